@@ -1,11 +1,11 @@
-//! What single steps cost, one function per group. Run one group with `cargo bench --bench micro -- <group>`.
+//! Cost of single steps, one function per group. Run one group with `cargo bench --bench micro -- <group>`.
 
 use std::{fs, hint::black_box, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use utxo_store::record::{
-    build::{Inline, Setting, Start, pages_of},
+    build::{InlineBodies, NewTxState, PageParams, build_pages},
     *,
 };
 use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
@@ -14,7 +14,7 @@ use utxo_store::{
     event::Event,
     group::offsets::OffsetTracker,
     ingest::plan::{Action, EventRef, PlanSettings, Planner, Token},
-    prepare::{PrepareSettings, Prepared, PreparedTx, prepare},
+    prepare::{PrepareSettings, PreparedEvent, PreparedTx, prepare},
     replay::Mode,
 };
 
@@ -24,14 +24,14 @@ mod generator;
 
 use generator::{Generator, Shape};
 
-// As the program itself.
+// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations, events, planning, offsets);
 criterion_main!(micro);
 
-/// A payment with one input and two outputs: about 250 bytes in extended format.
+/// Returns a payment with one input and two outputs: about 250 bytes in extended format.
 fn payment(number: u32) -> Vec<u8> {
     let lock = [0x76; 25];
     let previous = Output { satoshis: 5_000, script: &lock };
@@ -42,7 +42,7 @@ fn payment(number: u32) -> Vec<u8> {
         .extended()
 }
 
-/// Many transactions one behind the other, so that they do not all sit in the first-level cache.
+/// Returns many transactions in a row, more than the first-level cache holds.
 fn payments() -> Vec<u8> {
     (0..4_000).flat_map(payment).collect()
 }
@@ -104,8 +104,7 @@ fn blocks(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Each operation on the record on which it changes something. The record belongs to the operation alone, as in an
-/// engine that nobody is reading from.
+/// Measures each operation on a record that it changes. The record has no other owner, as in an engine without readers.
 fn record_operations(criterion: &mut Criterion) {
     let rules = Rules::main(288);
     let mut group = criterion.benchmark_group("record");
@@ -123,9 +122,9 @@ fn record_operations(criterion: &mut Criterion) {
 }
 
 const PREPARE: PrepareSettings =
-    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
+    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: InlineBodies::All };
 
-/// From a message to work.
+/// Measures the path from a message to a prepared transaction.
 fn events(criterion: &mut Criterion) {
     let messages = Generator::new(Shape::Apart, 1_000).chunk(1_000, 0);
     let mut group = criterion.benchmark_group("event");
@@ -139,10 +138,10 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The planner alone, with an engine that says yes at once.
+/// Measures the planner alone, with an engine that applies every row at once.
 fn planning(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan");
-    // Each with a planner that is empty at first: with a single transaction that would be most of it.
+    // Each iteration starts with an empty planner, whose creation would dominate a single transaction.
     for (name, shape, count) in [
         ("1,000 apart", Shape::Apart, 1_000),
         ("chain of 25", Shape::Chains, 25),
@@ -158,7 +157,7 @@ fn planning(criterion: &mut Criterion) {
 
 fn prepared(message: &Message) -> Arc<PreparedTx> {
     match prepare(&PREPARE, message) {
-        Ok(Prepared::Validated(tx)) => tx,
+        Ok(PreparedEvent::Validated(tx)) => tx,
         other => panic!("the generator makes valid transactions only: {other:?}"),
     }
 }
@@ -191,7 +190,7 @@ fn plan_all(work: &[Arc<PreparedTx>]) -> u64 {
     }
 }
 
-/// A window of offsets that are completed from its far end, so that the watermark moves at once over all of it.
+/// Measures a window of offsets that completes from its far end, so that the watermark moves over all of it at once.
 fn offsets(criterion: &mut Criterion) {
     const WINDOW: u64 = 10_000;
     let mut group = criterion.benchmark_group("offsets");
@@ -211,15 +210,15 @@ const TXID: Txid = Txid([7; 32]);
 const LOCK: [u8; 25] = [0x76; 25];
 const HOLDER: SpendingData = SpendingData { txid: Txid([8; 32]), input: 0 };
 
-/// A live transaction with this many outputs of 1,000 satoshis.
-fn page(outputs: usize, start: Start) -> Page {
+/// Returns a live transaction with this many outputs of 1,000 satoshis.
+fn page(outputs: usize, start: NewTxState) -> Page {
     let previous = Output { satoshis: 1_000_000_000, script: &LOCK };
     let spent = Outpoint { txid: Txid([9; 32]), vout: 0 };
     let builder = TransactionBuilder::default().input(spent, &[0x30; 107], u32::MAX, Some(previous));
     let bytes = (0..outputs).fold(builder, |builder, _| builder.output(1_000, &LOCK)).extended();
     let transaction = Transaction::parse(&bytes).expect("made by the builder");
-    let setting = Setting { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0 };
-    pages_of(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays").master
+    let setting = PageParams { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0 };
+    build_pages(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays").master
 }
 
 fn spend_slots(offsets: impl Iterator<Item = u32>) -> Vec<SpendSlot> {
@@ -235,8 +234,8 @@ fn spend_slots(offsets: impl Iterator<Item = u32>) -> Vec<SpendSlot> {
 
 fn operations() -> Vec<(&'static str, Option<Page>, Operation)> {
     let sequenced = |operation| Operation::Sequenced(Stamp { offset: 9, phase: Phase::Apply }, operation);
-    let live = page(2, Start::default());
-    let contested = page(2, Start { verdict: Some(Verdict::Pending), ..Start::default() });
+    let live = page(2, NewTxState::default());
+    let contested = page(2, NewTxState { verdict: Some(Verdict::Pending), ..NewTxState::default() });
     let stub = Page::stub(TXID, Verdict::Pending);
     let creating = Page { creating_at: Some(1), ..live.clone() };
     let mut held = live.clone();
@@ -265,8 +264,8 @@ fn operations() -> Vec<(&'static str, Option<Page>, Operation)> {
         ("create_contested/absent", None, Operation::CreateContested(Arc::new(contested.clone()))),
         ("create_contested/stub", Some(stub), Operation::CreateContested(Arc::new(contested.clone()))),
         ("spend/1 of 2", Some(live.clone()), spend(spend_slots(0..1))),
-        ("spend/1 of 1,000", Some(page(1_000, Start::default())), spend(spend_slots(999..1_000))),
-        ("spend/1,000 of 1,000", Some(page(1_000, Start::default())), spend(spend_slots(0..1_000))),
+        ("spend/1 of 1,000", Some(page(1_000, NewTxState::default())), spend(spend_slots(999..1_000))),
+        ("spend/1,000 of 1,000", Some(page(1_000, NewTxState::default())), spend(spend_slots(0..1_000))),
         ("clear_creating", Some(creating), Operation::ClearCreating),
         ("mark_contested/absent", None, sequenced(Sequenced::MarkContested)),
         ("settle", Some(held.clone()), sequenced(Sequenced::Settle(settled.clone()))),
@@ -296,7 +295,7 @@ fn lost(mut contested: Page) -> Page {
     contested
 }
 
-/// Makes the compiler believe that the value is used.
+/// Keeps the compiler from removing an unused value.
 fn keep<T>(value: T) {
     black_box(value);
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# All benches in one run, with sizes that two cores are done with in some 25 minutes; what the environment says goes before.
-# Servers that are missing are named, and what needs them is passed over.
+# Runs all benches, with sizes that take two cores some 25 minutes. Variables of the environment override the sizes.
+# A missing server is named, and the benches on that server are skipped.
 set -uo pipefail
 failed=0
 
-default() { export "$1=${!1:-$2}"; } # default VARIABLE VALUE
+# default VARIABLE VALUE: sets the variable unless the environment has a value.
+default() { export "$1=${!1:-$2}"; }
 default MACRO_TRANSACTIONS 300000
 default MACRO_FJALL_TRANSACTIONS 150000
 default MACRO_AEROSPIKE_TRANSACTIONS 100000
@@ -20,7 +21,8 @@ default KAFKA_FAR_TRANSACTIONS 400000
 default KAFKA_LATENCY_SECONDS 15
 default KAFKA_KILLS 3
 
-bench() { # bench NAME [WORD...]: one of them, and how long it took
+# bench NAME [CASE...]: runs one bench and prints its duration.
+bench() {
     local name=$1 begun=$SECONDS
     shift
     printf '\n=== %s %s\n\n' "$name" "$*"
@@ -28,22 +30,23 @@ bench() { # bench NAME [WORD...]: one of them, and how long it took
     echo "($((SECONDS - begun)) s)"
 }
 
-# Nothing is built while something is measured.
+# All benches are built first: a build beside a bench would distort the figures.
 cargo bench --quiet --locked --no-run || exit 1
 date -u '+%F %R UTC'
 git describe --always --dirty 2>/dev/null
 rustc --version
-echo "Linux $(uname -r), $(nproc) cores of $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), load $(cut -d' ' -f1-3 /proc/loadavg)"
+echo "Linux $(uname -r), $(nproc) cores of $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)," \
+    "load $(cut -d' ' -f1-3 /proc/loadavg)"
 
 bench micro --quick
 bench macro
 if command -v asd >/dev/null; then
     bench macro aerospike
     bench chain
-    # But for the widest: its spends alone take ten minutes.
+    # The widest case is left out: its spends alone take ten minutes.
     bench aerospike create spend set-mined get wide-45000
 else
-    echo "bench-all: no \`asd\` in PATH: nothing on Aerospike" >&2
+    echo "bench-all: \`asd\` is not in PATH: benches on Aerospike are skipped" >&2
     bench chain /memory /fjall
 fi
 bench kafka

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Says the features that tests and lints take: all, or all but `tls` where OpenSSL's headers are not there.
+# Prints the cargo option with the features for tests and lints: all features, without `tls` where the headers of
+# OpenSSL are missing.
 if "$(dirname "$0")/has-openssl.sh"; then
     echo --all-features
 else

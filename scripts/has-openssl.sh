@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Whether OpenSSL's headers are there, which a build with the feature `tls` takes.
+# Succeeds where the headers of OpenSSL are found. A build with the feature `tls` needs the headers.
 [ -n "${OPENSSL_DIR:-}" ] || pkg-config --exists openssl 2>/dev/null

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# House rules that a script can judge, as counts: `scripts/house.sh` prints them and fails where one exceeds its limit in
-# `scripts/house.limits`. Limits only go down: lower them in the commit that improves a count.
-# `scripts/house.sh list RULE` prints every finding of one rule; `scripts/house.sh TREE` counts another checkout.
+# Counts the violations of the house rules. `scripts/house.sh` prints the counts and fails where a count exceeds its
+# limit in `scripts/house.limits`. Limits only go down: lower a limit in the commit that improves its count.
+# `scripts/house.sh list RULE` prints every violation of one rule; `scripts/house.sh TREE` counts another checkout.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 limits=$PWD/scripts/house.limits
 rule=''
 if [ "${1:-}" = list ]; then
-    rule=${2:?which rule?}
+    rule=${2:?name a rule}
 elif [ -n "${1:-}" ]; then
     cd "$1"
 fi
 
 rust() { find src tests benches fuzz examples -name '*.rs' -not -path '*/target/*' 2>/dev/null | LC_ALL=C sort; }
 product() { rust | grep '^src/'; }
-# Product code without files of tests and their doubles.
+# Lists the product code without tests and test doubles.
 without_tests() { product | grep -vE 'tests?\.rs$|/tests/|conformance|properties\.rs$|testing\.rs$'; }
 texts() {
     rust
@@ -23,12 +23,17 @@ texts() {
     find docs schemas -name '*.md' -mindepth 3 2>/dev/null || true
 }
 
-# A doc comment whose first word is no noun and no verb: the subject is missing.
+# Doc comments whose first word is neither a noun nor a verb: the subject is missing.
 doc_subject() {
     product | xargs awk '
+        BEGIN {
+            words = "What|Who|Whoever|Whom|Whose|Which|Its|It|Of|That|Those|These|They|This|Them|Somebody|Nobody" \
+                "|Anybody|Everybody|So|As|Where|Wherever|When|How|Whether|Why|Whatever|Nothing|Something|Everything" \
+                "|One|Ones|Another|Others|Other|Such|There|Here|Because|If|But|And|Not|Never|Since|Until|Than"
+        }
         FNR == 1 { inside = 0 }
         /^ *\/\/[\/!]/ {
-            if (!inside && match($0, /^ *\/\/[\/!] (What|Who|Whoever|Whom|Whose|Which|Its|It|Of|That|Those|These|They|This|Them|Somebody|Nobody|Anybody|Everybody|So|As|Where|Wherever|When|How|Whether|Why|Whatever|Nothing|Something|Everything|One|Ones|Another|Others|Other|Such|There|Here|Because|If|But|And|Not|Never|Since|Until|Than) /))
+            if (!inside && match($0, "^ *//[/!] (" words ") "))
                 print FILENAME ":" FNR ": " $0
             inside = 1
             next
@@ -36,7 +41,7 @@ doc_subject() {
         { inside = 0 }'
 }
 
-# A doc comment of one line and at most three words in front of an item that is not public API of a derive.
+# Doc comments of one line and at most three words.
 doc_short() {
     product | xargs awk '
         FNR == 1 { run = 0 }
@@ -51,13 +56,15 @@ doc_short() {
         }'
 }
 
+# Lines of more than 120 characters. Rows of Markdown tables do not count: Markdown cannot wrap a row.
 long_lines() {
     texts | sort -u | while read -r file; do
-        LC_ALL=C.UTF-8 grep -nE '^.{121,}$' "$file" | sed "s|^|$file:|" || true
+        LC_ALL=C.UTF-8 grep -nE '^.{121,}$' "$file" | grep -vE '^[0-9]+: *\|' | sed "s|^|$file:|" || true
     done
 }
 
-# Methods of all `impl` blocks of a type, tests aside. rustfmt puts `impl` and its closing brace into the first column.
+# Types with more than 25 methods over all their `impl` blocks, without tests. rustfmt puts `impl` and its closing brace
+# into the first column.
 big_types() {
     without_tests | xargs awk '
         FNR == 1 { type = ""; test = 0 }
@@ -73,6 +80,7 @@ big_types() {
         END { for (type in count) if (count[type] > 25) print type ": " count[type] " methods" }' | LC_ALL=C sort
 }
 
+# Functions of more than 80 lines, without tests.
 long_functions() {
     without_tests | xargs awk '
         FNR == 1 { test = 0; depth = "" }
@@ -93,6 +101,7 @@ long_functions() {
         }'
 }
 
+# Files of more than 500 lines, without tests.
 long_files() {
     without_tests | while read -r file; do
         lines=$(awk '/^#\[cfg\(test\)\]/ { exit } { n++ } END { print n + 0 }' "$file")
@@ -100,7 +109,7 @@ long_files() {
     done
 }
 
-# Type names that are defined more than once, tests aside.
+# Type names that are defined more than once, without tests.
 twice() {
     without_tests | xargs awk '
         FNR == 1 { test = 0 }
@@ -116,12 +125,12 @@ twice() {
         END { for (name in count) if (count[name] > 1) print name ":" where[name] }' | LC_ALL=C sort
 }
 
-# Test names above 80 characters.
+# Test names of more than 80 characters.
 long_tests() {
     rust | xargs grep -nE '^ *(async )?fn [a-z_0-9]{81,}\(' || true
 }
 
-# Commit subjects since the house rules began: at most 72 characters, with a scope.
+# Commit subjects, since the house rules began, of more than 72 characters or without a scope.
 subjects() {
     git log --format=%s 375e924..HEAD 2>/dev/null | awk 'length($0) > 72 || !/^[a-z0-9_.,\/-]+(\([a-z]+\))?: [a-z]/'
 }

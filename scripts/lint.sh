@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format and lints. A tool that is not installed is named and passed over.
+# Checks the format, the lints and the house rules. A missing tool is named, and its check is skipped.
 set -uo pipefail
 failed=0
 
@@ -10,7 +10,7 @@ else
 fi
 if cargo clippy --version >/dev/null 2>&1; then
     for features in "" "$("$(dirname "$0")/features.sh")"; do
-        # shellcheck disable=SC2086 # none is no argument
+        # shellcheck disable=SC2086 # an empty value must not become an argument
         cargo clippy --locked --all-targets --quiet $features -- -D warnings || failed=1
     done
 else
@@ -18,11 +18,11 @@ else
 fi
 if cargo deny --version >/dev/null 2>&1; then
     cargo deny --locked --all-features --log-level error check bans licenses sources || failed=1
-    # The advisories are a repository of their own, which a machine without a way out cannot fetch.
+    # cargo-deny fetches the advisories from their own repository, which a machine without internet access cannot reach.
     if advisories=$(cargo deny --locked --all-features --log-level error check advisories 2>&1); then
         echo "$advisories"
     elif grep -q "failed to fetch" <<<"$advisories"; then
-        echo "lint: the advisory database cannot be fetched: advisories not checked"
+        echo "lint: cannot fetch the advisory database: advisories not checked"
     else
         echo "$advisories"
         failed=1

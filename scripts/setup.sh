@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Sees to it that what the build needs is there: installs it with apt-get where that can be done, else says what is missing.
-# librdkafka is built from source by ./configure (bash) and make, and compiles a C++ wrapper along with the C library. `setup.sh tests`
-# asks also for OpenSSL's headers (the feature `tls`) and for what the tests' servers take, without which those tests are skipped.
+# Installs the packages that the build needs with apt-get. Without root or apt-get, the missing packages are named.
+# librdkafka is built from source by ./configure (bash) and make; the build compiles a C++ wrapper and the C library.
+# `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), and Java and Maven for Apache Kafka. Tests that
+# need a missing package are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -10,7 +11,8 @@ if ! command -v cargo >/dev/null; then
 fi
 
 packages=()
-need() { # need PACKAGE COMMAND...: any one of the commands will do
+# need PACKAGE COMMAND...: adds the package to the list unless one of the commands exists.
+need() {
     local package=$1 command
     shift
     for command in "$@"; do
@@ -21,14 +23,17 @@ need() { # need PACKAGE COMMAND...: any one of the commands will do
 need gcc "${CC:-cc}" gcc clang
 need g++ "${CXX:-c++}" g++ clang++
 need make make
-# A compiler can be there without the C library's headers: gcc only recommends them.
+# A compiler may be installed without the headers of the C library: the package gcc only recommends the headers.
 if ! echo '#include <stdio.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then packages+=(libc6-dev); fi
-install() { # install PACKAGE...: says what it lacks otherwise
+# install PACKAGE...: installs the packages, or names them and fails.
+install() {
     if [ $# -eq 0 ]; then return; fi
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         echo "setup: installing $*" >&2
         export DEBIAN_FRONTEND=noninteractive
-        if { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"; } </dev/null >/dev/null; then return; fi
+        if { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@"; } </dev/null >/dev/null; then
+            return
+        fi
     fi
     echo "setup: missing: $* (e.g. apt-get install $*)" >&2
     return 1
@@ -40,9 +45,9 @@ if [ "${1:-}" = tests ]; then
     need pkg-config pkg-config pkgconf
     scripts/has-openssl.sh || packages+=(libssl-dev)
     need openssl openssl
-    install ${packages[@]+"${packages[@]}"} || echo "setup: built without the feature tls: tests over TLS will be skipped" >&2
+    install ${packages[@]+"${packages[@]}"} || echo "setup: the feature tls is left out: tests over TLS are skipped" >&2
     packages=()
     need default-jre-headless java
     need maven mvn
-    install ${packages[@]+"${packages[@]}"} || echo "setup: tests on Apache Kafka will be skipped" >&2
+    install ${packages[@]+"${packages[@]}"} || echo "setup: tests on Apache Kafka are skipped" >&2
 fi

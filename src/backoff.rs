@@ -1,56 +1,62 @@
-//! Pauses between tries.
+//! Pauses between attempts.
 
 use std::{fmt, time::Duration};
 
-use crate::seeded::Seeded;
+use crate::rng::SplitMix64;
 
-/// Pauses that double up to a bound, each shortened by chance to as little as a half: those who failed at once must not all come
-/// back at once.
+/// Pauses that double up to a bound. Each pause is shortened at random, by at most a half: requests that failed at the
+/// same time are not repeated at the same time.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
     longest: Duration,
-    dice: Seeded,
+    rng: SplitMix64,
 }
 
 impl Backoff {
-    /// The first and the longest pause. The same `seed` gives the same pauses: take it from what is tried.
+    /// Returns a backoff with these first and longest pauses. The same `seed` gives the same pauses.
     pub fn new((next, longest): (Duration, Duration), seed: u64) -> Self {
-        Backoff { next, longest, dice: Seeded::new(seed) }
+        Backoff { next, longest, rng: SplitMix64::new(seed) }
     }
 
-    /// The same, with the seed from the bytes of what is tried: another one in each task, and still the same when a run is
-    /// repeated.
-    pub fn of(pauses: (Duration, Duration), tried: &[u8]) -> Self {
-        let seed = tried.iter().fold(tried.len() as u64, |seed, byte| seed.rotate_left(8) ^ u64::from(*byte));
+    /// Like [`new`](Self::new), with the seed from `key`, such as a record's key: concurrent requests get different
+    /// pauses, and a repeated run gets the same ones.
+    pub fn from_key(pauses: (Duration, Duration), key: &[u8]) -> Self {
+        let seed = key.iter().fold(key.len() as u64, |seed, byte| seed.rotate_left(8) ^ u64::from(*byte));
         Self::new(pauses, seed)
     }
 
-    /// Asks until there is an answer, with a pause before it asks again; what asking again does not heal is an answer, too.
-    pub async fn until_answered<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
+    /// Sends a request, and repeats it after a pause while it fails with a retryable error.
+    ///
+    /// # Errors
+    /// The first error for which `is_retryable` is `false`.
+    pub async fn retry<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
         self,
-        heals: impl Fn(&E) -> bool,
-        ask: impl FnMut() -> F,
+        is_retryable: impl Fn(&E) -> bool,
+        request: impl FnMut() -> F,
     ) -> Result<T, E> {
-        self.until_answered_telling(heals, ask, |_| {}).await
+        self.retry_notify(is_retryable, request, |_| {}).await
     }
 
-    /// The same; `told` hears what keeps it from being answered, and `None` when that is over.
-    pub async fn until_answered_telling<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
+    /// Like [`retry`](Self::retry); passes each retryable error to `notify`, and `None` on success.
+    ///
+    /// # Errors
+    /// The first error for which `is_retryable` is `false`.
+    pub async fn retry_notify<T, E: fmt::Display, F: Future<Output = Result<T, E>>>(
         mut self,
-        heals: impl Fn(&E) -> bool,
-        mut ask: impl FnMut() -> F,
-        mut told: impl FnMut(Option<&E>),
+        is_retryable: impl Fn(&E) -> bool,
+        mut request: impl FnMut() -> F,
+        mut notify: impl FnMut(Option<&E>),
     ) -> Result<T, E> {
         loop {
-            match ask().await {
+            match request().await {
                 Ok(answer) => {
-                    told(None);
+                    notify(None);
                     return Ok(answer);
                 }
-                Err(error) if heals(&error) => {
-                    tracing::warn!(%error, "tried again");
-                    told(Some(&error));
+                Err(error) if is_retryable(&error) => {
+                    tracing::warn!(%error, "retry: request failed; repeating it after a pause");
+                    notify(Some(&error));
                 }
                 Err(error) => return Err(error),
             }
@@ -58,14 +64,14 @@ impl Backoff {
         }
     }
 
-    /// Waits before the next try.
+    /// Waits for the next pause.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.next_pause()).await;
     }
 
     fn next_pause(&mut self) -> Duration {
-        let by = self.dice.below(self.next.as_micros() as u64 / 2 + 1);
-        let pause = self.next - Duration::from_micros(by);
+        let shortened_by = self.rng.below(self.next.as_micros() as u64 / 2 + 1);
+        let pause = self.next - Duration::from_micros(shortened_by);
         self.next = (self.next * 2).min(self.longest);
         pause
     }
@@ -76,28 +82,29 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_asked_again_what_heals_and_nothing_else() {
+    async fn only_retryable_errors_are_retried() {
         let pauses = (Duration::from_secs(1), Duration::from_secs(1));
-        for (last, tries) in [(Ok("done"), 3), (Err("broken"), 3), (Err("broken"), 0)] {
-            let (started, mut asked, mut told) = (tokio::time::Instant::now(), 0, Vec::new());
-            let ask = || {
-                asked += 1;
-                std::future::ready(if asked > tries { last } else { Err("busy") })
+        for (last, retries) in [(Ok("done"), 3), (Err("broken"), 3), (Err("broken"), 0)] {
+            let (started, mut requests, mut notices) = (tokio::time::Instant::now(), 0, Vec::new());
+            let request = || {
+                requests += 1;
+                std::future::ready(if requests > retries { last } else { Err("busy") })
             };
-            let tell = |failed: Option<&&str>| told.push(failed.is_some());
-            let heals = |error: &&str| *error == "busy";
-            assert_eq!(Backoff::of(pauses, b"this").until_answered_telling(heals, ask, tell).await, last);
+            let notify = |failed: Option<&&str>| notices.push(failed.is_some());
+            let is_retryable = |error: &&str| *error == "busy";
+            assert_eq!(Backoff::from_key(pauses, b"this").retry_notify(is_retryable, request, notify).await, last);
             let waited = started.elapsed();
-            assert!((pauses.0 * tries / 2..=pauses.0 * tries).contains(&waited), "{waited:?} for {tries} tries");
-            let expected: Vec<bool> = (0..tries).map(|_| true).chain(last.is_ok().then_some(false)).collect();
-            assert_eq!((asked, told), (tries + 1, expected));
+            let bounds = pauses.0 * retries / 2..=pauses.0 * retries;
+            assert!(bounds.contains(&waited), "{waited:?} for {retries} retries");
+            let expected: Vec<bool> = (0..retries).map(|_| true).chain(last.is_ok().then_some(false)).collect();
+            assert_eq!((requests, notices), (retries + 1, expected));
         }
     }
 
     #[test]
-    fn they_double_to_the_longest_and_differ_by_what_is_tried() {
-        let pauses = |tried: &[u8]| -> Vec<u128> {
-            let mut backoff = Backoff::of((Duration::from_millis(10), Duration::from_millis(40)), tried);
+    fn pauses_double_up_to_the_longest_and_differ_by_key() {
+        let pauses = |key: &[u8]| -> Vec<u128> {
+            let mut backoff = Backoff::from_key((Duration::from_millis(10), Duration::from_millis(40)), key);
             (0..5).map(|_| backoff.next_pause().as_micros()).collect()
         };
         for (pause, whole) in pauses(b"one").into_iter().zip([10_000, 20_000, 40_000, 40_000, 40_000]) {
@@ -105,6 +112,6 @@ mod tests {
         }
         assert_eq!(pauses(b"one"), pauses(b"one"));
         assert_ne!(pauses(b"one"), pauses(b"two"));
-        assert_eq!(Backoff::of((Duration::ZERO, Duration::ZERO), b"").next_pause(), Duration::ZERO);
+        assert_eq!(Backoff::from_key((Duration::ZERO, Duration::ZERO), b"").next_pause(), Duration::ZERO);
     }
 }

@@ -1,7 +1,8 @@
-//! The one source of time below `cli`: milliseconds since the Unix epoch, for what others see, and steady ones, for how long
-//! something takes.
+//! The one source of time below `cli`: milliseconds since the Unix epoch for timestamps, steady milliseconds for
+//! durations.
 //!
-//! The simulated clock follows tokio's, so that a whole pipeline runs under a paused runtime and replays from a seed.
+//! The simulated clock follows tokio's clock, so that a whole pipeline runs under a paused runtime and replays from a
+//! seed.
 
 use std::{
     sync::{
@@ -13,10 +14,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// When this process first asked for a time that only rises.
-static BEGINNING: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+/// Origin of the steady time of this process: the first read of the steady clock.
+static STEADY_ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
 
-/// Where "now" comes from. Nothing that decides (maturity, retention) reads it: heights come from events.
+/// Source of the current time. Decisions (maturity, retention) never read the clock: heights come from events.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's wall clock.
@@ -25,28 +26,30 @@ pub enum Clock {
     Simulated {
         /// Milliseconds since the epoch at `origin`.
         start_ms: u64,
-        /// The instant that stands for `start_ms`.
+        /// Instant of tokio's clock at `start_ms`.
         origin: Instant,
-        /// Milliseconds by which the wall clock was put forward or back since.
+        /// Sum of all steps of the wall clock since `origin`, in milliseconds.
         stepped_ms: Arc<AtomicI64>,
     },
 }
 
 impl Clock {
-    /// A clock that starts at `start_ms` now and follows tokio's time.
+    /// Returns a clock that shows `start_ms` now and follows tokio's clock.
     pub fn simulated(start_ms: u64) -> Self {
         Clock::Simulated { start_ms, origin: Instant::now(), stepped_ms: Arc::default() }
     }
 
-    /// Puts a simulated wall clock forward, or back, as its operator or NTP might. That of the machine is not ours to put.
+    /// Steps a simulated wall clock forward or back, as an operator or NTP might. The machine's clock is not stepped.
     pub fn step(&self, by_ms: i64) {
         if let Clock::Simulated { stepped_ms, .. } = self {
             stepped_ms.fetch_add(by_ms, Relaxed);
         }
     }
 
-    /// Milliseconds since the Unix epoch; 0 should the machine's clock stand before it. For what is stored or told to others: it
-    /// may jump, and is no measure of how long something takes ([`steady_ms`](Self::steady_ms) is).
+    /// Returns milliseconds since the Unix epoch; 0 if the machine's clock is set before the epoch.
+    ///
+    /// For timestamps that are stored or published. The wall clock may jump, so durations are measured with
+    /// [`steady_ms`](Self::steady_ms).
     pub fn now_ms(&self) -> u64 {
         match self {
             Clock::System => {
@@ -58,11 +61,11 @@ impl Clock {
         }
     }
 
-    /// Milliseconds that never jump or go back, whatever is done to the machine's clock: for pauses, limits and graces. Their
-    /// beginning means nothing, and is another one in each process.
+    /// Returns milliseconds that never jump or go back when the machine's clock is set: for pauses, limits and grace
+    /// periods. The origin differs in each process and has no meaning.
     pub fn steady_ms(&self) -> u64 {
         match self {
-            Clock::System => BEGINNING.elapsed().as_millis() as u64,
+            Clock::System => STEADY_ORIGIN.elapsed().as_millis() as u64,
             Clock::Simulated { origin, .. } => origin.elapsed().as_millis() as u64,
         }
     }
@@ -73,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_steady_goes_on_as_the_wall_clock_is_put_back() {
+    async fn steady_time_continues_when_the_wall_clock_is_set_back() {
         let clock = Clock::simulated(7_200_000);
         clock.step(-3_600_000);
         tokio::time::advance(std::time::Duration::from_secs(5)).await;

@@ -1,42 +1,42 @@
-//! One instance: a pipeline and a sequencer over one broker and one store; and the rebuild of a store from the log.
+//! An instance: a pipeline and a sequencer over one broker and one store. Also the rebuild of a store from the log.
 
 pub(crate) mod checks;
 pub(crate) mod frontier;
+pub mod offset_reset;
 mod rebuild;
-pub mod set_back;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use checks::{check_decisions, check_topics, first_of_chain, store_topics};
+use checks::{check_decisions, check_topics, read_chain_topic_id, store_topics};
 use frontier::Frontier;
-pub use rebuild::{Rebuilt, rebuild, resume_rebuild};
+pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
 
 use crate::{
     blob::{OpenBlobError, objects::ObjectError},
     broker::{Broker, BrokerError, BrokerErrorKind, Outage, Producer, TopicIdentity, identity::TopicGuard},
     clock::Clock,
     event::Topic,
-    group::halts::EarlierHalts,
+    group::earlier_halts::EarlierHalts,
     ingest::{
-        pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
+        pipeline::{Pipeline, PipelineError, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
     },
     record::MetaRecord,
     replay::Modes,
     sequencer::{
-        ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, Stop, ValidatedSource, chain_group,
-        decisions::DecisionError, progress::CommittedProgress,
+        ChainMode, Sequencer, SequencerError, SequencerParts, SequencerSettings, SequencerTopics, ValidatedSource,
+        chain_group, decisions::DecisionError, progress::CommittedProgress,
     },
     status::{Condition, Health},
     store::{
         Store,
-        create::{Creator, Identity},
+        create::{Creator, CreatorIdentity},
         meta::{MetaError, MetaExpectations},
-        nodes::{Nodes, durability_lag},
-        topics::{FoundTopic, find_topics, is_bound_to, is_known_by_id},
-        whole::{GroupStore, WholeStore, is_above},
+        ownership::{GroupStore, StoreOwnership, verify_above_floor},
+        restart_detector::{RestartDetector, durability_lag},
+        topics::{FoundTopic, find_topics, has_topic_id, verify_topic_binding},
     },
     telemetry::Metrics,
 };
@@ -44,20 +44,20 @@ use crate::{
 /// Topics, group and limits of an instance.
 #[derive(Debug, Clone)]
 pub struct InstanceSettings {
-    /// The pipeline's.
+    /// Settings of the pipeline.
     pub pipeline: PipelineSettings,
-    /// The sequencer's.
+    /// Settings of the sequencer.
     pub sequencer: SequencerSettings,
-    /// Topics.
+    /// Names of the topics that the sequencer uses.
     pub topics: SequencerTopics,
-    /// Whether this instance joins the group of the chain.
+    /// True if this instance joins the group of the chain.
     pub sequencer_enabled: bool,
-    /// How long what is complete waits before its offset is committed; `None`: as the engine needs it.
+    /// Time from completion to durability; `None`: five times the loss window of the engine.
     pub durability_lag: Option<Duration>,
 }
 
 impl InstanceSettings {
-    /// The name of a topic.
+    /// Returns the configured name of a topic.
     pub fn topic_name(&self, topic: Topic) -> &str {
         match topic {
             Topic::ValidatedTxs => &self.pipeline.topic,
@@ -71,105 +71,112 @@ impl InstanceSettings {
     }
 }
 
-/// What an instance works with.
+/// Services of an instance: broker, store, clock, metrics, health.
 #[derive(Clone)]
 pub struct InstanceParts {
-    /// The log.
+    /// Client of the brokers that hold the log.
     pub broker: Arc<dyn Broker>,
-    /// The state.
+    /// Store of the state, with its blob store.
     pub store: Store,
-    /// Time.
+    /// Clock of the process.
     pub clock: Clock,
-    /// Metrics.
+    /// Metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// Health.
+    /// Health conditions and the state page.
     pub health: Arc<Health>,
-    /// Which halts this process lifts: the same one for all that it runs, one after the other.
+    /// Halts that a start of this process clears; shared by the successive instances of the process.
     pub earlier_halts: Arc<EarlierHalts>,
-    /// Random, for a store that is made now.
+    /// Random id for a store that this instance creates.
     pub store_id: [u8; 16],
-    /// What the lock records of this instance say.
-    pub identity: Identity,
+    /// Identity that the lock records of this instance carry.
+    pub identity: CreatorIdentity,
 }
 
-/// Why an instance ended, when nobody asked it to.
+/// Reason why an instance ended without a shutdown.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
-    /// The store must not be worked on.
+    /// The meta record refuses this instance, or could not be read or written.
     #[error(transparent)]
     Meta(#[from] MetaError),
-    /// The blob store must not be worked on, or does not answer.
+    /// The blob store belongs to another store, or does not answer.
     #[error(transparent)]
     Blobs(#[from] OpenBlobError),
-    /// What a block lists, in an object elsewhere, cannot be read.
+    /// An object with the transaction ids of a block cannot be read.
     #[error(transparent)]
     Objects(#[from] ObjectError),
-    /// A topic is missing, or the broker cannot go on.
+    /// A topic is missing, or a broker request failed.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The pipeline.
+    /// The pipeline ended with an error.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// The sequencer.
+    /// The sequencer ended with an error.
     #[error("the chain: {0}")]
-    Sequencer(#[from] Stop),
-    /// The decisions.
+    Sequencer(#[from] SequencerError),
+    /// The decisions topic has an unreadable or contradicting record.
     #[error(transparent)]
     Decisions(#[from] DecisionError),
-    /// What the store may still forget would be committed.
-    #[error("the durability lag is too short: the store may forget what it acknowledged within {0:?}; make it longer")]
-    LagTooShort(Duration),
-    /// A rebuild goes into an empty store.
+    /// Offsets would be committed whose writes the store could still lose.
     #[error(
-        "the store is not empty: a rebuild needs an empty one, unless it goes on (`--resume`) with one that did not reach its end"
+        "the durability lag is too short: the store may lose acknowledged writes of the last {0:?}; raise \
+         ingest.durability_lag_ms above that"
+    )]
+    LagTooShort(Duration),
+    /// The store of a rebuild is not empty.
+    #[error(
+        "the store is not empty: a rebuild needs an empty store, unless it resumes (`--resume`) a rebuild that has not \
+         ended"
     )]
     NotEmpty,
-    /// The decisions are not those that were made on this chain.
+    /// The decisions topic is not the topic with the decisions on this chain.
     #[error(
-        "topic `{topic}` is not the one that holds the decisions on this chain: its first record has id {found}, that of the chain's \
-         committed offset is {expected}; it ends at {high}, and the decisions are next read at {next}; restore the topic"
+        "topic `{topic}` is not the one that holds the decisions on this chain: its first record has id {found}, the \
+         chain's committed offset names {expected}; the topic ends at {high}, and the next decision to read is at \
+         {next}; restore the topic"
     )]
     DecisionsRecreated {
-        /// The topic as it is configured.
+        /// Configured name of the topic.
         topic: String,
-        /// What the decisions were known by when the chain was committed, or `none`.
+        /// Id of the first decision as of the committed offset of the chain, or `none`.
         expected: String,
-        /// What the topic is known by now, or `none` where it has no record at offset 0.
+        /// Id of the first record now, or `none` where the topic has no record at offset 0.
         found: String,
-        /// Where they were to be read next.
+        /// Offset of the next decision to read.
         next: u64,
-        /// Its end.
+        /// End offset of the topic.
         high: u64,
     },
-    /// Nothing is left to resume.
-    #[error("the rebuild of this store has reached its end: there is nothing to resume")]
-    Rebuilt,
-    /// What a rebuild is made from is no longer there.
-    #[error("the log is not the one that this rebuild began with: begin again, with an empty store")]
-    OtherLog,
-    /// What a rebuild waits for is not below its frontier.
+    /// The rebuild to resume has ended already.
     #[error(
-        "the rebuild waits for what stands above its frontier ({frontier}): {waits}; let the group commit what it has done \
-         (stop it in order, or let it come to rest), then begin again with an empty store"
+        "cannot resume the rebuild of this store: it has reached its end; start `run`, or rebuild into an empty store"
     )]
-    RebuildStands {
-        /// Which transactions wait, and for what.
+    RebuildEnded,
+    /// The log no longer holds the offsets or decisions with which the rebuild began.
+    #[error("cannot resume the rebuild: the log is not the one that it began with; rebuild into an empty store")]
+    LogChanged,
+    /// A transaction or block of the rebuild waits for an event above the frontier.
+    #[error(
+        "rebuild blocked: {waits} depend on events after the rebuild's end offsets ({frontier}); stop the group \
+         gracefully, then rebuild into an empty store"
+    )]
+    RebuildBlocked {
+        /// Transactions and blocks that wait, with the missing events.
         waits: String,
-        /// Next to read, by partition and of the chain.
+        /// End offsets of the rebuild, by partition and of the chain.
         frontier: String,
     },
 }
 
 impl InstanceError {
-    /// Whether another start, after a pause, may do: the broker was away, or the blob store.
+    /// Returns true if another start after a pause can succeed: the broker or the blob store was away.
     pub fn may_be_retried(&self) -> bool {
         match self {
-            InstanceError::Blobs(error) => error.may_be_repeated(),
+            InstanceError::Blobs(error) => error.may_be_retried(),
             _ => self.broker().is_some_and(|error| error.kind == BrokerErrorKind::Retryable),
         }
     }
 
-    /// Whether another process works under this one's name: started again, this one would end that one in turn.
+    /// Returns true if another process has the same name (static member). A restart would end that process in turn.
     pub fn is_fenced(&self) -> bool {
         self.broker().is_some_and(|error| error.kind == BrokerErrorKind::Fenced)
     }
@@ -178,17 +185,17 @@ impl InstanceError {
         match self {
             InstanceError::Broker(error)
             | InstanceError::Pipeline(PipelineError::Broker(error))
-            | InstanceError::Sequencer(Stop::Broker(error))
+            | InstanceError::Sequencer(SequencerError::Broker(error))
             | InstanceError::Decisions(DecisionError::Broker(error)) => Some(error),
             _ => None,
         }
     }
 }
 
-/// Runs an instance until `shutdown`, or until it cannot go on.
+/// Runs an instance until `shutdown` is cancelled, or until an error.
 ///
 /// # Errors
-/// See [`InstanceError`]. Whatever ends it, offsets are committed only for what is completed.
+/// See [`InstanceError`]. Only offsets of completed events are committed, whatever the error.
 pub async fn run(
     mut settings: InstanceSettings,
     parts: InstanceParts,
@@ -198,22 +205,23 @@ pub async fn run(
     parts.health.status_registry().publish_store(parts.store.engine.name());
     let partitions = check_topics(&settings, parts.broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
-    let frontier = Frontier::committed(&settings, parts.broker.as_ref()).await?;
-    frontier.look_for_halts(&parts.earlier_halts);
-    let mut nodes = nodes(&settings, &parts)?;
-    open_safely(&parts, &mut nodes, frontier.any()).await?;
-    // Before offsets are judged: those of another topic mean nothing, and what is said of them would mislead.
+    let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
+    frontier.record_halts(&parts.earlier_halts);
+    let mut nodes = restart_detector(&settings, &parts)?;
+    open_durably(&parts, &mut nodes, frontier.has_commits()).await?;
+    // Topics are identified before offsets are compared: an error about offsets of another topic would mislead.
     let found = find_topics(parts.broker.as_ref(), &store_topics(&settings)).await?;
-    let meta = parts.store.meta().await?.ok_or(MetaError::Absent)?;
-    found.iter().try_for_each(|topic| is_bound_to(&meta, topic))?;
+    let meta = parts.store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
+    found.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
     check_chain(&settings, &parts, &found).await?;
     check_decisions(&settings, parts.broker.as_ref()).await?;
-    let floor = group_store(&parts.store).floor(&frontier.consumed).await?;
-    if is_above(&floor, &frontier.stands_at()).is_err() {
-        // Perhaps it was pruned since its group was asked: then that has gone on.
-        is_above(&floor, &Frontier::committed(&settings, parts.broker.as_ref()).await?.stands_at())?;
+    let floor = group_store(&parts.store).read_replay_floor(&frontier.consumed).await?;
+    if verify_above_floor(&floor, &frontier.resume_offsets()).is_err() {
+        // The store may have been pruned after the offsets were read. The group has committed more since then.
+        let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
+        verify_above_floor(&floor, &frontier.resume_offsets())?;
     }
-    // Once nothing else is refused: a store that is bound to a topic by mistake would refuse the right one for good.
+    // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
     let guard = bind_topics(&parts, partitions, found).await?;
     parts.health.set(Condition::StoreReachable, None);
 
@@ -221,7 +229,7 @@ pub async fn run(
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
+        pipeline_services(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
         consumer,
     );
     let sequencer = if settings.sequencer_enabled {
@@ -232,53 +240,55 @@ pub async fn run(
     } else {
         None
     };
-    // Of what is kept on the stack this is by far the most.
+    // Boxed: the futures of both loops are by far the largest values on the stack.
     tokio::select! {
         biased;
-        ended = Box::pin(together(pipeline, sequencer, shutdown)) => ended,
-        why = behind(&settings, &parts) => Err(why),
-        never = tell_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
+        ended = Box::pin(run_loops(pipeline, sequencer, shutdown)) => ended,
+        error = wait_until_store_is_behind(&settings, &parts) => Err(error),
+        never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
     }
 }
 
-/// Says while the log is away. One broker of several is not the log: whether it answers is asked before that is said, and again until it
-/// does; its clients find it again by themselves.
-async fn tell_outages(broker: &dyn Broker, topic: &str, health: &Health) -> Infallible {
+/// Reports in the health conditions that no broker answers. An outage of one of several brokers is not reported: a
+/// request decides, and is repeated until a broker answers. Clients reconnect by themselves.
+async fn report_outages(broker: &dyn Broker, topic: &str, health: &Health) -> Infallible {
     let Some(mut outages) = broker.outages() else { return std::future::pending().await };
     while outages.changed().await.is_ok() {
-        let Outage { whole, why } = outages.borrow_and_update().clone();
-        if whole {
-            health.set(Condition::BrokerReachable, Some(why));
+        let Outage { is_total, reason } = outages.borrow_and_update().clone();
+        if is_total {
+            health.set(Condition::BrokerReachable, Some(reason));
         }
         while let Err(error) = broker.partitions(topic).await {
             health.set(Condition::BrokerReachable, Some(format!("the broker does not answer: {error}")));
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         health.set(Condition::BrokerReachable, None);
     }
-    // Nobody is left who could notice anything.
+    // The sender is gone: no client is left that could report an outage.
     std::future::pending().await
 }
 
-/// Ends when the store is found to be behind what its group has committed, whoever holds what: one instance may have the validated
-/// transactions and another, over a store of its own, the chain.
-async fn behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
+/// Returns once the store is behind the committed offsets of its group. The check covers every partition, whichever
+/// instance has it: one instance may have the validated transactions, and another, with another store, the chain.
+async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
     loop {
-        tokio::time::sleep(COMPARED_EVERY).await;
-        // What cannot be asked now is asked again; who works waits for the same answers, and says so.
-        let Ok(frontier) = Frontier::committed(settings, parts.broker.as_ref()).await else { continue };
-        match group_store(&parts.store).holds(&frontier.consumed).await {
+        tokio::time::sleep(COVERAGE_CHECK_INTERVAL).await;
+        // A failed request is repeated at the next check; the loops report the outage.
+        let Ok(frontier) = Frontier::read(settings, parts.broker.as_ref()).await else { continue };
+        match group_store(&parts.store).verify_covers(&frontier.consumed).await {
             Err(error) if !error.may_be_retried() => return error.into(),
             _ => {}
         }
     }
 }
 
-const COMPARED_EVERY: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(500);
+/// Time between two comparisons of the store with the committed offsets of its group.
+const COVERAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two requests of a loop that waits for an answer.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Runs both until both have ended; when one cannot go on, the other is shut down in order.
-async fn together(
+/// Runs the pipeline and the sequencer until both have ended. An error of one shuts the other down gracefully.
+async fn run_loops(
     pipeline: Pipeline,
     sequencer: Option<Sequencer>,
     shutdown: CancellationToken,
@@ -303,14 +313,14 @@ async fn together(
     };
     let (report, chain) = tokio::join!(pipeline, sequencer);
     if let (Err(error), Err(_)) = (&report, &chain) {
-        // One of them is told; which of them came first nobody knows.
-        tracing::error!(%error, "the pipeline ended, too");
+        // Only the error of the sequencer is returned.
+        tracing::error!(%error, "instance: pipeline ended, too");
     }
     chain?;
     Ok(report?)
 }
 
-pub(crate) fn expectations(store: &Store) -> MetaExpectations {
+pub(crate) fn meta_expectations(store: &Store) -> MetaExpectations {
     MetaExpectations {
         network: store.settings.network,
         utxo_batch_size: store.settings.utxo_batch_size,
@@ -318,16 +328,16 @@ pub(crate) fn expectations(store: &Store) -> MetaExpectations {
     }
 }
 
-fn pipeline_parts(
+fn pipeline_services(
     settings: &InstanceSettings,
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
     modes: Modes,
-    (nodes, guard): (&Nodes, TopicGuard),
-) -> PipelineParts {
-    PipelineParts {
+    (nodes, guard): (&RestartDetector, TopicGuard),
+) -> PipelineServices {
+    PipelineServices {
         broker: parts.broker.clone(),
-        creator: creator(parts, &parts.store),
+        creator: new_creator(parts, &parts.store),
         publisher: Publisher {
             producer,
             source_topic: settings.pipeline.topic.clone(),
@@ -352,7 +362,7 @@ fn pipeline_parts(
     }
 }
 
-fn creator(parts: &InstanceParts, store: &Store) -> Creator {
+fn new_creator(parts: &InstanceParts, store: &Store) -> Creator {
     Creator::new(store.clone(), parts.clock.clone(), parts.identity.clone())
 }
 
@@ -360,14 +370,14 @@ fn sequencer_parts(
     settings: &InstanceSettings,
     parts: &InstanceParts,
     producer: Arc<dyn Producer>,
-    (nodes, guard): (Nodes, TopicGuard),
+    (nodes, guard): (RestartDetector, TopicGuard),
     pipeline: &Pipeline,
 ) -> SequencerParts {
-    let store = parts.store.apart();
+    let store = parts.store.with_own_blob_status();
     SequencerParts {
         broker: parts.broker.clone(),
         producer,
-        creator: creator(parts, &store),
+        creator: new_creator(parts, &store),
         store,
         topics: settings.topics.clone(),
         validated: ValidatedSource {
@@ -381,71 +391,82 @@ fn sequencer_parts(
         health: parts.health.clone(),
         nodes,
         guard,
-        whole: Arc::new(group_store(&parts.store)),
+        ownership: Arc::new(group_store(&parts.store)),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
         monitor: None,
     }
 }
 
-fn nodes(settings: &InstanceSettings, parts: &InstanceParts) -> Result<Nodes, InstanceError> {
+fn restart_detector(settings: &InstanceSettings, parts: &InstanceParts) -> Result<RestartDetector, InstanceError> {
     let engine = &parts.store.engine;
     let lag = durability_lag(engine.as_ref(), settings.durability_lag);
-    Ok(Nodes::new(engine.clone(), lag.ok_or_else(|| InstanceError::LagTooShort(engine.may_forget()))?))
+    Ok(RestartDetector::new(engine.clone(), lag.ok_or_else(|| InstanceError::LagTooShort(engine.loss_window()))?))
 }
 
-/// Opens the meta record. As long as the group has committed nothing it may have been written just now, by this instance or
-/// another, and a node may still forget it: records without it would be nobody's. So nothing else begins before it is
-/// safe: not even the mark of its id in the blob store, which no other id could ever take, nor sentinels of it. Nor does anything before it is safe
-/// that the store has blobs: forgotten, an empty place would be taken for a new blob store. Nor before its sentinels are.
-async fn open_safely(parts: &InstanceParts, nodes: &mut Nodes, group_has_offsets: bool) -> Result<(), InstanceError> {
-    nodes.meet().await.map_err(MetaError::from)?;
-    let mut outlasted = None;
+/// Opens the meta record, and returns once the meta record, the mark in the blob store and the sentinels are durable.
+///
+/// Each of the three waits until the one before is durable, while the group has committed nothing:
+/// 1. The meta record may have been written just now, by this instance or another. A node can still lose the write, and
+///    records without a meta record would belong to no store.
+/// 2. The blob store is marked with the id of the store. No other id can ever take a marked blob store, so that the id
+///    must be durable first. If the note "the store has blobs" were lost, an empty place would count as a new blob
+///    store.
+/// 3. The sentinels belong to the id, too.
+async fn open_durably(
+    parts: &InstanceParts,
+    nodes: &mut RestartDetector,
+    group_has_offsets: bool,
+) -> Result<(), InstanceError> {
+    nodes.baseline().await.map_err(MetaError::from)?;
+    let mut durable_store_id = None;
     loop {
         let opened = async {
-            let meta = parts.store.open_meta(expectations(&parts.store), group_has_offsets, parts.store_id).await?;
-            // What a group has committed speaks of a record that no node forgets.
-            if !group_has_offsets && outlasted != Some(meta.store_id) {
-                outlasted = nodes.outlast().await.map_err(MetaError::from)?.then_some(meta.store_id);
-                return Err(MetaError::Absent.into());
+            let meta =
+                parts.store.open_meta(meta_expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+            // Committed offsets of the group show that the meta record is durable.
+            if !group_has_offsets && durable_store_id != Some(meta.store_id) {
+                durable_store_id = nodes.wait_until_durable().await.map_err(MetaError::from)?.then_some(meta.store_id);
+                return Err(MetaError::NoMetaRecord.into());
             }
             let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
-            Ok((has_new_blobs, parts.store.plant_sentinels(&meta).await?))
+            Ok((has_new_blobs, parts.store.write_sentinels(&meta).await?))
         };
         let (has_new_blobs, has_new_sentinels) = match opened.await {
-            // To be looked at again: it is safe now, or a node forgot it, perhaps what another instance had written.
-            Err(InstanceError::Meta(MetaError::Absent)) => continue,
+            // Read again: the meta record is durable now, or a node lost it (perhaps the record of another instance).
+            Err(InstanceError::Meta(MetaError::NoMetaRecord)) => continue,
             opened => opened?,
         };
-        let is_safe = group_has_offsets && !has_new_blobs && !has_new_sentinels;
-        if is_safe || nodes.outlast().await.map_err(MetaError::from)? {
+        let is_durable = group_has_offsets && !has_new_blobs && !has_new_sentinels;
+        if is_durable || nodes.wait_until_durable().await.map_err(MetaError::from)? {
             if has_new_sentinels {
-                // Whoever made the store at the same time, and was forgotten with it, may have written over them.
-                let meta = parts.store.meta().await?.ok_or(MetaError::Absent)?;
-                parts.store.check_sentinels(&meta).await?;
-                parts.store.note_sentinels().await?;
+                // An instance that created the store at the same time, and lost the race, may have overwritten them.
+                let meta = parts.store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
+                parts.store.verify_sentinels(&meta).await?;
+                parts.store.record_sentinels().await?;
             }
             return Ok(());
         }
     }
 }
 
-/// Ties the records to their bodies: a store has one blob store for good, or none so far. Answers whether it has one since now.
+/// Marks the blob store with the id of this store: a store has one blob store for good, or none so far. Returns true if
+/// the mark is new.
 async fn claim_blobs(store: &Store, meta: &MetaRecord) -> Result<bool, InstanceError> {
     let Some(blobs) = &store.blobs else { return Ok(false) };
     let is_first = !meta.has_blobs;
     blobs.claim(meta.store_id, is_first).await?;
     if is_first {
-        store.note_blobs().await?;
+        store.record_blob_store().await?;
     }
     Ok(is_first)
 }
 
 fn group_store(store: &Store) -> GroupStore {
-    GroupStore { store: store.clone(), expected: expectations(store) }
+    GroupStore { store: store.clone(), expected: meta_expectations(store) }
 }
 
-/// Holds the store to the topics that make the state, as they are now, and answers with the guard that watches them
+/// Binds the store to the current topics that are the source of the state. Returns the guard that checks the topics
 /// from here on.
 async fn bind_topics(
     parts: &InstanceParts,
@@ -461,22 +482,23 @@ async fn bind_topics(
     Ok(TopicGuard::new(parts.broker.clone(), expected.collect()))
 }
 
-/// The chain topic must be the one that the store was made from. Its first record tells so where the cluster gives no
-/// ids.
+/// Checks that the chain topic is the one that the store was built from. The first record identifies the topic where
+/// the cluster gives no topic ids.
 async fn check_chain(
     settings: &InstanceSettings,
     parts: &InstanceParts,
     topics: &[FoundTopic],
 ) -> Result<(), InstanceError> {
-    let found = first_of_chain(settings, parts.broker.as_ref()).await?;
-    if found.is_none() && is_known_by_id(topics, Topic::Chain) {
-        // What became of its first record says nothing then.
+    let found = read_chain_topic_id(settings, parts.broker.as_ref()).await?;
+    if found.is_none() && has_topic_id(topics, Topic::Chain) {
+        // The topic id identifies the chain topic; a deleted first record changes nothing.
         return Ok(());
     }
     match parts.store.bind_chain(found).await {
-        // The chain was empty when it was read; another instance may have bound the store to its first record since.
+        // The chain was empty when it was read. Another instance may have bound the store to a first record since.
         Err(MetaError::ChainRecreated { .. }) if found.is_none() => {
-            parts.store.bind_chain(first_of_chain(settings, parts.broker.as_ref()).await?).await?;
+            let found = read_chain_topic_id(settings, parts.broker.as_ref()).await?;
+            parts.store.bind_chain(found).await?;
         }
         bound => drop(bound?),
     }

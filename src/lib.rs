@@ -1,13 +1,14 @@
 //! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
 //!
-//! Kafka holds the log, a record engine holds the state, and an [`instance`] turns the one into the other: its pipeline
-//! ([`ingest`]) applies validated transactions, its [`sequencer`] decides conflicts and applies blocks, reorgs and commands.
-//! `ARCHITECTURE.md` is the map, `docs/glossary.md` has the terms.
+//! Kafka holds the log, a record engine holds the state, and an [`instance`] applies the log to the state: the pipeline
+//! ([`ingest`]) applies validated transactions, the [`sequencer`] decides conflicts and applies blocks, reorgs and
+//! commands. `ARCHITECTURE.md` is the map, `docs/glossary.md` has the terms.
 //!
-//! A module imports only from modules that come before it in this order (held by `tests/it/module_order.rs`):
+//! A module imports only from modules that come before the module in this order (tested by
+//! `tests/it/module_order.rs`):
 //!
 //! ```text
-//! basics:    address clock seeded tasks liveness backoff
+//! basics:    address clock rng tasks liveness backoff
 //! formats:   tx text record event
 //! edges:     broker engine telemetry status blob
 //! protocols: store replay prepare group
@@ -37,7 +38,7 @@ pub mod preflight;
 pub mod prepare;
 pub mod record;
 pub mod replay;
-pub mod seeded;
+pub mod rng;
 pub mod sequencer;
 pub mod status;
 pub mod store;

@@ -1,7 +1,8 @@
-//! Liveness of the loops that must turn for as long as a process runs. `cli/watchdog.rs` ends a process with a stalled loop.
+//! Liveness of the loops that must turn for as long as a process runs. `cli/watchdog.rs` ends a process with a stalled
+//! loop.
 //!
-//! A beat says that a loop *turns*. A beat does not say that there is work, or that work is possible: a store that is away,
-//! a halted partition and a block that waits for its transactions stall no loop. A wait within a turn goes through
+//! A beat shows that a loop *turns*, not that there is work or that work is possible: an unavailable store, a halted
+//! partition and a block that waits for transactions stall no loop. A wait within a turn goes through
 //! [`LoopMonitor::enter`], which beats as long as the runtime polls the wait.
 
 use std::{
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 
-/// Beats within the limit, at least.
+/// Least number of beats within the limit.
 const BEATS_PER_LIMIT: u32 = 8;
 
 /// The monitored loops of a process. Clones share the loops.
@@ -35,7 +36,7 @@ struct Shared {
 #[derive(Debug)]
 struct LoopState {
     name: String,
-    /// Steady clock at the last beat; in the future where the loop has announced a blocking call.
+    /// Steady milliseconds of the last beat; in the future while the loop is in an announced blocking call.
     beat_ms: AtomicU64,
     /// The wait that the loop has entered.
     waits_for: Mutex<Option<&'static str>>,
@@ -77,17 +78,17 @@ impl Shared {
 }
 
 impl LivenessMonitor {
-    /// A monitor whose loops may go without a beat for `limit`; `None` disables the watchdog.
+    /// Returns a monitor whose loops may go without a beat for `limit`; `None` disables the watchdog.
     pub fn new(clock: Clock, limit: Option<Duration>) -> Self {
         LivenessMonitor(Arc::new(Shared { clock, limit, next_id: AtomicU64::new(0), loops: Mutex::default() }))
     }
 
-    /// The longest time that a loop may go without a beat; `None`: the watchdog is disabled.
+    /// Returns the longest time that a loop may go without a beat; `None`: the watchdog is disabled.
     pub fn limit(&self) -> Option<Duration> {
         self.0.limit
     }
 
-    /// Each loop with the time since its last beat.
+    /// Returns each loop with the time since the loop's last beat.
     pub fn loops(&self) -> Vec<StalledLoop> {
         let now_ms = self.now_ms();
         let since = |state: &LoopState| Duration::from_millis(now_ms.saturating_sub(state.beat_ms.load(Relaxed)));
@@ -100,7 +101,7 @@ impl LivenessMonitor {
         loops.values().map(as_of_now).collect()
     }
 
-    /// Milliseconds of the steady clock that stamps the beats.
+    /// Returns the milliseconds of the steady clock that stamps the beats.
     pub fn now_ms(&self) -> u64 {
         self.0.clock.steady_ms()
     }
@@ -129,7 +130,8 @@ impl LoopMonitor {
         self.0.state.beat_ms.store(until_ms, Relaxed);
     }
 
-    /// The instant by which an idle loop must wake for its next beat; a year from now where the watchdog is disabled.
+    /// Returns the instant by which an idle loop must wake for the next beat; a year from now if the watchdog is
+    /// disabled.
     pub fn next_beat(&self) -> Instant {
         const NEVER: Duration = Duration::from_secs(86_400 * 365);
         Instant::now() + self.0.beat_interval.unwrap_or(NEVER)
@@ -165,38 +167,38 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// A loop and the time since its last beat.
+/// A loop and the time since the loop's last beat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StalledLoop {
-    /// Name of the loop.
+    /// Name of the loop in logs and in `/state`.
     pub name: String,
     /// The wait that the loop has entered, if any.
     pub waits_for: Option<&'static str>,
-    /// Time without a beat, as far as the loop was observed.
+    /// Observed time without a beat.
     pub since: Duration,
 }
 
 /// Finds stalled loops by repeated checks. The caller decides when to check.
 ///
-/// Time between two checks counts for at most twice the usual interval: a process that was stopped as a whole, or a machine
-/// that slept, has not stalled.
+/// Time between two checks counts for at most twice the usual interval: a stopped process or a sleeping machine has not
+/// stalled.
 #[derive(Debug)]
 pub struct StallDetector {
     monitor: LivenessMonitor,
     interval: Duration,
     checked_at_ms: u64,
-    /// By loop: the last beat, and the observed time since.
+    /// Last beat, and observed time since then, by loop id.
     seen: BTreeMap<u64, (u64, Duration)>,
 }
 
 impl StallDetector {
-    /// A detector that the caller asks every `interval`.
+    /// Returns a detector that the caller checks every `interval`.
     pub fn new(monitor: &LivenessMonitor, interval: Duration) -> Self {
         let checked_at_ms = monitor.now_ms();
         StallDetector { checked_at_ms, monitor: monitor.clone(), interval, seen: BTreeMap::new() }
     }
 
-    /// The loops without a beat for the limit or longer, at `now_ms` of the steady clock.
+    /// Returns the loops without a beat for the limit or longer, at `now_ms` of the steady clock.
     pub fn check(&mut self, now_ms: u64) -> Vec<StalledLoop> {
         let passed = Duration::from_millis(now_ms.saturating_sub(self.checked_at_ms)).min(self.interval * 2);
         self.checked_at_ms = now_ms;
@@ -233,7 +235,7 @@ mod tests {
         (monitor.clone(), StallDetector::new(&monitor, INTERVAL))
     }
 
-    /// The stalled loops after one check a second for `seconds`.
+    /// Checks once a second for `seconds`; returns the stalled loops of the last check.
     async fn check_for(detector: &mut StallDetector, seconds: u64) -> Vec<StalledLoop> {
         let mut stalled = Vec::new();
         for _ in 0..seconds {

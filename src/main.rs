@@ -1,15 +1,15 @@
-//! Arguments → configuration → command; nothing else.
+//! Entry point: reads the arguments, runs the command, returns its exit code.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use utxo_store::cli::{Cli, report};
 
-// The pipeline allocates in one thread and frees in another, which the system's allocator is slow at.
+// The pipeline allocates in one thread and frees in another: the system's allocator is slow at that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // A usage error leaves here, with exit code 2.
+    // `parse` ends the process with exit code 2 on a usage error.
     report(Cli::parse().run())
 }

@@ -1,5 +1,5 @@
-//! What is looked at before an instance starts (`run --check`, `topics check`), and what is made of it. Pure: who asks brokers and stores
-//! is `cli::run::check`.
+//! Findings about topics, rights and offsets before an instance starts (`run --check`, `topics check`). Pure:
+//! `cli::run::check` asks the brokers and the store.
 
 pub mod group;
 pub mod rights;
@@ -12,54 +12,56 @@ use serde::Serialize;
 
 use crate::text::one_line;
 
-/// What a check came to.
+/// Result of one check, from the least to the most serious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
-    /// It was not looked at, and why.
+pub enum CheckOutcome {
+    /// The check was not made; the message has the reason.
     Skipped,
-    /// As it has to be.
+    /// The checked thing meets every requirement.
     Ok,
-    /// It works, and something should be otherwise.
+    /// An instance works, but a setting should be changed.
     Warning,
-    /// An instance would not start, or would lose something.
+    /// An instance would not start, or could lose data.
     Failed,
 }
 
-/// One check.
+/// A check with its result, as `run --check` prints it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at, such as `topic utxo.chain`.
+    /// Name of the checked thing, such as `topic utxo.chain`.
     pub check: String,
-    /// What came of it.
-    pub outcome: Outcome,
-    /// What was found, and, where that is not as it has to be, what to do; in one line.
-    pub told: String,
+    /// Result of the check.
+    pub outcome: CheckOutcome,
+    /// State that was found, with the remedy where the check did not pass; one line.
+    #[serde(rename = "told")]
+    pub message: String,
 }
 
 impl Finding {
-    /// What a check came to.
-    pub fn new(check: impl Into<String>, outcome: Outcome, told: impl AsRef<str>) -> Self {
-        Finding { check: check.into(), outcome, told: one_line(told.as_ref()).into_owned() }
+    /// Creates a finding whose message is made fit for one line.
+    pub fn new(check: impl Into<String>, outcome: CheckOutcome, message: impl AsRef<str>) -> Self {
+        Finding { check: check.into(), outcome, message: one_line(message.as_ref()).into_owned() }
     }
 
-    /// All is well where it was looked at, else it failed, for that reason.
-    pub fn of(check: impl Into<String>, looked: Result<impl AsRef<str>, impl fmt::Display>) -> Self {
-        match looked {
-            Ok(told) => Finding::new(check, Outcome::Ok, told),
-            Err(why) => Finding::new(check, Outcome::Failed, why.to_string()),
+    /// Creates a finding that is `Ok` with the message, or `Failed` with the error.
+    pub fn from_result(check: impl Into<String>, result: Result<impl AsRef<str>, impl fmt::Display>) -> Self {
+        match result {
+            Ok(message) => Finding::new(check, CheckOutcome::Ok, message),
+            Err(error) => Finding::new(check, CheckOutcome::Failed, error.to_string()),
         }
     }
 
-    /// With what is wrong and what should be otherwise; where there is neither, all is well, which `told` says.
-    pub fn weighed(check: impl Into<String>, told: &str, problems: &[String], cautions: &[String]) -> Self {
+    /// Creates a finding that is `Failed` with problems, `Warning` with cautions alone, and otherwise `Ok` with
+    /// `message`.
+    pub fn from_problems(check: impl Into<String>, message: &str, problems: &[String], cautions: &[String]) -> Self {
         let outcome = match (problems, cautions) {
-            ([], []) => Outcome::Ok,
-            ([], _) => Outcome::Warning,
-            _ => Outcome::Failed,
+            ([], []) => CheckOutcome::Ok,
+            ([], _) => CheckOutcome::Warning,
+            _ => CheckOutcome::Failed,
         };
         match outcome {
-            Outcome::Ok => Finding::new(check, outcome, told),
+            CheckOutcome::Ok => Finding::new(check, outcome, message),
             _ => Finding::new(check, outcome, [problems, cautions].concat().join("; ")),
         }
     }
@@ -67,15 +69,15 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { check, outcome, told } = self;
-        // What failed has to be found by the eye, too.
+        let Finding { check, outcome, message } = self;
+        // Capitals make warnings and failures visible in a long list.
         let outcome = match outcome {
-            Outcome::Skipped => "skipped",
-            Outcome::Ok => "ok",
-            Outcome::Warning => "WARNING",
-            Outcome::Failed => "FAILED",
+            CheckOutcome::Skipped => "skipped",
+            CheckOutcome::Ok => "ok",
+            CheckOutcome::Warning => "WARNING",
+            CheckOutcome::Failed => "FAILED",
         };
-        write!(f, "{outcome:<8} {check}: {told}")
+        write!(f, "{outcome:<8} {check}: {message}")
     }
 }
 
@@ -84,21 +86,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_is_a_line_that_says_what_matters_most() {
+    fn a_finding_is_one_line_with_problems_before_cautions() {
         let line = |problems: &[&str], cautions: &[&str]| {
-            let [problems, cautions] = [problems, cautions].map(|told| told.iter().map(|it| it.to_string()).collect());
-            let (problems, cautions): (Vec<String>, Vec<String>) = (problems, cautions);
-            Finding::weighed("topic a", "is there", &problems, &cautions).to_string()
+            let owned = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect::<Vec<String>>();
+            let [problems, cautions] = [problems, cautions].map(owned);
+            Finding::from_problems("topic a", "is there", &problems, &cautions).to_string()
         };
         assert_eq!(line(&[], &[]), "ok       topic a: is there");
         assert_eq!(line(&[], &["has one copy"]), "WARNING  topic a: has one copy");
         assert_eq!(line(&["for\ngets"], &["has one copy"]), "FAILED   topic a: for\\ngets; has one copy");
-        let skipped = Finding::new("blobs", Outcome::Skipped, "there are none");
+        let skipped = Finding::new("blobs", CheckOutcome::Skipped, "there are none");
         assert_eq!(
             serde_json::to_string(&skipped).unwrap(),
             r#"{"check":"blobs","outcome":"skipped","told":"there are none"}"#
         );
         let failed: Result<&str, _> = Err("no");
-        assert_eq!(Finding::of("x", failed).outcome, Outcome::Failed);
+        assert_eq!(Finding::from_result("x", failed).outcome, CheckOutcome::Failed);
     }
 }

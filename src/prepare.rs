@@ -1,6 +1,6 @@
-//! From a message to work: decode, check, hash. Pure, and the only part that is done outside the order of the log.
+//! Preparation of a message: decode, check, hash. Pure; messages are prepared in any order, and handled in log order.
 
-mod apart;
+mod detach;
 
 use std::sync::Arc;
 
@@ -8,117 +8,117 @@ use bytes::Bytes;
 
 use crate::{
     broker::{Message, partitioner::partition_of},
-    event::{DeadLetterClass, Event, Seeded, Validated},
+    event::{DeadLetterClass, Event, PartialTxEvent, Validated},
     record::{
         Key, Marks, Page, Spend, SpendSlot, StoredOutput,
-        build::{self, HEIGHT_LIMIT, Inline, OtherPages, Pages},
+        build::{self, HEIGHT_LIMIT, InlineBodies, OtherPages, Pages},
     },
     store::{Store, StoreSettings},
     tx::{Network, Transaction, Txid},
 };
 
-/// What the store is set up for; the same for every event.
+/// Settings of the store that the preparation of every event needs.
 #[derive(Debug, Clone, Copy)]
 pub struct PrepareSettings {
-    /// Decides which outputs get a slot.
+    /// Network whose rules decide which outputs get a slot.
     pub network: Network,
-    /// Slots a page.
+    /// Slots of a page.
     pub utxo_batch_size: u32,
-    /// Which bodies are kept with their masters.
-    pub inline: Inline,
+    /// Rule by which bodies stay inline in their masters.
+    pub inline: InlineBodies,
 }
 
 impl PrepareSettings {
-    /// For events whose transactions go into this store.
+    /// Returns the settings for events whose transactions go into this store.
     pub fn of(store: &Store) -> Self {
         let StoreSettings { network, utxo_batch_size, .. } = store.settings;
         PrepareSettings { network, utxo_batch_size, inline: store.inline() }
     }
 }
 
-/// A transaction that is ready to be worked on.
+/// A whole transaction, ready for the planner.
 #[derive(Debug)]
 pub struct PreparedTx {
-    /// Its id.
+    /// Id of the transaction.
     pub txid: Txid,
-    /// Height of the block that it can first be in.
+    /// Lowest height of a block that can list the transaction.
     pub height: u32,
-    /// Its inputs, by the page that they take slots of; in the order of the first input of each.
-    pub groups: Vec<SpendGroup>,
-    /// Its master, live, with its body; `creating` where there are other pages.
+    /// Inputs grouped by the page whose slots they take, in the order of the first input of each group.
+    pub groups: Vec<InputGroup>,
+    /// Master of the live transaction with its body; `creating` where other pages exist.
     pub page: Arc<Page>,
-    /// Where it takes more than one write: the other pages, which may be none.
+    /// Further pages of a transaction that takes more than one write, possibly none; `None`: one write.
     pub others: Option<Arc<OtherPages>>,
-    /// Where it was read, for a dead letter.
+    /// Message of the event, for a dead letter.
     pub source: Message,
 }
 
 /// The inputs that take slots of one page.
 #[derive(Debug)]
-pub struct SpendGroup {
-    /// The transaction whose outputs are spent.
+pub struct InputGroup {
+    /// Transaction whose outputs are spent.
     pub parent: Txid,
-    /// Its page.
+    /// Number of the page in the parent.
     pub page: u32,
-    /// The slots, in the order of the inputs.
+    /// Slots to spend, in the order of the inputs.
     pub slots: Arc<Vec<SpendSlot>>,
 }
 
-impl SpendGroup {
-    /// The record whose slots are taken.
+impl InputGroup {
+    /// Returns the key of the record whose slots are taken.
     pub fn key(&self) -> Key {
         Key::Page(self.parent, self.page)
     }
 }
 
 impl PreparedTx {
-    /// The operation that takes a group's slots.
-    pub fn spend(&self, group: &SpendGroup, marks: Marks) -> Spend {
+    /// Returns the operation that takes the slots of a group.
+    pub fn spend(&self, group: &InputGroup, marks: Marks) -> Spend {
         let signals = group.page > 0;
         Spend { spender: self.txid, height: self.height, slots: group.slots.clone(), marks, signals }
     }
 }
 
-/// A partial transaction that is ready to be stored.
+/// A partial transaction, ready to be stored.
 #[derive(Debug)]
-pub struct PreparedSeed {
-    /// Its id.
+pub struct PreparedPartialTx {
+    /// Id of the transaction.
     pub txid: Txid,
-    /// Its master, live and mined in block 0, with its body; `creating` where there are other pages.
+    /// Master of the transaction, live and mined in block 0, with its body; `creating` where other pages exist.
     pub page: Arc<Page>,
-    /// Where it takes more than one write: the other pages, which may be none.
+    /// Further pages of a transaction that takes more than one write, possibly none; `None`: one write.
     pub others: Option<Arc<OtherPages>>,
-    /// Where it was read, for a dead letter.
+    /// Message of the event, for a dead letter.
     pub source: Message,
 }
 
-/// What became of a message.
+/// A message that was decoded and checked.
 #[derive(Debug)]
-pub enum Prepared {
-    /// A whole transaction.
+pub enum PreparedEvent {
+    /// A whole transaction, from the event `Validated`.
     Validated(Arc<PreparedTx>),
-    /// Outputs only.
-    Seeded(Arc<PreparedSeed>),
+    /// A partial transaction, from the event `Seeded`.
+    Seeded(Arc<PreparedPartialTx>),
 }
 
-impl Prepared {
-    /// Which transaction.
+impl PreparedEvent {
+    /// Returns the id of the transaction.
     pub fn txid(&self) -> Txid {
         match self {
-            Prepared::Validated(tx) => tx.txid,
-            Prepared::Seeded(seed) => seed.txid,
+            PreparedEvent::Validated(tx) => tx.txid,
+            PreparedEvent::Seeded(partial) => partial.txid,
         }
     }
 }
 
-/// A message that can never be worked on: by what it alone shows, unless it says otherwise.
+/// A message that can never be handled; it becomes a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Poison {
-    /// The step that found it.
+    /// Stage of the pipeline that found the fault.
     pub stage: &'static str,
-    /// Which kind of wrong.
+    /// Class of the dead letter.
     pub class: DeadLetterClass,
-    /// What is wrong, with the field.
+    /// Fault, with the name of the field.
     pub message: String,
 }
 
@@ -129,25 +129,29 @@ impl Poison {
 }
 
 /// Decodes and checks a message of the topic of validated transactions.
-pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<Prepared, Poison> {
-    let decode = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
-    match Event::decode(&message.payload).map_err(|error| decode(&error))? {
-        Event::Validated(validated) => prepare_validated(settings, message, &validated).map(Prepared::Validated),
-        Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(Prepared::Seeded),
-        other => Err(decode(&format!("a {} event does not belong in this topic", other.kind().name()))),
+///
+/// # Errors
+/// [`Poison`] for a message that is malformed, has a wrong key, or breaks a rule of its event.
+pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<PreparedEvent, Poison> {
+    let decode_error = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
+    match Event::decode(&message.payload).map_err(|error| decode_error(&error))? {
+        Event::Validated(validated) => prepare_validated(settings, message, &validated).map(PreparedEvent::Validated),
+        Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(PreparedEvent::Seeded),
+        other => Err(decode_error(&format!("a {} event does not belong in this topic", other.kind().name()))),
     }
 }
 
-/// Events of one transaction share a partition, so that the log has an order for them: that to which its key belongs.
+/// Verifies that a message is in the partition of its key. Events of one transaction thus share a partition, so that
+/// the log orders them.
 ///
 /// # Errors
-/// It lies elsewhere.
-pub fn check_place(partition: i32, partitions: i32, message: &Message) -> Result<(), Poison> {
+/// [`Poison`] for a message in another partition.
+pub fn check_partition(partition: i32, partitions: i32, message: &Message) -> Result<(), Poison> {
     match partition_of(&message.key, partitions) {
         Some(own) if own != partition => {
             let why = format!(
-                "it lies in partition {partition}, but its key belongs to {own} of {partitions}: producers must place keys by \
-                 murmur2, as the Java client does (librdkafka: partitioner=murmur2_random)"
+                "the event is in partition {partition}, but its key belongs to partition {own} of {partitions}: \
+                 producers must place keys by murmur2, as the Java client does (librdkafka: partitioner=murmur2_random)"
             );
             Err(Poison::new(DeadLetterClass::Decode, why))
         }
@@ -159,16 +163,16 @@ fn check_key(message: &Message, txid: &Txid) -> Result<(), Poison> {
     if message.key.as_ref() == txid.0 {
         return Ok(());
     }
-    let key = shown_key(&message.key);
+    let key = abbreviate_key(&message.key);
     Err(Poison::new(
         DeadLetterClass::Decode,
         format!("the key {key} is not the transaction's id {txid} (internal order)"),
     ))
 }
 
-/// As much of it as an id has. A key can be nearly as large as a message may be, and a dead letter that carries it in a
-/// header again would be too large to publish.
-fn shown_key(key: &[u8]) -> String {
+/// Returns the key in hex, cut to the length of a txid. A key can be nearly as large as a message: a dead letter with
+/// the whole key in a header would be too large to publish.
+fn abbreviate_key(key: &[u8]) -> String {
     match key.get(..size_of::<Txid>()) {
         Some(start) if key.len() > start.len() => format!("{}… of {} bytes", hex::encode(start), key.len()),
         _ => hex::encode(key),
@@ -194,42 +198,43 @@ fn prepare_validated(
     }
     let body = message.payload.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
-    let setting = setting(settings, validated.height, message);
-    let start = build::Start { locked: validated.locked, ..build::Start::default() };
-    let pages = build::pages_of(&tx, body, txid, &setting, &start)
+    let setting = build_setting(settings, validated.height, message);
+    let start = build::NewTxState { locked: validated.locked, ..build::NewTxState::default() };
+    let pages = build::build_pages(&tx, body, txid, &setting, &start)
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
-    let Pages { master, others } = pages.keeping(settings.inline, &setting);
+    let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
     Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page, others, source: message.clone() }))
 }
 
-/// The inputs by page, in the order of the first input of each.
-pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) -> Vec<SpendGroup> {
-    let mut groups: Vec<SpendGroup> = Vec::new();
-    let mut places = std::collections::HashMap::with_hasher(foldhash::fast::FixedState::default());
+/// Groups the inputs by the page whose slots they take, in the order of the first input of each group.
+fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) -> Vec<InputGroup> {
+    let mut groups: Vec<InputGroup> = Vec::new();
+    let mut index_of = std::collections::HashMap::with_hasher(foldhash::fast::FixedState::default());
     for (index, input) in tx.inputs().enumerate() {
         let Some(previous) = input.previous else { continue };
         let outpoint = input.outpoint;
         let (parent, (page, offset)) = (outpoint.txid, outpoint.place(utxo_batch_size));
         let slot = SpendSlot::claiming(&outpoint, offset, index as u32, &previous, body.slice_ref(previous.script));
-        // One input is by far the most common: the map is for the wide ones.
-        let place = match groups.len() {
+        // Most transactions have few inputs, for which a scan is faster than a map.
+        let found = match groups.len() {
             0 => None,
             1..=8 => groups.iter().position(|group| group.parent == parent && group.page == page),
             _ => {
-                if places.is_empty() {
-                    places.extend(groups.iter().enumerate().map(|(place, group)| ((group.parent, group.page), place)));
+                if index_of.is_empty() {
+                    index_of
+                        .extend(groups.iter().enumerate().map(|(number, group)| ((group.parent, group.page), number)));
                 }
-                places.get(&(parent, page)).copied()
+                index_of.get(&(parent, page)).copied()
             }
         };
-        match place {
-            Some(place) => Arc::make_mut(&mut groups[place].slots).push(slot),
+        match found {
+            Some(group) => Arc::make_mut(&mut groups[group].slots).push(slot),
             None => {
-                if !places.is_empty() {
-                    places.insert((parent, page), groups.len());
+                if !index_of.is_empty() {
+                    index_of.insert((parent, page), groups.len());
                 }
-                groups.push(SpendGroup { parent, page, slots: Arc::new(vec![slot]) });
+                groups.push(InputGroup { parent, page, slots: Arc::new(vec![slot]) });
             }
         }
     }
@@ -239,24 +244,25 @@ pub fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) ->
 fn prepare_seeded(
     settings: &PrepareSettings,
     message: &Message,
-    seeded: &Seeded<'_>,
-) -> Result<Arc<PreparedSeed>, Poison> {
+    seeded: &PartialTxEvent<'_>,
+) -> Result<Arc<PreparedPartialTx>, Poison> {
     check_key(message, &seeded.txid)?;
-    let outputs = seeded.outputs.iter().map(|output| build::SeededOutput {
+    let outputs = seeded.outputs.iter().map(|output| build::KnownOutput {
         vout: output.vout,
         output: StoredOutput { satoshis: output.satoshis, script: message.payload.slice_ref(output.script) },
     });
-    let seed = build::Seed { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
-    let setting = setting(settings, seeded.height, message);
-    let pages = build::seeded_pages(&seed, &setting).map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
-    let Pages { master, others } = pages.keeping(settings.inline, &setting);
+    let partial = build::KnownOutputs { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
+    let setting = build_setting(settings, seeded.height, message);
+    let pages =
+        build::build_partial_pages(&partial, &setting).map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
+    let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
-    Ok(Arc::new(PreparedSeed { txid: seeded.txid, page, others, source: message.clone() }))
+    Ok(Arc::new(PreparedPartialTx { txid: seeded.txid, page, others, source: message.clone() }))
 }
 
-/// `createdAt` is the time of the event, so that a rebuild writes the same.
-fn setting(settings: &PrepareSettings, height: u32, message: &Message) -> build::Setting {
-    build::Setting {
+/// Builds the setting of the pages. `createdAt` is the time of the event, so that a rebuild writes the same records.
+fn build_setting(settings: &PrepareSettings, height: u32, message: &Message) -> build::PageParams {
+    build::PageParams {
         network: settings.network,
         height,
         batch_size: settings.utxo_batch_size,
@@ -269,9 +275,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_is_no_id_is_shown_but_never_longer_than_one() {
-        assert_eq!(shown_key(&[]), "");
-        assert_eq!(shown_key(&[0xAB; 32]), "ab".repeat(32));
-        assert_eq!(shown_key(&[0xAB; 1 << 20]), format!("{}… of 1048576 bytes", "ab".repeat(32)));
+    fn a_wrong_key_is_shown_at_most_as_long_as_a_txid() {
+        assert_eq!(abbreviate_key(&[]), "");
+        assert_eq!(abbreviate_key(&[0xAB; 32]), "ab".repeat(32));
+        assert_eq!(abbreviate_key(&[0xAB; 1 << 20]), format!("{}… of 1048576 bytes", "ab".repeat(32)));
     }
 }

@@ -1,73 +1,75 @@
-//! How a rebuild treats each event (`DESIGN.md` section 7, "Rebuild"). Pure.
+//! The treatment of each event in a rebuild (`docs/protocols/rebuild.md`). Pure.
 //!
-//! Below the frontier (what the live group had committed) the log has already been decided. A transaction's mode follows
-//! its *last verdict* in the decisions: a rebuild publishes nothing and decides nothing there, so how a transaction came to
-//! its end does not matter, only what the end is. Whoever is live at the frontier has its slots for itself and live parents, so
-//! that nobody waits for what another decision has to bring first.
+//! Below the frontier (the committed offsets of the live group) the log is already decided, and a rebuild publishes and
+//! decides nothing there. The mode of a transaction therefore follows from its *last verdict* in the decisions: only
+//! the final state counts, not the way to it. A transaction that is live at the frontier has its slots for itself and
+//! has live parents, so that no transaction waits for an effect of another decision.
 
 use std::{borrow::Borrow, collections::BTreeMap, sync::Arc};
 
 use crate::{
     event::{Decision, DecisionBody},
-    record::{Consumed, Reason},
+    record::{ConsumedOffsets, Reason},
     tx::{Txid, TxidMap},
 };
 
-/// How a transaction is treated.
+/// Ways to treat the event of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// The fast path, and contests.
+    /// The event takes the fast path, and a conflict becomes a contest.
     Normal,
-    /// Below the frontier of a rebuild, known to be conflicting in the end: stored contested at once, takes nothing, tells
-    /// nobody.
+    /// The event is below the frontier, and its transaction ends conflicting: it is stored contested at once, takes no
+    /// slot, and publishes no contest.
     RebuildContested,
-    /// Below the frontier of a rebuild, known to be live in the end: ignores marks, and waits where others would contest.
+    /// The event is below the frontier, and its transaction ends live: it ignores marks, and waits instead of
+    /// contesting.
     RebuildWon,
-    /// The same, by a verdict. What bars it for good did not bar that: it is stored contested, and the verdict lets it win.
+    /// The transaction ends live by a verdict. If it is barred for good, it is stored contested, and the verdict
+    /// accepts it.
     RebuildAccepted,
 }
 
 impl Mode {
-    /// Whether it is known to be live in the end.
+    /// Returns whether the transaction is known to end live.
     pub fn ends_live(self) -> bool {
         matches!(self, Mode::RebuildWon | Mode::RebuildAccepted)
     }
 }
 
-/// How each event is treated.
+/// Treatment of the events of one run.
 #[derive(Debug, Clone, Default)]
 pub enum Modes {
-    /// The fast path, and contests.
+    /// Every event is treated normally.
     #[default]
     Live,
-    /// Below a frontier.
-    Rebuild(Arc<Rebuild>),
+    /// Events below the frontier follow the plan of the rebuild.
+    Rebuild(Arc<RebuildPlan>),
 }
 
-/// What a rebuild knows before it reads the first event.
+/// Knowledge of a rebuild before it reads the first event.
 #[derive(Debug, Default)]
-pub struct Rebuild {
-    /// By partition: the first offset that is treated normally.
+pub struct RebuildPlan {
+    /// Frontier by partition: the first offset that is treated normally.
     pub frontier: BTreeMap<i32, u64>,
-    /// What the decisions say last of each transaction.
+    /// Last verdict of each transaction in the decisions.
     pub verdicts: Arc<LastVerdicts>,
-    /// The run ends at the frontier (a shadow rebuild, for comparison).
+    /// Set where the run ends at the frontier.
     pub stop_at_frontier: bool,
-    /// The frontier is above what the live group had committed.
-    pub raised: Option<Raised>,
+    /// Set where the frontier is above the committed offsets of the live group.
+    pub raised: Option<RaisedFrontier>,
 }
 
-/// A frontier that was raised for some transactions.
+/// A frontier above the committed offsets, raised for some transactions.
 #[derive(Debug, Default)]
-pub struct Raised {
-    /// Where the live group had committed, by partition.
+pub struct RaisedFrontier {
+    /// Committed offsets of the live group by partition.
     pub committed: BTreeMap<i32, u64>,
-    /// The transactions whose events count from there up to the frontier.
-    pub counts: TxidMap<()>,
+    /// Transactions whose events are handled between the committed offsets and the frontier.
+    pub counted_txids: TxidMap<()>,
 }
 
 impl Modes {
-    /// How the event of `txid` at this place is treated.
+    /// Returns the mode of the event of `txid` at an offset.
     pub fn of(&self, partition: i32, offset: u64, txid: &Txid) -> Mode {
         match self {
             Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset) => rebuild.mode_of(txid),
@@ -75,20 +77,20 @@ impl Modes {
         }
     }
 
-    /// Whether the event of `txid` at this place does not count, though it lies below the frontier.
-    pub fn passes_over(&self, partition: i32, offset: u64, txid: &Txid) -> bool {
+    /// Returns whether the event of `txid` is skipped, although its offset is below the frontier.
+    pub fn is_skipped(&self, partition: i32, offset: u64, txid: &Txid) -> bool {
         let Modes::Rebuild(rebuild) = self else { return false };
         let Some(raised) = &rebuild.raised else { return false };
-        raised.committed.get(&partition).is_none_or(|end| offset >= *end) && !raised.counts.contains_key(txid)
+        raised.committed.get(&partition).is_none_or(|end| offset >= *end) && !raised.counted_txids.contains_key(txid)
     }
 
-    /// Whether nothing may be published for the event at this place.
+    /// Returns whether an offset is below the frontier: no message is published for its event.
     pub fn is_below_frontier(&self, partition: i32, offset: u64) -> bool {
         matches!(self, Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset))
     }
 
-    /// Where each partition ends, for a run that ends.
-    pub fn ends(&self) -> Option<&BTreeMap<i32, u64>> {
+    /// Returns the offset at which each partition ends; `None` for a run that does not end.
+    pub fn end_offsets(&self) -> Option<&BTreeMap<i32, u64>> {
         match self {
             Modes::Rebuild(rebuild) if rebuild.stop_at_frontier => Some(&rebuild.frontier),
             _ => None,
@@ -96,22 +98,22 @@ impl Modes {
     }
 }
 
-impl Rebuild {
-    /// How a transaction is treated below the frontier.
+impl RebuildPlan {
+    /// Returns the mode of a transaction below the frontier.
     pub fn mode_of(&self, txid: &Txid) -> Mode {
         match self.verdicts.get(txid) {
-            Some(Fate::Conflicting | Fate::Contested) => Mode::RebuildContested,
-            Some(Fate::Accepted) => Mode::RebuildAccepted,
-            Some(Fate::Live) | None => Mode::RebuildWon,
+            Some(FinalState::Conflicting | FinalState::Contested) => Mode::RebuildContested,
+            Some(FinalState::Accepted) => Mode::RebuildAccepted,
+            Some(FinalState::Live) | None => Mode::RebuildWon,
         }
     }
 
-    /// What a store holds that was rebuilt so far, with the chain below `chain`. Of what lies above the commits not everything
-    /// counts.
-    pub fn consumed(&self, chain: u64) -> Consumed {
+    /// Returns the consumed offsets of a store that was rebuilt up to the frontier, and up to the chain offset `chain`.
+    /// A raised frontier does not count, since only some events below it were handled.
+    pub fn consumed(&self, chain: u64) -> ConsumedOffsets {
         let validated = self.raised.as_ref().map_or(&self.frontier, |raised| &raised.committed);
         let validated = validated.iter().map(|(number, offset)| (number.unsigned_abs(), *offset));
-        Consumed { chain, validated: validated.collect() }
+        ConsumedOffsets { chain, validated: validated.collect() }
     }
 
     fn is_below(&self, partition: i32, offset: u64) -> bool {
@@ -119,29 +121,32 @@ impl Rebuild {
     }
 }
 
-/// What became of a transaction.
+/// States of a transaction after the decisions below a frontier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// Conflicting.
+pub enum FinalState {
+    /// Conflicting by a verdict.
     Conflicting,
-    /// Contested, or a stub, without a verdict.
+    /// Contested or a stub, without a verdict.
     Contested,
-    /// Live, as it had been from the start.
+    /// Live without a verdict.
     Live,
-    /// Live by a verdict.
+    /// Live by the verdict accepted.
     Accepted,
 }
 
-/// What became of each transaction that a decision names, by the decisions below a frontier. Whoever is not among them was never
-/// contested.
+/// The final state of each transaction that a decision below a frontier names. A transaction that is not listed was
+/// never contested.
 #[derive(Debug, Clone, Default)]
 pub struct LastVerdicts {
-    fates: TxidMap<Fate>,
+    states: TxidMap<FinalState>,
 }
 
 impl LastVerdicts {
-    /// From the decisions that count, in their order, and then the contests that have none yet. Below the chain offset
-    /// `frontier` decisions are applied; those on what stands above it only show what had been there before.
+    /// Collects the final states from the decisions that count, in their order, and from the contests without a
+    /// decision.
+    ///
+    /// Decisions on chain offsets below `frontier` are applied. Decisions on later offsets only show the earlier state
+    /// of the transactions that they name.
     pub fn new(
         decisions: impl IntoIterator<Item = impl Borrow<Decision>>,
         undecided: impl IntoIterator<Item = Txid>,
@@ -153,57 +158,58 @@ impl LastVerdicts {
             if decision.chain_offset < frontier {
                 verdicts.apply(&decision.body);
             } else {
-                verdicts.look(&decision.body);
+                verdicts.observe(&decision.body);
             }
         }
-        undecided.into_iter().for_each(|txid| verdicts.was(txid, Fate::Contested));
+        undecided.into_iter().for_each(|txid| verdicts.insert_if_new(txid, FinalState::Contested));
         verdicts
     }
 
-    /// What became of `txid`; `None`: no decision names it, so it is live.
-    pub fn get(&self, txid: &Txid) -> Option<Fate> {
-        self.fates.get(txid).copied()
+    /// Returns the final state of `txid`; `None`: no decision names the transaction, and it is live.
+    pub fn get(&self, txid: &Txid) -> Option<FinalState> {
+        self.states.get(txid).copied()
     }
 
-    /// Whether a transaction that a decision below the frontier names is live in the end.
+    /// Returns whether a transaction that a decision names ends live.
     pub fn ends_live(&self, txid: &Txid) -> bool {
-        matches!(self.get(txid), Some(Fate::Live | Fate::Accepted))
+        matches!(self.get(txid), Some(FinalState::Live | FinalState::Accepted))
     }
 
-    /// Whether a transaction is conflicting, or undecided, in the end.
-    pub fn ends_fallen(&self, txid: &Txid) -> bool {
-        matches!(self.get(txid), Some(Fate::Conflicting | Fate::Contested))
+    /// Returns whether a transaction ends conflicting, or contested without a verdict.
+    pub fn ends_conflicting(&self, txid: &Txid) -> bool {
+        matches!(self.get(txid), Some(FinalState::Conflicting | FinalState::Contested))
     }
 
-    /// What it was, as far as nothing has been decided on it.
-    fn was(&mut self, txid: Txid, fate: Fate) {
-        self.fates.entry(txid).or_insert(fate);
+    /// Records the state of a transaction on which no decision was seen before.
+    fn insert_if_new(&mut self, txid: Txid, state: FinalState) {
+        self.states.entry(txid).or_insert(state);
     }
 
-    /// It was seen to be live, and so won what it was contested for before a node forgot that it was.
-    fn is_live(&mut self, txid: Txid) {
-        if let fate @ Fate::Contested = self.fates.entry(txid).or_insert(Fate::Live) {
-            *fate = Fate::Live;
+    /// Records that a decision has found the transaction live. A transaction that was contested before was accepted,
+    /// and a node has lost that it was contested.
+    fn mark_live(&mut self, txid: Txid) {
+        if let state @ FinalState::Contested = self.states.entry(txid).or_insert(FinalState::Live) {
+            *state = FinalState::Live;
         }
     }
 
     fn apply(&mut self, body: &DecisionBody) {
         match body {
             DecisionBody::Accepted { txid, losers, .. } => {
-                self.look(body);
-                self.fates.insert(*txid, Fate::Accepted);
-                self.fates.extend(losers.iter().map(|loser| (*loser, Fate::Conflicting)));
+                self.observe(body);
+                self.states.insert(*txid, FinalState::Accepted);
+                self.states.extend(losers.iter().map(|loser| (*loser, FinalState::Conflicting)));
             }
             DecisionBody::Conflicting { txid, reason, .. } => {
                 if let Reason::DoubleSpend { winner, .. } = reason {
-                    self.is_live(*winner);
+                    self.mark_live(*winner);
                 }
-                self.fates.insert(*txid, Fate::Conflicting);
+                self.states.insert(*txid, FinalState::Conflicting);
             }
             DecisionBody::Cone { members, .. } => {
-                self.fates.extend(members.iter().map(|member| (member.txid, Fate::Conflicting)));
+                self.states.extend(members.iter().map(|member| (member.txid, FinalState::Conflicting)));
             }
-            // A contest that is passed over changes nothing; parts are read as the whole that they make.
+            // A contest that is passed over changes no state. Parts of a decision are joined before they come here.
             DecisionBody::PassedOver { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
@@ -211,20 +217,20 @@ impl LastVerdicts {
         }
     }
 
-    /// What a decision shows of those on whom nothing was decided before.
-    fn look(&mut self, body: &DecisionBody) {
-        let fate_of = |live: bool| if live { Fate::Live } else { Fate::Contested };
+    /// Records the states that a decision shows of transactions on which no decision was seen before.
+    fn observe(&mut self, body: &DecisionBody) {
+        let state_of = |live: bool| if live { FinalState::Live } else { FinalState::Contested };
         match body {
             DecisionBody::Accepted { txid, inputs, losers, .. } => {
-                losers.iter().for_each(|loser| self.was(*loser, Fate::Live));
-                self.was(*txid, Fate::Contested);
-                // A holder that was live is among the losers; the others were contested, or made a stub.
+                losers.iter().for_each(|loser| self.insert_if_new(*loser, FinalState::Live));
+                self.insert_if_new(*txid, FinalState::Contested);
+                // A live holder is among the losers; every other holder was contested, or got a stub.
                 let holders = inputs.iter().filter_map(|input| input.holder);
-                holders.for_each(|holder| self.was(holder.txid, Fate::Contested));
+                holders.for_each(|holder| self.insert_if_new(holder.txid, FinalState::Contested));
             }
-            DecisionBody::Conflicting { txid, live, .. } => self.was(*txid, fate_of(*live)),
+            DecisionBody::Conflicting { txid, live, .. } => self.insert_if_new(*txid, state_of(*live)),
             DecisionBody::Cone { members, .. } => {
-                members.iter().for_each(|member| self.was(member.txid, fate_of(member.live)));
+                members.iter().for_each(|member| self.insert_if_new(member.txid, state_of(member.live)));
             }
             DecisionBody::PassedOver { .. }
             | DecisionBody::CommandDone { .. }
@@ -238,7 +244,7 @@ impl LastVerdicts {
 mod tests {
     use super::*;
     use crate::{
-        event::{ConeMember, DecidedInput},
+        event::{DecidedInput, Descendant},
         record::SpendingData,
         tx::Outpoint,
     };
@@ -262,10 +268,10 @@ mod tests {
     }
 
     fn cone(txid: Txid, live: bool) -> DecisionBody {
-        DecisionBody::Cone { members: vec![ConeMember { txid, parent: id(1), live }], height: 0 }
+        DecisionBody::Cone { members: vec![Descendant { txid, parent: id(1), live }], height: 0 }
     }
 
-    /// Decisions on one chain event after the other.
+    /// Collects the final states of decisions on successive chain offsets.
     fn verdicts(bodies: Vec<DecisionBody>, undecided: &[Txid], frontier: u64) -> LastVerdicts {
         let decisions: Vec<_> =
             bodies.into_iter().zip(0..).map(|(body, chain_offset)| Decision { chain_offset, step: 0, body }).collect();
@@ -276,33 +282,39 @@ mod tests {
     fn the_last_verdict_counts() {
         let (t, u, child) = (id(1), id(2), id(3));
         let mut log = vec![conflicting(t, u, false), accepted(t, &[u], &[u]), cone(child, true)];
-        let told = |log: &[DecisionBody]| {
-            let told = verdicts(log.to_vec(), &[], 9);
-            [t, u, child].map(|txid| told.get(&txid))
+        let states = |log: &[DecisionBody]| {
+            let verdicts = verdicts(log.to_vec(), &[], 9);
+            [t, u, child].map(|txid| verdicts.get(&txid))
         };
-        assert_eq!(told(&log[..1]), [Some(Fate::Conflicting), Some(Fate::Live), None]);
-        assert_eq!(told(&log), [Some(Fate::Accepted), Some(Fate::Conflicting), Some(Fate::Conflicting)]);
+        assert_eq!(states(&log[..1]), [Some(FinalState::Conflicting), Some(FinalState::Live), None]);
+        assert_eq!(
+            states(&log),
+            [Some(FinalState::Accepted), Some(FinalState::Conflicting), Some(FinalState::Conflicting)]
+        );
         log.extend([DecisionBody::PassedOver { txid: child }, conflicting(t, u, true), accepted(u, &[t], &[])]);
-        assert_eq!(told(&log), [Some(Fate::Conflicting), Some(Fate::Accepted), Some(Fate::Conflicting)]);
+        assert_eq!(
+            states(&log),
+            [Some(FinalState::Conflicting), Some(FinalState::Accepted), Some(FinalState::Conflicting)]
+        );
     }
 
     #[test]
-    fn without_a_verdict_it_is_what_was_seen() {
+    fn a_transaction_without_a_verdict_has_the_state_that_was_seen() {
         let (t, holder, undecided) = (id(1), id(2), id(3));
-        let told = verdicts(vec![accepted(t, &[holder], &[])], &[undecided, t], 9);
-        assert_eq!(told.get(&holder), Some(Fate::Contested));
-        assert_eq!((told.get(&undecided), told.get(&t)), (Some(Fate::Contested), Some(Fate::Accepted)));
-        // It came again before its own contest, was live, and won in the end.
-        let told = verdicts(vec![accepted(t, &[holder], &[]), conflicting(t, holder, true)], &[], 9);
-        assert_eq!((told.get(&holder), told.get(&t)), (Some(Fate::Live), Some(Fate::Conflicting)));
+        let last = verdicts(vec![accepted(t, &[holder], &[])], &[undecided, t], 9);
+        assert_eq!(last.get(&holder), Some(FinalState::Contested));
+        assert_eq!((last.get(&undecided), last.get(&t)), (Some(FinalState::Contested), Some(FinalState::Accepted)));
+        // The holder was read again before its own contest, was live, and was accepted.
+        let last = verdicts(vec![accepted(t, &[holder], &[]), conflicting(t, holder, true)], &[], 9);
+        assert_eq!((last.get(&holder), last.get(&t)), (Some(FinalState::Live), Some(FinalState::Conflicting)));
     }
 
     #[test]
-    fn what_is_not_applied_shows_what_had_been_there() {
+    fn a_decision_above_the_frontier_shows_the_earlier_state() {
         let (t, loser, member) = (id(1), id(2), id(3));
-        let told = verdicts(vec![accepted(t, &[loser], &[loser]), cone(member, false)], &[], 0);
-        let fates = [t, loser, member].map(|txid| told.get(&txid));
-        assert_eq!(fates, [Some(Fate::Contested), Some(Fate::Live), Some(Fate::Contested)]);
-        assert!(told.ends_live(&loser) && !told.ends_live(&t) && !told.ends_live(&id(4)));
+        let last = verdicts(vec![accepted(t, &[loser], &[loser]), cone(member, false)], &[], 0);
+        let states = [t, loser, member].map(|txid| last.get(&txid));
+        assert_eq!(states, [Some(FinalState::Contested), Some(FinalState::Live), Some(FinalState::Contested)]);
+        assert!(last.ends_live(&loser) && !last.ends_live(&t) && !last.ends_live(&id(4)));
     }
 }

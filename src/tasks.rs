@@ -1,28 +1,30 @@
-//! Tasks that others wait for: they must not end without a word.
+//! Tasks whose end other tasks wait for: a panic of such a task is reported.
 
 use std::{any::Any, panic::AssertUnwindSafe};
 
 use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 
-/// Runs `work` as a task of its own. Should it panic, `died` is told so in a line, with `what` it was: whoever waits for the
-/// task would wait for ever, so it is to end the instance, and the next start does everything again that was not
-/// committed. (Aborting the process would do as well for the program, but not for whoever embeds the library.)
+/// Runs `work` as a task of its own. If the task panics, `on_panic` gets one line with `name` and the panic's message.
+///
+/// A caller that waits for the result of a panicked task would wait for ever. `on_panic` therefore has to end the
+/// instance: the next start reads every event again that was not committed. The process is not aborted, because other
+/// programs may embed the library.
 pub fn spawn(
-    what: &'static str,
+    name: &'static str,
     work: impl Future<Output = ()> + Send + 'static,
-    died: impl FnOnce(String) + Send + 'static,
+    on_panic: impl FnOnce(String) + Send + 'static,
 ) -> JoinHandle<()> {
-    // What it worked on goes with it; nobody sees it half done.
+    // The panic drops the state of `work`, so that no other task sees the state half changed.
     let work = AssertUnwindSafe(work).catch_unwind();
     tokio::spawn(async move {
         if let Err(panic) = work.await {
-            died(format!("{what} panicked: {}", message(panic.as_ref())));
+            on_panic(format!("{name} panicked: {}", panic_message(panic.as_ref())));
         }
     })
 }
 
-fn message(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("without a message")
 }
@@ -33,19 +35,19 @@ mod tests {
 
     use super::*;
 
-    async fn last_words(panics: fn()) -> Option<String> {
-        let (died, dead) = oneshot::channel();
-        let task = spawn("a test", async move { panics() }, |why| died.send(why).unwrap());
+    async fn reported_panic(work: fn()) -> Option<String> {
+        let (report, reported) = oneshot::channel();
+        let task = spawn("a test", async move { work() }, |why| report.send(why).unwrap());
         task.await.unwrap();
-        dead.await.ok()
+        reported.await.ok()
     }
 
     #[tokio::test]
-    async fn a_panic_is_told_and_an_end_is_not() {
-        assert_eq!(last_words(|| panic!("all over")).await.as_deref(), Some("a test panicked: all over"));
-        assert_eq!(last_words(|| panic!("offset {}", 7)).await.as_deref(), Some("a test panicked: offset 7"));
-        let strange = last_words(|| std::panic::panic_any(7)).await;
+    async fn a_panic_is_reported_and_a_normal_end_is_not() {
+        assert_eq!(reported_panic(|| panic!("all over")).await.as_deref(), Some("a test panicked: all over"));
+        assert_eq!(reported_panic(|| panic!("offset {}", 7)).await.as_deref(), Some("a test panicked: offset 7"));
+        let strange = reported_panic(|| std::panic::panic_any(7)).await;
         assert_eq!(strange.as_deref(), Some("a test panicked: without a message"));
-        assert_eq!(last_words(|| ()).await, None);
+        assert_eq!(reported_panic(|| ()).await, None);
     }
 }

@@ -1,10 +1,10 @@
-//! Text that others wrote, made fit for one line of a log, a terminal or a header.
+//! Text from outside, made fit for one line of a log, a terminal or a header.
 
 use std::borrow::Cow;
 
 use crate::tx::Txid;
 
-/// The text with its control characters (line ends among them) written as escapes.
+/// Escapes the control characters of a text, line ends among them.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);
@@ -16,44 +16,44 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// The mark that some editors put before UTF-8 text.
+/// Mark that some editors write before UTF-8 text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-/// The text of a file, without a byte order mark.
+/// Decodes the UTF-8 text of a file and strips a byte order mark.
 ///
 /// # Errors
-/// The bytes are no UTF-8; in one line.
-pub fn text_of(bytes: &[u8]) -> Result<&str, String> {
+/// A message of one line: the bytes are no UTF-8.
+pub fn decode_utf8(bytes: &[u8]) -> Result<&str, String> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return Err("the text is UTF-16: save it as UTF-8".to_owned());
     }
-    std::str::from_utf8(bytes).map(without_mark).map_err(|error| error.to_string())
+    std::str::from_utf8(bytes).map(strip_byte_order_mark).map_err(|error| error.to_string())
 }
 
-/// The text without the byte order mark that it may begin with.
-pub fn without_mark(text: &str) -> &str {
+/// Strips one byte order mark from the beginning of a text.
+pub fn strip_byte_order_mark(text: &str) -> &str {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
-/// As much of a text, from its beginning, as takes at most `most` bytes (three at the least) once JSON has escaped it; where something is
-/// left out it ends with `…`.
-pub fn beginning_as_json(text: &str, most: usize) -> Cow<'_, str> {
+/// Truncates a text to at most `max_bytes` bytes (at least three), counted as JSON escapes the text. A truncated text
+/// ends with `…`.
+pub fn truncate_for_json(text: &str, max_bytes: usize) -> Cow<'_, str> {
     const CUT: char = '…';
     let (mut taken, mut end) = (0, 0);
     for c in text.chars() {
-        taken += as_json(c);
-        if taken > most {
+        taken += json_len(c);
+        if taken > max_bytes {
             return Cow::Owned(format!("{}{CUT}", &text[..end]));
         }
-        if taken + CUT.len_utf8() <= most {
+        if taken + CUT.len_utf8() <= max_bytes {
             end += c.len_utf8();
         }
     }
     Cow::Borrowed(text)
 }
 
-/// Bytes that a character takes in a string of JSON.
-fn as_json(c: char) -> usize {
+/// Returns the number of bytes that a character takes in a JSON string.
+fn json_len(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
         '\0'..='\u{1f}' => 6,
@@ -61,12 +61,12 @@ fn as_json(c: char) -> usize {
     }
 }
 
-/// A block hash as explorers show it.
+/// Formats a block hash as explorers show the hash: hexadecimal, bytes reversed.
 pub fn hex_reversed(hash: &[u8; 32]) -> String {
     Txid(*hash).to_string()
 }
 
-/// Types that are one of a few words.
+/// Declares enums whose variants are read from and written as one word each.
 macro_rules! word_types {
     ($(
         $(#[$attribute:meta])*
@@ -77,7 +77,7 @@ macro_rules! word_types {
         pub enum $type { $($(#[$variant_attribute])* $variant),* }
 
         impl $type {
-            /// Its word.
+            /// Returns the word of this variant.
             pub fn as_str(self) -> &'static str {
                 match self { $($type::$variant => $word),* }
             }
@@ -108,27 +108,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_byte_order_mark_is_no_part_of_a_text() {
-        assert_eq!(text_of(b"\xef\xbb\xbfa"), Ok("a"));
-        assert_eq!(text_of("\u{feff}\u{feff}a".as_bytes()), Ok("\u{feff}a"));
-        assert_eq!(text_of(b"a"), Ok("a"));
-        assert_eq!(text_of(b""), Ok(""));
+    fn one_byte_order_mark_is_stripped() {
+        assert_eq!(decode_utf8(b"\xef\xbb\xbfa"), Ok("a"));
+        assert_eq!(decode_utf8("\u{feff}\u{feff}a".as_bytes()), Ok("\u{feff}a"));
+        assert_eq!(decode_utf8(b"a"), Ok("a"));
+        assert_eq!(decode_utf8(b""), Ok(""));
         for utf_16 in [&b"\xff\xfea\0"[..], b"\xfe\xff\0a"] {
-            assert!(text_of(utf_16).unwrap_err().contains("save it as UTF-8"));
+            assert!(decode_utf8(utf_16).unwrap_err().contains("save it as UTF-8"));
         }
-        assert!(text_of(b"a\xff").is_err());
+        assert!(decode_utf8(b"a\xff").is_err());
     }
 
     #[test]
-    fn a_beginning_counts_what_json_writes() {
+    fn truncation_counts_the_escaped_bytes() {
         for c in (0..=0x2_0000).filter_map(char::from_u32) {
-            assert_eq!(as_json(c), serde_json::to_string(&c).unwrap().len() - 2, "{c:?}");
+            assert_eq!(json_len(c), serde_json::to_string(&c).unwrap().len() - 2, "{c:?}");
         }
-        assert_eq!(beginning_as_json("abcdef", 6), "abcdef");
-        assert_eq!(beginning_as_json("abcdefg", 6), "abc…");
-        assert_eq!(beginning_as_json("ab\ncdefg", 6), "ab…", "the line end would take two");
-        assert_eq!(beginning_as_json("üüüü", 7), "üü…");
-        assert_eq!(beginning_as_json("üüüü", 3), "…");
+        assert_eq!(truncate_for_json("abcdef", 6), "abcdef");
+        assert_eq!(truncate_for_json("abcdefg", 6), "abc…");
+        assert_eq!(truncate_for_json("ab\ncdefg", 6), "ab…", "the line end would take two");
+        assert_eq!(truncate_for_json("üüüü", 7), "üü…");
+        assert_eq!(truncate_for_json("üüüü", 3), "…");
     }
 
     #[test]

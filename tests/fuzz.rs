@@ -1,7 +1,7 @@
-//! The fuzz targets on the stable toolchain: every committed input, and a few thousand damaged ones made from a seed.
+//! The fuzz targets on the stable toolchain: every committed input, and a few thousand damaged inputs made from a seed.
 //!
-//! `SEED=n` replays a run or takes another one; `CASES=n` runs so many of each target, `TARGET=name` only that one;
-//! `INPUT=file` runs one file, through the target that its path names.
+//! `SEED=n` selects the seed, `CASES=n` the number of inputs for each target, `TARGET=name` one target. `INPUT=file`
+//! runs one file through the target that its path names.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use utxo_store::seeded::Seeded;
+use utxo_store::rng::SplitMix64;
 
 use targets::{TARGETS, Target};
 
@@ -27,7 +27,8 @@ fn directory(kind: &str, target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind).join(target)
 }
 
-/// The files of a directory with their names, in the order of these; none where there is none.
+/// Returns the files of a directory with their names, in the order of the names; none where the directory does not
+/// exist.
 fn files(directory: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = fs::read_dir(directory)
         .into_iter()
@@ -39,7 +40,7 @@ fn files(directory: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Runs one input, and says how to run it again where it fails.
+/// Runs one input; a failure prints how to run the input again.
 fn run(target: &Target, what: &str, input: &[u8]) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| targets::run(target.name, input))) {
         let file = directory("artifacts", target.name).join("from-smoke");
@@ -50,19 +51,19 @@ fn run(target: &Target, what: &str, input: &[u8]) {
     }
 }
 
-/// Parsing, with the variable's name where that fails.
+/// Parses a number from a variable of the environment; a failure names the variable.
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, which is no number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{text}`")))
 }
 
-/// Cases of a target: reading a configuration takes as long as a hundred of the others.
+/// Returns the number of cases for a target: one configuration takes as long as a hundred of the others.
 fn cases(target: &Target) -> u64 {
     number("CASES").unwrap_or(if target.name == "configuration" { 200 } else { 3_000 })
 }
 
 #[test]
-fn targets_hold_for_every_committed_input_and_thousands_damaged_ones() {
+fn targets_hold_for_committed_and_damaged_inputs() {
     if let Some(file) = std::env::var_os("INPUT") {
         let input = fs::read(&file).unwrap();
         let named = |target: &&Target| Path::new(&file).components().any(|part| part.as_os_str() == target.name);
@@ -79,7 +80,7 @@ fn targets_hold_for_every_committed_input_and_thousands_damaged_ones() {
             run(target, name, input);
         }
         let inputs: Vec<Vec<u8>> = inputs.into_iter().map(|(_, input)| input).collect();
-        let mut random = Seeded::new(seed);
+        let mut random = SplitMix64::new(seed);
         for case in 0..cases(target) {
             let input = damage::damaged(&mut random, &inputs);
             run(target, &format!("case {case} of SEED={seed}"), &input);
@@ -87,16 +88,16 @@ fn targets_hold_for_every_committed_input_and_thousands_damaged_ones() {
     }
 }
 
-/// What takes more memory than its input justifies, and what panics, does not pass.
+/// A target that takes more memory than its input justifies fails.
 #[test]
-#[should_panic(expected = "bytes were held at once for 3 of input")]
-fn memory_beyond_the_input_is_noticed() {
+#[should_panic(expected = "bytes at once for 3 bytes of input")]
+fn memory_beyond_the_input_is_detected() {
     Target { name: "greedy", check: |data| drop(vec![0_u8; data.len() << 20]), memory: (1_000, 10) }.run(&[1, 2, 3]);
 }
 
-/// `UPDATE_SEEDS=1` writes them anew.
+/// `UPDATE_SEEDS=1` writes the seeds again.
 #[test]
-fn the_seeds_are_what_the_generator_makes() {
+fn the_committed_seeds_match_the_generator() {
     let update = std::env::var_os("UPDATE_SEEDS").is_some();
     let mut bytes = 0;
     for target in &TARGETS {
@@ -110,9 +111,9 @@ fn the_seeds_are_what_the_generator_makes() {
         }
         assert!(
             made == files(&directory),
-            "{}: write them anew: UPDATE_SEEDS=1 cargo test --test fuzz the_seeds",
+            "{}: the seeds differ; run UPDATE_SEEDS=1 cargo test --test fuzz the_committed_seeds",
             target.name
         );
     }
-    assert!(bytes < 500_000, "{bytes} bytes of seeds are too many for a repository");
+    assert!(bytes < 500_000, "{bytes} bytes of seeds are too many for the repository");
 }

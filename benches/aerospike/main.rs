@@ -1,8 +1,9 @@
-//! The engine on a real Aerospike, against the raw client: operations/s, and µs of CPU an operation, client and server apart.
+//! The engine on a real Aerospike server, against the raw client: operations/s, and µs of CPU per operation of client
+//! and server.
 //!
-//! Each line does the same operations three ways: *floor* writes one bin, *best* is a hand-packed `operate` without any of
-//! the engine's care (nothing is answered but done or not), *engine* is [`AerospikeEngine`]. `benches/README.md` says what was
-//! measured.
+//! Each case runs the same operations by three methods: *floor* writes one bin, *best* is a hand-packed `operate`
+//! without the features of the engine (it returns only success or failure), *engine* is [`AerospikeEngine`].
+//! `benches/README.md` has the measurements.
 
 mod cases;
 #[path = "../macro/measure.rs"]
@@ -22,11 +23,11 @@ use utxo_store::{engine::aerospike::AerospikeEngine, record::Rules};
 use cases::Case;
 use server::{AerospikeServer, FIT, Setup};
 
-// As the program itself.
+// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Rows a batch, and batches on their way.
+/// Rows per batch, and batches in flight.
 const BATCH: usize = 256;
 const IN_FLIGHT: usize = 8;
 
@@ -58,18 +59,18 @@ async fn measure(server: &AerospikeServer, case: &Case) {
     let engine = AerospikeEngine::open(&settings, rules).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
     let process = server.process_id().expect("the server is ours");
-    for way in case.ways() {
-        let raw = Arc::new(raw::Raw::open(&settings, way.care()).await);
-        let batches = case.prepare(way, &engine, &raw).await;
+    for method in case.methods() {
+        let raw = Arc::new(raw::RawClient::open(&settings, method.feature()).await);
+        let batches = case.prepare(method, &engine, &raw).await;
         let timed = timed::run(process, batches, IN_FLIGHT).await;
-        timed.print(&case.name(), way.name());
+        timed.print(&case.name(), method.name());
     }
-    let work = engine.work();
+    let counts = engine.group_counts();
     assert_eq!(
-        (work.refused, work.lost),
+        (counts.refused, counts.lost_races),
         (0, 0),
-        "{}: the engine went another way than measured: {work:?}",
+        "{}: the engine did not use native operations only: {counts:?}",
         case.name()
     );
-    raw::Raw::open(&settings, raw::Care::None).await.truncate().await;
+    raw::RawClient::open(&settings, raw::EngineFeature::None).await.truncate().await;
 }

@@ -1,8 +1,8 @@
-//! The client by hand: what can be had at best, and the floor under it.
+//! Raw client: the best possible result, and the floor under it.
 //!
-//! *Best* does what `aerospike.md` measured: a packed filter whose offset and hash are patched in place, the native
-//! operations, a derived bin. It reads nothing back and keeps nothing from the engine but the records' layout; or one thing
-//! more ([`Care`]), so that the cost of each is seen.
+//! *Best* is a packed filter with patched offset and hash, native operations and a derived bin. It reads no record back
+//! and keeps only the record layout of the engine, or one feature more ([`EngineFeature`]), so that the cost of each is
+//! visible.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use aerospike::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use utxo_store::{engine::aerospike::AerospikeSettings, record::Page, tx::Txid};
 
-/// Patched in each row; as wide when packed as any offset of it has to be.
+/// Placeholder that each row replaces by its offset; packed as wide as the widest offset.
 const OFFSET: u32 = 0x7EED_7EED;
 const HASH: [u8; 32] = [0xEE; 32];
-/// The first output of every transaction of the bench, as it is stored: 1,000 satoshis, a script of 25 bytes.
+/// The stored first output of every transaction of the bench: 1,000 satoshis, a script of 25 bytes.
 const FIRST_OUTPUT: [u8; 34] = {
     let mut output = [0x51; 34];
     (output[0], output[1], output[8]) = (0xE8, 3, 25);
@@ -34,42 +34,42 @@ const FIRST_OUTPUT: [u8; 34] = {
 };
 const STAMP: i64 = 21;
 
-/// What the engine does besides, one at a time.
+/// One additional feature of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Care {
-    /// Nothing of it.
+pub enum EngineFeature {
+    /// No additional feature.
     None,
-    /// Spends do not take slots with a history.
+    /// Spends refuse marked slots.
     History,
     /// Spends are compared with the stored output.
     StoredOutput,
-    /// Spends say whether everything is spent, and when the record is due.
+    /// Spends return whether every slot is spent, and when the record is due.
     Signals,
-    /// A later stamp of the sequencer is in the way, and is left.
+    /// A later stamp of the sequencer refuses the operation, and the operation writes its stamp.
     Stamp,
-    /// All blocks that list the transaction are told, and of how many pages it is.
+    /// Set mined returns all blocks that list the transaction, and its number of pages.
     Blocks,
 }
 
-pub struct Raw {
-    care: Care,
+pub struct RawClient {
+    feature: EngineFeature,
     client: Client,
     namespace: String,
     set: String,
     policy: BatchPolicy,
-    filter: Patched,
+    filter: PatchedExpression,
     due: Operation,
     unlisted: Expression,
 }
 
-/// A packed expression, and where its offset and its hash are.
-struct Patched {
+/// A packed expression with the positions of its offset and its hash.
+struct PatchedExpression {
     bytes: Vec<u8>,
     offsets: Vec<usize>,
     hash: usize,
 }
 
-impl Patched {
+impl PatchedExpression {
     fn new(expression: &Expression) -> Self {
         let bytes = packed(expression);
         let find = |what: &[u8]| -> Vec<usize> {
@@ -77,7 +77,7 @@ impl Patched {
             windows.filter(|(_, window)| *window == what).map(|(at, _)| at).collect()
         };
         let (offsets, hash) = (find(&OFFSET.to_be_bytes()), find(&HASH)[0]);
-        Patched { bytes, offsets, hash }
+        PatchedExpression { bytes, offsets, hash }
     }
 
     fn with(&self, offset: u32, hash: &[u8; 32]) -> Expression {
@@ -99,17 +99,17 @@ fn absent(bin: &str) -> Expression {
     eq(bin_type(bin), int_val(0))
 }
 
-impl Raw {
-    pub async fn open(settings: &AerospikeSettings, care: Care) -> Self {
+impl RawClient {
+    pub async fn open(settings: &AerospikeSettings, feature: EngineFeature) -> Self {
         let client = Client::new(&ClientPolicy::default(), &settings.hosts).await.expect("the engine is connected too");
         let slot = get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("utxos"), &[]);
         let free = eq(slot, blob_val(HASH.to_vec()));
         let marks = ["creating", "locked", "conflicting", "frozen", "spendingHeight", "utxoSpendableIn"];
         let stored =
             get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(OFFSET.into()), list_bin("outputs"), &[]);
-        let more = match care {
-            Care::History => vec![absent("contested")],
-            Care::StoredOutput => vec![eq(stored, blob_val(FIRST_OUTPUT.to_vec()))],
+        let more = match feature {
+            EngineFeature::History => vec![absent("contested")],
+            EngineFeature::StoredOutput => vec![eq(stored, blob_val(FIRST_OUTPUT.to_vec()))],
             _ => vec![],
         };
         let filter = and(marks.iter().map(|mark| absent(mark)).chain(more).chain([free]).collect());
@@ -118,17 +118,19 @@ impl Raw {
         let due = from_packed_bytes(packed(&cond(vec![spent, num_add(vec![height, int_val(288)]), unknown()])));
         let listed = get_by_value(ListReturnType::COUNT, int_val(7), list_bin("blockIDs"), &[]);
         let unlisted = eq(listed, int_val(0));
-        let unlisted = match care {
-            Care::Stamp => and(vec![or(vec![absent("chainPos"), le(int_bin("chainPos"), int_val(STAMP))]), unlisted]),
+        let unlisted = match feature {
+            EngineFeature::Stamp => {
+                and(vec![or(vec![absent("chainPos"), le(int_bin("chainPos"), int_val(STAMP))]), unlisted])
+            }
             _ => unlisted,
         };
-        Raw {
-            care,
+        RawClient {
+            feature,
             client,
             namespace: settings.namespace.clone(),
             set: settings.set.clone(),
             policy: BatchPolicy::write_default(),
-            filter: Patched::new(&filter),
+            filter: PatchedExpression::new(&filter),
             due: exp::write_exp("deleteAtHeight", due, exp::ExpWriteFlags::EVAL_NO_FAIL),
             unlisted: from_packed_bytes(packed(&unlisted)),
         }
@@ -150,7 +152,7 @@ impl Raw {
         rows.len()
     }
 
-    /// One bin of each record.
+    /// Writes one bin of each record.
     pub async fn put_one(self: Arc<Self>, txids: Vec<Txid>) -> usize {
         let policy = BatchWritePolicy::default();
         let row = |txid| {
@@ -160,7 +162,7 @@ impl Raw {
         self.send(txids.iter().map(row).collect()).await
     }
 
-    /// All bins of each record, lists packed by hand.
+    /// Writes all bins of each record, lists packed by hand.
     pub async fn create(self: Arc<Self>, pages: Vec<Arc<Page>>) -> usize {
         let policy = BatchWritePolicy {
             record_exists_action: RecordExistsAction::CreateOnly,
@@ -171,10 +173,10 @@ impl Raw {
         self.send(rows.collect()).await
     }
 
-    /// One slot of each record: its offset and its hash.
+    /// Spends one slot (offset, hash) of each record.
     pub async fn spend(self: Arc<Self>, slots: Vec<(Txid, u32, [u8; 32])>) -> usize {
         let all_spent = from_packed_bytes(packed(&eq(int_bin("spentUtxos"), int_bin("recordUtxos"))));
-        let told = exp::read_exp("told", all_spent, exp::ExpReadFlags::DEFAULT);
+        let all_spent_signal = exp::read_exp("told", all_spent, exp::ExpReadFlags::DEFAULT);
         let row = |(txid, offset, hash): &(Txid, u32, [u8; 32])| {
             let policy = BatchWritePolicy {
                 record_exists_action: RecordExistsAction::UpdateOnly,
@@ -188,15 +190,15 @@ impl Raw {
                 operations::add(&Bin::new("spentUtxos", Value::Int(1))),
                 self.due.clone(),
             ];
-            if self.care == Care::Signals {
-                operations.push(told.clone());
+            if self.feature == EngineFeature::Signals {
+                operations.push(all_spent_signal.clone());
             }
             BatchOperation::write(&policy, self.key(txid), operations)
         };
         self.send(slots.iter().map(row).collect()).await
     }
 
-    /// Each record mined in block 7.
+    /// Sets each record mined in block 7.
     pub async fn set_mined(self: Arc<Self>, txids: Vec<Txid>) -> usize {
         let policy = BatchWritePolicy {
             record_exists_action: RecordExistsAction::UpdateOnly,
@@ -205,38 +207,38 @@ impl Raw {
             ..BatchWritePolicy::default()
         };
         let append = |bin, number| lists::append(&ListPolicy::default(), bin, Value::Int(number));
-        let gone = |bin| operations::put(&Bin::new(bin, Value::Nil));
+        let remove = |bin| operations::put(&Bin::new(bin, Value::Nil));
         let mut operations = vec![
             append("blockIDs", 7),
             append("blockHeights", 150),
             append("subtreeIdxs", 3),
-            gone("unminedSince"),
-            gone("locked"),
+            remove("unminedSince"),
+            remove("locked"),
             self.due.clone(),
         ];
-        match self.care {
-            Care::Stamp => operations.push(operations::put(&Bin::new("chainPos", Value::Int(STAMP)))),
-            Care::Blocks => operations.extend(["blockIDs", "totalExtraRecs"].map(operations::get_bin)),
+        match self.feature {
+            EngineFeature::Stamp => operations.push(operations::put(&Bin::new("chainPos", Value::Int(STAMP)))),
+            EngineFeature::Blocks => operations.extend(["blockIDs", "totalExtraRecs"].map(operations::get_bin)),
             _ => {}
         }
         let row = |txid| BatchOperation::write(&policy, self.key(txid), operations.clone());
         self.send(txids.iter().map(row).collect()).await
     }
 
-    /// Each record whole.
+    /// Reads each record with all bins.
     pub async fn get(self: Arc<Self>, txids: Vec<Txid>) -> usize {
         let policy = BatchReadPolicy::default();
         self.send(txids.iter().map(|txid| BatchOperation::read(&policy, self.key(txid), Bins::All)).collect()).await
     }
 
-    /// Makes room for the next case.
+    /// Removes all records before the next case.
     pub async fn truncate(&self) {
         let ended = self.client.truncate(&AdminPolicy::default(), &self.namespace, &self.set, 0).await;
         ended.expect("a set of the bench's own");
     }
 }
 
-/// The bins of a one-page transaction with an inline body.
+/// Returns the bins of a one-page transaction with an inline body.
 fn all_bins(page: &Page) -> Vec<Operation> {
     let int = |number: u64| Value::Int(number as i64);
     let master = page.master.as_ref().expect("a bench has masters only");
@@ -267,7 +269,7 @@ fn all_bins(page: &Page) -> Vec<Operation> {
     bins.into_iter().map(|(name, value)| operations::put(&Bin::new(name, value))).collect()
 }
 
-/// A packed list of blobs.
+/// Packs a list of blobs.
 fn list(blobs: impl Iterator<Item = Vec<u8>>) -> Value {
     let blobs: Vec<Vec<u8>> = blobs.collect();
     let mut packed = vec![0xdd];

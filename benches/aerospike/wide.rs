@@ -1,4 +1,5 @@
-//! A transaction of many pages: created by the protocol of several writes, its body in a blob store, and spent to the last output.
+//! A transaction of many pages: created by the lock-record protocol with its body in a blob store, then spent to the
+//! last output.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use utxo_store::{
     record::{Key, Outcome, Rules},
     store::{
         Store, StoreSettings,
-        create::{Creator, Identity, Paged, Processes, Starts},
+        create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
     },
     tx::{Network, UtxoHash},
 };
@@ -17,12 +18,12 @@ use utxo_store::{
 use super::{
     BATCH, IN_FLIGHT,
     cases::{PAGE_SIZE, claim, pages, spend},
-    measure::{forget_peak, memory, peak_memory},
+    measure::{peak_memory, reset_peak, resident_memory},
     server::AerospikeServer,
     timed::{self, Batch},
 };
 
-/// Creates and spends it; says how long that took, what it cost, and by how much memory grew.
+/// Creates and spends the transaction; prints the time, the cost and the growth of memory.
 pub async fn measure(server: &AerospikeServer, outputs: u32) {
     let rules = Rules::main(288);
     let engine = AerospikeEngine::open(&server.settings(), rules).await.expect("the server was set up for it");
@@ -53,27 +54,32 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
     let hashes: Vec<UtxoHash> =
         (0..=last).flat_map(slots).flatten().map(|slot| slot.hash().expect("every output has a slot")).collect();
 
-    let before = memory();
-    forget_peak();
-    let identity = Identity { owner: 1, process_id: 1, hostname: "bench".to_owned(), sees: Processes::None };
+    let before = resident_memory();
+    reset_peak();
+    let identity = CreatorIdentity {
+        owner: 1,
+        process_id: 1,
+        hostname: "bench".to_owned(),
+        process_visibility: ProcessVisibility::None,
+    };
     let creator = Creator::new(store.clone(), Clock::System, identity);
-    let paged = Paged { master: Arc::new(made.master), others, starts: Starts::Live };
+    let paged = PagedTx { master: Arc::new(made.master), others, initial_state: InitialState::Live };
     let create: Batch = Box::pin(async move {
         let outcome = creator.create(&paged, |_| {}).await.expect("the server answers");
         assert!(outcome.is_done(), "{outcome:?}");
         outputs as usize
     });
-    let took = timed::run(process, [create], 1).await;
+    let timing = timed::run(process, [create], 1).await;
     let keys = (0..=last + 1).map(|page| Key::Page(txid, page)).collect::<Vec<_>>();
     let mut records = 0;
     for key in keys {
         records += engine.read(&[key]).await.iter().filter(|record| matches!(record, Ok(Some(_)))).count();
     }
-    took.print(&format!("create-{outputs}-outputs"), &format!("{records} records"));
-    grown("create", before);
+    timing.print(&format!("create-{outputs}-outputs"), &format!("{records} records"));
+    print_growth("create", before);
 
-    let before = memory();
-    forget_peak();
+    let before = resident_memory();
+    reset_peak();
     let rows = hashes.into_iter().zip(0..).map(move |(hash, vout)| {
         let (page, offset) = (vout / PAGE_SIZE, vout % PAGE_SIZE);
         spend(Key::Page(txid, page), claim(vout, offset, hash), page > 0)
@@ -82,17 +88,18 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
     let batches = rows.chunks(BATCH).map(|rows| {
         let (store, rows) = (store.clone(), rows.to_vec());
         Box::pin(async move {
-            // One page takes one request after the other, and what waits too long is sent again, as the pipeline does.
+            // A page executes one request after the other; a request that waits too long is sent again, as the pipeline
+            // does.
             let outcomes = store.apply(rows).await.expect("the server is ours");
             assert!(outcomes.iter().all(Outcome::is_done), "{outcomes:?}");
             outcomes.len()
         }) as Batch
     });
     timed::run(process, batches, IN_FLIGHT).await.print(&format!("spend-all-{outputs}-outputs"), "engine");
-    grown("spend", before);
+    print_growth("spend", before);
 }
 
-fn grown(what: &str, before: u64) {
-    let grown = peak_memory().saturating_sub(before) >> 20;
-    println!("{:<26} {:>18} {grown:>12} MiB at the most, besides {} before", "", what, before >> 20);
+fn print_growth(what: &str, before: u64) {
+    let memory_growth = peak_memory().saturating_sub(before) >> 20;
+    println!("{:<26} {:>18} {memory_growth:>12} MiB at the most, besides {} before", "", what, before >> 20);
 }

@@ -1,4 +1,4 @@
-//! Transactions and blocks that are made up.
+//! Synthetic transactions and blocks.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use utxo_store::{
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions, Validated},
     record::{
         Key, Operation, Page, StoredOutput,
-        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_pages},
+        build::{KnownOutput, KnownOutputs, NewTxState, PageParams, build_pages, build_partial_pages},
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
@@ -17,21 +17,21 @@ pub const HEIGHT: u32 = 150;
 const SATOSHIS: u64 = 1 << 40;
 const SCRIPT: [u8; 25] = [0x51; 25];
 
-/// A coin: where it is, and what it is worth.
+/// An unspent output with its amount.
 #[derive(Debug, Clone, Copy)]
 pub struct Coin {
     pub outpoint: Outpoint,
     pub satoshis: u64,
 }
 
-pub struct Made {
+pub struct MadeTx {
     pub txid: Txid,
     pub extended: Vec<u8>,
     pub coins: Vec<Coin>,
 }
 
-impl Made {
-    /// Spends a coin; `tag` makes it another one than its rivals.
+impl MadeTx {
+    /// Returns a transaction that spends a coin; rivals differ in `tag`.
     pub fn spending(coin: Coin, outputs: u32, tag: u32) -> Self {
         let previous = Output { satoshis: coin.satoshis, script: &SCRIPT };
         let builder = TransactionBuilder::default().input(coin.outpoint, &[0x30; 107], tag, Some(previous));
@@ -39,7 +39,7 @@ impl Made {
         let extended = (0..outputs).fold(builder, |builder, _| builder.output(each, &SCRIPT)).extended();
         let txid = Transaction::parse(&extended).expect("made by the builder").txid();
         let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: each };
-        Made { txid, extended, coins: (0..outputs).map(coin).collect() }
+        MadeTx { txid, extended, coins: (0..outputs).map(coin).collect() }
     }
 
     pub fn event(&self) -> (Vec<u8>, Vec<u8>) {
@@ -48,30 +48,30 @@ impl Made {
     }
 }
 
-const SETTING: Setting = Setting { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
+const SETTING: PageParams = PageParams { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
 
-/// A transaction of two outputs that is in the store before the run, and in no block.
+/// Returns the create of a transaction with two outputs that is stored before the run and unmined.
 pub fn unmined(number: u64) -> Row {
     let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
-    let made = Made::spending(Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: SATOSHIS }, 2, 0);
+    let made = MadeTx::spending(Coin { outpoint: Outpoint { txid, vout: 0 }, satoshis: SATOSHIS }, 2, 0);
     let transaction = Transaction::parse(&made.extended).expect("made by the builder");
     let page = page_of(&transaction, Bytes::copy_from_slice(&made.extended));
     Row { key: Key::master(made.txid), operation: Operation::Create(Arc::new(page)) }
 }
 
-/// As it is stored at first.
+/// Returns the master of a transaction as created.
 pub fn page_of(transaction: &Transaction<'_>, body: Bytes) -> Page {
-    let pages = pages_of(transaction, body, transaction.txid(), &SETTING, &Start::default());
+    let pages = build_pages(transaction, body, transaction.txid(), &SETTING, &NewTxState::default());
     pages.expect("it pays").master
 }
 
-/// A partial transaction that is in the store before the run, and mined before that.
+/// Returns the create of a partial transaction that is stored and mined before the run.
 pub fn seed(number: u64, outputs: u32) -> (Row, Vec<Coin>) {
     let txid = Txid(*blake3::hash(&number.to_le_bytes()).as_bytes());
     let output =
-        |vout| SeededOutput { vout, output: StoredOutput { satoshis: SATOSHIS, script: Bytes::from_static(&SCRIPT) } };
-    let seed = Seed { txid, coinbase: false, outputs: (0..outputs).map(output).collect() };
-    let page: Page = seeded_pages(&seed, &SETTING).expect("a seed with outputs").master;
+        |vout| KnownOutput { vout, output: StoredOutput { satoshis: SATOSHIS, script: Bytes::from_static(&SCRIPT) } };
+    let seed = KnownOutputs { txid, coinbase: false, outputs: (0..outputs).map(output).collect() };
+    let page: Page = build_partial_pages(&seed, &SETTING).expect("a seed with outputs").master;
     let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: SATOSHIS };
     (Row { key: Key::master(txid), operation: Operation::Create(Arc::new(page)) }, (0..outputs).map(coin).collect())
 }
@@ -85,23 +85,23 @@ pub struct MadeBlock {
 }
 
 enum Listed {
-    Here(Vec<u8>),
+    Inline(Vec<u8>),
     Object { key: String, sha256: [u8; 32], count: u64 },
 }
 
 impl MadeBlock {
     pub fn new(id: u32, height: u32, previous: Option<&MadeBlock>, listed: &[Txid]) -> Self {
-        Self::listing(id, height, previous, Listed::Here(listed.iter().flat_map(|txid| txid.0).collect()))
+        Self::with_listing(id, height, previous, Listed::Inline(listed.iter().flat_map(|txid| txid.0).collect()))
     }
 
-    /// Lists what is in an object.
-    pub fn of_object(id: u32, height: u32, key: &str, sha256: [u8; 32], count: u64) -> Self {
-        Self::listing(id, height, None, Listed::Object { key: key.to_owned(), sha256, count })
+    /// Returns a block that lists the transactions of an object.
+    pub fn listing_object(id: u32, height: u32, key: &str, sha256: [u8; 32], count: u64) -> Self {
+        Self::with_listing(id, height, None, Listed::Object { key: key.to_owned(), sha256, count })
     }
 
-    fn listing(id: u32, height: u32, previous: Option<&MadeBlock>, listed: Listed) -> Self {
-        let nobody = Outpoint { txid: Txid([0; 32]), vout: u32::MAX };
-        let coinbase = TransactionBuilder::default().input(nobody, &id.to_le_bytes(), u32::MAX, None);
+    fn with_listing(id: u32, height: u32, previous: Option<&MadeBlock>, listed: Listed) -> Self {
+        let no_outpoint = Outpoint { txid: Txid([0; 32]), vout: u32::MAX };
+        let coinbase = TransactionBuilder::default().input(no_outpoint, &id.to_le_bytes(), u32::MAX, None);
         MadeBlock {
             id,
             height,
@@ -117,7 +117,7 @@ impl MadeBlock {
 
     fn event(&self) -> Block<'_> {
         let (count, transactions) = match &self.listed {
-            Listed::Here(txids) => ((txids.len() / 32) as u64, SubtreeTransactions::Inline(txids)),
+            Listed::Inline(txids) => ((txids.len() / 32) as u64, SubtreeTransactions::Inline(txids)),
             Listed::Object { key, sha256, count } => (*count, SubtreeTransactions::Object { key, sha256: *sha256 }),
         };
         let subtree = Subtree { count, transactions };

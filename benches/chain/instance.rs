@@ -1,4 +1,4 @@
-//! A whole instance over the log in memory, and what is said to it.
+//! A whole instance over the log in memory.
 
 use std::{future::Future, path::Path, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::{BlobOptions, objects::Objects},
     broker::{
-        Broker, NewTopic, Produce, Producer, TopicPartition,
+        Broker, NewTopic, OutgoingMessage, Producer, TopicPartition,
         memory::{MemoryBroker, MemorySettings},
     },
     cli::wiring,
@@ -20,7 +20,7 @@ use utxo_store::{
     status::Health,
     store::{
         Store,
-        create::{Identity, Processes},
+        create::{CreatorIdentity, ProcessVisibility},
     },
     telemetry::{Completion, Metrics},
 };
@@ -31,7 +31,7 @@ pub const REORGS: &str = "utxo.reorgs";
 const CHAIN: &str = "utxo.chain";
 const PARTITIONS: i32 = 4;
 
-/// An instance with the settings of `deploy/utxo-store.toml`, but for pruning.
+/// An instance with the settings of `deploy/utxo-store.toml`, except pruning.
 pub struct Instance {
     broker: MemoryBroker,
     producer: Arc<dyn Producer>,
@@ -42,10 +42,10 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Over an empty engine; blocks may refer to files in `objects`.
+    /// Starts an instance on an empty engine; blocks may refer to files in `objects`.
     pub async fn start(engine: Arc<dyn RecordEngine>, objects: &Path) -> Self {
         let config = Config::default();
-        let mut settings = wiring::instance(&config);
+        let mut settings = wiring::instance_settings(&config);
         settings.sequencer.prune = None;
         let clock = Clock::System;
         let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
@@ -56,7 +56,7 @@ impl Instance {
         let metrics = Arc::new(Metrics::new());
         let files = LocalFileSystem::new_with_prefix(objects).expect("the directory is there");
         let objects = Objects::new(Arc::new(files), &BlobOptions::default());
-        let store = Store::new(engine, wiring::store(&config)).with_objects(Some(objects));
+        let store = Store::new(engine, wiring::store_settings(&config)).with_objects(Some(objects));
         let parts = InstanceParts {
             broker: Arc::new(broker.clone()),
             store: store.clone(),
@@ -65,7 +65,12 @@ impl Instance {
             health: Arc::new(Health::new(clock, Duration::from_secs(600))),
             earlier_halts: Arc::default(),
             store_id: [7; 16],
-            identity: Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None },
+            identity: CreatorIdentity {
+                owner: 1,
+                process_id: 1,
+                hostname: "here".to_owned(),
+                process_visibility: ProcessVisibility::None,
+            },
         };
         let health = parts.health.clone();
         let shutdown = CancellationToken::new();
@@ -73,38 +78,39 @@ impl Instance {
         let task = tokio::spawn(async move { running.await.inspect_err(|error| eprintln!("the instance: {error}")) });
         let producer = broker.producer().await.expect("the memory broker has one");
         let instance = Instance { broker, producer, store, metrics, shutdown, task };
-        // What is in a store that is nobody's yet is another's; and over nodes that may forget it is made for longer than a case takes.
-        instance.until(async || health.ready().ok).await;
+        // The instance must own the store first: records in a store without a meta record would belong to another
+        // store, and over nodes that may lose writes the creation of the meta record takes longer than a case.
+        instance.wait_until(async || health.ready().ok).await;
         instance
     }
 
     pub async fn publish(&self, topic: &str, messages: Vec<(Vec<u8>, Vec<u8>)>) {
-        let produce = |(key, payload): (Vec<u8>, Vec<u8>)| Produce {
+        let produce = |(key, payload): (Vec<u8>, Vec<u8>)| OutgoingMessage {
             topic: topic.into(),
             key: key.into(),
             payload: payload.into(),
-            ..Produce::default()
+            ..OutgoingMessage::default()
         };
         self.producer.produce_all(messages.into_iter().map(produce).collect()).await.expect("the log is in memory");
     }
 
-    /// So many transactions are done with.
-    pub async fn until_completed(&self, completion: Completion, count: u64) {
-        self.until(async || self.metrics.completed.of(completion).get() >= count).await;
+    /// Waits until `count` transactions are completed.
+    pub async fn wait_until_completed(&self, completion: Completion, count: u64) {
+        self.wait_until(async || self.metrics.completed.of(completion).get() >= count).await;
     }
 
-    /// The chain has come to `length` events, and all are handled.
-    pub async fn until_handled(&self, length: u64) {
+    /// Waits until the chain has `length` events and all are handled.
+    pub async fn wait_until_handled(&self, length: u64) {
         let chain = TopicPartition { topic: CHAIN.into(), partition: 0 };
-        self.until(async || {
+        self.wait_until(async || {
             let (_, end) = self.broker.watermarks(&chain).await.expect("the log is in memory");
             end >= length && self.metrics.chain_offset.get() >= end as i64
         })
         .await;
     }
 
-    async fn until<F: Future<Output = bool>>(&self, mut there: impl FnMut() -> F) {
-        while !there().await {
+    async fn wait_until<F: Future<Output = bool>>(&self, mut condition: impl FnMut() -> F) {
+        while !condition().await {
             assert!(!self.task.is_finished(), "the instance has ended");
             assert_eq!(self.metrics.chain_halted.get(), 0, "the chain is halted");
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,7 +1,7 @@
-//! What the chain does to a whole instance: blocks, a reorganisation, contests, a cone, forgetting. From the topic to the engine, with the log in
-//! memory.
+//! The chain on a whole instance: blocks, a reorg, contests, descendants, pruning; from the topic to the engine, with
+//! the log in memory.
 //!
-//! `benches/README.md` says how to choose cases and sizes, and what was measured.
+//! `benches/README.md` has the cases, the sizes and the measurements.
 
 mod events;
 mod instance;
@@ -26,10 +26,10 @@ use std::{
     time::Instant,
 };
 
-use events::{Coin, HEIGHT, Made, MadeBlock, reorg, seed, unmined};
+use events::{Coin, HEIGHT, MadeBlock, MadeTx, reorg, seed, unmined};
 use futures_util::{StreamExt, stream};
 use instance::{BLOCKS, Instance, REORGS, TXS};
-use measure::{Cpu, size};
+use measure::{Cpu, env_number};
 use server::{AerospikeServer, FIT, Setup};
 use sha2::{Digest, Sha256};
 use utxo_store::{
@@ -44,7 +44,7 @@ use utxo_store::{
     tx::Txid,
 };
 
-// As the program itself.
+// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -52,11 +52,11 @@ const RULES: Rules = Rules::main(288);
 const CASES: [&str; 6] = ["mined", "object", "reorg", "contests", "cone", "prune"];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";
-/// Blocks of the first two cases.
-const BLOCKS_OF: u32 = 6;
-/// Messages that are produced at once.
-const AT_ONCE: usize = 10_000;
-/// Rows of a batch, and batches on their way: the defaults of the settings.
+/// Number of blocks in the cases `mined` and `reorg`.
+const BLOCKS_PER_CASE: u32 = 6;
+/// Messages per produce call.
+const MESSAGES_PER_CALL: usize = 10_000;
+/// Rows per batch, and batches in flight: the defaults of the settings.
 const MINED_BATCH: usize = 1_024;
 const IN_FLIGHT: usize = 8;
 
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
             continue;
         }
-        // Memory and CPU time are its own.
+        // A child process has its own memory and CPU time.
         let program = env::current_exe().expect("the program is there");
         let ended = Command::new(program).args([CHILD, case, engine]).status();
         failed |= !ended.is_ok_and(|status| status.success());
@@ -91,28 +91,28 @@ fn main() -> ExitCode {
 async fn run(case: &str, engine: &str) {
     let aerospike = || AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
     let server = (engine == "aerospike").then(aerospike);
-    // Each call names another set.
+    // Each call returns another set.
     let settings = server.as_ref().map(AerospikeServer::settings);
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written to");
-    let opened: Arc<dyn RecordEngine> = match &settings {
+    let record_engine: Arc<dyn RecordEngine> = match &settings {
         Some(settings) => Arc::new(AerospikeEngine::open(settings, RULES).await.expect("it was set up for it")),
         None if engine == "memory" => Arc::new(MemoryEngine::new(RULES)),
         None => Arc::new(FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store")),
     };
-    let instance = Instance::start(opened, directory.path()).await;
+    let instance = Instance::start(record_engine, directory.path()).await;
     let name = format!("{case}/{engine}");
     match case {
-        "mined" => mined(&name, &instance, settings.as_ref()).await,
-        "object" => of_an_object(&name, &instance, directory.path()).await,
-        "reorg" => reorganised(&name, &instance).await,
-        "contests" => contests(&name, &instance).await,
+        "mined" => run_mined(&name, &instance, settings.as_ref()).await,
+        "object" => run_object(&name, &instance, directory.path()).await,
+        "reorg" => run_reorg(&name, &instance).await,
+        "contests" => run_contests(&name, &instance).await,
         "prune" => prune::prune(&name, &instance).await,
-        _ => cone(&name, &instance).await,
+        _ => run_descendants(&name, &instance).await,
     }
     instance.stop().await;
 }
 
-/// What passes between its making and its printing.
+/// Measurement from its creation to its printing.
 struct Measured {
     started: Instant,
     cpu: Cpu,
@@ -121,8 +121,8 @@ struct Measured {
 
 impl Measured {
     fn begin() -> Self {
-        measure::forget_peak();
-        Measured { started: Instant::now(), cpu: Cpu::now(), before: measure::memory() }
+        measure::reset_peak();
+        Measured { started: Instant::now(), cpu: Cpu::now(), before: measure::resident_memory() }
     }
 
     fn print(self, name: &str, items: u64) {
@@ -138,41 +138,41 @@ impl Measured {
     }
 }
 
-/// Transactions of two outputs that are in the store, and have nothing to do with each other.
-async fn strangers(instance: &Instance, numbers: Range<u64>) -> Vec<Txid> {
+/// Creates unrelated transactions of two outputs in the store.
+async fn create_unrelated(instance: &Instance, numbers: Range<u64>) -> Vec<Txid> {
     let mut txids = Vec::new();
-    for from in numbers.clone().step_by(AT_ONCE) {
-        let rows: Vec<_> = (from..numbers.end.min(from + AT_ONCE as u64)).map(unmined).collect();
+    for from in numbers.clone().step_by(MESSAGES_PER_CALL) {
+        let rows: Vec<_> = (from..numbers.end.min(from + MESSAGES_PER_CALL as u64)).map(unmined).collect();
         txids.extend(rows.iter().filter_map(|row| row.key.txid()));
         instance.store.apply(rows).await.expect("created");
     }
     txids
 }
 
-/// A chain of blocks that list all of them.
+/// Returns a chain of blocks that list all these transactions.
 fn blocks_of(txids: &[Txid], first_id: u32, first_height: u32, on: Option<&MadeBlock>) -> Vec<MadeBlock> {
     let mut blocks: Vec<MadeBlock> = Vec::new();
-    for (listed, number) in txids.chunks(txids.len().div_ceil(BLOCKS_OF as usize)).zip(0..) {
+    for (listed, number) in txids.chunks(txids.len().div_ceil(BLOCKS_PER_CASE as usize)).zip(0..) {
         let block = MadeBlock::new(first_id + number, first_height + number, blocks.last().or(on), listed);
         blocks.push(block);
     }
     blocks
 }
 
-/// Blocks from their topic to the engine; on Aerospike beside the raw client.
-async fn mined(name: &str, instance: &Instance, settings: Option<&AerospikeSettings>) {
-    let count = size("CHAIN_LISTED", 300_000);
-    let txids = strangers(instance, 0..count).await;
+/// Handles blocks from their topic to the engine; on Aerospike the raw client follows.
+async fn run_mined(name: &str, instance: &Instance, settings: Option<&AerospikeSettings>) {
+    let count = env_number("CHAIN_LISTED", 300_000);
+    let txids = create_unrelated(instance, 0..count).await;
     let blocks = blocks_of(&txids, 1, HEIGHT, None);
     let events = blocks.iter().zip(1..).map(|(block, sequence)| block.mined(sequence)).collect();
     let measured = Measured::begin();
     instance.publish(BLOCKS, events).await;
-    instance.until_handled(blocks.len() as u64).await;
+    instance.wait_until_handled(blocks.len() as u64).await;
     measured.print(name, count);
     let Some(settings) = settings else { return };
-    let raw = Arc::new(raw::Raw::open(settings, raw::Care::None).await);
-    // Of its own: the engine's are mined.
-    let others = strangers(instance, 1 << 40..(1 << 40) + count).await;
+    let raw = Arc::new(raw::RawClient::open(settings, raw::EngineFeature::None).await);
+    // The raw client has transactions of its own: those of the engine are mined.
+    let others = create_unrelated(instance, 1 << 40..(1 << 40) + count).await;
     let batches: Vec<_> = others.chunks(MINED_BATCH).map(|txids| raw.clone().set_mined(txids.to_vec())).collect();
     let measured = Measured::begin();
     let mut done = stream::iter(batches).map(tokio::spawn).buffer_unordered(IN_FLIGHT);
@@ -182,50 +182,50 @@ async fn mined(name: &str, instance: &Instance, settings: Option<&AerospikeSetti
     measured.print("  the raw client", count);
 }
 
-/// One block whose transactions are in an object.
-async fn of_an_object(name: &str, instance: &Instance, directory: &Path) {
-    let count = size("CHAIN_OBJECT", 1_000_000);
+/// Handles one block whose transactions are in an object.
+async fn run_object(name: &str, instance: &Instance, directory: &Path) {
+    let count = env_number("CHAIN_OBJECT", 1_000_000);
     let mut object = BufWriter::new(File::create(directory.join("listed")).expect("a new file"));
     let mut sha256 = Sha256::new();
-    for from in (0..count).step_by(AT_ONCE) {
-        let txids = strangers(instance, from..count.min(from + AT_ONCE as u64)).await;
+    for from in (0..count).step_by(MESSAGES_PER_CALL) {
+        let txids = create_unrelated(instance, from..count.min(from + MESSAGES_PER_CALL as u64)).await;
         for txid in txids {
             object.write_all(&txid.0).expect("there is room");
             sha256.update(txid.0);
         }
     }
     object.flush().expect("there is room");
-    let block = MadeBlock::of_object(1, HEIGHT, "listed", sha256.finalize().into(), count);
+    let block = MadeBlock::listing_object(1, HEIGHT, "listed", sha256.finalize().into(), count);
     let measured = Measured::begin();
     instance.publish(BLOCKS, vec![block.mined(1)]).await;
-    instance.until_handled(1).await;
+    instance.wait_until_handled(1).await;
     measured.print(name, count);
 }
 
-/// Six blocks leave, and six others come that list the same.
-async fn reorganised(name: &str, instance: &Instance) {
-    let count = size("CHAIN_LISTED", 300_000);
-    let txids = strangers(instance, 0..count).await;
+/// Handles a reorg of six blocks to six others that list the same transactions.
+async fn run_reorg(name: &str, instance: &Instance) {
+    let count = env_number("CHAIN_LISTED", 300_000);
+    let txids = create_unrelated(instance, 0..count).await;
     let below = MadeBlock::new(1, HEIGHT - 1, None, &[]);
-    let left = blocks_of(&txids, 2, HEIGHT, Some(&below));
-    let come = blocks_of(&txids, 100, HEIGHT, Some(&below));
-    let events = std::iter::once(&below).chain(&left).zip(1..).map(|(block, sequence)| block.mined(sequence));
+    let disconnected = blocks_of(&txids, 2, HEIGHT, Some(&below));
+    let connected = blocks_of(&txids, 100, HEIGHT, Some(&below));
+    let events = std::iter::once(&below).chain(&disconnected).zip(1..).map(|(block, sequence)| block.mined(sequence));
     instance.publish(BLOCKS, events.collect()).await;
-    let handled = 1 + left.len() as u64;
-    instance.until_handled(handled).await;
+    let handled = 1 + disconnected.len() as u64;
+    instance.wait_until_handled(handled).await;
     let measured = Measured::begin();
-    instance.publish(REORGS, vec![reorg(handled + 1, &left, &come)]).await;
-    instance.until_handled(handled + 1).await;
+    instance.publish(REORGS, vec![reorg(handled + 1, &disconnected, &connected)]).await;
+    instance.wait_until_handled(handled + 1).await;
     measured.print(name, count);
 }
 
-/// Coins that are in the store, of parents from this number on.
-async fn coins(instance: &Instance, first: u64, count: u64) -> Vec<Coin> {
-    const OF_ONE: u32 = 100;
+/// Creates coins in the store, of parents from number `first` on.
+async fn create_coins(instance: &Instance, first: u64, count: u64) -> Vec<Coin> {
+    const OUTPUTS_PER_PARENT: u32 = 100;
     let mut coins = Vec::new();
     let (mut rows, mut number) = (Vec::new(), first);
     while (coins.len() as u64) < count {
-        let (row, made) = seed(number, OF_ONE);
+        let (row, made) = seed(number, OUTPUTS_PER_PARENT);
         rows.push(row);
         coins.extend(made);
         number += 1;
@@ -235,44 +235,44 @@ async fn coins(instance: &Instance, first: u64, count: u64) -> Vec<Coin> {
     coins
 }
 
-/// Rivals of what is live: each is stored, contested, decided on, and has its answer.
-async fn contests(name: &str, instance: &Instance) {
-    let count = size("CHAIN_CONTESTS", 50_000);
-    let coins = coins(instance, 0, count).await;
-    for coins in coins.chunks(AT_ONCE) {
-        instance.publish(TXS, coins.iter().map(|coin| Made::spending(*coin, 2, 0).event()).collect()).await;
+/// Handles rivals of live transactions: each is stored, contested, decided, and gets its outcome.
+async fn run_contests(name: &str, instance: &Instance) {
+    let count = env_number("CHAIN_CONTESTS", 50_000);
+    let coins = create_coins(instance, 0, count).await;
+    for coins in coins.chunks(MESSAGES_PER_CALL) {
+        instance.publish(TXS, coins.iter().map(|coin| MadeTx::spending(*coin, 2, 0).event()).collect()).await;
     }
-    instance.until_completed(Completion::Live, count).await;
-    let rivals: Vec<_> = coins.iter().map(|coin| Made::spending(*coin, 2, 1).event()).collect();
+    instance.wait_until_completed(Completion::Live, count).await;
+    let rivals: Vec<_> = coins.iter().map(|coin| MadeTx::spending(*coin, 2, 1).event()).collect();
     let measured = Measured::begin();
     instance.publish(TXS, rivals).await;
-    instance.until_handled(count).await;
+    instance.wait_until_handled(count).await;
     measured.print(name, count);
     assert_eq!(instance.chain_length().await, count, "one contest each");
 }
 
-/// A block brings the rival of a transaction from which so many descend.
-async fn cone(name: &str, instance: &Instance) {
-    let count = size("CHAIN_CONE", 1_000_000);
-    let root = coins(instance, 0, 1).await[0];
+/// Handles a block with the rival of a transaction that has `count` descendants, itself included.
+async fn run_descendants(name: &str, instance: &Instance) {
+    let count = env_number("CHAIN_CONE", 1_000_000);
+    let root = create_coins(instance, 0, 1).await[0];
     let mut made = 1;
-    let mut level = vec![Made::spending(root, 2, 0)];
+    let mut level = vec![MadeTx::spending(root, 2, 0)];
     while !level.is_empty() {
-        for made in level.chunks(AT_ONCE) {
-            instance.publish(TXS, made.iter().map(Made::event).collect()).await;
+        for made in level.chunks(MESSAGES_PER_CALL) {
+            instance.publish(TXS, made.iter().map(MadeTx::event).collect()).await;
         }
         let coins = level.iter().flat_map(|made| made.coins.iter().copied());
-        let next: Vec<Made> = coins.take((count - made) as usize).map(|coin| Made::spending(coin, 2, 0)).collect();
+        let next: Vec<MadeTx> = coins.take((count - made) as usize).map(|coin| MadeTx::spending(coin, 2, 0)).collect();
         made += next.len() as u64;
         level = next;
     }
-    instance.until_completed(Completion::Live, count).await;
-    let rival = Made::spending(root, 2, 1);
+    instance.wait_until_completed(Completion::Live, count).await;
+    let rival = MadeTx::spending(root, 2, 1);
     instance.publish(TXS, vec![rival.event()]).await;
-    instance.until_handled(1).await;
+    instance.wait_until_handled(1).await;
     let block = MadeBlock::new(1, HEIGHT, None, &[rival.txid]);
     let measured = Measured::begin();
     instance.publish(BLOCKS, vec![block.mined(1)]).await;
-    instance.until_handled(2).await;
+    instance.wait_until_handled(2).await;
     measured.print(name, count);
 }

@@ -1,4 +1,4 @@
-//! The least that any consumer in this language has to do: librdkafka's own batches, one thread, no group, no commits, nothing kept.
+//! The minimum of any consumer in Rust: librdkafka's own batches, one thread, no group, no commits, no state.
 
 use std::{ptr, slice, time::Duration};
 
@@ -19,33 +19,33 @@ use utxo_store::{
 };
 
 use crate::{
-    case::{Place, Sink},
-    pipeline::{PREPARE, Took, Watch},
+    case::{BenchTopic, Sink},
+    pipeline::{Measurement, PREPARE, Stopwatch},
 };
 
-/// Messages taken at once.
-const AT_ONCE: usize = 1_000;
+/// Messages per call.
+const MESSAGES_PER_CALL: usize = 1_000;
 const WAIT_MS: i32 = 100;
-const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads all of a topic.
-pub fn run(place: &Place, sink: Sink) -> Took {
-    let consumer: BaseConsumer = config(place).create().expect("the properties are the program's own");
+/// Reads a whole topic.
+pub fn run(bench_topic: &BenchTopic, sink: Sink) -> Measurement {
+    let consumer: BaseConsumer = config(bench_topic).create().expect("the properties are the program's own");
     let mut partitions = TopicPartitionList::new();
-    for partition in 0..place.partitions {
-        partitions.add_partition_offset(&place.topic, partition, Offset::Offset(0)).expect("an offset");
+    for partition in 0..bench_topic.partitions {
+        partitions.add_partition_offset(&bench_topic.topic, partition, Offset::Offset(0)).expect("an offset");
     }
-    // Connected before the clock starts, as the pipeline is by then.
-    consumer.fetch_metadata(Some(&place.topic), CONNECTED_WITHIN).expect("the broker is ours");
+    // The connection exists before the clock starts, as in the pipeline.
+    consumer.fetch_metadata(Some(&bench_topic.topic), CONNECT_TIMEOUT).expect("the broker is ours");
     consumer.assign(&partitions).expect("assigned");
     match sink {
-        Sink::Txid => each(&consumer, place, |_, key, payload| {
+        Sink::Txid => consume(&consumer, bench_topic, |_, key, payload| {
             let Ok(Event::Validated(event)) = Event::decode(payload) else { panic!("the generator's event") };
             let txid = Transaction::parse(event.tx).expect("the generator's transaction").txid();
             assert_eq!(txid, Txid(key.try_into().expect("an id")));
         }),
-        // Copied out of librdkafka's buffer, as whoever keeps it has to.
-        _ => each(&consumer, place, |offset, key, payload| {
+        // A message that is kept has to be copied out of librdkafka's buffer.
+        _ => consume(&consumer, bench_topic, |offset, key, payload| {
             let message = Message {
                 offset,
                 timestamp_ms: 0,
@@ -58,12 +58,12 @@ pub fn run(place: &Place, sink: Sink) -> Took {
     }
 }
 
-/// What decides how librdkafka fetches is as the program sets it.
-fn config(place: &Place) -> ClientConfig {
-    let settings = place.settings();
+/// The fetch properties are those of the program.
+fn config(bench_topic: &BenchTopic) -> ClientConfig {
+    let settings = bench_topic.settings();
     let mut config = ClientConfig::new();
     config
-        .set("bootstrap.servers", &place.brokers)
+        .set("bootstrap.servers", &bench_topic.brokers)
         .set("group.id", "bare")
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
@@ -76,42 +76,48 @@ fn config(place: &Place) -> ClientConfig {
     config
 }
 
-/// Hands over number, key and payload of each message.
-fn each(consumer: &BaseConsumer, place: &Place, mut work: impl FnMut(u64, &[u8], &[u8])) -> Took {
-    let mut batch: [*mut rd_kafka_message_t; AT_ONCE] = [ptr::null_mut(); AT_ONCE];
+/// Calls `work` with number, key and payload of each message.
+fn consume(consumer: &BaseConsumer, bench_topic: &BenchTopic, mut work: impl FnMut(u64, &[u8], &[u8])) -> Measurement {
+    let mut batch: [*mut rd_kafka_message_t; MESSAGES_PER_CALL] = [ptr::null_mut(); MESSAGES_PER_CALL];
     // SAFETY: the consumer, and with it the handle, outlives the queue.
     let queue = unsafe { rd_kafka_queue_get_consumer(consumer.client().native_ptr()) };
-    let (mut watch, mut took, mut read) = (Some(Watch::start()), None, 0);
-    let (begins, ends) = (place.warm_up(), place.transactions - place.warm_up());
-    while read < place.transactions {
-        // SAFETY: the array has room for as many as are asked for. rdkafka has no safe form of this call, which is the cheapest.
-        let taken = unsafe { rd_kafka_consume_batch_queue(queue, WAIT_MS, batch.as_mut_ptr(), AT_ONCE) };
+    let (mut stopwatch, mut measurement, mut read) = (Some(Stopwatch::start()), None, 0);
+    let (begins, ends) = (bench_topic.warm_up(), bench_topic.transactions - bench_topic.warm_up());
+    while read < bench_topic.transactions {
+        // SAFETY: the array has room for the requested messages. rdkafka has no safe form of this call, the cheapest
+        // one.
+        let taken = unsafe { rd_kafka_consume_batch_queue(queue, WAIT_MS, batch.as_mut_ptr(), MESSAGES_PER_CALL) };
         let taken = usize::try_from(taken).expect("the queue is there");
         for message in &batch[..taken] {
-            // SAFETY: the call filled so many places with messages that are ours until they are destroyed, once.
+            // SAFETY: the call filled `taken` places with messages that this function owns until it destroys them, once
+            // each.
             unsafe {
-                let told = &**message;
-                if told.err as i32 == 0 {
-                    work(read, bytes(told.key, told.key_len), bytes(told.payload, told.len));
+                let message_ref = &**message;
+                if message_ref.err as i32 == 0 {
+                    work(
+                        read,
+                        bytes(message_ref.key, message_ref.key_len),
+                        bytes(message_ref.payload, message_ref.len),
+                    );
                     read += 1;
                     if read == begins {
-                        watch = watch.map(Watch::warmed_up);
+                        stopwatch = stopwatch.map(Stopwatch::warmed_up);
                     }
                     if read == ends {
-                        took = watch.take().map(|watch| watch.stop(ends - begins));
+                        measurement = stopwatch.take().map(|stopwatch| stopwatch.stop(ends - begins));
                     }
                 }
                 rd_kafka_message_destroy(*message);
             }
         }
     }
-    // SAFETY: it was made above, and nobody else has it.
+    // SAFETY: the queue was created above and has no other owner.
     unsafe { rd_kafka_queue_destroy(queue) };
-    took.expect("there are more than were to warm up")
+    measurement.expect("the topic has more transactions than the warm-up")
 }
 
 /// # Safety
-/// So many bytes are there for as long as the message.
+/// `length` bytes at `start` must be valid as long as the message.
 unsafe fn bytes<'m>(start: *mut std::ffi::c_void, length: usize) -> &'m [u8] {
     if start.is_null() {
         return &[];

@@ -1,30 +1,30 @@
-//! What is compared with what.
+//! Cases: a source and a sink.
 
 use utxo_store::broker::kafka::{KafkaBroker, KafkaSettings};
 use utxo_store::{cli::wiring, config::Config};
 
-/// Where transactions are read from.
+/// Source of the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The broker.
+    /// A real broker.
     Kafka,
     /// The log in memory.
     Log,
-    /// Chunks that are there already: what costs nothing.
+    /// Prepared chunks, which cost no time.
     Feed,
 }
 
-/// What is done with them.
+/// Processing of the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sink {
-    /// A bare loop: decodes the event, parses the transaction, hashes its id and compares it with the key.
+    /// Bare loop: decodes the event, parses the transaction, hashes its id and compares it with the key.
     Txid,
-    /// The same loop, which checks the transaction as well, hashes what it spends and what it makes, and builds its record: all that
-    /// the pipeline makes of a message before it plans anything.
+    /// The same loop with all the work of the pipeline before planning: it checks the transaction, hashes the spent and
+    /// the new outputs, and builds the record.
     Prepare,
-    /// The program's own consumer: batches in hand, each in memory of its own, and dropped.
+    /// The program's own consumer: each batch is copied into memory of its own, and dropped.
     Read,
-    /// The pipeline, on an engine.
+    /// The pipeline on the null engine.
     Null,
     Memory,
     Fjall,
@@ -44,7 +44,7 @@ impl Sink {
         }
     }
 
-    /// Where every record goes to a disk or to another process: fewer transactions will do.
+    /// Whether every record goes to a disk or another process: fewer transactions suffice.
     pub fn is_far(self) -> bool {
         matches!(self, Sink::Fjall | Sink::Aerospike)
     }
@@ -72,7 +72,7 @@ pub const KAFKA_FJALL: Case = case(Source::Kafka, Sink::Fjall);
 pub const KAFKA_AEROSPIKE: Case = case(Source::Kafka, Sink::Aerospike);
 
 impl Case {
-    /// In the order of the table; those that are compared run one after the other.
+    /// Cases in the order of the table; compared ones run one after the other.
     pub const ALL: [Case; 10] = [
         BARE,
         BARE_PREPARE,
@@ -100,24 +100,24 @@ impl Case {
     }
 }
 
-/// A topic full of transactions, as a child is told of it.
+/// A topic with its transactions, as described to a child process.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct BenchTopic {
     pub brokers: String,
     pub topic: String,
     pub partitions: i32,
     pub transactions: u64,
 }
 
-impl Place {
-    /// For the child; [`parse`](Self::parse) reads them.
+impl BenchTopic {
+    /// Returns the arguments of the child; [`parse`](Self::parse) reads them.
     pub fn arguments(&self) -> [String; 4] {
         [self.brokers.clone(), self.topic.clone(), self.partitions.to_string(), self.transactions.to_string()]
     }
 
-    pub fn parse(arguments: &[String]) -> Option<Place> {
+    pub fn parse(arguments: &[String]) -> Option<BenchTopic> {
         let [brokers, topic, partitions, transactions] = arguments else { return None };
-        Some(Place {
+        Some(BenchTopic {
             brokers: brokers.clone(),
             topic: topic.clone(),
             partitions: partitions.parse().ok()?,
@@ -125,15 +125,15 @@ impl Place {
         })
     }
 
-    /// How many of the transactions come before the clock starts: what is touched for the first time, and would not be touched anew by
-    /// a process that has run for a while (what is in flight, librdkafka's buffers), is there by then. As many are left when it stops.
+    /// Number of transactions before the clock starts. Memory that a long-running process would have touched already
+    /// (transactions in flight, librdkafka's buffers) is touched by then. The same number is left when the clock stops.
     pub fn warm_up(&self) -> u64 {
         self.transactions / 4
     }
 
-    /// The configuration's own defaults.
+    /// Returns the default settings of the configuration.
     pub fn settings(&self) -> KafkaSettings {
-        KafkaSettings { brokers: self.brokers.clone(), ..wiring::kafka(&Config::default()) }
+        KafkaSettings { brokers: self.brokers.clone(), ..wiring::kafka_settings(&Config::default()) }
     }
 
     pub fn broker(&self) -> KafkaBroker {

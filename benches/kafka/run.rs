@@ -1,9 +1,9 @@
-//! One case, in a process of its own.
+//! One case in a process of its own.
 
 use std::sync::Arc;
 
 use utxo_store::{
-    broker::{Broker, Polled},
+    broker::{Broker, ConsumerEvent},
     engine::{
         RecordEngine,
         aerospike::AerospikeEngine,
@@ -17,53 +17,59 @@ use utxo_store::{
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
     bare,
-    case::{Case, Place, Sink, Source},
+    case::{BenchTopic, Case, Sink, Source},
     feed::Feed,
     generator::Generator,
-    growth::{self, Grown, Growth},
-    pipeline::{self, Log, POLLED, RULES, Took, Watch},
+    growth::{self, Growth, GrowthResult},
+    pipeline::{self, Log, Measurement, POLLED, RULES, Stopwatch},
     topic,
 };
 
-pub fn run(case: Case, place: &Place) -> Took {
+pub fn run(case: Case, bench_topic: &BenchTopic) -> Measurement {
     match case.sink {
-        Sink::Txid | Sink::Prepare => bare::run(place, case.sink),
-        Sink::Read => runtime(2).block_on(read(place)),
+        Sink::Txid | Sink::Prepare => bare::run(bench_topic, case.sink),
+        Sink::Read => runtime(2).block_on(read(bench_topic)),
         sink => runtime(2).block_on(async {
-            let opened = Opened::new(sink).await;
-            opened.fill(&topic::generator(place)).await;
-            let (settings, log) = log(case.source, place).await;
-            let took =
-                pipeline::to_the_end(settings, log, opened.engine.clone(), place.transactions, place.warm_up()).await;
-            opened.engine.close().await.expect("closed");
-            took
+            let bench_engine = BenchEngine::new(sink).await;
+            bench_engine.fill(&topic::generator(bench_topic)).await;
+            let (settings, log) = open_log(case.source, bench_topic).await;
+            let measurement = pipeline::run_to_end(
+                settings,
+                log,
+                bench_engine.engine.clone(),
+                bench_topic.transactions,
+                bench_topic.warm_up(),
+            )
+            .await;
+            bench_engine.engine.close().await.expect("closed");
+            measurement
         }),
     }
 }
 
-/// What it takes to have the messages in hand.
-async fn read(place: &Place) -> Took {
-    let Log { mut consumer, .. } = joined(place, &settings(place)).await;
-    let (begins, ends) = (place.warm_up(), place.transactions - place.warm_up());
-    let (mut watch, mut read, mut before) = (Watch::start(), 0, None);
+/// Measures the reading of messages without processing.
+async fn read(bench_topic: &BenchTopic) -> Measurement {
+    let Log { mut consumer, .. } = join_group(bench_topic, &settings(bench_topic)).await;
+    let (begins, ends) = (bench_topic.warm_up(), bench_topic.transactions - bench_topic.warm_up());
+    let (mut stopwatch, mut read, mut before) = (Stopwatch::start(), 0, None);
     while read < ends {
-        let Polled::Messages(batch) = consumer.poll().await.expect("the broker is ours") else { continue };
+        let ConsumerEvent::Messages(batch) = consumer.poll().await.expect("the broker is ours") else { continue };
         read += batch.messages.len() as u64;
         if before.is_none() && read >= begins {
-            watch = watch.warmed_up();
+            stopwatch = stopwatch.warmed_up();
             before = Some(read);
         }
     }
-    watch.stop(read - before.unwrap_or_default())
+    stopwatch.stop(read - before.unwrap_or_default())
 }
 
-/// The memory of a pipeline that reads a topic on the broker.
-pub fn grown(growth: Growth, place: &Place) -> Grown {
-    let settings = settings(place);
-    let of_client = place.settings().fetch_budget_bytes;
+/// Measures the memory of a pipeline that reads a topic of the broker.
+pub fn measure_growth(growth: Growth, bench_topic: &BenchTopic) -> GrowthResult {
+    let settings = settings(bench_topic);
+    let client_bytes = bench_topic.settings().fetch_budget_bytes;
     let log_settings = settings.clone();
-    let log = async { joined(place, &log_settings).await };
-    runtime(2).block_on(growth::watch(growth, settings, log, place.transactions, of_client))
+    let log = async { join_group(bench_topic, &log_settings).await };
+    runtime(2).block_on(growth::measure_growth(growth, settings, log, bench_topic.transactions, client_bytes))
 }
 
 pub fn runtime(workers: usize) -> tokio::runtime::Runtime {
@@ -71,56 +77,57 @@ pub fn runtime(workers: usize) -> tokio::runtime::Runtime {
     runtime.expect("a machine that runs benches has threads")
 }
 
-/// The settings for a topic on the broker, and a group of this process's own.
-pub fn settings(place: &Place) -> PipelineSettings {
+/// Returns the settings for a topic of the broker, with a consumer group of this process.
+pub fn settings(bench_topic: &BenchTopic) -> PipelineSettings {
     let group = format!("bench-{}", std::process::id());
-    let topic = place.topic.as_str().into();
-    PipelineSettings { topic, group, partitions: Some(place.partitions), ..pipeline::settings() }
+    let topic = bench_topic.topic.as_str().into();
+    PipelineSettings { topic, group, partitions: Some(bench_topic.partitions), ..pipeline::settings() }
 }
 
-/// A member of that group.
-pub async fn joined(place: &Place, settings: &PipelineSettings) -> Log {
-    let broker = place.broker();
-    let consumer = broker.subscribe(&settings.group, std::slice::from_ref(&place.topic)).await.expect("subscribed");
+/// Joins that group.
+pub async fn join_group(bench_topic: &BenchTopic, settings: &PipelineSettings) -> Log {
+    let broker = bench_topic.broker();
+    let consumer =
+        broker.subscribe(&settings.group, std::slice::from_ref(&bench_topic.topic)).await.expect("subscribed");
     Log { broker: Arc::new(broker), consumer }
 }
 
-async fn log(source: Source, place: &Place) -> (PipelineSettings, Log) {
-    let on_kafka = settings(place);
-    let alone = PipelineSettings { partitions: Some(1), ..on_kafka.clone() };
+async fn open_log(source: Source, bench_topic: &BenchTopic) -> (PipelineSettings, Log) {
+    let on_kafka = settings(bench_topic);
+    let one_partition = PipelineSettings { partitions: Some(1), ..on_kafka.clone() };
     match source {
         Source::Kafka => {
-            let log = joined(place, &on_kafka).await;
+            let log = join_group(bench_topic, &on_kafka).await;
             (on_kafka, log)
         }
         Source::Log => {
-            let broker = pipeline::memory_broker(&[&place.topic]).await;
-            topic::into_log(place, broker.producer().await.expect("it has one").as_ref()).await;
-            let consumer = broker.subscribe(&alone.group, std::slice::from_ref(&place.topic)).await;
-            (alone, Log { broker: Arc::new(broker), consumer: consumer.expect("the topic is there") })
+            let broker = pipeline::memory_broker(&[&bench_topic.topic]).await;
+            topic::produce_generated(bench_topic, broker.producer().await.expect("it has one").as_ref()).await;
+            let consumer = broker.subscribe(&one_partition.group, std::slice::from_ref(&bench_topic.topic)).await;
+            (one_partition, Log { broker: Arc::new(broker), consumer: consumer.expect("the topic is there") })
         }
         Source::Feed => {
-            let chunks: Vec<_> = topic::generator(place).chunks(POLLED).collect();
-            let feed = Feed::new(&alone.topic, Box::new(chunks.into_iter()), place.transactions);
-            (alone, Log::of_feed(feed).await)
+            let chunks: Vec<_> = topic::generator(bench_topic).chunks(POLLED).collect();
+            let feed = Feed::new(&one_partition.topic, Box::new(chunks.into_iter()), bench_topic.transactions);
+            (one_partition, Log::of_feed(feed).await)
         }
     }
 }
 
-/// An engine, and what it lives in.
-pub struct Opened {
+/// An engine with its server or directory.
+pub struct BenchEngine {
     pub engine: Arc<dyn RecordEngine>,
-    keeps_nothing: bool,
+    is_null: bool,
     _server: Option<AerospikeServer>,
     _directory: Option<tempfile::TempDir>,
 }
 
-impl Opened {
+impl BenchEngine {
     pub async fn new(sink: Sink) -> Self {
-        // On a server of its own, which is another process: what is measured is the client's.
+        // The server is another process, so only the client's cost is measured.
         let server = || AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
         let server = (sink == Sink::Aerospike).then(server);
-        let directory = (sink == Sink::Fjall).then(pipeline::scratch);
+        let directory = (sink == Sink::Fjall).then(pipeline::scratch_directory);
         let engine: Arc<dyn RecordEngine> = match (&server, &directory) {
             (Some(server), _) => {
                 Arc::new(AerospikeEngine::open(&server.settings(), RULES).await.expect("it was set up for it"))
@@ -131,12 +138,12 @@ impl Opened {
             _ if sink == Sink::Memory => Arc::new(MemoryEngine::new(RULES)),
             _ => Arc::new(NullEngine::new(RULES)),
         };
-        Opened { engine, keeps_nothing: sink == Sink::Null, _server: server, _directory: directory }
+        BenchEngine { engine, is_null: sink == Sink::Null, _server: server, _directory: directory }
     }
 
-    /// With what is spent.
+    /// Creates the transactions that the run spends.
     pub async fn fill(&self, generator: &Generator) {
-        if !self.keeps_nothing {
+        if !self.is_null {
             pipeline::fill(generator, self.engine.as_ref()).await;
         }
     }

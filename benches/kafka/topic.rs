@@ -1,48 +1,48 @@
-//! Topics, and what is in them.
+//! Topics and their messages.
 
 use utxo_store::broker::{
-    Broker, Message, NewTopic, Produce, Producer,
+    Broker, Message, NewTopic, OutgoingMessage, Producer,
     kafka::{KafkaBroker, KafkaSettings},
 };
 
 use crate::{
-    case::Place,
+    case::BenchTopic,
     generator::{Generator, Shape},
 };
 
-/// Produced at once; librdkafka's own queue takes a hundred thousand.
-const AT_ONCE: usize = 50_000;
-/// In batches as a producer under load sends them: what a fetch costs depends on them.
+/// Messages per produce call; librdkafka's own queue takes a hundred thousand.
+const MESSAGES_PER_CALL: usize = 50_000;
+/// Linger of the producer, ms: batches as under load, since the cost of a fetch depends on them.
 const LINGER_MS: &str = "20";
 
-/// Transactions of one input and two outputs, no parent of which is in the topic.
-pub fn generator(place: &Place) -> Generator {
-    Generator::new(Shape::Apart, place.transactions)
+/// Returns a generator of transactions with one input and two outputs, whose parents are not in the topic.
+pub fn generator(bench_topic: &BenchTopic) -> Generator {
+    Generator::new(Shape::Apart, bench_topic.transactions)
 }
 
 /// Creates the topics that a pipeline names.
-pub async fn create(place: &Place) {
+pub async fn create(bench_topic: &BenchTopic) {
     let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: Vec::new() };
-    let topics = [new(&place.topic, place.partitions), new("utxo.chain", 1), new("utxo.dead-letters", 1)];
-    place.broker().create_topics(&topics).await.expect("the broker is ours");
+    let topics = [new(&bench_topic.topic, bench_topic.partitions), new("utxo.chain", 1), new("utxo.dead-letters", 1)];
+    bench_topic.broker().create_topics(&topics).await.expect("the broker is ours");
 }
 
-/// Creates a topic with all that is generated for it.
-pub async fn fill(place: &Place) {
-    create(place).await;
+/// Creates a topic and produces all generated messages.
+pub async fn fill(bench_topic: &BenchTopic) {
+    create(bench_topic).await;
     let pass_through = [("linger.ms".to_owned(), LINGER_MS.to_owned())].into();
-    let broker = KafkaBroker::new(KafkaSettings { pass_through, ..place.settings() }).expect("settings");
-    into_log(place, broker.producer().await.expect("the broker is ours").as_ref()).await;
+    let broker = KafkaBroker::new(KafkaSettings { pass_through, ..bench_topic.settings() }).expect("settings");
+    produce_generated(bench_topic, broker.producer().await.expect("the broker is ours").as_ref()).await;
 }
 
-/// Produces all that is generated for a topic.
-pub async fn into_log(place: &Place, producer: &dyn Producer) {
-    for messages in generator(place).chunks(AT_ONCE) {
-        let messages = messages.into_iter().map(|message| produce(&place.topic, message)).collect();
+/// Produces all generated messages of a topic.
+pub async fn produce_generated(bench_topic: &BenchTopic, producer: &dyn Producer) {
+    for messages in generator(bench_topic).chunks(MESSAGES_PER_CALL) {
+        let messages = messages.into_iter().map(|message| produce(&bench_topic.topic, message)).collect();
         producer.produce_all(messages).await.expect("there is room");
     }
 }
 
-pub fn produce(topic: &str, Message { key, payload, .. }: Message) -> Produce {
-    Produce { topic: topic.into(), key, payload, ..Produce::default() }
+pub fn produce(topic: &str, Message { key, payload, .. }: Message) -> OutgoingMessage {
+    OutgoingMessage { topic: topic.into(), key, payload, ..OutgoingMessage::default() }
 }

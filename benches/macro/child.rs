@@ -1,4 +1,4 @@
-//! Cases in processes of their own: what they take of memory and CPU is theirs.
+//! Cases in child processes, which have their own memory and CPU time.
 
 use std::{
     env,
@@ -7,10 +7,11 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
-/// Before the arguments of a child.
+/// Flag before the arguments of a child.
 pub const CHILD: &str = "--case";
 
-/// Runs this program for one case; it prints its outcome as JSON. `BENCH_UNDER` is what it runs under, e.g. `perf record -o /tmp/perf.data`.
+/// Returns the command that runs one case; the child prints its outcome as JSON. `BENCH_UNDER` is a command to run the
+/// child under, for example `perf record -o /tmp/perf.data`.
 pub fn command(arguments: &[String]) -> Result<Command, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let under = env::var("BENCH_UNDER").unwrap_or_default();
@@ -27,19 +28,19 @@ pub fn command(arguments: &[String]) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Waits for what it prints.
+/// Runs a case and returns its outcome.
 pub fn outcome<T: DeserializeOwned>(arguments: &[String]) -> Result<T, String> {
     let output = command(arguments)?.output().map_err(|error| error.to_string())?;
     if !output.status.success() {
         return Err(format!("the case ended with {}", output.status));
     }
-    // What it runs under may say something, too.
+    // The `BENCH_UNDER` command may print lines, too.
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find(|line| line.starts_with('{')).ok_or("the case said nothing")?;
+    let line = text.lines().find(|line| line.starts_with('{')).ok_or("the case printed no outcome")?;
     serde_json::from_str(line).map_err(|error| error.to_string())
 }
 
-/// Cargo adds `--bench`; every other word picks the cases that contain it.
+/// Whether a case is selected: every word but Cargo's `--bench` selects the cases that contain it.
 pub fn is_chosen(words: &[String], name: &str) -> bool {
     words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
 }

@@ -1,4 +1,4 @@
-//! An engine that counts what it is given, and notes it where it is to be done again.
+//! Engine decorator that counts rows and batches, and records the rows for a repetition.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -12,50 +12,51 @@ use utxo_store::{
     tx::Txid,
 };
 
-/// In front of an engine.
-pub struct Counting {
+/// Decorator of an engine.
+pub struct CountingEngine {
     inner: Arc<dyn RecordEngine>,
     rows: AtomicU64,
     batches: AtomicU64,
-    notes: Option<Mutex<Vec<Note>>>,
+    notes: Option<Mutex<Vec<RowNote>>>,
 }
 
-/// What a row did to a page: put it there, or not, with these slots taken. Holds no page alive.
+/// The effect of a row on a page: created or not, and the slots taken. Keeps no page in memory.
 #[derive(Debug, Clone)]
-pub struct Note {
+pub struct RowNote {
     pub txid: Txid,
     pub creates: bool,
     pub taken: Vec<(u32, SpendingData)>,
 }
 
-impl Note {
-    fn of(row: &Row) -> Note {
+impl RowNote {
+    fn of(row: &Row) -> RowNote {
         match (&row.key, &row.operation) {
             (Key::Page(txid, 0), Operation::Create(page)) => {
                 let slots = page.utxos.iter().flatten().zip(0..);
                 let taken = slots.filter_map(|(slot, offset)| Some((offset, slot.spender()?))).collect();
-                Note { txid: *txid, creates: true, taken }
+                RowNote { txid: *txid, creates: true, taken }
             }
             (Key::Page(txid, 0), Operation::Spend(spend)) => {
                 let by = |input| SpendingData { txid: spend.spender, input };
                 let taken = spend.slots.iter().map(|slot| (slot.offset, by(slot.input))).collect();
-                Note { txid: *txid, creates: false, taken }
+                RowNote { txid: *txid, creates: false, taken }
             }
             _ => panic!("the fast path creates and spends: {row:?}"),
         }
     }
 }
 
-impl Counting {
-    /// So many rows are noted, for [`take_notes`](Self::take_notes), into memory that is there already.
-    pub fn new(inner: Arc<dyn RecordEngine>, noted: usize) -> Self {
-        let blank = Note { txid: Txid::default(), creates: false, taken: Vec::new() };
-        let notes = (noted > 0).then(|| {
-            let mut notes = vec![blank; noted];
+impl CountingEngine {
+    /// Creates a decorator that records up to `note_capacity` rows for [`take_notes`](Self::take_notes), in
+    /// preallocated memory.
+    pub fn new(inner: Arc<dyn RecordEngine>, note_capacity: usize) -> Self {
+        let blank = RowNote { txid: Txid::default(), creates: false, taken: Vec::new() };
+        let notes = (note_capacity > 0).then(|| {
+            let mut notes = vec![blank; note_capacity];
             notes.clear();
             Mutex::new(notes)
         });
-        Counting { inner, rows: AtomicU64::new(0), batches: AtomicU64::new(0), notes }
+        CountingEngine { inner, rows: AtomicU64::new(0), batches: AtomicU64::new(0), notes }
     }
 
     pub fn rows(&self) -> u64 {
@@ -66,8 +67,8 @@ impl Counting {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// The rows, in the order of the calls.
-    pub fn take_notes(&self) -> Vec<Note> {
+    /// Returns the recorded rows in the order of the calls.
+    pub fn take_notes(&self) -> Vec<RowNote> {
         self.notes
             .as_ref()
             .map_or_else(Vec::new, |notes| std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner)))
@@ -75,7 +76,7 @@ impl Counting {
 }
 
 #[async_trait]
-impl RecordEngine for Counting {
+impl RecordEngine for CountingEngine {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
@@ -84,7 +85,7 @@ impl RecordEngine for Counting {
         self.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
         self.batches.fetch_add(1, Ordering::Relaxed);
         if let Some(notes) = &self.notes {
-            notes.lock().unwrap_or_else(PoisonError::into_inner).extend(rows.iter().map(Note::of));
+            notes.lock().unwrap_or_else(PoisonError::into_inner).extend(rows.iter().map(RowNote::of));
         }
         self.inner.apply(rows).await
     }

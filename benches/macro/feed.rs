@@ -1,11 +1,12 @@
-//! A consumer that hands out what a generator makes: a broker that costs nothing.
+//! Consumer that returns generated messages: a broker without cost.
 
 use std::{future::pending, sync::Arc};
 
 use async_trait::async_trait;
 use tokio::task::coop;
 use utxo_store::broker::{
-    Assigned, Batch, BrokerError, Committed, Committing, Consumer, Message, Polled, TopicPartition,
+    AssignedPartition, BrokerError, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, MessageBatch,
+    TopicPartition,
 };
 
 const EPOCH: u64 = 1;
@@ -16,47 +17,48 @@ pub struct Feed {
     chunks: Box<dyn Iterator<Item = Vec<Message>> + Send>,
     total: u64,
     assigned: bool,
-    heeds: bool,
+    obeys_pauses: bool,
     paused: bool,
 }
 
 impl Feed {
-    /// Over chunks that hold `total` messages, with offsets from 0.
+    /// Creates a consumer of chunks with `total` messages and offsets from 0.
     pub fn new(topic: &Arc<str>, chunks: Box<dyn Iterator<Item = Vec<Message>> + Send>, total: u64) -> Self {
         let partition = TopicPartition { topic: topic.clone(), partition: 0 };
-        Feed { partition, chunks, total, assigned: false, heeds: true, paused: false }
+        Feed { partition, chunks, total, assigned: false, obeys_pauses: true, paused: false }
     }
 
-    /// One that does not heed a pause goes on, whatever it is told.
+    /// Sets whether the consumer obeys a pause.
     #[allow(dead_code, reason = "another bench shares this file")]
-    pub fn heeding(self, heeds: bool) -> Self {
-        Feed { heeds, ..self }
+    pub fn obeying_pauses(self, obeys_pauses: bool) -> Self {
+        Feed { obeys_pauses, ..self }
     }
 }
 
 #[async_trait]
 impl Consumer for Feed {
-    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError> {
         coop::consume_budget().await;
         let partition = self.partition.clone();
         if !self.assigned {
             self.assigned = true;
             let high_watermark = self.total;
-            let assigned = Assigned { partition, epoch: EPOCH, committed: None, position: 0, high_watermark };
-            return Ok(Polled::Assigned(vec![assigned]));
+            let assigned = AssignedPartition { partition, epoch: EPOCH, committed: None, position: 0, high_watermark };
+            return Ok(ConsumerEvent::Assigned(vec![assigned]));
         }
         if self.paused {
             return pending().await;
         }
         match self.chunks.next() {
             Some(messages) => {
-                Ok(Polled::Messages(Batch { partition, epoch: EPOCH, messages, high_watermark: self.total }))
+                let high_watermark = self.total;
+                Ok(ConsumerEvent::Messages(MessageBatch { partition, epoch: EPOCH, messages, high_watermark }))
             }
             None => pending().await,
         }
     }
 
-    fn commit(&mut self, _: &[(TopicPartition, Committed)]) -> Committing {
+    fn commit(&mut self, _: &[(TopicPartition, CommittedOffset)]) -> CommitFuture {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -65,7 +67,7 @@ impl Consumer for Feed {
     }
 
     fn pause(&mut self, _: &TopicPartition) -> Result<(), BrokerError> {
-        self.paused = self.heeds;
+        self.paused = self.obeys_pauses;
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! Made-up transactions: one input, two outputs, about 250 bytes in extended format. The n-th is the same in every run.
+//! Synthetic transactions: one input, two outputs, about 250 bytes in extended format. The n-th is the same in every
+//! run.
 
 use std::collections::BTreeSet;
 
@@ -6,32 +7,32 @@ use bytes::{Bytes, BytesMut};
 use utxo_store::{
     broker::Message,
     event::Validated,
-    seeded::Seeded,
+    rng::SplitMix64,
     tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
-/// Height of the block that they can first be in.
+/// Height of the first block that can list them.
 const HEIGHT: u32 = 800_000;
 const TIMESTAMP_MS: i64 = 1_700_000_000_000;
-/// Where parents are inside the run, they are between 1 and twice this many transactions back.
+/// A parent inside the run is between 1 and twice this many transactions back.
 const DISTANCE: u64 = 10_000;
 const CHAIN: u64 = 25;
 const FAN_OUT: u64 = 1_000;
-/// Outputs of transactions outside of the run are worth so much, in satoshis.
+/// Amount of each output of a transaction from before the run, in satoshis.
 const WORTH: u64 = 1 << 50;
 
-/// How the transactions hang together.
+/// Relation between the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// No parent is inside the run.
     Apart,
-    /// Every second one has its parent inside.
+    /// Every second parent is inside the run.
     Half,
-    /// All have.
+    /// Every parent is inside the run.
     Inside,
-    /// Chains of 25, one behind the other.
+    /// Chains of 25 transactions, one after the other.
     Chains,
-    /// One parent with 1,000 outputs, then its 1,000 children.
+    /// Groups of one parent with 1,000 outputs and its 1,000 children.
     FanOut,
 }
 
@@ -49,10 +50,10 @@ impl Shape {
     }
 }
 
-/// What the input of a transaction names.
+/// Output that a transaction spends.
 #[derive(Debug, Clone, Copy)]
 enum Parent {
-    /// The n-th output that was there before the run.
+    /// The n-th output from before the run.
     Outside(u64),
     /// An output of a transaction of the run.
     Inside { index: u64, vout: u32 },
@@ -62,18 +63,18 @@ enum Parent {
 pub struct Made {
     txid: Txid,
     bytes: Vec<u8>,
-    /// Of its first output, or (fan-out) of each.
+    /// Amount of the first output, or (fan-out) of each.
     satoshis: u64,
 }
 
-/// Makes the transactions of a run in their order, and those that they spend from before it.
+/// Generator of the transactions of a run in order, and of their parents from before the run.
 pub struct Generator {
     shape: Shape,
     total: u64,
     next: u64,
-    /// The latest, by index modulo the length: their children need them.
+    /// Latest transactions, by index modulo the length: their children need them.
     latest: Vec<(Txid, u64)>,
-    /// Bytes that the script of the last output has besides.
+    /// Additional bytes in the script of the last output.
     padding: usize,
 }
 
@@ -83,19 +84,19 @@ impl Generator {
         Generator { shape, total, next: 0, latest: vec![(Txid::default(), 0); memory], padding: 0 }
     }
 
-    /// The same, each larger by so many bytes.
+    /// Makes each transaction larger by `padding` bytes.
     #[allow(dead_code, reason = "another bench shares this file")]
     pub fn padded(self, padding: usize) -> Self {
         Generator { padding, ..self }
     }
 
-    /// The next messages, at most `count`, in one arena as a consumer reads them; the first has this offset.
+    /// Returns the next messages, at most `count`, in one arena as a consumer reads them, from this offset.
     pub fn chunk(&mut self, count: usize, first_offset: u64) -> Vec<Message> {
         let count = (count as u64).min(self.total - self.next);
         messages((0..count).map(|_| self.make()), first_offset)
     }
 
-    /// All messages of the run, so many at a time, with offsets from 0.
+    /// Returns all messages of the run in chunks of `count`, with offsets from 0.
     pub fn chunks(mut self, count: usize) -> impl Iterator<Item = Vec<Message>> + Send {
         let mut offset = 0;
         std::iter::from_fn(move || {
@@ -105,7 +106,7 @@ impl Generator {
         })
     }
 
-    /// What must be in the store before the run, as messages.
+    /// Returns the transactions that must be in the store before the run, as messages.
     pub fn parents_from_before(&self) -> impl Iterator<Item = Vec<Message>> {
         let outside = (0..self.total).filter_map(|index| match self.parent_of(index) {
             Parent::Outside(output) => Some(self.outside(output).0),
@@ -132,37 +133,39 @@ impl Generator {
         };
         let outputs = if self.shape == Shape::FanOut && index.is_multiple_of(FAN_OUT + 1) { FAN_OUT } else { 2 };
         let made = transaction(index, outpoint, satoshis, &script, outputs, self.padding);
-        let place = index as usize % self.latest.len();
-        self.latest[place] = (made.txid, made.satoshis);
+        let index_in_latest = index as usize % self.latest.len();
+        self.latest[index_in_latest] = (made.txid, made.satoshis);
         made
     }
 
     fn parent_of(&self, index: u64) -> Parent {
-        let (block, place) = (index / DISTANCE, index % DISTANCE);
-        // A permutation of the block before: each first output is spent once.
-        let scattered = || Parent::Inside { index: (block - 1) * DISTANCE + place * 7_919 % DISTANCE, vout: 0 };
+        let (block, index_in_block) = (index / DISTANCE, index % DISTANCE);
+        // A permutation of the previous block of indexes: each first output is spent once.
+        let scattered =
+            || Parent::Inside { index: (block - 1) * DISTANCE + index_in_block * 7_919 % DISTANCE, vout: 0 };
         match self.shape {
             Shape::Half if block > 0 && index % 2 == 1 => scattered(),
             Shape::Inside if block > 0 => scattered(),
             Shape::Chains if !index.is_multiple_of(CHAIN) => Parent::Inside { index: index - 1, vout: 0 },
             Shape::FanOut if !index.is_multiple_of(FAN_OUT + 1) => {
-                let (group, place) = (index / (FAN_OUT + 1), index % (FAN_OUT + 1));
-                Parent::Inside { index: group * (FAN_OUT + 1), vout: place as u32 - 1 }
+                let (group, index_in_group) = (index / (FAN_OUT + 1), index % (FAN_OUT + 1));
+                Parent::Inside { index: group * (FAN_OUT + 1), vout: index_in_group as u32 - 1 }
             }
             _ => Parent::Outside(index),
         }
     }
 
-    /// Which transaction from before the run has this output. The two outputs of one are spent half a run apart.
+    /// Returns the transaction and output index of an outside output. The two outputs of one transaction are spent half
+    /// a run apart.
     fn outside(&self, output: u64) -> (u64, u32) {
         let half = self.total.div_ceil(2);
         (output % half, (output / half) as u32)
     }
 }
 
-/// Both outputs are worth the same.
+/// Returns a transaction from before the run, with two equal outputs.
 fn from_before(index: u64) -> Made {
-    let mut random = Seeded::new(before_tag(index));
+    let mut random = SplitMix64::new(before_tag(index));
     let txid = Txid(std::array::from_fn(|_| random.next_u64() as u8));
     let outpoint = Outpoint { txid, vout: 0 };
     transaction(before_tag(index), outpoint, 3 * WORTH, &script(before_tag(index), 9), 0, 0)
@@ -172,8 +175,8 @@ fn before_tag(index: u64) -> u64 {
     index | 1 << 63
 }
 
-/// With two outputs the first takes (nearly) everything, for whom a chain of any length must do; with more, or as one
-/// from before the run (0), all get the same.
+/// Builds a transaction. With two outputs the first gets nearly the whole amount, which a chain of any length needs;
+/// with more, or for one from before the run (0), all get the same.
 fn transaction(tag: u64, outpoint: Outpoint, satoshis: u64, spent: &[u8], outputs: u64, padding: usize) -> Made {
     let first = match outputs {
         0 => WORTH,
@@ -192,11 +195,11 @@ fn transaction(tag: u64, outpoint: Outpoint, satoshis: u64, spent: &[u8], output
     Made { txid, bytes, satoshis: first }
 }
 
-/// Pays to the hash of a key that nobody has.
+/// Returns a script that pays to the hash of an unknown key.
 fn script(tag: u64, vout: u32) -> [u8; 25] {
     let mut script = [0x76; 25];
     (script[1], script[2], script[23], script[24]) = (0xA9, 20, 0x88, 0xAC);
-    let mut random = Seeded::new(tag ^ u64::from(vout) << 40);
+    let mut random = SplitMix64::new(tag ^ u64::from(vout) << 40);
     for part in script[3..23].chunks_mut(8) {
         part.copy_from_slice(&random.next_u64().to_le_bytes()[..part.len()]);
     }
@@ -211,7 +214,7 @@ fn messages(made: impl Iterator<Item = Made>, first_offset: u64) -> Vec<Message>
         arena.extend_from_slice(&Validated { tx: &made.bytes, height: HEIGHT, locked: false }.encode());
         ends.push(arena.len());
     }
-    // As large as what is in it: what holds on to a message holds on to the arena.
+    // The arena has no spare room, since every kept message keeps the arena.
     let arena = Bytes::copy_from_slice(&arena);
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let message = |((start, end), offset): ((usize, &usize), u64)| Message {

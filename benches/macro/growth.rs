@@ -1,7 +1,7 @@
-//! Memory that is bounded by the configuration: whatever has passed, and whatever waits to be read.
+//! Memory bounded by the configuration, whatever has passed and whatever waits to be read.
 //!
-//! Transactions are made as they are read, so that nothing but the pipeline takes memory; in the Kafka bench they come from a broker. A case
-//! fails where memory goes on growing, or comes to more than its bound.
+//! Transactions are generated as they are read, so that only the pipeline takes memory; in the Kafka bench they come
+//! from a broker. A case fails if memory keeps growing or exceeds its bound.
 
 use std::{
     sync::Arc,
@@ -17,28 +17,28 @@ use utxo_store::{
 use crate::{
     feed::Feed,
     generator::{Generator, Shape},
-    measure::{self, size},
+    measure::{self, env_number},
     pipeline::{self, Log, POLLED, RULES, Running},
-    slow::Slow,
+    slow::ThrottledEngine,
 };
 
-/// Samples of each case.
+/// Number of samples of each case.
 const SAMPLES: usize = 20;
-/// What the allocator keeps for itself, and what is on its way between two tasks.
-const ROOM: u64 = 32 << 20;
-/// What is held of a transaction besides the bytes of its event, at the most: its page, its spends, its place in the planner, and what the
-/// allocator has no use for between them.
-const OF_EACH: u64 = 3 << 10;
-/// What librdkafka hands over at once is bounded by `kafka.batch_bytes` as well.
-const LARGE_AT_ONCE: usize = 5;
+/// Memory of the allocator, and of data between two tasks.
+const ALLOCATOR_ROOM: u64 = 32 << 20;
+/// Maximum memory of a transaction besides the bytes of its event: its page, its spends, its entry in the planner, and
+/// allocator overhead.
+const BYTES_PER_TRANSACTION: u64 = 3 << 10;
+/// Large messages per poll: `kafka.batch_bytes` bounds a batch of librdkafka, too.
+const LARGE_MESSAGES_PER_POLL: usize = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Growth {
-    /// So many pass as fast as they can.
+    /// All transactions pass as fast as possible.
     Passed,
-    /// A slow store; small transactions wait: at most so many of them are read.
+    /// Slow store with small transactions: the number of events read ahead is bounded.
     Small,
-    /// A slow store; transactions of 100 KB wait: at most so many bytes of them are read.
+    /// Slow store with transactions of 100 KB: the bytes read ahead are bounded.
     Large,
 }
 
@@ -53,12 +53,12 @@ impl Growth {
         }
     }
 
-    /// Bytes by which its last script is longer.
+    /// Additional bytes in the last script.
     fn padding(self) -> usize {
         if self == Growth::Large { 100_000 } else { 0 }
     }
 
-    /// Bytes of an event, about.
+    /// Approximate bytes of an event.
     fn event_bytes(self) -> u64 {
         300 + self.padding() as u64
     }
@@ -66,97 +66,99 @@ impl Growth {
 
 /// Resident memory, in bytes.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Grown {
+pub struct GrowthResult {
     before: u64,
-    /// At equal distances, from the first to the last.
+    /// Samples at equal distances.
     samples: Vec<u64>,
-    /// The most that there ever was.
+    /// Peak of the resident memory.
     peak: u64,
-    /// What the configuration lets it take besides what was there before, and of that the least that it takes where there is a backlog.
+    /// Minimum (with a backlog) and maximum that the configuration allows besides `before`.
     bound: (u64, u64),
-    /// Of the log, in transactions.
+    /// Transactions in the log.
     total: u64,
     completed: u64,
     seconds: f64,
 }
 
-pub fn run(case: Growth) -> Grown {
+pub fn run(case: Growth) -> GrowthResult {
     let total = match case {
-        Growth::Passed => size("MACRO_GROWTH_TRANSACTIONS", 10_000_000),
-        _ => size("MACRO_BACKLOG_BYTES", 10_000_000_000) / case.event_bytes(),
+        Growth::Passed => env_number("MACRO_GROWTH_TRANSACTIONS", 10_000_000),
+        _ => env_number("MACRO_BACKLOG_BYTES", 10_000_000_000) / case.event_bytes(),
     };
     let settings = pipeline::settings();
     let generator = Generator::new(Shape::Apart, total).padded(case.padding());
-    let chunks = generator.chunks(if case == Growth::Large { LARGE_AT_ONCE } else { POLLED });
-    // A consumer that does not heed a pause is what a missing bound would be like: the cases of a backlog must fail.
-    let feed = Feed::new(&settings.topic, Box::new(chunks), total).heeding(size("MACRO_DEAF", 0) == 0);
+    let chunks = generator.chunks(if case == Growth::Large { LARGE_MESSAGES_PER_POLL } else { POLLED });
+    // A consumer that ignores pauses stands for a missing bound: the backlog cases must fail then.
+    let feed = Feed::new(&settings.topic, Box::new(chunks), total).obeying_pauses(env_number("MACRO_DEAF", 0) == 0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let watched = watch(case, settings, Log::of_feed(feed), total, 0);
-    runtime.expect("a machine that runs benches has threads").block_on(watched)
+    let measured = measure_growth(case, settings, Log::of_feed(feed), total, 0);
+    runtime.expect("a machine that runs benches has threads").block_on(measured)
 }
 
-/// Watches the memory of a pipeline over a log of so many transactions, whose client may hold so many bytes of them.
-pub async fn watch(
+/// Samples the memory of a pipeline on a log of `total` transactions, whose client may hold `client_bytes`.
+pub async fn measure_growth(
     case: Growth,
     settings: PipelineSettings,
     log: impl Future<Output = Log>,
     total: u64,
-    of_client: u64,
-) -> Grown {
+    client_bytes: u64,
+) -> GrowthResult {
     let waiting = settings.max_active as u64;
     let (least, bound) = match case {
-        Growth::Passed | Growth::Small => (waiting * case.event_bytes(), waiting * (case.event_bytes() + OF_EACH)),
+        Growth::Passed | Growth::Small => {
+            (waiting * case.event_bytes(), waiting * (case.event_bytes() + BYTES_PER_TRANSACTION))
+        }
         Growth::Large => (settings.bounds.bytes, settings.bounds.bytes + settings.bounds.bytes / 4),
     };
     let engine: Arc<dyn RecordEngine> = match case {
         Growth::Passed => Arc::new(NullEngine::new(RULES)),
         Growth::Small | Growth::Large => {
-            let a_second = size("MACRO_BACKLOG_RATE", 5_000_000) as f64 / case.event_bytes() as f64;
-            // Its spend and its create.
-            Arc::new(Slow::new(NullEngine::new(RULES), 2.0 * a_second))
+            let a_second = env_number("MACRO_BACKLOG_RATE", 5_000_000) as f64 / case.event_bytes() as f64;
+            // Each transaction has two rows: its spend and its create.
+            Arc::new(ThrottledEngine::new(NullEngine::new(RULES), 2.0 * a_second))
         }
     };
 
-    measure::forget_peak();
-    let (started, before) = (Instant::now(), measure::memory());
-    let bound = bound + of_client;
+    measure::reset_peak();
+    let (started, before) = (Instant::now(), measure::resident_memory());
+    let bound = bound + client_bytes;
     let running = Running::start(settings, log.await, engine).await;
-    let span = Duration::from_secs(size("MACRO_BACKLOG_SECONDS", 60));
+    let span = Duration::from_secs(env_number("MACRO_BACKLOG_SECONDS", 60));
     let mut samples = Vec::new();
     for at in 1..=SAMPLES {
         match case {
-            Growth::Passed => running.until_completed(total * at as u64 / SAMPLES as u64).await,
+            Growth::Passed => running.wait_until_completed(total * at as u64 / SAMPLES as u64).await,
             _ => tokio::time::sleep_until((started + span * at as u32 / SAMPLES as u32).into()).await,
         }
-        samples.push(measure::memory());
-        if measure::memory() > before + 8 * bound + ROOM {
-            // It will not end well: the machine is spared.
+        samples.push(measure::resident_memory());
+        if measure::resident_memory() > before + 8 * bound + ALLOCATOR_ROOM {
+            // The case has failed; the machine would run out of memory.
             break;
         }
     }
     let (completed, seconds) = (running.completed(), started.elapsed().as_secs_f64());
     let peak = measure::peak_memory();
-    running.abandon();
+    running.abort();
     let bound = (if case == Growth::Passed { 0 } else { least }, bound);
-    Grown { before, samples, peak, bound, total, completed, seconds }
+    GrowthResult { before, samples, peak, bound, total, completed, seconds }
 }
 
-impl Grown {
-    /// What is wrong, if anything is.
+impl GrowthResult {
+    /// Returns the fault, if there is one.
     pub fn fault(&self) -> Option<&'static str> {
         let (least, most) = self.bound;
         let quarter = self.samples.len() / 4;
-        // While others have the machine more is in flight, and that is gone again; what leaks stays, and lifts even the least.
+        // Load of the machine puts more in flight for a while; a leak stays and raises even the minimum.
         let ceiling_at_first = self.samples.iter().take(quarter).max();
         let floor_at_last = self.samples.iter().rev().take(quarter).min();
-        if self.peak > self.before + most + ROOM {
-            Some("it takes more than its bound")
-        } else if floor_at_last.zip(ceiling_at_first).is_none_or(|(last, first)| *last > first + ROOM / 2) {
-            Some("it grows")
+        if self.peak > self.before + most + ALLOCATOR_ROOM {
+            Some("memory exceeds its bound")
+        } else if floor_at_last.zip(ceiling_at_first).is_none_or(|(last, first)| *last > first + ALLOCATOR_ROOM / 2) {
+            Some("memory grows")
         } else if self.peak < self.before + least {
-            Some("it has not read as far ahead as it may: this shows nothing")
+            Some("too little was read ahead: the bound was not tested")
         } else if self.completed == 0 {
-            Some("nothing has passed")
+            Some("no transaction was completed")
         } else {
             None
         }

@@ -1,7 +1,8 @@
-//! The whole pipeline on each engine, over made-up transactions: transactions/s, µs of CPU a transaction, peak memory.
+//! The whole pipeline on each engine with synthetic transactions: transactions/s, µs of CPU per transaction, peak
+//! memory.
 //!
-//! Each case runs in a child process, so that its memory and its CPU time are its own. `benches/README.md` says how to
-//! choose cases and sizes, and what was measured.
+//! Each case runs in a child process with its own memory and CPU time. `benches/README.md` has the cases, the sizes and
+//! the measurements.
 
 mod child;
 mod counting;
@@ -22,11 +23,11 @@ use std::{env, process::ExitCode};
 
 use child::{CHILD, is_chosen};
 use generator::Shape;
-use growth::{Grown, Growth};
-use measure::size;
+use growth::{Growth, GrowthResult};
+use measure::env_number;
 use run::{Case, EngineKind};
 
-// As the program itself.
+// The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -34,15 +35,15 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.split_first() {
         Some((flag, case)) if flag == CHILD => {
-            println!("{}", measured(case));
+            println!("{}", measure_case(case));
             ExitCode::SUCCESS
         }
-        _ => all(&arguments.into_iter().filter(|word| !word.starts_with('-')).collect::<Vec<_>>()),
+        _ => run_all(&arguments.into_iter().filter(|word| !word.starts_with('-')).collect::<Vec<_>>()),
     }
 }
 
-/// What the child prints.
-fn measured(arguments: &[String]) -> String {
+/// Runs one case in the child and returns its JSON line.
+fn measure_case(arguments: &[String]) -> String {
     let growth = Growth::ALL.into_iter().find(|growth| arguments == [growth.name()]);
     let outcome = match growth {
         Some(growth) => serde_json::to_string(&growth::run(growth)),
@@ -51,20 +52,20 @@ fn measured(arguments: &[String]) -> String {
     outcome.expect("an outcome has no map")
 }
 
-fn all(words: &[String]) -> ExitCode {
+fn run_all(words: &[String]) -> ExitCode {
     let mut failed = false;
-    // Aerospike needs a server, and is measured beside its raw client: `make bench-aerospike`.
-    let asked_for = |section: &Section| !section.by_name_only || words.iter().any(|word| word.contains("aerospike"));
-    for section in sections().into_iter().filter(asked_for) {
+    // Aerospike needs a server: `make bench-aerospike` measures it beside its raw client.
+    let is_selected = |section: &Section| !section.by_name_only || words.iter().any(|word| word.contains("aerospike"));
+    for section in sections().into_iter().filter(is_selected) {
         let chosen: Vec<Case> = section.cases.into_iter().filter(|case| is_chosen(words, &case.name())).collect();
         if chosen.is_empty() {
             continue;
         }
         println!("\n{}\n", section.title);
-        table::head();
+        table::print_head();
         for case in chosen {
             match child::outcome(&case.arguments()) {
-                Ok(outcome) => table::row(&case, &outcome),
+                Ok(outcome) => table::print_row(&case, &outcome),
                 Err(why) => {
                     println!("{}: {why}", case.name());
                     failed = true;
@@ -72,30 +73,30 @@ fn all(words: &[String]) -> ExitCode {
             }
         }
     }
-    failed |= !memory_is_bounded(words);
+    failed |= !check_memory_bounds(words);
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Prints and judges.
-fn memory_is_bounded(words: &[String]) -> bool {
+/// Runs the growth cases; returns whether memory is bounded.
+fn check_memory_bounds(words: &[String]) -> bool {
     let chosen: Vec<Growth> = Growth::ALL.into_iter().filter(|case| is_chosen(words, case.name())).collect();
     if !chosen.is_empty() {
         println!("\nMemory: what has passed, and what waits behind a slow store\n");
     }
-    let mut holds = true;
+    let mut is_bounded = true;
     for case in chosen {
-        match child::outcome::<Grown>(&[case.name().to_owned()]) {
+        match child::outcome::<GrowthResult>(&[case.name().to_owned()]) {
             Ok(grown) => {
                 grown.print(case.name());
-                holds &= grown.fault().is_none();
+                is_bounded &= grown.fault().is_none();
             }
             Err(why) => {
                 println!("{}: {why}", case.name());
-                holds = false;
+                is_bounded = false;
             }
         }
     }
-    holds
+    is_bounded
 }
 
 struct Section {
@@ -109,8 +110,8 @@ fn section(title: &'static str, cases: Vec<Case>) -> Section {
 }
 
 fn sections() -> Vec<Section> {
-    let in_memory = size("MACRO_TRANSACTIONS", 1_000_000);
-    let on_disk = size("MACRO_FJALL_TRANSACTIONS", 1_000_000);
+    let in_memory = env_number("MACRO_TRANSACTIONS", 1_000_000);
+    let on_disk = env_number("MACRO_FJALL_TRANSACTIONS", 1_000_000);
     let each = |engine, transactions| {
         Shape::ALL.map(|shape| Case { engine, shape, transactions, generated_ahead: true }).to_vec()
     };
@@ -138,7 +139,7 @@ fn sections() -> Vec<Section> {
             by_name_only: true,
             ..section(
                 "On Aerospike, a server of its own on the same cores; CPU is the client's",
-                each(EngineKind::Aerospike, size("MACRO_AEROSPIKE_TRANSACTIONS", 200_000)),
+                each(EngineKind::Aerospike, env_number("MACRO_AEROSPIKE_TRANSACTIONS", 200_000)),
             )
         },
     ]

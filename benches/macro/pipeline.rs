@@ -1,4 +1,4 @@
-//! The pipeline that is measured, wired as the program does it, over the log and the engine of a case.
+//! The measured pipeline, wired as in the program, with the log and the engine of a case.
 
 use std::{
     future::Future,
@@ -20,65 +20,65 @@ use utxo_store::{
     clock::Clock,
     config::Config,
     engine::{RecordEngine, Row},
-    group::proof::{ChainProgress, ChainView},
+    group::missing_parent::{ChainProgress, ChainView},
     ingest::{
-        pipeline::{Pipeline, PipelineError, PipelineParts, PipelineReport, PipelineSettings},
+        pipeline::{Pipeline, PipelineError, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
     },
-    prepare::{PrepareSettings, Prepared, prepare},
-    record::{Key, Operation, Page, Rules, build::Inline},
+    prepare::{PrepareSettings, PreparedEvent, prepare},
+    record::{Key, Operation, Page, Rules, build::InlineBodies},
     replay::Modes,
     status::Health,
     store::{
         Store,
-        create::{Creator, Identity, Processes},
-        nodes::Nodes,
-        whole::Unaccounted,
+        create::{Creator, CreatorIdentity, ProcessVisibility},
+        ownership::UnverifiedStore,
+        restart_detector::RestartDetector,
     },
-    telemetry::{Completion, Metrics, Rebalance},
+    telemetry::{Completion, Metrics, RebalanceChange},
     tx::Network,
 };
 
 use crate::{
     feed::Feed,
     generator::Generator,
-    measure::{self, Cpu, size},
+    measure::{self, Cpu, env_number},
 };
 
 pub const RULES: Rules = Rules::main(288);
-/// Messages a poll, as librdkafka hands them over.
+/// Messages per poll, as librdkafka returns them.
 pub const POLLED: usize = 500;
 pub const PREPARE: PrepareSettings =
-    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
+    PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: InlineBodies::All };
 const CHAIN: &str = "utxo.chain";
 const DEAD_LETTERS: &str = "utxo.dead-letters";
 
-/// The defaults of the configuration (`deploy/utxo-store.toml`), but for what `MACRO_…` says.
+/// Returns the defaults of the configuration (`deploy/utxo-store.toml`), changed by the `MACRO_…` variables.
 pub fn settings() -> PipelineSettings {
-    let mut settings = wiring::instance(&Config::default()).pipeline;
+    let mut settings = wiring::instance_settings(&Config::default()).pipeline;
     let dispatch = &mut settings.dispatch;
-    dispatch.batch_size = size("MACRO_BATCH", dispatch.batch_size as u64) as usize;
-    settings.max_active = size("MACRO_MAX_ACTIVE", settings.max_active as u64) as usize;
-    settings.bounds.bytes = size("MACRO_PARKED_BYTES", settings.bounds.bytes);
+    dispatch.batch_size = env_number("MACRO_BATCH", dispatch.batch_size as u64) as usize;
+    settings.max_active = env_number("MACRO_MAX_ACTIVE", settings.max_active as u64) as usize;
+    settings.bounds.bytes = env_number("MACRO_PARKED_BYTES", settings.bounds.bytes);
     settings.bytes_in_all = settings.bytes_in_all.max(settings.bounds.bytes);
     settings
 }
 
-/// What is read, and where contests and dead letters would go.
+/// Source of the messages, and broker for contests and dead letters.
 pub struct Log {
     pub broker: Arc<dyn Broker>,
     pub consumer: Box<dyn Consumer>,
 }
 
 impl Log {
-    /// Reads what a generator makes; would publish into memory.
+    /// Creates a log that reads generated messages and publishes into memory.
     pub async fn of_feed(feed: Feed) -> Self {
         let broker = memory_broker(&[CHAIN, DEAD_LETTERS]).await;
         Log { broker: Arc::new(broker), consumer: Box::new(feed) }
     }
 }
 
-/// A log in memory with these topics, of one partition each.
+/// Returns a log in memory with these topics, of one partition each.
 pub async fn memory_broker(topics: &[&str]) -> MemoryBroker {
     let broker = MemoryBroker::new(MemorySettings::new(Clock::System));
     let new = |name: &&str| NewTopic { name: (*name).into(), partitions: 1, config: Vec::new() };
@@ -86,7 +86,7 @@ pub async fn memory_broker(topics: &[&str]) -> MemoryBroker {
     broker
 }
 
-/// A pipeline on the runtime's workers.
+/// A running pipeline on the runtime's workers.
 pub struct Running {
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
@@ -103,22 +103,22 @@ impl Running {
         Running { metrics, shutdown, task }
     }
 
-    /// So many partitions are its own.
-    pub async fn until_assigned(&self, partitions: u64) {
-        self.until(async || self.metrics.rebalances.of(Rebalance::Assigned).get() >= partitions).await;
+    /// Waits until `partitions` partitions are assigned.
+    pub async fn wait_until_assigned(&self, partitions: u64) {
+        self.wait_until(async || self.metrics.rebalances.of(RebalanceChange::Assigned).get() >= partitions).await;
     }
 
-    pub async fn until_completed(&self, transactions: u64) {
-        self.until(async || self.completed() >= transactions).await;
+    pub async fn wait_until_completed(&self, transactions: u64) {
+        self.wait_until(async || self.completed() >= transactions).await;
     }
 
     pub fn completed(&self) -> u64 {
         self.metrics.completed.of(Completion::Live).get()
     }
 
-    /// One that has ended says why when it is stopped.
-    async fn until<F: Future<Output = bool>>(&self, mut there: impl FnMut() -> F) {
-        while !there().await && !self.task.is_finished() {
+    /// Waits for a condition; an ended pipeline reports its error when it is stopped.
+    async fn wait_until<F: Future<Output = bool>>(&self, mut condition: impl FnMut() -> F) {
+        while !condition().await && !self.task.is_finished() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -128,77 +128,84 @@ impl Running {
         self.task.await.expect("the pipeline panicked").expect("the pipeline runs to its end")
     }
 
-    /// Leaves what moves as it is.
-    pub fn abandon(self) {
+    /// Stops at once, with transactions in flight.
+    pub fn abort(self) {
         self.task.abort();
     }
 }
 
-/// What it took, from the assignment to the last completion; without those that it warmed up with.
+/// Measurement from the assignment to the last completion, without the transactions of the warm-up.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Took {
+pub struct Measurement {
     pub transactions: u64,
     pub seconds: f64,
     pub user_seconds: f64,
     pub system_seconds: f64,
-    /// Bytes, of the whole process.
+    /// Peak memory of the process, in bytes.
     pub peak_memory: u64,
-    /// Bytes at the start: what was generated ahead, and the parents that are in the store.
+    /// Memory at the start, in bytes: messages generated ahead, and parents in the store.
     pub memory_before: u64,
 }
 
-/// A clock that runs, and what was there when it was started.
-pub struct Watch {
+/// A running clock with the figures at its start.
+pub struct Stopwatch {
     started: Instant,
     cpu: Cpu,
     memory_before: u64,
 }
 
-impl Watch {
+impl Stopwatch {
     pub fn start() -> Self {
-        measure::forget_peak();
-        Watch { memory_before: measure::memory(), started: Instant::now(), cpu: Cpu::now() }
+        measure::reset_peak();
+        Stopwatch { memory_before: measure::resident_memory(), started: Instant::now(), cpu: Cpu::now() }
     }
 
-    /// What went before was to warm up; but for memory it counts.
+    /// Restarts the clock after the warm-up; memory counts from the first start.
     pub fn warmed_up(self) -> Self {
-        Watch { started: Instant::now(), cpu: Cpu::now(), ..self }
+        Stopwatch { started: Instant::now(), cpu: Cpu::now(), ..self }
     }
 
-    pub fn stop(self, transactions: u64) -> Took {
+    pub fn stop(self, transactions: u64) -> Measurement {
         let (seconds, (user_seconds, system_seconds)) = (self.started.elapsed().as_secs_f64(), Cpu::since(self.cpu));
         let peak_memory = measure::peak_memory();
-        Took { transactions, seconds, user_seconds, system_seconds, peak_memory, memory_before: self.memory_before }
+        Measurement {
+            transactions,
+            seconds,
+            user_seconds,
+            system_seconds,
+            peak_memory,
+            memory_before: self.memory_before,
+        }
     }
 }
 
-/// Runs until everything is completed. Joining a group, and the first `warm_up` of the transactions, come before the clock starts; and when
-/// it stops, as many are left, so that as much is in hand at the end as was at the beginning.
-pub async fn to_the_end(
+/// Runs until every transaction is completed. The clock starts after joining the group and completing the first
+/// `warm_up` transactions, and stops when as many are left, so that equally many are in flight at both times.
+pub async fn run_to_end(
     settings: PipelineSettings,
     log: Log,
     engine: Arc<dyn RecordEngine>,
     transactions: u64,
     warm_up: u64,
-) -> Took {
+) -> Measurement {
     let partitions = settings.partitions.map_or(1, i32::unsigned_abs).into();
     let running = Running::start(settings, log, engine).await;
-    running.until_assigned(partitions).await;
-    let mut watch = Watch::start();
+    running.wait_until_assigned(partitions).await;
+    let mut stopwatch = Stopwatch::start();
     let mut before = 0;
     if warm_up > 0 {
-        running.until_completed(warm_up).await;
-        watch = watch.warmed_up();
+        running.wait_until_completed(warm_up).await;
+        stopwatch = stopwatch.warmed_up();
         before = running.completed();
     }
-    running.until_completed(transactions - warm_up).await;
-    let took = watch.stop(running.completed() - before);
-    running.until_completed(transactions).await;
+    running.wait_until_completed(transactions - warm_up).await;
+    let measurement = stopwatch.stop(running.completed() - before);
+    running.wait_until_completed(transactions).await;
     let completed = running.completed();
     let report = running.stop().await;
     assert_eq!(report.completed, transactions, "all are completed, once");
     assert_eq!((completed, report.contests, report.dead_letters), (transactions, 0, 0), "all are live");
-    took
+    measurement
 }
 
 async fn parts(
@@ -206,8 +213,8 @@ async fn parts(
     broker: Arc<dyn Broker>,
     engine: Arc<dyn RecordEngine>,
     metrics: Arc<Metrics>,
-) -> PipelineParts {
-    let store = Store::new(engine.clone(), wiring::store(&Config::default()));
+) -> PipelineServices {
+    let store = Store::new(engine.clone(), wiring::store_settings(&Config::default()));
     let clock = Clock::System;
     let publisher = Publisher {
         producer: broker.producer().await.expect("the log has one"),
@@ -217,16 +224,21 @@ async fn parts(
         retry_pause: store.settings.retry_pause,
         metrics: metrics.clone(),
     };
-    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None };
-    PipelineParts {
+    let identity = CreatorIdentity {
+        owner: 1,
+        process_id: 1,
+        hostname: "here".to_owned(),
+        process_visibility: ProcessVisibility::None,
+    };
+    PipelineServices {
         creator: Creator::new(store, clock.clone(), identity),
         earlier_halts: Arc::default(),
         broker,
-        nodes: Nodes::new(engine, Duration::ZERO),
+        nodes: RestartDetector::new(engine, Duration::ZERO),
         guard: TopicGuard::unguarded(),
-        whole: Arc::new(Unaccounted),
+        whole: Arc::new(UnverifiedStore),
         publisher,
-        chain: Arc::new(NoChain),
+        chain: Arc::new(ChainAtEnd),
         modes: Modes::Live,
         clock: clock.clone(),
         metrics,
@@ -234,16 +246,16 @@ async fn parts(
     }
 }
 
-struct NoChain;
+struct ChainAtEnd;
 
 #[async_trait]
-impl ChainProgress for NoChain {
+impl ChainProgress for ChainAtEnd {
     async fn view(&self) -> Result<ChainView, BrokerError> {
         Ok(ChainView::AtEnd)
     }
 }
 
-/// Puts the parents into the store that are outside of the run.
+/// Creates the parents from before the run in the store.
 pub async fn fill(generator: &Generator, engine: &dyn RecordEngine) {
     for messages in generator.parents_from_before() {
         engine.apply(&creates(&messages)).await.into_iter().for_each(|result| drop(result.expect("created")));
@@ -255,15 +267,15 @@ fn creates(messages: &[Message]) -> Vec<Row> {
     messages.iter().map(page_of).map(row).collect()
 }
 
-/// What the transaction in a message starts as.
+/// Returns the master that the transaction in a message creates.
 pub fn page_of(message: &Message) -> Arc<Page> {
     match prepare(&PREPARE, message) {
-        Ok(Prepared::Validated(tx)) => tx.page.clone(),
+        Ok(PreparedEvent::Validated(tx)) => tx.page.clone(),
         other => panic!("the generator makes valid transactions only: {other:?}"),
     }
 }
 
-/// A directory on the disk that the build is on, gone when dropped.
-pub fn scratch() -> tempfile::TempDir {
+/// Creates a directory on the disk of the build, removed when dropped.
+pub fn scratch_directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written to")
 }

@@ -1,5 +1,4 @@
-//! Fjall alone: the writes that the pipeline caused, made again without the pipeline, without the record operations and
-//! without a single read.
+//! Fjall alone: the writes of the pipeline, repeated without the pipeline, without record operations and without reads.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,24 +14,24 @@ use utxo_store::{
 };
 
 use crate::{
-    counting::Note,
+    counting::RowNote,
     generator::Generator,
     measure::Cpu,
-    pipeline::{POLLED, page_of, scratch},
+    pipeline::{POLLED, page_of, scratch_directory},
 };
 
-/// What fjall alone took, for the writes as they came, and for the same writes with those of each batch sorted.
+/// Measurement of fjall alone: with the writes in their original order, and with each batch sorted.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Raw {
-    pub as_they_came: Took,
-    pub sorted: Took,
+    pub unsorted: RawMeasurement,
+    pub sorted: RawMeasurement,
     pub syncs: u64,
-    /// Keys written, those of indexes too.
+    /// Number of written keys, index keys included.
     pub writes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Took {
+pub struct RawMeasurement {
     pub seconds: f64,
     pub user_seconds: f64,
     pub system_seconds: f64,
@@ -47,43 +46,43 @@ struct Write {
 
 const RECORDS: usize = 0;
 const UNMINED_SINCE: usize = 2;
-/// Records, and the three indexes.
+/// Keyspaces of the records and the three indexes.
 const KEYSPACES: [&str; 4] = ["records", "index_delete_at_height", "index_unmined_since", "index_creating_at"];
 
-/// Makes the writes of `notes` on an equally filled store, in as many synced batches as the engine made; once as they
-/// came, and once as the engine does it: sorted, keyspace by keyspace.
-pub fn same_writes(generator: impl Fn() -> Generator, notes: &[Note], syncs: u64) -> Raw {
-    let mut model = Model::default();
+/// Repeats the writes of `notes` on an equally filled store, in as many synced batches as the engine made: once in
+/// their original order, and once as the engine does it: sorted, keyspace by keyspace.
+pub fn repeat_writes(generator: impl Fn() -> Generator, notes: &[RowNote], syncs: u64) -> Raw {
+    let mut model = PageModel::default();
     let before = generator();
     let parents: Vec<Vec<Write>> = before
         .parents_from_before()
         .map(|messages| {
-            let notes: Vec<Note> = messages.iter().map(|message| model.there(page_of(message))).collect();
+            let notes: Vec<RowNote> = messages.iter().map(|message| model.add_page(page_of(message))).collect();
             model.writes_of(&notes)
         })
         .collect();
-    model.will_come(generator());
+    model.add_generated(generator());
     let group = notes.len().div_ceil(syncs.max(1) as usize).max(1);
     let mut groups: Vec<Vec<Write>> = notes.chunks(group).map(|notes| model.writes_of(notes)).collect();
     drop(model);
 
     let (writes, syncs) = (groups.iter().map(|group| group.len() as u64).sum(), groups.len() as u64);
-    let as_they_came = took(&parents, &groups);
+    let unsorted = measure_writes(&parents, &groups);
     groups.iter_mut().for_each(|group| group.sort_by(|a, b| (a.keyspace, &a.key).cmp(&(b.keyspace, &b.key))));
-    Raw { as_they_came, sorted: took(&parents, &groups), syncs, writes }
+    Raw { unsorted, sorted: measure_writes(&parents, &groups), syncs, writes }
 }
 
-/// A new store with `parents` in it, then `groups` against the clock.
-fn took(parents: &[Vec<Write>], groups: &[Vec<Write>]) -> Took {
-    let directory = scratch();
-    // As the engine opens it.
+/// Creates a store with `parents` and measures the writes of `groups`.
+fn measure_writes(parents: &[Vec<Write>], groups: &[Vec<Write>]) -> RawMeasurement {
+    let directory = scratch_directory();
+    // The options are those of the engine.
     let database = Database::builder(directory.path()).cache_size(256 << 20).open().expect("a new store");
     let keyspaces = KEYSPACES.map(|name| database.keyspace(name, KeyspaceCreateOptions::default).expect("a keyspace"));
     parents.iter().for_each(|group| commit(&database, &keyspaces, group));
     let (started, cpu_before) = (Instant::now(), Cpu::now());
     groups.iter().for_each(|group| commit(&database, &keyspaces, group));
     let (seconds, (user_seconds, system_seconds)) = (started.elapsed().as_secs_f64(), Cpu::since(cpu_before));
-    Took { seconds, user_seconds, system_seconds }
+    RawMeasurement { seconds, user_seconds, system_seconds }
 }
 
 fn commit(database: &Database, keyspaces: &[Keyspace], writes: &[Write]) {
@@ -94,29 +93,29 @@ fn commit(database: &Database, keyspaces: &[Keyspace], writes: &[Write]) {
     batch.commit().expect("written");
 }
 
-/// The pages as the rows so far have left them; of those that are still to be created, what they start as.
+/// Pages after the rows so far; a page not created yet has its initial state.
 #[derive(Default)]
-struct Model(HashMap<Txid, Arc<Page>>);
+struct PageModel(HashMap<Txid, Arc<Page>>);
 
-impl Model {
-    fn there(&mut self, page: Arc<Page>) -> Note {
-        let note = Note { txid: page.txid, creates: true, taken: Vec::new() };
+impl PageModel {
+    fn add_page(&mut self, page: Arc<Page>) -> RowNote {
+        let note = RowNote { txid: page.txid, creates: true, taken: Vec::new() };
         self.0.insert(page.txid, page);
         note
     }
 
-    fn will_come(&mut self, generator: Generator) {
+    fn add_generated(&mut self, generator: Generator) {
         for message in generator.chunks(POLLED).flatten() {
-            self.there(page_of(&message));
+            self.add_page(page_of(&message));
         }
     }
 
-    /// What a group of rows writes: each record once, and its index entry where it is created.
-    fn writes_of(&mut self, notes: &[Note]) -> Vec<Write> {
+    /// Returns the writes of a group of rows: each record once, and its index entry if it is created.
+    fn writes_of(&mut self, notes: &[RowNote]) -> Vec<Write> {
         let mut touched: Vec<(Txid, bool)> = Vec::new();
         let mut seen = HashSet::new();
         for note in notes {
-            self.take(note);
+            self.apply_note(note);
             if seen.insert(note.txid) {
                 touched.push((note.txid, note.creates));
             }
@@ -124,7 +123,7 @@ impl Model {
         touched.into_iter().flat_map(|(txid, created)| self.writes_to(txid, created)).collect()
     }
 
-    fn take(&mut self, note: &Note) {
+    fn apply_note(&mut self, note: &RowNote) {
         let page = Arc::make_mut(self.0.get_mut(&note.txid).expect("the generator makes all that is created"));
         for (offset, by) in &note.taken {
             let slot = &mut page.utxos.as_mut().expect("slots")[*offset as usize];

@@ -15,10 +15,10 @@ use utxo_store::{
 };
 
 use crate::{
-    counting::{Counting, Note},
+    counting::{CountingEngine, RowNote},
     feed::Feed,
     generator::{Generator, Shape},
-    pipeline::{self, Log, POLLED, RULES, Took, scratch},
+    pipeline::{self, Log, Measurement, POLLED, RULES, scratch_directory},
     raw::{self, Raw},
     server::{AerospikeServer, FIT, Setup},
 };
@@ -44,13 +44,13 @@ impl EngineKind {
     }
 }
 
-/// What is measured.
+/// A measured case.
 #[derive(Debug, Clone)]
 pub struct Case {
     pub engine: EngineKind,
     pub shape: Shape,
     pub transactions: u64,
-    /// All messages are there before the clock starts: their making costs nothing, and they take memory.
+    /// Whether all messages exist before the clock starts: their generation costs no time, but they take memory.
     pub generated_ahead: bool,
 }
 
@@ -59,7 +59,7 @@ impl Case {
         format!("{}/{}", self.engine.name(), self.shape.name())
     }
 
-    /// For the child; [`parse`](Self::parse) reads them.
+    /// Returns the arguments of the child; [`parse`](Self::parse) reads them.
     pub fn arguments(&self) -> [String; 3] {
         [self.name(), self.transactions.to_string(), self.generated_ahead.to_string()]
     }
@@ -76,13 +76,13 @@ impl Case {
     }
 }
 
-/// What was measured.
+/// Result of a case.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    pub took: Took,
-    /// Rows that the engine was given.
+    pub measurement: Measurement,
+    /// Number of rows given to the engine.
     pub operations: u64,
-    /// Calls in which they were given.
+    /// Number of calls with these rows.
     pub batches: u64,
     pub raw: Option<Raw>,
 }
@@ -93,11 +93,11 @@ pub fn run(case: &Case) -> Outcome {
         .enable_all()
         .build()
         .expect("a machine that runs benches has threads");
-    // The preparation is on this thread, the pipeline on the workers: a profile can tell them apart.
-    runtime.block_on(measured(case))
+    // The preparation runs on this thread, the pipeline on the workers: a profile can tell them apart.
+    runtime.block_on(measure(case))
 }
 
-async fn measured(case: &Case) -> Outcome {
+async fn measure(case: &Case) -> Outcome {
     match case.engine {
         EngineKind::Null => consume(case, Arc::new(NullEngine::new(RULES)), 0).await.0,
         EngineKind::Memory => {
@@ -105,21 +105,25 @@ async fn measured(case: &Case) -> Outcome {
             fill(case, engine.as_ref()).await;
             consume(case, engine, 0).await.0
         }
-        // The first run is for its notes and warms up the memory, so that both that count find it so.
+        // The first run records the rows and warms up the memory for the two measured runs.
         EngineKind::Fjall => {
-            let (first, notes, syncs) = on_fjall(case, 2 * case.transactions as usize).await;
-            let raw = raw::same_writes(|| Generator::new(case.shape, case.transactions), &notes, syncs);
+            let (first, notes, syncs) = run_on_fjall(case, 2 * case.transactions as usize).await;
+            let raw = raw::repeat_writes(|| Generator::new(case.shape, case.transactions), &notes, syncs);
             drop(notes);
-            let (outcome, ..) = on_fjall(case, 0).await;
-            let Took { peak_memory, memory_before, .. } = first.took;
-            Outcome { raw: Some(raw), took: Took { peak_memory, memory_before, ..outcome.took }, ..outcome }
+            let (outcome, ..) = run_on_fjall(case, 0).await;
+            let Measurement { peak_memory, memory_before, .. } = first.measurement;
+            Outcome {
+                raw: Some(raw),
+                measurement: Measurement { peak_memory, memory_before, ..outcome.measurement },
+                ..outcome
+            }
         }
-        EngineKind::Aerospike => on_aerospike(case).await,
+        EngineKind::Aerospike => run_on_aerospike(case).await,
     }
 }
 
-/// On a server of its own, which is another process: what is measured is the client's.
-async fn on_aerospike(case: &Case) -> Outcome {
+/// Runs on a server of its own: another process, so only the client's cost is measured.
+async fn run_on_aerospike(case: &Case) -> Outcome {
     let server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
     let engine = AerospikeEngine::open(&server.settings(), RULES).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
@@ -129,15 +133,15 @@ async fn on_aerospike(case: &Case) -> Outcome {
     outcome
 }
 
-/// Also returns what was noted, and how many synced groups it was written in.
-async fn on_fjall(case: &Case, noted: usize) -> (Outcome, Vec<Note>, u64) {
-    let directory = scratch();
+/// Runs on fjall; also returns the recorded rows and the number of synced groups.
+async fn run_on_fjall(case: &Case, note_capacity: usize) -> (Outcome, Vec<RowNote>, u64) {
+    let directory = scratch_directory();
     let engine = FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store");
     let engine = Arc::new(engine);
     fill(case, engine.as_ref()).await;
-    let before = engine.groups();
-    let (outcome, notes) = consume(case, engine.clone(), noted).await;
-    let groups = engine.groups() - before;
+    let before = engine.groups_written();
+    let (outcome, notes) = consume(case, engine.clone(), note_capacity).await;
+    let groups = engine.groups_written() - before;
     engine.close().await.expect("closed");
     (outcome, notes, groups)
 }
@@ -146,19 +150,19 @@ async fn fill(case: &Case, engine: &dyn RecordEngine) {
     pipeline::fill(&Generator::new(case.shape, case.transactions), engine).await;
 }
 
-/// All messages of the run, chunk by chunk.
+/// Returns all messages of the run in chunks.
 fn chunks(case: &Case) -> Box<dyn Iterator<Item = Vec<Message>> + Send> {
     let chunks = Generator::new(case.shape, case.transactions).chunks(POLLED);
     if case.generated_ahead { Box::new(chunks.collect::<Vec<_>>().into_iter()) } else { Box::new(chunks) }
 }
 
-/// Runs the pipeline until everything is completed. Also returns what the engine was given, where so many rows are to be
-/// `noted`.
-async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, noted: usize) -> (Outcome, Vec<Note>) {
-    let engine = Arc::new(Counting::new(engine, noted));
+/// Runs the pipeline until every transaction is completed. Also returns the recorded rows, at most `note_capacity`.
+async fn consume(case: &Case, engine: Arc<dyn RecordEngine>, note_capacity: usize) -> (Outcome, Vec<RowNote>) {
+    let engine = Arc::new(CountingEngine::new(engine, note_capacity));
     let settings = pipeline::settings();
     let feed = Feed::new(&settings.topic, chunks(case), case.transactions);
-    let took = pipeline::to_the_end(settings, Log::of_feed(feed).await, engine.clone(), case.transactions, 0).await;
-    let outcome = Outcome { took, operations: engine.rows(), batches: engine.batches(), raw: None };
+    let measurement =
+        pipeline::run_to_end(settings, Log::of_feed(feed).await, engine.clone(), case.transactions, 0).await;
+    let outcome = Outcome { measurement, operations: engine.rows(), batches: engine.batches(), raw: None };
     (outcome, engine.take_notes())
 }

@@ -1,4 +1,4 @@
-//! An engine that does so many rows in a second and no more.
+//! Engine decorator that limits the rows per second.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use utxo_store::{
     record::{Key, Outcome, Record},
 };
 
-/// In front of an engine.
-pub struct Slow<E> {
+/// Decorator of an engine.
+pub struct ThrottledEngine<E> {
     inner: E,
     rows_a_second: f64,
-    /// When all that has been asked for is done.
-    free: Mutex<Instant>,
+    /// Time when all requested rows are applied.
+    free_at: Mutex<Instant>,
 }
 
-impl<E> Slow<E> {
+impl<E> ThrottledEngine<E> {
     pub fn new(inner: E, rows_a_second: f64) -> Self {
-        Slow { inner, rows_a_second, free: Mutex::new(Instant::now()) }
+        ThrottledEngine { inner, rows_a_second, free_at: Mutex::new(Instant::now()) }
     }
 }
 
 #[async_trait]
-impl<E: RecordEngine> RecordEngine for Slow<E> {
+impl<E: RecordEngine> RecordEngine for ThrottledEngine<E> {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
         let due = {
-            let mut free = self.free.lock().await;
-            *free = Instant::now().max(*free) + Duration::from_secs_f64(rows.len() as f64 / self.rows_a_second);
-            *free
+            let mut free_at = self.free_at.lock().await;
+            *free_at = Instant::now().max(*free_at) + Duration::from_secs_f64(rows.len() as f64 / self.rows_a_second);
+            *free_at
         };
         tokio::time::sleep_until(due).await;
         self.inner.apply(rows).await

@@ -1,17 +1,17 @@
-//! Block files: a bare block as the oracle reads it, and framed ones block by block up to the first thing wrong.
+//! Block files: a bare block compared with the oracle, and framed blocks up to the first error.
 
 use bitcoin::hashes::Hash;
 use utxo_store::tx::{
     Txid,
-    block::{Block, BlockFile, BlockFileError, MerkleError, Scan, Scanned},
+    block::{BlockFile, BlockFileError, MerkleError, RawBlock, Scan, ScanItem},
 };
 
 use super::{assert_one_line, oracle, transaction::assert_refusal};
 
-/// What a frame puts before a block: magic and length.
+/// Bytes of a frame before a block: magic and length.
 const FRAME: usize = 8;
 
-/// See the module.
+/// Runs the target `block_file`.
 pub fn check(data: &[u8]) {
     bare(data);
     scanned(data);
@@ -21,15 +21,15 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// A scan finds at least the blocks before the first error, and nothing that it leaves out overlaps anything.
+/// Checks that a scan finds at least the blocks before the first error, and that skipped bytes overlap no block.
 fn scanned(data: &[u8]) {
     let whole = BlockFile::new(data).map_or(0, |file| file.blocks().filter(Result::is_ok).count());
     let Ok(scan) = Scan::new(data) else { return assert_eq!(whole, 0) };
     let (mut blocks, mut end) = (0, 0);
     for found in scan {
         match found {
-            Scanned::Block(_) => blocks += 1,
-            Scanned::LeftOut(piece) => {
+            ScanItem::Block(_) => blocks += 1,
+            ScanItem::SkippedBytes(piece) => {
                 assert!(piece.at >= end && piece.bytes > 0);
                 end = piece.at + piece.bytes;
                 assert_one_line(&piece.why);
@@ -40,14 +40,14 @@ fn scanned(data: &[u8]) {
 }
 
 fn bare(data: &[u8]) {
-    match (Block::parse(data), oracle::block(data)) {
+    match (RawBlock::parse(data), oracle::block(data)) {
         (Ok(block), Some(oracle)) => assert_same(&block, &oracle),
         (Err(error), None) => assert_refusal(data, &error),
         (ours, oracle) => panic!("ours: {ours:?}, the oracle's: {oracle:?}"),
     }
 }
 
-fn assert_same(block: &Block<'_>, oracle: &bitcoin::Block) {
+fn assert_same(block: &RawBlock<'_>, oracle: &bitcoin::Block) {
     let (header, expected) = (block.header(), &oracle.header);
     assert_eq!(block.hash(), oracle.block_hash().to_byte_array());
     assert_eq!(header.version, expected.version.to_consensus() as u32);
@@ -61,7 +61,7 @@ fn assert_same(block: &Block<'_>, oracle: &bitcoin::Block) {
     let txids = oracle.txdata.iter().map(|transaction| Txid(transaction.compute_txid().to_byte_array()));
     match block.check_merkle_root() {
         Ok(found) => assert!(oracle.check_merkle_root() && found.into_iter().eq(txids)),
-        // The oracle does not look for a list whose end was doubled.
+        // The oracle does not check for a list with a doubled end.
         Err(MerkleError::Doubled) => assert!(oracle.txdata.len() > 1),
         Err(error) => {
             assert!(!oracle.check_merkle_root());
@@ -70,7 +70,7 @@ fn assert_same(block: &Block<'_>, oracle: &bitcoin::Block) {
     }
 }
 
-/// The blocks stand in the file as they are given, one behind the other; behind the last are zeros, or the error.
+/// Checks that the returned blocks follow each other in the file, up to zeros or the error.
 fn blocks_of(file: &BlockFile<'_>, data: &[u8]) {
     let mut at = 0;
     let mut blocks = file.blocks();
@@ -88,7 +88,7 @@ fn blocks_of(file: &BlockFile<'_>, data: &[u8]) {
             Err(error) => {
                 assert_one_line(&error);
                 assert_error(&error, at, file.network().is_some(), data);
-                assert!(blocks.next().is_none(), "an error is the last");
+                assert!(blocks.next().is_none(), "an error must be the last item");
                 return;
             }
         }
@@ -96,11 +96,11 @@ fn blocks_of(file: &BlockFile<'_>, data: &[u8]) {
     assert!(data[at..].iter().all(|byte| *byte == 0));
 }
 
-/// An error says where in the file it is; the block before it ended at `at`.
+/// Checks the position in an error; the block before it ended at `at`.
 fn assert_error(error: &BlockFileError, at: usize, framed: bool, data: &[u8]) {
     let behind_frame = if framed { at + FRAME } else { at };
     match *error {
-        BlockFileError::Empty => panic!("it has blocks"),
+        BlockFileError::Empty => panic!("a file with blocks is not empty"),
         BlockFileError::UnknownMagic { at: found_at, found } => {
             assert!(!framed && found_at == at && data.starts_with(&found));
         }

@@ -1,4 +1,4 @@
-//! How much memory a run asks for: an allocator that counts, for each thread by itself.
+//! Memory use of a run: an allocator that counts for each thread separately.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -6,7 +6,7 @@ use std::{
 };
 
 thread_local! {
-    // Constant, and nothing to drop: so the allocator may use them at any time of a thread's life.
+    // Constant values without a destructor: the allocator may use them at any time of a thread's life.
     static HELD: Cell<isize> = const { Cell::new(0) };
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
@@ -26,7 +26,7 @@ fn take(bytes: usize) {
     HELD.set(HELD.get().saturating_sub_unsigned(bytes));
 }
 
-// SAFETY: every call goes to the system's allocator as it is; counting allocates nothing.
+// SAFETY: every call passes unchanged to the system's allocator; counting allocates no memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
@@ -44,14 +44,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both at once, as when it has to be moved.
+        // Both sizes count at once, as if the block had to be moved.
         add(size);
         take(layout.size());
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
-/// The most bytes that this thread held at once during `work`, beyond what it held before.
+/// Returns the maximum bytes that this thread held at once during `work`, beyond those held before.
 pub fn most_held(work: impl FnOnce()) -> usize {
     let before = HELD.get();
     MOST.set(before);
@@ -59,7 +59,7 @@ pub fn most_held(work: impl FnOnce()) -> usize {
     MOST.get().saturating_sub(before).unsigned_abs()
 }
 
-/// Does what is not to be counted: oracles reserve memory as they please. What is left of it afterwards counts.
+/// Runs `work` without counting, because oracles reserve memory freely. Memory that stays allocated counts.
 pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
     let most = MOST.get();
     let done = work();

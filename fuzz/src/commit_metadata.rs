@@ -1,13 +1,13 @@
-//! What travels in the metadata of committed offsets: the chain's state, and the pipeline's view of a partition.
+//! Metadata of committed offsets: the state of the chain, and the pipeline's view of a partition.
 
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use utxo_store::{
-    broker::{Assigned, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
+    broker::{AssignedPartition, CommittedOffset, MAX_COMMIT_METADATA, Message, TopicPartition},
     group::{
+        missing_parent::{ChainView, MAX_WAITING_EVENTS, PartitionView, TieRule, WaitingEvents, is_proven_missing},
         partition::PartitionState,
-        proof::{ChainView, MOST_NAMED, PartitionView, Ties, Waiting, proves_missing},
     },
     sequencer::state::ChainState,
     telemetry::Metrics,
@@ -15,7 +15,7 @@ use utxo_store::{
 
 use super::assert_one_line;
 
-/// See the module.
+/// Runs the target `commit_metadata`.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     chain(text);
@@ -23,10 +23,11 @@ pub fn check(data: &[u8]) {
         Ok(view) => {
             assert_proof(&view);
             assert_view_survives(&view);
-            // What else is said with it may be unreadable, and then nothing is known; but never more than it says.
+            // Other parts of the metadata may be unreadable, and then count as unknown; the view never covers more
+            // offsets than it states.
             assert!(!read_before(text, view.position).1);
         }
-        // Somebody else's metadata tells nothing of what was read.
+        // Metadata of another program says nothing about read offsets.
         Err(_) => assert!(!read_before(text, 1).0),
     }
 }
@@ -44,14 +45,14 @@ fn chain(text: &str) {
 
 fn assert_view_survives(view: &PartitionView) {
     let metadata = serde_json::to_string(view).expect("numbers and booleans always serialise");
-    let is_ours = view.waiting.as_ref().is_none_or(|waiting| waiting.named.len() <= MOST_NAMED);
+    let is_ours = view.waiting.as_ref().is_none_or(|waiting| waiting.events.len() <= MAX_WAITING_EVENTS);
     assert!(!is_ours || metadata.len() <= MAX_COMMIT_METADATA, "{metadata}");
     assert_eq!(serde_json::from_str::<PartitionView>(&metadata).as_ref().ok(), Some(view));
     assert_eq!(read_before(&metadata, view.position), (true, false));
 }
 
-/// Whatever another instance claims: what is unfinished before an event bars the proof, and no claim of progress adds
-/// to what bars it.
+/// Checks, for any claims of another instance, that an older unfinished event bars the proof, and that a claim of
+/// progress never adds to what bars the proof.
 fn assert_proof(view: &PartitionView) {
     let grace_ms = 60_000;
     let oldest = view.oldest_unfinished.unwrap_or((view.read_timestamp_ms, view.position));
@@ -62,17 +63,17 @@ fn assert_proof(view: &PartitionView) {
         (i64::MIN, 0, 0),
         (view.read_timestamp_ms, 0, 0),
     ];
-    let named = view.waiting.iter().flat_map(|waiting| &waiting.named).map(|(.., name)| *name);
+    let named = view.waiting.iter().flat_map(|waiting| &waiting.events).map(|(.., name)| *name);
     let parents: Vec<_> = named.take(3).chain([0]).collect();
     for (event, parent) in events.iter().flat_map(|event| parents.iter().map(|parent| (*event, *parent))) {
-        let chains = [ChainView::AtEnd, ChainView::Behind(view.read_timestamp_ms), ChainView::Behind(i64::MAX)];
-        for (chain, ties) in chains.iter().flat_map(|chain| [(*chain, Ties::Wait), (*chain, Ties::Break)]) {
-            let proven = |view: &PartitionView| proves_missing(event, parent, ties, (0, view), chain, grace_ms);
+        let chains = [ChainView::AtEnd, ChainView::Unhandled(view.read_timestamp_ms), ChainView::Unhandled(i64::MAX)];
+        for (chain, ties) in chains.iter().flat_map(|chain| [(*chain, TieRule::Wait), (*chain, TieRule::Break)]) {
+            let proven = |view: &PartitionView| is_proven_missing(event, parent, ties, (0, view), chain, grace_ms);
             let is_older = |(timestamp_ms, offset): (i64, u64)| (timestamp_ms, 0, offset) < event;
             let bars = match &view.waiting {
-                Some(waiting) if !view.at_bound => {
+                Some(waiting) if !view.over_limit => {
                     let is_it = |(at, offset, name): &(i64, u64, u64)| *name == parent && is_older((*at, *offset));
-                    waiting.oldest_of_rest.is_some_and(is_older) || waiting.named.iter().any(is_it)
+                    waiting.oldest_of_rest.is_some_and(is_older) || waiting.events.iter().any(is_it)
                 }
                 _ => view.oldest_unfinished.is_some_and(is_older),
             };
@@ -80,23 +81,23 @@ fn assert_proof(view: &PartitionView) {
             if proven(view) {
                 assert!(proven(&PartitionView { at_end: true, read_timestamp_ms: i64::MAX, ..view.clone() }));
                 assert!(proven(&PartitionView { oldest_unfinished: None, ..view.clone() }));
-                let nobody = view.waiting.as_ref().map(|_| Waiting { named: vec![], oldest_of_rest: None });
-                assert!(proven(&PartitionView { waiting: nobody, ..view.clone() }));
-                assert!(proves_missing(event, parent, ties, (0, view), ChainView::AtEnd, grace_ms));
+                let no_waiting = view.waiting.as_ref().map(|_| WaitingEvents { events: vec![], oldest_of_rest: None });
+                assert!(proven(&PartitionView { waiting: no_waiting, ..view.clone() }));
+                assert!(is_proven_missing(event, parent, ties, (0, view), ChainView::AtEnd, grace_ms));
             }
         }
     }
 }
 
-/// Whether one who is assigned the partition with this metadata takes the offset before `position`, and the one at it,
-/// for read by an earlier holder.
+/// Whether an instance that is assigned the partition with this metadata takes the offset before `position`, and the
+/// one at it, as read by an earlier owner.
 fn read_before(metadata: &str, position: u64) -> (bool, bool) {
     static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
     let partition = TopicPartition { topic: "txs".into(), partition: 0 };
     let metrics = METRICS.partition(&partition);
-    let committed = Some(Committed { offset: 0, metadata: metadata.to_owned() });
+    let committed = Some(CommittedOffset { offset: 0, metadata: metadata.to_owned() });
     let state = PartitionState::new(
-        &Assigned { partition, epoch: 1, committed, position: 0, high_watermark: 0 },
+        &AssignedPartition { partition, epoch: 1, committed, position: 0, high_watermark: 0 },
         metrics,
         false,
         0,

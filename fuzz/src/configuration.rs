@@ -1,6 +1,6 @@
-//! A settings file and the environment: checked to the end, or refused with one line for each thing that is wrong.
+//! Settings file and environment: accepted as a whole, or refused with one line for each error.
 //!
-//! The input is TOML; behind a line `---` stand variables of the environment, `NAME=value` a line.
+//! The input is TOML; after a line `---` come environment variables, one `NAME=value` a line.
 
 use std::{ffi::OsString, io::Write};
 
@@ -12,14 +12,14 @@ type Variables = Vec<(OsString, OsString)>;
 
 const GROUP: &str = "UTXO_STORE__KAFKA__GROUP";
 
-/// See the module.
+/// Runs the target `configuration`.
 pub fn check(data: &[u8]) {
     let (toml, mut environment) = split(data);
-    // A variable is there once.
+    // The environment has each variable once.
     environment.sort();
     environment.dedup_by_key(|(name, _)| name.to_ascii_lowercase());
     let loaded = load(toml, &environment);
-    assert_eq!(loaded, load(toml, &environment), "the same settings give the same");
+    assert_eq!(loaded, load(toml, &environment), "the same settings must give the same configuration");
     match loaded {
         Ok(config) => {
             assert_relations(&config);
@@ -42,17 +42,17 @@ fn split(data: &[u8]) -> (&[u8], Variables) {
 }
 
 fn load(toml: &[u8], environment: &Variables) -> Result<Config, ConfigErrors> {
-    let mut file = tempfile::NamedTempFile::new().expect("there is a place for temporary files");
-    file.write_all(toml).expect("and room in it");
+    let mut file = tempfile::NamedTempFile::new().expect("the temporary directory is writable");
+    file.write_all(toml).expect("the disk has room");
     Config::load_from(Some(file.path()), environment.iter().cloned()).map_err(|ConfigErrors(mut errors)| {
-        // The file is another one each time.
+        // The temporary file has another name each time.
         let path = file.path().display().to_string();
         errors.iter_mut().for_each(|error| error.source = error.source.replace(&path, "FILE"));
         ConfigErrors(errors)
     })
 }
 
-/// What the documents say of settings that are held against each other.
+/// Checks the documented relations between settings.
 fn assert_relations(config: &Config) {
     let (kafka, ingest) = (&config.kafka, &config.ingest);
     assert!(kafka.heartbeat_interval_ms * 3 <= kafka.session_timeout_ms);
@@ -80,7 +80,7 @@ fn assert_relations(config: &Config) {
     }
 }
 
-/// What is called a password is shown to nobody.
+/// Checks that the debug output shows no value of a property named like a password.
 fn assert_secrets_are_hidden(config: &Config) {
     let properties = &config.kafka.properties;
     let shown = format!("{properties:?}");
@@ -92,7 +92,7 @@ fn assert_secrets_are_hidden(config: &Config) {
     }
 }
 
-/// A variable changes its own setting and no other.
+/// Checks that a variable changes its own setting and no other.
 fn assert_environment_goes_first(config: &Config, toml: &[u8], mut environment: Variables) {
     environment.retain(|(name, _)| !name.eq_ignore_ascii_case(GROUP));
     environment.push((GROUP.into(), "from the environment".into()));

@@ -1,11 +1,11 @@
-//! The envelope of dead letters. The input is a header a line, `name: value`, and JSON on the lines that start with `{`.
+//! Envelope of dead letters. The input has one header a line, `name: value`, and JSON on the lines that start with `{`.
 
 use bytes::Bytes;
 use utxo_store::event::DeadLetter;
 
 use super::assert_one_line;
 
-/// See the module.
+/// Runs the target `dead_letter`.
 pub fn check(data: &[u8]) {
     let (json, headers): (Vec<&[u8]>, Vec<&[u8]>) =
         data.split(|byte| *byte == b'\n').partition(|line| line.starts_with(b"{"));
@@ -31,7 +31,7 @@ fn header(line: &[u8]) -> Option<(String, Bytes)> {
     Some((name.to_owned(), Bytes::copy_from_slice(&line[at + 2..])))
 }
 
-/// Both forms give it back.
+/// Checks that both forms decode to the same letter.
 fn assert_survives(letter: &DeadLetter) {
     assert_eq!(DeadLetter::from_headers(&letter.to_headers()).as_ref(), Ok(letter));
     let line = letter.to_json();
@@ -39,7 +39,7 @@ fn assert_survives(letter: &DeadLetter) {
     assert_eq!(DeadLetter::from_json(&line).as_ref(), Ok(letter));
 }
 
-/// A letter that was replayed and failed again carries the older headers in front.
+/// Checks that the last header counts: a letter that was replayed and failed again has the older headers in front.
 fn assert_last_counts(letter: &DeadLetter, headers: &[(String, Bytes)]) {
     let again =
         DeadLetter { offset: letter.offset ^ 1, message: format!("{} again", letter.message), ..letter.clone() };

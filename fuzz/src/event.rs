@@ -1,24 +1,24 @@
-//! Events: each has one binary form, which is refused or canonical, and JSON that gives the same bytes again.
+//! Events: bytes are refused or the one canonical binary form, and JSON gives the same bytes again.
 
 use bytes::Bytes;
 use utxo_store::{
     broker::Message,
     cli::events,
     event::{Event, from_json, to_json},
-    prepare::{Poison, PrepareSettings, Prepared, prepare},
-    record::build::Inline,
+    prepare::{Poison, PrepareSettings, PreparedEvent, prepare},
+    record::build::InlineBodies,
     tx::{Network, Transaction},
 };
 
 use super::assert_one_line;
 
-/// The binary form.
+/// Runs the target `event` on the binary form.
 pub fn binary(data: &[u8]) {
     match Event::decode(data) {
         Ok(event) => {
             assert_eq!(event.encode(), data);
             assert_survives_json(&event, data);
-            // One cut a run, wherever the bytes say: the fuzzer tries the others.
+            // One cut per run, at a place chosen by the bytes: the fuzzer tries the others.
             let cut = usize::from(data[data.len() - 1]) * data.len() / 256;
             assert!(Event::decode(&data[..cut]).is_err(), "no event begins with a whole other one");
             assert!(Event::decode(&[data, &[0]].concat()).is_err());
@@ -39,9 +39,9 @@ fn assert_survives_json(event: &Event<'_>, message: &[u8]) {
     assert_eq!(from_json(&line).as_deref(), Ok(message));
 }
 
-/// What the pipeline makes of it, with the key that it should have and with another.
+/// Checks the event as the pipeline prepares it, with the correct key and with a wrong one.
 fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
-    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20, inline: Inline::UpTo(1_000) };
+    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20, inline: InlineBodies::UpTo(1_000) };
     let txid = match event {
         Event::Validated(validated) => Transaction::parse(validated.tx).ok().map(|transaction| transaction.txid()),
         Event::Seeded(seeded) => Some(seeded.txid),
@@ -54,7 +54,7 @@ fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
     assert_poison(&with_key(payload).expect_err("an event is no transaction id"));
     let Some(txid) = txid else { return };
     match with_key(&txid.0) {
-        Ok(Prepared::Validated(prepared)) => {
+        Ok(PreparedEvent::Validated(prepared)) => {
             let Event::Validated(validated) = event else { panic!("{event:?} was prepared as validated") };
             let transaction = Transaction::parse(validated.tx).expect("prepared, so parsed");
             let spent: usize = prepared.groups.iter().map(|group| group.slots.len()).sum();
@@ -62,7 +62,7 @@ fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
             assert!(transaction.is_extended() && transaction.check().is_ok());
             assert_eq!(prepared.page.utxos.as_ref().map(Vec::len), Some(transaction.output_count()));
         }
-        Ok(Prepared::Seeded(prepared)) => {
+        Ok(PreparedEvent::Seeded(prepared)) => {
             let Event::Seeded(seeded) = event else { panic!("{event:?} was prepared as seeded") };
             assert_eq!(prepared.txid, txid);
             let slots = seeded.outputs.last().map(|output| output.vout as usize + 1);
@@ -72,20 +72,21 @@ fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
     }
 }
 
-/// It goes into the header of a dead letter.
+/// Checks the message of poison, which goes into the header of a dead letter.
 fn assert_poison(poison: &Poison) {
     assert_one_line(&poison.message);
     assert!(poison.message.len() < 500, "{} bytes: {}", poison.message.len(), poison.message);
 }
 
-/// JSON lines, one by one as the library reads them and together as `utxo-store events` does.
+/// Runs the target `json_event`: JSON lines one by one as the library reads them, and together as `utxo-store events`
+/// does.
 pub fn json(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut messages = Vec::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         match from_json(line) {
             Ok(message) => {
-                let event = Event::decode(&message).expect("it was made from JSON, and checked");
+                let event = Event::decode(&message).expect("the JSON decoder returns a valid event");
                 assert_eq!(event.encode(), message);
                 assert_survives_json(&event, &message);
                 messages.push(message);

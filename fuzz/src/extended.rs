@@ -1,4 +1,5 @@
-//! A transaction in extended format: as the oracle reads its parts, and without loss to standard format and back.
+//! Transactions in extended format: compared with the oracle's parts, and converted to standard format and back without
+//! loss.
 
 use bitcoin::consensus;
 use utxo_store::tx::{Input, Output, Transaction};
@@ -8,7 +9,7 @@ use super::{
     transaction::{assert_refusal, assert_whole},
 };
 
-/// See the module.
+/// Runs the target `extended`.
 pub fn check(data: &[u8]) {
     match (Transaction::parse_prefix(data), oracle::extended(data)) {
         (Ok((transaction, _)), None) if !transaction.is_extended() => {}
@@ -39,16 +40,16 @@ fn assert_same_previous(transaction: &Transaction<'_>, oracle: &Extended) {
     }
 }
 
-/// Standard format and the previous outputs give the same bytes again; what a coinbase spends is not kept.
+/// Checks that standard format and the previous outputs give the same bytes; a coinbase has no previous output.
 fn returns_from_standard(extended: &Transaction<'_>) {
     let mut standard = Vec::new();
     extended.write_standard(&mut standard);
-    let standard = Transaction::parse(&standard).expect("it was written in standard format");
+    let standard = Transaction::parse(&standard).expect("write_standard writes standard format");
     let previous: Vec<_> = extended.inputs().map(|input| input.previous).collect();
     let mut bytes = Vec::new();
-    standard.write_extended(&mut bytes, |input, _| previous[input]).expect("all are known");
+    standard.write_extended(&mut bytes, |input, _| previous[input]).expect("every previous output is known");
     if extended.is_coinbase() {
-        let again = Transaction::parse(&bytes).expect("it was written in extended format");
+        let again = Transaction::parse(&bytes).expect("write_extended writes extended format");
         assert_eq!((again.txid(), again.check()), (extended.txid(), extended.check()));
     } else {
         assert_eq!(bytes, extended.raw());

@@ -1,4 +1,4 @@
-//! The crate `bitcoin` as a second opinion on what is on the wire.
+//! Oracle: the crate `bitcoin` as a second implementation of the wire formats.
 
 use bitcoin::{
     Block, Transaction, TxIn, TxOut, VarInt,
@@ -9,37 +9,38 @@ use utxo_store::tx::{self, InvalidTransaction, Outpoint, Txid};
 
 use super::budget;
 
-/// What follows the version in extended format.
+/// Bytes after the version in extended format.
 const EXTENDED_MARKER: [u8; 6] = [0, 0, 0, 0, 0, 0xef];
 
-/// The standard transaction at the start of some bytes, and its length. None with witness data: that is another chain's.
+/// Returns the standard transaction at the start of the bytes, and its length; `None` with witness data, which this
+/// chain does not have.
 pub fn standard(data: &[u8]) -> Option<(Transaction, usize)> {
     let (transaction, len) = budget::uncounted(|| consensus::deserialize_partial::<Transaction>(data)).ok()?;
     is_of_this_chain(&transaction).then_some((transaction, len))
 }
 
-/// The block that takes up all of some bytes. None if a transaction in it has witness data.
+/// Returns the block that fills the bytes; `None` if a transaction has witness data.
 pub fn block(data: &[u8]) -> Option<Block> {
     let block = budget::uncounted(|| consensus::deserialize::<Block>(data)).ok()?;
     block.txdata.iter().all(is_of_this_chain).then_some(block)
 }
 
-/// Whether it was written without a witness marker.
+/// Whether the transaction was written without a witness marker.
 fn is_of_this_chain(transaction: &Transaction) -> bool {
     !transaction.input.is_empty() && transaction.input.iter().all(|input| input.witness.is_empty())
 }
 
-/// A transaction in extended format, put together from what the oracle knows of its parts.
+/// A transaction in extended format, read with the oracle's readers of its parts.
 pub struct Extended {
-    /// Without the previous outputs.
+    /// The transaction without its previous outputs.
     pub transaction: Transaction,
-    /// One for each input.
+    /// Previous outputs, one for each input.
     pub previous: Vec<TxOut>,
-    /// Length in bytes.
+    /// Length of the transaction, in bytes.
     pub len: usize,
 }
 
-/// The extended transaction at the start of some bytes.
+/// Returns the extended transaction at the start of the bytes.
 pub fn extended(data: &[u8]) -> Option<Extended> {
     budget::uncounted(|| read_extended(data)).ok().flatten()
 }
@@ -63,7 +64,7 @@ fn read_extended(data: &[u8]) -> Result<Option<Extended>, Error> {
 }
 
 impl Extended {
-    /// Its bytes.
+    /// Encodes the transaction in extended format.
     pub fn encode(&self) -> Vec<u8> {
         let Transaction { version, lock_time, input, output } = &self.transaction;
         let mut bytes = consensus::serialize(version);
@@ -79,7 +80,7 @@ impl Extended {
     }
 }
 
-/// Holds every field that both formats share against the oracle's.
+/// Compares every field that both formats share with the oracle's.
 pub fn assert_same(ours: &tx::Transaction<'_>, oracle: &Transaction) {
     assert_eq!(ours.txid(), Txid(oracle.compute_txid().to_byte_array()));
     assert_eq!(ours.version(), oracle.version.0 as u32);
@@ -109,7 +110,7 @@ fn outpoint(input: &TxIn) -> Outpoint {
     Outpoint { txid: Txid(input.previous_output.txid.to_byte_array()), vout: input.previous_output.vout }
 }
 
-/// What [`tx::Transaction::check`] should say, worked out the slow way.
+/// Computes the expected result of [`tx::Transaction::check`] in a simple, slow way.
 pub fn check(oracle: &Transaction, previous: Option<&[TxOut]>) -> Result<u64, InvalidTransaction> {
     if oracle.output.is_empty() {
         return Err(InvalidTransaction::NoOutputs);
@@ -135,7 +136,7 @@ pub fn check(oracle: &Transaction, previous: Option<&[TxOut]>) -> Result<u64, In
     at_most_all_coins(outputs, inputs - outputs)
 }
 
-/// The sum, or the index at which it no longer fits into 64 bits.
+/// Returns the sum, or the index at which the sum no longer fits into 64 bits.
 fn sum(outputs: &[TxOut]) -> Result<u64, usize> {
     let mut sum = 0_u128;
     for (index, output) in outputs.iter().enumerate() {

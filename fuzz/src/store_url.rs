@@ -1,10 +1,10 @@
-//! Store URLs: what is taken is written as a URL that means the same, and what is refused repeats no password.
+//! Store URLs: an accepted URL is written as one with the same meaning, and an error repeats no password.
 
 use utxo_store::engine::StoreUrl;
 
 use super::assert_one_line;
 
-/// See the module.
+/// Runs the target `store_url`.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<StoreUrl>() {
@@ -17,7 +17,7 @@ pub fn check(data: &[u8]) {
         }
         Err(error) => assert_one_line(&error),
     }
-    // Whatever else is wrong with it.
+    // The password must not appear, whatever else is wrong with the URL.
     let error = format!("postgres://user:hunter2@{text}").parse::<StoreUrl>().expect_err("not built yet").to_string();
     assert!(!error.contains("hunter2"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What `deploy/` shows and warns of is what the code registers, and all of it.
+//! The dashboard and the alert rules in `deploy/` use registered metrics only, and the dashboard shows every metric.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,34 +18,34 @@ use crate::{
 const DASHBOARD: &str = include_str!("../../deploy/grafana/utxo-store.json");
 const RULES: &str = include_str!("../../deploy/prometheus/utxo-store.rules.yml");
 
-/// What Prometheus adds to every series.
-const ADDED: [&str; 2] = ["job", "instance"];
-/// Registered, and on no panel; with why.
+/// Labels that Prometheus adds to every series.
+const ADDED_LABELS: [&str; 2] = ["job", "instance"];
+/// Registered metrics that are on no panel, with the reason.
 const ON_NO_PANEL: [(&str, &str); 0] = [];
-/// Words of an expression that are no label and no metric.
+/// Words of an expression that are neither a label nor a metric.
 const KEYWORDS: [&str; 6] = ["by", "on", "and", "or", "unless", "without"];
 
-/// A metric as it is shown.
+/// A registered metric: its type, and its labels with their values.
 #[derive(Debug, Default)]
-struct Shown {
+struct RegisteredMetric {
     kind: String,
     labels: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Everything that is registered, with its labels and their values.
-fn registered() -> BTreeMap<String, Shown> {
+/// Returns every registered metric by name.
+fn registered() -> BTreeMap<String, RegisteredMetric> {
     let metrics = Metrics::new();
     metrics.partition(&TopicPartition { topic: "utxo.chain".into(), partition: 0 });
     metrics.outcomes.count(OperationKind::Spend, &Outcome::Applied(Reply::None));
     let health = Health::new(Clock::System, std::time::Duration::from_secs(1));
-    metrics.show_health(true, health.conditions_now().iter().map(|(name, condition)| (*name, condition.met)));
+    metrics.publish_health(true, health.condition_statuses().iter().map(|(name, condition)| (*name, condition.met)));
     let text = metrics.encode().unwrap();
-    let mut all = BTreeMap::<String, Shown>::new();
+    let mut all = BTreeMap::<String, RegisteredMetric>::new();
     for line in text.lines() {
         if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
             all.entry(name.to_owned()).or_default().kind = kind.to_owned();
         } else if let Some((name, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
-            let shown = all.get_mut(base(name)).expect("a series has a type");
+            let shown = all.get_mut(metric_of(name)).expect("a series has a type");
             for pair in labels.split_once('}').unwrap().0.split(',') {
                 let (label, value) = pair.split_once('=').unwrap();
                 shown.labels.entry(label.to_owned()).or_default().insert(value.trim_matches('"').to_owned());
@@ -55,13 +55,13 @@ fn registered() -> BTreeMap<String, Shown> {
     all
 }
 
-/// The metric that a series belongs to.
-fn base(series: &str) -> &str {
+/// Returns the name of the metric that a series belongs to.
+fn metric_of(series: &str) -> &str {
     let histogram = |end| series.strip_suffix(end).filter(|name| HISTOGRAMS.iter().any(|known| known == name));
     ["_bucket", "_sum", "_count"].into_iter().find_map(histogram).unwrap_or(series)
 }
 
-/// Their series have names of their own.
+/// Histograms: the names of their series have suffixes.
 const HISTOGRAMS: [&str; 7] = [
     "utxo_create_batch_size",
     "utxo_spend_batch_size",
@@ -72,17 +72,17 @@ const HISTOGRAMS: [&str; 7] = [
     "utxo_drain_seconds",
 ];
 
-/// The words of a text.
+/// Splits a text into words of letters, digits and underscores.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The metrics that are named.
-fn named(text: &str) -> BTreeSet<&str> {
-    words(text).filter(|word| word.starts_with("utxo_")).collect()
+/// Returns the names of metrics in a text.
+fn metric_names(text: &str) -> BTreeSet<&str> {
+    words(text).filter(|word| word.starts_with("utxo_") || word.starts_with("process_")).collect()
 }
 
-/// What stands in each of these brackets, and what stands before it.
+/// Returns the content of each pair of brackets, with the text before the pair.
 fn brackets(text: &str, (open, close): (char, char)) -> Vec<(&str, &str)> {
     let inner = |(at, _): (usize, &str)| {
         let rest = &text[at + 1..];
@@ -91,16 +91,16 @@ fn brackets(text: &str, (open, close): (char, char)) -> Vec<(&str, &str)> {
     text.match_indices(open).filter_map(inner).collect()
 }
 
-/// What is wrong with an expression.
-fn complaints(expression: &str, registered: &BTreeMap<String, Shown>) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let series = named(expression);
-    let mut labels: BTreeSet<&str> = ADDED.into();
+/// Returns the errors of an expression.
+fn expression_errors(expression: &str, registered: &BTreeMap<String, RegisteredMetric>) -> Vec<String> {
+    let mut errors = Vec::new();
+    let series = metric_names(expression);
+    let mut labels: BTreeSet<&str> = ADDED_LABELS.into();
     for name in &series {
-        match registered.get(base(name)) {
-            None => wrong.push(format!("{name} is not registered")),
-            Some(shown) if shown.kind == "histogram" && base(name) == *name => {
-                wrong.push(format!("{name} is a histogram, whose series have other names"));
+        match registered.get(metric_of(name)) {
+            None => errors.push(format!("{name} is not registered")),
+            Some(shown) if shown.kind == "histogram" && metric_of(name) == *name => {
+                errors.push(format!("{name} is a histogram, whose series have other names"));
             }
             Some(shown) => {
                 labels.extend(
@@ -111,17 +111,17 @@ fn complaints(expression: &str, registered: &BTreeMap<String, Shown>) -> Vec<Str
     }
     for (before, inner) in brackets(expression, ('{', '}')) {
         let name = words(before).last().unwrap_or_default();
-        let Some(shown) = registered.get(base(name)) else { continue };
+        let Some(shown) = registered.get(metric_of(name)) else { continue };
         for matcher in inner.split(", ").filter(|matcher| !matcher.is_empty()) {
             let (label, values) = matcher.split_once(['=', '!']).unwrap_or((matcher, ""));
             let Some(known) = shown.labels.get(label) else {
-                if !ADDED.contains(&label) {
-                    wrong.push(format!("{name} has no label {label}"));
+                if !ADDED_LABELS.contains(&label) {
+                    errors.push(format!("{name} has no label {label}"));
                 }
                 continue;
             };
             let values = values.trim_start_matches(['=', '~']).trim_matches('"').split('|');
-            wrong.extend(
+            errors.extend(
                 values.filter(|value| !known.contains(*value)).map(|value| format!("{name}: no {label} {value}")),
             );
         }
@@ -130,12 +130,12 @@ fn complaints(expression: &str, registered: &BTreeMap<String, Shown>) -> Vec<Str
         let is_list =
             words(before).last().is_some_and(|word| KEYWORDS[..2].contains(&word) && before.trim_end().ends_with(word));
         let unknown = words(inner).filter(|label| is_list && !labels.contains(label));
-        wrong.extend(unknown.map(|label| format!("{label} is no label of {series:?}")));
+        errors.extend(unknown.map(|label| format!("{label} is no label of {series:?}")));
     }
-    wrong
+    errors
 }
 
-/// The expressions of the dashboard, each with its panel's title.
+/// Returns the expressions of the dashboard, each with the title of its panel.
 fn panels() -> Vec<(String, String)> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut found = Vec::new();
@@ -147,7 +147,7 @@ fn panels() -> Vec<(String, String)> {
     }
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         if let Some(definition) = variable["definition"].as_str() {
-            assert!(complaints(definition, &registered()).is_empty(), "{definition}");
+            assert!(expression_errors(definition, &registered()).is_empty(), "{definition}");
         }
     }
     found
@@ -162,13 +162,14 @@ fn the_histograms_are_those_that_are_registered() {
 }
 
 #[test]
-fn every_panel_shows_what_is_registered_and_everything_is_on_one() {
+fn panels_use_registered_metrics_and_every_metric_is_on_a_panel() {
     let all = registered();
     let panels = panels();
     for (title, expression) in &panels {
-        assert_eq!(complaints(expression, &all), [""; 0], "{title}: {expression}");
+        assert_eq!(expression_errors(expression, &all), [""; 0], "{title}: {expression}");
     }
-    let on_a_panel: BTreeSet<&str> = panels.iter().flat_map(|(_, expression)| named(expression)).map(base).collect();
+    let on_a_panel: BTreeSet<&str> =
+        panels.iter().flat_map(|(_, expression)| metric_names(expression)).map(metric_of).collect();
     let missing = all
         .keys()
         .filter(|name| !on_a_panel.contains(name.as_str()) && !ON_NO_PANEL.iter().any(|(excused, _)| excused == name));
@@ -183,7 +184,7 @@ fn every_panel_shows_what_is_registered_and_everything_is_on_one() {
 }
 
 #[test]
-fn every_rule_asks_for_what_is_registered_and_says_what_to_do() {
+fn every_alert_rule_uses_registered_metrics_and_has_a_runbook() {
     let all = registered();
     let rules: Vec<&str> = RULES.split("      - alert: ").skip(1).collect();
     assert!(rules.len() >= 30, "{}", rules.len());
@@ -196,20 +197,22 @@ fn every_rule_asks_for_what_is_registered_and_says_what_to_do() {
             found.unwrap_or_else(|| panic!("{name} has no {field}"))
         };
         let expression = field("expr");
-        assert!(!named(expression).is_empty(), "{name} asks for nothing: {expression}");
-        assert_eq!(complaints(expression, &all), [""; 0], "{name}: {expression}");
+        assert!(!metric_names(expression).is_empty(), "{name} uses no metric: {expression}");
+        assert_eq!(expression_errors(expression, &all), [""; 0], "{name}: {expression}");
         assert!(field("labels").contains("severity: critical") || field("labels").contains("severity: warning"));
-        for told in ["summary", "description", "runbook"] {
-            assert!(field(told).len() > 10, "{name}: {told}");
+        for text in ["summary", "description", "runbook"] {
+            assert!(field(text).len() > 10, "{name}: {text}");
         }
     }
-    assert_eq!(named(RULES).into_iter().filter(|name| !all.contains_key(base(name))).collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(
+        metric_names(RULES).into_iter().filter(|name| !all.contains_key(metric_of(name))).collect::<Vec<_>>(),
+        [""; 0]
+    );
     for condition in RULES.split("condition=\"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
         assert!(Condition::ALL.iter().any(|known| known.name() == condition), "{condition}");
     }
 }
 
-/// The reference page for operators.
 #[test]
 fn the_reference_names_every_condition_and_every_field_of_the_state_page() {
     const REFERENCE: &str = include_str!("../../docs/reference/state-page.md");
@@ -226,28 +229,28 @@ fn the_reference_names_every_condition_and_every_field_of_the_state_page() {
         .publish_chain(ChainStatus { partition: Some(PartitionStatus::default()), ..ChainStatus::default() });
     let page = serde_json::to_value(status_registry.page(&health)).unwrap();
     let mut names: Vec<String> = Condition::ALL.iter().map(|condition| condition.name().to_owned()).collect();
-    keys(&page, &mut names);
+    collect_keys(&page, &mut names);
     let missing: Vec<_> = names.into_iter().filter(|name| !REFERENCE.contains(&format!("`{name}`"))).collect();
     assert_eq!(missing, [""; 0]);
 }
 
-/// The names of all fields.
-fn keys(value: &Value, found: &mut Vec<String>) {
+/// Collects the names of all fields of a JSON value.
+fn collect_keys(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| {
             found.push(name.clone());
-            keys(value, found);
+            collect_keys(value, found);
         }),
-        Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+        Value::Array(values) => values.iter().for_each(|value| collect_keys(value, found)),
         _ => {}
     }
 }
 
-/// That the test itself finds what is wrong.
+/// A test of the test: each error of an expression is found.
 #[test]
-fn what_is_wrong_is_found() {
+fn errors_of_expressions_are_found() {
     let all = registered();
-    for (expression, complaint) in [
+    for (expression, error) in [
         ("rate(utxo_no_such_total[5m])", "not registered"),
         ("sum by (colour) (utxo_halted)", "colour is no label"),
         ("utxo_condition_met{condition=\"happy\"}", "no condition happy"),
@@ -256,11 +259,11 @@ fn what_is_wrong_is_found() {
         ("histogram_quantile(0.9, utxo_drain_seconds)", "is a histogram"),
         ("sum by (le) (utxo_drain_seconds_sum)", "le is no label"),
     ] {
-        let found = complaints(expression, &all);
-        assert!(found.len() == 1 && found[0].contains(complaint), "{expression}: {found:?}");
+        let found = expression_errors(expression, &all);
+        assert!(found.len() == 1 && found[0].contains(error), "{expression}: {found:?}");
     }
     assert_eq!(
-        complaints("max by (job, topic) (utxo_lag_seconds{job=~\"$job\", topic=\"utxo.chain\"})", &all),
+        expression_errors("max by (job, topic) (utxo_lag_seconds{job=~\"$job\", topic=\"utxo.chain\"})", &all),
         [""; 0]
     );
 }

@@ -1,4 +1,4 @@
-//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready` and `/state`; and, where that is on, what they may ask of the loops.
+//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready`, `/state`, and the control endpoints, where enabled.
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,70 +15,72 @@ use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     status::{
-        Health, Report,
-        control::{Answer, PartitionCommand},
+        Health, HealthReport,
+        control::{ControlAnswer, PartitionCommand},
     },
     telemetry::Metrics,
 };
 
-/// How long open connections may keep a shutdown waiting.
+/// Longest time for which open connections delay a shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the server cannot do.
+/// Error of the HTTP server.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The address is occupied or not this machine's.
+    /// The address is in use, or is not an address of this machine.
     #[error("cannot listen on {address} for metrics and health (http.listen)")]
     Listen {
-        /// The address asked for.
+        /// Address that `http.listen` names.
         address: SocketAddr,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The server stopped by itself.
+    /// The server stopped without a shutdown.
     #[error("the server for metrics and health failed")]
     Serve(#[source] io::Error),
 }
 
+/// State that every request handler reads.
 #[derive(Clone)]
-struct Shared {
+struct ApiState {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
-    /// Whether anything may be asked of the loops.
-    controls: bool,
+    /// True if the control endpoints are enabled.
+    is_control_enabled: bool,
 }
 
-/// A server that listens already; it answers once it is [served](Self::serve).
+/// A server that has its address; [`serve`](Self::serve) answers requests.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    shared: Shared,
+    state: ApiState,
 }
 
 impl Server {
-    /// Takes the address.
+    /// Binds the address, without answering requests yet.
     ///
     /// # Errors
-    /// [`ApiError::Listen`], naming the address.
+    /// [`ApiError::Listen`] with the address.
     pub async fn bind(address: SocketAddr, metrics: Arc<Metrics>, health: Arc<Health>) -> Result<Self, ApiError> {
         let failed = |source| ApiError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let shared = Shared { metrics, health, controls: false };
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, shared })
+        let state = ApiState { metrics, health, is_control_enabled: false };
+        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, state })
     }
 
-    /// Whether halts may be lifted here, and partitions paused: by whoever reaches the port, since it has no login.
-    pub fn controls(mut self, controls: bool) -> Self {
-        self.shared.controls = controls;
+    /// Enables the control endpoints, which clear halts and pause partitions. The port has no login, so that every
+    /// client that reaches the port can use them.
+    pub fn with_control(mut self, is_enabled: bool) -> Self {
+        self.state.is_control_enabled = is_enabled;
         self
     }
 
-    /// The address it has; differs from the one asked for where that had port 0.
+    /// Returns the bound address; its port differs from the configured port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until `shutdown` completes, then finishes the requests at hand, within two seconds.
+    /// Answers until `shutdown` completes, then finishes open requests for at most 2 s.
     ///
     /// # Errors
     /// [`ApiError::Serve`] when the listener fails.
@@ -88,8 +90,8 @@ impl Server {
             shutdown.await;
             drop(closing);
         };
-        let serving = async { axum::serve(self.listener, router(self.shared)).with_graceful_shutdown(signal).await };
-        // Somebody who holds a request half sent must not hold the process.
+        let serving = async { axum::serve(self.listener, router(self.state)).with_graceful_shutdown(signal).await };
+        // A client that has sent half of a request must not delay the shutdown for longer.
         let too_late = async {
             while closed.changed().await.is_ok() {}
             tokio::time::sleep(CLOSE_TIMEOUT).await;
@@ -101,7 +103,7 @@ impl Server {
     }
 }
 
-fn router(shared: Shared) -> Router {
+fn router(state: ApiState) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/health/live", get(live))
@@ -109,93 +111,94 @@ fn router(shared: Shared) -> Router {
         .route("/state", get(state_page))
         .route(
             "/partitions/{number}/retry",
-            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Retry)),
+            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Retry)),
         )
         .route(
             "/partitions/{number}/pause",
-            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Pause)),
+            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Pause)),
         )
         .route(
             "/partitions/{number}/resume",
-            post(|shared, by, number| partition(shared, by, number, PartitionCommand::Resume)),
+            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Resume)),
         )
         .route("/chain/retry", post(retry_chain))
-        .with_state(shared)
+        .with_state(state)
 }
 
-async fn partition(
-    State(shared): State<Shared>,
-    by: HeaderMap,
+async fn command_partition(
+    State(state): State<ApiState>,
+    headers: HeaderMap,
     Path(number): Path<i32>,
-    wish: PartitionCommand,
+    command: PartitionCommand,
 ) -> Response {
-    match shared.refuses(&by) {
-        Some(why) => said(StatusCode::FORBIDDEN, "refused", why),
-        None => answered(shared.health.control().partitions.ask((number, wish)).await),
+    match state.control_refusal(&headers) {
+        Some(why) => named_text(StatusCode::FORBIDDEN, "refused", why),
+        None => control_response(state.health.control().partitions.ask((number, command)).await),
     }
 }
 
-async fn retry_chain(State(shared): State<Shared>, by: HeaderMap) -> Response {
-    match shared.refuses(&by) {
-        Some(why) => said(StatusCode::FORBIDDEN, "refused", why),
-        None => answered(shared.health.control().chain.ask(()).await),
+async fn retry_chain(State(state): State<ApiState>, headers: HeaderMap) -> Response {
+    match state.control_refusal(&headers) {
+        Some(why) => named_text(StatusCode::FORBIDDEN, "refused", why),
+        None => control_response(state.health.control().chain.ask(()).await),
     }
 }
 
-impl Shared {
-    /// Why nothing may be asked of the loops, if so. A browser says where a page is from that has it ask; on loopback any page could.
-    fn refuses(&self, by: &HeaderMap) -> Option<&'static str> {
-        if !self.controls {
+impl ApiState {
+    /// Returns the reason for the refusal of a control request; `None`: accepted. Requests of web pages are refused by
+    /// their header `Origin`: otherwise any page in a browser could control an instance on loopback.
+    fn control_refusal(&self, headers: &HeaderMap) -> Option<&'static str> {
+        if !self.is_control_enabled {
             return Some(
-                "nothing can be asked of the loops here: set http.control = true (the port has no login, so keep it on loopback or \
-                 behind a proxy that asks for one)",
+                "the control endpoints are disabled: set http.control = true (the port has no login, so keep it on \
+                 loopback or behind a proxy with a login)",
             );
         }
-        by.contains_key(header::ORIGIN).then_some("a web page may not ask for this")
+        headers.contains_key(header::ORIGIN).then_some("requests of web pages are refused")
     }
 }
 
-fn answered(answer: Answer) -> Response {
+fn control_response(answer: ControlAnswer) -> Response {
     match answer {
-        Answer::Done(what) => said(StatusCode::OK, "done", &what),
-        Answer::NotHeld(why) => said(StatusCode::NOT_FOUND, "refused", &why),
-        Answer::Refused(why) => said(StatusCode::CONFLICT, "refused", &why),
-        Answer::NotNow(why) => said(StatusCode::SERVICE_UNAVAILABLE, "refused", &why),
+        ControlAnswer::Done(text) => named_text(StatusCode::OK, "done", &text),
+        ControlAnswer::NotHeld(why) => named_text(StatusCode::NOT_FOUND, "refused", &why),
+        ControlAnswer::Refused(why) => named_text(StatusCode::CONFLICT, "refused", &why),
+        ControlAnswer::NotNow(why) => named_text(StatusCode::SERVICE_UNAVAILABLE, "refused", &why),
     }
 }
 
-fn said(status: StatusCode, name: &str, what: &str) -> Response {
-    json(status, &json!({ name: what }))
+fn named_text(status: StatusCode, name: &str, text: &str) -> Response {
+    json_response(status, &json!({ name: text }))
 }
 
-async fn metrics_text(State(shared): State<Shared>) -> Response {
-    let conditions = shared.health.conditions_now();
+async fn metrics_text(State(state): State<ApiState>) -> Response {
+    let conditions = state.health.condition_statuses();
     let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
-    shared.metrics.show_health(shared.health.live().ok, conditions);
-    match shared.metrics.encode() {
+    state.metrics.publish_health(state.health.live().ok, conditions);
+    match state.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-async fn live(State(shared): State<Shared>) -> Response {
-    answer(&shared.health.live())
+async fn live(State(state): State<ApiState>) -> Response {
+    health_response(&state.health.live())
 }
 
-async fn ready(State(shared): State<Shared>) -> Response {
-    answer(&shared.health.ready())
+async fn ready(State(state): State<ApiState>) -> Response {
+    health_response(&state.health.ready())
 }
 
-async fn state_page(State(shared): State<Shared>) -> Response {
-    json(StatusCode::OK, &shared.health.status_registry().page(&shared.health))
+async fn state_page(State(state): State<ApiState>) -> Response {
+    json_response(StatusCode::OK, &state.health.status_registry().page(&state.health))
 }
 
-fn answer(report: &Report) -> Response {
-    json(if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
+fn health_response(report: &HealthReport) -> Response {
+    json_response(if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
 }
 
-fn json(status: StatusCode, answer: &impl Serialize) -> Response {
-    match serde_json::to_string(answer) {
+fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_string(body) {
         Ok(json) => (status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    struct Running {
+    struct RunningServer {
         address: SocketAddr,
         metrics: Arc<Metrics>,
         health: Arc<Health>,
@@ -224,7 +227,7 @@ mod tests {
         task: JoinHandle<Result<(), ApiError>>,
     }
 
-    async fn start() -> Running {
+    async fn start() -> RunningServer {
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Clock::System, Duration::from_secs(60)));
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -234,10 +237,10 @@ mod tests {
         let task = tokio::spawn(server.serve(async {
             stopped.await.ok();
         }));
-        Running { address, metrics, health, stop, task }
+        RunningServer { address, metrics, health, stop, task }
     }
 
-    /// Status line, headers and body.
+    /// Sends a GET request, and returns the status line, the headers and the body of the response.
     async fn request(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_shows_metrics_and_health() {
+    async fn metrics_and_health_are_served() {
         let server = start().await;
         server.metrics.contests.inc_by(3);
         let metrics = request(server.address, "/metrics").await;
@@ -270,10 +273,10 @@ mod tests {
 
         server.stop.send(()).unwrap();
         server.task.await.unwrap().unwrap();
-        assert!(TcpStream::connect(server.address).await.is_err(), "it still listens");
+        assert!(TcpStream::connect(server.address).await.is_err(), "the server still listens");
     }
 
-    /// What is answered to a POST, from a page of `origin` or from none.
+    /// Sends a POST request with the header line `origin` (may be empty), and returns the response.
     async fn post(address: SocketAddr, path: &str, origin: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request =
@@ -285,28 +288,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_asked_of_a_loop_reaches_it_and_only_where_that_is_on() {
+    async fn control_requests_reach_the_loop_only_where_enabled() {
         let server = start().await;
         let off = post(server.address, "/partitions/3/retry", "").await;
         assert!(off.starts_with("HTTP/1.1 403") && off.contains("http.control = true"), "{off}");
 
         let health = server.health.clone();
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
-        let bound = Server::bind(free, server.metrics.clone(), health.clone()).await.unwrap().controls(true);
+        let bound = Server::bind(free, server.metrics.clone(), health.clone()).await.unwrap().with_control(true);
         let address = bound.address();
         tokio::spawn(bound.serve(std::future::pending()));
-        let nobody = post(address, "/partitions/3/retry", "").await;
-        assert!(nobody.starts_with("HTTP/1.1 404") && nobody.contains("{\"refused\":\""), "{nobody}");
+        let no_owner = post(address, "/partitions/3/retry", "").await;
+        assert!(no_owner.starts_with("HTTP/1.1 404") && no_owner.contains("{\"refused\":\""), "{no_owner}");
 
-        let mut orders = health.control().partitions.open();
+        let mut requests = health.control().partitions.open();
         tokio::spawn(async move {
-            while let Some(order) = orders.recv().await {
-                let answer = match order.what {
-                    (3, PartitionCommand::Retry) => Answer::Done("it goes on".into()),
-                    (3, PartitionCommand::Pause) => Answer::NotNow("later".into()),
-                    other => Answer::Refused(format!("{other:?}")),
+            while let Some(request) = requests.recv().await {
+                let answer = match request.command {
+                    (3, PartitionCommand::Retry) => ControlAnswer::Done("it goes on".into()),
+                    (3, PartitionCommand::Pause) => ControlAnswer::NotNow("later".into()),
+                    other => ControlAnswer::Refused(format!("{other:?}")),
                 };
-                order.answer(answer);
+                request.answer(answer);
             }
         });
         let retried = post(address, "/partitions/3/retry", "").await;
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_half_sent_request_does_not_hold_a_shutdown() {
+    async fn a_half_sent_request_does_not_delay_a_shutdown() {
         let server = start().await;
         let mut stream = TcpStream::connect(server.address).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:").await.unwrap();

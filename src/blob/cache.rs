@@ -1,4 +1,4 @@
-//! Transactions that were read a moment ago, and those that are being read.
+//! Cache of recently read transactions, with one shared read for each transaction that is being read.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,81 +12,81 @@ use tokio::{sync::OnceCell, time::Instant};
 use super::BlobError;
 use crate::tx::Txid;
 
-/// Keeps what was read for a while; the oldest goes first when room is needed.
+/// Holds transactions for a fixed time after they were read. The oldest entry is dropped first when room is needed.
 #[derive(Debug)]
 pub(super) struct Cache {
-    keep: Duration,
+    max_age: Duration,
     limit: usize,
-    held: Mutex<Held>,
+    entries: Mutex<CacheEntries>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct CacheEntries {
     bytes: HashMap<Txid, (Bytes, Instant)>,
-    /// As they were put in, which is as they go; of one that was put in again both.
+    /// Insertions, oldest first; a transaction that was inserted twice is in the queue twice.
     order: VecDeque<(Txid, Instant)>,
     size: usize,
     reads: HashMap<Txid, SharedRead>,
 }
 
-/// What a read answers.
-type Read = Result<Option<Bytes>, BlobError>;
-type SharedRead = Arc<OnceCell<Read>>;
+/// Result of a read; `None`: the blob does not exist.
+type ReadResult = Result<Option<Bytes>, BlobError>;
+type SharedRead = Arc<OnceCell<ReadResult>>;
 
 impl Cache {
-    /// Holds at most `limit` bytes, each transaction for `keep`. One of more than `limit` bytes is not held.
-    pub fn new(limit: usize, keep: Duration) -> Self {
-        Cache { keep, limit, held: Mutex::default() }
+    /// Creates a cache of at most `limit` bytes. A transaction of more than `limit` bytes is not cached.
+    pub fn new(limit: usize, max_age: Duration) -> Self {
+        Cache { max_age, limit, entries: Mutex::default() }
     }
 
-    /// Whether a transaction of so many bytes can be held.
-    pub fn takes(&self, bytes: u64) -> bool {
+    /// Returns whether a transaction of so many bytes fits into the cache.
+    pub fn can_hold(&self, bytes: u64) -> bool {
         bytes <= self.limit as u64
     }
 
     pub fn get(&self, txid: &Txid) -> Option<Bytes> {
-        let mut held = self.held();
-        held.expire(self.keep);
-        held.bytes.get(txid).map(|(bytes, _)| bytes.clone())
+        let mut entries = self.entries();
+        entries.expire(self.max_age);
+        entries.bytes.get(txid).map(|(bytes, _)| bytes.clone())
     }
 
-    /// What is kept, or else what `read` answers, which is kept. Those who ask at once share one read, and its failure: over a
-    /// store that does not answer they would else wait one after the other.
-    pub async fn get_or_read(&self, txid: Txid, read: impl Future<Output = Read>) -> Read {
+    /// Returns the cached bytes, or runs `read` and caches its bytes. Concurrent callers share one read and its
+    /// failure; with a store that does not answer, they would otherwise time out one after the other.
+    pub async fn get_or_read(&self, txid: Txid, read: impl Future<Output = ReadResult>) -> ReadResult {
         if let Some(bytes) = self.get(&txid) {
             return Ok(Some(bytes));
         }
-        let shared = self.held().reads.entry(txid).or_default().clone();
-        let waiting = Waiting { cache: self, txid, read: shared };
-        let answer = waiting.read.get_or_init(|| read).await.clone();
+        let shared = self.entries().reads.entry(txid).or_default().clone();
+        let pending = PendingRead { cache: self, txid, read: shared };
+        let answer = pending.read.get_or_init(|| read).await.clone();
         if let Ok(Some(bytes)) = &answer {
-            waiting.keep(bytes);
+            pending.insert(bytes);
         }
         answer
     }
 
-    /// What was read before this, or is being read, is not kept.
+    /// Removes a transaction; a read that is under way is not cached either.
     pub fn remove(&self, txid: &Txid) {
-        let mut held = self.held();
-        held.remove(txid);
-        held.reads.remove(txid);
+        let mut entries = self.entries();
+        entries.remove(txid);
+        entries.reads.remove(txid);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, CacheEntries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl CacheEntries {
     fn is_reading(&self, txid: &Txid, read: &SharedRead) -> bool {
         self.reads.get(txid).is_some_and(|current| Arc::ptr_eq(current, read))
     }
 
-    fn put(&mut self, txid: Txid, bytes: Bytes, limit: usize, keep: Duration) {
+    fn insert(&mut self, txid: Txid, bytes: Bytes, limit: usize, max_age: Duration) {
         if bytes.len() > limit {
             return;
         }
-        self.expire(keep);
+        self.expire(max_age);
         self.remove(&txid);
         while self.size + bytes.len() > limit && self.drop_oldest() {}
         let now = Instant::now();
@@ -95,13 +95,13 @@ impl Held {
         self.order.push_back((txid, now));
     }
 
-    fn expire(&mut self, keep: Duration) {
-        while self.order.front().is_some_and(|(_, since)| since.elapsed() >= keep) {
+    fn expire(&mut self, max_age: Duration) {
+        while self.order.front().is_some_and(|(_, since)| since.elapsed() >= max_age) {
             self.drop_oldest();
         }
     }
 
-    /// `false`: there is none.
+    /// Drops the oldest insertion; returns `false` if the queue is empty.
     fn drop_oldest(&mut self) -> bool {
         let Some((txid, since)) = self.order.pop_front() else { return false };
         if self.bytes.get(&txid).is_some_and(|(_, at)| *at == since) {
@@ -117,29 +117,30 @@ impl Held {
     }
 }
 
-/// A read under way. Its entry goes with the last who waits for it.
-struct Waiting<'c> {
+/// A caller's share of a read. The read's entry is removed with its last caller.
+struct PendingRead<'c> {
     cache: &'c Cache,
     txid: Txid,
     read: SharedRead,
 }
 
-impl Waiting<'_> {
-    /// Keeps what was read, unless somebody has changed it meanwhile.
-    fn keep(&self, bytes: &Bytes) {
-        let mut held = self.cache.held();
-        if held.is_reading(&self.txid, &self.read) {
-            held.put(self.txid, bytes.clone(), self.cache.limit, self.cache.keep);
+impl PendingRead<'_> {
+    /// Caches the bytes unless the transaction was removed while it was read.
+    fn insert(&self, bytes: &Bytes) {
+        let mut entries = self.cache.entries();
+        if entries.is_reading(&self.txid, &self.read) {
+            entries.insert(self.txid, bytes.clone(), self.cache.limit, self.cache.max_age);
         }
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingRead<'_> {
     fn drop(&mut self) {
-        let mut held = self.cache.held();
+        let mut entries = self.cache.entries();
+        // Two references are left: the entry's and this one.
         let is_over = self.read.initialized() || Arc::strong_count(&self.read) == 2;
-        if is_over && held.is_reading(&self.txid, &self.read) {
-            held.reads.remove(&self.txid);
+        if is_over && entries.is_reading(&self.txid, &self.read) {
+            entries.reads.remove(&self.txid);
         }
     }
 }
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    const KEEP: Duration = Duration::from_secs(10);
+    const MAX_AGE: Duration = Duration::from_secs(10);
 
     fn txid(number: u8) -> Txid {
         Txid([number; 32])
@@ -161,45 +162,45 @@ mod tests {
     }
 
     fn put(cache: &Cache, number: u8, len: usize) {
-        cache.held().put(txid(number), bytes(len), cache.limit, cache.keep);
+        cache.entries().insert(txid(number), bytes(len), cache.limit, cache.max_age);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_read_is_kept_for_its_time_and_no_longer() {
-        let cache = Cache::new(100, KEEP);
+    async fn an_entry_expires_after_the_maximum_age() {
+        let cache = Cache::new(100, MAX_AGE);
         put(&cache, 1, 10);
-        tokio::time::advance(KEEP / 2).await;
+        tokio::time::advance(MAX_AGE / 2).await;
         put(&cache, 2, 20);
         assert_eq!(cache.get(&txid(1)), Some(bytes(10)));
-        tokio::time::advance(KEEP / 2).await;
+        tokio::time::advance(MAX_AGE / 2).await;
         assert_eq!((cache.get(&txid(1)), cache.get(&txid(2))), (None, Some(bytes(20))));
-        assert_eq!(cache.held().size, 20);
+        assert_eq!(cache.entries().size, 20);
         cache.remove(&txid(2));
-        assert_eq!((cache.get(&txid(2)), cache.held().size), (None, 0));
+        assert_eq!((cache.get(&txid(2)), cache.entries().size), (None, 0));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_oldest_makes_room() {
-        let cache = Cache::new(100, KEEP);
+    async fn the_oldest_entries_are_dropped_for_new_ones() {
+        let cache = Cache::new(100, MAX_AGE);
         for number in 0..5 {
             put(&cache, number, 30);
         }
-        let kept: Vec<u8> = (0..5).filter(|number| cache.get(&txid(*number)).is_some()).collect();
-        assert_eq!((kept, cache.held().size), (vec![2, 3, 4], 90));
+        let cached: Vec<u8> = (0..5).filter(|number| cache.get(&txid(*number)).is_some()).collect();
+        assert_eq!((cached, cache.entries().size), (vec![2, 3, 4], 90));
         put(&cache, 9, 101);
         assert_eq!(cache.get(&txid(9)), None);
-        assert!(cache.get(&txid(2)).is_some(), "what does not fit pushes nothing out");
+        assert!(cache.get(&txid(2)).is_some(), "an entry that does not fit drops no other entry");
 
-        tokio::time::advance(KEEP / 2).await;
+        tokio::time::advance(MAX_AGE / 2).await;
         put(&cache, 2, 30);
-        tokio::time::advance(KEEP / 2).await;
-        assert!(cache.get(&txid(2)).is_some(), "its time begins anew");
-        assert_eq!(cache.held().size, 30);
+        tokio::time::advance(MAX_AGE / 2).await;
+        assert!(cache.get(&txid(2)).is_some(), "a second insertion restarts the age");
+        assert_eq!(cache.entries().size, 30);
     }
 
     #[tokio::test]
-    async fn those_who_ask_at_once_share_one_read() {
-        let cache = Cache::new(100, KEEP);
+    async fn concurrent_callers_share_one_read() {
+        let cache = Cache::new(100, MAX_AGE);
         let (send, wait) = tokio::sync::oneshot::channel::<()>();
         let first = cache.get_or_read(txid(1), async {
             wait.await.unwrap();
@@ -212,25 +213,25 @@ mod tests {
         send.send(()).unwrap();
         assert_eq!(tokio::join!(first, second), (Ok(Some(bytes(10))), Ok(Some(bytes(10)))));
         assert_eq!(cache.get(&txid(1)), Some(bytes(10)));
-        assert!(cache.held().reads.is_empty());
+        assert!(cache.entries().reads.is_empty());
     }
 
     #[tokio::test]
-    async fn a_read_that_is_given_up_or_overtaken_is_not_kept() {
-        let cache = Cache::new(100, KEEP);
+    async fn a_cancelled_read_and_a_read_during_a_remove_are_not_cached() {
+        let cache = Cache::new(100, MAX_AGE);
         {
-            let given_up = cache.get_or_read(txid(1), std::future::pending());
-            tokio::pin!(given_up);
-            assert!(given_up.as_mut().now_or_never().is_none());
+            let cancelled = cache.get_or_read(txid(1), std::future::pending());
+            tokio::pin!(cancelled);
+            assert!(cancelled.as_mut().now_or_never().is_none());
         }
-        assert!(cache.held().reads.is_empty());
-        let overtaken = cache.get_or_read(txid(1), async {
+        assert!(cache.entries().reads.is_empty());
+        let removed = cache.get_or_read(txid(1), async {
             cache.remove(&txid(1));
             Ok(Some(bytes(10)))
         });
-        assert_eq!(overtaken.await, Ok(Some(bytes(10))));
+        assert_eq!(removed.await, Ok(Some(bytes(10))));
         assert_eq!(cache.get(&txid(1)), None);
         assert_eq!(cache.get_or_read(txid(1), async { Ok(None) }).await, Ok(None));
-        assert!(cache.held().reads.is_empty());
+        assert!(cache.entries().reads.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Whose blob store a place is, and what becomes of one that is nobody's, another's, or not there.
+//! Tests of the ownership of a blob store: places that are unclaimed, owned by another store, or unavailable.
 
 use std::{
     fs::{self, File},
@@ -12,8 +12,8 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, pa
 use super::{
     claim::MARK,
     conformance::transaction,
-    fault::{Fault, FaultStore},
-    store::Place,
+    fault::{BlobFault, FaultStore},
+    store::BlobLocation,
     *,
 };
 
@@ -29,10 +29,10 @@ async fn writer(root: &FilePath) -> BlobStore {
     opened(root, Intent::Write).await.unwrap()
 }
 
-/// As on a server: with a mark, and no directory.
+/// Opens a blob store as on a server: with a mark and without a directory.
 fn server(objects: Arc<dyn ObjectStore>, part_bytes: Option<usize>) -> BlobStore {
-    let place = Place { url: Some("s3://bucket".into()), ..Place::default() };
-    BlobStore::at(objects, BlobOptions { part_bytes, ..BlobOptions::default() }, place)
+    let location = BlobLocation { url: Some("s3://bucket".into()), ..BlobLocation::default() };
+    BlobStore::at(objects, BlobOptions { part_bytes, ..BlobOptions::default() }, location)
 }
 
 fn is_empty(root: &FilePath) -> bool {
@@ -40,7 +40,7 @@ fn is_empty(root: &FilePath) -> bool {
 }
 
 #[tokio::test]
-async fn an_empty_place_becomes_a_blob_store_for_who_has_none_yet_and_for_nobody_else() {
+async fn an_empty_place_becomes_a_blob_store_only_at_the_first_claim() {
     let parent = tempfile::tempdir().unwrap();
     let root = parent.path().join("a/blobs");
     let objects = Arc::new(InMemory::new());
@@ -48,9 +48,9 @@ async fn an_empty_place_becomes_a_blob_store_for_who_has_none_yet_and_for_nobody
         let open = || async { if directory { writer(&root).await } else { server(objects.clone(), None) } };
         let missing = open().await.claim(OURS, false).await.unwrap_err();
         assert!(matches!(missing, OpenBlobError::Missing { .. }) && missing.to_string().contains(MARK), "{missing}");
-        assert!(!directory || is_empty(&root), "nothing is made of a mount point");
+        assert!(!directory || is_empty(&root), "nothing is created in a mount point");
 
-        // The second is who was killed before he could say that he has one; the third, who has said so.
+        // The second claim is that of an instance that was killed before it wrote `has_blobs`; the third comes after.
         for is_first in [true, true, false] {
             open().await.claim(OURS, is_first).await.unwrap();
         }
@@ -62,14 +62,14 @@ async fn an_empty_place_becomes_a_blob_store_for_who_has_none_yet_and_for_nobody
 }
 
 #[tokio::test]
-async fn two_who_begin_with_the_same_new_store_share_it() {
+async fn two_first_claims_of_the_same_store_share_the_place() {
     let root = tempfile::tempdir().unwrap();
     let (one, other) = (writer(root.path()).await, writer(root.path()).await);
     let (txid, bytes) = transaction(1, 3, 30, 1);
     one.claim(OURS, true).await.unwrap();
     one.put_tx(txid, bytes.clone()).await.unwrap();
     other.claim(OURS, true).await.unwrap();
-    assert_eq!(other.put_tx(txid, bytes).await.unwrap(), Put::AlreadyStored);
+    assert_eq!(other.put_tx(txid, bytes).await.unwrap(), PutOutcome::AlreadyStored);
 
     let objects = Arc::new(InMemory::new());
     let [one, other] = [(); 2].map(|()| server(objects.clone(), None));
@@ -78,7 +78,7 @@ async fn two_who_begin_with_the_same_new_store_share_it() {
 }
 
 #[tokio::test]
-async fn what_is_not_claimed_takes_nothing_and_misses_nothing() {
+async fn an_unclaimed_store_denies_writes_and_reports_no_blob_as_absent() {
     let root = tempfile::tempdir().unwrap();
     writer(root.path()).await.claim(OURS, true).await.unwrap();
     let objects = Arc::new(InMemory::new());
@@ -90,16 +90,16 @@ async fn what_is_not_claimed_takes_nothing_and_misses_nothing() {
             store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
             store.delete(BlobName::tx(txid)).await.unwrap_err(),
         ] {
-            assert!(error.kind == BlobErrorKind::Denied && error.message.contains("whose blobs"), "{error}");
+            assert!(error.kind == BlobErrorKind::Denied && error.message.contains("is not claimed"), "{error}");
         }
         store.claim(OURS, false).await.unwrap();
         assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
-        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     }
 }
 
 #[tokio::test]
-async fn what_holds_something_else_does_not_become_a_blob_store() {
+async fn a_place_with_other_files_does_not_become_a_blob_store() {
     let not_empty = |error: OpenBlobError| {
         assert!(matches!(error, OpenBlobError::NotEmpty { .. }) && error.to_string().contains(MARK), "{error}");
     };
@@ -116,7 +116,7 @@ async fn what_holds_something_else_does_not_become_a_blob_store() {
     not_empty(writer(root.path()).await.claim(THEIRS, true).await.unwrap_err());
     store.delete(BlobName::tx(txid)).await.unwrap_err();
     fs::remove_file(root.path().join(BlobName::tx(txid).to_string())).unwrap();
-    writer(root.path()).await.claim(THEIRS, true).await.expect("folders are what a killed set-up leaves");
+    writer(root.path()).await.claim(THEIRS, true).await.expect("a killed set-up leaves empty folders");
 
     let objects = Arc::new(InMemory::new());
     objects.put(&Path::from("ab/letter"), PutPayload::from_static(b"dear diary")).await.unwrap();
@@ -124,36 +124,37 @@ async fn what_holds_something_else_does_not_become_a_blob_store() {
 }
 
 #[tokio::test]
-async fn a_look_finds_what_a_claim_would_and_makes_nothing() {
+async fn check_claim_predicts_the_claim_and_writes_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let look =
-        async |store_id, is_first| opened(root.path(), Intent::Look).await.unwrap().look(store_id, is_first).await;
-    assert!(!look(None, true).await.unwrap(), "it would be made");
-    assert!(matches!(look(Some(OURS), false).await, Err(OpenBlobError::Missing { .. })), "it has been there before");
+    let check = async |store_id, is_first| {
+        opened(root.path(), Intent::Check).await.unwrap().check_claim(store_id, is_first).await
+    };
+    assert!(!check(None, true).await.unwrap(), "a claim would mark the place");
+    assert!(matches!(check(Some(OURS), false).await, Err(OpenBlobError::Missing { .. })), "the mark is lost");
     assert!(is_empty(root.path()));
     fs::write(root.path().join("letter.txt"), "dear diary").unwrap();
-    assert!(matches!(look(Some(OURS), true).await, Err(OpenBlobError::NotEmpty { .. })));
+    assert!(matches!(check(Some(OURS), true).await, Err(OpenBlobError::NotEmpty { .. })));
     fs::remove_file(root.path().join("letter.txt")).unwrap();
     writer(root.path()).await.claim(OURS, true).await.unwrap();
     for is_first in [true, false] {
-        assert!(look(Some(OURS), is_first).await.unwrap());
-        assert!(matches!(look(Some(THEIRS), is_first).await, Err(OpenBlobError::OtherStore { .. })));
+        assert!(check(Some(OURS), is_first).await.unwrap());
+        assert!(matches!(check(Some(THEIRS), is_first).await, Err(OpenBlobError::OtherStore { .. })));
     }
-    let error = look(None, true).await.unwrap_err().to_string();
-    assert!(error.contains(&hex::encode(OURS)) && error.contains("not of a new one"), "{error}");
-    let written = opened(root.path(), Intent::Look).await.unwrap().claim(OURS, true).await;
+    let error = check(None, true).await.unwrap_err().to_string();
+    assert!(error.contains(&hex::encode(OURS)) && error.contains("not to a new store"), "{error}");
+    let written = opened(root.path(), Intent::Check).await.unwrap().claim(OURS, true).await;
     assert!(matches!(written, Err(OpenBlobError::ReadOnly { .. })));
-    assert!(matches!(opened(&root.path().join("none"), Intent::Look).await, Err(OpenBlobError::Missing { .. })));
+    assert!(matches!(opened(&root.path().join("none"), Intent::Check).await, Err(OpenBlobError::Missing { .. })));
 
     let objects = Arc::new(InMemory::new());
-    assert!(!server(objects.clone(), None).look(Some(OURS), true).await.unwrap());
+    assert!(!server(objects.clone(), None).check_claim(Some(OURS), true).await.unwrap());
     objects.put(&Path::from("ab/letter"), PutPayload::from_static(b"dear diary")).await.unwrap();
-    let error = server(objects, None).look(Some(OURS), true).await;
+    let error = server(objects, None).check_claim(Some(OURS), true).await;
     assert!(matches!(error, Err(OpenBlobError::NotEmpty { .. })));
 }
 
 #[tokio::test]
-async fn a_mark_that_nobody_here_has_written_is_told() {
+async fn a_mark_of_another_layout_is_refused_and_quoted() {
     let root = tempfile::tempdir().unwrap();
     writer(root.path()).await.claim(OURS, true).await.unwrap();
     fs::write(root.path().join(MARK), "utxo-store blobs, layout 2\n").unwrap();
@@ -166,7 +167,7 @@ async fn a_mark_that_nobody_here_has_written_is_told() {
 }
 
 #[tokio::test]
-async fn a_store_in_whose_place_there_is_another_or_none_is_away() {
+async fn a_store_is_unavailable_while_its_place_is_empty_or_anothers() {
     let parent = tempfile::tempdir().unwrap();
     let (root, elsewhere) = (parent.path().join("blobs"), parent.path().join("unmounted"));
     let store = writer(&root).await;
@@ -192,7 +193,7 @@ async fn a_store_in_whose_place_there_is_another_or_none_is_away() {
 }
 
 #[tokio::test]
-async fn a_server_that_overwrites_on_condition_that_there_is_none_is_refused() {
+async fn a_server_that_ignores_conditions_is_refused() {
     let overwrites = |claimed: Result<(), OpenBlobError>, what: &str| {
         let error = claimed.unwrap_err();
         assert!(matches!(error, OpenBlobError::Overwrites { .. }) && error.to_string().contains(what), "{error}");
@@ -200,20 +201,20 @@ async fn a_server_that_overwrites_on_condition_that_there_is_none_is_refused() {
     let objects = Arc::new(InMemory::new());
     let faults = FaultStore::new(objects, 1);
     let store = |part_bytes| server(Arc::new(faults.clone()), part_bytes);
-    faults.fail_all(Some(Fault::Unconditional));
-    overwrites(store(None).claim(OURS, true).await, "asked to write");
-    overwrites(store(None).claim(OURS, false).await, "asked to write");
+    faults.fail_all(Some(BlobFault::Unconditional));
+    overwrites(store(None).claim(OURS, true).await, "conditional write");
+    overwrites(store(None).claim(OURS, false).await, "conditional write");
     faults.fail_all(None);
-    // The mark is read, and written again; then copied.
-    faults.fail_at(3, Fault::Unconditional);
-    overwrites(store(Some(5)).claim(OURS, false).await, "asked to copy");
-    store(Some(5)).claim(OURS, false).await.expect("the mark is what it was");
-    faults.fail_at(3, Fault::Unconditional);
-    store(None).claim(OURS, false).await.expect("nothing is copied by who sends no parts");
+    // Requests of a claim: read the mark, write the mark, copy the mark.
+    faults.fail_at(3, BlobFault::Unconditional);
+    overwrites(store(Some(5)).claim(OURS, false).await, "conditional copy");
+    store(Some(5)).claim(OURS, false).await.expect("the mark is unchanged");
+    faults.fail_at(3, BlobFault::Unconditional);
+    store(None).claim(OURS, false).await.expect("a store without parts copies nothing");
 }
 
 #[tokio::test]
-async fn what_killed_writers_left_goes_at_an_opening_once_it_is_old_and_never_from_under_a_writer() {
+async fn a_claim_removes_the_staged_files_of_killed_writers_once_they_are_old() {
     let root = tempfile::tempdir().unwrap();
     let store = writer(root.path()).await;
     store.claim(OURS, true).await.unwrap();
@@ -229,14 +230,14 @@ async fn what_killed_writers_left_goes_at_an_opening_once_it_is_old_and_never_fr
     }
     aged(&staged(1), 25);
     aged(&staged(2), 23);
-    // Whoever stores this blob meanwhile leaves them alone.
-    for expected in [Put::Stored, Put::AlreadyStored] {
+    // A put of this blob does not remove the staged files.
+    for expected in [PutOutcome::Stored, PutOutcome::AlreadyStored] {
         assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), expected);
         assert!((1..=3).all(|number| staged(number).exists()) && !staged(4).exists());
     }
     aged(&blob, 1_000);
     opened(root.path(), Intent::Read).await.unwrap();
-    assert!(staged(1).exists(), "who only reads changes nothing");
+    assert!(staged(1).exists(), "a reader changes nothing");
     writer(root.path()).await.claim(OURS, false).await.unwrap();
     assert_eq!((1..=3).map(|number| staged(number).exists()).collect::<Vec<_>>(), [false, true, true]);
     assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));

@@ -1,12 +1,13 @@
-//! A directory as a blob store: how it is set up, and what `object_store` does not do for power loss.
+//! A directory as a blob store: its set-up, and the steps against power loss that `object_store` does not take.
 //!
-//! `LocalFileSystem` writes a blob to `name#1` beside it (where that is taken: `name#2` …), syncs that file, gives it its name by a
-//! hard link (which fails where there is one) and syncs the folder: a torn write has no name. Three things are left to do here:
-//! - the 256 folders are made and synced before the directory is marked, so that no blob hangs on the entry of a folder that
-//!   somebody else has made and not synced yet;
-//! - who finds a blob there already syncs its entry before saying so: whoever wrote it may have been killed between link
-//!   and sync;
-//! - whoever opens it removes what killed writers have left behind, once that is so old that no writer is still at it.
+//! `LocalFileSystem` writes a blob to a staged file `name#1` (or `name#2` … if that exists), syncs the file, links it
+//! to the blob's name (a hard link fails if the name exists) and syncs the folder. A torn write therefore has no blob
+//! name. Three steps are added here:
+//! - The 256 folders are created and synced before the directory is marked. No blob depends on the entry of a folder
+//!   that another process created and has not synced yet.
+//! - A writer that finds its blob stored already syncs the entry before it reports success: the first writer may have
+//!   been killed between link and sync.
+//! - A claim removes the staged files of killed writers, once they are so old that no writer can still use them.
 
 use std::{
     fs::{self, File},
@@ -17,25 +18,26 @@ use std::{
 
 use super::{BlobName, OpenBlobError, claim::MARK};
 
-/// What has been written to so long ago is nobody's: far longer than a writer may be between its last byte and the name.
-const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+/// Age after which a staged file counts as abandoned: far longer than the time from a writer's last byte to its link.
+const ABANDONED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A directory, with blobs or before.
+/// The directory of a blob store, marked or not yet.
 #[derive(Debug, Clone)]
-pub(super) struct Directory(PathBuf);
+pub(super) struct BlobDirectory(PathBuf);
 
-impl Directory {
-    /// The directory at `root`, which is there.
+impl BlobDirectory {
+    /// Wraps the existing directory `root`.
     pub fn at(root: &Path) -> Self {
-        Directory(root.to_owned())
+        BlobDirectory(root.to_owned())
     }
 
-    /// Makes the folders, where there is nothing in it but folders of one who was killed while making them; `false`: there is.
+    /// Creates the folders if the directory is empty or holds only the empty folders of a killed set-up; returns
+    /// `false` if the directory holds anything else.
     pub async fn set_up(&self) -> Result<bool, OpenBlobError> {
-        self.blocking(|root| {
+        self.run_blocking(|root| {
             let is_empty = is_empty(root)?;
             if is_empty {
-                for folder in folders(root) {
+                for folder in blob_folders(root) {
                     create_folder(&folder)?;
                 }
                 sync(root)?;
@@ -46,33 +48,32 @@ impl Directory {
         .await
     }
 
-    /// Whether a blob store can be made of it.
+    /// Returns whether a blob store can be made in the directory.
     pub async fn is_empty(&self) -> Result<bool, OpenBlobError> {
-        self.blocking(is_empty).await
+        self.run_blocking(is_empty).await
     }
 
-    /// It is marked, whoever did that: sees to it that it is after a power loss, too, and removes what writers that were killed have
-    /// left behind.
-    pub async fn tidy(&self) -> Result<(), OpenBlobError> {
-        self.blocking(|root| {
+    /// Syncs the mark, which another process may have written, and removes the abandoned files of killed writers.
+    pub async fn sync_mark_and_clean(&self) -> Result<(), OpenBlobError> {
+        self.run_blocking(|root| {
             sync(&root.join(MARK))?;
             sync(root)?;
-            folders(root).chain([root.to_owned()]).try_for_each(|folder| remove_abandoned(&folder))
+            blob_folders(root).chain([root.to_owned()]).try_for_each(|folder| remove_abandoned(&folder))
         })
         .await
     }
 
-    /// The blob is there, whoever wrote it: sees to it that it is there after a power loss, too.
-    pub async fn settle(&self, name: BlobName) -> io::Result<()> {
+    /// Syncs a blob and its folder, so that the blob survives a power loss whichever process wrote it.
+    pub async fn sync_blob(&self, name: BlobName) -> io::Result<()> {
         let path = self.0.join(name.to_string());
-        let settled = tokio::task::spawn_blocking(move || {
+        let synced = tokio::task::spawn_blocking(move || {
             sync(&path)?;
             path.parent().map_or(Ok(()), sync)
         });
-        settled.await.map_err(io::Error::other)?
+        synced.await.map_err(io::Error::other)?
     }
 
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, OpenBlobError> {
@@ -82,11 +83,11 @@ impl Directory {
     }
 }
 
-fn folders(root: &Path) -> impl Iterator<Item = PathBuf> {
+fn blob_folders(root: &Path) -> impl Iterator<Item = PathBuf> {
     (0..=u8::MAX).map(move |number| root.join(format!("{number:02x}")))
 }
 
-/// Whether there is nothing in it but empty folders for blobs, and perhaps a mark that was begun.
+/// Returns whether the directory holds only empty blob folders and perhaps a staged mark.
 fn is_empty(root: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(root)? {
         let entry = entry?;
@@ -113,31 +114,31 @@ fn sync(path: &Path) -> io::Result<()> {
 }
 
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
-    let Some(entries) = if_there(fs::read_dir(folder))? else { return Ok(()) };
+    let Some(entries) = ignore_not_found(fs::read_dir(folder))? else { return Ok(()) };
     for entry in entries {
         let entry = entry?;
         if entry.file_name().to_str().is_some_and(is_staged) && is_abandoned(&entry)? {
-            if_there(fs::remove_file(entry.path()))?;
+            ignore_not_found(fs::remove_file(entry.path()))?;
         }
     }
     Ok(())
 }
 
-/// `name#1`: what `object_store` writes to before it gives a blob its name.
+/// Returns whether `name` has the form `name#1` of the file that `object_store` writes before it links the blob.
 fn is_staged(name: &str) -> bool {
     let number = name.rsplit_once('#').map(|(_, number)| number);
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn is_abandoned(entry: &fs::DirEntry) -> io::Result<bool> {
-    let Some(metadata) = if_there(entry.metadata())? else { return Ok(false) };
+    let Some(metadata) = ignore_not_found(entry.metadata())? else { return Ok(false) };
     let written = metadata.modified()?;
-    // One from the future was written by a clock that is wrong, and is kept.
-    Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age >= ABANDONED))
+    // A file with a time in the future comes from a wrong clock; its age is unknown, so it stays.
+    Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age >= ABANDONED_AGE))
 }
 
-/// `None`: somebody else has removed it.
-fn if_there<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+/// Returns `None` if another process removed the file.
+fn ignore_not_found<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         done => done.map(Some),

@@ -1,36 +1,36 @@
-//! What a blob store could not do.
+//! Errors of a blob store.
 
 use std::fmt;
 
 use crate::telemetry::BlobFailure;
 
-/// What went wrong with one blob. `kind` says what the caller may do about it.
+/// Failure of one request for one blob. `kind` says what the caller may do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation} {path}: {message} ({kind})")]
 pub struct BlobError {
-    /// What the caller may do.
+    /// Class of the error, by the caller's options.
     pub kind: BlobErrorKind,
-    /// What was being done: `write`, `read`, …
+    /// Failed operation: `write`, `read`, …
     pub operation: &'static str,
-    /// The blob's name in its store.
+    /// Name of the blob in its store.
     pub path: String,
-    /// What went wrong, in one line.
+    /// Cause of the failure, in one line.
     pub message: String,
 }
 
 /// Classes of errors by what the caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlobErrorKind {
-    /// Nothing was done; the same may be asked again after a pause.
+    /// The request changed nothing; send the same request again after a pause.
     Retryable,
-    /// It may or may not have been done: ask the same again, it is idempotent.
+    /// The request may have taken effect; send the same request again, because requests are idempotent.
     Unknown,
-    /// The store does not allow it, or has no room: somebody has to change that. Until then asking again is harmless, and
-    /// from then on it succeeds.
+    /// The store forbids the request or is full, and a person has to change that. Retries are harmless and succeed
+    /// after the change.
     Denied,
-    /// What is stored under this name is not what the name says. Asking again does not help; nothing was written.
+    /// The stored bytes do not match the blob's name. A retry does not help; nothing was written.
     Corrupt,
-    /// What was to be stored is not what its name says. Nothing was sent.
+    /// The bytes to store do not match the blob's name. Nothing was sent.
     Invalid,
 }
 
@@ -59,8 +59,8 @@ impl From<BlobErrorKind> for BlobFailure {
 }
 
 impl BlobError {
-    /// Whether the same request can succeed later, without harm in the meantime.
-    pub fn may_be_repeated(&self) -> bool {
+    /// Returns whether the same request may be sent again, after a pause.
+    pub fn may_be_retried(&self) -> bool {
         matches!(self.kind, BlobErrorKind::Retryable | BlobErrorKind::Unknown | BlobErrorKind::Denied)
     }
 }

@@ -1,15 +1,15 @@
-//! What a blob's bytes are: its content, and behind it the BLAKE3 of the content. A txid does not commit to all of a `.tx`, and to
-//! nothing of a `.outputs`: damage there would be seen by nobody.
+//! Bytes of a blob: the content, followed by the BLAKE3 of the content. The checksum is needed because a txid does not
+//! commit to all of a `.tx` and to nothing of a `.outputs`: the txid cannot detect damage there.
 
 use bytes::Bytes;
 use object_store::PutPayload;
 
-use super::requests::PIECE;
+use super::requests::PIECE_BYTES;
 
-/// Bytes of the checksum.
-pub(super) const CHECKSUM: usize = blake3::OUT_LEN;
+/// Number of bytes of the checksum.
+pub(super) const CHECKSUM_BYTES: usize = blake3::OUT_LEN;
 
-/// A blob as it is to be stored. The mark of a store alone has no checksum, so that people can read it and write it.
+/// A blob to be stored. Only the mark of a store has no checksum, so that people can read and write the mark.
 #[derive(Debug, Clone)]
 pub(super) struct Framed {
     pub content: Bytes,
@@ -17,12 +17,12 @@ pub(super) struct Framed {
 }
 
 impl Framed {
-    /// Hashing gives way between pieces: other tasks share the thread.
+    /// Computes the checksum of `content`. Yields after each piece, because other tasks share the thread.
     pub async fn new(content: Bytes) -> Self {
         let mut hasher = blake3::Hasher::new();
-        for piece in content.chunks(PIECE) {
+        for piece in content.chunks(PIECE_BYTES) {
             hasher.update(piece);
-            if content.len() > PIECE {
+            if content.len() > PIECE_BYTES {
                 tokio::task::yield_now().await;
             }
         }
@@ -30,17 +30,17 @@ impl Framed {
         Framed { content, checksum }
     }
 
-    /// In bytes.
+    /// Returns the length of content and checksum in bytes.
     pub fn len(&self) -> usize {
         self.content.len() + self.checksum.len()
     }
 
-    /// All its bytes, in parts of so many; only the last may be shorter. Nothing is copied.
+    /// Splits the blob into parts of `len` bytes without copying; only the last part may be shorter.
     pub fn parts(&self, len: usize) -> impl Iterator<Item = PutPayload> {
         (0..self.len()).step_by(len.max(1)).map(move |at| self.part(at, self.len().min(at.saturating_add(len))))
     }
 
-    /// All its bytes at once.
+    /// Returns the whole blob as one part.
     pub fn whole(&self) -> PutPayload {
         self.part(0, self.len())
     }
@@ -55,40 +55,44 @@ impl Framed {
     }
 }
 
-/// Takes a blob apart, piece by piece.
+/// Separates the content of a blob from its checksum, piece by piece, and verifies the checksum.
 #[derive(Debug)]
-pub(super) struct Unframing {
-    /// Of the content.
-    left: u64,
+pub(super) struct FrameVerifier {
+    /// Bytes of content that have not arrived yet.
+    content_left: u64,
     hasher: blake3::Hasher,
     checksum: Vec<u8>,
 }
 
-impl Unframing {
-    /// A blob of so many bytes; `None`: it is too short to be one.
-    pub fn of(len: u64) -> Option<Self> {
-        let left = len.checked_sub(CHECKSUM as u64)?;
-        Some(Unframing { left, hasher: blake3::Hasher::new(), checksum: Vec::with_capacity(CHECKSUM) })
+impl FrameVerifier {
+    /// Starts a blob of `len` bytes; returns `None` if a checksum alone is longer.
+    pub fn new(len: u64) -> Option<Self> {
+        let content_left = len.checked_sub(CHECKSUM_BYTES as u64)?;
+        Some(FrameVerifier {
+            content_left,
+            hasher: blake3::Hasher::new(),
+            checksum: Vec::with_capacity(CHECKSUM_BYTES),
+        })
     }
 
-    /// How much content is still to come.
-    pub fn left(&self) -> u64 {
-        self.left
+    /// Returns the number of content bytes that have not arrived yet.
+    pub fn content_left(&self) -> u64 {
+        self.content_left
     }
 
-    /// What of this piece is content.
-    pub fn take<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
-        let content = piece.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+    /// Takes the next piece and returns the part of it that is content.
+    pub fn push<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
+        let content = piece.len().min(usize::try_from(self.content_left).unwrap_or(usize::MAX));
         let (content, rest) = piece.split_at(content);
-        self.left -= content.len() as u64;
+        self.content_left -= content.len() as u64;
         self.hasher.update(content);
         self.checksum.extend_from_slice(rest);
         content
     }
 
-    /// Whether all came as it was stored.
-    pub fn is_whole(&self) -> bool {
-        self.left == 0 && self.checksum == self.hasher.finalize().as_bytes()
+    /// Returns whether the blob is complete and its checksum matches.
+    pub fn is_intact(&self) -> bool {
+        self.content_left == 0 && self.checksum == self.hasher.finalize().as_bytes()
     }
 }
 
@@ -109,26 +113,26 @@ mod tests {
         whole
     }
 
-    fn taken(bytes: &[u8], len: usize) -> Option<Vec<u8>> {
-        let mut unframing = Unframing::of(bytes.len() as u64)?;
-        let content = bytes.chunks(len).flat_map(|piece| unframing.take(piece).to_vec()).collect();
-        unframing.is_whole().then_some(content)
+    fn verified_content(bytes: &[u8], len: usize) -> Option<Vec<u8>> {
+        let mut verifier = FrameVerifier::new(bytes.len() as u64)?;
+        let content = bytes.chunks(len).flat_map(|piece| verifier.push(piece).to_vec()).collect();
+        verifier.is_intact().then_some(content)
     }
 
     #[tokio::test]
-    async fn it_is_taken_apart_as_it_was_put_together_and_damage_shows() {
+    async fn frames_round_trip_and_damage_is_detected() {
         for content in [&b""[..], b"a", b"abc", b"abcdefghij"] {
             let framed = bytes(content).await;
             assert_eq!(framed.len(), Framed::new(Bytes::from_static(content)).await.len());
             assert_eq!(&framed[content.len()..], blake3::hash(content).as_bytes());
             for len in 1..framed.len() {
-                assert_eq!(taken(&framed, len).as_deref(), Some(content));
+                assert_eq!(verified_content(&framed, len).as_deref(), Some(content));
             }
             for at in 0..framed.len() {
                 let mut damaged = framed.clone();
                 damaged[at] ^= 1;
-                assert_eq!(taken(&damaged, 7), None);
-                assert_eq!(taken(&framed[..at], 7), None);
+                assert_eq!(verified_content(&damaged, 7), None);
+                assert_eq!(verified_content(&framed[..at], 7), None);
             }
         }
     }

@@ -1,20 +1,24 @@
-//! Bodies of transactions that are too large for a record: [`BlobStore`], on any store of objects that [`object_store`] speaks to.
+//! Bodies of transactions that are too large for a record: [`BlobStore`], on any object store that [`object_store`]
+//! supports.
 //!
-//! A blob is written once, before the records that need it, under a name that follows from its transaction ([`BlobName`]); the
-//! record's `external` says that it is there. So the order is: blob, child pages, master (`DESIGN.md` section 5), and the blob is
-//! deleted last. Seed: `003_f428a83e5197ea21.txt`, "External Blob Storage"; where the reference lets whoever comes last overwrite, here
-//! the first one stays, and what says otherwise gets a name of its own, by its content: so no blob ever changes, and a record says
-//! for good which one is meant.
+//! A blob is written once, before the records that need it, under a name that follows from its transaction
+//! ([`BlobName`]). The record's `external` bin refers to the blob. The order is: blob, child pages, master
+//! (`docs/design.md`); the blob is deleted last.
+//!
+//! The reference document (`003_f428a83e5197ea21.txt`, "External Blob Storage") lets the last writer overwrite a blob.
+//! Here the first blob stays, and a body with other content gets a name of its own, by its content hash. No blob ever
+//! changes, so that the reference in a record stays valid.
 //!
 //! | blob | content |
 //! |---|---|
-//! | `ab/ab…cd.tx` | the transaction in extended format, as its event had it; a coinbase in standard format, too |
+//! | `ab/ab…cd.tx` | transaction in extended format, as in its event; a coinbase also in standard format |
 //! | `ab/ab…cd.outputs` | [`PartialTx`] |
-//! | `ab/ab…cd.0123…cdef.tx`, `….outputs` | the same of a transaction of which another one was stored first; named by the BLAKE3 of its content |
+//! | `ab/ab…cd.0123…cdef.tx`, `….outputs` | body that differs from the first blob, named by its content's BLAKE3 |
 //!
-//! Behind the content stands its BLAKE3 (32 bytes). `utxo-store.blobs` says that the store is there, and whose it is: that of one store of
-//! records ([`BlobStore::claim`]). `staging/` holds what is being written in parts.
+//! The BLAKE3 of the content (32 bytes) follows the content. The object `utxo-store.blobs` marks the place as the blob
+//! store of one store of records ([`BlobStore::claim`]). `staging/` holds objects that are being written in parts.
 
+mod by_reference;
 mod cache;
 mod check;
 mod claim;
@@ -23,7 +27,6 @@ mod directory;
 mod error;
 pub mod fault;
 mod frame;
-mod keep;
 mod name;
 pub mod objects;
 mod open;
@@ -36,7 +39,7 @@ pub use error::{BlobError, BlobErrorKind};
 pub use name::{BlobKind, BlobName};
 pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
 pub use outputs::{OutputsError, PartialTx};
-pub use store::{BlobOptions, BlobStore, Put, Reuse};
+pub use store::{BlobOptions, BlobStore, PutOutcome, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};
 
 #[cfg(test)]

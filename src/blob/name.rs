@@ -1,4 +1,4 @@
-//! What a blob is called.
+//! Names of blobs in their store.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use object_store::path::Path;
 
 use crate::{telemetry::BlobLabel, tx::Txid};
 
-/// The two sorts of blobs.
+/// Kinds of blobs, by their content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlobKind {
-    /// `.tx`: a whole transaction in extended format (a coinbase: in the format that it came in).
+    /// `.tx`: a whole transaction in extended format (a coinbase: in the format of its event).
     Tx,
     /// `.outputs`: the known outputs of a partial transaction.
     Outputs,
@@ -33,32 +33,33 @@ impl BlobKind {
     }
 }
 
-/// Which blob: `ab/ab…cd.tx`, the transaction id as explorers show it, in a folder named by its first two digits (256 folders
-/// with a like number of blobs each).
+/// Name of a blob: `ab/ab…cd.tx`, the transaction id as block explorers print it, in a folder named by its first two
+/// digits. Txids are uniform, so the 256 folders have about equally many blobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlobName {
-    /// Whose.
+    /// Id of the transaction whose body the blob holds.
     pub txid: Txid,
-    /// Which of its blobs.
+    /// Whole transaction or known outputs.
     pub kind: BlobKind,
-    /// Of one that says otherwise than the first: the BLAKE3 of its content, which stands in the name (`ab/ab…cd.0123…cdef.tx`).
-    pub other: Option<[u8; 32]>,
+    /// BLAKE3 of the content, which is part of the name (`ab/ab…cd.0123…cdef.tx`); `None` for the first blob of the
+    /// transaction.
+    pub content_hash: Option<[u8; 32]>,
 }
 
 impl BlobName {
-    /// The whole transaction.
+    /// Names the first blob of a whole transaction.
     pub fn tx(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Tx, other: None }
+        BlobName { txid, kind: BlobKind::Tx, content_hash: None }
     }
 
-    /// The known outputs.
+    /// Names the first blob with known outputs of a partial transaction.
     pub fn outputs(txid: Txid) -> Self {
-        BlobName { txid, kind: BlobKind::Outputs, other: None }
+        BlobName { txid, kind: BlobKind::Outputs, content_hash: None }
     }
 
-    /// The blob of the same transaction with this content, which is not the first one.
-    pub fn with_content(self, blake3: [u8; 32]) -> Self {
-        BlobName { other: Some(blake3), ..self }
+    /// Names the blob of the same transaction and kind that is not the first, by the BLAKE3 of its content.
+    pub fn with_content_hash(self, blake3: [u8; 32]) -> Self {
+        BlobName { content_hash: Some(blake3), ..self }
     }
 
     pub(super) fn path(self) -> Path {
@@ -70,8 +71,8 @@ impl fmt::Display for BlobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let txid = self.txid.to_string();
         write!(f, "{}/{txid}.", &txid[..2])?;
-        if let Some(content) = self.other {
-            write!(f, "{}.", hex::encode(content))?;
+        if let Some(content_hash) = self.content_hash {
+            write!(f, "{}.", hex::encode(content_hash))?;
         }
         f.write_str(self.kind.suffix())
     }
@@ -82,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blob_is_named_as_explorers_name_its_transaction() {
+    fn a_blob_name_has_the_txid_in_display_order() {
         let txid: Txid = "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b".parse().unwrap();
         let name = "4a/4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
         assert_eq!(BlobName::tx(txid).to_string(), format!("{name}.tx"));
         assert_eq!(BlobName::outputs(txid).path().as_ref(), format!("{name}.outputs"));
-        let other = BlobName::tx(txid).with_content([0xab; 32]);
+        let other = BlobName::tx(txid).with_content_hash([0xab; 32]);
         assert_eq!(other.to_string(), format!("{name}.{}.tx", "ab".repeat(32)));
     }
 }

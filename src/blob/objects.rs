@@ -1,4 +1,4 @@
-//! Objects that others have put somewhere, read as streams: the transaction ids of blocks that are too large for a message.
+//! Objects of other programs, read as streams: the transaction ids of blocks that are too large for a message.
 
 use std::sync::Arc;
 
@@ -8,126 +8,128 @@ use sha2::{Digest, Sha256};
 
 use super::{
     BlobError, BlobOptions,
-    requests::{Pace, Reading, Requests},
+    requests::{ObjectStream, RequestLimits, Requests},
 };
 use crate::tx::Txid;
 
-/// A place that others write to: nothing is written, and no mark is looked for. Cheap to clone.
+/// Reads the objects of a place that other programs write. Writes nothing and needs no mark. Cheap to clone.
 #[derive(Clone)]
 pub struct Objects(Requests);
 
-/// Why an object is not read on.
+/// Reasons why the reading of an object ends early.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// It has not come yet, or is elsewhere.
-    #[error("object `{0}` is not there")]
+    /// The object does not exist: it is not written yet, or in another place.
+    #[error("object `{0}` does not exist")]
     Missing(String),
-    /// The place does not answer. What may be repeated may be begun anew.
-    #[error("object `{0}`: {1}")]
+    /// The place does not answer. After a retryable error the reading starts again at the first byte.
+    #[error("cannot read object `{0}`: {1}")]
     Failed(String, BlobError),
-    /// It is not what was announced.
-    #[error("object `{key}` is not what its block announces: {what}")]
+    /// The object differs from the announcement in its block.
+    #[error("object `{key}` does not match its announcement in the block: {problem}")]
     Wrong {
-        /// Its key.
+        /// Key of the object.
         key: String,
-        /// What is wrong, in a line.
-        what: String,
+        /// Difference from the announcement, in one line.
+        problem: String,
     },
 }
 
-/// What is announced of an object: a plain concatenation of ids in internal order.
+/// Announcement of an object in a block: a plain concatenation of transaction ids in internal byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Announced<'a> {
-    /// Its key.
+pub struct AnnouncedObject<'a> {
+    /// Key of the object.
     pub key: &'a str,
-    /// How many ids.
+    /// Number of transaction ids.
     pub count: u64,
-    /// SHA-256 of all of it.
+    /// SHA-256 of the whole object.
     pub sha256: [u8; 32],
 }
 
-/// Ids that are being read. What is handed out is only known to be right once the end was reached.
-pub struct Txids<'a> {
-    announced: Announced<'a>,
-    reading: Reading,
+/// Streams transaction ids from an object. The ids are verified only once the stream has ended without an error.
+pub struct TxidStream<'a> {
+    announced: AnnouncedObject<'a>,
+    reader: ObjectStream,
     hash: Sha256,
-    /// Read and not handed out; its first bytes may be the end of an id.
-    rest: BytesMut,
-    seen: u64,
+    /// Bytes read and not returned yet; the first bytes may be the end of an id.
+    buffer: BytesMut,
+    /// Number of bytes read.
+    received: u64,
 }
 
 impl Objects {
-    /// What is in `store`, read at the pace of `options`.
+    /// Reads the objects in `store`, with the time limits of `options`.
     pub fn new(store: Arc<dyn ObjectStore>, options: &BlobOptions) -> Self {
-        let pace = Pace { timeout: options.timeout, least_rate: options.least_rate };
-        Objects(Requests { store, pace, metrics: options.metrics.clone() })
+        let limits = RequestLimits { timeout: options.timeout, least_rate: options.least_rate };
+        Objects(Requests { store, limits, metrics: options.metrics.clone() })
     }
 
-    /// Begins to read ids.
+    /// Begins to stream the ids of an announced object.
     ///
     /// # Errors
-    /// There is no such object, or it has another size, or the place does not answer.
-    pub async fn txids<'a>(&self, announced: Announced<'a>) -> Result<Txids<'a>, ObjectError> {
-        let Announced { key, count, .. } = announced;
-        let reading = self.0.read(&Path::from(key)).await.map_err(|error| failed(key, error))?;
-        let reading = reading.ok_or_else(|| ObjectError::Missing(key.to_owned()))?;
-        if Some(reading.len) != count.checked_mul(32) {
-            return Err(announced.wrong(format!("{} bytes are not {count} transaction ids", reading.len)));
+    /// The object does not exist or has another size, or the place does not answer.
+    pub async fn txids<'a>(&self, announced: AnnouncedObject<'a>) -> Result<TxidStream<'a>, ObjectError> {
+        let AnnouncedObject { key, count, .. } = announced;
+        let reader = self.0.read(&Path::from(key)).await.map_err(|error| to_object_error(key, error))?;
+        let reader = reader.ok_or_else(|| ObjectError::Missing(key.to_owned()))?;
+        if Some(reader.len) != count.checked_mul(32) {
+            return Err(announced.mismatch(format!("{} bytes are not {count} transaction ids", reader.len)));
         }
-        Ok(Txids { announced, reading, hash: Sha256::new(), rest: BytesMut::new(), seen: 0 })
+        Ok(TxidStream { announced, reader, hash: Sha256::new(), buffer: BytesMut::new(), received: 0 })
     }
 }
 
-impl Txids<'_> {
-    /// The next ids, as many as came at once; none: that was all, and it is what was announced.
+impl TxidStream<'_> {
+    /// Returns the next ids, as many as arrived together. No ids: the stream has ended and matches the announcement.
     ///
     /// # Errors
-    /// It is not; or the place does not answer.
+    /// The object does not match the announcement, or the place does not answer.
     pub async fn next(&mut self) -> Result<Vec<Txid>, ObjectError> {
         let whole = loop {
-            let whole = self.rest.len() / 32 * 32;
+            let whole = self.buffer.len() / 32 * 32;
             if whole > 0 {
                 break whole;
             }
-            match self.reading.next().await.map_err(|error| failed(self.announced.key, error))? {
-                Some(piece) => self.take(&piece)?,
-                None => return self.end().map(|()| Vec::new()),
+            match self.reader.next().await.map_err(|error| to_object_error(self.announced.key, error))? {
+                Some(piece) => self.append(&piece)?,
+                None => return self.verify_end().map(|()| Vec::new()),
             }
         };
-        let txids = self.rest[..whole].as_chunks().0.iter().map(|txid| Txid(*txid)).collect();
-        self.rest.advance(whole);
+        let txids = self.buffer[..whole].as_chunks().0.iter().map(|txid| Txid(*txid)).collect();
+        self.buffer.advance(whole);
         Ok(txids)
     }
 
-    fn take(&mut self, piece: &Bytes) -> Result<(), ObjectError> {
-        self.seen += piece.len() as u64;
-        if self.seen > self.reading.len {
-            return Err(self.announced.wrong(format!("there is more of it than {} bytes", self.reading.len)));
+    fn append(&mut self, piece: &Bytes) -> Result<(), ObjectError> {
+        self.received += piece.len() as u64;
+        if self.received > self.reader.len {
+            return Err(self.announced.mismatch(format!("the object has more than {} bytes", self.reader.len)));
         }
         self.hash.update(piece);
-        self.rest.extend_from_slice(piece);
+        self.buffer.extend_from_slice(piece);
         Ok(())
     }
 
-    fn end(&self) -> Result<(), ObjectError> {
+    fn verify_end(&self) -> Result<(), ObjectError> {
         let sha256: [u8; 32] = self.hash.clone().finalize().into();
-        match (self.seen == self.reading.len, sha256 == self.announced.sha256) {
+        match (self.received == self.reader.len, sha256 == self.announced.sha256) {
             (true, true) => Ok(()),
             (false, _) => {
-                Err(self.announced.wrong(format!("it ends after {} of {} bytes", self.seen, self.reading.len)))
+                let problem = format!("the object ends after {} of {} bytes", self.received, self.reader.len);
+                Err(self.announced.mismatch(problem))
             }
-            (true, false) => Err(self.announced.wrong(format!("its SHA-256 is {}", hex::encode(sha256)))),
+            (true, false) => Err(self.announced.mismatch(format!("its SHA-256 is {}", hex::encode(sha256)))),
         }
     }
 }
 
-impl Announced<'_> {
-    fn wrong(&self, what: String) -> ObjectError {
-        ObjectError::Wrong { key: self.key.to_owned(), what }
+impl AnnouncedObject<'_> {
+    fn mismatch(&self, problem: String) -> ObjectError {
+        ObjectError::Wrong { key: self.key.to_owned(), problem }
     }
 }
 
-fn failed(key: &str, error: BlobError) -> ObjectError {
+fn to_object_error(key: &str, error: BlobError) -> ObjectError {
     ObjectError::Failed(key.to_owned(), error)
 }
 
@@ -145,7 +147,7 @@ mod tests {
         Objects::new(Arc::new(store), &BlobOptions::default())
     }
 
-    async fn read(objects: &Objects, announced: Announced<'_>) -> Result<Vec<Txid>, ObjectError> {
+    async fn read(objects: &Objects, announced: AnnouncedObject<'_>) -> Result<Vec<Txid>, ObjectError> {
         let (mut all, mut reading) = (Vec::new(), objects.txids(announced).await?);
         loop {
             let next = reading.next().await?;
@@ -157,22 +159,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_announced_is_read_and_anything_else_is_refused_by_name() {
+    async fn an_object_is_read_only_if_it_matches_its_announcement() {
         let content: Vec<u8> = (0..3).flat_map(|n| [n; 32]).collect();
-        let announced = Announced { key: KEY, count: 3, sha256: Sha256::digest(&content).into() };
-        let there = objects(&content).await;
-        assert_eq!(read(&there, announced).await.unwrap(), [0, 1, 2].map(|n| Txid([n; 32])));
-        let told = async |objects: &Objects, announced| read(objects, announced).await.unwrap_err().to_string();
-        let other = Announced { key: "other", ..announced };
-        assert_eq!(told(&there, other).await, "object `other` is not there");
-        let said = told(&there, Announced { count: 4, ..announced }).await;
-        assert!(said.contains(KEY) && said.contains("96 bytes are not 4 transaction ids"), "{said}");
-        let said = told(&there, Announced { sha256: [0; 32], ..announced }).await;
-        assert!(said.contains("its SHA-256 is "), "{said}");
+        let announced = AnnouncedObject { key: KEY, count: 3, sha256: Sha256::digest(&content).into() };
+        let stored = objects(&content).await;
+        assert_eq!(read(&stored, announced).await.unwrap(), [0, 1, 2].map(|n| Txid([n; 32])));
+        let read_error = async |objects: &Objects, announced| read(objects, announced).await.unwrap_err().to_string();
+        let other = AnnouncedObject { key: "other", ..announced };
+        assert_eq!(read_error(&stored, other).await, "object `other` does not exist");
+        let message = read_error(&stored, AnnouncedObject { count: 4, ..announced }).await;
+        assert!(message.contains(KEY) && message.contains("96 bytes are not 4 transaction ids"), "{message}");
+        let message = read_error(&stored, AnnouncedObject { sha256: [0; 32], ..announced }).await;
+        assert!(message.contains("its SHA-256 is "), "{message}");
         let mut damaged = content.clone();
         damaged[95] ^= 1;
-        assert!(told(&objects(&damaged).await, announced).await.contains("its SHA-256 is "));
-        let empty = Announced { count: 0, sha256: Sha256::digest([]).into(), ..announced };
+        assert!(read_error(&objects(&damaged).await, announced).await.contains("its SHA-256 is "));
+        let empty = AnnouncedObject { count: 0, sha256: Sha256::digest([]).into(), ..announced };
         assert_eq!(read(&objects(&[]).await, empty).await, Ok(vec![]));
     }
 }

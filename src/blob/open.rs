@@ -9,90 +9,97 @@ use std::{
 use object_store::{ObjectStore, local::LocalFileSystem};
 
 use super::{
-    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::Directory,
-    objects::Objects, store::Place,
+    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::BlobDirectory,
+    objects::Objects, store::BlobLocation,
 };
 
-/// Why a blob store could not be opened; each is one line, without a secret.
+/// Reasons why a blob store could not be opened; each message is one line, without a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenBlobError {
-    /// This binary was built without it.
-    #[error("blob store `{scheme}://` is not in this binary: build it with `--features {feature}`")]
+    /// The binary was built without the cargo feature of this scheme.
+    #[error(
+        "cannot open a blob store `{scheme}://`: this binary was built without it; build with `--features {feature}`"
+    )]
     NotBuilt {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// The cargo feature.
+        /// Cargo feature that the scheme needs.
         feature: &'static str,
     },
-    /// A directory that the system does not let us use.
-    #[error("blob store: {}: {}", .0.display(), .1)]
+    /// The operating system refused access to a directory.
+    #[error("cannot use the blob directory {}: {}", .0.display(), .1)]
     Directory(PathBuf, io::Error),
-    /// Settings that cannot be.
-    #[error("blob store: {0}")]
+    /// The client of the object store refused its settings.
+    #[error("cannot configure the blob store: {0}")]
     Settings(String),
-    /// The store does not answer, or not well.
-    #[error("blob store: {0}")]
+    /// A request to the blob store failed.
+    #[error("cannot open the blob store: {0}")]
     Store(#[from] BlobError),
-    /// There is no blob store, and none is made: by who only reads, or for a store of records that has had one before.
-    #[error("there is no blob store at {place}: `{MARK}` is not there; is the place mounted, and the right one?")]
-    Missing {
-        /// Where.
-        place: String,
-    },
-    /// No blob store is made where there is something else.
-    #[error("{place} is neither empty nor a blob store (there is no `{MARK}` in it)")]
-    NotEmpty {
-        /// Where.
-        place: String,
-    },
-    /// It holds the bodies of other records.
+    /// The place has no mark, and none is written: by a reader, or for a store of records that has a blob store
+    /// already.
     #[error(
-        "the blob store at {place} is that of the store {found}, not of {store}: each store of records, a rebuilt one too, needs \
-         a blob store of its own"
+        "no blob store at {place}: object `{MARK}` is missing; check that the place is mounted and is the right one"
+    )]
+    Missing {
+        /// URL or directory of the place.
+        place: String,
+    },
+    /// The place holds objects that are no blobs, so no blob store is made there.
+    #[error("cannot make a blob store at {place}: the place is not empty and has no `{MARK}`; name an empty place")]
+    NotEmpty {
+        /// URL or directory of the place.
+        place: String,
+    },
+    /// The blob store holds the bodies of another store of records.
+    #[error(
+        "cannot use the blob store at {place}: the blob store belongs to the store {found}, not to {store}; \
+         give each store of records, also a rebuilt one, a blob store of its own"
     )]
     OtherStore {
-        /// Where.
+        /// URL or directory of the place.
         place: String,
-        /// Whose it is, in hex.
+        /// Store id in the mark, in hex.
         found: String,
-        /// Who wants it, in hex.
+        /// Id of the store of records that claims the place, in hex.
         store: String,
     },
-    /// The server does not look at the condition of a request, and would let the last one win.
+    /// The server ignores the condition of a request, so that the last writer would win.
     #[error(
-        "{place} cannot hold blobs: asked to {what} only if there is no such object (`If-None-Match: *`), it overwrites what is there"
+        "cannot keep blobs at {place}: a conditional {what} (`If-None-Match: *`) overwrote an existing object; \
+         use a server that supports conditional requests"
     )]
     Overwrites {
-        /// Where.
+        /// URL or directory of the place.
         place: String,
-        /// What it was asked for.
+        /// Conditional request that overwrote: `write` or `copy`.
         what: &'static str,
     },
-    /// Opened to read, and now to be written.
-    #[error("the blob store at {place} was opened to read, or can only be read")]
+    /// A store that was opened to read is claimed for writing.
+    #[error("cannot write to the blob store at {place}: the blob store is read-only or was opened to read")]
     ReadOnly {
-        /// Where.
+        /// URL or directory of the place.
         place: String,
     },
-    /// Another layout.
-    #[error("the blob store at {place} is of another layout: its `{MARK}` says {found:?}")]
+    /// The mark is not one that this version writes.
+    #[error("cannot use the blob store at {place}: unknown layout, `{MARK}` reads {found:?}")]
     Layout {
-        /// Where.
+        /// URL or directory of the place.
         place: String,
-        /// What its mark says.
+        /// Beginning of the mark.
         found: String,
     },
     /// Opening ended with a panic.
-    #[error("opening the blob store ended unexpectedly: {0}")]
+    #[error("opening the blob store panicked: {0}")]
     Panicked(String),
 }
 
-/// How a store on the network is reached.
+/// Login and retries for a blob store on the network.
 #[derive(Clone, Default)]
 pub struct BlobAccess {
-    /// Access key id and secret access key. `None`: AWS's own variables (`AWS_*`), read by its client, or the machine's role.
+    /// Access key id and secret access key. `None`: AWS's own variables (`AWS_*`), read by its client, or the
+    /// machine's role.
     pub login: Option<(String, String)>,
-    /// So often a request is repeated by itself, with growing pauses, within the time that it may take.
+    /// Number of times that the client repeats a failed request, with growing pauses, within the request's time limit.
     pub retries: usize,
 }
 
@@ -103,16 +110,16 @@ impl std::fmt::Debug for BlobAccess {
     }
 }
 
-/// Who opens it.
+/// Use for which a blob store is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Somebody who writes, once it is his by [`BlobStore::claim`]. A directory is made where there is none.
+    /// Writes, after [`BlobStore::claim`]. Creates a directory that does not exist.
     Write,
-    /// Somebody who only reads: creates nothing, and every write is [`BlobErrorKind::Denied`]. So is every store behind a web server
-    /// opened.
+    /// Only reads: creates nothing, and every write is [`BlobErrorKind::Denied`]. A store behind a web server is always
+    /// opened so.
     Read,
-    /// Somebody who looks whose it is ([`BlobStore::look`]), and creates nothing either.
-    Look,
+    /// Only checks the owner ([`BlobStore::check_claim`]); creates nothing.
+    Check,
 }
 
 /// Opens the store that `url` names.
@@ -133,7 +140,8 @@ pub async fn open(
     }
 }
 
-/// Opens the place that `url` names to read what others put there. Nothing is looked for: it may be empty yet.
+/// Opens the place that `url` names to read objects that other programs put there. Checks nothing: the place may still
+/// be empty.
 ///
 /// # Errors
 /// See [`OpenBlobError`].
@@ -153,10 +161,10 @@ pub async fn open_objects(url: &BlobUrl, access: &BlobAccess, options: &BlobOpti
 }
 
 async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -> Result<BlobStore, OpenBlobError> {
-    let place = Place {
+    let location = BlobLocation {
         url: Some(root.display().to_string()),
-        directory: Some(Directory::at(root)),
-        read_only: intent != Intent::Write,
+        directory: Some(BlobDirectory::at(root)),
+        is_read_only: intent != Intent::Write,
     };
     let root = root.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
@@ -164,15 +172,15 @@ async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -
             Intent::Write => {
                 fs::create_dir_all(&root).map_err(|error| OpenBlobError::Directory(root.clone(), error))?
             }
-            Intent::Read | Intent::Look if root.is_dir() => {}
-            Intent::Read | Intent::Look => return Err(OpenBlobError::Missing { place: root.display().to_string() }),
+            Intent::Read | Intent::Check if root.is_dir() => {}
+            Intent::Read | Intent::Check => return Err(OpenBlobError::Missing { place: root.display().to_string() }),
         }
         LocalFileSystem::new_with_prefix(&root).map_err(|error| OpenBlobError::Settings(error.to_string()))
     });
     let files = opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))??.with_fsync(true);
-    // One request: a file needs no parts.
+    // A file is written by one request and needs no parts.
     let options = BlobOptions { part_bytes: None, ..options };
-    opened_for(intent, BlobStore::at(Arc::new(files), options, place)).await
+    finish_opening(intent, BlobStore::at(Arc::new(files), options, location)).await
 }
 
 async fn open_server(
@@ -181,19 +189,19 @@ async fn open_server(
     server: Arc<dyn ObjectStore>,
     options: BlobOptions,
 ) -> Result<BlobStore, OpenBlobError> {
-    let place = Place { url: Some(url.to_string()), directory: None, read_only: intent != Intent::Write };
-    opened_for(intent, BlobStore::at(server, options, place)).await
+    let location = BlobLocation { url: Some(url.to_string()), directory: None, is_read_only: intent != Intent::Write };
+    finish_opening(intent, BlobStore::at(server, options, location)).await
 }
 
-async fn opened_for(intent: Intent, store: BlobStore) -> Result<BlobStore, OpenBlobError> {
+async fn finish_opening(intent: Intent, store: BlobStore) -> Result<BlobStore, OpenBlobError> {
     if intent == Intent::Read {
-        store.adopt().await?;
+        store.adopt_owner().await?;
     }
     Ok(store)
 }
 
 impl BlobUrl {
-    /// The cargo feature without which this binary cannot open the store; `None`: it can.
+    /// Returns the cargo feature that this binary lacks to open the store; `None`: the binary can open the store.
     pub fn missing_feature(&self) -> Option<&'static str> {
         match self {
             BlobUrl::S3(_) if !cfg!(feature = "aws") => Some("aws"),
@@ -204,9 +212,9 @@ impl BlobUrl {
 }
 
 impl OpenBlobError {
-    /// Whether opening it again can help without anybody's doing.
-    pub fn may_be_repeated(&self) -> bool {
-        matches!(self, OpenBlobError::Store(error) if error.kind != BlobErrorKind::Denied && error.may_be_repeated())
+    /// Returns whether opening again can succeed although nothing was changed.
+    pub fn may_be_retried(&self) -> bool {
+        matches!(self, OpenBlobError::Store(error) if error.kind != BlobErrorKind::Denied && error.may_be_retried())
     }
 }
 
@@ -218,17 +226,17 @@ mod client {
 
     use super::{BlobAccess, BlobOptions};
 
-    /// Longer than any server on the same continent takes.
-    const CONNECT: Duration = Duration::from_secs(5);
+    /// Longer than a server on the same continent takes to accept a connection.
+    const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
     pub fn options(options: &BlobOptions, allow_http: bool) -> ClientOptions {
-        // `reqwest` is built without a provider of its own; whoever came first is fine.
+        // `reqwest` is built without a crypto provider of its own; a provider that is already installed serves as well.
         drop(rustls::crypto::ring::default_provider().install_default());
-        // How long a request may take depends on its size, and between the bytes of an answer: `Requests` sees to both. The client's own
-        // limit on reads runs while a body is sent, too.
+        // `Requests` limits the time of a request by its size and the time between two bytes of an answer. The
+        // client's own read limit would also run while a body is sent.
         ClientOptions::new()
             .with_timeout_disabled()
-            .with_connect_timeout(CONNECT.min(options.timeout))
+            .with_connect_timeout(CONNECT_TIMEOUT.min(options.timeout))
             .with_allow_http(allow_http)
     }
 
@@ -251,7 +259,8 @@ mod web {
             prefix::PrefixStore,
         };
         let plain = bucket.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-        // The one place besides `config` that reads the environment: roles of machines and of pods are told in variables of AWS's own.
+        // The one place besides `config` that reads the environment: AWS passes the roles of machines and of pods in
+        // environment variables.
         let mut builder = match &access.login {
             Some((id, secret)) => AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret),
             None => AmazonS3Builder::from_env(),

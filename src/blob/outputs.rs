@@ -1,13 +1,14 @@
-//! [`PartialTx`]: what a `.outputs` blob holds, and its bytes.
+//! [`PartialTx`]: content of a `.outputs` blob, and its binary form.
 //!
-//! They are those of the seed's `UTXOWrapper` (`003_f428a83e5197ea21.txt`), all numbers little-endian: txid (32 bytes, internal
-//! order) ‖ height × 2 + coinbase (4) ‖ number of outputs (4) ‖ for each: index (4) ‖ satoshis (8) ‖ length of the script (4) ‖
-//! script. Outputs ascend by index, so that the same outputs are the same bytes.
+//! The binary form is `UTXOWrapper` of the reference document (`003_f428a83e5197ea21.txt`). All numbers are
+//! little-endian: txid (32 bytes, internal order) ‖ height × 2 + coinbase (4) ‖ number of outputs (4) ‖ for each
+//! output: index (4) ‖ satoshis (8) ‖ length of the script (4) ‖ script. Outputs ascend by index, so that equal outputs
+//! have equal bytes.
 
 use bytes::Bytes;
 
 use crate::{
-    event::SEEDED_OUTPUT_LIMIT,
+    event::PARTIAL_OUTPUT_LIMIT,
     record::{Body, StoredOutput},
     tx::Txid,
 };
@@ -15,40 +16,40 @@ use crate::{
 /// The known outputs of a partial transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartialTx {
-    /// Whose. It cannot be computed from the outputs.
+    /// Id of the transaction, which cannot be computed from the outputs alone.
     pub txid: Txid,
-    /// Height of its block, below 2^31.
+    /// Height of the transaction's block, below 2^31.
     pub height: u32,
-    /// It is a coinbase.
+    /// The transaction is a coinbase.
     pub coinbase: bool,
-    /// Its known outputs by index, at least one, ascending, each below [`SEEDED_OUTPUT_LIMIT`].
+    /// Known outputs by index: at least one, ascending, each index below [`PARTIAL_OUTPUT_LIMIT`].
     pub outputs: Vec<(u32, StoredOutput)>,
 }
 
-/// Why there are no such bytes, or why bytes are no such thing.
+/// Errors of encoding and decoding a partial transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OutputsError {
     /// The bytes end too early.
     #[error("at byte {at}: the bytes end within the {field}")]
     Truncated {
-        /// Where the field starts.
+        /// Byte position of the field's start.
         at: usize,
-        /// What is incomplete.
+        /// Name of the incomplete field.
         field: &'static str,
     },
-    /// Bytes behind the end.
-    #[error("{0} bytes behind the end")]
+    /// Bytes follow the last output.
+    #[error("{0} bytes after the end")]
     TrailingBytes(usize),
-    /// There are no outputs.
-    #[error("there are no outputs")]
+    /// The partial transaction has no outputs.
+    #[error("no outputs")]
     Empty,
-    /// An index that is not above the one before it.
-    #[error("output {0} is not above the one before it")]
+    /// An index is not greater than the index before it.
+    #[error("output index {0} is not greater than the index before it")]
     Order(u32),
-    /// An index beyond what a store takes.
-    #[error("output {0} is not below {SEEDED_OUTPUT_LIMIT}")]
+    /// An index is greater than a store accepts.
+    #[error("output index {0} is not below {PARTIAL_OUTPUT_LIMIT}")]
     Index(u32),
-    /// More than the format can say.
+    /// A field is greater than the format can express.
     #[error("the {0} is too large for the format")]
     TooLarge(&'static str),
 }
@@ -56,10 +57,10 @@ pub enum OutputsError {
 const HEIGHT_LIMIT: u32 = 1 << 31;
 
 impl PartialTx {
-    /// Its bytes.
+    /// Returns the binary form.
     ///
     /// # Errors
-    /// What the format cannot say, or what would be refused when it is read.
+    /// The format cannot express the value, or decoding would refuse it.
     pub fn encode(&self) -> Result<Bytes, OutputsError> {
         if self.outputs.is_empty() {
             return Err(OutputsError::Empty);
@@ -71,7 +72,7 @@ impl PartialTx {
         bytes.extend_from_slice(&self.txid.0);
         bytes.extend_from_slice(&(self.height << 1 | u32::from(self.coinbase)).to_le_bytes());
         bytes.extend_from_slice(&(self.outputs.len() as u32).to_le_bytes());
-        let mut order = Order::default();
+        let mut order = IndexOrder::default();
         for (index, output) in &self.outputs {
             order.check(*index)?;
             let len = u32::try_from(output.script.len()).map_err(|_| OutputsError::TooLarge("script"))?;
@@ -87,19 +88,19 @@ impl PartialTx {
         40 + self.outputs.iter().map(|(_, output)| 16 + output.script.len()).sum::<usize>()
     }
 
-    /// What `bytes` say; scripts share them.
+    /// Decodes the binary form. The scripts share the memory of `bytes`.
     ///
     /// # Errors
-    /// See [`OutputsError`]. Never allocates more than the bytes account for.
+    /// See [`OutputsError`]. No allocation is larger than the bytes account for.
     pub fn decode(bytes: &Bytes) -> Result<Self, OutputsError> {
-        let mut reader = Reader { bytes, at: 0 };
+        let mut reader = FieldReader { bytes, at: 0 };
         let txid = Txid(reader.array("txid")?);
         let flagged_height = reader.u32("height")?;
         let count = reader.u32("number of outputs")?;
         if count == 0 {
             return Err(OutputsError::Empty);
         }
-        let (mut outputs, mut order) = (Vec::new(), Order::default());
+        let (mut outputs, mut order) = (Vec::new(), IndexOrder::default());
         for _ in 0..count {
             let index = reader.u32("index")?;
             order.check(index)?;
@@ -114,7 +115,7 @@ impl PartialTx {
         }
     }
 
-    /// The same as a record has it inline: by index, gaps `None`.
+    /// Converts the outputs to the body of a record: one entry for each index, `None` for unknown outputs.
     pub fn body(&self) -> Body {
         let slots = self.outputs.last().map_or(0, |(index, _)| *index as usize + 1);
         let mut by_index = vec![None; slots];
@@ -125,13 +126,13 @@ impl PartialTx {
     }
 }
 
-/// The least index that may come next.
+/// Lowest index that may come next.
 #[derive(Default)]
-struct Order(u32);
+struct IndexOrder(u32);
 
-impl Order {
+impl IndexOrder {
     fn check(&mut self, index: u32) -> Result<(), OutputsError> {
-        if index >= SEEDED_OUTPUT_LIMIT {
+        if index >= PARTIAL_OUTPUT_LIMIT {
             return Err(OutputsError::Index(index));
         }
         if index < self.0 {
@@ -142,12 +143,12 @@ impl Order {
     }
 }
 
-struct Reader<'a> {
+struct FieldReader<'a> {
     bytes: &'a Bytes,
     at: usize,
 }
 
-impl Reader<'_> {
+impl FieldReader<'_> {
     fn slice(&mut self, len: usize, field: &'static str) -> Result<Bytes, OutputsError> {
         if len > self.bytes.len() - self.at {
             return Err(OutputsError::Truncated { at: self.at, field });
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_seed() {
+    fn the_bytes_match_the_reference_document() {
         let bytes = partial().encode().unwrap();
         let expected = [
             "07".repeat(32).as_str(),
@@ -202,13 +203,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_has_gaps_where_nothing_is_known() {
+    fn unknown_outputs_are_gaps_of_the_body() {
         let Body::Outputs(outputs) = partial().body() else { panic!("no outputs") };
         assert_eq!(outputs.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, false, true]);
     }
 
     #[test]
-    fn what_is_cut_short_or_damaged_is_refused() {
+    fn truncated_and_damaged_bytes_are_refused() {
         let bytes = partial().encode().unwrap();
         for len in 0..bytes.len() {
             let error = PartialTx::decode(&bytes.slice(..len)).unwrap_err();
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_again_is_not_written() {
+    fn values_that_decode_would_refuse_are_not_encoded() {
         let with = |change: fn(&mut PartialTx)| {
             let mut partial = partial();
             change(&mut partial);
@@ -236,8 +237,8 @@ mod tests {
         assert_eq!(with(|partial| partial.outputs.clear()), OutputsError::Empty);
         assert_eq!(with(|partial| partial.outputs.reverse()), OutputsError::Order(0));
         assert_eq!(
-            with(|partial| partial.outputs[1].0 = SEEDED_OUTPUT_LIMIT),
-            OutputsError::Index(SEEDED_OUTPUT_LIMIT)
+            with(|partial| partial.outputs[1].0 = PARTIAL_OUTPUT_LIMIT),
+            OutputsError::Index(PARTIAL_OUTPUT_LIMIT)
         );
         assert_eq!(with(|partial| partial.height = 1 << 31), OutputsError::TooLarge("height"));
     }

@@ -1,4 +1,4 @@
-//! [`BlobStore`].
+//! [`BlobStore`]: puts, gets and deletes blobs, and verifies their bytes.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use tokio::{
 use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, PartialTx,
     cache::Cache,
-    check::{self, Damage, check_tx, error, is_same},
+    check::{self, Damage, blob_error, check_tx, is_same},
     claim,
-    directory::Directory,
+    directory::BlobDirectory,
     frame::Framed,
-    requests::{Created, Pace, Reading, Requests},
+    requests::{CreateOutcome, ObjectStream, RequestLimits, Requests},
 };
 use crate::{
     record::{Body, StoredOutput},
@@ -29,44 +29,45 @@ use crate::{
     tx::{StreamedTransaction, Txid},
 };
 
-/// What became of a blob that was to be stored.
+/// Outcome of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
-    /// It is stored now, for good.
+pub enum PutOutcome {
+    /// The blob is stored durably by this put.
     Stored,
-    /// These very bytes were stored already.
+    /// The same bytes were stored before.
     AlreadyStored,
-    /// Another blob of this transaction was stored first, and stays. A `.tx` that claims other previous outputs (a txid does not
-    /// commit to them), or a `.outputs` that says otherwise. Whose claims count is not for this store to say.
+    /// The put stored nothing, because another blob of this transaction was stored before: a `.tx` with other claimed
+    /// previous outputs (a txid does not commit to them), or a `.outputs` with other content. The caller decides which
+    /// claims count.
     OtherStored,
 }
 
-/// Whether what is read will be asked for again soon: where two outputs or more are still unspent (`semantics.md`).
+/// Hint whether a body is read again soon, as it is while two or more outputs are unspent (`docs/semantics.md`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// No: it is handed out and forgotten.
+    /// The body is not cached.
     Unlikely,
-    /// Yes: it is kept for [`BlobOptions::keep`].
+    /// The body is cached for [`BlobOptions::cache_time`].
     Likely,
 }
 
-/// How a store is used.
+/// Time limits, cache and part sizes of a blob store.
 #[derive(Clone)]
 pub struct BlobOptions {
-    /// How long a request may take besides its bytes, and how long there may be no byte of an answer.
+    /// Time for a request without its bytes, and the longest time without a byte of an answer.
     pub timeout: Duration,
-    /// Bytes a second: as much longer a request may take as its bytes do at this rate, be they written or read.
+    /// Bytes per second, read or written: the limit of a request grows by the time that its bytes take at this rate.
     pub least_rate: u64,
-    /// Transactions that were read are kept up to so many bytes in all …
+    /// Size of the cache of transactions, in bytes.
     pub cache_bytes: usize,
-    /// … for so long.
-    pub keep: Duration,
-    /// Blobs are read whole only as long as so many bytes of them are on their way at once; a larger one is read alone.
+    /// Time for which a transaction stays in the cache.
+    pub cache_time: Duration,
+    /// Bytes of blobs that are read whole at the same time; a larger blob is read alone.
     pub whole_read_bytes: usize,
-    /// Blobs of more bytes are written in parts of so many, so that one lost connection does not cost all of it. `None`: always
-    /// in one request. S3 takes no parts below 5 MiB, and 10,000 of them at most.
+    /// Part size in bytes: a larger blob is written in parts, so that a lost connection costs only parts. `None`: one
+    /// request for each blob. S3 accepts parts from 5 MiB, and at most 10,000 parts.
     pub part_bytes: Option<usize>,
-    /// Where requests are counted.
+    /// Metrics that count the requests.
     pub metrics: Arc<Metrics>,
 }
 
@@ -76,7 +77,7 @@ impl Default for BlobOptions {
             timeout: Duration::from_secs(30),
             least_rate: 64 << 10,
             cache_bytes: 256 << 20,
-            keep: Duration::from_secs(10),
+            cache_time: Duration::from_secs(10),
             whole_read_bytes: 256 << 20,
             part_bytes: None,
             metrics: Arc::default(),
@@ -84,65 +85,67 @@ impl Default for BlobOptions {
     }
 }
 
-/// A place where bodies of transactions are kept, each under its transaction's id. Cheap to clone.
+/// Store of transaction bodies, each under its transaction's id. Cheap to clone.
 ///
 /// # Contract
-/// - A blob is seen whole or not at all, and what [`Put`] says has been stored survives a kill of the machine.
-/// - Nobody overwrites: the first one put stays, until [`delete`](Self::delete).
-/// - What is handed out is what was put, by its checksum, and belongs to the id that was asked for: a `.tx` hashes to it, a `.outputs`
-///   names it. What does not is read once more, in case it was damaged on its way; then it is [`BlobErrorKind::Corrupt`].
-/// - Every request may be repeated; after [`BlobErrorKind::Unknown`] it must be. A dropped future leaves a blob stored or not
-///   stored.
-/// - "There is none" is only said of a store that is there: one that shows no mark, or another's, is away, and says so. One that was
-///   opened to write first has to be [claimed](Self::claim).
+/// - A blob is visible whole or not at all. A blob that [`PutOutcome`] reports as stored survives a kill of the
+///   machine.
+/// - No put overwrites: the first blob stays until [`delete`](Self::delete).
+/// - A get returns bytes that match their checksum and the requested txid: a `.tx` hashes to the txid, a `.outputs`
+///   names the txid. Bytes that do not match are read a second time, because the transfer may have damaged them; then
+///   the error is [`BlobErrorKind::Corrupt`].
+/// - Every request may be repeated; after [`BlobErrorKind::Unknown`] the caller must repeat it. A dropped future leaves
+///   a blob stored or not stored.
+/// - A blob is reported as absent only by a store whose mark names the expected owner. Without that mark the store is
+///   unavailable, which is an error. A store that was opened to write has to be [claimed](Self::claim) first.
 #[derive(Clone)]
-pub struct BlobStore(Arc<Inner>);
+pub struct BlobStore(Arc<BlobStoreInner>);
 
-struct Inner {
+struct BlobStoreInner {
     requests: Requests,
-    place: Place,
-    /// Whose it is, once that is known.
+    location: BlobLocation,
+    /// Id of the store of records that owns the blobs, once it is known.
     owner: OnceLock<[u8; 16]>,
     part_bytes: Option<usize>,
     cache: Cache,
-    whole_reads: WholeReads,
+    whole_reads: ReadBudget,
     metrics: Arc<Metrics>,
 }
 
-/// What is known of where the objects are.
+/// Location of the objects.
 #[derive(Debug, Default)]
-pub(super) struct Place {
-    /// Where, for people. `None`: in memory, where nothing is marked.
+pub(super) struct BlobLocation {
+    /// URL or directory for messages. `None`: in memory, without a mark.
     pub url: Option<String>,
-    /// They are files in this directory.
-    pub directory: Option<Directory>,
-    /// Nothing is written.
-    pub read_only: bool,
+    /// Directory, if the objects are files.
+    pub directory: Option<BlobDirectory>,
+    /// Every write is refused.
+    pub is_read_only: bool,
 }
 
-/// How much is read whole at once, in kibibytes.
-struct WholeReads {
-    room: Semaphore,
-    all: u32,
+/// Limit on the bytes of blobs that are read whole at the same time, in kibibytes.
+struct ReadBudget {
+    permits: Semaphore,
+    capacity: u32,
 }
 
-impl WholeReads {
+impl ReadBudget {
     fn new(bytes: usize) -> Self {
-        let all = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).max(1);
-        WholeReads { room: Semaphore::new(all as usize), all }
+        let capacity = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).max(1);
+        ReadBudget { permits: Semaphore::new(capacity as usize), capacity }
     }
 
-    async fn room_for(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
-        let needed = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.all);
-        // Closed never: it is ours alone.
-        self.room.acquire_many(needed).await.ok()
+    async fn acquire(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+        let needed = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).clamp(1, self.capacity);
+        // Acquiring fails only on a closed semaphore, and this one is never closed.
+        self.permits.acquire_many(needed).await.ok()
     }
 }
 
-/// Where a blob lies before it gets its name.
+/// Folder of objects that are written in parts, before they are copied to the blob's name.
 const STAGING: &str = "staging";
-/// What is damaged is read once more: it may have been damaged on its way.
-const READS: usize = 2;
+/// Number of reads of a damaged blob: the transfer may have damaged the first.
+const READ_ATTEMPTS: usize = 2;
 
 impl fmt::Debug for BlobStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -151,35 +154,37 @@ impl fmt::Debug for BlobStore {
 }
 
 impl BlobStore {
-    /// In memory; gone with the last clone.
+    /// Creates an empty store in memory, which ends with its last clone.
     pub fn memory() -> Self {
         Self::new(Arc::new(InMemory::new()), BlobOptions::default())
     }
 
-    /// On any store of objects that can put an object if there is none. It is taken to be there always.
+    /// Wraps an object store that can put an object on the condition that none exists. The store has no mark and counts
+    /// as always available.
     pub fn new(store: Arc<dyn ObjectStore>, options: BlobOptions) -> Self {
-        Self::at(store, options, Place::default())
+        Self::at(store, options, BlobLocation::default())
     }
 
-    pub(super) fn at(store: Arc<dyn ObjectStore>, options: BlobOptions, place: Place) -> Self {
-        let pace = Pace { timeout: options.timeout, least_rate: options.least_rate };
-        BlobStore(Arc::new(Inner {
-            requests: Requests { store, pace, metrics: options.metrics.clone() },
-            place,
+    pub(super) fn at(store: Arc<dyn ObjectStore>, options: BlobOptions, location: BlobLocation) -> Self {
+        let limits = RequestLimits { timeout: options.timeout, least_rate: options.least_rate };
+        BlobStore(Arc::new(BlobStoreInner {
+            requests: Requests { store, limits, metrics: options.metrics.clone() },
+            location,
             owner: OnceLock::new(),
             part_bytes: options.part_bytes,
-            cache: Cache::new(options.cache_bytes, options.keep),
-            whole_reads: WholeReads::new(options.whole_read_bytes),
+            cache: Cache::new(options.cache_bytes, options.cache_time),
+            whole_reads: ReadBudget::new(options.whole_read_bytes),
             metrics: options.metrics,
         }))
     }
 
-    /// Stores a transaction, unless one is stored under its id: in extended format, a coinbase in either.
+    /// Stores a transaction as the first blob of its txid, unless one exists. The format is extended; a coinbase may be
+    /// in standard format.
     ///
     /// # Errors
-    /// See [`BlobErrorKind`]: `Invalid` where the bytes are not that transaction, `Corrupt` where what is stored is not.
-    pub async fn put_tx(&self, txid: Txid, bytes: Bytes) -> Result<Put, BlobError> {
-        self.watched(BlobOperation::PutTx, async {
+    /// See [`BlobErrorKind`]: `Invalid` if the bytes are not that transaction, `Corrupt` if the stored bytes are not.
+    pub async fn put_tx(&self, txid: Txid, bytes: Bytes) -> Result<PutOutcome, BlobError> {
+        self.measure(BlobOperation::PutTx, async {
             let name = BlobName::tx(txid);
             check_tx(name, &bytes).await?;
             Box::pin(self.put(name, bytes)).await
@@ -187,13 +192,13 @@ impl BlobStore {
         .await
     }
 
-    /// The bytes of a transaction, as they were put; `None`: there is none. Whole in memory: for some of its outputs ask
-    /// [`tx_outputs`](Self::tx_outputs).
+    /// Returns the bytes of a transaction's first blob; `None`: no blob exists. The whole blob is in memory;
+    /// [`tx_outputs`](Self::tx_outputs) reads single outputs with less.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn get_tx(&self, txid: Txid, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
-        self.watched(BlobOperation::GetTx, async {
+        self.measure(BlobOperation::GetTx, async {
             if let Some(bytes) = self.cached(txid) {
                 return Ok(Some(bytes));
             }
@@ -205,8 +210,9 @@ impl BlobStore {
         .await
     }
 
-    /// These outputs of a transaction (those that it has); `None`: there is no such blob. All of it is read, and hashes to the id: a
-    /// mebibyte at a time, unless it is likely to be asked for again and small enough to be kept.
+    /// Returns those of the outputs `vouts` that the transaction has; `None`: no blob exists. The whole blob is read
+    /// and verified against the txid. One mebibyte is in memory at a time, unless reuse is likely and the blob fits
+    /// into the cache.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
@@ -216,7 +222,7 @@ impl BlobStore {
         vouts: &[u32],
         reuse: Reuse,
     ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
-        self.watched(BlobOperation::GetTx, async {
+        self.measure(BlobOperation::GetTx, async {
             let name = BlobName::tx(txid);
             let whole = match self.cached(txid) {
                 None if reuse == Reuse::Likely && self.fits_cache(name).await? => {
@@ -226,8 +232,8 @@ impl BlobStore {
             };
             match whole {
                 Some(bytes) => {
-                    let found = check::transaction(&bytes, vouts).await.map_err(|damage| damage.of(name))?;
-                    Ok(Some(outputs_of(found)))
+                    let found = check::parse_transaction(&bytes, vouts).await;
+                    Ok(Some(to_stored_outputs(found.map_err(|damage| damage.into_error(name))?)))
                 }
                 None => Box::pin(self.streamed_outputs(name, vouts)).await,
             }
@@ -235,43 +241,44 @@ impl BlobStore {
         .await
     }
 
-    /// These outputs of the transaction in a blob, with a mebibyte of it in memory at a time.
+    /// Returns the outputs `vouts` of the transaction in a blob, with one mebibyte of the blob in memory at a time.
     pub(super) async fn streamed_outputs(
         &self,
         name: BlobName,
         vouts: &[u32],
     ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
-        Ok(self.stream(name, vouts).await?.map(outputs_of))
+        Ok(self.stream_tx(name, vouts).await?.map(to_stored_outputs))
     }
 
-    /// Stores the known outputs of a partial transaction, unless some are stored under its id.
+    /// Stores the known outputs of a partial transaction as the first blob of its txid, unless one exists.
     ///
     /// # Errors
-    /// See [`BlobErrorKind`]: `Invalid` where they cannot be written, `Corrupt` where what is stored is no such thing.
-    pub async fn put_outputs(&self, partial: &PartialTx) -> Result<Put, BlobError> {
-        self.watched(BlobOperation::PutOutputs, async {
+    /// See [`BlobErrorKind`]: `Invalid` if the outputs cannot be encoded, `Corrupt` if the stored bytes are no outputs.
+    pub async fn put_outputs(&self, partial: &PartialTx) -> Result<PutOutcome, BlobError> {
+        self.measure(BlobOperation::PutOutputs, async {
             let name = BlobName::outputs(partial.txid);
-            let bytes = partial.encode().map_err(|wrong| error(BlobErrorKind::Invalid, "write", name, wrong))?;
+            let bytes =
+                partial.encode().map_err(|problem| blob_error(BlobErrorKind::Invalid, "write", name, problem))?;
             Box::pin(self.put(name, bytes)).await
         })
         .await
     }
 
-    /// The known outputs of a partial transaction; `None`: there are none.
+    /// Returns the known outputs of a partial transaction's first blob; `None`: no blob exists.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn get_outputs(&self, txid: Txid) -> Result<Option<PartialTx>, BlobError> {
-        self.watched(BlobOperation::GetOutputs, async {
+        self.measure(BlobOperation::GetOutputs, async {
             let name = BlobName::outputs(txid);
             let Some(bytes) = Box::pin(self.read(name)).await? else { return Ok(None) };
-            check::outputs(name, &bytes).map(Some).map_err(|damage| damage.of(name))
+            check::decode_outputs(name, &bytes).map(Some).map_err(|damage| damage.into_error(name))
         })
         .await
     }
 
-    /// The body of a transaction, whole or partial, as a record would have it inline; `None`: there is none. The seed's order:
-    /// `.tx`, then `.outputs`.
+    /// Returns the body of a transaction, whole or partial, in the form that a record has inline; `None`: no blob
+    /// exists. Looks for `.tx` first and for `.outputs` second, as the reference document does.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
@@ -282,27 +289,27 @@ impl BlobStore {
         }
     }
 
-    /// Whether there is such a blob; what it holds is not looked at.
+    /// Returns whether a blob exists; its content is not read.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn exists(&self, name: BlobName) -> Result<bool, BlobError> {
-        self.watched(BlobOperation::Exists, async {
+        self.measure(BlobOperation::Exists, async {
             match self.0.requests.size(&name.path()).await? {
                 Some(_) => Ok(true),
-                None => self.must_be_there(name).await.map(|()| false),
+                None => self.check_available(name).await.map(|()| false),
             }
         })
         .await
     }
 
-    /// Deletes a blob; one that is not there is deleted.
+    /// Deletes a blob; succeeds if the blob does not exist.
     ///
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn delete(&self, name: BlobName) -> Result<(), BlobError> {
-        self.watched(BlobOperation::Delete, async {
-            self.must_take_writes(name).await?;
+        self.measure(BlobOperation::Delete, async {
+            self.check_writable(name).await?;
             let deleted = self.0.requests.delete(&name.path()).await;
             if name.kind == BlobKind::Tx {
                 self.0.cache.remove(&name.txid);
@@ -316,11 +323,11 @@ impl BlobStore {
         &self.0.requests
     }
 
-    pub(super) fn place(&self) -> &Place {
-        &self.0.place
+    pub(super) fn location(&self) -> &BlobLocation {
+        &self.0.location
     }
 
-    /// Once told, it stays.
+    /// Sets the owner; the first call wins.
     pub(super) fn set_owner(&self, store_id: [u8; 16]) {
         self.0.owner.get_or_init(|| store_id);
     }
@@ -329,7 +336,7 @@ impl BlobStore {
         self.0.part_bytes.is_some()
     }
 
-    pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<Put, BlobError> {
+    pub(super) async fn put(&self, name: BlobName, content: Bytes) -> Result<PutOutcome, BlobError> {
         let started = Instant::now();
         let blob = Framed::new(content).await;
         let put = self.put_framed(name, &blob).await;
@@ -337,83 +344,86 @@ impl BlobStore {
         put
     }
 
-    async fn put_framed(&self, name: BlobName, blob: &Framed) -> Result<Put, BlobError> {
-        self.must_take_writes(name).await?;
+    async fn put_framed(&self, name: BlobName, blob: &Framed) -> Result<PutOutcome, BlobError> {
+        self.check_writable(name).await?;
         let put = match self.create(name, blob).await? {
-            Created::New => Put::Stored,
-            Created::Exists => self.compare(name, blob).await?,
+            CreateOutcome::New => PutOutcome::Stored,
+            CreateOutcome::Exists => self.compare_stored(name, blob).await?,
         };
-        self.settle(name, blob).await?;
+        self.sync_to_disk(name, blob).await?;
         Ok(put)
     }
 
-    async fn create(&self, name: BlobName, blob: &Framed) -> Result<Created, BlobError> {
+    async fn create(&self, name: BlobName, blob: &Framed) -> Result<CreateOutcome, BlobError> {
         let (requests, path) = (&self.0.requests, name.path());
-        // A server takes all of it before it says so: what is read again from the log is there.
+        // A server receives the whole body before it refuses a conditional put. Events that are read again from the log
+        // find their blobs stored, so the size is asked for first.
         if requests.size(&path).await?.is_some() {
-            return Ok(Created::Exists);
+            return Ok(CreateOutcome::Exists);
         }
-        match self.part_of(blob) {
+        match self.part_size(blob) {
             Some(part) => self.create_in_parts(name, blob, part).await,
             None => requests.create(&path, blob).await,
         }
     }
 
-    /// The size of its parts, where it is written in parts.
-    fn part_of(&self, blob: &Framed) -> Option<usize> {
+    /// Returns the part size in bytes if the blob is written in parts.
+    fn part_size(&self, blob: &Framed) -> Option<usize> {
         self.0.part_bytes.filter(|part| blob.len() > *part)
     }
 
-    async fn settle(&self, name: BlobName, blob: &Framed) -> Result<(), BlobError> {
-        let Some(directory) = &self.0.place.directory else { return Ok(()) };
-        let limit = self.0.requests.pace.limit(blob.len() as u64);
-        let settled = tokio::time::timeout(limit, directory.settle(name)).await;
-        let settled = settled.map_err(|_| error(BlobErrorKind::Unknown, "write", name, "the disk does not answer"))?;
-        settled.map_err(|wrong| error(BlobErrorKind::Unknown, "write", name, wrong))
+    async fn sync_to_disk(&self, name: BlobName, blob: &Framed) -> Result<(), BlobError> {
+        let Some(directory) = &self.0.location.directory else { return Ok(()) };
+        let limit = self.0.requests.limits.time_limit(blob.len() as u64);
+        let failed = |message: String| blob_error(BlobErrorKind::Unknown, "write", name, message);
+        let synced = tokio::time::timeout(limit, directory.sync_blob(name)).await;
+        let synced = synced.map_err(|_| failed("the disk does not answer".to_owned()))?;
+        synced.map_err(|error| failed(error.to_string()))
     }
 
-    /// No store takes parts on the condition that there is no such object. So they become an object of another name, which
-    /// is then copied on that condition, by the store itself.
-    async fn create_in_parts(&self, name: BlobName, blob: &Framed, part: usize) -> Result<Created, BlobError> {
+    /// Writes a blob in parts. No store accepts parts on the condition that the object does not exist. The parts
+    /// therefore form a staged object of another name, and the store copies that object on the condition.
+    async fn create_in_parts(&self, name: BlobName, blob: &Framed, part: usize) -> Result<CreateOutcome, BlobError> {
         let (requests, path) = (&self.0.requests, name.path());
-        // Named by its content: two who write the same write the same object.
+        // The staged name contains the content's checksum, so that two writers of equal bytes write the same object.
         let file = name.to_string().replace('/', "-");
         let staged = Path::from_iter([STAGING, &format!("{file}.{}", hex::encode(&blob.checksum))]);
         requests.overwrite_in_parts(&staged, blob, part).await?;
         let created = requests.copy_if_absent(&staged, &path, blob.len() as u64).await;
         if created.is_ok() {
-            // It does no harm where it stays, until the bucket's rule on what is old deletes it.
+            // A staged object that stays does no harm; the bucket's own rule for old objects deletes it.
             drop(requests.delete(&staged).await);
         }
         created
     }
 
-    /// Whether what is there is what was to be written.
-    async fn compare(&self, name: BlobName, blob: &Framed) -> Result<Put, BlobError> {
-        let gone = || error(BlobErrorKind::Retryable, "write", name, "it was there, and then it was not");
+    /// Compares the stored blob with the blob that was to be written.
+    async fn compare_stored(&self, name: BlobName, blob: &Framed) -> Result<PutOutcome, BlobError> {
+        let vanished =
+            || blob_error(BlobErrorKind::Retryable, "write", name, "the stored blob vanished during the put");
         let mut same = Err(Damage::UNREAD);
-        for _ in 0..READS {
-            // Deleted meanwhile; or a store that says so while another write is under way.
-            let Some(stored) = self.0.requests.read(&name.path()).await? else { return Err(gone()) };
+        for _ in 0..READ_ATTEMPTS {
+            // The blob was deleted meanwhile, or the store reported it while another write was under way.
+            let Some(stored) = self.0.requests.read(&name.path()).await? else { return Err(vanished()) };
             same = is_same(stored, blob).await?;
             if same.is_ok() {
                 break;
             }
         }
-        if same.map_err(|damage| damage.of(name))? {
-            return Ok(Put::AlreadyStored);
+        if same.map_err(|damage| damage.into_error(name))? {
+            return Ok(PutOutcome::AlreadyStored);
         }
-        // Whoever stored it may have claimed otherwise; what is not even this transaction is damage.
-        let other = match name.kind {
-            BlobKind::Tx => self.stream(name, &[]).await?.is_some(),
+        // The stored transaction may have other claims; stored bytes of another transaction are damage.
+        let is_other = match name.kind {
+            BlobKind::Tx => self.stream_tx(name, &[]).await?.is_some(),
             BlobKind::Outputs => self.read(name).await?.is_some(),
         };
-        if other { Ok(Put::OtherStored) } else { Err(gone()) }
+        if is_other { Ok(PutOutcome::OtherStored) } else { Err(vanished()) }
     }
 
     async fn fits_cache(&self, name: BlobName) -> Result<bool, BlobError> {
         let size = self.0.requests.size(&name.path()).await?;
-        Ok(size.is_some_and(|size| self.0.cache.takes(size)))
+        Ok(size.is_some_and(|size| self.0.cache.can_hold(size)))
     }
 
     fn cached(&self, txid: Txid) -> Option<Bytes> {
@@ -422,67 +432,68 @@ impl BlobStore {
         found
     }
 
-    /// The content of a blob, which is what its name says.
+    /// Reads the whole content of a blob, verified against the blob's name.
     pub(super) async fn read(&self, name: BlobName) -> Result<Option<Bytes>, BlobError> {
         let mut found = Err(Damage::UNREAD);
-        for _ in 0..READS {
-            let Some(reading) = self.reading(name).await? else { return Ok(None) };
-            let _room = self.0.whole_reads.room_for(reading.len).await;
-            found = check::content(name, reading.all().await?).await;
+        for _ in 0..READ_ATTEMPTS {
+            let Some(object) = self.open_object(name).await? else { return Ok(None) };
+            let _permit = self.0.whole_reads.acquire(object.len).await;
+            found = check::verify_content(name, object.read_all().await?).await;
             if found.is_ok() {
                 break;
             }
         }
-        found.map(Some).map_err(|damage| damage.of(name))
+        found.map(Some).map_err(|damage| damage.into_error(name))
     }
 
-    /// All of a `.tx`, piece by piece: it is what its name says, and has these outputs.
-    async fn stream(&self, name: BlobName, vouts: &[u32]) -> Result<Option<StreamedTransaction>, BlobError> {
+    /// Reads a `.tx` piece by piece, verified against the blob's name, and returns its outputs `vouts`.
+    async fn stream_tx(&self, name: BlobName, vouts: &[u32]) -> Result<Option<StreamedTransaction>, BlobError> {
         let mut found = Err(Damage::UNREAD);
-        for _ in 0..READS {
-            let Some(reading) = self.reading(name).await? else { return Ok(None) };
-            found = check::streamed(name, reading, vouts).await?;
+        for _ in 0..READ_ATTEMPTS {
+            let Some(object) = self.open_object(name).await? else { return Ok(None) };
+            found = check::verify_stream(name, object, vouts).await?;
             if found.is_ok() {
                 break;
             }
         }
-        found.map(Some).map_err(|damage| damage.of(name))
+        found.map(Some).map_err(|damage| damage.into_error(name))
     }
 
-    async fn reading(&self, name: BlobName) -> Result<Option<Reading>, BlobError> {
+    async fn open_object(&self, name: BlobName) -> Result<Option<ObjectStream>, BlobError> {
         match self.0.requests.read(&name.path()).await? {
-            Some(reading) => Ok(Some(reading)),
-            None => self.must_be_there(name).await.map(|()| None),
+            Some(object) => Ok(Some(object)),
+            None => self.check_available(name).await.map(|()| None),
         }
     }
 
-    async fn must_take_writes(&self, name: BlobName) -> Result<(), BlobError> {
-        let Place { url, directory, read_only } = &self.0.place;
-        let denied = |why| Err(error(BlobErrorKind::Denied, "write", name, why));
-        if *read_only {
-            return denied("the store was opened to read");
+    async fn check_writable(&self, name: BlobName) -> Result<(), BlobError> {
+        let BlobLocation { url, directory, is_read_only } = &self.0.location;
+        let denied = |reason| Err(blob_error(BlobErrorKind::Denied, "write", name, reason));
+        if *is_read_only {
+            return denied("the blob store was opened to read");
         }
         if url.is_some() && self.0.owner.get().is_none() {
             return denied(claim::NOT_CLAIMED);
         }
-        // A directory that is not mounted would take them, into the one below.
-        if directory.is_some() { self.must_be_there(name).await } else { Ok(()) }
+        // Writes to a directory that is not mounted would go into the directory below the mount point.
+        if directory.is_some() { self.check_available(name).await } else { Ok(()) }
     }
 
-    /// What is not found is missing only where the store itself is there: a directory that is not mounted, or a bucket that was
-    /// deleted, finds nothing.
-    async fn must_be_there(&self, name: BlobName) -> Result<(), BlobError> {
-        if self.0.place.url.is_none() {
+    /// Fails unless the store has the owner's mark. Only then does "not found" mean that the blob is missing: a
+    /// directory that is not mounted and a bucket that was deleted find no object at all.
+    async fn check_available(&self, name: BlobName) -> Result<(), BlobError> {
+        if self.0.location.url.is_none() {
             return Ok(());
         }
-        let found = claim::mark(&self.0.requests).await?;
-        match claim::problem(found, self.0.owner.get()) {
-            Some((kind, message)) => Err(error(kind, "read", name, message)),
+        let found = claim::read_mark(&self.0.requests).await?;
+        match claim::find_mark_problem(found, self.0.owner.get()) {
+            Some((kind, message)) => Err(blob_error(kind, "read", name, message)),
             None => Ok(()),
         }
     }
 
-    pub(super) async fn watched<T>(
+    /// Runs a request and records its time and failure in the metrics.
+    pub(super) async fn measure<T>(
         &self,
         operation: BlobOperation,
         request: impl Future<Output = Result<T, BlobError>>,
@@ -498,8 +509,7 @@ impl BlobStore {
     }
 }
 
-/// As records have them.
-fn outputs_of(found: StreamedTransaction) -> BTreeMap<u32, StoredOutput> {
+fn to_stored_outputs(found: StreamedTransaction) -> BTreeMap<u32, StoredOutput> {
     let stored = |(vout, (satoshis, script))| (vout, StoredOutput { satoshis, script: Bytes::from(script) });
     found.outputs.into_iter().map(stored).collect()
 }

@@ -1,4 +1,5 @@
-//! The store as a whole: the suite on memory and in a directory, with faults and without; and what each fault comes to.
+//! Tests of the whole store: the conformance suite in memory and in a directory, with and without faults, and the
+//! effect of each fault.
 
 use std::{fs, path::Path as FilePath, sync::Arc, time::Duration};
 
@@ -7,11 +8,11 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory};
 
 use super::{
     conformance::{self, CHECKS, transaction},
-    fault::{Fault, FaultStore, Faults},
+    fault::{BlobFault, BlobFaults, FaultStore},
     *,
 };
 use crate::{
-    telemetry::{Direction, Metrics},
+    telemetry::{Metrics, TransferDirection},
     tx::Txid,
 };
 
@@ -21,7 +22,7 @@ fn in_parts(part_bytes: Option<usize>) -> BlobOptions {
     BlobOptions { part_bytes, ..BlobOptions::default() }
 }
 
-/// On memory, with a hand on what goes wrong and on what is stored.
+/// Opens a store in memory and returns it with its fault injector and its objects.
 fn faulty(seed: u64, options: BlobOptions) -> (BlobStore, FaultStore, Arc<InMemory>) {
     let objects = Arc::new(InMemory::new());
     let faults = FaultStore::new(objects.clone(), seed);
@@ -39,7 +40,7 @@ fn small(number: u64) -> (Txid, Bytes) {
     transaction(number, 3, 30, 1)
 }
 
-/// Puts bytes behind a store's back.
+/// Replaces the bytes of a blob directly in the object store.
 async fn overwrite(objects: &InMemory, name: BlobName, bytes: &[u8]) {
     objects.put(&name.path(), PutPayload::from(bytes.to_vec())).await.unwrap();
 }
@@ -76,7 +77,7 @@ async fn a_directory_conforms() {
 
 #[tokio::test(start_paused = true)]
 async fn stores_that_fail_conform() {
-    let faults = Faults {
+    let faults = BlobFaults {
         lost_request: 0.05,
         lost_reply: 0.05,
         slow: 0.05,
@@ -101,18 +102,18 @@ async fn stores_that_fail_conform() {
 }
 
 #[tokio::test]
-async fn a_lost_request_and_a_lost_reply_leave_the_outcome_open_and_are_repeated() {
-    for fault in [Fault::LostRequest, Fault::LostReply] {
+async fn lost_requests_and_lost_replies_are_retried() {
+    for fault in [BlobFault::LostRequest, BlobFault::LostReply] {
         let (store, faults, _) = faulty(1, BlobOptions::default());
         let (txid, bytes) = small(1);
         faults.fail_at(1, fault);
         let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
-        assert_eq!(error.kind, BlobErrorKind::Retryable, "it was only asked whether it is there: {error}");
+        assert_eq!(error.kind, BlobErrorKind::Retryable, "the first request only asks for the size: {error}");
         faults.fail_at(2, fault);
         let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
         assert_eq!(error.kind, BlobErrorKind::Unknown, "{error}");
         let put = store.put_tx(txid, bytes.clone()).await.unwrap();
-        assert_eq!(put, if fault == Fault::LostReply { Put::AlreadyStored } else { Put::Stored });
+        assert_eq!(put, if fault == BlobFault::LostReply { PutOutcome::AlreadyStored } else { PutOutcome::Stored });
 
         faults.fail_at(1, fault);
         let error = store.get_tx(txid, Reuse::Unlikely).await.unwrap_err();
@@ -122,41 +123,41 @@ async fn a_lost_request_and_a_lost_reply_leave_the_outcome_open_and_are_repeated
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_is_given_up_and_asked_again() {
+async fn requests_to_a_silent_store_time_out_and_can_be_retried() {
     let (store, faults, _) = faulty(1, BlobOptions::default());
     let (txid, bytes) = small(1);
-    faults.fail_all(Some(Fault::Slow(Duration::from_secs(3_600))));
+    faults.fail_all(Some(BlobFault::Slow(Duration::from_secs(3_600))));
     let began = tokio::time::Instant::now();
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
-    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, "not done within 30s"));
+    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Retryable, "not finished within 30s"));
     let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
     assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
     faults.fail_all(None);
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
-async fn a_store_that_denies_is_asked_again_once_it_allows() {
+async fn denied_requests_can_be_retried() {
     let (store, faults, _) = faulty(1, BlobOptions::default());
     let (txid, bytes) = small(1);
-    faults.fail_all(Some(Fault::Denied));
+    faults.fail_all(Some(BlobFault::Denied));
     for error in [
         store.put_tx(txid, bytes.clone()).await.unwrap_err(),
         store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
         store.exists(BlobName::tx(txid)).await.unwrap_err(),
         store.delete(BlobName::tx(txid)).await.unwrap_err(),
     ] {
-        assert!(error.kind == BlobErrorKind::Denied && error.may_be_repeated(), "{error}");
+        assert!(error.kind == BlobErrorKind::Denied && error.may_be_retried(), "{error}");
         assert!(error.to_string().contains(&format!("{txid}.tx")), "{error}");
     }
     faults.fail_all(None);
-    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), Put::Stored);
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), PutOutcome::Stored);
 }
 
 #[tokio::test]
-async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
+async fn transfer_damage_is_read_again_and_stored_damage_is_an_error() {
     let metrics = Arc::new(Metrics::new());
     let (store, faults, objects) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
     let (txid, bytes) = small(1);
@@ -165,7 +166,7 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
     let (_, other) = small(2);
     for (damaged, says) in [
         (with_checksum(&other), "hashes to"),
-        (with_checksum(&bytes[..bytes.len() / 2]), "no transaction"),
+        (with_checksum(&bytes[..bytes.len() / 2]), "is no transaction"),
         (bytes.to_vec(), "checksum"),
         (with_checksum(&bytes)[..bytes.len()].to_vec(), "checksum"),
         (b"".to_vec(), "checksum"),
@@ -177,7 +178,7 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
             store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap_err(),
         ] {
-            assert!(error.kind == BlobErrorKind::Corrupt && !error.may_be_repeated(), "{error}");
+            assert!(error.kind == BlobErrorKind::Corrupt && !error.may_be_retried(), "{error}");
         }
         let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
         assert!(error.message.contains(says), "{error}");
@@ -187,15 +188,15 @@ async fn damage_on_the_way_heals_and_damage_in_the_store_is_told() {
     store.delete(name).await.unwrap();
     store.put_tx(txid, bytes.clone()).await.unwrap();
     for _ in 0..200 {
-        faults.fail_at(1, Fault::OtherBytes);
+        faults.fail_at(1, BlobFault::OtherBytes);
         assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
-        faults.fail_at(1, Fault::OtherBytes);
+        faults.fail_at(1, BlobFault::OtherBytes);
         assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
-        faults.fail_at(2, Fault::OtherBytes);
-        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+        faults.fail_at(2, BlobFault::OtherBytes);
+        assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
     }
     assert_eq!(faults.injected_by_kind()["blob: other bytes"], 600);
-    faults.fail_all(Some(Fault::OtherBytes));
+    faults.fail_all(Some(BlobFault::OtherBytes));
     assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
     faults.fail_all(None);
     assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
@@ -216,95 +217,100 @@ async fn outputs_of_another_transaction_are_damage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_asked_for_again_is_read_once() {
+async fn transactions_that_are_read_again_come_from_the_cache() {
     let metrics = Arc::new(Metrics::new());
     let (store, faults, _) = faulty(1, BlobOptions { metrics: metrics.clone(), ..BlobOptions::default() });
     let (txid, bytes) = small(1);
     store.put_tx(txid, bytes.clone()).await.unwrap();
     let before = faults.requests();
-    let asked = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
-    for found in futures_util::future::join_all(asked).await {
+    let reads = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
+    for found in futures_util::future::join_all(reads).await {
         assert_eq!(found.unwrap(), Some(bytes.clone()));
     }
     assert!(store.tx_outputs(txid, &[0], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&0));
     assert_eq!(faults.requests() - before, 1);
     assert!(metrics.blob_cache.of(true.into()).get() >= 1);
     tokio::time::advance(Duration::from_secs(10)).await;
-    faults.fail_at(1, Fault::Slow(Duration::from_secs(60)));
-    let asked = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
-    let failed = futures_util::future::join_all(asked).await;
-    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_repeated)));
-    assert_eq!(faults.requests() - before, 2, "nobody waits for a time-out of his own");
+    faults.fail_at(1, BlobFault::Slow(Duration::from_secs(60)));
+    let reads = (0..20).map(|_| store.get_tx(txid, Reuse::Likely));
+    let failed = futures_util::future::join_all(reads).await;
+    assert!(failed.iter().all(|found| found.as_ref().is_err_and(BlobError::may_be_retried)));
+    assert_eq!(faults.requests() - before, 2, "all callers share one timeout");
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
     store.get_tx(txid, Reuse::Unlikely).await.unwrap();
-    assert_eq!(faults.requests() - before, 4, "its time is over, and what is used once is not kept");
+    assert_eq!(faults.requests() - before, 4, "the entry has expired, and an unlikely reuse is not cached");
 }
 
 #[tokio::test]
-async fn outputs_that_are_asked_for_again_are_read_once() {
+async fn outputs_of_a_cached_transaction_are_not_read_again() {
     let (txid, bytes) = large(1);
     let stored = bytes.len() as u64 + 32;
     for (cache_bytes, reads) in [(stored as usize, 1), (stored as usize - 1, 21)] {
         let metrics = Arc::new(Metrics::new());
         let (store, ..) = faulty(1, BlobOptions { cache_bytes, metrics: metrics.clone(), ..BlobOptions::default() });
         store.put_tx(txid, bytes.clone()).await.unwrap();
-        let asked = (0..20).map(|vout| {
+        let reads_of_outputs = (0..20).map(|vout| {
             let store = &store;
             async move { store.tx_outputs(txid, &[vout], Reuse::Likely).await.unwrap().unwrap().contains_key(&vout) }
         });
-        assert_eq!(futures_util::future::join_all(asked).await, [true; 20]);
+        assert_eq!(futures_util::future::join_all(reads_of_outputs).await, [true; 20]);
         store.tx_outputs(txid, &[799], Reuse::Unlikely).await.unwrap().unwrap();
-        assert_eq!(metrics.blob_bytes.of(Direction::Read).get(), reads * stored, "room for {cache_bytes} bytes");
+        assert_eq!(
+            metrics.blob_bytes.of(TransferDirection::Read).get(),
+            reads * stored,
+            "a cache of {cache_bytes} bytes"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_is_there_already_is_not_sent() {
+async fn an_existing_blob_is_not_sent_again() {
     let metrics = Arc::new(Metrics::new());
     for part_bytes in [None, Some(PART)] {
         let (store, ..) = faulty(1, BlobOptions { part_bytes, metrics: metrics.clone(), ..BlobOptions::default() });
         let [(txid, one), (_, other)] = [1, 2].map(|claim| transaction(1, 800, 2_000, claim));
-        assert_eq!(store.put_tx(txid, one.clone()).await.unwrap(), Put::Stored);
-        let sent = metrics.blob_bytes.of(Direction::Written).get();
-        assert_eq!(store.put_tx(txid, one).await.unwrap(), Put::AlreadyStored);
-        assert_eq!(store.put_tx(txid, other).await.unwrap(), Put::OtherStored);
-        assert_eq!(metrics.blob_bytes.of(Direction::Written).get(), sent);
+        assert_eq!(store.put_tx(txid, one.clone()).await.unwrap(), PutOutcome::Stored);
+        let sent = metrics.blob_bytes.of(TransferDirection::Written).get();
+        assert_eq!(store.put_tx(txid, one).await.unwrap(), PutOutcome::AlreadyStored);
+        assert_eq!(store.put_tx(txid, other).await.unwrap(), PutOutcome::OtherStored);
+        assert_eq!(metrics.blob_bytes.of(TransferDirection::Written).get(), sent);
     }
 }
 
-/// 1.6 MB: 24 s at 64 KiB a second.
+/// Builds a transaction of 1.6 MB, which takes 24 s at 64 KiB per second.
 fn large(number: u64) -> (Txid, Bytes) {
     transaction(number, 800, 2_000, 1)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_line_has_the_time_that_the_bytes_need() {
+async fn the_time_limit_of_a_write_grows_with_its_bytes() {
     let (txid, bytes) = large(1);
-    let slow = |seconds| Fault::Slow(Duration::from_secs(seconds));
+    let slow = |seconds| BlobFault::Slow(Duration::from_secs(seconds));
     let (store, faults, _) = faulty(1, BlobOptions::default());
     faults.fail_at(2, slow(55));
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
-    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Unknown, "not done within 54s"));
+    assert_eq!((error.kind, error.message.as_str()), (BlobErrorKind::Unknown, "not finished within 54s"));
     faults.fail_at(2, slow(53));
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
 
-    // Four parts at once share the line.
+    // Four parts share the bandwidth, so that each has the time of four.
     let (store, faults, _) = faulty(1, in_parts(Some(PART)));
     faults.fail_at(3, slow(61));
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
     let quicker = BlobOptions { least_rate: 1 << 20, ..in_parts(Some(PART)) };
     let (store, faults, _) = faulty(1, quicker);
     faults.fail_at(3, slow(61));
-    assert_eq!(store.put_tx(txid, bytes).await.unwrap_err().message, "not done within 32s");
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap_err().message, "not finished within 32s");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_ends_when_no_byte_comes_or_when_all_of_it_takes_too_long() {
+async fn a_read_ends_when_it_stalls_and_when_it_exceeds_its_time_limit() {
     let (txid, bytes) = large(1);
     let (store, faults, _) = faulty(1, BlobOptions::default());
     store.put_tx(txid, bytes.clone()).await.unwrap();
-    let dripping = |ms| faults.fail_all(Some(Fault::Dripping(Duration::from_millis(ms))));
-    for (ms, says) in [(31_000, "no answer for 30s"), (29_000, "not done within 54s"), (200, "not done within 54s")] {
+    let dripping = |ms| faults.fail_all(Some(BlobFault::Dripping(Duration::from_millis(ms))));
+    let late = "not finished within 54s";
+    for (ms, says) in [(31_000, "no answer for 30s"), (29_000, late), (200, late)] {
         dripping(ms);
         for error in [
             store.get_tx(txid, Reuse::Likely).await.unwrap_err(),
@@ -319,15 +325,15 @@ async fn a_read_ends_when_no_byte_comes_or_when_all_of_it_takes_too_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_bytes_are_read_whole_at_once() {
+async fn whole_reads_are_bounded_by_their_bytes() {
     let blobs: Vec<(Txid, Bytes)> = (1..=6).map(large).collect();
-    // Room for three; for all; for less than one, which is then read alone.
+    // Budgets for three blobs, for all, and for less than one, which is then read alone.
     for (whole_read_bytes, rounds) in [(5 << 20, 2), (10 << 20, 1), (1 << 10, 6)] {
         let (store, faults, _) = faulty(1, BlobOptions { whole_read_bytes, ..BlobOptions::default() });
         for (txid, bytes) in &blobs {
             store.put_tx(*txid, bytes.clone()).await.unwrap();
         }
-        faults.fail_all(Some(Fault::Dripping(Duration::from_millis(100))));
+        faults.fail_all(Some(BlobFault::Dripping(Duration::from_millis(100))));
         let drops = (blobs[0].1.len() as u32 + 32).div_ceil(4 << 10);
         let began = tokio::time::Instant::now();
         let read = blobs.iter().map(|(txid, _)| store.get_tx(*txid, Reuse::Unlikely));
@@ -335,28 +341,32 @@ async fn so_many_bytes_are_read_whole_at_once() {
             assert_eq!(
                 found.as_ref().unwrap().as_ref(),
                 Some(bytes),
-                "who waits has all the time of a read before him"
+                "the time limit does not run while a read waits for its budget"
             );
         }
-        assert_eq!(began.elapsed(), rounds * drops * Duration::from_millis(100), "room for {whole_read_bytes} bytes");
+        assert_eq!(
+            began.elapsed(),
+            rounds * drops * Duration::from_millis(100),
+            "a budget of {whole_read_bytes} bytes"
+        );
     }
 }
 
 #[tokio::test]
-async fn a_failure_at_any_request_of_a_large_write_leaves_all_or_nothing() {
+async fn a_fault_at_any_request_of_a_large_write_leaves_all_or_nothing() {
     let (txid, bytes) = transaction(1, 800, 2_000, 1);
-    for fault in [Fault::LostRequest, Fault::LostReply, Fault::Denied] {
+    for fault in [BlobFault::LostRequest, BlobFault::LostReply, BlobFault::Denied] {
         let mut failed = 0;
         for k in 1.. {
             let (store, faults, _) = faulty(1, in_parts(Some(PART)));
             faults.fail_at(k, fault);
             let put = store.put_tx(txid, bytes.clone()).await;
             let all = faults.requests();
-            faults.unscript();
+            faults.clear_script();
             failed += usize::from(put.is_err());
             let found = store.get_tx(txid, Reuse::Unlikely).await.unwrap();
             assert!(found.is_none() || found.as_ref() == Some(&bytes), "request {k}: {fault:?}");
-            assert!(put.is_err() || found.is_some(), "request {k}: {fault:?}: acknowledged and not there");
+            assert!(put.is_err() || found.is_some(), "request {k}: {fault:?}: acknowledged and absent");
             store.put_tx(txid, bytes.clone()).await.unwrap();
             assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes.clone()));
             if k > all {
@@ -368,7 +378,7 @@ async fn a_failure_at_any_request_of_a_large_write_leaves_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn a_torn_write_is_no_blob_and_does_not_hinder_the_next() {
+async fn a_torn_write_leaves_no_blob_and_does_not_block_the_next_put() {
     let root = tempfile::tempdir().unwrap();
     let store = directory(root.path()).await;
     let (txid, bytes) = small(1);
@@ -379,23 +389,23 @@ async fn a_torn_write_is_no_blob_and_does_not_hinder_the_next() {
     }
     assert!(!store.exists(BlobName::tx(txid)).await.unwrap());
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), None);
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
-    // A writer that was killed between giving the name and removing the other.
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    // A writer that was killed between linking the blob and removing the staged file leaves both names.
     fs::hard_link(&file, staged(4)).unwrap();
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
-async fn a_directory_that_is_away_is_not_empty() {
+async fn an_unmounted_directory_is_an_error_and_not_an_empty_store() {
     let parent = tempfile::tempdir().unwrap();
     let (root, elsewhere) = (parent.path().join("blobs"), parent.path().join("unmounted"));
     let store = directory(&root).await;
     let (txid, bytes) = small(1);
     store.put_tx(txid, bytes.clone()).await.unwrap();
     fs::rename(&root, &elsewhere).unwrap();
-    for there_is_a_mount_point in [false, true] {
-        if there_is_a_mount_point {
+    for has_mount_point in [false, true] {
+        if has_mount_point {
             fs::create_dir(&root).unwrap();
         }
         for error in [
@@ -404,18 +414,21 @@ async fn a_directory_that_is_away_is_not_empty() {
             store.delete(BlobName::tx(txid)).await.unwrap_err(),
             store.put_tx(txid, bytes.clone()).await.unwrap_err(),
         ] {
-            assert!(error.kind == BlobErrorKind::Retryable && error.message.contains("the store is away"), "{error}");
+            assert!(
+                error.kind == BlobErrorKind::Retryable && error.message.contains("blob store unavailable"),
+                "{error}"
+            );
         }
     }
-    assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "nothing is written into what is below the mount");
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "nothing is written below the mount point");
     fs::remove_dir(&root).unwrap();
     fs::rename(&elsewhere, &root).unwrap();
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
     assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
 }
 
 #[tokio::test]
-async fn a_folder_that_is_none_denies_until_it_is_one_again() {
+async fn a_file_in_the_place_of_a_blob_folder_denies_writes() {
     let root = tempfile::tempdir().unwrap();
     let store = directory(root.path()).await;
     let (txid, bytes) = small(1);
@@ -425,11 +438,11 @@ async fn a_folder_that_is_none_denies_until_it_is_one_again() {
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
     fs::remove_file(&folder).unwrap();
-    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), Put::Stored, "the folder is made again");
+    assert_eq!(store.put_tx(txid, bytes).await.unwrap(), PutOutcome::Stored, "the folder is created again");
 }
 
 #[tokio::test]
-async fn a_directory_is_opened_again_and_to_read_only_where_it_is_one() {
+async fn a_directory_is_opened_to_read_only_if_it_is_a_blob_store() {
     let parent = tempfile::tempdir().unwrap();
     let root = parent.path().join("a/blobs");
     let (txid, bytes) = small(1);
@@ -452,10 +465,10 @@ async fn a_directory_is_opened_again_and_to_read_only_where_it_is_one() {
 
 #[cfg(not(any(feature = "aws", feature = "http")))]
 #[tokio::test]
-async fn what_is_not_built_is_said() {
+async fn a_scheme_that_is_not_built_is_refused_with_its_feature() {
     for (url, says) in [("s3://bucket", "--features aws"), ("http://host/a", "--features http")] {
         let url: BlobUrl = url.parse().unwrap();
         let error = open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap_err();
-        assert!(error.to_string().contains(says) && !error.may_be_repeated(), "{error}");
+        assert!(error.to_string().contains(says) && !error.may_be_retried(), "{error}");
     }
 }

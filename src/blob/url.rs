@@ -1,83 +1,83 @@
-//! Blob store URLs: what the seed's `externalStore` names.
+//! Blob store URLs: the values of `externalStore` in the reference document.
 //!
 //! | URL | store |
 //! |---|---|
-//! | `memory://` | gone with the process |
+//! | `memory://` | memory of the process |
 //! | `file:///absolute/path` | a directory |
-//! | `s3://bucket/prefix?region=…&endpoint=…` | S3, or what speaks its protocol (cargo feature `aws`) |
-//! | `http://host/prefix`, `https://…` | a directory or a bucket behind a web server, read-only (cargo feature `http`) |
+//! | `s3://bucket/prefix?region=…&endpoint=…` | S3 or a compatible server (cargo feature `aws`) |
+//! | `http://host/prefix`, `https://…` | directory or bucket of a web server, read-only (cargo feature `http`) |
 //!
-//! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
+//! In a path and in a parameter, `%` and two hexadecimal digits stand for a byte.
 
 use std::{fmt, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr};
 
 use url::{Host, Url};
 
-use crate::engine::{OpenError, decoded, decoded_path, encoded, encoded_path, parameters};
+use crate::engine::{
+    OpenError, parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path,
+};
 
-/// Why a URL names no blob store. No message repeats a whole URL: it may hold a password.
+/// Reasons why a URL names no blob store. No message repeats a whole URL, because a URL may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlobUrlError {
-    /// Not of the form `scheme://…`.
-    #[error("a blob store URL looks like `file:///path` or `s3://bucket/prefix`: there is no `://` in what was given")]
+    /// The text is not of the form `scheme://…`.
+    #[error("cannot read a blob store URL without `://`; write `file:///path` or `s3://bucket/prefix`")]
     NotAUrl,
-    /// A scheme that nobody knows.
+    /// The scheme is not one of the known schemes.
     #[error("unknown blob store `{}://`; known are memory, file, s3, http, https", .0.escape_debug())]
     UnknownScheme(String),
-    /// What follows the scheme is not what this store needs.
+    /// The text after the scheme does not name a place of this store.
     #[error("blob store `{scheme}` {problem}")]
     Place {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// What is wrong.
+        /// Problem with the text, as the end of a sentence.
         problem: &'static str,
     },
-    /// The URL of a server that can be none.
-    #[error(
-        "blob store `{scheme}` needs a server as in `http://host:port` or `http://[::1]:port`, and this is none: {error}"
-    )]
+    /// The address of the server does not parse.
+    #[error("blob store `{scheme}` needs a server such as `http://host:port` or `http://[::1]:port`: {error}")]
     Server {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// What is wrong with it.
+        /// Error of the URL parser.
         error: url::ParseError,
     },
-    /// A parameter that this store does not have, or that is empty.
-    #[error("blob store `{scheme}` has no parameter `{}`, or takes it with a value", key.escape_debug())]
+    /// The store does not have this parameter, or the parameter is empty.
+    #[error("blob store `{scheme}` has no parameter `{}`, or the parameter needs a value", key.escape_debug())]
     Parameter {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// The parameter's name.
+        /// Name of the parameter.
         key: String,
     },
-    /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
-    #[error("a `%` in the blob store URL does not stand for a character")]
+    /// A `%` is not followed by two hexadecimal digits, or the decoded bytes are not UTF-8.
+    #[error("a `%` in the blob store URL does not stand for a character; write `%25` for a percent sign")]
     Percent,
 }
 
-/// Where blobs are kept. Written as a URL that is read as the same.
+/// Place of a blob store. `Display` writes a URL that parses to an equal value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlobUrl {
-    /// In memory; gone at the end of the process.
+    /// Blobs are in memory and end with the process.
     Memory,
-    /// In this directory.
+    /// Blobs are files in this directory.
     Directory(PathBuf),
-    /// In a bucket.
+    /// Blobs are objects in a bucket.
     S3(Bucket),
-    /// Behind a web server, read-only: the whole URL, without `/` at its end.
+    /// Blobs are behind a web server, read-only: the whole URL, without `/` at its end.
     Web(String),
 }
 
-/// A bucket of S3.
+/// A bucket of S3 or of a compatible server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its name.
+    /// Name of the bucket.
     pub name: String,
-    /// What the names of all blobs begin with; may be empty.
+    /// Prefix of the names of all blobs; may be empty.
     pub prefix: String,
-    /// Where it is; `None`: as AWS's own variables say, or us-east-1.
+    /// Region of the bucket; `None`: the region of AWS's own variables, or us-east-1.
     pub region: Option<String>,
-    /// The server, where it is not AWS's: `http://host:port`. Without encryption where it says `http`.
+    /// Server if it is not AWS's: `http://host:port` (not encrypted) or `https://host:port`.
     pub endpoint: Option<String>,
 }
 
@@ -88,11 +88,11 @@ impl FromStr for BlobUrl {
         let (scheme, rest) = url.split_once("://").ok_or(BlobUrlError::NotAUrl)?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         match scheme {
-            "memory" if matches!(place, "" | "/") => without_parameters("memory", query).map(|()| BlobUrl::Memory),
+            "memory" if matches!(place, "" | "/") => refuse_parameters("memory", query).map(|()| BlobUrl::Memory),
             "memory" => Err(BlobUrlError::Place { scheme: "memory", problem: "takes no path" }),
-            "file" => directory(place, query),
-            "s3" => bucket(place, query).map(BlobUrl::S3),
-            "http" | "https" => web(url, place, query),
+            "file" => parse_directory(place, query),
+            "s3" => parse_bucket(place, query).map(BlobUrl::S3),
+            "http" | "https" => parse_web(url, place, query),
             _ => Err(BlobUrlError::UnknownScheme(scheme.into())),
         }
     }
@@ -102,17 +102,17 @@ impl fmt::Display for BlobUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BlobUrl::Memory => f.write_str("memory://"),
-            BlobUrl::Directory(path) => write!(f, "file://{}", encoded_path(path)),
+            BlobUrl::Directory(path) => write!(f, "file://{}", percent_encode_path(path)),
             BlobUrl::Web(url) => f.write_str(url),
             BlobUrl::S3(Bucket { name, prefix, region, endpoint }) => {
                 write!(f, "s3://{name}")?;
                 if !prefix.is_empty() {
-                    write!(f, "/{}", encoded(prefix))?;
+                    write!(f, "/{}", percent_encode(prefix))?;
                 }
                 let parameters = [("region", region), ("endpoint", endpoint)];
                 let given = parameters.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
                 for (number, (key, value)) in given.enumerate() {
-                    write!(f, "{}{key}={}", if number == 0 { '?' } else { '&' }, encoded(value))?;
+                    write!(f, "{}{key}={}", if number == 0 { '?' } else { '&' }, percent_encode(value))?;
                 }
                 Ok(())
             }
@@ -120,25 +120,25 @@ impl fmt::Display for BlobUrl {
     }
 }
 
-fn directory(place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
-    without_parameters("file", query)?;
-    let path = decoded_path(place).map_err(percent)?;
+fn parse_directory(place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
+    refuse_parameters("file", query)?;
+    let path = percent_decode_path(place).map_err(to_percent_error)?;
     if !path.is_absolute() || path.file_name().is_none() || path.as_os_str().as_bytes().contains(&0) {
         return Err(BlobUrlError::Place { scheme: "file", problem: "needs an absolute path: `file:///path`" });
     }
     Ok(BlobUrl::Directory(path))
 }
 
-fn bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
+fn parse_bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
     let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
     let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if name.is_empty() || !name.chars().all(is_legal) {
         return Err(BlobUrlError::Place { scheme: "s3", problem: "needs a bucket: `s3://bucket/prefix`" });
     }
-    let prefix = decoded(prefix).map_err(percent)?;
+    let prefix = percent_decode(prefix).map_err(to_percent_error)?;
     let mut bucket =
         Bucket { name: name.into(), prefix: prefix.trim_matches('/').into(), region: None, endpoint: None };
-    for (key, value) in parameters(query).map_err(percent)? {
+    for (key, value) in parse_parameters(query).map_err(to_percent_error)? {
         match key.as_str() {
             "region" if !value.is_empty() => bucket.region = Some(value),
             "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
@@ -155,8 +155,8 @@ fn bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
     Ok(bucket)
 }
 
-fn web(url: &str, place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
-    without_parameters("http", query)?;
+fn parse_web(url: &str, place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
+    refuse_parameters("http", query)?;
     if place.contains('@') {
         return Err(BlobUrlError::Place { scheme: "http", problem: "takes no user and password in its URL" });
     }
@@ -167,7 +167,7 @@ fn web(url: &str, place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
     Ok(BlobUrl::Web(url.trim_end_matches(['?', '/']).into()))
 }
 
-/// Whether a server can be reached by this URL: host and port are what they have to be.
+/// Refuses a server URL whose host or port cannot be connected to, or that carries a login.
 fn check_server(scheme: &'static str, url: &str) -> Result<(), BlobUrlError> {
     let parsed = Url::parse(url).map_err(|error| BlobUrlError::Server { scheme, error })?;
     let problem = match parsed.host() {
@@ -181,15 +181,15 @@ fn check_server(scheme: &'static str, url: &str) -> Result<(), BlobUrlError> {
     Err(BlobUrlError::Place { scheme, problem })
 }
 
-fn without_parameters(scheme: &'static str, query: &str) -> Result<(), BlobUrlError> {
-    match parameters(query).map_err(percent)?.into_iter().next() {
+fn refuse_parameters(scheme: &'static str, query: &str) -> Result<(), BlobUrlError> {
+    match parse_parameters(query).map_err(to_percent_error)?.into_iter().next() {
         Some((key, _)) => Err(BlobUrlError::Parameter { scheme, key }),
         None => Ok(()),
     }
 }
 
-/// The only thing that can be wrong with one text.
-fn percent(_: OpenError) -> BlobUrlError {
+/// Converts the error of decoding: a `%` is the only fault that one text can have.
+fn to_percent_error(_: OpenError) -> BlobUrlError {
     BlobUrlError::Percent
 }
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_name_stores_and_are_written_as_they_are_read() {
+    fn urls_parse_to_stores_and_display_round_trips() {
         for (url, store) in [
             ("memory://", BlobUrl::Memory),
             ("memory:///", BlobUrl::Memory),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn invalid_urls_are_refused_in_one_line() {
         for (url, says) in [
             ("/var/lib/blobs", "://"),
             ("", "://"),
@@ -243,17 +243,17 @@ mod tests {
             ("file:///a%zz", "does not stand for a character"),
             ("s3://", "needs a bucket"),
             ("s3://key:secret@bucket", "needs a bucket"),
-            ("s3://bucket?region=", "no parameter `region`, or takes it with a value"),
+            ("s3://bucket?region=", "no parameter `region`, or the parameter needs a value"),
             ("s3://bucket?endpoint=host:9000", "of the form `http://host:port`"),
             ("s3://bucket?secret=x", "no parameter `secret`"),
             ("s3://bucket?endpoint=http://h:70000", "invalid port number"),
-            ("s3://bucket?endpoint=http://::1:9000", "`http://[::1]:port`, and this is none: "),
+            ("s3://bucket?endpoint=http://::1:9000", "needs a server such as `http://host:port` or"),
             ("s3://bucket?endpoint=http://root:secret@h", "no user and password"),
             ("http://host:70000/a", "invalid port number"),
             ("http://host:0/a", "from 1 to 65535"),
-            ("http://::1/a", "`http://[::1]:port`, and this is none: "),
+            ("http://::1/a", "needs a server such as `http://host:port` or"),
             ("http://[::1/a", "invalid IPv6 address"),
-            ("http://ho st/a", "this is none: "),
+            ("http://ho st/a", "`http://[::1]:port`: "),
             ("http://", "needs a host"),
             ("http:///a", "needs a host"),
             ("https://root:secret@host/a", "no user and password"),

@@ -1,7 +1,7 @@
-//! What every broker must do, as checks that run against any of them. They panic where one does not.
+//! Conformance suite of [`Broker`]: checks that run against every implementation and panic on a violation.
 //!
-//! Every wait has a bound so that a broken broker fails instead of hanging; no check rests on how long something takes,
-//! except that *nothing* happens, for which [`QUIET`] is given.
+//! Every wait has a bound, so that a broken broker fails instead of hanging. No check depends on a duration, except the
+//! checks that *nothing* happens: they wait for [`QUIET`].
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,16 +11,16 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::{
-    Assigned, Batch, Broker, BrokerErrorKind, Committed, Consumer, End, Message, NewTopic, Polled, Produce,
-    TopicPartition, partitioner::partition_of,
+    AssignedPartition, Broker, BrokerErrorKind, CommittedOffset, Consumer, ConsumerEvent, Message, MessageBatch,
+    NewTopic, OutgoingMessage, PartitionEnd, TopicPartition, partitioner::partition_of,
 };
 
-/// For how long nothing must happen where nothing may.
+/// Time without an event that counts as silence.
 pub const QUIET: Duration = Duration::from_millis(400);
-/// When to give up on something that must happen.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Longest wait for an event that must happen.
+const MAX_WAIT: Duration = Duration::from_secs(40);
 
-/// The topics that [`run`] needs, for a broker that cannot create them itself.
+/// Topics that [`run`] needs, for a broker that cannot create topics itself.
 pub fn topics(prefix: &str) -> Vec<NewTopic> {
     ["order", "resume", "seek", "rebalance", "refused", "reader", "range", "produce", "pause", "drop", "set", "times"]
         .map(|name| NewTopic {
@@ -35,39 +35,41 @@ pub fn topics(prefix: &str) -> Vec<NewTopic> {
         .to_vec()
 }
 
-/// Runs every check on a broker whose groups rebalance cooperatively, and which has none of the topics' messages yet.
-/// Creates the topics if need be.
+/// Runs every check on a broker whose groups rebalance cooperatively and whose topics are empty. Creates missing
+/// topics.
 pub async fn run(broker: Arc<dyn Broker>, prefix: &str) {
     run_expecting(broker, prefix, 2, false).await;
 }
 
-/// The same for a broker whose groups revoke everything at every change.
+/// Runs every check on a broker whose groups revoke every partition at every rebalance.
 pub async fn run_eager(broker: Arc<dyn Broker>, prefix: &str) {
     run_expecting(broker, prefix, 4, false).await;
 }
 
-/// The same for librdkafka's mock cluster: it looks no times up, and sets no group back that ever had a member.
+/// Runs every check that librdkafka's mock cluster passes: the mock looks up no timestamps, and sets no offsets of a
+/// group that ever had a member.
 pub async fn run_on_mock(broker: Arc<dyn Broker>, prefix: &str) {
     run_expecting(broker, prefix, 2, true).await;
 }
 
-/// `revoked`: how many of one member's four partitions are revoked when a second one joins. `mock`: see [`run_on_mock`].
+/// `revoked`: number of one member's four partitions that are revoked when a second member joins. `mock`: see
+/// [`run_on_mock`].
 async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize, mock: bool) {
     let suite = Suite { broker, prefix: prefix.to_owned(), revoked, mock };
     suite.broker.create_topics(&topics(prefix)).await.unwrap();
-    suite.topics_are_what_they_were_made().await;
-    suite.messages_come_whole_and_in_order().await;
-    suite.a_commit_is_resumed_with_its_metadata().await;
+    suite.topics_exist_as_created().await;
+    suite.messages_arrive_complete_and_in_order().await;
+    suite.a_new_member_resumes_at_the_commit_with_its_metadata().await;
     suite.a_seek_reads_under_a_new_epoch().await;
-    suite.a_revocation_waits_and_fences().await;
-    suite.foreign_partitions_are_refused().await;
+    suite.a_revocation_waits_for_the_member_and_fences_it().await;
+    suite.unassigned_partitions_are_refused().await;
     suite.a_reader_knows_its_position_and_seeks().await;
     suite.a_position_out_of_range_is_an_error().await;
-    suite.messages_go_where_they_belong().await;
+    suite.messages_go_to_the_partition_of_key_or_caller().await;
     suite.a_paused_partition_is_silent().await;
-    suite.a_dropped_member_is_gone().await;
-    suite.a_group_without_members_is_set_back().await;
-    suite.times_are_looked_up().await;
+    suite.a_dropped_member_loses_its_partitions().await;
+    suite.offsets_of_a_group_without_members_can_be_set().await;
+    suite.offsets_are_found_by_timestamp().await;
 }
 
 struct Suite {
@@ -77,26 +79,26 @@ struct Suite {
     mock: bool,
 }
 
-/// A member with what it heard.
+/// A member with its assigned partitions.
 struct Member {
     consumer: Box<dyn Consumer>,
-    assigned: BTreeMap<TopicPartition, Assigned>,
+    assigned: BTreeMap<TopicPartition, AssignedPartition>,
 }
 
 impl Member {
-    async fn hear(&mut self) -> Result<Polled, super::BrokerError> {
-        let polled = timeout(PATIENCE, self.consumer.poll()).await.expect("something to hear in time");
-        if let Ok(Polled::Assigned(assigned)) = &polled {
+    async fn poll_event(&mut self) -> Result<ConsumerEvent, super::BrokerError> {
+        let polled = timeout(MAX_WAIT, self.consumer.poll()).await.expect("an event before MAX_WAIT");
+        if let Ok(ConsumerEvent::Assigned(assigned)) = &polled {
             self.assigned.extend(assigned.iter().map(|a| (a.partition.clone(), a.clone())));
         }
         polled
     }
 
-    /// Polls until `count` partitions are assigned.
-    async fn until_assigned(&mut self, count: usize) {
+    /// Polls until the member has `count` assigned partitions.
+    async fn wait_for_assignment(&mut self, count: usize) {
         while self.assigned.len() < count {
-            match self.hear().await.unwrap() {
-                Polled::Revoked { partitions, .. } => {
+            match self.poll_event().await.unwrap() {
+                ConsumerEvent::Revoked { partitions, .. } => {
                     partitions.iter().for_each(|at| drop(self.assigned.remove(at)));
                     self.consumer.finish_revocation();
                 }
@@ -105,30 +107,30 @@ impl Member {
         }
     }
 
-    async fn batch(&mut self) -> Batch {
+    async fn batch(&mut self) -> MessageBatch {
         loop {
-            if let Polled::Messages(batch) = self.hear().await.unwrap() {
+            if let ConsumerEvent::Messages(batch) = self.poll_event().await.unwrap() {
                 return batch;
             }
         }
     }
 
-    /// The messages of the partitions until one of them ends.
-    async fn until_end(&mut self) -> Vec<Message> {
+    /// Returns the messages up to the end of a partition.
+    async fn read_to_end(&mut self) -> Vec<Message> {
         let mut messages = Vec::new();
         loop {
-            match self.hear().await.unwrap() {
-                Polled::Messages(batch) => messages.extend(batch.messages),
-                Polled::End(_) => return messages,
+            match self.poll_event().await.unwrap() {
+                ConsumerEvent::Messages(batch) => messages.extend(batch.messages),
+                ConsumerEvent::End(_) => return messages,
                 _ => {}
             }
         }
     }
 
-    /// Nothing is heard but, perhaps, that it is a member without partitions.
+    /// True where [`QUIET`] passes without an event. An assignment without partitions is no event.
     async fn is_quiet(&mut self) -> bool {
         let hears = async {
-            while let Ok(Polled::Assigned(assigned)) = self.consumer.poll().await {
+            while let Ok(ConsumerEvent::Assigned(assigned)) = self.consumer.poll().await {
                 if !assigned.is_empty() {
                     return;
                 }
@@ -160,7 +162,7 @@ impl Suite {
         assert!(delivered.windows(2).all(|pair| pair[0].offset < pair[1].offset), "offsets follow the order of calls");
     }
 
-    async fn topics_are_what_they_were_made(&self) {
+    async fn topics_exist_as_created(&self) {
         assert_eq!(self.broker.partitions(&self.topic("rebalance")).await.unwrap(), Some(4));
         assert_eq!(self.broker.partitions(&self.topic("unheard-of")).await.unwrap(), None);
         let mut topics = topics(&self.prefix);
@@ -171,24 +173,24 @@ impl Suite {
         assert_eq!(missing.err().unwrap().kind, BrokerErrorKind::Refused);
     }
 
-    async fn messages_come_whole_and_in_order(&self) {
+    async fn messages_arrive_complete_and_in_order(&self) {
         const COUNT: usize = 3000;
         self.fill("order", 0, COUNT).await;
         let mut member = self.join("order").await;
-        member.until_assigned(1).await;
+        member.wait_for_assignment(1).await;
         let assigned = member.assigned.values().next().unwrap().clone();
         assert_eq!((assigned.position, assigned.committed, assigned.high_watermark), (0, None, COUNT as u64));
         let mut messages = Vec::new();
         loop {
-            // A future dropped at any point must not take anything with it.
+            // `poll` is cancel safe: a dropped future loses no event.
             let Ok(polled) = timeout(Duration::from_micros(200), member.consumer.poll()).await else { continue };
             match polled.unwrap() {
-                Polled::Messages(batch) => {
+                ConsumerEvent::Messages(batch) => {
                     assert_eq!(batch.epoch, assigned.epoch);
                     assert!(batch.high_watermark > batch.messages.last().unwrap().offset);
                     messages.extend(batch.messages);
                 }
-                Polled::End(End { partition, epoch, position }) => {
+                ConsumerEvent::End(PartitionEnd { partition, epoch, position }) => {
                     break assert_eq!((partition, epoch, position), (assigned.partition, assigned.epoch, COUNT as u64));
                 }
                 other => panic!("{other:?}"),
@@ -200,9 +202,9 @@ impl Suite {
             assert_eq!((message.offset, Some(message.timestamp_ms)), (i as u64, sent.timestamp_ms));
             assert_eq!((&message.key, &message.payload, &message.headers), (&sent.key, &sent.payload, &sent.headers));
         }
-        assert!(member.is_quiet().await, "an end is told once");
+        assert!(member.is_quiet().await, "an end is reported once");
         self.fill("order", 0, 2).await;
-        assert_eq!(member.until_end().await.len(), 2, "and once more when it is reached again");
+        assert_eq!(member.read_to_end().await.len(), 2, "an end that is reached again is reported again");
         member.consumer.close().await.unwrap();
         assert_eq!(
             member.consumer.commit(&[(self.at("order", 0), offset(1))]).await.unwrap_err().kind,
@@ -210,19 +212,19 @@ impl Suite {
         );
     }
 
-    async fn a_commit_is_resumed_with_its_metadata(&self) {
+    async fn a_new_member_resumes_at_the_commit_with_its_metadata(&self) {
         let at = self.at("resume", 0);
         self.fill("resume", 0, 20).await;
         let mut first = self.join("resume").await;
-        first.until_assigned(1).await;
-        let committed = Committed { offset: 12, metadata: "what the offset means: ü".into() };
+        first.wait_for_assignment(1).await;
+        let committed = CommittedOffset { offset: 12, metadata: "what the offset means: ü".into() };
         first.consumer.commit(&[(at.clone(), committed.clone())]).await.unwrap();
-        let long = Committed { offset: 13, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
+        let long = CommittedOffset { offset: 13, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
         assert_eq!(first.consumer.commit(&[(at.clone(), long)]).await.unwrap_err().kind, BrokerErrorKind::Refused);
         first.consumer.close().await.unwrap();
 
         let mut second = self.join("resume").await;
-        second.until_assigned(1).await;
+        second.wait_for_assignment(1).await;
         let assigned = second.assigned[&at].clone();
         assert_eq!((assigned.position, assigned.committed.as_ref()), (12, Some(&committed)));
         assert_ne!(assigned.epoch, first.assigned[&at].epoch);
@@ -237,7 +239,7 @@ impl Suite {
         let at = self.at("seek", 0);
         self.fill("seek", 0, 50).await;
         let mut member = self.join("seek").await;
-        assert_eq!(member.until_end().await.len(), 50);
+        assert_eq!(member.read_to_end().await.len(), 50);
         for target in [10, 0, 49] {
             let epoch = member.consumer.seek(&at, target).await.unwrap();
             assert_ne!(epoch, member.assigned[&at].epoch);
@@ -256,34 +258,34 @@ impl Suite {
         member.consumer.close().await.unwrap();
     }
 
-    async fn a_revocation_waits_and_fences(&self) {
+    async fn a_revocation_waits_for_the_member_and_fences_it(&self) {
         for partition in 0..4 {
             self.fill("rebalance", partition, 5).await;
         }
-        // A loaded cluster now and then throws a member out that commits while the group settles: then it was another history.
+        // A loaded cluster sometimes expels a member that commits during a rebalance: repeat with new members.
         for _ in 0..5 {
-            if self.one_revocation_waits_and_fences().await {
+            if self.check_one_revocation().await {
                 return;
             }
         }
-        panic!("no commit got through while the group settled");
+        panic!("every commit during a rebalance has failed");
     }
 
-    /// `false`: the member was thrown out before it had let go.
-    async fn one_revocation_waits_and_fences(&self) -> bool {
+    /// `false`: the group expelled the member before the revocation was finished.
+    async fn check_one_revocation(&self) -> bool {
         let mut first = self.join("rebalance").await;
-        first.until_assigned(4).await;
+        first.wait_for_assignment(4).await;
         let mut second = self.join("rebalance").await;
         let revoked = loop {
-            match first.hear().await.unwrap() {
-                Polled::Revoked { partitions, lost } => break assert_not_lost(partitions, lost),
+            match first.poll_event().await.unwrap() {
+                ConsumerEvent::Revoked { partitions, lost } => break assert_not_lost(partitions, lost),
                 _ => continue,
             }
         };
         assert_eq!(revoked.len(), self.revoked, "{revoked:?}");
-        assert!(second.is_quiet().await, "nothing is handed over before it is let go");
-        let last_words: Vec<_> = revoked.iter().map(|at| (at.clone(), offset(3))).collect();
-        if !commit_patiently(&mut first, &last_words).await {
+        assert!(second.is_quiet().await, "no partition moves before the revocation is finished");
+        let last_commit: Vec<_> = revoked.iter().map(|at| (at.clone(), offset(3))).collect();
+        if !commit_with_retries(&mut first, &last_commit).await {
             second.consumer.close().await.unwrap();
             first.consumer.close().await.unwrap();
             return false;
@@ -292,18 +294,19 @@ impl Suite {
         assert_eq!(refused.kind, BrokerErrorKind::NotAssigned);
         first.consumer.finish_revocation();
 
-        // Both must be polled: a group settles only when all its members take part.
+        // A rebalance ends only while all members poll.
         let before = first.assigned.clone();
         let mut moved = BTreeMap::new();
         first.assigned.retain(|at, _| !revoked.contains(at));
         while moved.len() < 2 || first.assigned.len() < 2 {
             tokio::select! {
-                polled = second.hear() => if let Polled::Assigned(assigned) = polled.unwrap() {
+                polled = second.poll_event() => if let ConsumerEvent::Assigned(assigned) = polled.unwrap() {
                     moved.extend(assigned.into_iter().map(|a| (a.partition.clone(), a)));
                 },
-                polled = first.hear() => if let Polled::Messages(batch) = polled.unwrap() {
+                polled = first.poll_event() => if let ConsumerEvent::Messages(batch) = polled.unwrap() {
                     let owned = first.assigned.get(&batch.partition);
-                    assert_eq!(Some(batch.epoch), owned.map(|a| a.epoch), "{} is no longer read", batch.partition);
+                    let epoch = owned.map(|a| a.epoch);
+                    assert_eq!(Some(batch.epoch), epoch, "{} was revoked and is still read", batch.partition);
                 },
             }
         }
@@ -312,18 +315,18 @@ impl Suite {
             assert_eq!((assigned.position, assigned.committed.clone()), (3, Some(offset(3))));
             assert!(assigned.epoch > before[at].epoch);
         }
-        let last_words: Vec<_> = moved.keys().map(|at| (at.clone(), offset(4))).collect();
-        let late = first.consumer.commit(&last_words).await.unwrap_err();
+        let last_commit: Vec<_> = moved.keys().map(|at| (at.clone(), offset(4))).collect();
+        let late = first.consumer.commit(&last_commit).await.unwrap_err();
         assert_eq!(late.kind, BrokerErrorKind::NotAssigned, "{late}");
         second.consumer.close().await.unwrap();
         first.consumer.close().await.unwrap();
         true
     }
 
-    async fn foreign_partitions_are_refused(&self) {
+    async fn unassigned_partitions_are_refused(&self) {
         let (own, foreign) = (self.at("refused", 0), self.at("refused", 7));
         let mut member = self.join("refused").await;
-        member.until_assigned(1).await;
+        member.wait_for_assignment(1).await;
         let both = [(own.clone(), offset(0)), (foreign.clone(), offset(0))];
         assert_eq!(member.consumer.commit(&both).await.unwrap_err().kind, BrokerErrorKind::NotAssigned);
         let group = format!("{}refused-group", self.prefix);
@@ -331,7 +334,7 @@ impl Suite {
         assert_eq!(member.consumer.seek(&foreign, 0).await.unwrap_err().kind, BrokerErrorKind::NotAssigned);
         assert_eq!(member.consumer.pause(&foreign).unwrap_err().kind, BrokerErrorKind::NotAssigned);
         assert_eq!(member.consumer.resume(&foreign).unwrap_err().kind, BrokerErrorKind::NotAssigned);
-        assert!(member.until_end().await.is_empty(), "an empty partition is at its end");
+        assert!(member.read_to_end().await.is_empty(), "an empty partition is at its end");
         member.consumer.close().await.unwrap();
     }
 
@@ -343,23 +346,23 @@ impl Suite {
         assert_eq!(reader.position(), 4);
         let mut offsets = Vec::new();
         while reader.position() < 30 {
-            let messages = reader.next(PATIENCE).await.unwrap();
+            let messages = reader.next(MAX_WAIT).await.unwrap();
             offsets.extend(messages.iter().map(|message| message.offset));
             assert_eq!(reader.position(), offsets.last().unwrap() + 1);
         }
         assert_eq!(offsets, (4..30).collect::<Vec<_>>());
         assert!(reader.next(QUIET).await.unwrap().is_empty());
         self.fill("reader", 0, 1).await;
-        assert_eq!(reader.next(PATIENCE).await.unwrap()[0].offset, 30);
+        assert_eq!(reader.next(MAX_WAIT).await.unwrap()[0].offset, 30);
         for offset in [7, 3, 29, 30, 0, 31] {
             reader.seek(offset).await.unwrap();
             assert_eq!(reader.position(), offset);
-            let next = reader.next(if offset < 31 { PATIENCE } else { QUIET }).await.unwrap();
+            let next = reader.next(if offset < 31 { MAX_WAIT } else { QUIET }).await.unwrap();
             assert_eq!(next.first().map(|message| message.offset), Some(offset).filter(|offset| *offset < 31));
         }
         assert_eq!(reader.seek(32).await.unwrap_err().kind, BrokerErrorKind::OutOfRange);
         reader.seek(30).await.unwrap();
-        assert_eq!(reader.next(PATIENCE).await.unwrap()[0].offset, 30);
+        assert_eq!(reader.next(MAX_WAIT).await.unwrap()[0].offset, 30);
         let error = self.broker.read(&at, 32).await.err().unwrap();
         assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");
         assert!(error.message.contains("0..31"), "{error}");
@@ -371,23 +374,23 @@ impl Suite {
         let at = self.at("range", 0);
         self.fill("range", 0, 10).await;
         let mut member = self.join("range").await;
-        member.until_assigned(1).await;
+        member.wait_for_assignment(1).await;
         member.consumer.commit(&[(at.clone(), offset(1000))]).await.unwrap();
         member.consumer.close().await.unwrap();
 
         let mut member = self.join("range").await;
         let error = loop {
-            match member.hear().await {
+            match member.poll_event().await {
                 Err(error) => break error,
-                Ok(polled) => assert!(matches!(polled, Polled::Assigned(_)), "{polled:?}"),
+                Ok(polled) => assert!(matches!(polled, ConsumerEvent::Assigned(_)), "{polled:?}"),
             }
         };
         assert_eq!(error.kind, BrokerErrorKind::OutOfRange, "{error}");
         for part in [at.to_string().as_str(), "1000", "0..10"] {
             assert!(error.message.contains(part), "{error}");
         }
-        assert!(member.is_quiet().await, "nothing is skipped, nothing is repeated");
-        // A loaded broker may be asked again.
+        assert!(member.is_quiet().await, "no message is skipped, and none is repeated");
+        // A seek on a loaded broker may need a repeat.
         while let Err(error) = member.consumer.seek(&at, 8).await {
             assert_eq!(error.kind, BrokerErrorKind::Retryable, "{error}");
         }
@@ -395,24 +398,28 @@ impl Suite {
         member.consumer.close().await.unwrap();
     }
 
-    async fn messages_go_where_they_belong(&self) {
+    async fn messages_go_to_the_partition_of_key_or_caller(&self) {
         let topic = self.topic("produce");
         let producer = self.broker.producer().await.unwrap();
         for i in 0..20u8 {
             let key = Bytes::from(vec![i; 32]);
             let place = partition_of(&key, 4).unwrap();
-            let message =
-                Produce { topic: topic.clone(), key, payload: Bytes::from_static(b"x"), ..Produce::default() };
+            let message = OutgoingMessage {
+                topic: topic.clone(),
+                key,
+                payload: Bytes::from_static(b"x"),
+                ..OutgoingMessage::default()
+            };
             assert_eq!(producer.produce(message.clone()).await.unwrap().partition, place, "by the key");
-            let explicit = Produce { partition: Some((place + 1) % 4), ..message };
-            assert_eq!(producer.produce(explicit).await.unwrap().partition, (place + 1) % 4, "as told");
+            let explicit = OutgoingMessage { partition: Some((place + 1) % 4), ..message };
+            assert_eq!(producer.produce(explicit).await.unwrap().partition, (place + 1) % 4, "explicit partition");
         }
         let message = numbered(&topic, 0, 0);
-        let without_key = Produce { key: Bytes::new(), partition: None, timestamp_ms: None, ..message.clone() };
+        let without_key = OutgoingMessage { key: Bytes::new(), partition: None, timestamp_ms: None, ..message.clone() };
         producer.produce(without_key).await.unwrap();
         for misplaced in [
-            Produce { topic: self.topic("unheard-of"), ..message.clone() },
-            Produce { partition: Some(4), ..message.clone() },
+            OutgoingMessage { topic: self.topic("unheard-of"), ..message.clone() },
+            OutgoingMessage { partition: Some(4), ..message.clone() },
         ] {
             assert_eq!(producer.produce(misplaced.clone()).await.unwrap_err().kind, BrokerErrorKind::Refused);
             let mixed = vec![message.clone(), misplaced, message.clone()];
@@ -423,74 +430,74 @@ impl Suite {
     async fn a_paused_partition_is_silent(&self) {
         let at = self.at("pause", 0);
         let mut member = self.join("pause").await;
-        assert!(member.until_end().await.is_empty());
+        assert!(member.read_to_end().await.is_empty());
         member.consumer.pause(&at).unwrap();
         self.fill("pause", 0, 5).await;
         assert!(member.is_quiet().await);
         member.consumer.resume(&at).unwrap();
-        assert_eq!(member.until_end().await.iter().map(|m| m.offset).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        assert_eq!(member.read_to_end().await.iter().map(|m| m.offset).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
         member.consumer.close().await.unwrap();
     }
 
-    async fn a_dropped_member_is_gone(&self) {
+    async fn a_dropped_member_loses_its_partitions(&self) {
         let mut first = self.join("drop").await;
-        first.until_assigned(1).await;
+        first.wait_for_assignment(1).await;
         let epoch = first.assigned[&self.at("drop", 0)].epoch;
         drop(first);
         let mut second = self.join("drop").await;
-        second.until_assigned(1).await;
+        second.wait_for_assignment(1).await;
         assert_ne!(second.assigned[&self.at("drop", 0)].epoch, epoch);
         second.consumer.close().await.unwrap();
     }
 
-    async fn a_group_without_members_is_set_back(&self) {
+    async fn offsets_of_a_group_without_members_can_be_set(&self) {
         let (at, group) = (self.at("set", 0), format!("{}set-group", self.prefix));
         self.fill("set", 0, 20).await;
         let committed = || async { self.broker.committed(&group, std::slice::from_ref(&at)).await.unwrap() };
-        let back = Committed { offset: 5, metadata: "why: ü".into() };
+        let back = CommittedOffset { offset: 5, metadata: "why: ü".into() };
         let set_back = [(at.clone(), back.clone())];
 
         let mut member = self.join("set").await;
-        member.until_assigned(1).await;
-        assert!(commit_patiently(&mut member, &[(at.clone(), offset(12))]).await);
+        member.wait_for_assignment(1).await;
+        assert!(commit_with_retries(&mut member, &[(at.clone(), offset(12))]).await);
         let refused = self.broker.set_committed(&group, &set_back).await.unwrap_err();
         assert_eq!(refused.kind, BrokerErrorKind::Refused, "{refused}");
         assert!(refused.message.contains(&group) && refused.message.contains("members"), "{refused}");
         assert_eq!(committed().await, [Some(offset(12))]);
         member.consumer.close().await.unwrap();
 
-        let long = Committed { offset: 5, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
+        let long = CommittedOffset { offset: 5, metadata: "x".repeat(super::MAX_COMMIT_METADATA + 1) };
         let refused = self.broker.set_committed(&group, &[(at.clone(), long)]).await.unwrap_err();
         assert_eq!((refused.kind, committed().await), (BrokerErrorKind::Refused, vec![Some(offset(12))]));
-        let nobody = format!("{}set-nobody", self.prefix);
-        self.broker.set_committed(&nobody, &set_back).await.unwrap();
-        assert_eq!(self.broker.committed(&nobody, std::slice::from_ref(&at)).await.unwrap(), [Some(back.clone())]);
+        let memberless = format!("{}set-nobody", self.prefix);
+        self.broker.set_committed(&memberless, &set_back).await.unwrap();
+        assert_eq!(self.broker.committed(&memberless, std::slice::from_ref(&at)).await.unwrap(), [Some(back.clone())]);
         if self.mock {
             return;
         }
-        // It may take a moment until the group knows that its member has gone.
+        // The coordinator may need a moment to notice that the member has left.
         let start = tokio::time::Instant::now();
         while let Err(error) = self.broker.set_committed(&group, &set_back).await {
-            assert!(start.elapsed() < PATIENCE, "{error}");
+            assert!(start.elapsed() < MAX_WAIT, "{error}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(committed().await, [Some(back.clone())]);
         let mut member = self.join("set").await;
-        member.until_assigned(1).await;
+        member.wait_for_assignment(1).await;
         let assigned = &member.assigned[&at];
         assert_eq!((assigned.position, assigned.committed.as_ref()), (5, Some(&back)));
         assert_eq!(member.batch().await.messages[0].offset, 5);
         member.consumer.close().await.unwrap();
     }
 
-    async fn times_are_looked_up(&self) {
+    async fn offsets_are_found_by_timestamp(&self) {
         const FIRST: i64 = 1_600_000_000_000;
         let topic = self.topic("times");
         let producer = self.broker.producer().await.unwrap();
-        // Of the second partition not in the order of time; the third is empty.
+        // Timestamps of the second partition are not ascending; the third partition is empty.
         for (partition, after_ms) in [(0, 0), (0, 10), (0, 10), (0, 20), (1, 30), (1, 5), (1, 40)] {
             let message = numbered(&topic, partition, 0);
-            producer.produce(Produce { timestamp_ms: Some(FIRST + after_ms), ..message }).await.unwrap();
+            producer.produce(OutgoingMessage { timestamp_ms: Some(FIRST + after_ms), ..message }).await.unwrap();
         }
         for (after_ms, expected) in [
             (-1, [Some(0), Some(0), None]),
@@ -515,9 +522,9 @@ fn assert_not_lost(partitions: Vec<TopicPartition>, lost: bool) -> Vec<TopicPart
     partitions
 }
 
-/// A commit that falls into a rebalance may be told to come again; `false`: the partitions were taken away meanwhile.
-async fn commit_patiently(member: &mut Member, offsets: &[(TopicPartition, Committed)]) -> bool {
-    // A minute: what a loaded machine takes to settle a group.
+/// Commits, and repeats a commit that a rebalance has refused; `false`: the partitions were revoked meanwhile.
+async fn commit_with_retries(member: &mut Member, offsets: &[(TopicPartition, CommittedOffset)]) -> bool {
+    // A rebalance takes up to a minute on a loaded machine.
     for _ in 0..1_200 {
         match member.consumer.commit(offsets).await {
             Err(error) if error.kind == BrokerErrorKind::Retryable => {
@@ -527,15 +534,15 @@ async fn commit_patiently(member: &mut Member, offsets: &[(TopicPartition, Commi
             result => return result.map(|()| true).unwrap(),
         }
     }
-    panic!("a commit never got through");
+    panic!("no commit succeeded within a minute");
 }
 
-fn offset(offset: u64) -> Committed {
-    Committed { offset, metadata: String::new() }
+fn offset(offset: u64) -> CommittedOffset {
+    CommittedOffset { offset, metadata: String::new() }
 }
 
-fn numbered(topic: &str, partition: i32, i: usize) -> Produce {
-    Produce {
+fn numbered(topic: &str, partition: i32, i: usize) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topic.to_owned(),
         partition: Some(partition),
         key: Bytes::from(format!("key {i}")),

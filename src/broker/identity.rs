@@ -1,9 +1,8 @@
-//! Watches that topics stay the ones that a store was made from.
+//! Checks that topics are still the topics that the store is bound to.
 //!
-//! A topic that is deleted and created again keeps its name. librdkafka goes on reading it at the old position, without
-//! a word where the new topic is long enough. Offsets of the old topic mean nothing in the new one. So an event counts
-//! only once the topic's identity was asked for *after* the event was read, and was the expected one
-//! ([`TopicGuard::confirm`]).
+//! A topic that is deleted and created again keeps its name. librdkafka continues at the old position, and reports no
+//! error where the new topic is long enough. Offsets of the old topic have no meaning in the new topic. An event
+//! therefore counts only once a lookup *after* the read returned the expected identity ([`TopicGuard::confirm`]).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,72 +11,72 @@ use tokio::time::Instant;
 use super::{Broker, BrokerError, BrokerErrorKind, TopicIdentity};
 use crate::backoff::Backoff;
 
-/// A topic that is not there for so long was deleted. Brokers that have just started may not know every topic yet.
-const ABSENT_FOR: Duration = Duration::from_secs(10);
+/// Time after which an absent topic counts as deleted. Brokers that have just started may not know every topic yet.
+const ABSENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// First and longest pause between looks that had no answer.
+/// First and longest pause between lookups without an answer.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// The expected identities of topics. Clones share them.
+/// Expected identities of topics. Clones share the identities.
 #[derive(Clone)]
 pub struct TopicGuard {
     broker: Option<Arc<dyn Broker>>,
     expected: Arc<BTreeMap<String, TopicIdentity>>,
 }
 
-/// Outcome of one look.
+/// Outcome of one lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Sight {
-    /// Every topic is the expected one.
+pub enum TopicCheck {
+    /// Every topic has its expected identity.
     Same,
-    /// This topic does not exist at the moment.
+    /// Name of a topic that does not exist at the moment.
     Absent(String),
-    /// A topic is another one. In words, with its name and both identities.
+    /// Message about a topic with another identity: its name and both identities.
     Other(String),
 }
 
 /// Reason why events of a topic must not be applied.
 #[derive(Debug, Clone)]
 pub enum Unconfirmed {
-    /// A topic is another one, is gone, or may not be looked at. In words.
+    /// Message about a topic that has another identity, does not exist, or refuses the lookup.
     Other(String),
-    /// The broker cannot go on.
+    /// Error that a retry does not heal.
     Broker(BrokerError),
 }
 
 impl TopicGuard {
-    /// A guard of these topics, by name.
+    /// A guard of topics, with the expected identity by name.
     pub fn new(broker: Arc<dyn Broker>, expected: BTreeMap<String, TopicIdentity>) -> Self {
         TopicGuard { broker: Some(broker), expected: Arc::new(expected) }
     }
 
-    /// A guard that takes every topic for the expected one: benches and unit tests.
+    /// A guard that accepts every topic, for benches and unit tests.
     pub fn unguarded() -> Self {
         TopicGuard { broker: None, expected: Arc::default() }
     }
 
-    /// Asks once which identities the topics have now.
+    /// Looks up the current identities of the topics once.
     ///
     /// # Errors
-    /// The broker does not answer, or a topic may not be looked at.
-    pub async fn look(&self, topics: &[String]) -> Result<Sight, BrokerError> {
-        let Some(broker) = &self.broker else { return Ok(Sight::Same) };
+    /// The broker does not answer, or refuses access to a topic.
+    pub async fn check(&self, topics: &[String]) -> Result<TopicCheck, BrokerError> {
+        let Some(broker) = &self.broker else { return Ok(TopicCheck::Same) };
         let found = broker.identify(topics).await?;
         let judged = topics.iter().zip(found).map(|(topic, found)| match self.expected.get(topic) {
-            Some(expected) => judge(topic, *expected, found),
-            None => Sight::Same,
+            Some(expected) => compare_identity(topic, *expected, found),
+            None => TopicCheck::Same,
         });
-        // A topic that is another one is the news, whatever else is away.
+        // Another identity matters more than an absent topic.
         let worst = judged.max_by_key(|sight| match sight {
-            Sight::Same => 0,
-            Sight::Absent(_) => 1,
-            Sight::Other(_) => 2,
+            TopicCheck::Same => 0,
+            TopicCheck::Absent(_) => 1,
+            TopicCheck::Other(_) => 2,
         });
-        Ok(worst.unwrap_or(Sight::Same))
+        Ok(worst.unwrap_or(TopicCheck::Same))
     }
 
-    /// Asks until every topic is known to be the expected one. Events that were read before the call may be applied
-    /// then. Answers at once where the cluster gives no ids.
+    /// Repeats the lookup until every topic has its expected identity. Events that were read before the call may be
+    /// applied then. Returns at once where the cluster gives no ids.
     ///
     /// # Errors
     /// See [`Unconfirmed`].
@@ -85,32 +84,32 @@ impl TopicGuard {
         self.confirm_after(topics, || ()).await
     }
 
-    /// As [`confirm`](Self::confirm); calls `asks` right before each question. Events that were read before the last
-    /// such call may be applied.
+    /// Does the same as [`confirm`](Self::confirm) and calls `before_request` right before each lookup. Events that
+    /// were read before the last such call may be applied.
     ///
     /// # Errors
     /// See [`Unconfirmed`].
-    pub async fn confirm_after(&self, topics: &[String], mut asks: impl FnMut()) -> Result<(), Unconfirmed> {
+    pub async fn confirm_after(&self, topics: &[String], mut before_request: impl FnMut()) -> Result<(), Unconfirmed> {
         let (mut absent_since, mut pauses) = (None, Backoff::new(PAUSE, 0));
         loop {
-            asks();
+            before_request();
             if !self.has_ids(topics) {
                 return Ok(());
             }
-            match self.look(topics).await {
-                Ok(Sight::Same) => return Ok(()),
-                Ok(Sight::Other(why)) => return Err(Unconfirmed::Other(why)),
-                Ok(Sight::Absent(topic)) => {
+            match self.check(topics).await {
+                Ok(TopicCheck::Same) => return Ok(()),
+                Ok(TopicCheck::Other(why)) => return Err(Unconfirmed::Other(why)),
+                Ok(TopicCheck::Absent(topic)) => {
                     let since: Instant = *absent_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= ABSENT_FOR {
-                        return Err(Unconfirmed::Other(deleted(&topic)));
+                    if since.elapsed() >= ABSENCE_LIMIT {
+                        return Err(Unconfirmed::Other(describe_deleted(&topic)));
                     }
                 }
                 Err(error) if error.kind == BrokerErrorKind::Refused => {
                     return Err(Unconfirmed::Other(format!("cannot tell whether topics are the store's: {error}")));
                 }
                 Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, "topic identity: no answer, asked again");
+                    tracing::warn!(%error, "topic identity: no answer, retrying");
                 }
                 Err(error) => return Err(Unconfirmed::Broker(error)),
             }
@@ -124,32 +123,34 @@ impl TopicGuard {
     }
 }
 
-/// Compares a topic as it is with the expected one. An id that either side does not know says nothing.
-fn judge(topic: &str, expected: TopicIdentity, found: Option<TopicIdentity>) -> Sight {
-    let Some(found) = found else { return Sight::Absent(topic.to_owned()) };
+/// Compares the identity of a topic with the expected identity. A missing id on either side compares as equal.
+fn compare_identity(topic: &str, expected: TopicIdentity, found: Option<TopicIdentity>) -> TopicCheck {
+    let Some(found) = found else { return TopicCheck::Absent(topic.to_owned()) };
     match (expected.id, found.id) {
         (Some(store), Some(now)) if store != now => {
-            Sight::Other(recreated(topic, &hex::encode(store), &hex::encode(now)))
+            TopicCheck::Other(describe_recreated(topic, &hex::encode(store), &hex::encode(now)))
         }
-        _ if found.partitions != expected.partitions => Sight::Other(format!(
+        _ if found.partitions != expected.partitions => TopicCheck::Other(format!(
             "topic `{topic}` has {} partitions, the store was made from {}: keys lie in other partitions now; \
-             restore the topic with {}, or produce all events again into new topics, for another group and an empty store",
+             restore the topic with {}, or produce all events again into new topics, for another group and an \
+             empty store",
             found.partitions, expected.partitions, expected.partitions
         )),
-        _ => Sight::Same,
+        _ => TopicCheck::Same,
     }
 }
 
-/// Says that a topic is not the one that a store was made from.
-pub fn recreated(topic: &str, store: &str, found: &str) -> String {
+/// Message about a topic whose id is not the id that the store is bound to.
+pub fn describe_recreated(topic: &str, store: &str, found: &str) -> String {
     format!(
         "topic `{topic}` is not the one that the store was made from: its id is {found}, the store's is {store}; \
          the topic was deleted and created again, or another topic or cluster is configured; no event of it is \
-         applied; configure the topic that the store was made from, or produce all events again into new topics, for another group and an empty store"
+         applied; configure the topic that the store was made from, or produce all events again into new topics, \
+         for another group and an empty store"
     )
 }
 
-fn deleted(topic: &str) -> String {
+fn describe_deleted(topic: &str) -> String {
     format!("topic `{topic}` does not exist any more: no event of it is applied; restore the topic")
 }
 
@@ -171,19 +172,19 @@ mod tests {
 
     #[test]
     fn a_topic_with_another_id_or_number_of_partitions_is_another_topic() {
-        let other = |expected, found| match judge("txs", expected, found) {
-            Sight::Other(why) => why,
+        let other = |expected, found| match compare_identity("txs", expected, found) {
+            TopicCheck::Other(why) => why,
             sight => format!("{sight:?}"),
         };
-        let same = format!("{:?}", Sight::Same);
+        let same = format!("{:?}", TopicCheck::Same);
         assert_eq!(other(identity(Some(1), 2), Some(identity(Some(1), 2))), same);
-        assert_eq!(other(identity(None, 2), Some(identity(Some(1), 2))), same, "bound before ids were known");
+        assert_eq!(other(identity(None, 2), Some(identity(Some(1), 2))), same, "a store that was bound without an id");
         assert_eq!(other(identity(Some(1), 2), Some(identity(None, 2))), same, "a cluster without ids");
         let anew = other(identity(Some(1), 2), Some(identity(Some(2), 2)));
         assert!(anew.contains("`txs`") && anew.contains(&"02".repeat(16)) && anew.contains(&"01".repeat(16)), "{anew}");
         let fewer = other(identity(Some(1), 4), Some(identity(Some(1), 2)));
         assert!(fewer.contains("has 2 partitions, the store was made from 4"), "{fewer}");
-        assert_eq!(judge("txs", identity(Some(1), 2), None), Sight::Absent("txs".into()));
+        assert_eq!(compare_identity("txs", identity(Some(1), 2), None), TopicCheck::Absent("txs".into()));
     }
 
     #[tokio::test(start_paused = true)]
@@ -196,10 +197,10 @@ mod tests {
         let guard = TopicGuard::new(Arc::new(broker.clone()), [("txs".to_owned(), expected)].into());
         guard.confirm(&names).await.unwrap();
         broker.delete_topic("txs");
-        assert_eq!(guard.look(&names).await.unwrap(), Sight::Absent("txs".into()));
+        assert_eq!(guard.check(&names).await.unwrap(), TopicCheck::Absent("txs".into()));
         let began = Instant::now();
         let Err(Unconfirmed::Other(why)) = guard.confirm(&names).await else { panic!("it was confirmed") };
-        assert!(why.contains("does not exist any more") && began.elapsed() >= ABSENT_FOR, "{why}");
+        assert!(why.contains("does not exist any more") && began.elapsed() >= ABSENCE_LIMIT, "{why}");
         broker.recreate_topic(&topic).unwrap();
         let Err(Unconfirmed::Other(why)) = guard.confirm(&names).await else { panic!("it was confirmed") };
         assert!(why.contains("deleted and created again"), "{why}");

@@ -1,10 +1,11 @@
-//! The log on Apache Kafka: the only place that names rdkafka.
+//! The log on Apache Kafka: the only module that names rdkafka.
 //!
-//! A consumer is a thread ([`worker`]) that owns librdkafka's consumer, and an async side ([`consumer`]) that hears of it
-//! through an inbox ([`inbox`]). Nothing that may block runs on the runtime's threads.
+//! A consumer has two sides, joined by an [`inbox`]: a thread ([`worker`]) that owns librdkafka's consumer, and an
+//! async side ([`consumer`]). Calls that may block never run on the runtime's threads.
 
 mod admin;
 mod arena;
+mod connection_errors;
 mod consumer;
 mod errors;
 mod identities;
@@ -16,7 +17,6 @@ mod refused;
 mod rights;
 mod security;
 mod settings;
-mod trouble;
 mod worker;
 
 use std::{
@@ -43,101 +43,103 @@ use rdkafka::{
 use tokio::sync::watch;
 
 use self::{
-    consumer::{KafkaConsumer, KafkaReader, off_the_runtime},
+    connection_errors::{ConnectionErrors, QueryClient},
+    consumer::{KafkaConsumer, KafkaReader, run_blocking},
     errors::{kind_of_code, translate},
-    identities::AskedBroker,
-    lookup::{committed_of, list_of, members_of, offsets_at, set_committed_of, watermarks_of},
-    trouble::{Asked, Trouble},
-    worker::{Signs, Source, start},
+    identities::TopicIdBroker,
+    lookup::{commit_for_group, commit_list, count_members, fetch_committed, fetch_offsets_at, fetch_watermarks},
+    worker::{ConsumerSignals, ConsumerSource, start},
 };
 pub use self::{
     mock::MockCluster,
-    refused::{REFUSED, Refusal, refusal},
+    refused::{PropertyRefusal, REFUSED_PROPERTIES, refusal},
     rights::{Right, Rights},
     security::{HAS_TLS, KafkaSecurity, SaslMechanism, SecurityProtocol},
     settings::{AssignmentStrategy, GroupProtocol, KafkaSettings},
 };
 use super::{
-    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Outage, Producer, Reader, TopicIdentity,
-    TopicPartition,
+    Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, NewTopic, Outage, PartitionReader, Producer,
+    TopicIdentity, TopicPartition,
 };
 use crate::liveness::LivenessMonitor;
 
-/// Between questions to a group's coordinator that is not there yet.
+/// Pause between requests to a group coordinator that is not available yet.
 const COORDINATOR_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a cluster that has never answered is given at once.
-const FIRST_QUESTIONS: Duration = Duration::from_secs(1);
+/// Timeout of one request to a cluster that has never answered.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a client may take to tell why it has no answer.
-const TELLING: Duration = Duration::from_millis(20);
-/// Time to find the reason of a failed first question behind the log lines.
-const SERVE_ERRORS: Duration = Duration::from_secs(3);
+/// Timeout of one poll for the reason why a request failed.
+const ERROR_POLL_TIMEOUT: Duration = Duration::from_millis(20);
+/// Time to find the reason of a failed first request behind the queued log lines.
+const REASON_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Readers never commit: their group id only has to be there, and differ from every group in use.
-static NEXT_READER: AtomicU64 = AtomicU64::new(0);
+/// Number of the next reader. Readers never commit, but librdkafka requires a group id, which must differ from every
+/// group in use.
+static NEXT_READER_ID: AtomicU64 = AtomicU64::new(0);
 
 type Admin = AdminClient<DefaultClientContext>;
 
-/// A topic as a cluster tells of it.
+/// A topic as a cluster describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescribedTopic {
-    /// Number of partitions.
+    /// Number of the topic's partitions.
     pub partitions: i32,
-    /// Copies of the partition that has fewest.
+    /// Replicas of the partition that has fewest replicas.
     pub copies: usize,
-    /// Copies that are in sync, of the partition that has fewest such.
+    /// In-sync replicas of the partition that has fewest of them.
     pub in_sync: usize,
-    /// Partitions that nobody leads, which can be neither read nor written.
+    /// Partitions without a leader: they can be neither read nor written.
     pub leaderless: Vec<i32>,
 }
 
-/// A cluster as it tells of itself.
+/// A cluster as it describes itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescribedCluster {
-    /// Its id, where it has one.
+    /// Id of the cluster; `None`: the cluster has no id.
     pub id: Option<String>,
-    /// Its brokers, `host:port`.
+    /// Addresses of the brokers, `host:port`.
     pub brokers: Vec<String>,
 }
 
-/// A Kafka cluster. Clones share the connection for metadata.
+/// A Kafka cluster. Clones share the clients for metadata, administration and committed offsets.
 #[derive(Clone)]
 pub struct KafkaBroker {
     settings: Arc<KafkaSettings>,
-    /// Answers questions about topics; a member of no group.
-    metadata: Arc<Asked>,
-    /// Asks what only the controller or the owner of a topic can say, or has done; made when it is first needed.
+    /// Client for metadata requests, a member of no group.
+    metadata: Arc<QueryClient>,
+    /// Client for requests that only the controller or a partition's leader can serve. Created at the first use.
     admin: Arc<Mutex<Option<Arc<Admin>>>>,
-    /// Answer what each group has committed, and are no members of it. A client is a handful of threads and connections.
-    groups: Arc<Mutex<HashMap<String, Arc<Asked>>>>,
-    signs: Signs,
-    /// The broker that is asked for topic ids.
-    identities: Arc<AskedBroker>,
+    /// Clients for the committed offsets of each group, not members of the group. Reused, since each client has several
+    /// threads and connections.
+    groups: Arc<Mutex<HashMap<String, Arc<QueryClient>>>>,
+    signals: ConsumerSignals,
+    /// Broker that serves the requests for topic ids.
+    identities: Arc<TopicIdBroker>,
 }
 
 impl KafkaBroker {
-    /// Checks the settings and prepares the client. Connects later, and again and again if need be.
+    /// Checks the settings and creates the client. The client connects in the background and reconnects.
     pub fn new(settings: KafkaSettings) -> Result<Self, BrokerError> {
         settings.check()?;
         let metadata = settings
-            .client()
+            .client_config()
             .set("allow.auto.create.topics", "false")
-            .create_with_context(Trouble::default())
+            .create_with_context(ConnectionErrors::default())
             .map_err(|error| translate("connect", &settings.brokers, &error))?;
         Ok(KafkaBroker {
             settings: Arc::new(settings),
             metadata: Arc::new(metadata),
             admin: Arc::default(),
             groups: Arc::default(),
-            signs: Signs::default(),
+            signals: ConsumerSignals::default(),
             identities: Arc::default(),
         })
     }
 
-    /// The same, whose polling threads beat there.
-    pub fn watched(mut self, liveness: LivenessMonitor) -> Self {
-        self.signs.liveness = Some(liveness);
+    /// Monitors the polling threads with `liveness`.
+    pub fn with_liveness(mut self, liveness: LivenessMonitor) -> Self {
+        self.signals.liveness = Some(liveness);
         self
     }
 
@@ -145,27 +147,27 @@ impl KafkaBroker {
         &self.settings
     }
 
-    /// Asks the metadata client something that blocks.
-    async fn ask<T: Send + 'static>(
+    /// Runs a blocking request of the metadata client.
+    async fn query<T: Send + 'static>(
         &self,
         operation: &'static str,
-        question: impl Fn(&Asked, Duration) -> Result<T, BrokerError> + Send + 'static,
+        request: impl Fn(&QueryClient, Duration) -> Result<T, BrokerError> + Send + 'static,
     ) -> Result<T, BrokerError> {
         let (metadata, bound) = (self.metadata.clone(), self.settings.request_timeout);
-        // librdkafka keeps to the bound itself, and can name the cause: it gets a moment more.
-        off_the_runtime(operation, bound + Duration::from_secs(1), move || {
+        // librdkafka keeps the bound itself and names the cause, so the outer timeout is longer.
+        run_blocking(operation, bound + Duration::from_secs(1), move || {
             let until = Instant::now() + bound;
             loop {
                 let left = until.saturating_duration_since(Instant::now());
-                // Why a cluster turns a client away is heard of only between two questions.
-                let known = metadata.context().is_known();
-                let answer = question(&metadata, if known { left } else { left.min(FIRST_QUESTIONS) });
+                // librdkafka reports why a cluster refuses a client only between two requests.
+                let known = metadata.context().has_answered();
+                let answer = request(&metadata, if known { left } else { left.min(FIRST_REQUEST_TIMEOUT) });
                 match answer.is_ok() {
                     true => serve_log(&metadata),
                     false if known => serve_errors(&metadata, Instant::now()),
-                    false => serve_errors(&metadata, until.min(Instant::now() + SERVE_ERRORS)),
+                    false => serve_errors(&metadata, until.min(Instant::now() + REASON_TIMEOUT)),
                 }
-                match metadata.context().explained(answer) {
+                match metadata.context().explain(answer) {
                     Err(error) if error.kind == BrokerErrorKind::Retryable && !known && Instant::now() < until => {}
                     answer => return answer,
                 }
@@ -175,45 +177,45 @@ impl KafkaBroker {
     }
 
     fn admin(&self, operation: &'static str) -> Result<Arc<Admin>, BrokerError> {
-        // Nothing is left half done under the lock, so a panic elsewhere does not spoil it.
-        let mut made = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(admin) = made.as_ref() {
+        // No panic can leave the option half changed.
+        let mut created = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(admin) = created.as_ref() {
             return Ok(admin.clone());
         }
-        let admin = self.settings.client().create();
+        let admin = self.settings.client_config().create();
         let admin: Admin = admin.map_err(|error| translate(operation, &self.settings.brokers, &error))?;
-        Ok(made.insert(Arc::new(admin)).clone())
+        Ok(created.insert(Arc::new(admin)).clone())
     }
 
-    /// The configuration of each topic, defaults among it: value by name. (A mock cluster does not answer.)
+    /// Configuration of each topic, defaults included. A mock cluster does not answer.
     ///
     /// # Errors
-    /// The cluster does not answer; for a topic alone: it does not exist, or may not be looked at.
+    /// The cluster does not answer. For one topic: the topic does not exist, or access is refused.
     pub async fn topic_configs(&self, topics: &[&str]) -> Result<Vec<Result<TopicConfig, BrokerError>>, BrokerError> {
         const OPERATION: &str = "look up the configuration";
         if topics.is_empty() {
             return Ok(Vec::new());
         }
         let options = AdminOptions::new().request_timeout(Some(self.settings.request_timeout));
-        let asked: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
-        let answer = self.admin(OPERATION)?.describe_configs(&asked, &options).await;
+        let resources: Vec<_> = topics.iter().map(|topic| ResourceSpecifier::Topic(topic)).collect();
+        let answer = self.admin(OPERATION)?.describe_configs(&resources, &options).await;
         let answer = answer.map_err(|error| translate(OPERATION, &self.settings.brokers, &error))?;
-        let mut told = BTreeMap::new();
+        let mut configs = BTreeMap::new();
         for resource in answer.into_iter().flatten() {
             if let OwnedResourceSpecifier::Topic(name) = resource.specifier {
                 let entries = resource.entries.into_iter().filter_map(|entry| Some((entry.name, entry.value?)));
-                told.insert(name, entries.collect::<TopicConfig>());
+                configs.insert(name, entries.collect::<TopicConfig>());
             }
         }
-        // rdkafka passes over why a topic is refused; one that is not has a value for everything.
+        // rdkafka drops the reason of a refusal. A topic that is not refused has a value for every property.
         let refused =
             |topic: &str| BrokerError::new(BrokerErrorKind::Refused, OPERATION, format!("{topic}: it is not shown"));
         let config =
-            |topic: &&str| told.remove(*topic).filter(|config| !config.is_empty()).ok_or_else(|| refused(topic));
+            |topic: &&str| configs.remove(*topic).filter(|config| !config.is_empty()).ok_or_else(|| refused(topic));
         Ok(topics.iter().map(config).collect())
     }
 
-    /// Gives a topic this configuration; what it does not name is as the cluster has it by default.
+    /// Sets the configuration of a topic. A property that `config` does not name returns to the cluster's default.
     ///
     /// # Errors
     /// The cluster does not answer, or access is refused.
@@ -234,24 +236,24 @@ impl KafkaBroker {
         }
     }
 
-    /// What is there of a topic; `None`: it does not exist.
+    /// Describes a topic; `None`: the topic does not exist.
     ///
     /// # Errors
     /// The cluster does not answer, or access is refused.
     pub async fn describe_topic(&self, topic: &str) -> Result<Option<DescribedTopic>, BrokerError> {
         let topic = topic.to_owned();
-        self.ask("look up topic", move |client, bound| described(client, &topic, bound)).await
+        self.query("look up topic", move |client, bound| describe(client, &topic, bound)).await
     }
 
-    /// Which cluster it is.
+    /// Describes the cluster by the metadata of one of its topics.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The cluster does not answer.
     pub async fn describe_cluster(&self, topic: &str) -> Result<DescribedCluster, BrokerError> {
         const OPERATION: &str = "look up the cluster";
         let (topic, brokers) = (topic.to_owned(), self.settings.brokers.clone());
-        self.ask(OPERATION, move |client, bound| {
-            // Of one topic: a cluster may have many.
+        self.query(OPERATION, move |client, bound| {
+            // A request for the metadata of all topics would be large where the cluster has many.
             let answer = client.fetch_metadata(Some(&topic), bound);
             let answer = answer.map_err(|error| translate(OPERATION, &brokers, &error))?;
             let brokers = answer.brokers().iter().map(|broker| format!("{}:{}", broker.host(), broker.port()));
@@ -260,27 +262,27 @@ impl KafkaBroker {
         .await
     }
 
-    /// What this client may do with topics, in the order asked for.
+    /// Rights of this client on topics, in the order of `topics`.
     ///
     /// # Errors
-    /// The cluster does not answer, or one of them does not exist or may not be looked at.
+    /// The cluster does not answer, or a topic does not exist, or access to a topic is refused.
     pub async fn rights_on_topics(&self, topics: Vec<String>) -> Result<Vec<Rights>, BrokerError> {
-        self.ask("look up permissions", move |client, bound| rights::on_topics(client, &topics, bound)).await
+        self.query("look up permissions", move |client, bound| rights::fetch_topic_rights(client, &topics, bound)).await
     }
 
-    /// What this client may do with groups, in the order asked for. Joins none of them.
+    /// Rights of this client on groups, in the order of `groups`. Joins no group.
     ///
     /// # Errors
-    /// The cluster does not answer, or one of them may not be looked at.
+    /// The cluster does not answer, or access to a group is refused.
     pub async fn rights_on_groups(&self, groups: Vec<String>) -> Result<Vec<Rights>, BrokerError> {
-        self.ask("look up permissions", move |client, bound| rights::on_groups(client, &groups, bound)).await
+        self.query("look up permissions", move |client, bound| rights::fetch_group_rights(client, &groups, bound)).await
     }
 }
 
-/// A topic's configuration: value by name.
+/// A topic's configuration: value by property.
 pub type TopicConfig = BTreeMap<String, String>;
 
-fn described(client: &Asked, topic: &str, bound: Duration) -> Result<Option<DescribedTopic>, BrokerError> {
+fn describe(client: &QueryClient, topic: &str, bound: Duration) -> Result<Option<DescribedTopic>, BrokerError> {
     let answer =
         client.fetch_metadata(Some(topic), bound).map_err(|error| translate("look up topic", topic, &error))?;
     let Some(found) = answer.topics().iter().find(|found| found.name() == topic) else { return Ok(None) };
@@ -310,31 +312,32 @@ impl Broker for KafkaBroker {
             partitions += count.ok_or_else(|| BrokerError::unknown_topic("subscribe", topic))? as usize;
         }
         let settings = self.settings();
-        let config = settings.member(group, partitions);
-        let settings = KafkaSettings { batch_bytes: settings.ahead(partitions).batch_bytes, ..settings.clone() };
-        let source = Source::Group { topics: topics.to_vec() };
-        let handle = off_the_runtime("subscribe", self.settings.request_timeout, {
-            let (settings, signs) = (settings.clone(), self.signs.clone());
+        let config = settings.member_config(group, partitions);
+        let settings =
+            KafkaSettings { batch_bytes: settings.prefetch_limits(partitions).batch_bytes, ..settings.clone() };
+        let source = ConsumerSource::Group { topics: topics.to_vec() };
+        let handle = run_blocking("subscribe", self.settings.request_timeout, {
+            let (settings, signals) = (settings.clone(), self.signals.clone());
             let name = format!("the Kafka polling thread of group {group}");
-            move || start(config, settings, source, signs, name)
+            move || start(config, settings, source, signals, name)
         })
         .await?;
         Ok(Box::new(KafkaConsumer { handle, settings, closed: false }))
     }
 
-    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError> {
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
         let (low, high) = self.watermarks(partition).await?;
         if !(low..=high).contains(&offset) {
             return Err(BrokerError::out_of_range("read", partition, offset, low, high));
         }
-        let number = NEXT_READER.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_READER_ID.fetch_add(1, Ordering::Relaxed);
         let group = format!("{}-reader-{}-{number}", self.settings.client_id, std::process::id());
         let settings = self.settings().clone();
-        let config = settings.reading_at_once(&group);
-        let source = Source::Manual { partition: partition.clone(), offset };
-        let (signs, name) = (self.signs.clone(), format!("the Kafka polling thread of a reader of {partition}"));
-        let started = move || start(config, settings, source, signs, name);
-        let handle = off_the_runtime("read", self.settings.request_timeout, started).await?;
+        let config = settings.reader_config(&group);
+        let source = ConsumerSource::Manual { partition: partition.clone(), offset };
+        let (signals, name) = (self.signals.clone(), format!("the Kafka polling thread of a reader of {partition}"));
+        let started = move || start(config, settings, source, signals, name);
+        let handle = run_blocking("read", self.settings.request_timeout, started).await?;
         Ok(Box::new(KafkaReader { handle, partition: partition.clone(), position: offset, end: high, stuck: None }))
     }
 
@@ -349,31 +352,31 @@ impl Broker for KafkaBroker {
     async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
         let topics = topics.to_vec();
         let broker = self.identities.clone();
-        self.ask("look up topic ids", move |client, bound| broker.identities(client, &topics, bound)).await
+        self.query("look up topic ids", move |client, bound| broker.identities(client, &topics, bound)).await
     }
 
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {
         let at = partition.clone();
-        self.ask("look up watermarks", move |client, bound| watermarks_of(client, &at, bound)).await
+        self.query("look up watermarks", move |client, bound| fetch_watermarks(client, &at, bound)).await
     }
 
     async fn committed(
         &self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<Vec<Option<Committed>>, BrokerError> {
-        let (client, partitions) = (self.client_of(group)?, partitions.to_vec());
-        self.ask("look up committed offsets", move |_, bound| {
-            // The coordinator of a group may just be moving, or being made.
+    ) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
+        let (client, partitions) = (self.group_client(group)?, partitions.to_vec());
+        self.query("look up committed offsets", move |_, bound| {
+            // The coordinator of a group may be moving or starting.
             let until = Instant::now() + bound;
             loop {
-                match committed_of(&client, &partitions, bound) {
+                match fetch_committed(&client, &partitions, bound) {
                     Err(error) if error.kind == BrokerErrorKind::Retryable && Instant::now() < until => {
                         std::thread::sleep(COORDINATOR_PAUSE);
                     }
-                    told => {
+                    answer => {
                         serve_log(&client);
-                        return told;
+                        return answer;
                     }
                 }
             }
@@ -387,16 +390,20 @@ impl Broker for KafkaBroker {
         let topic: Arc<str> = topic.into();
         let partitions: Vec<_> =
             (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-        // What is below zero is not a time to librdkafka.
+        // librdkafka reads negative numbers as logical offsets, not as timestamps.
         let time = Offset::Offset(timestamp_ms.max(0));
-        self.ask(OPERATION, move |client, bound| offsets_at(client, &partitions, time, OPERATION, bound)).await
+        self.query(OPERATION, move |client, bound| fetch_offsets_at(client, &partitions, time, OPERATION, bound)).await
     }
 
-    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-        let (client, group) = (self.client_of(group)?, group.to_owned());
-        let offsets = list_of("set offsets", offsets)?;
-        self.ask("set offsets", move |_, _| {
-            let answer = set_committed_of(&client, &group, &offsets);
+    async fn set_committed(
+        &self,
+        group: &str,
+        offsets: &[(TopicPartition, CommittedOffset)],
+    ) -> Result<(), BrokerError> {
+        let (client, group) = (self.group_client(group)?, group.to_owned());
+        let offsets = commit_list("set offsets", offsets)?;
+        self.query("set offsets", move |_, _| {
+            let answer = commit_for_group(&client, &group, &offsets);
             serve_log(&client);
             answer
         })
@@ -405,12 +412,12 @@ impl Broker for KafkaBroker {
 
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
         let group = group.to_owned();
-        self.ask("look up group", move |client, bound| members_of(client, &group, bound)).await
+        self.query("look up group", move |client, bound| count_members(client, &group, bound)).await
     }
 
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
         for topic in topics {
-            if !self.exists_as(topic).await? {
+            if !self.topic_exists(topic).await? {
                 self.create_topic(topic).await?;
             }
         }
@@ -418,26 +425,26 @@ impl Broker for KafkaBroker {
     }
 
     fn outages(&self) -> Option<watch::Receiver<Outage>> {
-        Some(self.signs.outages.subscribe())
+        Some(self.signals.outages.subscribe())
     }
 }
 
 impl KafkaBroker {
-    fn client_of(&self, group: &str) -> Result<Arc<Asked>, BrokerError> {
-        // Nothing is left half done under the lock, so a panic elsewhere does not spoil it.
+    fn group_client(&self, group: &str) -> Result<Arc<QueryClient>, BrokerError> {
+        // No panic can leave the map half changed.
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = groups.get(group) {
             return Ok(client.clone());
         }
-        let client = self.settings.reading(group, 1).create_with_context(Trouble::default());
-        let client: Asked = client.map_err(|error| translate("look up committed offsets", group, &error))?;
+        let client = self.settings.consumer_config(group, 1).create_with_context(ConnectionErrors::default());
+        let client: QueryClient = client.map_err(|error| translate("look up committed offsets", group, &error))?;
         let client = Arc::new(client);
         groups.insert(group.to_owned(), client.clone());
         Ok(client)
     }
 
-    /// Whether a topic exists; refuses one that exists otherwise than asked for.
-    async fn exists_as(&self, topic: &NewTopic) -> Result<bool, BrokerError> {
+    /// True where the topic exists. Refuses a topic that exists with another number of partitions.
+    async fn topic_exists(&self, topic: &NewTopic) -> Result<bool, BrokerError> {
         match self.partitions(&topic.name).await? {
             None => Ok(false),
             Some(there) if there == topic.partitions => Ok(true),
@@ -466,13 +473,13 @@ impl KafkaBroker {
         for result in results {
             match result {
                 Ok(_) => {}
-                // Brokers before Kafka 3.6 know other limits, and set none by default.
+                // Brokers before Kafka 3.6 do not know these properties, and limit no timestamps by default.
                 Err((_, RDKafkaErrorCode::InvalidConfig)) if topic.config.iter().any(is_time_limit) => {
                     let config = topic.config.iter().filter(|property| !is_time_limit(property)).cloned().collect();
                     let plain = NewTopic { config, ..topic.clone() };
                     return Box::pin(self.create_topic(&plain)).await;
                 }
-                // Somebody else was faster: what they made is checked below.
+                // Another client created the topic first; its partitions are checked below.
                 Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
                 Err((name, code)) => {
                     let message = format!("{name}: {code}");
@@ -480,13 +487,13 @@ impl KafkaBroker {
                 }
             }
         }
-        self.until_it_exists(topic).await
+        self.wait_until_visible(topic).await
     }
 
-    /// A created topic is known to all brokers only after a moment.
-    async fn until_it_exists(&self, topic: &NewTopic) -> Result<(), BrokerError> {
+    /// Waits until the created topic is visible: brokers learn of a new topic with a delay.
+    async fn wait_until_visible(&self, topic: &NewTopic) -> Result<(), BrokerError> {
         let seen = async {
-            while !self.exists_as(topic).await? {
+            while !self.topic_exists(topic).await? {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok(())
@@ -502,17 +509,17 @@ fn is_time_limit((property, _): &(String, String)) -> bool {
     property.starts_with("message.timestamp.")
 }
 
-/// Writes the log lines that have gathered in a client that nobody polls.
-fn serve_log(client: &Asked) {
+/// Writes the queued log lines of a client that no loop polls.
+fn serve_log(client: &QueryClient) {
     while client.poll(Duration::ZERO).is_some() {}
 }
 
-/// Serves log lines and errors of a failed question until librdkafka has reported a reason, at most until `until`.
+/// Serves the log lines and errors of a failed request until librdkafka has reported a reason, at most until `until`.
 ///
-/// Log lines stand before the error that they tell of, and under `debug` a busy machine logs faster than one poll serves.
-fn serve_errors(client: &Asked, until: Instant) {
+/// Log lines precede the error in the queue. Under `debug` a loaded machine logs faster than one poll serves.
+fn serve_errors(client: &QueryClient, until: Instant) {
     loop {
-        while client.poll(TELLING).is_some() {}
+        while client.poll(ERROR_POLL_TIMEOUT).is_some() {}
         if client.context().has_reason() || Instant::now() >= until {
             return;
         }

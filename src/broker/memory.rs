@@ -1,8 +1,9 @@
 //! A log in memory, for tests, benches and simulation.
 //!
-//! Deterministic: no threads, no wall clock, no randomly ordered map. What waits is woken through tokio, deadlines are in
-//! tokio's (possibly paused) time, and faults are drawn from a seed. Of a topic's configuration it knows `max.message.bytes`. Groups rebalance cooperatively: only what has to
-//! move is revoked, and it goes to its next owner when the present one has let go, or has let the deadline pass.
+//! The log is deterministic: no threads, no wall clock, no randomly ordered map. Waiters are woken through tokio,
+//! deadlines are in tokio's (possibly paused) time, and faults are drawn from a seed. `max.message.bytes` is the only
+//! property of a topic that has an effect. Groups rebalance cooperatively: only the partitions that move are revoked. A
+//! partition moves once its owner has finished the revocation, or has missed the deadline.
 
 mod consumer;
 mod faults;
@@ -21,47 +22,48 @@ use tokio::{sync::Notify, task::coop, time::Instant};
 pub use self::faults::MemoryFaults;
 use self::{
     consumer::{MemoryConsumer, MemoryReader},
-    faults::Dice,
-    group::{Group, MemberId, Rules},
-    log::Logs,
+    faults::FaultInjector,
+    group::{GroupRules, GroupState, MemberId},
+    log::TopicLogs,
 };
 use super::{
-    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, Delivered, Message, NewTopic, Produce, Producer, Reader,
-    TopicIdentity, TopicPartition, partitioner::partition_of,
+    Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, Delivery, Message, NewTopic, OutgoingMessage,
+    PartitionReader, Producer, TopicIdentity, TopicPartition, partitioner::partition_of,
 };
 use crate::clock::Clock;
 
-/// How a group's partitions are spread over its members, which stand in the order in which they joined.
+/// Assignment of a group's partitions to its members, which are ordered by their time of joining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Assignment {
-    /// A contiguous range of every topic for each member.
+    /// Each member gets a contiguous range of every topic.
     #[default]
     Range,
-    /// One after the other.
+    /// The members get partitions in turn.
     RoundRobin,
 }
 
-/// What can be set on a [`MemoryBroker`].
+/// Settings of a [`MemoryBroker`].
 #[derive(Debug, Clone)]
 pub struct MemorySettings {
-    /// Stamps messages that are produced without a timestamp.
+    /// Clock that stamps messages without a timestamp.
     pub clock: Clock,
-    /// How partitions are spread.
+    /// Assignment strategy of the groups.
     pub assignment: Assignment,
-    /// At most so many messages a batch.
+    /// Most messages of a batch.
     pub batch_messages: usize,
-    /// At most so many bytes of keys and payloads a batch (a single message may be larger).
+    /// Most bytes of keys and payloads of a batch; a single message may be larger.
     pub batch_bytes: usize,
-    /// For how long the group waits for a member that was dropped without [`Consumer::close`]; zero: not at all.
+    /// Time after which the group removes a member that was dropped without [`Consumer::close`]; zero: at once.
     pub session_timeout: Duration,
-    /// For how long a member may take to let partitions go before it has lost its whole assignment.
+    /// Time to finish a revocation; a member that takes longer loses its whole assignment.
     pub revocation_timeout: Duration,
-    /// What goes wrong, how often.
+    /// Injected faults with their probabilities.
     pub faults: MemoryFaults,
 }
 
 impl MemorySettings {
-    /// No faults; batches of 500 messages or 1 MiB; range assignment; a dropped consumer is gone at once; 30 s to let go.
+    /// Default settings: no faults; batches of 500 messages or 1 MiB; range assignment; a dropped consumer is removed
+    /// at once; revocations take at most 30 s.
     pub fn new(clock: Clock) -> Self {
         MemorySettings {
             clock,
@@ -74,52 +76,52 @@ impl MemorySettings {
         }
     }
 
-    fn rules(&self) -> Rules {
-        Rules { assignment: self.assignment, revocation_timeout: self.revocation_timeout }
+    fn rules(&self) -> GroupRules {
+        GroupRules { assignment: self.assignment, revocation_timeout: self.revocation_timeout }
     }
 }
 
-/// A log in memory. Clones share it.
+/// A log in memory. Clones share the log.
 #[derive(Clone)]
 pub struct MemoryBroker {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBroker>,
 }
 
-struct Shared {
+struct SharedBroker {
     settings: MemorySettings,
-    state: Mutex<State>,
-    /// Something happened that a waiting poll may want to see.
+    state: Mutex<BrokerState>,
+    /// Wakes waiting polls after every change.
     changed: Notify,
 }
 
-struct State {
-    logs: Logs,
-    groups: BTreeMap<String, Group>,
-    dice: Dice,
+struct BrokerState {
+    logs: TopicLogs,
+    groups: BTreeMap<String, GroupState>,
+    injector: FaultInjector,
     next_member: MemberId,
-    /// Where the next message without key and partition goes.
+    /// Counter that chooses the partition of the next message without key and partition.
     next_keyless: i32,
 }
 
 impl MemoryBroker {
-    /// An empty log.
+    /// Creates a log without topics.
     pub fn new(settings: MemorySettings) -> Self {
-        let state = State {
-            logs: Logs::default(),
+        let state = BrokerState {
+            logs: TopicLogs::default(),
             groups: BTreeMap::new(),
-            dice: Dice::new(settings.faults.clone()),
+            injector: FaultInjector::new(settings.faults.clone()),
             next_member: 0,
             next_keyless: 0,
         };
-        MemoryBroker { shared: Arc::new(Shared { settings, state: Mutex::new(state), changed: Notify::new() }) }
+        MemoryBroker { shared: Arc::new(SharedBroker { settings, state: Mutex::new(state), changed: Notify::new() }) }
     }
 
-    /// Hook: the whole group gives up all its partitions and gets them anew, as in an eager rebalance.
+    /// Test hook: revokes all partitions of the group and assigns them anew, as in an eager rebalance.
     pub fn rebalance(&self, group: &str) {
         self.with_group(group, |group, logs, rules| group.rebalance(true, rules, logs, Instant::now()));
     }
 
-    /// Hook: every member loses its assignment without being asked, and joins again when it polls.
+    /// Test hook: every member loses its assignment without a revocation and joins again at its next poll.
     pub fn lose_assignments(&self, group: &str) {
         self.with_group(group, |group, logs, rules| {
             for id in group.members.keys().copied().collect::<Vec<_>>() {
@@ -128,41 +130,41 @@ impl MemoryBroker {
         });
     }
 
-    /// Hook: one member loses its assignment without being asked, and joins again when it polls.
+    /// Test hook: one member loses its assignment without a revocation and joins again at its next poll.
     pub fn expel(&self, group: &str, member: u64) {
         self.with_group(group, |group, logs, rules| group.expel(member, rules, logs, Instant::now()));
     }
 
-    /// The members of a group, in the order in which they joined.
+    /// Ids of a group's members, in the order of joining.
     pub fn members(&self, group: &str) -> Vec<u64> {
         self.shared.lock().groups.get(group).map_or(Vec::new(), |group| group.members.keys().copied().collect())
     }
 
-    /// Hook: other faults from now on; `MemoryFaults::default()` heals the log. The seed stays what it was.
+    /// Test hook: replaces the faults; `MemoryFaults::default()` injects none. The generator keeps its state.
     pub fn set_faults(&self, faults: MemoryFaults) {
-        self.shared.lock().dice.set(faults);
+        self.shared.lock().injector.set(faults);
         self.shared.changed.notify_waiters();
     }
 
-    /// How often each fault has struck.
+    /// Number of injected faults, by name.
     pub fn injected(&self) -> BTreeMap<&'static str, u64> {
-        self.shared.lock().dice.injected()
+        self.shared.lock().injector.injected()
     }
 
-    /// Rises with every rebalance of a group; 0 for a group that nobody ever joined.
+    /// Number of rebalances of a group; 0: the group never had a member.
     pub fn generation(&self, group: &str) -> u64 {
         self.shared.lock().groups.get(group).map_or(0, |group| group.generation)
     }
 
-    /// Hook: forgets the messages of a partition before `offset`, as retention does.
+    /// Test hook: removes the messages of a partition below `offset`, as retention does.
     pub fn truncate(&self, partition: &TopicPartition, offset: u64) -> Result<(), BrokerError> {
         self.shared.lock().logs.get_mut("truncate", partition)?.truncate(offset);
         self.shared.changed.notify_waiters();
         Ok(())
     }
 
-    /// Hook: deletes a topic. Groups lose what they had committed of it, as on Apache Kafka. Members keep their
-    /// positions, which librdkafka keeps too where the topic is created again.
+    /// Test hook: deletes a topic. Groups lose their committed offsets of the topic, as on Apache Kafka. Members keep
+    /// their positions, as librdkafka does where the topic is created again.
     pub fn delete_topic(&self, topic: &str) {
         let mut state = self.shared.lock();
         state.logs.delete(topic);
@@ -171,32 +173,32 @@ impl MemoryBroker {
         self.shared.changed.notify_waiters();
     }
 
-    /// Hook: deletes a topic and creates it again, with no moment in between.
+    /// Test hook: deletes a topic and creates it again in one step.
     ///
     /// # Errors
-    /// As [`create_topics`](Broker::create_topics).
+    /// Errors of [`create_topics`](Broker::create_topics).
     pub fn recreate_topic(&self, topic: &NewTopic) -> Result<(), BrokerError> {
         self.delete_topic(&topic.name);
         self.shared.lock().logs.create(topic)
     }
 
-    /// Hook: from now on a topic takes no message, for this reason; `None`: it takes them again.
+    /// Test hook: the topic refuses every message for the reason `why`; `None`: it accepts messages again.
     pub fn reject(&self, topic: &str, why: Option<&str>) {
         for log in self.shared.lock().logs.partitions_mut(topic) {
             log.rejects = why.map(str::to_owned);
         }
     }
 
-    /// Hook: leaves `count` offsets of a partition without a message, as compaction and transaction markers do.
+    /// Test hook: leaves `count` offsets of a partition without a message, as compaction and transaction markers do.
     pub fn leave_gap(&self, partition: &TopicPartition, count: u64) -> Result<(), BrokerError> {
         self.shared.lock().logs.get_mut("leave gap", partition)?.leave_gap(count);
         self.shared.changed.notify_waiters();
         Ok(())
     }
 
-    fn with_group(&self, group: &str, change: impl FnOnce(&mut Group, &Logs, Rules)) {
+    fn with_group(&self, group: &str, change: impl FnOnce(&mut GroupState, &TopicLogs, GroupRules)) {
         let mut guard = self.shared.lock();
-        let State { logs, groups, .. } = &mut *guard;
+        let BrokerState { logs, groups, .. } = &mut *guard;
         if let Some(group) = groups.get_mut(group) {
             change(group, logs, self.shared.settings.rules());
         }
@@ -205,15 +207,15 @@ impl MemoryBroker {
     }
 }
 
-impl Shared {
-    /// The state stays consistent between statements, so that a panic of another test thread does not spoil it.
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedBroker {
+    /// Locks the state, also after a panic of another test thread: the state is consistent between statements.
+    fn lock(&self) -> MutexGuard<'_, BrokerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove(&self, group: &str, member: MemberId) {
         let mut guard = self.lock();
-        let State { logs, groups, .. } = &mut *guard;
+        let BrokerState { logs, groups, .. } = &mut *guard;
         if let Some(group) = groups.get_mut(group) {
             group.remove(member, self.settings.rules(), logs, Instant::now());
         }
@@ -222,15 +224,15 @@ impl Shared {
     }
 }
 
-impl State {
-    /// Lets a group notice whose time is over; true when that changed something.
-    fn expire(&mut self, shared: &Shared, group: &str) -> bool {
+impl BrokerState {
+    /// Removes members whose deadline has passed; true where the group has changed.
+    fn expire(&mut self, shared: &SharedBroker, group: &str) -> bool {
         let Some(group) = self.groups.get_mut(group) else { return false };
         group.expire(shared.settings.rules(), &self.logs, Instant::now())
     }
 
-    fn append(&mut self, settings: &MemorySettings, message: Produce) -> Result<Delivered, BrokerError> {
-        let at = self.place(&message)?;
+    fn append(&mut self, settings: &MemorySettings, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
+        let at = self.choose_partition(&message)?;
         let log = self.logs.get_mut("produce", &at)?;
         if let Some(why) = &log.rejects {
             return Err(BrokerError::new(BrokerErrorKind::Rejected, "produce", format!("{at}: {why}")));
@@ -239,7 +241,7 @@ impl State {
             let message = format!("{at}: a message of {} bytes is larger than the topic takes", message.payload.len());
             return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", message));
         }
-        if self.dice.strikes("produce refused", |faults| faults.produce_refused) {
+        if self.injector.should_inject("produce refused", |faults| faults.produce_refused) {
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", format!("{at}: refused by a fault")));
         }
         let offset = log.append(Message {
@@ -249,14 +251,14 @@ impl State {
             payload: message.payload,
             headers: message.headers,
         });
-        if self.dice.strikes("produce unacknowledged", |faults| faults.produce_unacknowledged) {
+        if self.injector.should_inject("produce unacknowledged", |faults| faults.produce_unacknowledged) {
             let message = format!("{at}: acknowledgement lost by a fault");
             return Err(BrokerError::new(BrokerErrorKind::Retryable, "produce", message));
         }
-        Ok(Delivered { partition: at.partition, offset })
+        Ok(Delivery { partition: at.partition, offset })
     }
 
-    fn place(&mut self, message: &Produce) -> Result<TopicPartition, BrokerError> {
+    fn choose_partition(&mut self, message: &OutgoingMessage) -> Result<TopicPartition, BrokerError> {
         let Some(topic) = self.logs.name(&message.topic) else {
             return Err(BrokerError::unknown_topic("produce", &message.topic));
         };
@@ -288,7 +290,7 @@ impl Broker for MemoryBroker {
         Ok(Box::new(MemoryConsumer { shared: self.shared.clone(), group: group.to_owned(), member, closed: false }))
     }
 
-    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError> {
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
         self.shared.lock().logs.get("read", partition)?.check("read", partition, offset)?;
         Ok(Box::new(MemoryReader { shared: self.shared.clone(), partition: partition.clone(), position: offset }))
     }
@@ -314,7 +316,7 @@ impl Broker for MemoryBroker {
         &self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<Vec<Option<Committed>>, BrokerError> {
+    ) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
         let state = self.shared.lock();
         let group = state.groups.get(group);
         Ok(partitions.iter().map(|partition| group?.committed.get(partition).cloned()).collect())
@@ -326,23 +328,27 @@ impl Broker for MemoryBroker {
         Ok(partitions.iter().map(|log| log.first_at(timestamp_ms)).collect())
     }
 
-    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+    async fn set_committed(
+        &self,
+        group: &str,
+        offsets: &[(TopicPartition, CommittedOffset)],
+    ) -> Result<(), BrokerError> {
         let mut state = self.shared.lock();
         for (partition, committed) in offsets {
             state.logs.get("set offsets", partition)?;
             committed.check("set offsets", partition)?;
         }
         state.expire(&self.shared, group);
-        let found = state.groups.entry(group.to_owned()).or_default();
-        if !found.members.is_empty() {
+        let group_state = state.groups.entry(group.to_owned()).or_default();
+        if !group_state.members.is_empty() {
             return Err(BrokerError::has_members("set offsets", group));
         }
-        found.committed.extend(offsets.iter().cloned());
+        group_state.committed.extend(offsets.iter().cloned());
         Ok(())
     }
 
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
-        // Nobody else may be there to notice who fell silent.
+        // Without a polling member no other call removes expired members.
         self.shared.lock().expire(&self.shared, group);
         Ok(self.members(group).len())
     }
@@ -354,19 +360,19 @@ impl Broker for MemoryBroker {
 }
 
 struct MemoryProducer {
-    shared: Arc<Shared>,
+    shared: Arc<SharedBroker>,
 }
 
 #[async_trait]
 impl Producer for MemoryProducer {
-    async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+    async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
         coop::consume_budget().await;
         let delivered = self.shared.lock().append(&self.shared.settings, message);
         self.shared.changed.notify_waiters();
         delivered
     }
 
-    async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+    async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
         coop::consume_budget().await;
         let mut delivered = Vec::with_capacity(messages.len());
         {

@@ -1,7 +1,7 @@
-//! What the pipeline needs of a log: consume with epochs, seek, commit with metadata, produce with acknowledgement.
+//! The log as the pipeline needs it: consume with epochs, seek, commit with metadata, produce with acknowledgement.
 //!
-//! An *offset* is always the next message to read. [`kafka`] is the only place that names rdkafka; [`memory`] is for
-//! tests and simulation.
+//! A stored *offset* always names the next message to read; [`Message::offset`] is the position of the message itself.
+//! [`kafka`] is the only module that names rdkafka. [`memory`] serves tests and simulation.
 
 pub mod conformance;
 pub mod identity;
@@ -23,9 +23,9 @@ use crate::backoff::Backoff;
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopicPartition {
-    /// Topic name, interned.
+    /// Name of the topic, interned.
     pub topic: Arc<str>,
-    /// Partition number.
+    /// Number of the partition, from 0.
     pub partition: i32,
 }
 
@@ -35,23 +35,23 @@ impl fmt::Display for TopicPartition {
     }
 }
 
-/// One message as it was read. Payload and key share the arena of the batch they came in.
+/// A message as read. Payload and key share the allocation of their [`MessageBatch`].
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// Its own offset.
+    /// Position of this message in its partition.
     pub offset: u64,
     /// Milliseconds since the epoch, as the topic records it.
     pub timestamp_ms: i64,
-    /// Empty when absent.
+    /// Key of the message; empty: no key.
     pub key: Bytes,
-    /// Empty when absent.
+    /// Payload of the message; empty: no payload.
     pub payload: Bytes,
-    /// In their order.
+    /// Names and values, in the order of the message.
     pub headers: Vec<(String, Bytes)>,
 }
 
 impl Message {
-    /// What whoever keeps it keeps: key, payload and headers.
+    /// Memory that the message occupies: the bytes of key, payload and headers.
     pub fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
         self.key.len() + self.payload.len() + headers.sum::<usize>()
@@ -60,46 +60,46 @@ impl Message {
 
 /// Messages of one partition, in order, read under one epoch.
 ///
-/// An offset that was delivered under an epoch may, rarely, be delivered again under the same one (the client fetches
-/// again after a pause; [`memory::MemoryFaults::duplicate`] does it on purpose): pass over what is not new.
+/// A consumer may deliver an offset twice under one epoch, though rarely: the client fetches again after a pause, and
+/// [`memory::MemoryFaults::duplicate`] does so on purpose. The caller skips offsets that it has seen.
 #[derive(Debug, Clone)]
-pub struct Batch {
-    /// Where they come from.
+pub struct MessageBatch {
+    /// Source of the messages.
     pub partition: TopicPartition,
-    /// The assignment's epoch: a completion whose epoch is gone is dropped.
+    /// Epoch of the assignment. A completion under an epoch that has ended is dropped.
     pub epoch: u64,
-    /// In ascending offset order; gaps are possible.
+    /// Messages in ascending offset order; gaps are possible.
     pub messages: Vec<Message>,
-    /// The partition's end (offset of the next message to be produced) as last heard; at least `last offset + 1`.
+    /// Last known end offset of the partition; at least the last message's offset + 1.
     pub high_watermark: u64,
 }
 
-/// A partition that was given to this member.
+/// A partition that the group has assigned to this member.
 #[derive(Debug, Clone)]
-pub struct Assigned {
-    /// The partition.
+pub struct AssignedPartition {
+    /// The topic and number of the partition.
     pub partition: TopicPartition,
-    /// New with every assignment, never reused within a process.
+    /// Epoch of the assignment: new with every assignment, never reused within a process.
     pub epoch: u64,
-    /// What the group had committed, with its metadata.
-    pub committed: Option<Committed>,
-    /// Where reading starts (the committed offset, else the low watermark).
+    /// Committed offset of the group, with its metadata; `None`: the group has committed nothing.
+    pub committed: Option<CommittedOffset>,
+    /// First offset to read: the committed offset, else the low watermark.
     pub position: u64,
-    /// The partition's end at the time of the assignment.
+    /// End offset of the partition at the time of the assignment.
     pub high_watermark: u64,
 }
 
-/// A committed offset and what was said with it.
+/// A committed offset with its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Committed {
-    /// Next to read.
+pub struct CommittedOffset {
+    /// The next offset to read.
     pub offset: u64,
-    /// At most 4,096 bytes of text.
+    /// Text of at most 4,096 bytes.
     pub metadata: String,
 }
 
-impl Committed {
-    /// Refuses what no broker takes.
+impl CommittedOffset {
+    /// Refuses metadata that is longer than [`MAX_COMMIT_METADATA`]: no broker accepts it.
     fn check(&self, operation: &'static str, at: &TopicPartition) -> Result<(), BrokerError> {
         if self.metadata.len() <= MAX_COMMIT_METADATA {
             return Ok(());
@@ -109,156 +109,161 @@ impl Committed {
     }
 }
 
-/// The most bytes of metadata that a commit may carry (Kafka's `offset.metadata.max.bytes` by default).
+/// Most bytes of metadata in a commit (the default of Kafka's `offset.metadata.max.bytes`).
 pub const MAX_COMMIT_METADATA: usize = 4096;
 
-/// What a consumer hears.
+/// An event of a consumer, returned by [`Consumer::poll`].
 #[derive(Debug)]
-pub enum Polled {
+pub enum ConsumerEvent {
     /// Messages of one partition.
-    Messages(Batch),
-    /// Partitions were added; none, where this member is in the group, and there are none for it.
-    Assigned(Vec<Assigned>),
-    /// Partitions are being taken away. They may still be committed (unless `lost`) until
-    /// [`Consumer::finish_revocation`] is called; the consumer waits for that, within its own bound.
+    Messages(MessageBatch),
+    /// New partitions of this member; empty where the member is in the group and has no partition.
+    Assigned(Vec<AssignedPartition>),
+    /// A revocation. Unless `lost`, the member may commit the partitions until it calls
+    /// [`Consumer::finish_revocation`]; the consumer waits for that call up to its own timeout.
     Revoked {
-        /// Which.
+        /// The partitions that this member gives up.
         partitions: Vec<TopicPartition>,
-        /// They already belong to somebody else: drain and commit nothing.
+        /// The partitions already have another owner: the member drains and commits nothing.
         lost: bool,
     },
-    /// A partition has been read to its end (as far as is known): once each time that happens, also for an empty one.
-    End(End),
+    /// The consumer has read a partition up to the end offset that it knows: reported once each time, also for an
+    /// empty partition.
+    End(PartitionEnd),
 }
 
-/// The end of a partition, as it was reached. Everything below it that is a message has been delivered under the epoch.
+/// The end of a partition that a consumer has reached. Every message below has been delivered under the epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct End {
-    /// Which.
+pub struct PartitionEnd {
+    /// The partition that was read to its end.
     pub partition: TopicPartition,
-    /// Of the assignment.
+    /// Epoch of the assignment.
     pub epoch: u64,
-    /// Where reading goes on: past what lies at the end and is no message, the mark of a transaction.
+    /// Next offset to read, above any marker of a Kafka transaction at the end.
     pub position: u64,
 }
 
-/// A commit that is on its way, which holds nothing of its consumer. Nothing happens before it is polled; dropped, it may or may not
-/// have come through.
-pub type Committing = Pin<Box<dyn Future<Output = Result<(), BrokerError>> + Send>>;
+/// A commit in progress, independent of its consumer. The commit begins with the first poll of the future. A dropped
+/// commit may or may not have reached the group coordinator.
+pub type CommitFuture = Pin<Box<dyn Future<Output = Result<(), BrokerError>> + Send>>;
 
 /// A member of a consumer group.
 #[async_trait]
 pub trait Consumer: Send {
-    /// The next thing to hear. Cancel safe: what a dropped future would have returned comes with the next call. Errors
-    /// that heal by themselves are logged, not returned.
+    /// Returns the next event. Cancel safe: the next call returns the event of a dropped future. Errors that heal
+    /// without the caller are logged and not returned.
     ///
-    /// [`BrokerErrorKind::OutOfRange`] comes once for a partition whose position is not there; the partition stays
-    /// assigned and silent until a [`seek`](Self::seek).
-    async fn poll(&mut self) -> Result<Polled, BrokerError>;
+    /// [`BrokerErrorKind::OutOfRange`] comes once for a partition whose position the log does not hold. The partition
+    /// stays assigned and delivers nothing until a [`seek`](Self::seek).
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError>;
 
-    /// Commits offsets for partitions of the assignment as it is when the answer is first polled. When one of them is not assigned then
-    /// (or was lost), the whole call is refused as [`BrokerErrorKind::NotAssigned`] and nothing is committed. Everything else may be asked
-    /// of the consumer meanwhile; a revocation that is finished before the commit has ended waits for it, within its own bound.
-    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing;
+    /// Commits offsets of assigned partitions. The assignment at the first poll of the future counts: if one of the
+    /// partitions is not assigned or was lost, nothing is committed and the error is
+    /// [`BrokerErrorKind::NotAssigned`]. The consumer stays usable meanwhile. A revocation that the caller finishes
+    /// before the commit has ended waits for the commit, up to its own timeout.
+    fn commit(&mut self, offsets: &[(TopicPartition, CommittedOffset)]) -> CommitFuture;
 
-    /// Reads on from `offset`, under a new epoch, which is returned; messages of the old epoch may still come, marked as such.
+    /// Continues to read at `offset` under a new epoch and returns the epoch. Messages of the old epoch may still
+    /// come, marked with the old epoch.
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError>;
 
-    /// Stops delivering messages of a partition (backpressure); what was fetched is kept or fetched again.
+    /// Stops the delivery of a partition's messages (backpressure). Fetched messages are kept, or fetched again.
     fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError>;
 
-    /// Delivers again.
+    /// Continues the delivery of a paused partition.
     fn resume(&mut self, partition: &TopicPartition) -> Result<(), BrokerError>;
 
-    /// Lets the revocations that were heard go through: from now on others may own the partitions.
+    /// Completes the revocations that [`poll`](Self::poll) has returned: other members may own the partitions from
+    /// now on.
     fn finish_revocation(&mut self);
 
-    /// Leaves the group, with everything that is assigned and without a last [`Polled::Revoked`]: drain and commit
-    /// before. Bounded in time; later calls fail with [`BrokerErrorKind::Fatal`]. A consumer dropped without it is a
-    /// member that crashed.
+    /// Leaves the group and gives up every partition, without a last [`ConsumerEvent::Revoked`]: the caller drains
+    /// and commits before. The call ends within a timeout; later calls fail with [`BrokerErrorKind::Fatal`]. To the
+    /// group, a consumer that is dropped without `close` is a member that crashed.
     async fn close(&mut self) -> Result<(), BrokerError>;
 }
 
 /// Reads one partition without a group: decisions, feeds, rebuilds, inspection.
 #[async_trait]
-pub trait Reader: Send {
-    /// The next messages, or an empty vector after `wait` without any.
+pub trait PartitionReader: Send {
+    /// Returns the next messages, or an empty vector after `wait` without a message.
     async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError>;
 
     /// Offset of the next message that [`next`](Self::next) would return.
     fn position(&self) -> u64;
 
-    /// Reads on from `offset`. A reader whose seek failed or was not waited for reads nothing until one succeeds.
+    /// Continues to read at `offset`. After a seek that failed or was cancelled the reader returns errors until a
+    /// seek succeeds.
     ///
     /// # Errors
-    /// [`BrokerErrorKind::OutOfRange`]: the partition does not hold it.
+    /// [`BrokerErrorKind::OutOfRange`]: the partition does not hold `offset`.
     async fn seek(&mut self, offset: u64) -> Result<(), BrokerError>;
 }
 
 /// A message to be produced.
 #[derive(Debug, Clone, Default)]
-pub struct Produce {
-    /// Topic name.
+pub struct OutgoingMessage {
+    /// Name of the destination topic.
     pub topic: String,
-    /// `None`: by the key.
+    /// Number of the destination partition; `None`: chosen by the key.
     pub partition: Option<i32>,
-    /// Empty: no key.
+    /// Key of the message; empty: no key.
     pub key: Bytes,
-    /// Empty is a tombstone in a compacted topic; ours are not.
+    /// Payload of the message. An empty payload deletes its key in a compacted topic; our topics are not compacted.
     pub payload: Bytes,
-    /// In their order.
+    /// Names and values, in the order of the message.
     pub headers: Vec<(String, Bytes)>,
     /// Milliseconds since the epoch; `None`: now.
     pub timestamp_ms: Option<i64>,
 }
 
-/// Where a produced message went.
+/// Partition and offset of a produced message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delivered {
-    /// Partition number.
+pub struct Delivery {
+    /// Number of the partition that stores the message.
     pub partition: i32,
-    /// Its own offset.
+    /// Position of the message in the partition.
     pub offset: u64,
 }
 
-/// Produces with acknowledgement: when it answers, all in-sync replicas have the message.
+/// Produces with acknowledgement: an answer means that all in-sync replicas have the message.
 #[async_trait]
 pub trait Producer: Send + Sync {
-    /// Produces one message; waits for the acknowledgement. Messages of one partition keep the order of the calls.
-    async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError>;
+    /// Produces one message and waits for the acknowledgement. Messages of one partition keep the order of the calls.
+    async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError>;
 
-    /// Produces many, in order within a partition; the first failure is returned once all are settled.
-    async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError>;
+    /// Produces messages, in order within a partition. Waits for all answers and returns the first failure, if any.
+    async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError>;
 }
 
-/// Produces messages until all are acknowledged; a retry may repeat what had been. `pause`: the first and the longest between
-/// tries, each shortened by chance.
+/// Produces messages until all are acknowledged. A retry may repeat messages that were acknowledged. `pause`: the first
+/// and the longest pause between attempts, each shortened at random.
 ///
 /// # Errors
-/// What no retry heals.
+/// The first error that a retry does not heal.
 pub async fn produce_until_acknowledged(
     producer: &dyn Producer,
-    messages: &[Produce],
+    messages: &[OutgoingMessage],
     pause: (Duration, Duration),
-) -> Result<Vec<Delivered>, BrokerError> {
-    let pauses = Backoff::of(pause, messages.first().map_or(&[][..], |message| &message.key));
+) -> Result<Vec<Delivery>, BrokerError> {
+    let pauses = Backoff::from_key(pause, messages.first().map_or(&[][..], |message| &message.key));
     let produce = || producer.produce_all(messages.to_vec());
-    pauses.until_answered(|error| error.kind == BrokerErrorKind::Retryable, produce).await
+    pauses.retry(|error| error.kind == BrokerErrorKind::Retryable, produce).await
 }
 
 /// A topic to be created.
 #[derive(Debug, Clone)]
 pub struct NewTopic {
-    /// Its name.
+    /// Name of the new topic.
     pub name: String,
-    /// Number of partitions.
+    /// Number of partitions to create.
     pub partitions: i32,
-    /// Topic configuration, e.g. `retention.ms`.
+    /// Configuration of the topic by property, e.g. `retention.ms`.
     pub config: Vec<(String, String)>,
 }
 
-/// Id that a cluster gives to a topic when the topic is created; a topic of the same name that is created later has
-/// another one.
+/// Id that a cluster gives to a topic when it creates the topic. A topic of the same name that is created later has
+/// another id.
 pub type TopicId = [u8; 16];
 
 /// Identity of a topic: tells it from another topic of the same name.
@@ -266,30 +271,30 @@ pub type TopicId = [u8; 16];
 pub struct TopicIdentity {
     /// Id of the topic; `None`: the cluster gives no ids (Apache Kafka before 2.8).
     pub id: Option<TopicId>,
-    /// Number of partitions.
+    /// Number of the topic's partitions.
     pub partitions: i32,
 }
 
-/// A log: the way in to everything above.
+/// A log: opens consumers, readers and producers.
 #[async_trait]
 pub trait Broker: Send + Sync + 'static {
     /// Joins a group and subscribes to topics.
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError>;
 
-    /// Opens a partition from `offset` on.
-    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError>;
+    /// Opens a reader of a partition at `offset`.
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError>;
 
-    /// A producer (idempotent, `acks=all`).
+    /// Returns an idempotent producer with `acks=all`.
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError>;
 
-    /// Number of partitions of a topic; `None` when it does not exist.
+    /// Number of partitions of a topic; `None`: the topic does not exist.
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError>;
 
-    /// Identities of topics as the cluster has them now, in the order asked for; `None`: the topic does not exist. The
-    /// default implementation knows no ids.
+    /// Current identities of topics, in the order of `topics`; `None`: the topic does not exist. The default
+    /// implementation knows no ids.
     ///
     /// # Errors
-    /// The broker does not answer, or a topic may not be looked at.
+    /// The broker does not answer, or refuses access to a topic.
     async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
         let mut identities = Vec::with_capacity(topics.len());
         for topic in topics {
@@ -299,95 +304,99 @@ pub trait Broker: Send + Sync + 'static {
         Ok(identities)
     }
 
-    /// (low, high) watermarks of a partition.
+    /// Low and high watermark of a partition.
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError>;
 
-    /// For each partition of a topic the first offset whose message is of this time (ms since the epoch) or later; `None`: there is
-    /// none. Behind it there may be messages that are older. Of what the topic no longer holds nothing is said. (librdkafka's mock
-    /// cluster looks no times up: there it is `None` always.)
+    /// For each partition of a topic, the first offset whose message has this timestamp (ms since the epoch) or a
+    /// later one; `None`: no such message. Older messages may follow. Messages that the topic no longer holds do not
+    /// count. librdkafka's mock cluster looks up no timestamps and always answers `None`.
     ///
     /// # Errors
     /// The topic does not exist, or the broker does not answer.
     async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError>;
 
-    /// What a group has committed, for each partition asked for. Does not join the group.
+    /// Committed offsets of a group, in the order of `partitions`. Does not join the group.
     async fn committed(
         &self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<Vec<Option<Committed>>, BrokerError>;
+    ) -> Result<Vec<Option<CommittedOffset>>, BrokerError>;
 
-    /// Commits for a group that has no members, all or nothing; what it has committed of other partitions stays. A group that
-    /// has members is refused ([`BrokerErrorKind::Refused`]) by whoever keeps its offsets: one that joins meanwhile is not
-    /// overlooked. After an error that may be retried, ask [`committed`](Self::committed) what became of it.
-    /// (The mock cluster refuses every group that ever had a member.)
-    async fn set_committed(&self, group: &str, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError>;
+    /// Commits offsets, all or none, for a group without members; committed offsets of other partitions stay. The
+    /// group coordinator itself refuses a group with members ([`BrokerErrorKind::Refused`]), so that a member which
+    /// joins meanwhile is not overlooked. After a retryable error [`committed`](Self::committed) tells the outcome.
+    /// The mock cluster refuses every group that ever had a member.
+    async fn set_committed(
+        &self,
+        group: &str,
+        offsets: &[(TopicPartition, CommittedOffset)],
+    ) -> Result<(), BrokerError>;
 
-    /// How many members a group has; 0 where there is none of that name.
+    /// Number of members of a group; 0: no group of that name.
     async fn member_count(&self, group: &str) -> Result<usize, BrokerError>;
 
-    /// Creates topics; one that exists already with as many partitions is no error.
+    /// Creates topics. A topic that exists with the same number of partitions is no error.
     async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError>;
 
-    /// What its clients notice of the log being away; changes each time that one does. That it is there again, who asks it for
-    /// something finds out. `None`: it cannot be away.
+    /// Outages of the log that this broker's clients notice: changes with each of them. The end of an outage shows in
+    /// the next request. `None`: this log has no outages.
     fn outages(&self) -> Option<watch::Receiver<Outage>> {
         None
     }
 }
 
-/// What a client noticed.
+/// An outage that a client noticed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outage {
-    /// All brokers that it knows are away; otherwise one of them, and another may do.
-    pub whole: bool,
-    /// In one line.
-    pub why: String,
+    /// True: no broker that the client knows is reachable. False: one broker is unreachable, others may answer.
+    pub is_total: bool,
+    /// Reason in one line.
+    pub reason: String,
 }
 
-/// What the broker could not do.
+/// A failed operation of a broker.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation}: {message}")]
 pub struct BrokerError {
-    /// What the caller may do.
+    /// Class of the error: the caller's possible reaction.
     pub kind: BrokerErrorKind,
-    /// What was being done.
+    /// Operation that failed, e.g. `commit`.
     pub operation: &'static str,
-    /// What went wrong, in one line, with the topic or partition.
+    /// Cause in one line, with the topic or partition.
     pub message: String,
 }
 
-/// Classes of broker errors by what the caller may do.
+/// Classes of broker errors by the caller's possible reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BrokerErrorKind {
-    /// Try again after a pause.
+    /// A repeat after a pause may succeed.
     Retryable,
-    /// A commit or seek named a partition that is not assigned (any more): drop it.
+    /// A commit or seek named a partition that is not, or no longer, assigned: drop the request.
     NotAssigned,
-    /// The offset to read from is no longer, or not yet, there: an operator must decide.
+    /// The partition does not hold the offset to read: an operator must decide.
     OutOfRange,
     /// Topic, partition or group does not exist, or access is refused.
     Refused,
-    /// The message is larger than the client or the topic takes.
+    /// The message is larger than the client or the topic accepts.
     TooLarge,
-    /// The topic does not take the message, and a retry changes nothing: its configuration, the login's rights or the
-    /// topic itself would have to change.
+    /// The topic refuses the message for good: a retry changes nothing before the topic's configuration, the login's
+    /// rights or the topic itself change.
     Rejected,
-    /// Another member has joined the group under this one's name: what was this one's is that one's.
+    /// The instance id of this member belongs to another member now, which owns the partitions.
     Fenced,
     /// The client is unusable.
     Fatal,
 }
 
 impl BrokerErrorKind {
-    /// Whether the client can do nothing any more.
-    pub fn ends_the_client(self) -> bool {
+    /// True where the client can do nothing any more.
+    pub fn is_client_unusable(self) -> bool {
         matches!(self, BrokerErrorKind::Fenced | BrokerErrorKind::Fatal)
     }
 }
 
 impl BrokerError {
-    /// An error of `kind` while doing `operation`.
+    /// An error of `operation` with its cause.
     pub fn new(kind: BrokerErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
         BrokerError { kind, operation, message: message.into() }
     }
@@ -401,7 +410,7 @@ impl BrokerError {
     }
 
     fn has_members(operation: &'static str, group: &str) -> Self {
-        let message = format!("the group {group} has members, which commit by themselves: stop them first");
+        let message = format!("group {group} has members, which commit offsets themselves: stop the members first");
         Self::new(BrokerErrorKind::Refused, operation, message)
     }
 
@@ -415,7 +424,8 @@ impl BrokerError {
     }
 }
 
-/// What was asked of a partition that is being taken away, which is heard next: there is nothing to be done.
-pub(crate) fn unless_taken_away(answer: Result<(), BrokerError>) -> Result<(), BrokerError> {
+/// Treats [`BrokerErrorKind::NotAssigned`] as success: the partition is being revoked, and the revocation is the next
+/// event of the consumer.
+pub(crate) fn ignore_not_assigned(answer: Result<(), BrokerError>) -> Result<(), BrokerError> {
     answer.or_else(|error| if error.kind == BrokerErrorKind::NotAssigned { Ok(()) } else { Err(error) })
 }

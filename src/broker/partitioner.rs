@@ -1,11 +1,11 @@
-//! Which partition a key belongs to, as the Java client and librdkafka's `murmur2_random` say.
+//! Partition of a key, as the Java client and librdkafka's `murmur2_random` compute it.
 
-/// The partition of a non-empty `key` in a topic of `partitions` partitions, or `None` when there is none.
+/// Partition of a non-empty `key` in a topic of `partitions` partitions; `None`: the topic has no partition.
 pub fn partition_of(key: &[u8], partitions: i32) -> Option<i32> {
     (partitions > 0).then(|| (murmur2(key) & 0x7fff_ffff) as i32 % partitions)
 }
 
-/// MurmurHash2, 32 bits, with the seed that Kafka uses.
+/// MurmurHash2 with 32 bits and Kafka's seed.
 fn murmur2(bytes: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
@@ -32,7 +32,7 @@ fn murmur2(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The vectors of Kafka's own `UtilsTest.testMurmur2`.
+    /// Test vectors of Kafka's own `UtilsTest.testMurmur2`.
     #[test]
     fn hashes_as_the_java_client() {
         for (key, hash) in [
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_without_partitions_has_no_place() {
+    fn a_topic_without_partitions_has_no_partition_for_a_key() {
         assert_eq!(partition_of(b"key", 0), None);
         assert_eq!(partition_of(b"key", 1), Some(0));
     }

@@ -1,4 +1,4 @@
-//! A consumer without a group: every partition of a topic from its beginning to a given end. For rebuilds.
+//! A consumer without a group that reads every partition of a topic up to a given end offset. For rebuilds.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,43 +9,45 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Assigned, Batch, Broker, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, End, Message, Polled,
-    Reader, TopicPartition,
-    retry::{next_messages, until_answered},
+    AssignedPartition, Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
+    Message, MessageBatch, PartitionEnd, PartitionReader, TopicPartition,
+    retry::{read_or_reopen, until_answered},
 };
 
-struct Source {
+struct ReplaySource {
     partition: TopicPartition,
-    reader: Box<dyn Reader>,
+    reader: Box<dyn PartitionReader>,
     end: u64,
     paused: bool,
-    end_told: bool,
+    end_reported: bool,
 }
 
-/// Where what is committed goes: the log is not touched.
-pub type Keep = Arc<dyn Fn(&[(TopicPartition, Committed)]) -> Committing + Send + Sync>;
+/// Stores the commits of a [`ReplayConsumer`]; the consumer commits nothing to the log.
+pub type CommitSink = Arc<dyn Fn(&[(TopicPartition, CommittedOffset)]) -> CommitFuture + Send + Sync>;
 
-/// Reads partitions to their ends, from their beginning or from where an earlier one has kept that it had come.
+/// Reads partitions up to their end offsets, from offset 0 or from the commits of an earlier replay.
 pub struct ReplayConsumer {
     broker: Arc<dyn Broker>,
-    sources: BTreeMap<i32, Source>,
-    to_say: VecDeque<Polled>,
+    sources: BTreeMap<i32, ReplaySource>,
+    queued: VecDeque<ConsumerEvent>,
     next: usize,
     epoch: u64,
-    keep: Keep,
+    commit_sink: CommitSink,
 }
 
 const WAIT: Duration = Duration::from_millis(20);
 
 impl ReplayConsumer {
-    /// Opens every partition that `ends` names, to go on at what is `committed` of it. Refuses a topic that no longer holds what is to be
-    /// read.
+    /// Opens every partition of `ends` at its offset in `committed`, else at offset 0.
+    ///
+    /// # Errors
+    /// [`BrokerErrorKind::OutOfRange`]: the topic does not hold all messages to be read. Errors that no retry heals.
     pub async fn open(
         broker: Arc<dyn Broker>,
         topic: &str,
         ends: &BTreeMap<i32, u64>,
-        committed: &BTreeMap<i32, Committed>,
-        keep: Keep,
+        committed: &BTreeMap<i32, CommittedOffset>,
+        commit_sink: CommitSink,
     ) -> Result<Self, BrokerError> {
         let topic: Arc<str> = topic.into();
         let mut sources = BTreeMap::new();
@@ -64,7 +66,7 @@ impl ReplayConsumer {
                     ),
                 });
             }
-            assigned.push(Assigned {
+            assigned.push(AssignedPartition {
                 partition: partition.clone(),
                 epoch: 0,
                 committed,
@@ -72,13 +74,13 @@ impl ReplayConsumer {
                 high_watermark: end,
             });
             let reader = until_answered(|| broker.read(&partition, from)).await?;
-            sources.insert(number, Source { partition, reader, end, paused: false, end_told: false });
+            sources.insert(number, ReplaySource { partition, reader, end, paused: false, end_reported: false });
         }
-        let to_say = VecDeque::from([Polled::Assigned(assigned)]);
-        Ok(ReplayConsumer { broker, sources, to_say, next: 0, epoch: 0, keep })
+        let queued = VecDeque::from([ConsumerEvent::Assigned(assigned)]);
+        Ok(ReplayConsumer { broker, sources, queued, next: 0, epoch: 0, commit_sink })
     }
 
-    fn source(&mut self, partition: &TopicPartition) -> Result<&mut Source, BrokerError> {
+    fn source(&mut self, partition: &TopicPartition) -> Result<&mut ReplaySource, BrokerError> {
         self.sources.get_mut(&partition.partition).ok_or_else(|| BrokerError {
             kind: BrokerErrorKind::NotAssigned,
             operation: "replay",
@@ -86,8 +88,8 @@ impl ReplayConsumer {
         })
     }
 
-    /// The next partition that has something left, in turn.
-    fn turn(&mut self) -> Option<i32> {
+    /// Next partition with messages left, round robin.
+    fn next_partition(&mut self) -> Option<i32> {
         let open: Vec<i32> = self
             .sources
             .iter()
@@ -101,35 +103,40 @@ impl ReplayConsumer {
 
 #[async_trait]
 impl Consumer for ReplayConsumer {
-    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError> {
         loop {
-            if let Some(polled) = self.to_say.pop_front() {
+            if let Some(polled) = self.queued.pop_front() {
                 return Ok(polled);
             }
             let ended =
-                self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_told);
+                self.sources.values_mut().find(|source| source.reader.position() >= source.end && !source.end_reported);
             if let Some(source) = ended {
-                source.end_told = true;
+                source.end_reported = true;
                 let (partition, position) = (source.partition.clone(), source.end);
-                return Ok(Polled::End(End { partition, epoch: self.epoch, position }));
+                return Ok(ConsumerEvent::End(PartitionEnd { partition, epoch: self.epoch, position }));
             }
-            let Some(number) = self.turn() else {
+            let Some(number) = self.next_partition() else {
                 tokio::time::sleep(WAIT).await;
                 continue;
             };
             let Some(source) = self.sources.get_mut(&number) else { continue };
             let end = source.end;
-            let read = next_messages(&mut source.reader, self.broker.as_ref(), &source.partition, WAIT).await?;
+            let read = read_or_reopen(&mut source.reader, self.broker.as_ref(), &source.partition, WAIT).await?;
             let messages: Vec<Message> = read.into_iter().filter(|message| message.offset < end).collect();
             if !messages.is_empty() {
                 let partition = source.partition.clone();
-                return Ok(Polled::Messages(Batch { partition, epoch: self.epoch, messages, high_watermark: end }));
+                return Ok(ConsumerEvent::Messages(MessageBatch {
+                    partition,
+                    epoch: self.epoch,
+                    messages,
+                    high_watermark: end,
+                }));
             }
         }
     }
 
-    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
-        (self.keep)(offsets)
+    fn commit(&mut self, offsets: &[(TopicPartition, CommittedOffset)]) -> CommitFuture {
+        (self.commit_sink)(offsets)
     }
 
     async fn seek(&mut self, partition: &TopicPartition, offset: u64) -> Result<u64, BrokerError> {
@@ -139,7 +146,7 @@ impl Consumer for ReplayConsumer {
         let epoch = self.epoch;
         let source = self.source(partition)?;
         source.reader = reader;
-        source.end_told = false;
+        source.end_reported = false;
         Ok(epoch)
     }
 

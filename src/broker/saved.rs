@@ -1,7 +1,7 @@
-//! A log that was saved to a file, to be looked at when its brokers are gone: a demo keeps its own so.
+//! A log in a file, for inspection after its brokers have ended: a demo saves its log.
 //!
-//! The file has a JSON object a line: topics, then their messages in the order of their offsets, then what groups have
-//! committed. A saved log is only read.
+//! Each line of the file is a JSON object: first the topics, then their messages in the order of the offsets, then the
+//! committed offsets of the groups. A saved log is read-only.
 
 use std::{
     io::{self, BufRead, Write},
@@ -14,20 +14,21 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Broker, BrokerError, BrokerErrorKind, Committed, Consumer, NewTopic, Produce, Producer, Reader, TopicPartition,
+    Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, NewTopic, OutgoingMessage, PartitionReader,
+    Producer, TopicPartition,
     memory::{MemoryBroker, MemorySettings},
 };
 use crate::clock::Clock;
 
-/// A partition that gives nothing for so long, and is not read to its end, is broken.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for the next message below a partition's end offset.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 const READ_ONLY: &str =
-    "the log is a file that is only read (kafka.brokers = \"file://…\"): name the brokers of a cluster";
+    "a saved log (kafka.brokers = \"file://…\") is only read: name the brokers of a cluster (host:9092)";
 
-/// A line of the file.
+/// A line of the file, tagged by its kind.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Line {
+enum SavedLine {
     Topic { name: String, partitions: i32 },
     Message(SavedMessage),
     Commit { group: String, topic: String, partition: i32, offset: u64, metadata: String },
@@ -47,16 +48,16 @@ struct SavedMessage {
     headers: Vec<(String, String)>,
 }
 
-/// Why a log cannot be saved.
+/// Reason why a log cannot be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The broker does not answer.
+    /// Error of the broker that is read.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// A partition does not hold its messages from the first one on.
+    /// An offset of a partition has no message.
     #[error("cannot save {partition}: offset {offset} is not there (retention or compaction)")]
     Gap {
-        /// Number of the partition.
+        /// Topic and number of the partition.
         partition: TopicPartition,
         /// The first offset without a message.
         offset: u64,
@@ -66,23 +67,23 @@ pub enum SaveError {
     Write(#[from] io::Error),
 }
 
-/// Why a file is no saved log.
+/// Reason why a file is no saved log.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
     #[error("cannot read the log: {0}")]
     Read(#[from] io::Error),
-    /// A line is none of a saved log, or is not where it has to be.
+    /// A line is malformed or out of order.
     #[error("line {line} of the log: {problem}")]
     Line {
         /// Number of the line, from 1.
         line: usize,
-        /// The error.
+        /// Error in the line, in words.
         problem: String,
     },
 }
 
-/// Writes topics with all their messages, and what groups have committed of them.
+/// Writes topics with all their messages, and the committed offsets of groups.
 ///
 /// # Errors
 /// See [`SaveError`].
@@ -95,7 +96,7 @@ pub async fn save(
     let mut all = Vec::new();
     for topic in topics {
         let partitions = broker.partitions(topic).await?.unwrap_or(0);
-        write(out, &Line::Topic { name: (*topic).to_owned(), partitions })?;
+        write(out, &SavedLine::Topic { name: (*topic).to_owned(), partitions })?;
         all.extend((0..partitions).map(|partition| TopicPartition { topic: (*topic).into(), partition }));
     }
     for partition in &all {
@@ -103,9 +104,9 @@ pub async fn save(
     }
     for group in groups {
         for (at, committed) in all.iter().zip(broker.committed(group, &all).await?) {
-            let Some(Committed { offset, metadata }) = committed else { continue };
+            let Some(CommittedOffset { offset, metadata }) = committed else { continue };
             let (topic, partition) = (at.topic.to_string(), at.partition);
-            write(out, &Line::Commit { group: (*group).to_owned(), topic, partition, offset, metadata })?;
+            write(out, &SavedLine::Commit { group: (*group).to_owned(), topic, partition, offset, metadata })?;
         }
     }
     Ok(out.flush()?)
@@ -124,7 +125,7 @@ async fn save_partition(
     }
     let mut reader = broker.read(partition, low).await?;
     while next < end {
-        let messages = reader.next(PATIENCE).await?;
+        let messages = reader.next(MAX_WAIT).await?;
         if messages.is_empty() {
             return Err(gap(next));
         }
@@ -143,59 +144,59 @@ async fn save_partition(
                 payload: message.payload.to_vec(),
                 headers: headers.collect(),
             };
-            write(out, &Line::Message(saved))?;
+            write(out, &SavedLine::Message(saved))?;
         }
     }
     Ok(())
 }
 
-fn write(out: &mut impl Write, line: &Line) -> io::Result<()> {
+fn write(out: &mut impl Write, line: &SavedLine) -> io::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     out.write_all(b"\n")
 }
 
-/// A log out of a file.
+/// A read-only log that was loaded from a file.
 pub struct SavedLog {
     log: MemoryBroker,
 }
 
 impl SavedLog {
-    /// Reads it whole.
+    /// Loads the whole file into memory.
     ///
     /// # Errors
     /// See [`LoadError`].
     pub async fn load(input: impl BufRead) -> Result<Self, LoadError> {
         let log = MemoryBroker::new(MemorySettings::new(Clock::System));
         for (line, text) in (1..).zip(input.lines()) {
-            let wrong = |problem: String| LoadError::Line { line, problem };
-            let read = serde_json::from_str(&text?).map_err(|error| wrong(error.to_string()))?;
-            take(&log, read).await.map_err(wrong)?;
+            let malformed = |problem: String| LoadError::Line { line, problem };
+            let read = serde_json::from_str(&text?).map_err(|error| malformed(error.to_string()))?;
+            apply_line(&log, read).await.map_err(malformed)?;
         }
         Ok(SavedLog { log })
     }
 }
 
-async fn take(log: &MemoryBroker, line: Line) -> Result<(), String> {
-    let told = |error: BrokerError| error.to_string();
+async fn apply_line(log: &MemoryBroker, line: SavedLine) -> Result<(), String> {
+    let describe = |error: BrokerError| error.to_string();
     match line {
-        Line::Topic { name, partitions } => {
-            log.create_topics(&[NewTopic { name, partitions, config: Vec::new() }]).await.map_err(told)
+        SavedLine::Topic { name, partitions } => {
+            log.create_topics(&[NewTopic { name, partitions, config: Vec::new() }]).await.map_err(describe)
         }
-        Line::Message(SavedMessage { topic, partition, offset, timestamp_ms, key, payload, headers }) => {
+        SavedLine::Message(SavedMessage { topic, partition, offset, timestamp_ms, key, payload, headers }) => {
             let headers = headers.into_iter().map(|(name, value)| Ok((name, Bytes::from(hex::decode(value)?))));
             let headers = headers.collect::<Result<_, hex::FromHexError>>().map_err(|error| error.to_string())?;
             let (key, payload) = (key.into(), payload.into());
             let (partition, timestamp_ms) = (Some(partition), Some(timestamp_ms));
-            let message = Produce { topic, partition, key, payload, headers, timestamp_ms };
-            let delivered = log.producer().await.map_err(told)?.produce(message).await.map_err(told)?;
+            let message = OutgoingMessage { topic, partition, key, payload, headers, timestamp_ms };
+            let delivered = log.producer().await.map_err(describe)?.produce(message).await.map_err(describe)?;
             match delivered.offset == offset {
                 true => Ok(()),
                 false => Err(format!("offset {offset} is not the next one, which is {}", delivered.offset)),
             }
         }
-        Line::Commit { group, topic, partition, offset, metadata } => {
+        SavedLine::Commit { group, topic, partition, offset, metadata } => {
             let at = TopicPartition { topic: topic.into(), partition };
-            log.set_committed(&group, &[(at, Committed { offset, metadata })]).await.map_err(told)
+            log.set_committed(&group, &[(at, CommittedOffset { offset, metadata })]).await.map_err(describe)
         }
     }
 }
@@ -210,7 +211,7 @@ impl Broker for SavedLog {
         Err(read_only("subscribe"))
     }
 
-    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn Reader>, BrokerError> {
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
         self.log.read(partition, offset).await
     }
 
@@ -234,11 +235,11 @@ impl Broker for SavedLog {
         &self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<Vec<Option<Committed>>, BrokerError> {
+    ) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
         self.log.committed(group, partitions).await
     }
 
-    async fn set_committed(&self, _: &str, _: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+    async fn set_committed(&self, _: &str, _: &[(TopicPartition, CommittedOffset)]) -> Result<(), BrokerError> {
         Err(read_only("commit"))
     }
 
@@ -261,7 +262,7 @@ mod tests {
         log.create_topics(&[topic]).await.unwrap();
         let producer = log.producer().await.unwrap();
         for number in 0..3_u8 {
-            let message = Produce {
+            let message = OutgoingMessage {
                 topic: "t".into(),
                 partition: Some(1),
                 key: Bytes::copy_from_slice(&[number]),
@@ -272,12 +273,12 @@ mod tests {
             producer.produce(message).await.unwrap();
         }
         let at = TopicPartition { topic: "t".into(), partition: 1 };
-        log.set_committed("g", &[(at, Committed { offset: 2, metadata: "m".into() })]).await.unwrap();
+        log.set_committed("g", &[(at, CommittedOffset { offset: 2, metadata: "m".into() })]).await.unwrap();
         log
     }
 
     #[tokio::test]
-    async fn a_saved_log_is_read_as_it_was_and_takes_nothing() {
+    async fn a_saved_log_is_loaded_unchanged_and_read_only() {
         let log = log().await;
         let mut file = Vec::new();
         save(&log, &["t"], &["g", "other"], &mut file).await.unwrap();
@@ -296,12 +297,12 @@ mod tests {
             saved.set_committed("g", &[]).await.unwrap_err(),
             saved.create_topics(&[]).await.unwrap_err(),
         ] {
-            assert!(refused.to_string().contains("only read"), "{refused}");
+            assert!(refused.to_string().contains("read-only"), "{refused}");
         }
     }
 
     #[tokio::test]
-    async fn a_log_that_is_not_whole_is_refused() {
+    async fn a_log_with_a_gap_is_refused() {
         let log = log().await;
         let mut file = Vec::new();
         save(&log, &["t"], &[], &mut file).await.unwrap();

@@ -1,6 +1,6 @@
-//! `utxo-store command`: asks the sequencer for a change, and waits for what became of it.
+//! `utxo-store command`: publishes commands to the sequencer, and waits for their results.
 
-mod ask;
+mod client;
 mod line;
 mod list;
 
@@ -17,62 +17,63 @@ use serde::Serialize;
 
 use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
 use crate::{
-    event::{Action, Command, Event, from_json},
-    text::text_of,
+    event::{Command, CommandAction, Event, from_json},
+    text::decode_utf8,
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub use ask::{Answer, Asked, Became, Topics, ask};
-pub(super) use ask::{Asker, PAUSE};
-pub(super) use line::Line;
-pub use list::{Entry, audit};
-pub(super) use list::{each, only};
+pub use client::{Answer, CommandOutcome, CommandTopics, PendingCommand, submit_commands};
+pub(super) use client::{CommandClient, PRODUCE_RETRY_PAUSE};
+pub(super) use line::CommandLine;
+pub use list::{LoggedCommand, list_commands};
+pub(super) use list::{read_partition, single_partition};
 
 const AFTER_HELP: &str = "\
-A command is published to the chain topic and handled once, in its turn, by whoever holds the chain. What became of it is printed; the exit
-code is 1 where anything was refused, or had no answer in time. A command that had no answer is handled all the same: ask again with the
-same --id, which changes nothing and answers what became of it.
+A command is published to the chain log; the sequencer handles each command once, in the order of the log. The result is
+printed. The exit code is 1 if a command was refused or had no answer in time. A command without an answer is still
+handled: run it again with the same --id, which changes nothing and prints the first result.
 
 Example:
   utxo-store command --config utxo-store.toml freeze 4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b:0
   utxo-store command --config utxo-store.toml preserve 4a5e1e…a33b --until 900000
   utxo-store command --config utxo-store.toml list";
 
-/// Asks the sequencer for a change, and waits for what became of it
+/// Command-line arguments of `utxo-store command`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct CommandArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Under which id, 32 hexadecimal digits; chosen by chance if not given. Of several commands each gets one that follows from it
-    #[arg(long, value_name = "HEX", value_parser = id)]
+    /// Id of the command, 32 hexadecimal digits; random by default. With several outpoints each command gets an id
+    /// derived from this one
+    #[arg(long, value_name = "HEX", value_parser = parse_id)]
     id: Option<[u8; 16]>,
-    /// How long to wait for an answer, seconds
+    /// Time to wait for the answer, seconds
     #[arg(long, value_name = "S", default_value_t = 120)]
     timeout_s: u64,
-    /// Print one JSON object a command
+    /// Print one JSON object per command
     #[arg(long)]
     json: bool,
     #[command(subcommand)]
-    kind: Kind,
+    kind: CommandKind,
 }
 
 #[derive(Debug, Subcommand)]
-enum Kind {
+enum CommandKind {
     /// Make the outputs of a transaction not spendable yet
     #[command(after_help = AFTER_HELP)]
     Lock { txid: Txid },
     /// Make the outputs of a locked transaction spendable
     #[command(after_help = AFTER_HELP)]
     Unlock { txid: Txid },
-    /// Bar outputs until they are unfrozen or reassigned. A block that spends one of them halts the chain, for good: whoever freezes must be
-    /// with the miners
+    /// Bar outputs until they are unfrozen or reassigned. A block that spends a frozen output halts the chain for
+    /// good: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
     Freeze {
         #[arg(required = true)]
         outpoints: Vec<Outpoint>,
     },
-    /// Free frozen outputs
+    /// Make frozen outputs spendable again
     #[command(after_help = AFTER_HELP)]
     Unfreeze {
         #[arg(required = true)]
@@ -82,44 +83,44 @@ enum Kind {
     #[command(after_help = AFTER_HELP)]
     FreezeUntil {
         outpoint: Outpoint,
-        /// The height from which it is spendable
+        /// Block height from which the output is spendable
         #[arg(long)]
         height: u32,
     },
     /// Give a frozen output to a new owner
     Reassign(ReassignArgs),
-    /// Free an output that a transaction holds which is not live
+    /// Free an output whose spender is not live
     #[command(after_help = AFTER_HELP)]
     Unspend {
         outpoint: Outpoint,
-        /// The transaction
+        /// Transaction that spends the output
         #[arg(long)]
         spender: Txid,
-        /// The index of its input
+        /// Index of the spender's input, from 0
         #[arg(long)]
         input: u32,
     },
-    /// Make a transaction, and all that descends from it, conflicting
+    /// Make a transaction and its descendants conflicting
     #[command(after_help = AFTER_HELP)]
     SetConflicting { txid: Txid },
-    /// Look again at a conflicting transaction
+    /// Open the verdict of a conflicting transaction again
     #[command(after_help = AFTER_HELP)]
     Reconsider { txid: Txid },
-    /// Keep a transaction from being pruned
+    /// Keep a transaction from being pruned until a height
     #[command(after_help = AFTER_HELP)]
     Preserve {
         txid: Txid,
-        /// Until this height
+        /// Block height below which the transaction is not pruned
         #[arg(long)]
         until: u32,
     },
-    /// Forget a transaction that is conflicting by verdict
+    /// Turn a transaction that is conflicting by verdict into a tombstone
     #[command(after_help = AFTER_HELP)]
     Delete { txid: Txid },
-    /// List the commands about frozen and reassigned outputs in the log, each with what became of it
+    /// List the log's commands on frozen and reassigned outputs with their results
     #[command(after_help = AFTER_HELP)]
     List {
-        /// Commands of every kind
+        /// List commands of every kind
         #[arg(long)]
         all: bool,
     },
@@ -127,68 +128,70 @@ enum Kind {
 
 const SET_HELP: &str = "\
 Example:
-  utxo-store command --config utxo-store.toml reassign 4a5e1e…a33b:0 --utxo-hash 0123…cdef --script 76a9…88ac --satoshis 5000000000 --height 900000
+  utxo-store command --config utxo-store.toml reassign 4a5e1e…a33b:0 --utxo-hash 0123…cdef --script 76a9…88ac \\
+    --satoshis 5000000000 --height 900000
 
-A set is a file of commands, one JSON object a line, as `utxo-store events` has them; only reassignments:
+FILE has one reassignment per line, a JSON object as `utxo-store events` prints it:
   {\"event\":\"command\",\"id\":\"000102030405060708090a0b0c0d0e0f\",\"action\":{\"reassign\":{\"outpoint\":…}}}";
 
 #[derive(Debug, Args)]
 #[command(after_help = SET_HELP)]
 struct ReassignArgs {
-    /// The output
+    /// Outpoint of the frozen output
     #[arg(required_unless_present = "set", conflicts_with = "set")]
     outpoint: Option<Outpoint>,
-    /// The UTXO hash that it must have now
+    /// UTXO hash that the slot must have now
     #[arg(long, required_unless_present = "set")]
     utxo_hash: Option<UtxoHash>,
-    /// The new owner's locking script, hexadecimal digits
-    #[arg(long, value_name = "HEX", required_unless_present = "set", value_parser = bytes)]
+    /// New locking script, hexadecimal digits, at most 10,000 bytes
+    #[arg(long, value_name = "HEX", required_unless_present = "set", value_parser = parse_hex)]
     script: Option<std::vec::Vec<u8>>,
-    /// Its amount
+    /// Amount of the output, satoshis
     #[arg(long, required_unless_present = "set")]
     satoshis: Option<u64>,
     /// Block height of the reassignment
     #[arg(long, required_unless_present = "set")]
     height: Option<u32>,
-    /// Blocks after that height from which the new owner can spend
+    /// Number of blocks after --height from which the new owner can spend
     #[arg(long, default_value_t = 1_000)]
     spendable_after: u32,
-    /// Reassign all outputs that this file lists, each under its own id
+    /// Publish the reassignments of this file instead, each with its own id
     #[arg(long, value_name = "FILE")]
     set: Option<PathBuf>,
 }
 
-fn id(text: &str) -> Result<[u8; 16], String> {
+fn parse_id(text: &str) -> Result<[u8; 16], String> {
     let mut id = [0; 16];
     hex::decode_to_slice(text, &mut id).map_err(|_| "an id is 32 hexadecimal digits".to_owned())?;
     Ok(id)
 }
 
-fn bytes(text: &str) -> Result<Vec<u8>, String> {
+fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
     hex::decode(text).map_err(|error| format!("not hexadecimal: {error}"))
 }
 
 impl CommandArgs {
-    /// Publishes, waits and prints; or lists.
+    /// Publishes the commands and prints their results, or prints the commands of the log.
     ///
     /// # Errors
-    /// The log does not answer, something was refused or had no answer in time, or the set cannot be read.
+    /// The brokers do not answer, a command was refused or had no answer in time, or the file of `--set` cannot be
+    /// read.
     pub fn run(self) -> CommandResult {
         let config = self.config.load()?;
-        let topics = Topics::of(&config.kafka.topics);
+        let topics = CommandTopics::of(&config.kafka.topics);
         let mut out = output::stdout();
-        if let Kind::List { all } = self.kind {
+        if let CommandKind::List { all } = self.kind {
             return block_on(async {
-                let broker = opening::broker(&config).await?;
-                let entries = audit(broker.as_ref(), &topics, all).await?;
+                let broker = opening::open_broker(&config).await?;
+                let entries = list_commands(broker.as_ref(), &topics, all).await?;
                 self.print(&entries, &mut out)
             });
         }
-        let commands = self.commands()?;
+        let commands = self.build_commands()?;
         let timeout = Duration::from_secs(self.timeout_s);
         block_on(async {
-            let broker = opening::broker(&config).await?;
-            let answers = ask(broker.as_ref(), &topics, &commands, timeout).await?;
+            let broker = opening::open_broker(&config).await?;
+            let answers = submit_commands(broker.as_ref(), &topics, &commands, timeout).await?;
             self.print(&answers, &mut out)?;
             match answers.iter().filter(|answer| !answer.is_done()).count() {
                 0 => Ok(()),
@@ -197,7 +200,6 @@ impl CommandArgs {
         })
     }
 
-    /// One line each.
     fn print<T: Serialize + Display>(&self, lines: &[T], out: &mut impl Write) -> CommandResult {
         for line in lines {
             match self.json {
@@ -208,40 +210,51 @@ impl CommandArgs {
         Ok(())
     }
 
-    /// What is to be published.
-    fn commands(&self) -> Result<Vec<Asked>, Failure> {
-        if let Kind::Reassign(ReassignArgs { set: Some(file), .. }) = &self.kind {
+    /// Returns the commands to publish.
+    fn build_commands(&self) -> Result<Vec<PendingCommand>, Failure> {
+        if let CommandKind::Reassign(ReassignArgs { set: Some(file), .. }) = &self.kind {
             return read_set(file);
         }
         let first = self.id.map_or_else(random_id, Ok)?;
-        let several = |outpoints: &[Outpoint], action: fn(Outpoint) -> Action<'static>| {
+        let several = |outpoints: &[Outpoint], action: fn(Outpoint) -> CommandAction<'static>| {
             let id = |number| if outpoints.len() > 1 { nth_id(first, number) } else { first };
-            outpoints.iter().zip(0..).map(|(outpoint, number)| Asked::new(id(number), action(*outpoint))).collect()
+            outpoints
+                .iter()
+                .zip(0..)
+                .map(|(outpoint, number)| PendingCommand::new(id(number), action(*outpoint)))
+                .collect()
         };
         let action = match &self.kind {
-            Kind::Freeze { outpoints } => return Ok(several(outpoints, |outpoint| Action::Freeze { outpoint })),
-            Kind::Unfreeze { outpoints } => return Ok(several(outpoints, |outpoint| Action::Unfreeze { outpoint })),
-            Kind::FreezeUntil { outpoint, height } => Action::FreezeUntil { outpoint: *outpoint, height: *height },
-            Kind::Reassign(args) => args.action()?,
-            Kind::Lock { txid } => Action::Lock { txid: *txid },
-            Kind::Unlock { txid } => Action::Unlock { txid: *txid },
-            Kind::SetConflicting { txid } => Action::SetConflicting { txid: *txid },
-            Kind::Reconsider { txid } => Action::Reconsider { txid: *txid },
-            Kind::Delete { txid } => Action::Delete { txid: *txid },
-            Kind::Preserve { txid, until } => Action::Preserve { txid: *txid, until: *until },
-            Kind::Unspend { outpoint, spender, input } => {
-                Action::Unspend { outpoint: *outpoint, spender: *spender, input: *input }
+            CommandKind::Freeze { outpoints } => {
+                return Ok(several(outpoints, |outpoint| CommandAction::Freeze { outpoint }));
             }
-            Kind::List { .. } => return Ok(Vec::new()),
+            CommandKind::Unfreeze { outpoints } => {
+                return Ok(several(outpoints, |outpoint| CommandAction::Unfreeze { outpoint }));
+            }
+            CommandKind::FreezeUntil { outpoint, height } => {
+                CommandAction::FreezeUntil { outpoint: *outpoint, height: *height }
+            }
+            CommandKind::Reassign(args) => args.build_action()?,
+            CommandKind::Lock { txid } => CommandAction::Lock { txid: *txid },
+            CommandKind::Unlock { txid } => CommandAction::Unlock { txid: *txid },
+            CommandKind::SetConflicting { txid } => CommandAction::SetConflicting { txid: *txid },
+            CommandKind::Reconsider { txid } => CommandAction::Reconsider { txid: *txid },
+            CommandKind::Delete { txid } => CommandAction::Delete { txid: *txid },
+            CommandKind::Preserve { txid, until } => CommandAction::Preserve { txid: *txid, until: *until },
+            CommandKind::Unspend { outpoint, spender, input } => {
+                CommandAction::Unspend { outpoint: *outpoint, spender: *spender, input: *input }
+            }
+            CommandKind::List { .. } => return Ok(Vec::new()),
         };
-        Ok(vec![Asked::new(first, action)])
+        Ok(vec![PendingCommand::new(first, action)])
     }
 }
 
 impl ReassignArgs {
-    fn action(&self) -> Result<Action<'_>, UsageError> {
-        let missing = || UsageError("an outpoint, --utxo-hash, --script, --satoshis and --height, or --set".to_owned());
-        Ok(Action::Reassign {
+    fn build_action(&self) -> Result<CommandAction<'_>, UsageError> {
+        let missing =
+            || UsageError("give an outpoint, --utxo-hash, --script, --satoshis and --height; or --set".to_owned());
+        Ok(CommandAction::Reassign {
             outpoint: self.outpoint.ok_or_else(missing)?,
             utxo_hash: self.utxo_hash.ok_or_else(missing)?,
             new_script: self.script.as_deref().ok_or_else(missing)?,
@@ -252,29 +265,29 @@ impl ReassignArgs {
     }
 }
 
-/// Reassignments, one JSON object a line; empty lines are left out.
-fn read_set(file: &Path) -> Result<Vec<Asked>, Failure> {
+/// Reads reassignments, one JSON object per line. Empty lines are skipped.
+fn read_set(file: &Path) -> Result<Vec<PendingCommand>, Failure> {
     let unreadable = |error: &dyn Display| Failure::new(format!("cannot read {}: {error}", file.display()));
     let bytes = fs::read(file).map_err(|error| unreadable(&error))?;
-    let text = text_of(&bytes).map_err(|error| unreadable(&error))?;
+    let text = decode_utf8(&bytes).map_err(|error| unreadable(&error))?;
     let mut commands = Vec::new();
     for (line, json) in (1..).zip(text.lines()).filter(|(_, json)| !json.trim().is_empty()) {
         let wrong = |why: &str| UsageError(format!("{}, line {line}: {why}", file.display()));
         let message = from_json(json).map_err(|error| wrong(&error.to_string()))?;
         match Event::decode(&message) {
-            Ok(Event::Command(Command { id, action: action @ Action::Reassign { .. } })) => {
-                commands.push(Asked::new(id, action));
+            Ok(Event::Command(Command { id, action: action @ CommandAction::Reassign { .. } })) => {
+                commands.push(PendingCommand::new(id, action));
             }
-            _ => return Err(wrong("is no command that reassigns an output").into()),
+            _ => return Err(wrong("is not a command that reassigns an output").into()),
         }
     }
     if commands.is_empty() {
-        return Err(UsageError(format!("{} lists nothing", file.display())).into());
+        return Err(UsageError(format!("{}: there is no command in this file", file.display())).into());
     }
     Ok(commands)
 }
 
-/// The same command line gives the same ids again.
+/// Derives the id of a command from the given id, so that the same command line has the same ids again.
 fn nth_id(first: [u8; 16], number: u64) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&first).update(&number.to_le_bytes());
@@ -308,9 +321,9 @@ mod tests {
         Program::try_parse_from(std::iter::once("command").chain(line.split_whitespace()))
     }
 
-    fn commands(line: &str) -> Result<Vec<Asked>, String> {
+    fn commands(line: &str) -> Result<Vec<PendingCommand>, String> {
         let program = parsed(line).map_err(|error| error.to_string())?;
-        program.command.commands().map_err(|failure| failure.to_string())
+        program.command.build_commands().map_err(|failure| failure.to_string())
     }
 
     #[test]
@@ -324,39 +337,42 @@ mod tests {
     fn a_reassignment_is_spendable_a_thousand_blocks_later() {
         let hash = "ab".repeat(32);
         let line = format!("reassign TX:1 --utxo-hash {hash} --script 51 --satoshis 7 --height 900");
-        let Kind::Reassign(args) = parsed(&line).unwrap().command.kind else { panic!() };
-        let action = args.action().unwrap();
-        assert!(matches!(action, Action::Reassign { spendable_after: 1_000, new_script: [0x51], .. }), "{action:?}");
+        let CommandKind::Reassign(args) = parsed(&line).unwrap().command.kind else { panic!() };
+        let action = args.build_action().unwrap();
+        assert!(
+            matches!(action, CommandAction::Reassign { spendable_after: 1_000, new_script: [0x51], .. }),
+            "{action:?}"
+        );
         assert!(commands("reassign TX:1 --script 51").unwrap_err().contains("--utxo-hash"));
     }
 
     #[test]
-    fn each_of_several_has_an_id_that_follows_from_the_given_one() {
+    fn several_commands_have_ids_derived_from_the_given_one() {
         let id = "00".repeat(16);
         let line = format!("--id {id} freeze TX:0 TX:1");
-        let ids = || commands(&line).unwrap().iter().map(|asked| format!("{asked:?}")).collect::<Vec<_>>();
+        let ids = || commands(&line).unwrap().iter().map(|command| format!("{command:?}")).collect::<Vec<_>>();
         assert_eq!((ids().len(), ids()), (2, ids()));
         assert_ne!(ids()[0], ids()[1]);
         assert!(commands("--id 00 freeze TX:0").unwrap_err().contains("32 hexadecimal digits"));
     }
 
-    /// Every command, as it is written, as it is published, and as it is shown.
+    /// Each command line gives one action, and the action is printed as that command line.
     #[test]
-    fn each_line_is_the_action_that_it_names() {
+    fn command_lines_and_actions_correspond() {
         let hash = "ab".repeat(32);
         let (txid, spender): (Txid, Txid) = (TXID.parse().unwrap(), "cd".repeat(32).parse().unwrap());
         let outpoint = Outpoint { txid, vout: 7 };
         let reassign =
             format!("reassign TX:7 --utxo-hash {hash} --script 5152 --satoshis 9 --height 3 --spendable-after 4");
         let actions = [
-            ("lock TX", Action::Lock { txid }),
-            ("unlock TX", Action::Unlock { txid }),
-            ("freeze TX:7", Action::Freeze { outpoint }),
-            ("unfreeze TX:7", Action::Unfreeze { outpoint }),
-            ("freeze-until TX:7 --height 5", Action::FreezeUntil { outpoint, height: 5 }),
+            ("lock TX", CommandAction::Lock { txid }),
+            ("unlock TX", CommandAction::Unlock { txid }),
+            ("freeze TX:7", CommandAction::Freeze { outpoint }),
+            ("unfreeze TX:7", CommandAction::Unfreeze { outpoint }),
+            ("freeze-until TX:7 --height 5", CommandAction::FreezeUntil { outpoint, height: 5 }),
             (
                 reassign.as_str(),
-                Action::Reassign {
+                CommandAction::Reassign {
                     outpoint,
                     utxo_hash: hash.parse().unwrap(),
                     new_script: &[0x51, 0x52],
@@ -367,18 +383,18 @@ mod tests {
             ),
             (
                 "unspend TX:7 --input 2 --spender cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
-                Action::Unspend { outpoint, spender, input: 2 },
+                CommandAction::Unspend { outpoint, spender, input: 2 },
             ),
-            ("set-conflicting TX", Action::SetConflicting { txid }),
-            ("reconsider TX", Action::Reconsider { txid }),
-            ("preserve TX --until 6", Action::Preserve { txid, until: 6 }),
-            ("delete TX", Action::Delete { txid }),
+            ("set-conflicting TX", CommandAction::SetConflicting { txid }),
+            ("reconsider TX", CommandAction::Reconsider { txid }),
+            ("preserve TX --until 6", CommandAction::Preserve { txid, until: 6 }),
+            ("delete TX", CommandAction::Delete { txid }),
         ];
         let id = [0x11; 16];
         for (line, action) in actions {
-            let asked = commands(&format!("--id {} {line}", "11".repeat(16))).unwrap();
-            assert_eq!(asked, [Asked::new(id, action.clone())], "{line}");
-            assert_eq!(Line(&action).to_string(), line.replace("TX", TXID));
+            let parsed = commands(&format!("--id {} {line}", "11".repeat(16))).unwrap();
+            assert_eq!(parsed, [PendingCommand::new(id, action.clone())], "{line}");
+            assert_eq!(CommandLine(&action).to_string(), line.replace("TX", TXID));
         }
         assert_eq!(commands("list").unwrap(), []);
     }
@@ -394,8 +410,8 @@ mod tests {
         fs::write(file.path(), format!("\u{feff}{reassignments}\n")).unwrap();
         assert_eq!(commands(&line).unwrap().len(), 1);
         fs::write(file.path(), golden).unwrap();
-        assert!(commands(&line).unwrap_err().contains("line 1: is no command that reassigns"));
+        assert!(commands(&line).unwrap_err().contains("line 1: is not a command that reassigns"));
         fs::write(file.path(), "").unwrap();
-        assert!(commands(&line).unwrap_err().contains("lists nothing"));
+        assert!(commands(&line).unwrap_err().contains("no command in this file"));
     }
 }

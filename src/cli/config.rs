@@ -1,4 +1,4 @@
-//! `utxo-store config`: a commented sample of the configuration, and a check of one.
+//! `utxo-store config`: prints a commented sample of the settings, or checks settings.
 
 use std::io::Write;
 
@@ -7,19 +7,19 @@ use clap::{Args, Subcommand};
 use super::{CommandResult, ConfigArgs, output};
 use crate::config;
 
-/// Arguments of `config`.
+/// Command-line arguments of `utxo-store config`.
 #[derive(Debug, Args)]
 pub struct ConfigCommand {
     #[command(subcommand)]
-    action: Action,
+    action: ConfigAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
-    /// Print every setting with its default and what it does, as TOML
+enum ConfigAction {
+    /// Print every setting with its description and default, as TOML
     #[command(after_help = "Example: utxo-store config sample > utxo-store.toml")]
     Sample,
-    /// Check a configuration: the file, and the environment over it; exit code 2 when it is wrong
+    /// Check the settings of the file and the environment, without connecting; exit code 2 on an error
     #[command(
         after_help = "Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store config check --config utxo-store.toml"
     )]
@@ -29,12 +29,12 @@ enum Action {
 impl ConfigCommand {
     pub(super) fn run(self) -> CommandResult {
         match self.action {
-            Action::Sample => output::stdout().write_all(config::sample().as_bytes())?,
-            Action::Check(args) => {
-                // What goes through to librdkafka is checked by librdkafka; nothing is connected yet.
+            ConfigAction::Sample => output::stdout().write_all(config::sample().as_bytes())?,
+            ConfigAction::Check(args) => {
+                // librdkafka checks its own properties when the client is built; the client does not connect.
                 let config = args.load()?;
-                let settings = super::wiring::kafka(&config);
-                super::opening::kafka(settings)?;
+                let settings = super::wiring::kafka_settings(&config);
+                super::opening::build_kafka(settings)?;
                 for warning in config.warnings() {
                     writeln!(output::stderr(), "warning: {warning}")?;
                 }

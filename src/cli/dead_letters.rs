@@ -1,4 +1,4 @@
-//! `utxo-store dead-letters`: what could not be applied, and what is done about it.
+//! `utxo-store dead-letters`: lists, replays and discards the events that could not be applied.
 
 mod register;
 mod settle;
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{
     CommandResult, ConfigArgs, Failure, UsageError, block_on,
-    command::{each, only},
+    command::{read_partition, single_partition},
     generate::progress_bar,
     opening, output,
 };
@@ -22,55 +22,58 @@ use crate::{
     tx::Txid,
 };
 
-use register::{Filter, Listed, Register};
-use settle::{AT_ONCE, Done, Settler, Way};
+use register::{DeadLetterEntry, Filter, Register};
+use settle::{SETTLE_BATCH, SettleMethod, SettleResult, Settler};
 use verdicts::Verdicts;
 
 const AFTER_HELP: &str = "\
-A dead letter stays in its topic for good; what was done with it stands behind it. To replay one is to publish its source message again, to
-the topic that it came from, or, where a parent was missing, to have its transaction looked at again: do that once the cause is mended. What
-fails again is a new dead letter. Up to a thousand are asked for at once, and each is settled when its answer comes: it may be killed and begun
-again. Blocks, reorgs and commands have their place in an order and are not replayed: publish them anew.
+A dead letter stays in its topic for good; a later message of the topic records that the dead letter was settled. A
+replay publishes the source message again to its topic, or reconsiders the transaction if the reason was a missing
+parent. Replay after the cause is mended; an event that fails again becomes a new dead letter. Up to 1,000 dead letters
+are replayed at once, and each is settled when its answer comes, so a replay that was killed can be started again.
+Blocks, reorgs and commands have a fixed order and are not replayed: publish them anew.
 
 Example:
   utxo-store dead-letters list --config utxo-store.toml
-  utxo-store dead-letters replay --config utxo-store.toml --class missing-parent --from-timestamp 2026-11-23T10:00:00Z --dry-run
-  utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs --partition 3 --from-offset 17 --to-offset 17";
+  utxo-store dead-letters replay --config utxo-store.toml --class missing-parent \\
+    --from-timestamp 2026-11-23T10:00:00Z --dry-run
+  utxo-store dead-letters discard --config utxo-store.toml --topic utxo.validated-txs --partition 3 \\
+    --from-offset 17 --to-offset 17";
 
-/// Arguments of `dead-letters`.
+/// Command-line arguments of `utxo-store dead-letters`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct DeadLettersCommand {
     #[command(subcommand)]
-    action: Action,
+    action: DeadLettersAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
-    /// List those that nothing was done with yet
+enum DeadLettersAction {
+    /// List the dead letters that are not settled
     #[command(after_help = AFTER_HELP)]
     List {
         #[command(flatten)]
-        common: Common,
-        /// Those that something was done with, too
+        common: CommonArgs,
+        /// List settled dead letters, too: replayed, discarded, or with a live transaction
         #[arg(long)]
         settled: bool,
     },
-    /// Publish their source messages again, or have their transactions looked at again
+    /// Publish the source messages again, or reconsider transactions whose parents were missing
     #[command(after_help = AFTER_HELP)]
     Replay(SettleArgs),
-    /// Note that nobody wants them
+    /// Mark dead letters as settled without a replay
     #[command(after_help = AFTER_HELP)]
     Discard(SettleArgs),
 }
 
 #[derive(Debug, Args)]
-struct Common {
+struct CommonArgs {
     #[command(flatten)]
     config: ConfigArgs,
     #[command(flatten)]
     filter: Filter,
-    /// Print one JSON object each
+    /// Print one JSON object per dead letter
     #[arg(long)]
     json: bool,
 }
@@ -78,69 +81,69 @@ struct Common {
 #[derive(Debug, Args)]
 struct SettleArgs {
     #[command(flatten)]
-    common: Common,
-    /// All that nothing was done with yet; without it something has to say which
+    common: CommonArgs,
+    /// Take all dead letters that are not settled; required without a filter
     #[arg(long)]
     all: bool,
-    /// Only say what would be done
+    /// Change nothing: print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// How long to wait for the next answer about transactions that are looked at again, seconds
+    /// Time to wait for the next answer on reconsidered transactions, seconds
     #[arg(long, value_name = "S", default_value_t = 120)]
     timeout_s: u64,
 }
 
 impl DeadLettersCommand {
-    /// Lists, replays or discards, and prints a line each.
+    /// Lists, replays or discards dead letters, and prints one line per dead letter.
     ///
     /// # Errors
-    /// The log does not answer, or with one of them nothing could be done; those before it are settled.
+    /// The brokers do not answer, or at least one dead letter could not be settled.
     pub fn run(self) -> CommandResult {
         match self.action {
-            Action::List { common, settled } => common.list(settled),
-            Action::Replay(args) => args.run(true),
-            Action::Discard(args) => args.run(false),
+            DeadLettersAction::List { common, settled } => common.list(settled),
+            DeadLettersAction::Replay(args) => args.run(true),
+            DeadLettersAction::Discard(args) => args.run(false),
         }
     }
 }
 
-impl Common {
-    fn list(self, settled_too: bool) -> CommandResult {
+impl CommonArgs {
+    fn list(self, include_settled: bool) -> CommandResult {
         let config = self.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config).await?;
+            let broker = opening::open_broker(&config).await?;
             let topics = &config.kafka.topics;
-            let listed = listed(broker.as_ref(), topics, &self.filter, settled_too).await?;
-            let verdicts = verdicts_on(broker.as_ref(), topics, children_of_missing(&listed)).await?;
-            for listed in listed {
-                let came = listed.txid.is_some_and(|txid| verdicts.accepts(&txid));
-                match came {
-                    true if settled_too => self.tell(&listed, Some("its parent came, and the transaction is live"))?,
+            let entries = read_dead_letters(broker.as_ref(), topics, &self.filter, include_settled).await?;
+            let verdicts = read_verdicts(broker.as_ref(), topics, missing_parent_txids(&entries)).await?;
+            for entry in entries {
+                let is_live = entry.txid.is_some_and(|txid| verdicts.accepts(&txid));
+                match is_live {
+                    true if include_settled => self.print(&entry, Some(settle::ALREADY_LIVE))?,
                     true => {}
-                    false => self.tell(&listed, None)?,
+                    false => self.print(&entry, None)?,
                 }
             }
             Ok(())
         })
     }
 
-    fn tell(&self, listed: &Listed, result: Option<&str>) -> CommandResult {
+    fn print(&self, entry: &DeadLetterEntry, result: Option<&str>) -> CommandResult {
         let mut out = output::stdout();
         match (self.json, result) {
-            (true, _) => writeln!(out, "{}", serde_json::to_string(&Told { listed, result })?)?,
-            (false, Some(result)) => writeln!(out, "{listed}: {result}")?,
-            (false, None) => writeln!(out, "{listed}")?,
+            (true, _) => writeln!(out, "{}", serde_json::to_string(&DeadLetterLine { entry, result })?)?,
+            (false, Some(result)) => writeln!(out, "{entry}: {result}")?,
+            (false, None) => writeln!(out, "{entry}")?,
         }
         Ok(())
     }
 }
 
-/// One line of JSON.
+/// JSON line of one dead letter.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct DeadLetterLine<'a> {
     #[serde(flatten)]
-    listed: &'a Listed,
-    /// What became of it now.
+    entry: &'a DeadLetterEntry,
+    /// Result of this replay or discard.
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a str>,
 }
@@ -149,98 +152,99 @@ impl SettleArgs {
     fn run(self, replay: bool) -> CommandResult {
         let common = &self.common;
         if common.filter.is_empty() && !self.all {
-            return Err(UsageError("say which dead letters (--class, --topic, …), or --all".to_owned()).into());
+            let problem = "give a filter (--class, --topic, …), or --all for all dead letters";
+            return Err(UsageError(problem.to_owned()).into());
         }
         let config = common.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config).await?;
+            let broker = opening::open_broker(&config).await?;
             let topics = &config.kafka.topics;
-            let listed = listed(broker.as_ref(), topics, &common.filter, false).await?;
-            let children = if replay { children_of_missing(&listed) } else { Vec::new() };
-            let is_any = !children.is_empty();
+            let entries = read_dead_letters(broker.as_ref(), topics, &common.filter, false).await?;
+            let children = if replay { missing_parent_txids(&entries) } else { Vec::new() };
+            let has_children = !children.is_empty();
             let timeout = Duration::from_secs(self.timeout_s);
             let settler = match self.dry_run {
                 true => None,
-                false => Some(Settler::open(broker.as_ref(), topics, timeout, is_any).await?),
+                false => Some(Settler::open(broker.as_ref(), topics, timeout, has_children).await?),
             };
-            let verdicts = verdicts_on(broker.as_ref(), topics, children).await?;
-            let count = listed.len();
-            let way = |letter: &Listed| if replay { Way::of(letter, topics, &verdicts) } else { Way::Discard };
-            let letters: Vec<(Listed, Way)> = listed
-                .into_iter()
-                .map(|letter| {
-                    let way = way(&letter);
-                    (letter, way)
-                })
-                .collect();
-            let bar = progress_bar("settled", count as u64);
-            let mut done = 0;
-            let mut tell = |letter: &Listed, result: &Done| {
-                done += usize::from(result.is_ok());
-                bar.inc(1);
-                let told = match result {
-                    Ok(told) => told,
-                    Err(why) => why.as_str(),
+            let verdicts = read_verdicts(broker.as_ref(), topics, children).await?;
+            let count = entries.len();
+            let with_method = |entry: DeadLetterEntry| {
+                let method = match replay {
+                    true => SettleMethod::of(&entry, topics, &verdicts),
+                    false => SettleMethod::Discard,
                 };
-                common.tell(letter, Some(told))
+                (entry, method)
             };
-            match settler.map(|settler| settler.knowing(verdicts)) {
-                None => letters.iter().try_for_each(|(letter, way)| tell(letter, &way.in_words()))?,
+            let entries: Vec<(DeadLetterEntry, SettleMethod)> = entries.into_iter().map(with_method).collect();
+            let bar = progress_bar("settled", count as u64);
+            let mut settled = 0;
+            let mut report = |entry: &DeadLetterEntry, result: &SettleResult| {
+                settled += usize::from(result.is_ok());
+                bar.inc(1);
+                let message = match result {
+                    Ok(message) => message,
+                    Err(reason) => reason.as_str(),
+                };
+                common.print(entry, Some(message))
+            };
+            match settler.map(|settler| settler.with_verdicts(verdicts)) {
+                None => entries.iter().try_for_each(|(entry, method)| report(entry, &method.describe_dry_run()))?,
                 Some(mut settler) => {
-                    for letters in letters.chunks(AT_ONCE) {
-                        // Who is asked for more while nobody answers waits in vain.
-                        if !settler.settle(letters, &mut tell).await? {
+                    for entries in entries.chunks(SETTLE_BATCH) {
+                        // Without an answer in time the sequencer is down: more commands would wait in vain.
+                        if !settler.settle(entries, &mut report).await? {
                             break;
                         }
                     }
                 }
             }
             bar.finish_and_clear();
-            match count - done {
+            match count - settled {
                 0 => Ok(()),
-                left => Err(Failure::new(format!("{left} of {count} dead letters are as they were"))),
+                left => Err(Failure::new(format!("{left} of {count} dead letters were not settled"))),
             }
         })
     }
 }
 
-/// The transactions of dead letters whose parent was missing: of those the log may say something else since.
-fn children_of_missing(listed: &[Listed]) -> Vec<Txid> {
-    let missing = listed.iter().filter(|listed| listed.letter.class == DeadLetterClass::MissingParent);
-    missing.filter_map(|listed| listed.txid).collect()
+/// Returns the transactions of dead letters whose parent was missing: a later verdict can have accepted them.
+fn missing_parent_txids(entries: &[DeadLetterEntry]) -> Vec<Txid> {
+    let missing = entries.iter().filter(|entry| entry.letter.class == DeadLetterClass::MissingParent);
+    missing.filter_map(|entry| entry.txid).collect()
 }
 
-/// The last verdicts on these transactions, by the topic of decisions, which is read only for any of them.
-async fn verdicts_on(broker: &dyn Broker, topics: &Topics, txids: Vec<Txid>) -> Result<Verdicts, BrokerError> {
-    let is_any = !txids.is_empty();
-    let mut verdicts = Verdicts::on(txids);
-    if is_any {
-        let decisions = [only(topics.decisions.as_str())];
-        read_through(broker, &decisions, "decisions", |_, message| verdicts.take(message)).await?;
+/// Reads the last verdicts on these transactions from the decisions; without transactions nothing is read.
+async fn read_verdicts(broker: &dyn Broker, topics: &Topics, txids: Vec<Txid>) -> Result<Verdicts, BrokerError> {
+    let has_txids = !txids.is_empty();
+    let mut verdicts = Verdicts::for_txids(txids);
+    if has_txids {
+        let decisions = [single_partition(topics.decisions.as_str())];
+        read_partitions(broker, &decisions, "decisions", |_, message| verdicts.take(message)).await?;
     }
     Ok(verdicts)
 }
 
-/// The dead letters that are meant, by the partitions of their topic, in their order there.
-async fn listed(
+/// Reads the dead letters that match the filter, ordered by partition and offset of their topic.
+async fn read_dead_letters(
     broker: &dyn Broker,
     topics: &Topics,
     filter: &Filter,
-    settled_too: bool,
-) -> Result<Vec<Listed>, BrokerError> {
+    include_settled: bool,
+) -> Result<Vec<DeadLetterEntry>, BrokerError> {
     let topic = topics.dead_letters.as_str();
     let count = broker.partitions(topic).await?.ok_or_else(|| BrokerError::unknown_topic("read", topic))?;
     let partitions: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
     let mut register = Register::new(filter);
-    read_through(broker, &partitions, "dead letters", |partition, message| register.take(partition, message)).await?;
-    Ok(register.finish(settled_too))
+    read_partitions(broker, &partitions, "dead letters", |partition, message| register.add(partition, message)).await?;
+    Ok(register.finish(include_settled))
 }
 
-/// Reads whole partitions, and shows on a terminal how far it is.
-async fn read_through(
+/// Reads whole partitions, with a progress bar on a terminal.
+async fn read_partitions(
     broker: &dyn Broker,
     partitions: &[TopicPartition],
-    what: &'static str,
+    label: &'static str,
     mut take: impl FnMut(i32, &Message),
 ) -> Result<(), BrokerError> {
     let mut total = 0;
@@ -248,10 +252,10 @@ async fn read_through(
         let (low, end) = broker.watermarks(partition).await?;
         total += end - low;
     }
-    let bar = progress_bar(what, total);
-    for at in partitions {
-        each(broker, at, |message| {
-            take(at.partition, message);
+    let bar = progress_bar(label, total);
+    for partition in partitions {
+        read_partition(broker, partition, |message| {
+            take(partition.partition, message);
             bar.inc(1);
         })
         .await?;

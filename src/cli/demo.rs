@@ -1,14 +1,14 @@
-//! `utxo-store demo`: real blocks through the whole store as processes of its own, killed in between, and a rebuild from
-//! offset 0 to compare with.
+//! `utxo-store demo`: feeds real blocks through a log into the store's own processes, kills the processes meanwhile,
+//! and compares the store with a rebuild from offset 0.
 
 mod child;
 mod directory;
+mod kills;
 mod log;
 mod progress;
 mod report;
 mod rivalry;
-mod survive;
-mod tell;
+mod story;
 mod timeline;
 
 use std::{
@@ -22,20 +22,20 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    directory::{Directory, Settings},
-    log::Log,
-    progress::Groups,
-    report::{Checked, Report},
+    directory::{DemoDirectory, DemoSettings},
+    kills::{KillReport, run_with_kills},
+    log::DemoLog,
+    progress::DemoGroups,
+    report::{CheckedStore, DemoReport},
     rivalry::Rivalry,
-    survive::{Survival, survive},
     timeline::Timeline,
 };
 use super::{
     CommandResult, Failure, UsageError, block_on,
-    command::{self, audit},
-    generate::{Feed, Loaded, SourceArgs, produce},
-    opening::{self, Watched},
-    stats::group,
+    command::{self, list_commands},
+    generate::{EventSource, LoadedSource, SourceArgs, produce},
+    opening::{self, Monitoring},
+    stats::group_digits,
     wiring,
 };
 use crate::{
@@ -44,9 +44,9 @@ use crate::{
     config::{Brokers, Config},
     engine::StoreUrl,
     event::Topic,
-    generate::{Chain, Message, PreviousOutputs, Reorganised, Rivals, Scenario, SourceFile, Step, Story},
+    generate::{Chain, DemoStep, Message, PreviousOutputs, ReorgInjector, Rivals, Scenario, SourceFile, Story},
     instance,
-    seeded::Seeded,
+    rng::SplitMix64,
     store::Store,
     tx::Network,
 };
@@ -61,59 +61,61 @@ Example:
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
 
-Events of a file are JSON, one a line, as schemas/ has them. Between them a demo takes {\"demo\":\"settle\"}: what is before is consumed
-before the rest is produced (so a command comes after the blocks before it); and {\"demo\":\"raw\",\"topic\":\"utxo.validated-txs\",
-\"key\":\"<txid>\",\"payload\":\"<hex>\"}: bytes that need be no event, to make dead letters.
+A file of events has one JSON object per line, as schemas/ describes. Two further lines are accepted:
+{\"demo\":\"settle\"} produces the rest only after every event before is consumed (so that a command comes after the
+blocks before it). Any bytes, for example a dead letter, are produced by
+{\"demo\":\"raw\",\"topic\":\"utxo.validated-txs\",\"key\":\"<txid>\",\"payload\":\"<hex>\"}.
 
-Without --blocks or --events it takes the main network's blocks 0 to 4,312, which are in the program. Without --brokers
-it has a broker of its own, which holds little and is no evidence for Kafka. Exit code 0 only if the store and its rebuild
-have the same digest, no invariant is broken, and of the kills at least one came before everything was consumed.";
+Without --blocks or --events the demo feeds blocks 0 to 4,312 of the main network, which are part of the program.
+Without --brokers the demo starts a mock broker, which holds little and is no evidence for Kafka. The exit code is 0
+only if the store and its rebuild have the same digest, no invariant is broken, and at least one kill came before every
+event was consumed.";
 
-/// Blocks 0 to 4,312 of the main network: see `tests/data/PROVENANCE.md`.
+/// Blocks 0 to 4,312 of the main network; `tests/data/PROVENANCE.md` has their origin.
 static FIRST_BLOCKS: &[u8] = include_bytes!("../../tests/data/mainnet-0-4312.blk");
 
-/// Feeds blocks through a log into a store, kills the store's process in between, and compares with a rebuild
+/// Feeds blocks through a log into a store, kills the store's process meanwhile, and compares with a rebuild
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub struct DemoArgs {
     #[command(flatten)]
     source: SourceArgs,
-    /// A real cluster, `host:port` separated by commas: topics with names of their own are created there
+    /// Real cluster, `host:port` separated by commas; the demo creates topics with unique names there
     #[arg(long, value_name = "HOST:PORT")]
     brokers: Option<Brokers>,
-    /// Another store to fill, which must be empty; otherwise one in the data directory
+    /// Store to fill, which must be empty; by default a store in the data directory
     #[arg(long, value_name = "URL")]
     store: Option<StoreUrl>,
-    /// Where stores, configuration and logs go, and stay; otherwise a temporary directory. With a broker of its own the
-    /// log stays, too: `inspect`, `dead-letters list` and `command list` read it by the utxo-store.toml in the
-    /// directory
+    /// Directory for stores, configuration and logs, which stay; by default a temporary directory. With the mock broker
+    /// the log of events is saved, too: `inspect`, `dead-letters list` and `command list` read it with the
+    /// utxo-store.toml in the directory
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// How often the process is killed
+    /// Number of kills of the process
     #[arg(long, value_name = "N", default_value_t = 1)]
     kills: u32,
-    /// Add double spends, and transactions that depend on them
+    /// Add double spends, and transactions that spend their outputs
     #[arg(long, conflicts_with = "events")]
     contended: bool,
-    /// Add so many artificial reorgs of 1 to 20 blocks, after each of which the blocks are back
+    /// Add this number of artificial reorgs of 1 to 20 blocks, each followed by a reorg back
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["events", "contended"])]
     reorgs: u64,
-    /// Tell a story instead, with the state before and after each chapter: double-spend, reorg, coinbase-reorg, freeze
+    /// Play a story instead and print the state after each chapter: double-spend, reorg, coinbase-reorg, freeze
     #[arg(long, value_name = "NAME", conflicts_with_all = ["events", "blocks", "contended", "kills", "reorgs"])]
     scenario: Option<Scenario>,
-    /// With `--scenario`: show all that is known of each transaction that a chapter has changed, as `inspect tx --history` does
+    /// With `--scenario`: print each transaction that a chapter has changed, as `inspect tx --history` does
     #[arg(long, requires = "scenario")]
     inspect: bool,
-    /// Chooses the moments of the kills, the double spends and the reorgs
+    /// Seed for the moments of the kills, the double spends and the reorgs
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
-    /// Partitions of the transactions' topic
+    /// Number of partitions of the topic of validated transactions
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(i32).range(1..=1_000))]
     partitions: i32,
-    /// Output slots a record, instead of the default
+    /// Output slots per record, instead of the default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     utxo_batch_size: Option<u32>,
-    /// Keep the body of every transaction in a blob store, which is in the data directory, too
+    /// Store the body of every transaction in a blob store in the data directory
     #[arg(long)]
     externalize_all: bool,
     /// Print one JSON object instead of a table
@@ -122,65 +124,68 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    /// Shows it all. Fails when the digests differ or an invariant is broken.
+    /// Runs the demo and prints the report.
     ///
     /// # Errors
-    /// That, and whatever keeps it from being shown.
+    /// The digests differ, an invariant is broken, or a step of the demo failed.
     pub fn run(self) -> CommandResult {
         block_on(self.show())
     }
 
     async fn show(&self) -> CommandResult {
         if let Some(scenario) = self.scenario {
-            return Box::pin(self.tell(&scenario.story())).await;
+            return Box::pin(self.play(&scenario.story())).await;
         }
         let (loaded, pauses) = self.load()?;
-        let feed = loaded.feed()?;
-        let rivals = self.rivals(&feed);
-        let blocks = feed.counts().map_or(0, |counts| counts.blocks);
+        let event_source = loaded.event_source()?;
+        let rivals = self.rivals(&event_source);
+        let blocks = event_source.counts().map_or(0, |counts| counts.blocks);
         let messages = || -> Box<dyn Iterator<Item = Message> + Send + '_> {
             match &rivals {
-                Some(rivals) => Box::new(rivals.among(feed.messages())),
-                None if self.reorgs > 0 => Box::new(Reorganised::new(feed.messages(), blocks, self.reorgs, self.seed)),
-                None => feed.messages(),
+                Some(rivals) => Box::new(rivals.interleave(event_source.messages())),
+                None if self.reorgs > 0 => {
+                    Box::new(ReorgInjector::new(event_source.messages(), blocks, self.reorgs, self.seed))
+                }
+                None => event_source.messages(),
             }
         };
 
-        let log = Log::start(self.brokers.as_ref(), self.partitions)?;
-        log.check_room(messages())?;
-        let mut directory = Directory::new(self.data_dir.as_deref())?;
+        let log = DemoLog::start(self.brokers.as_ref(), self.partitions)?;
+        log.check_capacity(messages())?;
+        let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, network_of(&loaded)?);
         let config = begin(&directory, &settings).await?;
         let result =
-            Box::pin(self.through(&config, &log, &directory, messages, &pauses, rivals.as_ref(), blocks)).await;
+            Box::pin(self.feed_and_compare(&config, &log, &directory, messages, &pauses, rivals.as_ref(), blocks))
+                .await;
         if result.is_err() {
             directory.keep();
         }
-        let kept = log.keep(&config, &directory, &settings).await;
-        // The log ends after its clients.
+        let saved = log.save(&config, &directory, &settings).await;
+        // The mock broker ends after its clients.
         drop(log);
-        let report = result.map_err(|failure| directory.named(failure))?.leaving_out(feed.left_out());
-        kept?;
+        let report = result.map_err(|failure| directory.with_path(failure))?.with_left_out(event_source.left_out());
+        saved?;
         report.print(self.json)?;
         report.verdict()
     }
 
-    async fn tell(&self, story: &Story) -> CommandResult {
-        let log = Log::start(self.brokers.as_ref(), self.partitions)?;
-        let mut directory = Directory::new(self.data_dir.as_deref())?;
+    async fn play(&self, story: &Story) -> CommandResult {
+        let log = DemoLog::start(self.brokers.as_ref(), self.partitions)?;
+        let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, Network::default());
         let config = begin(&directory, &settings).await?;
-        let told = Box::pin(tell::tell(story, &config, &log, &directory, self.inspect)).await;
-        if told.is_err() {
+        let result = Box::pin(story::run_story(story, &config, &log, &directory, self.inspect)).await;
+        if result.is_err() {
             directory.keep();
         }
-        let kept = log.keep(&config, &directory, &settings).await;
+        let saved = log.save(&config, &directory, &settings).await;
         drop(log);
-        told.map_err(|failure| directory.named(failure)).and(kept)
+        result.map_err(|failure| directory.with_path(failure)).and(saved)
     }
 
-    fn settings<'a>(&'a self, log: &'a Log, network: Network) -> Settings<'a> {
-        Settings {
+    fn settings<'a>(&'a self, log: &'a DemoLog, network: Network) -> DemoSettings<'a> {
+        DemoSettings {
             brokers: log.brokers(),
             suffix: log.suffix(),
             store: self.store.as_ref(),
@@ -190,104 +195,105 @@ impl DemoArgs {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "all that a demo is made of")]
-    async fn through<'m>(
+    #[allow(clippy::too_many_arguments, reason = "the parts of a demo")]
+    async fn feed_and_compare<'m>(
         &self,
         config: &Config,
-        log: &Log,
-        directory: &Directory,
+        log: &DemoLog,
+        directory: &DemoDirectory,
         messages: impl Fn() -> Box<dyn Iterator<Item = Message> + Send + 'm>,
         pauses: &[usize],
         rivals: Option<&Rivals>,
         blocks: u64,
-    ) -> Result<Report, Failure> {
+    ) -> Result<DemoReport, Failure> {
         log.create_topics(config).await?;
-        let broker = opening::broker(config).await?;
+        let broker = opening::open_broker(config).await?;
         let count = messages().count();
         let timeline = Timeline::new();
         let bar = timeline.phase("published", count as u64);
         let producer = broker.producer().await?;
-        let groups = Groups::new(broker.clone(), config);
-        let (mut started, mut survival, mut first_process) = (Instant::now(), Survival::default(), 0);
+        let groups = DemoGroups::new(broker.clone(), config);
+        let (mut started, mut kill_report, mut first_process) = (Instant::now(), KillReport::default(), 0);
         let mut from = 0;
         for to in pauses.iter().copied().filter(|to| (1..count).contains(to)).chain([count]) {
             let phase = || messages().skip(from).take(to - from);
             let produced = produce(producer.as_ref(), &config.kafka.topics, phase(), &bar).await?;
             timeline.note(format!(
                 "{} events published ({} bytes)",
-                group(produced.events.into()),
-                group(produced.bytes.into())
+                group_digits(produced.events.into()),
+                group_digits(produced.bytes.into())
             ));
             if from == 0 {
-                log.check_kept(broker.as_ref(), config, phase()).await?;
+                log.check_retained(broker.as_ref(), config, phase()).await?;
                 started = Instant::now();
             }
-            // Kills are for the last phase: the others only bring the store to where it begins.
+            // Kills happen in the last phase only: the phases before bring the store to its begin.
             let kills = if to == count { self.kills } else { 0 };
-            survival = survive(directory, first_process, &groups, kills, Seeded::new(self.seed), &timeline).await?;
+            let rng = SplitMix64::new(self.seed);
+            kill_report = run_with_kills(directory, first_process, &groups, kills, rng, &timeline).await?;
             (from, first_process) = (to, first_process + kills + 1);
         }
         bar.finish_and_clear();
-        let seconds = started.elapsed().as_secs_f64() - survival.stopping.as_secs_f64();
-        log.check_unbroken(broker.as_ref(), config).await?;
+        let seconds = started.elapsed().as_secs_f64() - kill_report.stopping.as_secs_f64();
+        log.check_complete(broker.as_ref(), config).await?;
 
         let metrics = Arc::default();
-        let blobs = opening::blobs(config, Intent::Read, &metrics).await?;
-        let live = opening::store(config, &config.store.url, &metrics).await?.with_blobs(blobs);
-        let blobs = opening::blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
-        let rebuilt = opening::store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
+        let blobs = opening::open_blobs(config, Intent::Read, &metrics).await?;
+        let live = opening::open_store(config, &config.store.url, &metrics).await?.with_blobs(blobs);
+        let blobs = opening::open_blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
+        let rebuilt = opening::open_store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
         timeline.note("rebuild started from offset 0 into a second, empty store");
-        rebuild(config, broker.clone(), &rebuilt, survival.events, &timeline).await?;
+        rebuild(config, broker.clone(), &rebuilt, kill_report.events, &timeline).await?;
         timeline.note("rebuild finished; both stores are scanned and verified");
         let rivalry = match rivals {
-            Some(rivals) => Some(Rivalry::of(&live, rivals).await?),
+            Some(rivals) => Some(Rivalry::read(&live, rivals).await?),
             None => None,
         };
-        let (checked, again) = (Checked::of(&live).await?, Checked::of(&rebuilt).await?);
-        timeline.note(checked.compared_with(&again));
-        let contests = groups.contests().await?;
-        let dead_letters = groups.messages_in(Topic::DeadLetters).await?;
-        let commands = audit(broker.as_ref(), &command::Topics::of(&config.kafka.topics), true).await?;
+        let (checked, again) = (CheckedStore::check(&live).await?, CheckedStore::check(&rebuilt).await?);
+        timeline.note(checked.describe_comparison(&again));
+        let contests = groups.count_contests().await?;
+        let dead_letters = groups.count_messages(Topic::DeadLetters).await?;
+        let commands = list_commands(broker.as_ref(), &command::CommandTopics::of(&config.kafka.topics), true).await?;
         live.engine.close().await?;
         rebuilt.engine.close().await?;
-        let report = Report::new(blocks, checked, again, survival, rivalry, contests, dead_letters, seconds);
+        let report = DemoReport::new(blocks, checked, again, kill_report, rivalry, contests, dead_letters, seconds);
         Ok(report.with_commands(commands))
     }
 
-    /// The source, and before which of its messages everything is to be consumed.
-    fn load(&self) -> Result<(Loaded, Vec<usize>), Failure> {
-        if let Some(steps) = self.source.steps()? {
+    /// Loads the source, with the indexes of the messages before which every earlier event is consumed.
+    fn load(&self) -> Result<(LoadedSource, Vec<usize>), Failure> {
+        if let Some(steps) = self.source.load_steps()? {
             let (mut messages, mut pauses) = (Vec::new(), Vec::new());
             for step in steps {
                 match step {
-                    Step::Produce(message) => messages.push(message),
-                    Step::Settle => pauses.push(messages.len()),
+                    DemoStep::Produce(message) => messages.push(message),
+                    DemoStep::Settle => pauses.push(messages.len()),
                 }
             }
-            return Ok((Loaded::Lines(messages), pauses));
+            return Ok((LoadedSource::Lines(messages), pauses));
         }
         if self.source.blocks.is_empty() {
             let file = SourceFile { name: "blocks 0 to 4,312".to_owned(), bytes: FIRST_BLOCKS.to_vec() };
             let previous = PreviousOutputs::InTheFiles;
-            return Ok((Loaded::Blocks { files: vec![file], first_height: None, previous }, Vec::new()));
+            return Ok((LoadedSource::Blocks { files: vec![file], first_height: None, previous }, Vec::new()));
         }
         Ok((self.source.load()?, Vec::new()))
     }
 
-    fn rivals(&self, feed: &Feed<'_>) -> Option<Rivals> {
-        match feed {
-            Feed::Chain(chain) if self.contended => Some(rivals_of(chain, self.seed)),
+    fn rivals(&self, event_source: &EventSource<'_>) -> Option<Rivals> {
+        match event_source {
+            EventSource::Chain(chain) if self.contended => Some(rivals_of(chain, self.seed)),
             _ => None,
         }
     }
 }
 
-/// The network whose rules the store follows: the main one where the source does not tell.
-fn network_of(loaded: &Loaded) -> Result<Network, Failure> {
+/// Returns the network of the source; the main network where the source names none.
+fn network_of(loaded: &LoadedSource) -> Result<Network, Failure> {
     let Some(network) = loaded.network() else { return Ok(Network::default()) };
     network.store_network().ok_or_else(|| {
         Failure::new(format!(
-            "the blocks are of {network}, which no store can follow: give blocks of main, test or regtest"
+            "the blocks are of {network}, a network that no store supports: give blocks of main, test or regtest"
         ))
     })
 }
@@ -295,16 +301,16 @@ fn network_of(loaded: &Loaded) -> Result<Network, Failure> {
 /// Time between two updates of the rebuild's bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How many of the blocks' transactions get a rival.
+/// Share of the transactions of the blocks that get a rival.
 const CONTENDED_SHARE: f64 = 0.3;
 
 fn rivals_of(chain: &Chain<'_>, seed: u64) -> Rivals {
     Rivals::new(chain, seed, CONTENDED_SHARE)
 }
 
-/// Writes the configuration, once the store is known to be empty: where it is not, that of the demo that filled it
-/// stays.
-async fn begin(directory: &Directory, settings: &Settings<'_>) -> Result<Config, Failure> {
+/// Writes the configuration and checks that the store is empty. For a store that is not empty the configuration of the
+/// demo that filled it is restored.
+async fn begin(directory: &DemoDirectory, settings: &DemoSettings<'_>) -> Result<Config, Failure> {
     let before = fs::read(directory.config_file()).ok();
     let config = directory.configure(settings)?;
     let empty = check_empty(&config).await;
@@ -314,13 +320,13 @@ async fn begin(directory: &Directory, settings: &Settings<'_>) -> Result<Config,
     empty.map(|()| config)
 }
 
-/// Filling a store that holds something would show nothing.
+/// Checks that the store is empty and outlives its process: the comparison with a rebuild needs both.
 async fn check_empty(config: &Config) -> Result<(), Failure> {
     if matches!(config.store.url, StoreUrl::Memory | StoreUrl::Null) {
         let problem = format!("--store {}: a demo needs a store that outlives its process", config.store.url);
         return Err(UsageError(problem).into());
     }
-    let store = opening::store(config, &config.store.url, &Arc::default()).await?;
+    let store = opening::open_store(config, &config.store.url, &Arc::default()).await?;
     let meta = store.meta().await?;
     store.engine.close().await?;
     match meta {
@@ -329,7 +335,7 @@ async fn check_empty(config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// Rebuilds from offset 0 into an empty store, as far as the live store has come: about `events` events.
+/// Rebuilds from offset 0 into an empty store, up to the committed offsets of the live store: about `events` events.
 async fn rebuild(
     config: &Config,
     broker: Arc<dyn Broker>,
@@ -338,9 +344,9 @@ async fn rebuild(
     timeline: &Timeline,
 ) -> CommandResult {
     let bar = timeline.phase("rebuilt", events);
-    let watched = Watched::new(config);
-    let parts = opening::parts(broker, store.clone(), &watched)?;
-    let rebuilding = instance::rebuild(wiring::instance(config), parts, CancellationToken::new());
+    let monitoring = Monitoring::new(config);
+    let parts = opening::build_parts(broker, store.clone(), &monitoring)?;
+    let rebuilding = instance::rebuild(wiring::instance_settings(config), parts, CancellationToken::new());
     let mut rebuilding = std::pin::pin!(rebuilding);
     loop {
         tokio::select! {
@@ -349,7 +355,7 @@ async fn rebuild(
                 return Ok(rebuilt.map(drop)?);
             }
             () = tokio::time::sleep(BAR_INTERVAL) => {
-                let metrics = &watched.metrics;
+                let metrics = &monitoring.metrics;
                 let completed = metrics.completed.now().values().sum::<u64>();
                 bar.set_position(completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0));
             }

@@ -1,4 +1,4 @@
-//! `utxo-store dump`: what the digest covers, in words.
+//! `utxo-store dump`: prints the content of the state digest as JSON lines.
 
 use std::io::{self, BufWriter, Write};
 
@@ -8,14 +8,13 @@ use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
 use crate::store::{Store, digest::SurveyError};
 
 const AFTER_HELP: &str = "\
-One JSON object a transaction and a line each, with everything that the digest covers (schemas/digest.md): where two
-stores have different digests, the difference of their dumps says where. The lines are ordered by txid (by its bytes in
-internal order, not by its text) where the store scans in that order, as fjall and memory do; pipe those of other stores
-through sort.
+One JSON object per transaction and line, with everything that the digest covers (schemas/digest.md). If two stores have
+different digests, a diff of their dumps shows the transactions. fjall and memory: the lines are ordered by the bytes of
+the txid in internal order (not by its text). Pipe the lines of other stores through sort.
 
 Example: utxo-store dump --config deploy/utxo-store.toml > state.jsonl";
 
-/// Arguments of `dump`.
+/// Command-line arguments of `utxo-store dump`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct DumpArgs {
@@ -23,7 +22,7 @@ pub struct DumpArgs {
     store: StoreArgs,
 }
 
-/// Why a dump ended early.
+/// Reason why a dump ended early.
 enum Stop {
     Reading(SurveyError),
     Writing(io::Error),
@@ -39,12 +38,12 @@ impl DumpArgs {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
             let (store, _) = self.store.open().await?;
-            show(&store, &mut BufWriter::new(io::stdout().lock())).await
+            print_dump(&store, &mut BufWriter::new(io::stdout().lock())).await
         })
     }
 }
 
-async fn show(store: &Store, out: &mut impl Write) -> CommandResult {
+async fn print_dump(store: &Store, out: &mut impl Write) -> CommandResult {
     let dumped = store
         .dump(|transaction| {
             serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;
@@ -54,9 +53,9 @@ async fn show(store: &Store, out: &mut impl Write) -> CommandResult {
     match dumped.and_then(|()| out.flush().map_err(Stop::Writing)) {
         Ok(()) => Ok(()),
         Err(Stop::Reading(error)) => Err(error.into()),
-        // A dump changes nothing, so the rest of the scan is saved.
+        // The reader has closed the pipe. A dump changes nothing, so the rest of the scan is not needed.
         Err(Stop::Writing(error)) if output::is_closed(&error) => Ok(()),
-        Err(Stop::Writing(error)) => Err(Failure::new(format!("the dump cannot be written: {error}"))),
+        Err(Stop::Writing(error)) => Err(Failure::new(format!("cannot write the dump: {error}"))),
     }
 }
 
@@ -64,15 +63,15 @@ async fn show(store: &Store, out: &mut impl Write) -> CommandResult {
 mod tests {
     use super::*;
     use crate::cli::{
-        offline::tests::{opened, text},
+        offline::tests::{open_sample_store, text},
         output::tests::Failing,
     };
 
     #[tokio::test]
-    async fn a_line_a_transaction() {
-        let (store, _) = opened().await;
+    async fn one_line_per_transaction() {
+        let (store, _) = open_sample_store().await;
         let mut out = Vec::new();
-        show(&store, &mut out).await.unwrap();
+        print_dump(&store, &mut out).await.unwrap();
         let text = text(out);
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 3);
@@ -80,10 +79,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_leaves_is_no_failure_but_a_full_disk_is() {
-        let (store, _) = opened().await;
-        show(&store, &mut Failing { kind: io::ErrorKind::BrokenPipe, after: 0 }).await.unwrap();
-        let failure = show(&store, &mut Failing { kind: io::ErrorKind::StorageFull, after: 0 }).await.unwrap_err();
-        assert!(failure.to_string().contains("cannot be written"), "{failure}");
+    async fn a_closed_pipe_is_no_failure_but_a_full_disk_is() {
+        let (store, _) = open_sample_store().await;
+        print_dump(&store, &mut Failing { kind: io::ErrorKind::BrokenPipe, after: 0 }).await.unwrap();
+        let failure =
+            print_dump(&store, &mut Failing { kind: io::ErrorKind::StorageFull, after: 0 }).await.unwrap_err();
+        assert!(failure.to_string().contains("cannot write the dump"), "{failure}");
     }
 }

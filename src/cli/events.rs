@@ -1,4 +1,4 @@
-//! `utxo-store events encode|decode`: events as JSON to and from their binary form, one a line.
+//! `utxo-store events encode|decode`: converts events between JSON and the binary form, one event per line.
 
 use std::{
     fs::File,
@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use crate::{
     cli::output,
     event::{Event, from_json, to_json},
-    text::without_mark,
+    text::strip_byte_order_mark,
 };
 
 const EXAMPLE: &str = "\
@@ -19,9 +19,9 @@ Example:
   echo '{\"event\":\"validated\",\"tx\":\"0100…\",\"height\":170,\"locked\":false}' | utxo-store events encode
   utxo-store events decode schemas/golden/command.hex
 
-The forms of all events are in schemas/.";
+The formats of all events are in schemas/.";
 
-/// Turns events from JSON into their binary form, and back
+/// Command-line arguments of `utxo-store events`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 pub struct EventsArgs {
@@ -31,57 +31,57 @@ pub struct EventsArgs {
 
 #[derive(Debug, Subcommand)]
 enum Direction {
-    /// JSON, one event a line, to hexadecimal digits, one event a line
+    /// Convert JSON lines to lines of hexadecimal digits, one event per line
     #[command(after_help = EXAMPLE)]
-    Encode(Input),
-    /// Hexadecimal digits, one event a line, to JSON, one event a line
+    Encode(EventsInput),
+    /// Convert lines of hexadecimal digits to JSON lines, one event per line
     #[command(after_help = EXAMPLE)]
-    Decode(Input),
+    Decode(EventsInput),
 }
 
 #[derive(Debug, Args)]
-struct Input {
-    /// What to read; standard input if not given, or `-`
+struct EventsInput {
+    /// File to read; standard input without a file or with `-`
     file: Option<PathBuf>,
 }
 
-/// What stopped the reading. What was written before it is complete.
+/// Error of a conversion. The lines before the error are written completely.
 #[derive(Debug, thiserror::Error)]
 pub enum EventsError {
-    /// A line is no event.
+    /// A line is not an event.
     #[error("line {line}: {problem}")]
     Line {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Why, with the field.
+        /// Reason, with the field.
         problem: String,
     },
     /// The file cannot be opened.
     #[error("cannot open {}: {error}", path.display())]
     Open {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The input cannot be read, or is not UTF-8.
     #[error("cannot read line {line}: {error}")]
     Read {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Why.
+        /// Error of the operating system, or of the UTF-8 decoder.
         error: io::Error,
     },
     /// The output cannot be written.
-    #[error("cannot write: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Write(io::Error),
 }
 
 impl EventsArgs {
-    /// Reads the file or standard input, and writes to standard output. A reader that goes away (`| head`) is no error.
+    /// Converts the file or standard input to standard output. A closed pipe (`| head`) is not an error.
     ///
     /// # Errors
-    /// The input cannot be read, a line of it is no event, or the output cannot be written.
+    /// The input cannot be read, a line is not an event, or the output cannot be written.
     pub fn run(self) -> Result<(), EventsError> {
         let lines = BufWriter::new(io::stdout().lock());
         let result = match self.direction {
@@ -95,7 +95,7 @@ impl EventsArgs {
     }
 }
 
-impl Input {
+impl EventsInput {
     fn open(self) -> Result<Box<dyn BufRead>, EventsError> {
         match self.file {
             Some(path) if path != Path::new("-") => match File::open(&path) {
@@ -107,42 +107,42 @@ impl Input {
     }
 }
 
-/// JSON lines to lines of hexadecimal digits. Empty lines are left out.
+/// Converts JSON lines to lines of hexadecimal digits. Empty lines are skipped.
 ///
 /// # Errors
-/// See [`EventsError`]; it names the line.
+/// Every error of [`EventsError`], with the number of the line.
 pub fn encode(input: impl BufRead, output: impl Write) -> Result<(), EventsError> {
-    each_line(input, output, |line| from_json(line).map(hex::encode).map_err(|error| error.to_string()))
+    convert_lines(input, output, |line| from_json(line).map(hex::encode).map_err(|error| error.to_string()))
 }
 
-/// Lines of hexadecimal digits to JSON lines. Empty lines are left out.
+/// Converts lines of hexadecimal digits to JSON lines. Empty lines are skipped.
 ///
 /// # Errors
-/// See [`EventsError`]; it names the line.
+/// Every error of [`EventsError`], with the number of the line.
 pub fn decode(input: impl BufRead, output: impl Write) -> Result<(), EventsError> {
-    each_line(input, output, |line| {
+    convert_lines(input, output, |line| {
         let message = hex::decode(line).map_err(|error| format!("not hexadecimal: {error}"))?;
         let event = Event::decode(&message).map_err(|error| error.to_string())?;
         Ok(to_json(&event))
     })
 }
 
-fn each_line(
+fn convert_lines(
     input: impl BufRead,
     mut lines: impl Write,
-    turn: impl Fn(&str) -> Result<String, String>,
+    convert: impl Fn(&str) -> Result<String, String>,
 ) -> Result<(), EventsError> {
     for (line, text) in (1..).zip(input.lines()) {
         let text = text.map_err(|error| EventsError::Read { line, error })?;
-        let text = if line == 1 { without_mark(&text) } else { &text }.trim();
+        let text = if line == 1 { strip_byte_order_mark(&text) } else { &text }.trim();
         if text.is_empty() {
             continue;
         }
-        match turn(text) {
-            Ok(turned) => writeln!(lines, "{turned}").map_err(EventsError::Write)?,
+        match convert(text) {
+            Ok(converted) => writeln!(lines, "{converted}").map_err(EventsError::Write)?,
             Err(problem) => {
                 match lines.flush() {
-                    // A reader that is gone must not hide the bad line.
+                    // A closed pipe must not hide the bad line.
                     Err(error) if !output::is_closed(&error) => return Err(EventsError::Write(error)),
                     _ => return Err(EventsError::Line { line, problem }),
                 }
@@ -173,29 +173,29 @@ mod tests {
             .collect()
     }
 
-    fn turned(result: Result<(), EventsError>, output: Vec<u8>) -> Result<String, String> {
+    fn to_text(result: Result<(), EventsError>, output: Vec<u8>) -> Result<String, String> {
         result.map(|()| String::from_utf8(output).unwrap()).map_err(|error| error.to_string())
     }
 
     fn encoded(input: &str) -> Result<String, String> {
         let mut output = Vec::new();
-        turned(encode(input.as_bytes(), &mut output), output)
+        to_text(encode(input.as_bytes(), &mut output), output)
     }
 
     fn decoded(input: &[u8]) -> Result<String, String> {
         let mut output = Vec::new();
-        turned(decode(input, &mut output), output)
+        to_text(decode(input, &mut output), output)
     }
 
     #[test]
-    fn golden_files_turn_into_one_another() {
+    fn golden_files_are_converted_into_each_other() {
         let (binary, json) = (golden("hex"), golden("jsonl"));
         assert_eq!(encoded(&json).as_ref(), Ok(&binary));
         assert_eq!(decoded(binary.as_bytes()), Ok(json));
     }
 
     #[test]
-    fn empty_lines_and_line_ends_of_other_systems_are_no_matter() {
+    fn empty_lines_line_ends_and_byte_order_marks_are_ignored() {
         let json = golden("jsonl");
         let spaced = format!("\r\n{}\n  \n", json.replace('\n', "\r\n"));
         assert_eq!(encoded(&spaced), encoded(&json));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_line_is_named_after_the_good_ones_are_written() {
+    fn a_bad_line_is_named_after_the_good_lines_are_written() {
         let good = golden("hex").lines().next().unwrap().to_owned();
         let mut output = Vec::new();
         let input = format!("{good}\n\n{}\n{good}\n", &good[..good.len() - 2]);

@@ -1,4 +1,4 @@
-//! How a command fails: what is printed, and the exit code.
+//! Failures of commands: the printed line and the exit code.
 
 use std::{
     error::Error,
@@ -9,11 +9,11 @@ use std::{
 
 use crate::config::ConfigErrors;
 
-/// What a command answers with.
+/// Result of a command.
 pub type CommandResult = Result<(), Failure>;
 
-/// Why a command failed. Any error becomes one with `?`.
-// It is no `Error` itself: that is what makes the conversion from every `Error` possible.
+/// Reason why a command failed. The operator `?` converts any error to a failure.
+// A failure does not implement `Error`: otherwise the conversion from every `Error` would be ambiguous.
 #[derive(Debug)]
 pub struct Failure(Box<dyn Error + Send + Sync>);
 
@@ -23,42 +23,42 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// Arguments that make no sense together, where clap cannot tell.
+/// Wrong arguments that clap cannot recognise, such as two that exclude each other. Exit code 2.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Another process works under this one's name.
+/// Fenced: a second process has joined the group with the same `kafka.instance_id`. Exit code 5.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FencedError(pub String);
 
 #[derive(Debug, thiserror::Error)]
-#[error("{what}")]
-struct Of {
-    what: &'static str,
+#[error("{subject}")]
+struct SubjectError {
+    subject: &'static str,
     source: Box<dyn Error + Send + Sync>,
 }
 
 impl Failure {
-    /// A failure that is told in one line.
+    /// Makes a failure of a message in one line.
     pub fn new(message: impl Into<String>) -> Self {
         Failure(message.into().into())
     }
 
-    /// What failed, in one line, without the word before it.
-    pub fn told(&self) -> String {
-        let told = self.to_string();
-        told.strip_prefix("error: ").unwrap_or(&told).replace("\nerror: ", "; ")
+    /// Returns the message in one line, without `error: ` before it.
+    pub fn message(&self) -> String {
+        let text = self.to_string();
+        text.strip_prefix("error: ").unwrap_or(&text).replace("\nerror: ", "; ")
     }
 
-    /// The same, saying which of several things it is about.
+    /// Puts the option or object that the failure is about before the message.
     #[must_use]
-    pub fn of(self, what: &'static str) -> Self {
-        Of { what, source: self.0 }.into()
+    pub fn with_subject(self, subject: &'static str) -> Self {
+        SubjectError { subject, source: self.0 }.into()
     }
 
-    /// 2 for bad usage and bad configuration, 5 where another process goes on instead, otherwise 1.
+    /// Returns the exit code: 2 for bad usage and bad configuration, 5 for a fenced process, otherwise 1.
     pub fn exit_code(&self) -> u8 {
         if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() {
             2
@@ -71,36 +71,38 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// A line `error: what: cause: cause of that`; each error of a configuration has a line of its own.
+    /// Writes one line `error: message: cause: cause of the cause`; each error of a configuration has its own line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(ConfigErrors(errors)) = self.0.downcast_ref() {
-            let lines: Vec<_> = errors.iter().map(|error| format!("error: {}", one_line(&error.to_string()))).collect();
+            let lines: Vec<_> =
+                errors.iter().map(|error| format!("error: {}", join_lines(&error.to_string()))).collect();
             return f.write_str(&lines.join("\n"));
         }
-        let mut told = self.0.to_string();
+        let mut message = self.0.to_string();
         let mut cause = self.0.source();
         while let Some(error) = cause {
             let text = error.to_string();
-            // Some errors tell their cause themselves.
-            if !told.contains(&text) {
-                told = format!("{told}: {text}");
+            // Some errors have their cause in their own text.
+            if !message.contains(&text) {
+                message = format!("{message}: {text}");
             }
             cause = error.source();
         }
-        write!(f, "error: {}", one_line(&told))
+        write!(f, "error: {}", join_lines(&message))
     }
 }
 
-fn one_line(text: &str) -> String {
+/// Joins the lines of a text with single spaces.
+fn join_lines(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Prints a failure to standard error and gives the process's exit code.
+/// Prints a failure to standard error and returns the exit code of the process.
 pub fn report(result: CommandResult) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // The exit code tells of the failure where nobody reads standard error, or where it cannot be written.
+            // The exit code still shows the failure where standard error cannot be written.
             let _ = writeln!(io::stderr(), "{failure}");
             ExitCode::from(failure.exit_code())
         }
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(failure.to_string(), "error: the store at /x cannot be opened: disk on fire");
         assert_eq!(failure.exit_code(), 1);
         assert_eq!(Failure::new("no").to_string(), "error: no");
-        assert_eq!(Failure::new("no").of("--against").to_string(), "error: --against: no");
+        assert_eq!(Failure::new("no").with_subject("--against").to_string(), "error: --against: no");
     }
 
     #[test]

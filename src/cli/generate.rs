@@ -1,4 +1,4 @@
-//! `utxo-store generate`: block files, or events as JSON lines, into the log.
+//! `utxo-store generate`: turns block files or JSON lines into events and produces them.
 
 mod produce;
 mod source;
@@ -16,13 +16,14 @@ use crate::{
     broker::{Broker, TopicPartition},
     config::{Brokers, Topics},
     event::Topic,
-    generate::{ChainCounts, LeftOutOfFiles, Message, Scenario, Story},
-    preflight::topics::{Made, new_topics},
+    generate::{ChainCounts, LeftOutCounts, Message, Scenario, Story},
+    preflight::topics::{NewTopicSettings, new_topics},
 };
 
-pub use produce::{Produced, produce, progress_bar};
-pub use source::{Feed, Loaded, SourceArgs};
+pub use produce::{ProducedTotals, produce, progress_bar};
+pub use source::{EventSource, LoadedSource, SourceArgs};
 
+/// Wait of one read for the first block of the topic.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 const EXAMPLE: &str = "\
@@ -32,50 +33,52 @@ Example:
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
   utxo-store generate --scenario coinbase-reorg --brokers 127.0.0.1:9092
 
-The blocks of all files are connected by the block that each follows, in whatever order they are there; the chain with the most
-work is produced. What is left out (stale blocks, half a block, what is no block) is counted in a line of its own. Topics that are not there are created. Blocks are numbered from 1, so only the same
-files (or more of the same chain) can be produced to topics that hold blocks.";
+The blocks of all files are connected by their previous-block hashes, in whatever order the files have them; the chain
+with the most work is produced. A separate line counts what was left out: stale blocks, half a block, bytes that are no
+block. Missing topics are created. Blocks are numbered from 1, so topics with blocks accept only the same files, or more
+of the same chain.";
 
-/// Turns block files into events, and feeds them to the log
+/// Command-line arguments of `utxo-store generate`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLE)]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["blocks", "events", "scenario"]))]
 pub struct GenerateArgs {
     #[command(flatten)]
     source: SourceArgs,
-    /// All events of a short story: double-spend, reorg, coinbase-reorg, freeze (`demo --scenario` tells it)
+    /// Produce all events of a short story: double-spend, reorg, coinbase-reorg, freeze (see `demo --scenario`)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["blocks", "events"])]
     scenario: Option<Scenario>,
     #[command(flatten)]
     config: ConfigArgs,
-    /// Brokers, `host:port` separated by commas; otherwise those of the configuration
+    /// Brokers, `host:port` separated by commas; kafka.brokers by default
     #[arg(long, value_name = "HOST:PORT")]
     brokers: Option<Brokers>,
-    /// Partitions of topics that are created here and have many
+    /// Number of partitions of created topics that may have several
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(i32).range(1..=100_000))]
     partitions: i32,
-    /// Print one JSON object instead of a line
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What was done.
+/// Counts of the produced events; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
-struct Summary {
+struct GenerateSummary {
     #[serde(flatten)]
     counts: Option<ChainCounts>,
     #[serde(flatten)]
-    produced: Produced,
-    /// Counts of the files' content that the feed does not have.
+    produced: ProducedTotals,
+    /// Counts of the content of the files that was not produced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<LeftOutOfFiles>,
+    left_out: Option<LeftOutCounts>,
 }
 
 impl GenerateArgs {
-    /// Produces everything, and tells what it was.
+    /// Produces all events and prints their counts.
     ///
     /// # Errors
-    /// A file that cannot be read or is damaged, a bad line, an unknown previous output, whatever the broker refuses.
+    /// A file cannot be read or is damaged, a line is wrong, a previous output is unknown, or the brokers refuse a
+    /// topic or message.
     pub fn run(self) -> CommandResult {
         let mut config = self.config.load()?;
         if let Some(brokers) = self.brokers {
@@ -85,33 +88,39 @@ impl GenerateArgs {
         }
         let story = self.scenario.map(Scenario::story);
         let loaded = match &story {
-            Some(story) => Loaded::Lines(story.messages().collect()),
+            Some(story) => LoadedSource::Lines(story.messages().collect()),
             None => self.source.load()?,
         };
-        let feed = loaded.feed()?;
+        let event_source = loaded.event_source()?;
         block_on(async {
-            let broker = super::opening::kafka(super::wiring::kafka(&config))?;
-            create_missing(&broker, &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions))).await?;
-            if story.is_some() || matches!(feed, Feed::Chain(_)) {
-                check_same_chain(&broker, &config.kafka.topics, feed.messages()).await?;
+            let broker = super::opening::build_kafka(super::wiring::kafka_settings(&config))?;
+            create_missing(
+                &broker,
+                &new_topics(&config.kafka.topics, NewTopicSettings::with_partitions(self.partitions)),
+            )
+            .await?;
+            if story.is_some() || matches!(event_source, EventSource::Chain(_)) {
+                check_same_chain(&broker, &config.kafka.topics, event_source.messages()).await?;
             }
-            let bar = progress_bar("produced", feed.messages().count() as u64);
+            let bar = progress_bar("produced", event_source.messages().count() as u64);
             let producer = broker.producer().await?;
-            let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await?;
+            let produced = produce(producer.as_ref(), &config.kafka.topics, event_source.messages(), &bar).await?;
             bar.finish_and_clear();
-            Summary { counts: feed.counts(), produced, left_out: feed.left_out().cloned() }.print(self.json)?;
+            GenerateSummary { counts: event_source.counts(), produced, left_out: event_source.left_out().cloned() }
+                .print(self.json)?;
             if let Some(story) = story.filter(|_| !self.json) {
-                print_cast(&story)?;
+                print_story_txids(&story)?;
             }
             Ok(())
         })
     }
 }
 
-/// Blocks are numbered from 1: under another chain's numbers they would be refused one by one.
+/// Checks that the topic's first block is the first block of `messages`. Blocks are numbered from 1, so an instance
+/// would refuse the blocks of a second chain one by one.
 ///
 /// # Errors
-/// The topic holds blocks that do not begin as `messages` do.
+/// The topic has another first block, or cannot be read.
 async fn check_same_chain(
     broker: &dyn Broker,
     topics: &Topics,
@@ -121,12 +130,12 @@ async fn check_same_chain(
     let (low, high) = broker.watermarks(&blocks).await?;
     let mut reader = broker.read(&blocks, low).await?;
     while reader.position() < high {
-        let Some(there) = reader.next(FIRST_WAIT).await?.into_iter().next() else { continue };
+        let Some(existing) = reader.next(FIRST_WAIT).await?.into_iter().next() else { continue };
         let first = messages.find(|message| message.topic == Topic::BlockMined);
         return match first {
-            Some(first) if *first.payload != *there.payload => Err(Failure::new(format!(
-                "topic {} holds the blocks of another chain, or of another part of it: use topics of its own for this one, or number its \
-                 blocks yourself and produce them with --events",
+            Some(first) if *first.payload != *existing.payload => Err(Failure::new(format!(
+                "topic {} holds the blocks of another chain, or of another part of the chain: use other topics, or \
+                 number the blocks yourself and produce them with --events",
                 blocks.topic
             ))),
             _ => Ok(()),
@@ -135,13 +144,13 @@ async fn check_same_chain(
     Ok(())
 }
 
-/// Whom to ask the store for.
-fn print_cast(story: &Story) -> io::Result<()> {
+/// Prints the txids of the story's transactions with their names, to be used with `inspect`.
+fn print_story_txids(story: &Story) -> io::Result<()> {
     let mut out = output::stdout();
-    story.cast.iter().try_for_each(|(name, txid)| writeln!(out, "{txid}  {name}"))
+    story.transactions.iter().try_for_each(|(name, txid)| writeln!(out, "{txid}  {name}"))
 }
 
-impl Summary {
+impl GenerateSummary {
     fn print(&self, json: bool) -> io::Result<()> {
         let mut out = output::stdout();
         if json {
@@ -152,11 +161,12 @@ impl Summary {
     }
 
     fn line(&self) -> String {
-        let Produced { events, bytes } = self.produced;
+        let ProducedTotals { events, bytes } = self.produced;
         match self.counts {
             None => format!("{events} events, {bytes} bytes"),
             Some(ChainCounts { blocks, transactions, seeded, .. }) => format!(
-                "{events} events, {bytes} bytes: {blocks} blocks with {transactions} transactions, {seeded} partial parents"
+                "{events} events, {bytes} bytes: {blocks} blocks with {transactions} transactions, \
+                 {seeded} partial parents"
             ),
         }
     }

@@ -1,5 +1,5 @@
-//! `utxo-store inspect`: one transaction or one output as the store has it; offsets and decisions as the log has them; a body as
-//! the blob store has it.
+//! `utxo-store inspect`: prints transactions, outputs and blocks of the store, offsets and decisions of the log, and
+//! bodies of the blob store.
 
 mod blob;
 mod block;
@@ -19,38 +19,38 @@ use serde::Serialize;
 use super::{CommandResult, block_on, offline::StoreArgs, output};
 use crate::{
     record::Verdict,
-    store::{Store, dump::InWords, read::SpendStatus, verify::Holder},
+    store::{Store, dump::ReasonText, read::SpendStatus, verify::Holder},
     tx::{Outpoint, UtxoHash},
 };
 
-/// Arguments of `inspect`.
+/// Arguments of the command `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectCommand {
     #[command(subcommand)]
-    what: What,
+    target: InspectTarget,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// A transaction: what it spends, who spends it, where it is mined, how it stands; and what was decided on it
+enum InspectTarget {
+    /// A transaction: inputs, outputs and their spenders, blocks, state; with --history its decisions
     Tx(transaction::TxArgs),
-    /// An output: whether it can be spent, and by whom it was
+    /// An output: its status and its spender
     #[command(after_help = "Example: utxo-store inspect outpoint --store fjall:///var/lib/utxo-store \\\n    \
         0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098:0")]
     Outpoint(OutpointArgs),
-    /// A block: where it is in the chain, and how much of it is done
+    /// A block: its place in the chain, and the number of transactions that are set mined
     Block(block::BlockArgs),
     /// Transactions that no block of the longest chain lists, oldest first
     Unmined(unmined::UnminedArgs),
-    /// Who would fall if a transaction won, and who has fallen with it
+    /// Rivals that would become conflicting if a transaction won, and its conflicting descendants
     Conflicts(conflicts::ConflictsArgs),
-    /// Who is creating which transaction over several pages
+    /// Lock records: processes that are creating a transaction with several pages
     LockRecords(lock_records::LockRecordsArgs),
-    /// Where the consumer groups stand: committed offsets, lag, and what was said with the commits
+    /// Committed offsets of the consumer groups, with their lag and metadata
     Offsets(offsets::OffsetsArgs),
-    /// What the sequencer decided, and which decisions are not closed
+    /// Decisions of the sequencer, and decisions that are not closed
     Decisions(decisions::DecisionsArgs),
-    /// What the blob store has of a transaction
+    /// Blobs of a transaction in the blob store, checked
     Blob(blob::BlobArgs),
 }
 
@@ -58,9 +58,9 @@ enum What {
 struct OutpointArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// The output, as TXID:VOUT
+    /// Output, as the transaction id and the output number
     outpoint: Outpoint,
-    /// Height of the block that wants to spend it; without it maturity is not looked at
+    /// Height of the spending block; without a height maturity is not checked
     #[arg(long, value_name = "HEIGHT")]
     height: Option<u32>,
     /// Print one JSON object
@@ -68,13 +68,13 @@ struct OutpointArgs {
     json: bool,
 }
 
-/// An output as it is shown.
+/// An output as `inspect outpoint` prints it.
 #[derive(Debug, Serialize)]
-struct ShownOutput {
+struct OutputStatusView {
     outpoint: Outpoint,
-    /// The seed's code for it, or `UNSPENT`.
+    /// Code of the refusal in the reference document, or `UNSPENT`.
     status: &'static str,
-    /// The status in words.
+    /// Description of the status.
     explained: String,
     spender: Option<Holder>,
     utxo_hash: Option<UtxoHash>,
@@ -84,16 +84,16 @@ impl InspectCommand {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
             let mut out = output::stdout();
-            match self.what {
-                What::Tx(args) => args.run(&mut out).await,
-                What::Block(args) => args.show(&args.store.open().await?.0, &mut out).await,
-                What::Unmined(args) => args.show(&args.store.open().await?.0, &mut out).await,
-                What::Conflicts(args) => args.show(&args.store.open().await?.0, &mut out).await,
-                What::Outpoint(args) => args.show(&args.store.open().await?.0, &mut out).await,
-                What::LockRecords(args) => args.run(&mut out).await,
-                What::Offsets(args) => args.run(&mut out).await,
-                What::Decisions(args) => args.run(&mut out).await,
-                What::Blob(args) => args.run(&mut out).await,
+            match self.target {
+                InspectTarget::Tx(args) => args.run(&mut out).await,
+                InspectTarget::Block(args) => args.show(&args.store.open().await?.0, &mut out).await,
+                InspectTarget::Unmined(args) => args.show(&args.store.open().await?.0, &mut out).await,
+                InspectTarget::Conflicts(args) => args.show(&args.store.open().await?.0, &mut out).await,
+                InspectTarget::Outpoint(args) => args.show(&args.store.open().await?.0, &mut out).await,
+                InspectTarget::LockRecords(args) => args.run(&mut out).await,
+                InspectTarget::Offsets(args) => args.run(&mut out).await,
+                InspectTarget::Decisions(args) => args.run(&mut out).await,
+                InspectTarget::Blob(args) => args.run(&mut out).await,
             }
         })
     }
@@ -104,9 +104,9 @@ impl OutpointArgs {
         let status = store.get_spend(self.outpoint, None, self.height).await?;
         let slot = store.slot(self.outpoint).await?;
         let spender = slot.and_then(|slot| slot.spender());
-        let shown = ShownOutput {
+        let shown = OutputStatusView {
             outpoint: self.outpoint,
-            status: code(&status),
+            status: status_code(&status),
             explained: explain(&status),
             spender: spender.map(Holder::from),
             utxo_hash: slot.and_then(|slot| slot.hash()),
@@ -121,7 +121,7 @@ impl OutpointArgs {
     }
 }
 
-fn write_output(shown: &ShownOutput, out: &mut impl Write) -> io::Result<()> {
+fn write_output(shown: &OutputStatusView, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "output {}", shown.outpoint)?;
     line(out, "status", format!("{} ({})", shown.status, shown.explained))?;
     optional(out, "spender", shown.spender.as_ref())?;
@@ -136,8 +136,8 @@ fn optional(out: &mut impl Write, name: &str, value: Option<&impl std::fmt::Disp
     value.map_or(Ok(()), |value| line(out, name, value))
 }
 
-/// The seed's name for what bars a spend, where it has one.
-fn code(status: &SpendStatus) -> &'static str {
+/// Returns the code of a refusal, by the name of the reference document where it has one.
+fn status_code(status: &SpendStatus) -> &'static str {
     match status {
         SpendStatus::NotFound => "TX_NOT_FOUND",
         SpendStatus::Pruned(_) => "PRUNED",
@@ -159,21 +159,21 @@ fn explain(status: &SpendStatus) -> String {
     match status {
         SpendStatus::NotFound => "the store has no such transaction".into(),
         SpendStatus::Pruned(height) => format!("the transaction was pruned at height {height}"),
-        SpendStatus::Creating => "the transaction is half created".into(),
+        SpendStatus::Creating => "the transaction is not completely created".into(),
         SpendStatus::Conflicting(Verdict::Conflicting(reason)) => {
-            format!("the transaction is conflicting: {}", InWords(*reason))
+            format!("the transaction is conflicting: {}", ReasonText(*reason))
         }
         SpendStatus::Conflicting(_) => "the transaction is contested and has no verdict yet".into(),
         SpendStatus::Locked => "the transaction is locked".into(),
         SpendStatus::Immature(from) => format!("a coinbase, spendable from height {from}"),
-        SpendStatus::NoSuchOutput => "there is no such output, or it cannot be spent".into(),
+        SpendStatus::NoSuchOutput => "the output does not exist, or can never be spent".into(),
         SpendStatus::HashMismatch(found) => format!("the slot commits to {found}"),
-        SpendStatus::Frozen => "it is frozen".into(),
-        SpendStatus::Contested(None) => "free, but it has a history: only the sequencer gives it away".into(),
-        SpendStatus::Contested(Some(spender)) => format!("it has a history; spent by {}", Holder::from(*spender)),
+        SpendStatus::Frozen => "the output is frozen".into(),
+        SpendStatus::Contested(None) => "unspent, but with a history: only the sequencer assigns a spender".into(),
+        SpendStatus::Contested(Some(spender)) => format!("spent by {}, with a history", Holder::from(*spender)),
         SpendStatus::Spent(spender) => format!("spent by {}", Holder::from(*spender)),
         SpendStatus::NotYetSpendable(from) => format!("spendable from height {from}"),
-        SpendStatus::Unspent => "it can be spent".into(),
+        SpendStatus::Unspent => "the output can be spent".into(),
     }
 }
 
@@ -181,20 +181,17 @@ fn explain(status: &SpendStatus) -> String {
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::{opened, text},
+        cli::offline::tests::{open_sample_store, text},
         store::testing,
         tx::Txid,
     };
 
     const PARENT: Txid = Txid([1; 32]);
 
-    fn place() -> StoreArgs {
-        StoreArgs::default()
-    }
-
     async fn output(store: &Store, vout: u32, json: bool) -> String {
         let mut out = Vec::new();
-        let args = OutpointArgs { store: place(), outpoint: testing::outpoint(PARENT, vout), height: None, json };
+        let args =
+            OutpointArgs { store: StoreArgs::default(), outpoint: testing::outpoint(PARENT, vout), height: None, json };
         args.show(store, &mut out).await.unwrap();
         text(out)
     }
@@ -204,8 +201,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_output_says_whether_it_can_be_spent() {
-        let (store, _) = opened().await;
+    async fn the_status_of_an_output_is_printed() {
+        let (store, _) = open_sample_store().await;
         let spent = output(&store, 0, false).await;
         assert!(spent.contains("SPENT (spent by") && spent.contains(&child().to_string()), "{spent}");
         let json: serde_json::Value = serde_json::from_str(&output(&store, 0, true).await).unwrap();

@@ -1,17 +1,18 @@
-//! The command line: one file a command.
+//! The command line: one file per command.
 //!
-//! A command is a struct of arguments (`clap::Args`, with an example in `after_help`) with `run(self)`, which answers with
-//! a [`CommandResult`] or any `Result<(), impl Error>`. To add one, add a `mod` line and a line in `commands!`.
+//! A command is a struct of arguments (`clap::Args`, with an example in `after_help`) with a method `run(self)`, which
+//! returns a [`CommandResult`] or any `Result<(), impl Error>`. A new command needs a `mod` line and a line in
+//! `commands!`.
 //!
 //! # Exit codes
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | failed; standard error says why, in one line |
-//! | 2 | bad usage or bad configuration; each error in a line of its own |
-//! | 3 | told to stop at once, by a second signal or by a parent that is gone |
-//! | 4 | ended by its watchdog: a loop of `run` or `replay` stood still for `run.watchdog_ms`; the log says which |
-//! | 5 | another process was started with the same `kafka.instance_id` and goes on instead: do not start this one again |
+//! | 1 | failed; standard error has the reason in one line |
+//! | 2 | bad usage or bad configuration; standard error has one line per error |
+//! | 3 | stopped at once, by a second signal or because the parent process ended |
+//! | 4 | ended by the watchdog: a loop of `run` or `replay` stalled for `run.watchdog_ms`; the log names the loop |
+//! | 5 | fenced: another process has the same `kafka.instance_id` and continues; do not start this process again |
 
 pub mod command;
 mod config;
@@ -51,37 +52,37 @@ pub use failure::{CommandResult, Failure, FencedError, UsageError, report};
 #[command(version, arg_required_else_help = true, propagate_version = true, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Chosen,
+    command: SelectedCommand,
 }
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 failed, 2 bad usage or bad configuration, 3 stopped at once by a second signal,
-4 ended by its watchdog (run, replay), 5 another process has its kafka.instance_id and goes on instead (run).
+4 ended by the watchdog (run, replay), 5 fenced: another process has the same kafka.instance_id and continues (run).
 
 Example: utxo-store config check --config deploy/utxo-store.toml";
 
 impl Cli {
-    /// Runs the command that was asked for.
+    /// Runs the selected command.
     ///
     /// # Errors
-    /// Whatever the command failed with; [`report`] prints it and gives the exit code.
+    /// The command failed; [`report`] prints the failure and returns the exit code.
     pub fn run(self) -> CommandResult {
         self.command.run()
     }
 }
 
-/// Lists the commands: the line that each has in the help, its name and its arguments.
+/// Lists the commands: for each its line in the help, its name and its arguments.
 macro_rules! commands {
     ($($(#[doc = $help:literal])+ $name:ident($args:ty)),* $(,)?) => {
         #[derive(Debug, Subcommand)]
-        enum Chosen {
+        enum SelectedCommand {
             $($(#[doc = $help])+ $name($args)),*
         }
 
-        impl Chosen {
+        impl SelectedCommand {
             fn run(self) -> CommandResult {
                 match self {
-                    $(Chosen::$name(args) => Ok(args.run()?)),*
+                    $(SelectedCommand::$name(args) => Ok(args.run()?)),*
                 }
             }
         }
@@ -91,62 +92,62 @@ macro_rules! commands {
 commands! {
     /// Run an instance: consume the log, keep the state
     Run(run::RunArgs),
-    /// Build the state anew from the log
+    /// Rebuild the state from the log, or read validated transactions again
     Replay(replay::ReplayArgs),
-    /// Real blocks through the whole store, with kills in between, and a rebuild to compare with
+    /// Run real blocks through the whole store, with kills, and compare the state with a rebuild
     Demo(demo::DemoArgs),
-    /// Turn block files into events, and feed them to the log
+    /// Turn block files into events and produce them to the log
     Generate(generate::GenerateArgs),
-    /// Create the topics, or check those that are there
+    /// Create the topics, or check existing topics
     Topics(topics::TopicsCommand),
-    /// Count what a store holds, and print its digest
+    /// Count the content of a store and print its state digest
     Stats(stats::StatsArgs),
-    /// Check the invariants of a store, in both directions; exit code 1 when one is broken
+    /// Check the invariants of a store, or compare two stores; exit code 1 on a violation or a difference
     Verify(verify::VerifyArgs),
-    /// Complete transactions over several pages that are half created
+    /// Complete half-created transactions of several pages
     Recover(recover::RecoverArgs),
-    /// Forget what is spent by what is mined, and what is conflicting, while no instance runs
+    /// Prune transactions spent by mined transactions, and conflicting ones, while no instance runs
     Prune(prune::PruneArgs),
-    /// Show a transaction, an output, lock records, the consumer's offsets or the sequencer's decisions
+    /// Show transactions, outputs, blocks, lock records, offsets, decisions or blobs
     Inspect(inspect::InspectCommand),
-    /// Print what the digest covers: one JSON object a transaction, ordered by txid
+    /// Print the content of the state digest: one JSON object per transaction
     Dump(dump::DumpArgs),
-    /// Ask the sequencer for a change (freeze, reassign, unlock, …) and wait for what became of it; or list such commands
+    /// Publish a command to the sequencer (freeze, reassign, unlock, …) and wait for the result; or list commands
     Command(command::CommandArgs),
-    /// List what could not be applied, and replay or discard it
+    /// List, replay or discard dead letters: events that could not be applied
     DeadLetters(dead_letters::DeadLettersCommand),
-    /// Turn events into their binary form and back
+    /// Convert events between JSON and the binary form
     Events(events::EventsArgs),
-    /// Print a commented sample of the configuration, or check one
+    /// Print a commented sample of the settings, or check settings
     Config(config::ConfigCommand),
 }
 
-/// Where the configuration comes from: the same for every command that needs one.
+/// Source of the configuration, the same for every command that needs a configuration.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfigArgs {
-    /// TOML file with settings; the environment (UTXO_STORE__SECTION__KEY) goes before it
+    /// TOML file with settings; the environment (UTXO_STORE__SECTION__KEY) has precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
 impl ConfigArgs {
-    /// Reads and checks it.
+    /// Reads and checks the configuration.
     ///
     /// # Errors
-    /// Everything that is wrong with it; the exit code is then 2.
+    /// All errors of the configuration; the exit code is then 2.
     pub fn load(&self) -> Result<Config, ConfigErrors> {
         Config::load(self.config.as_deref())
     }
 }
 
-/// Runs a command's future to its end on a runtime of its own: nothing below this layer starts threads by itself.
+/// Runs a command's future to its end on a new runtime: no layer below `cli` starts threads.
 ///
 /// # Errors
-/// What the future answers with, or that the runtime cannot be started.
+/// The future fails, or the runtime cannot be started.
 pub fn block_on(command: impl Future<Output = CommandResult>) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(command);
-    // A request that still waits for a broker must not hold the process.
+    // A request that still waits for a broker must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }

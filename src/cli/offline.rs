@@ -1,4 +1,4 @@
-//! What the commands that read a store by themselves share: opening it, and showing how far they are.
+//! Shared parts of the commands that read a store directly: opening the store, and a progress line.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,47 +15,49 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// Rows a batch, and batches on their way at once: these commands only read, and are alone.
+/// Number of rows per batch. These commands only read, and no instance shares the process.
 const BATCH: usize = 256;
+/// Number of batches in flight.
 const CONCURRENCY: usize = 32;
 
-/// Names a store and the way to reach it.
+/// Options that name a store and its blob store.
 #[derive(Debug, Clone, Default, Args)]
 pub struct StoreArgs {
-    /// The store, such as fjall:///var/lib/utxo-store; otherwise the configured one (store.url)
+    /// URL of the store, such as fjall:///var/lib/utxo-store; store.url by default
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// Its blob store, such as file:///var/lib/utxo-store-blobs, where it has one and its URL does not name it
-    /// (externalStore); of the configured store otherwise the configured one (store.blobs.url)
+    /// URL of the blob store, such as file:///var/lib/utxo-store-blobs; store.blobs.url by default for the configured
+    /// store. Needed where the store has a blob store that neither its URL (externalStore) nor the settings name
     #[arg(long, value_name = "URL")]
     pub blobs: Option<BlobUrl>,
-    /// Which they are, and what else it takes to reach them: logins, certificates, timeouts.
+    /// Settings with the default URLs, and with the logins, certificates and timeouts of the servers.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
 
 impl StoreArgs {
-    /// Opens the store, set up as its meta record says.
+    /// Opens the store with the network, page size and retention of its meta record.
     ///
     /// # Errors
-    /// The configuration is wrong. It cannot be opened, is no store yet, or is another version's; its bodies are in a blob store that is not given.
+    /// The configuration is wrong. The store cannot be opened, has no meta record, or has another layout version. The
+    /// bodies are in a blob store that is not given.
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         let config = self.config.load()?;
-        // Nothing is written, so that retention decides nothing.
-        let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster(&config) };
+        // The retention matters only for writes, and these commands do not write.
+        let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster_access(&config) };
         let url = self.url(&config)?;
         let engine = engine::open_existing(&url.to_string(), &options).await?;
         let blobs = match self.blob_url(&config, &url)? {
-            Some(url) => Some(opening::blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
+            Some(url) => Some(opening::open_blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
-        open_as_it_is(engine, blobs).await
+        open_with_recorded_settings(engine, blobs).await
     }
 
-    /// The store that is meant.
+    /// Returns the URL of `--store`, or `store.url`.
     ///
     /// # Errors
-    /// The text that was given names none.
+    /// The text of `--store` is not the URL of a store.
     pub fn url(&self, config: &Config) -> Result<StoreUrl, OpenError> {
         self.store.as_ref().map_or_else(|| Ok(config.store.url.clone()), |url| url.parse())
     }
@@ -72,8 +74,8 @@ impl StoreArgs {
     }
 }
 
-/// See [`StoreArgs::open`].
-pub(super) async fn open_as_it_is(
+/// Opens a store with the settings of its meta record, as [`StoreArgs::open`] does.
+pub(super) async fn open_with_recorded_settings(
     engine: Arc<dyn engine::RecordEngine>,
     blobs: Option<BlobStore>,
 ) -> Result<(Store, MetaRecord), Failure> {
@@ -87,7 +89,7 @@ pub(super) async fn open_as_it_is(
         inline_limit: u64::MAX,
     };
     let meta = Store::new(engine.clone(), settings).meta().await?;
-    let meta = meta.ok_or_else(|| Failure::new("there is no store at this URL: it has no meta record"))?;
+    let meta = meta.ok_or_else(|| Failure::new("there is no store at this URL: the meta record is missing"))?;
     if meta.layout_version != LAYOUT_VERSION {
         return Err(crate::store::meta::MetaError::OtherLayout { store: meta.layout_version }.into());
     }
@@ -100,22 +102,22 @@ pub(super) async fn open_as_it_is(
     Ok((store, meta))
 }
 
-/// Shows on standard error how many transactions were seen; nothing where that is no terminal.
+/// Shows the number of read transactions on standard error, if that is a terminal.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Starts showing; `what` says what is being done.
-    pub(super) fn start(what: &'static str) -> Self {
+    /// Shows a progress line that names the activity.
+    pub(super) fn start(activity: &'static str) -> Self {
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {human_pos} transactions, {per_sec}") {
             bar.set_style(style);
         }
-        bar.set_message(what);
+        bar.set_message(activity);
         Progress(bar)
     }
 
-    /// So many were seen by now.
-    pub(super) fn seen(&self, transactions: u64) {
+    /// Sets the number of transactions that were read so far.
+    pub(super) fn update(&self, transactions: u64) {
         self.0.set_position(transactions);
     }
 }
@@ -134,15 +136,15 @@ pub(super) mod tests {
         tx::{Network, Txid},
     };
 
-    /// A store of a seeded parent, its child and a coinbase.
-    pub(crate) async fn opened() -> (Store, MetaRecord) {
+    /// Opens a store with a partial parent, its child and a coinbase.
+    pub(crate) async fn open_sample_store() -> (Store, MetaRecord) {
         let store = testing::store(7);
         let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 7, retention: 9 };
         store.open_meta(expected, false, [4; 16]).await.unwrap();
         store.plant(testing::seeded(1, 2)).await;
         store.accept(&testing::transaction(&[(testing::outpoint(Txid([1; 32]), 0), 1_000)], &[600])).await;
         store.plant(testing::page(&testing::coinbase(5_000_000))).await;
-        open_as_it_is(store.engine, None).await.unwrap()
+        open_with_recorded_settings(store.engine, None).await.unwrap()
     }
 
     pub(crate) fn text(out: Vec<u8>) -> String {
@@ -150,26 +152,26 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_is_set_up_as_it_says_itself() {
-        let (store, meta) = opened().await;
+    async fn a_store_is_opened_with_the_settings_of_its_meta_record() {
+        let (store, meta) = open_sample_store().await;
         let settings = store.settings;
         assert_eq!((settings.network, settings.utxo_batch_size, settings.rules.retention), (Network::Regtest, 7, 9));
         assert_eq!(meta.store_id, [4; 16]);
     }
 
     #[test]
-    fn store_and_blobs_are_the_given_ones_or_else_the_configured_ones() {
+    fn options_have_precedence_over_the_configured_stores() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "[store]\nurl = \"fjall:///s\"\n[store.blobs]\nurl = \"file:///b\"\n").unwrap();
         let config = Config::load_from(Some(file.path()), []).unwrap();
-        let meant = |store: Option<&str>, blobs: Option<&str>| {
+        let resolve = |store: Option<&str>, blobs: Option<&str>| {
             let blobs = blobs.map(|url| url.parse().unwrap());
             let args = StoreArgs { store: store.map(str::to_owned), blobs, ..StoreArgs::default() };
             let url = args.url(&config).unwrap();
             let blobs = args.blob_url(&config, &url).unwrap().map(|url| url.to_string());
             (url.to_string(), blobs.unwrap_or_default())
         };
-        for (store, blobs, meant_store, meant_blobs) in [
+        for (store, blobs, expected_store, expected_blobs) in [
             (None, None, "fjall:///s", "file:///b"),
             (None, Some("file:///c"), "fjall:///s", "file:///c"),
             (Some("fjall:///s"), None, "fjall:///s", "file:///b"),
@@ -182,19 +184,23 @@ pub(super) mod tests {
                 "file:///d",
             ),
         ] {
-            assert_eq!(meant(store, blobs), (meant_store.to_owned(), meant_blobs.to_owned()), "{store:?}, {blobs:?}");
+            assert_eq!(
+                resolve(store, blobs),
+                (expected_store.to_owned(), expected_blobs.to_owned()),
+                "{store:?}, {blobs:?}"
+            );
         }
     }
 
     #[tokio::test]
-    async fn what_is_no_store_or_another_versions_is_refused_in_a_line() {
+    async fn urls_without_a_store_and_other_layouts_are_refused() {
         let failure = StoreArgs { store: Some("memory://".into()), ..StoreArgs::default() }
             .open()
             .await
             .err()
             .unwrap()
             .to_string();
-        assert!(failure.contains("no meta record"), "{failure}");
+        assert!(failure.contains("meta record is missing"), "{failure}");
         let failure = StoreArgs { store: Some("nonsense".into()), ..StoreArgs::default() }
             .open()
             .await
@@ -202,9 +208,9 @@ pub(super) mod tests {
             .unwrap()
             .to_string();
         assert!(failure.contains("://"), "{failure}");
-        let (store, _) = opened().await;
+        let (store, _) = open_sample_store().await;
         store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();
-        let failure = open_as_it_is(store.engine, None).await.err().unwrap().to_string();
+        let failure = open_with_recorded_settings(store.engine, None).await.err().unwrap().to_string();
         assert!(failure.contains("layout 9"), "{failure}");
     }
 }

@@ -1,4 +1,4 @@
-//! What several commands open before their work begins: logging, the store, the log, the parts of an instance.
+//! Opens what several commands need: logging, the store, the brokers, the parts of an instance.
 
 use std::{
     fmt::Display,
@@ -29,19 +29,19 @@ use crate::{
     },
     store::{
         Store,
-        create::{Identity, Processes},
+        create::{CreatorIdentity, ProcessVisibility},
     },
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
 };
 
-/// Between two attempts to reach a broker.
+/// Pause between two attempts to reach a broker.
 pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Sends log records to standard error, as configured.
+/// Sends log records to standard error in the configured format, and logs the warnings of the configuration.
 ///
 /// # Errors
 /// Logging was set up before.
-pub fn logging(config: &Config) -> Result<(), LoggingError> {
+pub fn start_logging(config: &Config) -> Result<(), LoggingError> {
     init_logging(config.log.format, config.log.level.as_str())?;
     for warning in config.warnings() {
         tracing::warn!("{warning}");
@@ -49,38 +49,38 @@ pub fn logging(config: &Config) -> Result<(), LoggingError> {
     Ok(())
 }
 
-/// Opens the store at `url`, without its blob store, which may take as long as recovering it takes.
+/// Opens the store at `url` without its blob store. Opening takes as long as the recovery of the store takes.
 ///
 /// # Errors
-/// See [`OpenError`]; each names what is wrong.
-pub async fn store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
-    let engine = engine::open(&url.to_string(), &wiring::engine(config)).await.map_err(named)?;
-    let watched = WatchedEngine::new(engine, metrics.clone());
-    Ok(Store::new(Arc::new(watched), wiring::store(config)))
+/// Every error of [`OpenError`], which names the problem.
+pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
+    let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await.map_err(store_error)?;
+    let engine = WatchedEngine::new(engine, metrics.clone());
+    Ok(Store::new(Arc::new(engine), wiring::store_settings(config)))
 }
 
-/// Opens the blob store that the configuration names; `None`: it names none.
+/// Opens the blob store of the configuration; `None`: the configuration names no blob store.
 ///
 /// # Errors
-/// As [`blobs_at`].
-pub async fn blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
+/// The same as [`open_blobs_at`].
+pub async fn open_blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
     match config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))? {
-        Some(url) => blobs_at(config, &url, intent, metrics).await.map(Some),
+        Some(url) => open_blobs_at(config, &url, intent, metrics).await.map(Some),
         None => Ok(None),
     }
 }
 
-/// Opens the blob store at `url`, which is reached and used as the configuration says.
+/// Opens the blob store at `url` with the logins and limits of the configuration.
 ///
 /// # Errors
-/// See [`blob::OpenBlobError`]; each names what is wrong.
-pub async fn blobs_at(
+/// Every error of [`blob::OpenBlobError`], which names the problem.
+pub async fn open_blobs_at(
     config: &Config,
     url: &BlobUrl,
     intent: Intent,
     metrics: &Arc<Metrics>,
 ) -> Result<BlobStore, Failure> {
-    let (access, options) = wiring::blobs(config, metrics);
+    let (access, options) = wiring::blob_settings(config, metrics);
     let opened = blob::open(url, intent, &access, options).await;
     opened.map_err(|error| match error {
         OpenBlobError::NotBuilt { .. } => UsageError(error.to_string()).into(),
@@ -88,89 +88,91 @@ pub async fn blobs_at(
     })
 }
 
-/// Opens the place of the objects that large blocks refer to; `None`: the configuration names none.
+/// Opens the objects of large blocks (`sequencer.objects_url`); `None`: the setting is not set.
 ///
 /// # Errors
-/// See [`blob::OpenBlobError`]; each names what is wrong.
-pub async fn objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, Failure> {
+/// Every error of [`blob::OpenBlobError`], which names the problem.
+pub async fn open_objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, Failure> {
     let Some(url) = &config.sequencer.objects_url else { return Ok(None) };
-    let (access, options) = wiring::blobs(config, metrics);
+    let (access, options) = wiring::blob_settings(config, metrics);
     let opened = blob::open_objects(url, &access, &options).await;
     let opened =
-        opened.map_err(|error| Failure::new(format!("cannot read objects (sequencer.objects_url): {error}")))?;
+        opened.map_err(|error| Failure::new(format!("cannot open the objects (sequencer.objects_url): {error}")))?;
     Ok(Some(opened))
 }
 
-/// Opens the store at `url`, works with it, and closes it however the work has ended.
+/// Opens the store at `url`, runs `work` on it, and closes the store even if `work` fails.
 ///
 /// # Errors
-/// It cannot be opened or closed; or those of the work, which come first.
+/// The store cannot be opened, `work` fails, or the store cannot be closed; an error of `work` has precedence.
 pub async fn with_store<T>(
     config: &Config,
     url: &StoreUrl,
     metrics: &Arc<Metrics>,
     work: impl AsyncFnOnce(&Store) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let store = store(config, url, metrics).await?;
-    let ended = work(&store).await;
+    let store = open_store(config, url, metrics).await?;
+    let result = work(&store).await;
     let closed = store.engine.close().await;
-    let ended = ended?;
+    let result = result?;
     closed?;
-    Ok(ended)
+    Ok(result)
 }
 
-fn named(error: OpenError) -> Failure {
+fn store_error(error: OpenError) -> Failure {
     Failure::new(format!("cannot open the store (store.url): {error}"))
 }
 
-/// Prepares the client of a Kafka cluster; it connects when it is asked for something.
+/// Builds the client of a Kafka cluster. The client connects with its first request.
 ///
 /// # Errors
-/// The settings contradict each other, or librdkafka knows none of that name: that is bad configuration.
-pub fn kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
+/// The settings contradict each other, or librdkafka does not know one of them: bad configuration.
+pub fn build_kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
     if settings.brokers.starts_with("file://") {
-        let problem = "is a saved log, which can only be looked at: name the brokers of a cluster (host:9092)";
+        let problem = "is a saved log, which this command cannot use: name the brokers of a cluster (host:9092)";
         return Err(UsageError(format!("kafka.brokers {problem}")));
     }
     KafkaBroker::new(settings).map_err(|error| UsageError(format!("kafka: {error}")))
 }
 
-/// The same, as any log; also one that was saved.
+/// Opens the brokers of the configuration: a Kafka cluster, or the saved log of a `file://` URL.
 ///
 /// # Errors
-/// As [`kafka`]. The file of a saved log cannot be read, or is none.
-pub async fn broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
-    let Some(path) = config.kafka.brokers.saved_log() else { return Ok(Arc::new(kafka(wiring::kafka(config))?)) };
+/// The same as [`build_kafka`]. The file cannot be read, or is not a saved log.
+pub async fn open_broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
+    let Some(path) = config.kafka.brokers.saved_log() else {
+        return Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?));
+    };
     let failed = |error: &dyn Display| Failure::new(format!("cannot open the saved log {}: {error}", path.display()));
     let file = File::open(path).map_err(|error| failed(&error))?;
     let log = SavedLog::load(BufReader::new(file)).await.map_err(|error| failed(&error))?;
     Ok(Arc::new(log))
 }
 
-/// The same, whose polling threads beat there.
+/// Builds the client of the configured cluster, with its polling threads monitored by the watchdog.
 ///
 /// # Errors
-/// As [`kafka`].
-pub fn watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, UsageError> {
-    Ok(Arc::new(kafka(wiring::kafka(config))?.watched(liveness.clone())))
+/// The same as [`build_kafka`].
+pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, UsageError> {
+    Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?.with_liveness(liveness.clone())))
 }
 
-/// Everything that an instance works with.
+/// Builds the parts of an instance: clients, store, metrics, health, a new store id and the identity of the process.
 ///
 /// # Errors
-/// The machine has no random numbers.
-pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Result<InstanceParts> {
+/// `/dev/urandom` cannot be read.
+pub fn build_parts(broker: Arc<dyn Broker>, store: Store, monitoring: &Monitoring) -> io::Result<InstanceParts> {
     let (mut store_id, mut owner) = ([0; 16], [0; 8]);
     let mut random = File::open("/dev/urandom")?;
     random.read_exact(&mut store_id)?;
     random.read_exact(&mut owner)?;
-    let identity = Identity {
+    let identity = CreatorIdentity {
         owner: u64::from_le_bytes(owner),
         process_id: std::process::id(),
-        hostname: hostname(),
-        sees: Processes::OfItsHost,
+        hostname: read_hostname(),
+        process_visibility: ProcessVisibility::SameHost,
     };
-    let Watched { metrics, health } = watched.clone();
+    let Monitoring { metrics, health } = monitoring.clone();
     Ok(InstanceParts {
         broker,
         store,
@@ -183,17 +185,18 @@ pub fn parts(broker: Arc<dyn Broker>, store: Store, watched: &Watched) -> io::Re
     })
 }
 
-/// What this machine calls itself: people read it in lock records.
-fn hostname() -> String {
+/// Reads the name of this machine, which lock records and the state page show.
+fn read_hostname() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     name.map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Waits until the log answers, or until `shutdown`: `false`. Says so each time that it does not, and is unready meanwhile.
+/// Waits until the brokers answer; `false`: `shutdown` came first. Each attempt without an answer is logged, and the
+/// instance is not ready until the brokers answer.
 ///
 /// # Errors
-/// What does not heal by itself, such as refused access.
-pub async fn reachable(
+/// An error that no retry mends, such as refused access.
+pub async fn wait_until_reachable(
     broker: &dyn Broker,
     topic: &str,
     health: &Health,
@@ -211,7 +214,7 @@ pub async fn reachable(
                 return Ok(true);
             }
             Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                tracing::warn!(%error, "the broker does not answer; tried again");
+                tracing::warn!(%error, "broker: no answer, retrying");
                 health.set(Condition::BrokerReachable, Some(format!("the broker does not answer: {error}")));
             }
             Err(error) => return Err(error),
@@ -223,28 +226,28 @@ pub async fn reachable(
     }
 }
 
-/// What is shown of an instance.
+/// Metrics and health of an instance.
 #[derive(Clone)]
-pub struct Watched {
-    /// Metrics.
+pub struct Monitoring {
+    /// Counters and gauges of the `/metrics` page.
     pub metrics: Arc<Metrics>,
-    /// Health.
+    /// Readiness, liveness and state pages.
     pub health: Arc<Health>,
 }
 
-impl Watched {
-    /// Nothing yet.
+impl Monitoring {
+    /// Starts with empty metrics, and with the identity of this process on the state page.
     pub fn new(config: &Config) -> Self {
         let stall_limit = Duration::from_millis(config.http.stall_limit_ms);
         let limit = Some(config.run.watchdog_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
-        let health = Health::new(Clock::System, stall_limit).watched(limit);
+        let health = Health::new(Clock::System, stall_limit).with_watchdog(limit);
         health.status_registry().publish_instance(InstanceStatus {
             client_id: config.kafka.client_id.clone(),
             instance_id: config.kafka.instance_id.clone(),
             group: config.kafka.group.clone(),
-            hostname: hostname(),
+            hostname: read_hostname(),
             process_id: std::process::id(),
         });
-        Watched { metrics: Arc::new(Metrics::new()), health: Arc::new(health) }
+        Monitoring { metrics: Arc::new(Metrics::new()), health: Arc::new(health) }
     }
 }

@@ -1,25 +1,25 @@
 //! Standard output and standard error of every command: a reader that goes away (`| head`) ends no command.
 //!
-//! A command that changes something has to finish, and its exit code has to tell how it ended, whether or not anybody
-//! reads what it prints. So a closed pipe is no error of the command.
+//! A command that changes the store or the log must finish and exit with the code of its result, even if the output has
+//! no reader. So a closed pipe is no error of the command.
 
 use std::io::{self, StderrLock, StdoutLock, Write};
 
 /// Writes until the reader has closed the pipe, and discards everything after that.
 #[derive(Debug)]
-pub struct Output<W> {
+pub struct PipeWriter<W> {
     to: W,
     closed: bool,
 }
 
 /// Returns standard output, locked.
-pub fn stdout() -> Output<StdoutLock<'static>> {
-    Output::new(io::stdout().lock())
+pub fn stdout() -> PipeWriter<StdoutLock<'static>> {
+    PipeWriter::new(io::stdout().lock())
 }
 
 /// Returns standard error, locked.
-pub fn stderr() -> Output<StderrLock<'static>> {
-    Output::new(io::stderr().lock())
+pub fn stderr() -> PipeWriter<StderrLock<'static>> {
+    PipeWriter::new(io::stderr().lock())
 }
 
 /// Returns whether a write failed because the reader has closed the pipe. A command that only prints may end early
@@ -28,10 +28,10 @@ pub fn is_closed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }
 
-impl<W: Write> Output<W> {
-    /// Wraps a writer.
+impl<W: Write> PipeWriter<W> {
+    /// Wraps a writer whose reader has not closed the pipe.
     pub fn new(to: W) -> Self {
-        Output { to, closed: false }
+        PipeWriter { to, closed: false }
     }
 
     fn unless_closed<T>(&mut self, discarded: T, write: impl FnOnce(&mut W) -> io::Result<T>) -> io::Result<T> {
@@ -48,7 +48,7 @@ impl<W: Write> Output<W> {
     }
 }
 
-impl<W: Write> Write for Output<W> {
+impl<W: Write> Write for PipeWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.unless_closed(bytes.len(), |to| to.write(bytes))
     }
@@ -62,7 +62,7 @@ impl<W: Write> Write for Output<W> {
 pub(super) mod tests {
     use super::*;
 
-    /// A reader that goes away after some bytes, or a disk that is full.
+    /// Writer that fails after a number of bytes: the reader has closed the pipe, or the disk is full.
     pub(crate) struct Failing {
         pub(crate) kind: io::ErrorKind,
         pub(crate) after: usize,
@@ -86,12 +86,12 @@ pub(super) mod tests {
 
     #[test]
     fn a_closed_pipe_discards_and_a_full_disk_is_an_error() {
-        let mut closed = Output::new(Failing { kind: io::ErrorKind::BrokenPipe, after: 3 });
+        let mut closed = PipeWriter::new(Failing { kind: io::ErrorKind::BrokenPipe, after: 3 });
         closed.write_all(b"abcdef").unwrap();
         closed.write_all(b"more").unwrap();
         closed.flush().unwrap();
         assert!(closed.closed && closed.to.after == 0);
-        let mut full = Output::new(Failing { kind: io::ErrorKind::StorageFull, after: 3 });
+        let mut full = PipeWriter::new(Failing { kind: io::ErrorKind::StorageFull, after: 3 });
         assert_eq!(full.write_all(b"abcdef").unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

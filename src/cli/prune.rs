@@ -1,4 +1,4 @@
-//! `utxo-store prune`: forgets what is due at a height, by hand.
+//! `utxo-store prune`: prunes the transactions that are due at a height, by hand.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     CommandResult, ConfigArgs, Failure, block_on,
-    opening::{self, Watched},
+    opening::{self, Monitoring},
     output, wiring,
 };
 use crate::{
@@ -20,37 +20,35 @@ use crate::{
     broker::{Broker, TopicPartition},
     config::Config,
     instance::checks::store_topics,
-    sequencer::{Safe, ValidatedSource, chain_group, floor_of},
+    sequencer::{CommittedChain, ValidatedSource, chain_group, read_replay_floor},
     store::{
         Store,
-        meta::{MetaError, is_rebuilt},
-        nodes::{Nodes, durability_lag},
-        prune::{Pass, PruneSettings, Pruned, Step, Terms, Under},
-        topics::{find_topics, is_bound_to},
-        whole::{GroupStore, WholeStore},
+        meta::{MetaError, check_not_rebuilding},
+        ownership::{GroupStore, StoreOwnership},
+        prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
+        restart_detector::{RestartDetector, durability_lag},
+        topics::{find_topics, verify_topic_binding},
     },
 };
 
 const AFTER_HELP: &str = "\
-Forgets transactions whose outputs are all spent by transactions that are mined, and conflicting ones,
-store.block_height_retention blocks behind that, up to --height: at the most the greatest height of the chain that the
-group has committed. Instances do so by themselves (prune.enabled); this is for stores on which none runs, and it is
-refused while one does. What was done before is not done again: after a kill the same command goes on.
-
-With --dry-run nothing is changed: what would go is counted. With --json one object.
+Prunes transactions whose outputs are all spent by mined transactions, and conflicting transactions, both
+store.block_height_retention blocks later. --height is at most the greatest height of the chain that the group has
+committed. Instances prune by themselves (prune.enabled); this command is for stores without a running instance, and is
+refused while an instance runs. After a kill the same command continues.
 
 Example: utxo-store prune --config deploy/utxo-store.toml --height 850000 --dry-run";
 
-/// Arguments of `prune`.
+/// Command-line arguments of `utxo-store prune`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct PruneArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Block height by which what goes must be due
+    /// Block height up to which records must be due
     #[arg(long, value_name = "HEIGHT")]
     height: u32,
-    /// Change nothing: count what would go
+    /// Change nothing: count what would be pruned
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON object
@@ -58,15 +56,15 @@ pub struct PruneArgs {
     json: bool,
 }
 
-/// What it came to.
+/// Result of the command; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct PruneSummary {
     height: u32,
     dry_run: bool,
-    /// Everything that was due is gone; `false`: some was changed by what is not committed.
+    /// Every due transaction is pruned; `false`: some were changed by events that are not committed.
     complete: bool,
     #[serde(flatten)]
-    pruned: Pruned,
+    pruned: PruneTotals,
     seconds: f64,
 }
 
@@ -74,144 +72,155 @@ impl PruneArgs {
     pub(super) fn run(self) -> CommandResult {
         let config = self.config.load()?;
         block_on(async {
-            let broker = opening::broker(&config).await?;
-            let safe = self.check(broker.as_ref(), &config).await?;
-            let watched = Watched::new(&config);
-            let blobs = opening::blobs(&config, Intent::Write, &watched.metrics).await?;
-            let shown = opening::with_store(&config, &config.store.url, &watched.metrics, async |store: &Store| {
-                self.prune(&config, broker.as_ref(), &store.clone().with_blobs(blobs), safe).await
-            });
-            self.print(&shown.await?, &mut output::stdout())
+            let broker = opening::open_broker(&config).await?;
+            let committed_chain = self.check(broker.as_ref(), &config).await?;
+            let monitoring = Monitoring::new(&config);
+            let blobs = opening::open_blobs(&config, Intent::Write, &monitoring.metrics).await?;
+            let summary =
+                opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &Store| {
+                    self.prune(&config, broker.as_ref(), &store.clone().with_blobs(blobs), committed_chain).await
+                });
+            self.print(&summary.await?, &mut output::stdout())
         })
     }
 
-    /// What the group has committed of the chain, where nobody holds that, it is all, and the height is not above it. An instance that is
-    /// started nevertheless does no harm: whatever the chain changes bears a later stamp than what is written here, and refuses it; what events
-    /// take or keep for longer, each operation of the pruner looks at itself.
-    async fn check(&self, broker: &dyn Broker, config: &Config) -> Result<Safe, Failure> {
+    /// Returns the committed chain, if no instance runs, the chain is committed to its end, and `--height` is not above
+    /// the chain. An instance that starts nevertheless does no harm: records that the sequencer changes have a later
+    /// stamp and refuse the pruner's writes, and each operation of the pruner checks claims and preservations itself.
+    async fn check(&self, broker: &dyn Broker, config: &Config) -> Result<CommittedChain, Failure> {
         let group = chain_group(config.kafka.group.as_str());
         if config.store.block_height_retention == 0 {
-            return Err(Failure::new("store.block_height_retention is 0: nothing is ever due"));
+            return Err(Failure::new("cannot prune: store.block_height_retention is 0, so no record is ever due"));
         }
         match broker.member_count(&group).await? {
             0 => {}
             running => {
                 return Err(Failure::new(format!(
-                    "{running} of the instances of this store run (members of the consumer group {group}): stop them, or let \
-                     them prune (prune.enabled)"
+                    "{running} of the instances of this store run (members of the consumer group {group}): stop them, \
+                     or let them prune (prune.enabled)"
                 )));
             }
         }
         let chain = TopicPartition { topic: config.kafka.topics.chain.as_str().into(), partition: 0 };
         let committed = broker.committed(&group, std::slice::from_ref(&chain)).await?.pop().flatten();
-        let safe = Safe::of(committed.as_ref()).map_err(|error| Failure::new(format!("the group {group}: {error}")))?;
-        if safe.offset == 0 {
-            return Err(Failure::new(format!("the group {group} has committed nothing: no block is handled for good")));
+        let committed_chain = CommittedChain::of(committed.as_ref())
+            .map_err(|error| Failure::new(format!("the group {group}: {error}")))?;
+        if committed_chain.offset == 0 {
+            return Err(Failure::new(format!("cannot prune: the group {group} has committed no block")));
         }
         let (_, end) = broker.watermarks(&chain).await?;
-        if safe.offset < end {
-            // What is half done may have been decided, and not be in the store.
+        if committed_chain.offset < end {
+            // An event that is not committed can be decided without its writes being in the store.
             return Err(Failure::new(format!(
-                "the group {group} has committed the chain up to offset {}, and it ends at {end}: run an instance until it has, first",
-                safe.offset
+                "the group {group} has committed the chain up to offset {}, and the chain ends at {end}: run an \
+                 instance until the chain is committed to its end",
+                committed_chain.offset
             )));
         }
-        if self.height > safe.height {
+        if self.height > committed_chain.height {
             return Err(Failure::new(format!(
-                "--height is {}, and the chain has come to {} so far",
-                self.height, safe.height
+                "--height is {}, above the greatest height {} of the chain",
+                self.height, committed_chain.height
             )));
         }
-        Ok(safe)
+        Ok(committed_chain)
     }
 
-    async fn prune(&self, config: &Config, broker: &dyn Broker, store: &Store, safe: Safe) -> Result<Shown, Failure> {
-        let instance = wiring::instance(config);
-        let meta = store.meta().await?.ok_or(MetaError::Absent)?;
-        is_rebuilt(&meta)?;
+    async fn prune(
+        &self,
+        config: &Config,
+        broker: &dyn Broker,
+        store: &Store,
+        committed_chain: CommittedChain,
+    ) -> Result<PruneSummary, Failure> {
+        let instance = wiring::instance_settings(config);
+        let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
+        check_not_rebuilding(&meta)?;
         let topics = find_topics(broker, &store_topics(&instance)).await?;
-        topics.iter().try_for_each(|topic| is_bound_to(&meta, topic))?;
+        topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
         store.check_blobs(&meta)?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),
             group: instance.pipeline.group.clone(),
             grace: Duration::ZERO,
         };
-        let floor = floor_of(broker, &validated, safe.offset).await?;
-        let expected = crate::instance::expectations(store);
-        GroupStore { store: store.clone(), expected }.holds(&floor).await?;
+        let floor = read_replay_floor(broker, &validated, committed_chain.offset).await?;
+        let expected = crate::instance::meta_expectations(store);
+        GroupStore { store: store.clone(), expected }.verify_covers(&floor).await?;
         let lag = durability_lag(store.engine.as_ref(), instance.durability_lag)
             .ok_or_else(|| Failure::new("ingest.durability_lag_ms is too short for this store"))?;
-        let mut nodes = Nodes::new(store.engine.clone(), lag);
-        nodes.meet().await?;
+        let mut nodes = RestartDetector::new(store.engine.clone(), lag);
+        nodes.baseline().await?;
         let retention = store.settings.rules.retention;
-        let terms = Terms { height: self.height, retention, safe: safe.offset };
+        let terms = PruneTerms { height: self.height, retention, committed: committed_chain.offset };
         if !self.dry_run {
             store.begin_pruning(&floor, &terms).await?;
         }
-        let settings = PruneSettings { dry_run: self.dry_run, alone: true, ..wiring::prune(config).pass };
-        let (shown, started) = (Bar::start(), Instant::now());
-        let mut pass = Pass::new(settings, Under::new(terms, safe.era));
+        let settings = PruneSettings { dry_run: self.dry_run, is_exclusive: true, ..wiring::prune_task(config).pass };
+        let (progress, started) = (PruneProgress::start(), Instant::now());
+        let mut pass = PrunePass::new(settings, PruneBasis::new(terms, committed_chain.era));
         let complete = loop {
             match pass.step(store, &nodes).await? {
-                Step::Did(_) => shown.tell(&pass.pruned()),
-                Step::Until(at) => tokio::time::sleep_until(at).await,
-                Step::Unsafe => break false,
-                Step::Done => break true,
+                PruneStep::Progressed(_) => progress.update(&pass.pruned()),
+                PruneStep::WaitUntil(at) => tokio::time::sleep_until(at).await,
+                PruneStep::Uncommitted => break false,
+                PruneStep::Done => break true,
             }
         };
         if complete && !self.dry_run {
             store.end_pruning(self.height).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        Ok(Shown { height: self.height, dry_run: self.dry_run, complete, pruned: pass.pruned(), seconds })
+        Ok(PruneSummary { height: self.height, dry_run: self.dry_run, complete, pruned: pass.pruned(), seconds })
     }
 
-    fn print(&self, shown: &Shown, out: &mut impl Write) -> CommandResult {
+    fn print(&self, summary: &PruneSummary, out: &mut impl Write) -> CommandResult {
         if self.json {
-            serde_json::to_writer(&mut *out, shown)?;
+            serde_json::to_writer(&mut *out, summary)?;
             return Ok(writeln!(out)?);
         }
-        let Pruned { examined, spent, conflicting, kept, tombstones, damaged } = shown.pruned;
-        let what = if shown.dry_run { "would be forgotten" } else { "forgotten" };
-        writeln!(out, "{examined:>12} transactions looked at, up to height {}", shown.height)?;
-        writeln!(out, "{spent:>12} {what}: all outputs spent by what is mined")?;
-        writeln!(out, "{conflicting:>12} {what}: conflicting")?;
-        writeln!(out, "{tombstones:>12} tombstones {what}")?;
-        writeln!(out, "{kept:>12} kept for now")?;
+        let PruneTotals { examined, spent, conflicting, kept, tombstones, damaged } = summary.pruned;
+        let pruned = if summary.dry_run { "would be pruned" } else { "pruned" };
+        let stripped = if summary.dry_run { "would be stripped" } else { "stripped" };
+        writeln!(out, "{examined:>12} transactions examined, up to height {}", summary.height)?;
+        writeln!(out, "{spent:>12} {pruned}: all outputs spent by mined transactions")?;
+        writeln!(out, "{conflicting:>12} {pruned}: conflicting")?;
+        writeln!(out, "{tombstones:>12} tombstones {stripped} to their names")?;
+        writeln!(out, "{kept:>12} not due yet")?;
         if damaged > 0 {
-            writeln!(out, "{damaged:>12} kept, since their bodies are damaged: run `utxo-store verify`")?;
+            writeln!(out, "{damaged:>12} not pruned, since their bodies are damaged: run `utxo-store verify`")?;
         }
-        writeln!(out, "{:>12.1} seconds", shown.seconds)?;
-        if !shown.complete {
+        writeln!(out, "{:>12.1} seconds", summary.seconds)?;
+        if !summary.complete {
             writeln!(
                 out,
-                "Not all of it: some was changed by what the group has not committed. Run an instance first."
+                "Incomplete: some transactions were changed by events that the group has not committed. Run an \
+                 instance, then prune again."
             )?;
         }
         Ok(())
     }
 }
 
-/// How far it is, on standard error, where that is a terminal.
-struct Bar(ProgressBar);
+/// Progress of pruning, shown on standard error if that is a terminal.
+struct PruneProgress(ProgressBar);
 
-impl Bar {
+impl PruneProgress {
     fn start() -> Self {
         let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
         if let Ok(style) = ProgressStyle::with_template("{spinner} {human_pos} transactions, {per_sec}: {msg}") {
             bar.set_style(style);
         }
-        Bar(bar)
+        PruneProgress(bar)
     }
 
-    fn tell(&self, pruned: &Pruned) {
+    fn update(&self, pruned: &PruneTotals) {
         self.0.set_position(pruned.examined);
-        self.0.set_message(format!("{} forgotten, {} kept for now", pruned.total(), pruned.kept));
+        self.0.set_message(format!("{} pruned, {} not due yet", pruned.total(), pruned.kept));
     }
 }
 
-impl Drop for Bar {
+impl Drop for PruneProgress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

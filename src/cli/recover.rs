@@ -1,4 +1,4 @@
-//! `utxo-store recover`: completes transactions over several pages that are half created.
+//! `utxo-store recover`: completes half-created transactions of several pages.
 
 use std::{
     io::{self, Write},
@@ -17,25 +17,26 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A transaction over several pages whose master is there has all its pages: what is missing is that they are cleared, the
-master's last. Normally whoever created it does that, or whoever reads its event again. What somebody may still be at (its
-lock record has not run out, or it is younger than --older-than) is left alone, and so is what waits for a verdict. Pages without
-a master belong to an event that is not completed: they are reported, and nothing else.
+A half-created transaction of several pages has all its pages once its master exists; only the creating flags remain to
+be cleared, the master's last. Normally the instance that created the pages clears them, or the next instance that reads
+the event. Not touched: transactions with a lock record that has not expired, transactions that have changed within
+--older-than, and transactions that wait for a verdict. Pages without a master belong to an event that is not completed;
+they are only reported.
 
-With --json one object. The exit code is 1 when something cannot be completed.
+The exit code is 1 if a transaction cannot be completed.
 
 Example: utxo-store recover --dry-run --store fjall:///var/lib/utxo-store";
 
-/// Arguments of `recover`.
+/// Command-line arguments of `utxo-store recover`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct RecoverArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Change nothing: say what would be completed
+    /// Change nothing: print what would be completed
     #[arg(long)]
     dry_run: bool,
-    /// Leave alone what has moved within so many seconds
+    /// Skip transactions that have changed within this time, seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     older_than: u64,
     /// Print one JSON object
@@ -70,18 +71,16 @@ impl RecoverArgs {
     fn write(&self, swept: &Swept, out: &mut impl Write) -> io::Result<()> {
         let completed = if self.dry_run { "would be completed" } else { "completed" };
         swept.completed.iter().try_for_each(|txid| writeln!(out, "{txid}: {completed}"))?;
-        swept
-            .running
-            .iter()
-            .try_for_each(|txid| writeln!(out, "{txid}: somebody is at it (its lock record is held)"))?;
+        swept.running.iter().try_for_each(|txid| writeln!(out, "{txid}: skipped, its lock record has not expired"))?;
         for orphan in &swept.orphaned {
             let (txid, since) = (orphan.txid, orphan.since_ms);
-            writeln!(out, "{txid}: pages {:?} have no master, since {since} ms: their event makes it", orphan.pages)?;
+            writeln!(out, "{txid}: pages {:?} have no master, since {since} ms: the event creates it", orphan.pages)?;
         }
-        swept.damaged.iter().try_for_each(|it| writeln!(out, "{}: {}", it.txid, it.problem))?;
+        swept.damaged.iter().try_for_each(|damage| writeln!(out, "{}: {}", damage.txid, damage.problem))?;
         writeln!(
             out,
-            "{} {completed}, {} held, {} contested, {} without a master, {} damaged; {} older than an hour",
+            "{} {completed}, {} with a lock record, {} contested, {} without a master, {} damaged; \
+             {} older than an hour",
             swept.completed.len(),
             swept.running.len(),
             swept.contested,
@@ -101,7 +100,7 @@ mod tests {
         tx::Txid,
     };
 
-    async fn shown(store: &Store, dry_run: bool, json: bool) -> String {
+    async fn recovered(store: &Store, dry_run: bool, json: bool) -> String {
         let args = RecoverArgs { store: StoreArgs::default(), dry_run, older_than: 120, json };
         let mut out = Vec::new();
         args.show(store, 500_000, &mut out).await.unwrap();
@@ -109,20 +108,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_half_created_is_shown_and_then_completed() {
+    async fn half_created_transactions_are_listed_and_then_completed() {
         let store = testing::store(2);
         let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
-        for page in testing::pages(&bytes, &crate::record::build::Start::default(), 2).into_iter().rev() {
+        for page in testing::pages(&bytes, &crate::record::build::NewTxState::default(), 2).into_iter().rev() {
             store.plant(Page { creating_at: Some(7), ..page }).await;
         }
         let txid = testing::txid(&bytes);
         let state = async || store.master(txid).await.unwrap().unwrap().state();
-        let dry = shown(&store, true, false).await;
-        assert!(dry.contains(&format!("{txid}: would be completed\n1 would be completed, 0 held")), "{dry}");
+        let dry = recovered(&store, true, false).await;
+        assert!(
+            dry.contains(&format!("{txid}: would be completed\n1 would be completed, 0 with a lock record")),
+            "{dry}"
+        );
         assert_eq!(state().await, TxState::Creating);
-        let json: serde_json::Value = serde_json::from_str(&shown(&store, false, true).await).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&recovered(&store, false, true).await).unwrap();
         assert_eq!(json["completed"][0], txid.to_string());
         assert_eq!(state().await, TxState::Live);
-        assert!(shown(&store, false, false).await.starts_with("0 completed"));
+        assert!(recovered(&store, false, false).await.starts_with("0 completed"));
     }
 }

@@ -1,107 +1,112 @@
-//! `utxo-store replay`: the state anew, into an empty store; or validated transactions once more, into the store that has them.
+//! `utxo-store replay`: rebuilds the state into an empty store, or reads validated transactions again into the live
+//! store.
 
-mod again;
 mod dry_run;
-mod place;
+mod positions;
+mod progress;
 mod rebuild;
-mod shown;
+mod reread;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, serving::Place, timestamp::Timestamp};
+use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, serving::HttpOptions, timestamp::Timestamp};
 use crate::{
     blob::BlobUrl,
     config::{Config, listen_address},
     engine::StoreUrl,
-    instance::set_back::Position,
+    instance::offset_reset::RereadBound,
 };
-use place::{Until, read_offsets};
+use positions::{ReplayEnd, read_offsets};
 
 const AFTER_HELP: &str = "\
---rebuild reads every topic from its beginning up to what the group has committed, and ends there. Publishes nothing,
-commits nothing, and joins no group: it can run beside the instances. The digest that it prints equals that of the live
-store, once that has committed everything and stands with no contest undecided. Where the group was stopped before, its
-instances can go on with the new store: point store.url (and store.blobs.url) at it and start them.
+--rebuild reads every topic from offset 0 to the offsets that the group has committed. A rebuild publishes nothing,
+commits nothing and joins no group, so it can run beside the instances. The printed digest equals the digest of the live
+store once the live store has committed all events and no contest is undecided. If the group was stopped before, its
+instances can continue with the new store: set store.url (and store.blobs.url) and start the instances.
 
-A rebuild that was stopped or killed goes on with --resume, from what it had reached some seconds before, up to where it was to
-end when it began, however far the group has come since. See to it that its process has ended. Over a server that has
-restarted since, begin again, in an empty set.
+--resume continues a rebuild that was stopped or killed, from the offsets reached some seconds before, to the end
+offsets of its first start, whatever the group has committed since. Make sure that the first process has ended. If a
+server of the store has restarted since, begin again in an empty set.
 
---from-timestamp and --from-offsets read validated transactions once more, into store.url: the group of the stopped
-instances is set back there, and this process works as one of them until the group has committed --until (by default what
-it had). All of it is idempotent. However it ends, the group stands where it has come to: `run` goes on there, as it does
-behind --until. What halts or becomes a dead letter does so again. Refused while instances run, below what was pruned, and
-below what the topic still holds. The chain cannot be set back: its position carries its state.
+--from-timestamp and --from-offsets read validated transactions again into store.url. The command sets the committed
+offsets of the stopped group back, and works as one instance of the group until the group has committed --until (by
+default the offsets that were committed at the begin). Events are idempotent; events that halted a partition or became a
+dead letter do so again. However the command ends, `run` continues at the offsets that the group has committed by then.
+Refused: while instances run, below the replay floor of a pruned store, below the first offset of the topic. The chain
+cannot be set back, since its committed offset has the state of the chain in its metadata.
 
-FILE has a line for each partition, `partition offset`; what follows `#` is passed over, and partitions that are not named
-stay where they are. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since 1970.
+FILE has a line `partition offset` per partition. Text after `#` is ignored. Partitions that are not named keep their
+offsets. A timestamp is RFC 3339 (2026-11-23T10:00:00Z) or milliseconds since 1970.
 
-While it works, http.listen answers as with `run`, and the watchdog looks at it (exit code 4). Where an instance has that address, say
---listen, or --no-http. Without a terminal a line in the log says every 30 s how far it is.
+During a replay http.listen answers as with `run`, and the watchdog checks the loops (exit code 4). If an instance has
+that address, use --listen or --no-http. Without a terminal the progress is logged every 30 s.
 
---dry-run touches nothing: it shows what would be read, how many bytes (from samples) and for how long: at --rate, or else
-as fast as the samples were read, which no store keeps up with. Exit code 1 where it would be refused.
+--dry-run changes nothing and prints what would be read, the bytes (from samples) and the duration at --rate, by default
+the rate at which the samples were read, which is faster than any store. Exit code 1 if the replay would be refused.
 
 Example: utxo-store replay --rebuild --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
-Example: utxo-store replay --rebuild --resume --config deploy/utxo-store.toml --store fjall:///var/lib/utxo-store-rebuilt
+Example: utxo-store replay --rebuild --resume --config deploy/utxo-store.toml \\
+    --store fjall:///var/lib/utxo-store-rebuilt
 Example: utxo-store replay --from-timestamp 2026-11-23T10:00:00Z --config deploy/utxo-store.toml --dry-run";
 
-/// Arguments of `replay`.
+/// Command-line arguments of `utxo-store replay`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct ReplayArgs {
     #[command(flatten)]
-    what: What,
+    kind: ReplayKind,
     #[command(flatten)]
     config: ConfigArgs,
-    /// Where to build it: an empty store (store.url is not touched)
+    /// With --rebuild: URL of an empty store (store.url is not touched)
     #[arg(long, value_name = "URL", conflicts_with_all = ["from_timestamp", "from_offsets"])]
     store: Option<StoreUrl>,
-    /// Where its bodies of large transactions go, where the configuration names a blob store, or --store is in Aerospike: an empty place
+    /// With --store: URL of an empty blob store, required if store.blobs.url is set or --store is in Aerospike
     /// (store.blobs.url is not touched)
     #[arg(long, value_name = "URL", requires = "store")]
     blobs: Option<BlobUrl>,
-    /// Go on with the rebuild of --store that was stopped or killed, up to where that was to end; begin where none was begun
+    /// Continue the rebuild of --store that was stopped or killed; without a begun rebuild, begin one
     #[arg(long, requires = "rebuild", conflicts_with = "dry_run")]
     resume: bool,
-    /// How far this process reads: a timestamp, a file of offsets, or `end` (of the partitions, as they are now)
+    /// With --from-…: last position, as a timestamp, a file of offsets, or `end` for the present end offsets; the
+    /// committed offsets at the begin by default
     #[arg(long, value_name = "T|FILE|end", conflicts_with = "rebuild")]
-    until: Option<Until>,
-    /// Show what would be read, and do nothing
+    until: Option<ReplayEnd>,
+    /// Change nothing: print what would be read
     #[arg(long)]
     dry_run: bool,
-    /// With --dry-run: messages a second
+    /// With --dry-run: messages per second for the duration; the rate of the samples by default
     #[arg(long, value_name = "N", requires = "dry_run", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Where metrics, health and state are served meanwhile, instead of http.listen
+    /// Address of metrics, health and state during the replay; http.listen by default
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["no_http", "dry_run"], value_parser = listen_address)]
     listen: Option<SocketAddr>,
-    /// Serve no metrics, health or state meanwhile
+    /// Serve no metrics, health or state
     #[arg(long, conflicts_with = "dry_run")]
     no_http: bool,
-    /// Write the address of metrics and health to this file, once it is known
+    /// File for the bound address of metrics and health, written once the server listens
     #[arg(long, value_name = "PATH", hide = true)]
     http_address_file: Option<PathBuf>,
 }
 
-const OCCUPIED: &str = "say --listen ADDRESS for another one, or --no-http (an instance of this machine may have it)";
+const OCCUPIED: &str =
+    "use --listen ADDRESS for another address, or --no-http (an instance on this machine may use the address)";
 
-/// What is replayed.
+/// Kind of replay; exactly one option is required.
 #[derive(Debug, Default, Args)]
 #[group(required = true, multiple = false)]
-struct What {
-    /// Build the whole state, from offset 0
+struct ReplayKind {
+    /// Build the whole state from offset 0 into an empty store
     #[arg(long)]
     rebuild: bool,
-    /// Read validated transactions again, from this time on
+    /// Read validated transactions again from this time on, into store.url
     #[arg(long, value_name = "T")]
     from_timestamp: Option<Timestamp>,
-    /// Read validated transactions again, from these offsets on
+    /// Read validated transactions again from the offsets of a file on, into store.url
     #[arg(long, value_name = "FILE")]
     from_offsets: Option<PathBuf>,
 }
@@ -111,52 +116,52 @@ impl ReplayArgs {
         let config = self.config.load()?;
         let from = self.from()?;
         let until = self.until(from.as_ref())?;
-        let place = Place {
+        let http = HttpOptions {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
-            // Nothing of a rebuild halts, and one that is paused would be taken for one that stands.
+            // A rebuild has no halts to lift, and the watchdog would take a paused rebuild for a stalled one.
             control: config.http.control && from.is_some(),
             address_file: self.http_address_file.clone(),
-            otherwise: Some(OCCUPIED),
+            bind_hint: Some(OCCUPIED),
         };
         match (from, self.dry_run) {
-            (Some(from), true) => block_on(dry_run::again(&config, &from, &until, self.rate, self.json)),
-            (None, true) => block_on(dry_run::rebuild(&config, self.rate, self.json)),
+            (Some(from), true) => block_on(dry_run::plan_reread(&config, &from, &until, self.rate, self.json)),
+            (None, true) => block_on(dry_run::plan_rebuild(&config, self.rate, self.json)),
             (Some(from), false) => {
-                opening::logging(&config)?;
-                block_on(again::run(&config, &from, &until, self.json, &place))
+                opening::start_logging(&config)?;
+                block_on(reread::run(&config, &from, &until, self.json, &http))
             }
             (None, false) => {
                 let Some(store) = self.store else {
-                    return Err(UsageError("--rebuild needs --store: an empty one".to_owned()).into());
+                    return Err(UsageError("--rebuild needs --store with the URL of an empty store".to_owned()).into());
                 };
                 let rebuild = rebuild::Rebuild { store, blobs: self.blobs, resume: self.resume, json: self.json };
                 rebuild.check_blobs(&config).map_err(UsageError)?;
-                opening::logging(&config)?;
-                block_on(rebuild.run(config, &place))
+                opening::start_logging(&config)?;
+                block_on(rebuild.run(config, &http))
             }
         }
     }
 
-    /// Where the group is set back to; `None`: it is not.
-    fn from(&self) -> Result<Option<Position>, UsageError> {
-        match (&self.what.from_timestamp, &self.what.from_offsets) {
-            (Some(Timestamp(time)), _) => Ok(Some(Position::Time(*time))),
+    /// Returns the position to which the group is set back; `None` with `--rebuild`.
+    fn from(&self) -> Result<Option<RereadBound>, UsageError> {
+        match (&self.kind.from_timestamp, &self.kind.from_offsets) {
+            (Some(Timestamp(time)), _) => Ok(Some(RereadBound::Time(*time))),
             (None, Some(path)) => {
-                read_offsets(path).map(|offsets| Some(Position::Offsets(offsets))).map_err(UsageError)
+                read_offsets(path).map(|offsets| Some(RereadBound::Offsets(offsets))).map_err(UsageError)
             }
             (None, None) => Ok(None),
         }
     }
 
-    fn until(&self, from: Option<&Position>) -> Result<Position, UsageError> {
+    fn until(&self, from: Option<&RereadBound>) -> Result<RereadBound, UsageError> {
         let until = match &self.until {
-            None => Position::Committed,
-            Some(Until::End) => Position::End,
-            Some(Until::Time(Timestamp(time))) => Position::Time(*time),
-            Some(Until::File(path)) => Position::Offsets(read_offsets(path).map_err(UsageError)?),
+            None => RereadBound::Committed,
+            Some(ReplayEnd::End) => RereadBound::End,
+            Some(ReplayEnd::Time(Timestamp(time))) => RereadBound::Time(*time),
+            Some(ReplayEnd::File(path)) => RereadBound::Offsets(read_offsets(path).map_err(UsageError)?),
         };
         match (from, &until) {
-            (Some(Position::Time(from)), Position::Time(until)) if until < from => {
+            (Some(RereadBound::Time(from)), RereadBound::Time(until)) if until < from => {
                 Err(UsageError("--until is before --from-timestamp".to_owned()))
             }
             _ => Ok(until),
@@ -164,8 +169,8 @@ impl ReplayArgs {
     }
 }
 
-/// The configured topic and group of validated transactions.
-fn reading(config: &Config) -> crate::instance::set_back::Reading<'_> {
+/// Returns the configured topic and group of the validated transactions.
+fn offset_reset(config: &Config) -> crate::instance::offset_reset::OffsetReset<'_> {
     let (topic, group) = (config.kafka.topics.validated_txs.as_str(), config.kafka.group.as_str());
-    crate::instance::set_back::Reading { topic, group }
+    crate::instance::offset_reset::OffsetReset { topic, group }
 }

@@ -1,4 +1,4 @@
-//! `utxo-store run`: one instance, until a signal.
+//! `utxo-store run`: runs one instance until a signal.
 
 mod check;
 
@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CommandResult, ConfigArgs, Failure, FencedError, block_on,
-    opening::{self, Watched},
-    serving::{self, Place},
+    opening::{self, Monitoring},
+    serving::{self, HttpOptions},
     signals, wiring,
 };
 use crate::{
@@ -23,33 +23,34 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-SIGTERM or SIGINT: reads nothing more, finishes what is in flight, commits, and exits with 0. A second one stops at
-once (exit code 3), which loses nothing: what was not committed is read again. Nor does it when the watchdog ends a process whose
-loops stand still (exit code 4; run.watchdog_ms), or when another one is started with the same kafka.instance_id, which goes on
-instead (exit code 5).
+At SIGTERM or SIGINT the instance stops reading, completes the events in flight, commits, and exits with code 0. A
+second signal exits at once (code 3). The watchdog ends a process with a stalled loop (code 4; run.watchdog_ms). A
+process is fenced when another one starts with the same kafka.instance_id, and continues instead (code 5). No data is
+lost in any case: events whose offsets are not committed are read again.
 
-With --check it only looks, joining no group and writing nothing: brokers, topics (partitions, retention, copies), permissions, committed
-offsets, the store and its blob store. A line a check: ok, WARNING, FAILED (with what to do) or skipped (with why); exit code 1 where one
-failed. A store in a directory that an instance has open cannot be looked at, and fails.
+--check joins no group and writes nothing. It checks brokers, topics (partitions, retention, replicas), permissions,
+committed offsets, the store and its blob store, one line per check: ok, WARNING, FAILED (with the remedy) or skipped
+(with the reason). Exit code 1 if a check failed. The check of a store in a directory fails while an instance has the
+store open.
 
 Example: UTXO_STORE__KAFKA__BROKERS=kafka:9092 utxo-store run --config deploy/utxo-store.toml";
 
-/// Arguments of `run`.
+/// Command-line arguments of `utxo-store run`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct RunArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Only look whether an instance could start here and go on
+    /// Check only whether an instance could start with these settings and continue
     #[arg(long)]
     check: bool,
-    /// Print one JSON object a check
+    /// With --check: print one JSON object per check
     #[arg(long, requires = "check")]
     json: bool,
-    /// Write the address of metrics and health to this file, once it is known
+    /// File for the bound address of metrics and health, written once the server listens
     #[arg(long, value_name = "PATH", hide = true)]
     http_address_file: Option<PathBuf>,
-    /// Stop at once (exit code 3) when standard input ends, as it does when the parent dies
+    /// Exit at once (code 3) when standard input ends, as it does when the parent process ends
     #[arg(long, hide = true)]
     exit_with_stdin: bool,
 }
@@ -61,56 +62,57 @@ impl RunArgs {
             return block_on(check::check(config, self.json));
         }
         let config = config?;
-        opening::logging(&config)?;
+        opening::start_logging(&config)?;
         if self.exit_with_stdin {
             signals::exit_with_stdin()?;
         }
         block_on(self.serve(config))
     }
 
-    /// Works, and answers over HTTP from before the store is open until everything is committed.
+    /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
     async fn serve(self, config: Config) -> CommandResult {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
-        let watched = Watched::new(&config);
-        let place = Place {
+        let monitoring = Monitoring::new(&config);
+        let http = HttpOptions {
             listen: Some(config.http.listen),
             control: config.http.control,
             address_file: self.http_address_file,
-            otherwise: None,
+            bind_hint: None,
         };
-        serving::serve(&place, &watched, shutdown.clone(), Box::pin(work(&config, &watched, shutdown))).await
+        serving::serve(&http, &monitoring, shutdown.clone(), Box::pin(work(&config, &monitoring, shutdown))).await
     }
 }
 
-async fn work(config: &Config, watched: &Watched, shutdown: CancellationToken) -> CommandResult {
-    let broker = opening::watched_broker(config, watched.health.liveness())?;
-    let blobs = opening::blobs(config, Intent::Write, &watched.metrics).await?;
-    let objects = opening::objects(config, &watched.metrics).await?;
-    let report = opening::with_store(config, &config.store.url, &watched.metrics, async |store: &Store| {
+async fn work(config: &Config, monitoring: &Monitoring, shutdown: CancellationToken) -> CommandResult {
+    let broker = opening::open_watched_broker(config, monitoring.health.liveness())?;
+    let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
+    let objects = opening::open_objects(config, &monitoring.metrics).await?;
+    let report = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &Store| {
         let store = store.clone().with_blobs(blobs).with_objects(objects);
-        consume(config, opening::parts(broker, store, watched)?, shutdown).await
+        consume(config, opening::build_parts(broker, store, monitoring)?, shutdown).await
     });
     let PipelineReport { completed, parked_max, contests, dead_letters } = report.await?;
-    tracing::info!(completed, parked_max, contests, dead_letters, "stopped in order");
+    tracing::info!(completed, parked_max, contests, dead_letters, "run: stopped");
     Ok(())
 }
 
-/// Starts an instance, and starts it again whenever it has ended because the broker was away, or the blob store.
+/// Runs an instance, and restarts the instance within the process after an outage of the brokers or the blob store.
 ///
 /// # Errors
-/// What no other start mends.
+/// The instance fails with an error that no restart mends, or is fenced.
 pub(super) async fn consume(
     config: &Config,
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, Failure> {
-    let settings = wiring::instance(config);
-    tell_readiness(parts.health.clone(), shutdown.clone());
-    while opening::reachable(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health, &shutdown).await? {
+    let settings = wiring::instance_settings(config);
+    unset_ready_on_shutdown(parts.health.clone(), shutdown.clone());
+    let topic = &settings.pipeline.topic;
+    while opening::wait_until_reachable(parts.broker.as_ref(), topic, &parts.health, &shutdown).await? {
         match instance::run(settings.clone(), parts.clone(), shutdown.clone()).await {
             Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "what it works with went away; everything not committed is read again");
+                tracing::warn!(%error, "run: broker or blob store unavailable, restarting the instance");
                 parts.health.set(Condition::Assigned, Some(error.to_string()));
                 tokio::time::sleep(opening::RETRY_PAUSE).await;
             }
@@ -121,8 +123,8 @@ pub(super) async fn consume(
     Ok(PipelineReport::default())
 }
 
-/// Nobody is to rely on an instance that is stopping.
-fn tell_readiness(health: Arc<Health>, shutdown: CancellationToken) {
+/// Makes the instance unready at shutdown, so that no client relies on an instance that stops.
+fn unset_ready_on_shutdown(health: Arc<Health>, shutdown: CancellationToken) {
     tokio::spawn(async move {
         shutdown.cancelled().await;
         health.set(Condition::Assigned, Some("stopping".to_owned()));

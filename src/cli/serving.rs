@@ -1,4 +1,4 @@
-//! How a command that works for long is watched: metrics, health and state over HTTP, and the watchdog.
+//! Runs long commands with metrics, health and state over HTTP, and with the watchdog.
 
 use std::{
     fs, io,
@@ -8,38 +8,38 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, opening::Watched, watchdog};
+use super::{Failure, opening::Monitoring, watchdog};
 use crate::api::{ApiError, Server};
 
-/// Where a command is watched.
+/// HTTP options of a long command.
 #[derive(Debug, Default)]
-pub struct Place {
-    /// Where metrics, health and state are served; `None`: nowhere.
+pub struct HttpOptions {
+    /// Address of metrics, health and state; `None`: no HTTP server.
     pub listen: Option<SocketAddr>,
-    /// Whether operators may ask something of the loops there.
+    /// Enables the control requests of operators (`http.control`).
     pub control: bool,
-    /// The address is written there, once it is known.
+    /// File for the bound address, written once the server listens.
     pub address_file: Option<PathBuf>,
-    /// What to do where the address cannot be had, if the setting is not all that says where.
-    pub otherwise: Option<&'static str>,
+    /// Remedy for an address that cannot be bound, where options override the setting.
+    pub bind_hint: Option<&'static str>,
 }
 
-/// Works, and answers over HTTP until that has ended; the watchdog looks at its loops.
+/// Runs `work` to its end, with the HTTP server and the watchdog of the process.
 ///
 /// # Errors
-/// Those of the work, which come first; or the address cannot be had.
+/// `work` fails, or the server cannot bind or fails; an error of `work` has precedence.
 pub async fn serve<T>(
-    place: &Place,
-    watched: &Watched,
+    http: &HttpOptions,
+    monitoring: &Monitoring,
     shutdown: CancellationToken,
     work: impl Future<Output = Result<T, Failure>> + Unpin,
 ) -> Result<T, Failure> {
-    watchdog::start(watched.health.liveness())?;
-    let Some(listen) = place.listen else { return work.await };
-    let server = Server::bind(listen, watched.metrics.clone(), watched.health.clone()).await;
-    let server = server.map_err(|error| place.is_not_had(error))?.controls(place.control);
-    tracing::info!(address = %server.address(), "metrics and health are served");
-    if let Some(path) = &place.address_file {
+    watchdog::start(monitoring.health.liveness())?;
+    let Some(listen) = http.listen else { return work.await };
+    let server = Server::bind(listen, monitoring.metrics.clone(), monitoring.health.clone()).await;
+    let server = server.map_err(|error| http.bind_error(error))?.with_control(http.control);
+    tracing::info!(address = %server.address(), "http: serving metrics and health");
+    if let Some(path) = &http.address_file {
         write_address(path, server.address())
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
     }
@@ -48,29 +48,29 @@ pub async fn serve<T>(
         let closing = closing.clone();
         async move {
             let served = server.serve(closing.cancelled_owned()).await;
-            // What nobody can watch does not go on.
+            // A command without metrics and health cannot be monitored, so it stops.
             shutdown.cancel();
             served
         }
     });
-    let worked = work.await;
+    let result = work.await;
     closing.cancel();
     let served = serving.await;
-    let worked = worked?;
+    let result = result?;
     served??;
-    Ok(worked)
+    Ok(result)
 }
 
-impl Place {
-    fn is_not_had(&self, error: ApiError) -> Failure {
-        match self.otherwise {
+impl HttpOptions {
+    fn bind_error(&self, error: ApiError) -> Failure {
+        match self.bind_hint {
             None => error.into(),
-            Some(otherwise) => Failure::new(format!("{}: {otherwise}", Failure::from(error).told())),
+            Some(bind_hint) => Failure::new(format!("{}: {bind_hint}", Failure::from(error).message())),
         }
     }
 }
 
-/// Whoever reads the file finds a whole address or none.
+/// Writes the address atomically: readers of the file see a complete address or no file.
 fn write_address(path: &Path, address: SocketAddr) -> io::Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, format!("{address}\n"))?;

@@ -1,48 +1,47 @@
-//! What ends a long command from outside: signals, or a parent that goes away.
+//! Stops a long command: at signals, or when the parent process ends.
 
 use std::{io, process, thread};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// The exit code of a command that was told to stop at once: a second signal, or a parent that is gone. Whatever it was
-/// doing is as after a kill: nothing is lost, and what was not committed is done again.
+/// Exit code of a command that was stopped at once, by a second signal or the end of its parent. As after a kill no
+/// data is lost: events whose offsets are not committed are read again.
 pub const STOPPED_AT_ONCE: i32 = 3;
 
-/// Cancels `shutdown` at the first SIGTERM or SIGINT; at the second the process ends with [`STOPPED_AT_ONCE`].
+/// Cancels `shutdown` at the first SIGTERM or SIGINT. The second signal ends the process with [`STOPPED_AT_ONCE`].
 ///
 /// # Errors
-/// The signals cannot be heard.
+/// The signal handlers cannot be installed.
 pub fn cancel_on_signals(shutdown: CancellationToken) -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::spawn(async move {
-        either(&mut terminate, &mut interrupt).await;
-        tracing::info!("stopping; a second signal stops at once");
+        wait_for_either(&mut terminate, &mut interrupt).await;
+        tracing::info!("signals: stopping; a second signal exits at once");
         shutdown.cancel();
-        either(&mut terminate, &mut interrupt).await;
-        tracing::warn!("stopped at once by a second signal");
+        wait_for_either(&mut terminate, &mut interrupt).await;
+        tracing::warn!(exit_code = STOPPED_AT_ONCE, "signals: second signal, exiting at once");
         process::exit(STOPPED_AT_ONCE);
     });
     Ok(())
 }
 
-async fn either(one: &mut Signal, other: &mut Signal) {
+async fn wait_for_either(first: &mut Signal, second: &mut Signal) {
     tokio::select! {
-        _ = one.recv() => {}
-        _ = other.recv() => {}
+        _ = first.recv() => {}
+        _ = second.recv() => {}
     }
 }
 
-/// Ends the process with [`STOPPED_AT_ONCE`] when standard input ends: whoever holds its other end is gone, however it
-/// went.
+/// Ends the process with [`STOPPED_AT_ONCE`] when standard input ends, since the parent process has ended then.
 ///
 /// # Errors
-/// The thread that listens cannot be started.
+/// The thread that reads standard input cannot be started.
 pub fn exit_with_stdin() -> io::Result<()> {
-    // A thread of its own: a runtime would wait at its end for a read that nothing interrupts.
+    // A separate thread, since a runtime would wait at its end for a read that cannot be interrupted.
     thread::Builder::new().name("stdin".to_owned()).spawn(|| {
         let ended = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        tracing::warn!(?ended, "standard input has ended: stopped at once");
+        tracing::warn!(?ended, exit_code = STOPPED_AT_ONCE, "signals: end of standard input, exiting at once");
         process::exit(STOPPED_AT_ONCE);
     })?;
     Ok(())

@@ -1,4 +1,4 @@
-//! `utxo-store stats`: what a store holds, counted, and its digest.
+//! `utxo-store stats`: counts the content of a store and prints its state digest.
 
 use std::io::{self, Write};
 
@@ -20,12 +20,12 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Counts are of live transactions; partial (seeded) parents are counted apart. Reads the whole store: figures and digest
-are of one state only where nothing writes meanwhile.
+Counts are of live transactions; partial transactions (seeded parents) are counted separately. The command reads the
+whole store: figures and digest are of one state only while nothing writes.
 
 Example: utxo-store stats --config deploy/utxo-store.toml --json";
 
-/// Arguments of `stats`.
+/// Command-line arguments of `utxo-store stats`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct StatsArgs {
@@ -36,9 +36,9 @@ pub struct StatsArgs {
     json: bool,
 }
 
-/// What `stats --json` prints.
+/// JSON object of `stats --json`.
 #[derive(Debug, Serialize)]
-struct Shown<'a> {
+struct StatsSummary<'a> {
     store_id: String,
     network: &'a str,
     utxo_batch_size: u32,
@@ -58,9 +58,9 @@ impl StatsArgs {
 
     async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CommandResult {
         let progress = Progress::start("counting");
-        let survey = store.survey(|seen| progress.seen(seen)).await?;
+        let survey = store.survey(|seen| progress.update(seen)).await?;
         drop(progress);
-        let shown = Shown {
+        let shown = StatsSummary {
             store_id: hex::encode(meta.store_id),
             network: &meta.network,
             utxo_batch_size: meta.utxo_batch_size,
@@ -78,16 +78,16 @@ impl StatsArgs {
     }
 }
 
-fn write_table(shown: &Shown<'_>, survey: &Survey, out: &mut impl Write) -> io::Result<()> {
+fn write_table(shown: &StatsSummary<'_>, survey: &Survey, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "store {} of network {}", shown.store_id, shown.network)?;
-    for (name, value) in counts(&survey.stats) {
+    for (name, value) in count_rows(&survey.stats) {
         writeln!(out, "{name:<26}{value:>24}")?;
     }
     writeln!(out, "digest {}", survey.digest)
 }
 
-/// Every count with the words for it.
-fn counts(stats: &StoreStats) -> Vec<(&'static str, String)> {
+/// Lists all counts with their names in the table.
+fn count_rows(stats: &StoreStats) -> Vec<(&'static str, String)> {
     let StoreStats {
         blocks,
         side_blocks,
@@ -132,23 +132,23 @@ fn counts(stats: &StoreStats) -> Vec<(&'static str, String)> {
         ("pruned", tombstones),
     ];
     let SeededStats { transactions, outputs, slots, unspent, unspent_satoshis: seeded_satoshis } = seeded;
-    let of_seeded = [
+    let partial_counts = [
         ("seeded parents", transactions),
         ("  outputs", outputs),
         ("  slots", slots),
         ("  spent", spent_outside),
         ("  unspent", unspent),
     ];
-    let grouped = |(name, count): (&'static str, &u64)| (name, group(u128::from(*count)));
+    let grouped = |(name, count): (&'static str, &u64)| (name, group_digits(u128::from(*count)));
     let mut rows: Vec<_> = counts.into_iter().map(grouped).collect();
-    rows.push(("unspent satoshis", group(*unspent_satoshis)));
-    rows.extend(of_seeded.into_iter().map(grouped));
-    rows.push(("  unspent satoshis", group(*seeded_satoshis)));
+    rows.push(("unspent satoshis", group_digits(*unspent_satoshis)));
+    rows.extend(partial_counts.into_iter().map(grouped));
+    rows.push(("  unspent satoshis", group_digits(*seeded_satoshis)));
     rows
 }
 
-/// A number with its thousands apart.
-pub(super) fn group(number: u128) -> String {
+/// Formats a number with commas between groups of three digits.
+pub(super) fn group_digits(number: u128) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (place, digit) in digits.chars().enumerate() {
@@ -163,11 +163,11 @@ pub(super) fn group(number: u128) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::offline::tests::{opened, text};
+    use crate::cli::offline::tests::{open_sample_store, text};
 
     #[tokio::test]
-    async fn the_json_is_one_object_with_the_counts_at_the_top() {
-        let (store, meta) = opened().await;
+    async fn json_is_one_object_with_counts_at_the_top_level() {
+        let (store, meta) = open_sample_store().await;
         let args = StatsArgs { store: StoreArgs::default(), json: true };
         let mut out = Vec::new();
         args.show(&store, &meta, &mut out).await.unwrap();
@@ -182,7 +182,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_table_has_every_count() {
-        let (store, meta) = opened().await;
+        let (store, meta) = open_sample_store().await;
         let args = StatsArgs { store: StoreArgs::default(), json: false };
         let mut out = Vec::new();
         args.show(&store, &meta, &mut out).await.unwrap();
@@ -192,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn thousands_are_apart() {
+    fn digits_are_grouped_by_three() {
         for (number, expected) in [(0, "0"), (999, "999"), (1_000, "1,000"), (21_560_000_000_000, "21,560,000,000,000")]
         {
-            assert_eq!(group(number), expected);
+            assert_eq!(group_digits(number), expected);
         }
     }
 }

@@ -7,7 +7,7 @@ fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
 }
 
-/// A command without commands of its own, i.e. one that does something, must show how it is called.
+/// Asserts that each command without subcommands has an example in its help.
 fn check_examples(command: &clap::Command, path: &str) {
     let path = format!("{path} {}", command.get_name());
     if command.has_subcommands() {
@@ -24,14 +24,14 @@ fn every_command_has_an_example() {
 }
 
 #[test]
-fn the_configuration_is_taken_from_the_file_named() {
+fn errors_of_the_configuration_name_its_file() {
     let args = ConfigArgs { config: Some("/nonexistent/x.toml".into()) };
     let errors = args.load().unwrap_err();
     assert!(errors.to_string().contains("/nonexistent/x.toml"), "{errors}");
 }
 
 #[test]
-fn a_future_runs_to_its_end() {
+fn block_on_runs_a_future_to_its_end() {
     block_on(async {
         tokio::task::yield_now().await;
         Ok(())

@@ -1,23 +1,24 @@
-//! Times as an operator writes them.
+//! Timestamps in options: RFC 3339, or milliseconds since 1970.
 
 use std::str::FromStr;
 
-/// A time, ms since the epoch: RFC 3339, or such a number.
+/// A time in milliseconds since 1970, parsed from RFC 3339 or from such a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timestamp(pub i64);
 
-/// What is no timestamp.
+/// Error of a text that is not a timestamp.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TimestampError {
-    /// Neither form.
-    #[error("not a timestamp: RFC 3339, such as 2026-11-23T10:00:00Z, or milliseconds since 1970")]
+    /// The text is neither RFC 3339 nor a number.
+    #[error("not a timestamp: write RFC 3339, such as 2026-11-23T10:00:00Z, or milliseconds since 1970")]
     Malformed,
-    /// A number that is a likely time only as seconds.
-    #[error("this looks like seconds: milliseconds since 1970 are wanted ({0}000), or RFC 3339")]
+    /// The number is a likely time only in seconds.
+    #[error("{0} looks like seconds: write milliseconds since 1970 ({0}000), or RFC 3339")]
     Seconds(i64),
 }
 
-/// Below it, a number of milliseconds is a day of 1973 or earlier, and a number of seconds any day up to the year 5138.
+/// Smallest number that is taken for milliseconds. A smaller number of milliseconds is a day of 1973 or earlier; the
+/// same number of seconds is any day up to the year 5138.
 const LIKELY_MS: i64 = 100_000_000_000;
 
 impl FromStr for Timestamp {
@@ -28,19 +29,20 @@ impl FromStr for Timestamp {
             Ok(number) if (1..LIKELY_MS).contains(&number) => Err(TimestampError::Seconds(number)),
             Ok(number) if number >= 0 => Ok(Timestamp(number)),
             Ok(_) => Err(TimestampError::Malformed),
-            Err(_) => rfc_3339(text).map(Timestamp).ok_or(TimestampError::Malformed),
+            Err(_) => parse_rfc_3339(text).map(Timestamp).ok_or(TimestampError::Malformed),
         }
     }
 }
 
-/// `2026-11-23T10:00:00.25+01:00` as ms since the epoch. A leap second is the second behind it.
-fn rfc_3339(text: &str) -> Option<i64> {
+/// Parses a time such as `2026-11-23T10:00:00.25+01:00` to milliseconds since 1970. A leap second counts as the second
+/// after it.
+fn parse_rfc_3339(text: &str) -> Option<i64> {
     let (date, rest) = text.split_once(['T', 't', ' '])?;
-    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
+    let [year, month, day] = parse_numbers(date, '-', [4, 2, 2])?;
     let at = rest.find(['Z', 'z', '+', '-'])?;
     let (clock, zone) = rest.split_at(at);
     let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
+    let [hour, minute, second] = parse_numbers(clock, ':', [2, 2, 2])?;
     if !fraction.bytes().all(|byte| byte.is_ascii_digit()) || fraction.is_empty() {
         return None;
     }
@@ -48,7 +50,7 @@ fn rfc_3339(text: &str) -> Option<i64> {
     let zone_minutes = match zone.split_at(1) {
         ("Z" | "z", "") => 0,
         (sign @ ("+" | "-"), zone) => {
-            let [hours, minutes] = numbers(zone, ':', [2, 2])?;
+            let [hours, minutes] = parse_numbers(zone, ':', [2, 2])?;
             let minutes = (hours <= 23 && minutes <= 59).then_some(hours * 60 + minutes)?;
             if sign == "+" { minutes } else { -minutes }
         }
@@ -68,8 +70,8 @@ fn rfc_3339(text: &str) -> Option<i64> {
     Some((minutes * 60 + second) * 1_000 + ms)
 }
 
-/// Numbers of these many digits each, and nothing else.
-fn numbers<const N: usize>(text: &str, separator: char, digits: [usize; N]) -> Option<[i64; N]> {
+/// Parses numbers with exactly these counts of digits and the separator between them.
+fn parse_numbers<const N: usize>(text: &str, separator: char, digits: [usize; N]) -> Option<[i64; N]> {
     let mut numbers = [0; N];
     let mut parts = text.split(separator);
     for (number, digits) in numbers.iter_mut().zip(digits) {
@@ -80,7 +82,7 @@ fn numbers<const N: usize>(text: &str, separator: char, digits: [usize; N]) -> O
     parts.next().is_none().then_some(numbers)
 }
 
-/// In the Gregorian calendar, whose years are counted from March here, so that the leap day is their last.
+/// Counts days in the Gregorian calendar. Years begin in March here, so that the leap day is the last day of a year.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let day_of_year = (153 * month + 2) / 5 + day - 1;
@@ -92,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_the_standard_has_them() {
+    fn times_are_parsed_as_rfc_3339_and_milliseconds() {
         for (text, expected) in [
             ("1970-01-01T00:00:00Z", 0),
             ("2026-11-23T10:00:00Z", 1_795_428_000_000),

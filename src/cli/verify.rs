@@ -1,4 +1,4 @@
-//! `utxo-store verify`: holds a store to its invariants, or compares it with another one.
+//! `utxo-store verify`: checks the invariants of a store, or compares the store with another.
 
 mod against;
 
@@ -18,41 +18,41 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Prints each violation in a line, then what was seen and the digest of the state: two stores that hold the same have the
-same digest. With --json each line is an object; the last has `transactions`, `violations` and `digest`. The exit code is
-1 when there is a violation. A store that is being written to can show violations that are none.
+Prints one line per violation, then the counts and the state digest: two stores with the same state have the same
+digest. With --json each line is an object; the last object has `transactions`, `violations` and `digest`. The exit code
+is 1 after a violation. A store that is being written can show violations that do not exist.
 
-With --against no invariants are checked: the digests of two stores are compared, of whatever kind each is, and where
-they differ the first transactions that do are named (by the bytes of the txid, in the order of `dump`), each with the
-store that alone has it, or the fields that differ with both values. The exit code is 1 when they differ. Both are scanned
-twice at the least where they do. With --json each transaction is an object; the last line has `same` and both digests.
+With --against no invariants are checked: the digests of two stores, of any engine, are compared. If they differ, the
+first different transactions are named (by the bytes of the txid, in the order of `dump`), each with the only store that
+has it, or with the different fields and both values. The exit code is then 1, and both stores are scanned at least
+twice. With --json each transaction is an object; the last object has `same` and both digests.
 
 Example: utxo-store verify --store fjall:///var/lib/utxo-store
-Example: utxo-store verify --store fjall:///var/lib/utxo-store --against fjall:///var/lib/utxo-store-rebuilt --limit 100";
+Example: utxo-store verify --store fjall:///var/lib/utxo-store --against fjall:///var/lib/rebuilt --limit 100";
 
-/// Arguments of `verify`.
+/// Arguments of the command `verify`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct VerifyArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Compare with this store instead
+    /// Compare with this store instead of checking invariants
     #[arg(long, value_name = "URL")]
     against: Option<String>,
-    /// The blob store of --against, where it has one and its URL does not name it (externalStore)
+    /// Blob store of --against, if its URL does not name one (externalStore)
     #[arg(long, value_name = "URL", requires = "against")]
     against_blobs: Option<BlobUrl>,
-    /// With --against: how many transactions are named that differ
+    /// With --against: most different transactions to name
     #[arg(long, value_name = "N", default_value_t = 10, requires = "against")]
     limit: usize,
-    /// Print JSON, an object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
 
-/// The last line.
+/// Counts and digest: the last line of `verify`.
 #[derive(Debug, Serialize)]
-struct Summary {
+struct VerifySummary {
     transactions: u64,
     violations: u64,
     digest: StateDigest,
@@ -61,23 +61,23 @@ struct Summary {
 impl VerifyArgs {
     pub(super) fn run(self) -> CommandResult {
         block_on(async {
-            let other = self.other()?;
+            let other = self.other_store()?;
             let (store, _) = self.store.open().await?;
             match other {
                 None => self.show(&store, &mut output::stdout()).await,
                 Some(other) => {
-                    let (other, _) = other.open().await.map_err(|failure| failure.of("--against"))?;
+                    let (other, _) = other.open().await.map_err(|failure| failure.with_subject("--against"))?;
                     against::show(&store, &other, self.limit, self.json, &mut output::stdout()).await
                 }
             }
         })
     }
 
-    /// The store to compare with, reached as the first one is.
-    fn other(&self) -> Result<Option<StoreArgs>, Failure> {
+    /// Returns the arguments of the store to compare with, with the configuration of the first store.
+    fn other_store(&self) -> Result<Option<StoreArgs>, Failure> {
         match &self.against {
             Some(url) if url.parse().ok() == Some(self.store.url(&self.store.config.load()?)?) => {
-                Err(UsageError("--against is --store".to_owned()).into())
+                Err(UsageError("--against and --store are the same store: give two different URLs".to_owned()).into())
             }
             Some(url) => Ok(Some(StoreArgs {
                 store: Some(url.clone()),
@@ -93,7 +93,7 @@ impl VerifyArgs {
         let (mut violations, mut written) = (0, Ok(()));
         let transactions = store
             .verify(
-                |seen| progress.seen(seen),
+                |seen| progress.update(seen),
                 |violation| {
                     violations += 1;
                     if written.is_ok() {
@@ -105,9 +105,9 @@ impl VerifyArgs {
         drop(progress);
         written?;
         let progress = Progress::start("digesting");
-        let digest = store.survey(|seen| progress.seen(seen)).await?.digest;
+        let digest = store.survey(|seen| progress.update(seen)).await?.digest;
         drop(progress);
-        self.summarise(&Summary { transactions, violations, digest }, out)?;
+        self.write_summary(&VerifySummary { transactions, violations, digest }, out)?;
         match violations {
             0 => Ok(()),
             1 => Err(Failure::new("1 violation")),
@@ -124,7 +124,7 @@ impl VerifyArgs {
         }
     }
 
-    fn summarise(&self, summary: &Summary, out: &mut impl Write) -> io::Result<()> {
+    fn write_summary(&self, summary: &VerifySummary, out: &mut impl Write) -> io::Result<()> {
         if self.json {
             serde_json::to_writer(&mut *out, summary)?;
             return writeln!(out);
@@ -138,7 +138,7 @@ impl VerifyArgs {
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::{opened, text},
+        cli::offline::tests::{open_sample_store, text},
         store::testing::{outpoint, page, transaction},
         tx::Txid,
     };
@@ -152,7 +152,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_violation_is_printed_and_fails_the_command() {
-        let (store, _) = opened().await;
+        let (store, _) = open_sample_store().await;
         let (result, text) = shown(&store, false).await;
         assert!(result.is_ok() && text.starts_with("3 transactions, 0 violations\ndigest "), "{text}");
         let liar = page(&transaction(&[(outpoint(Txid([1; 32]), 1), 1_000)], &[1]));

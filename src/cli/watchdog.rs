@@ -1,69 +1,75 @@
-//! Ends a process whose loops stand still. A thread of its own, so that it goes on where the runtime does not.
+//! The watchdog ends a process with a stalled loop. The watchdog has its own thread, which runs even if the runtime is
+//! blocked.
 //!
-//! A loop that stands (a thread that is blocked, a lock that is never released, a log that nobody reads) goes on holding its partitions, as
-//! librdkafka's own threads go on with the heartbeats: nobody else takes them over. A process that has ended is started again by whoever
-//! looks after it, and loses nothing: it is as after a kill.
+//! A stalled loop (a blocked thread, a mutex that is never released, a standard error that nobody reads) would keep its
+//! partitions, since librdkafka's threads continue to send heartbeats, and no other instance could take them over. A
+//! supervisor starts the ended process again. As after a kill, no data is lost.
 
 use std::{io, sync::mpsc, thread, time::Duration};
 
 use crate::liveness::{LivenessMonitor, StallDetector, StalledLoop};
 
-/// The exit code of a process that was ended because a loop of it stood still.
-pub const STOOD_STILL: i32 = 4;
+/// Exit code of a process that the watchdog has ended.
+pub const STALLED_EXIT_CODE: i32 = 4;
 
-/// The log may be what everything waits for.
-const TELL_WITHIN: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-const LOOKS_A_LIMIT: u32 = 8;
+/// Longest wait for the log line, since writing the log can be the operation that is blocked.
+const LOG_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest pause between two checks.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of checks within the stall limit.
+const CHECKS_PER_LIMIT: u32 = 8;
 
-/// Looks at the hearts from now on, and ends the process with [`STOOD_STILL`] when one of them stands still for their limit. Without a limit
-/// it does nothing.
+/// Checks the loops from now on, and ends the process with [`STALLED_EXIT_CODE`] when a loop has not iterated for the
+/// limit (`run.watchdog_ms`). Without a limit nothing is checked.
 ///
 /// # Errors
 /// The thread cannot be started.
 pub fn start(liveness: &LivenessMonitor) -> io::Result<()> {
-    watch(liveness, |standing| {
-        tell(standing);
-        // SAFETY: it takes a number and does not return. What `exit` does besides may wait for whoever stands.
-        unsafe { libc::_exit(STOOD_STILL) }
+    watch(liveness, |stalled| {
+        log_stalled_loops(stalled);
+        // SAFETY: `_exit` takes a number and does not return. `exit` would run handlers, which can wait for the loop.
+        unsafe { libc::_exit(STALLED_EXIT_CODE) }
     })
 }
 
-/// Does `act` once something stands.
+/// Calls `act` once, with the loops that have stalled.
 fn watch(liveness: &LivenessMonitor, act: impl FnOnce(Vec<StalledLoop>) + Send + 'static) -> io::Result<()> {
     let Some(limit) = liveness.limit() else { return Ok(()) };
-    let pause = (limit / LOOKS_A_LIMIT).min(LONGEST_PAUSE);
-    let (liveness, mut watch) = (liveness.clone(), StallDetector::new(liveness, pause));
-    let looking = move || {
-        let standing = loop {
+    let pause = (limit / CHECKS_PER_LIMIT).min(MAX_CHECK_INTERVAL);
+    let (liveness, mut detector) = (liveness.clone(), StallDetector::new(liveness, pause));
+    let check = move || {
+        let stalled = loop {
             thread::sleep(pause);
-            let standing = watch.check(liveness.now_ms());
-            if !standing.is_empty() {
-                break standing;
+            let stalled = detector.check(liveness.now_ms());
+            if !stalled.is_empty() {
+                break stalled;
             }
         };
-        act(standing);
+        act(stalled);
     };
-    thread::Builder::new().name("watchdog".to_owned()).spawn(looking).map(drop)
+    thread::Builder::new().name("watchdog".to_owned()).spawn(check).map(drop)
 }
 
-fn tell(standing: Vec<StalledLoop>) {
-    let (told, done) = mpsc::channel();
-    let telling = move || {
-        for StalledLoop { name, waits_for, since } in standing {
+fn log_stalled_loops(stalled: Vec<StalledLoop>) {
+    let (sender, receiver) = mpsc::channel();
+    let write_log = move || {
+        for StalledLoop { name, waits_for, since } in stalled {
             let seconds = since.as_secs();
             let waits_for = waits_for.unwrap_or("no named wait");
             tracing::error!(
-                "{name} has stood still for {seconds} s (it waited for {waits_for}): the process is ended, with exit code {STOOD_STILL}; \
-                 nothing is lost"
+                stalled_loop = %name,
+                waits_for,
+                seconds,
+                exit_code = STALLED_EXIT_CODE,
+                "watchdog: loop stalled, ending the process"
             );
         }
-        // Whoever listens has run out of patience otherwise.
-        let _ = told.send(());
+        // Without a receiver the timeout has passed.
+        let _ = sender.send(());
     };
-    if thread::Builder::new().name("last-words".to_owned()).spawn(telling).is_ok() {
-        // Told or not: it ends.
-        let _ = done.recv_timeout(TELL_WITHIN);
+    if thread::Builder::new().name("last-words".to_owned()).spawn(write_log).is_ok() {
+        // The process ends even if the log cannot be written.
+        let _ = receiver.recv_timeout(LOG_TIMEOUT);
     }
 }
 
@@ -74,41 +80,44 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    /// What was found to stand, within a second.
-    fn found(limit: Duration, mut live: impl FnMut(&LivenessMonitor)) -> Option<Vec<StalledLoop>> {
+    /// Returns the loops that stalled within a second, while `live` is called every 5 ms.
+    fn stalled_within_a_second(limit: Duration, mut live: impl FnMut(&LivenessMonitor)) -> Option<Vec<StalledLoop>> {
         let liveness = LivenessMonitor::new(Clock::System, Some(limit));
-        let (found, finding) = mpsc::channel();
-        watch(&liveness, move |standing| drop(found.send(standing))).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        watch(&liveness, move |stalled| drop(sender.send(stalled))).unwrap();
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(1) {
             live(&liveness);
-            if let Ok(standing) = finding.recv_timeout(Duration::from_millis(5)) {
-                return Some(standing);
+            if let Ok(stalled) = receiver.recv_timeout(Duration::from_millis(5)) {
+                return Some(stalled);
             }
         }
         None
     }
 
     #[test]
-    fn it_acts_once_something_stands_and_not_before() {
+    fn the_watchdog_acts_on_a_stalled_loop_and_not_before() {
         let mut monitor = None;
         let limit = Duration::from_millis(200);
-        let standing =
-            found(limit, |liveness| _ = monitor.get_or_insert_with(|| liveness.watch_loop("a loop"))).unwrap();
-        assert!(standing[0].name == "a loop" && standing[0].since >= limit, "{standing:?}");
+        let stalled =
+            stalled_within_a_second(limit, |liveness| _ = monitor.get_or_insert_with(|| liveness.watch_loop("a loop")))
+                .unwrap();
+        assert!(stalled[0].name == "a loop" && stalled[0].since >= limit, "{stalled:?}");
         let mut monitor = None;
-        // Far more patience than a machine with other work needs.
+        // The limit is far above the delays of a busy machine.
         let limit = Duration::from_millis(900);
-        assert_eq!(found(limit, |liveness| monitor.get_or_insert_with(|| liveness.watch_loop("a loop")).beat()), None);
-        assert_eq!(found(limit, |_| ()), None, "there is no loop");
+        let beat = |liveness: &LivenessMonitor| monitor.get_or_insert_with(|| liveness.watch_loop("a loop")).beat();
+        assert_eq!(stalled_within_a_second(limit, beat), None);
+        assert_eq!(stalled_within_a_second(limit, |_| ()), None, "there is no loop");
     }
 
-    /// Threads of a runtime that are blocked, as by a lock that is never released: its loops cannot beat, whatever they wait for.
+    /// All threads of the runtime are blocked, as by a mutex that is never released: a loop cannot beat, whatever it
+    /// waits for.
     #[test]
-    fn a_runtime_that_is_blocked_stands() {
+    fn a_loop_of_a_blocked_runtime_is_stalled() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut blocked = None;
-        let standing = found(Duration::from_millis(200), |liveness| {
+        let stalled = stalled_within_a_second(Duration::from_millis(200), |liveness| {
             blocked.get_or_insert_with(|| {
                 let monitor = liveness.watch_loop("a loop");
                 runtime.spawn(async move { monitor.enter("the store", std::future::pending::<()>()).await });
@@ -116,7 +125,7 @@ mod tests {
                 runtime.spawn(async { thread::sleep(Duration::from_secs(3)) });
             });
         });
-        let standing = standing.unwrap();
-        assert_eq!((standing.len(), standing[0].waits_for), (1, Some("the store")), "{standing:?}");
+        let stalled = stalled.unwrap();
+        assert_eq!((stalled.len(), stalled[0].waits_for), (1, Some("the store")), "{stalled:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! From the configuration to the settings of the layers below. Pure.
+//! Converts the configuration to the settings of the layers below. Pure.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::{
     broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
     config::{Config, Secret, Security},
     engine::{OpenOptions, aerospike::Access},
-    group::{dead_letters::DeadLetterLimits, partition::PartitionBounds},
+    group::{dead_letters::DeadLetterLimits, partition::PartitionLimits},
     ingest::{dispatch::DispatchSettings, pipeline::PipelineSettings, plan::PlanSettings},
     instance::InstanceSettings,
     record::Rules,
@@ -16,26 +16,26 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// How long a commit of offsets, or leaving a group, may take; less where the group grants less.
+/// Longest time for a commit of offsets, or for leaving a group; at most a quarter of `kafka.max_poll_interval_ms`.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What record operations are to do.
-pub fn rules(config: &Config) -> Rules {
+/// Makes the rules of record operations: retention and network.
+fn record_rules(config: &Config) -> Rules {
     Rules { retention: config.store.block_height_retention, network: config.store.network }
 }
 
-/// What the store is opened with besides its URL.
-pub fn engine(config: &Config) -> OpenOptions {
+/// Makes the options with which an engine is opened.
+pub fn engine_options(config: &Config) -> OpenOptions {
     let access = Access {
         utxo_batch_size: Some(config.store.utxo_batch_size),
         inline_limit: inline_limit(config),
-        ..cluster(config)
+        ..cluster_access(config)
     };
-    OpenOptions { rules: rules(config), access }
+    OpenOptions { rules: record_rules(config), access }
 }
 
-/// How a cluster is reached, by whoever only reads what is there.
-pub fn cluster(config: &Config) -> Access {
+/// Makes the options with which an Aerospike cluster is read: login, TLS, timeouts, connections.
+pub fn cluster_access(config: &Config) -> Access {
     let cluster = &config.store.aerospike;
     Access {
         login: cluster.user.clone().zip(cluster.password.as_ref().map(|password| password.as_str().to_owned())),
@@ -48,8 +48,8 @@ pub fn cluster(config: &Config) -> Access {
     }
 }
 
-/// How the blob store is reached and used.
-pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOptions) {
+/// Makes the login and the options of the blob store.
+pub fn blob_settings(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOptions) {
     let blobs = &config.store.blobs;
     let login = blobs.access_key_id.clone().zip(blobs.secret_access_key.as_ref());
     let access = BlobAccess {
@@ -58,9 +58,9 @@ pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOption
     };
     let options = BlobOptions {
         timeout: ms(blobs.timeout_ms),
-        least_rate: blobs.least_bytes_per_s,
+        least_rate: blobs.min_bytes_per_s,
         cache_bytes: usize::try_from(blobs.cache_bytes).unwrap_or(usize::MAX),
-        keep: ms(blobs.cache_ms),
+        cache_time: ms(blobs.cache_ttl_ms),
         whole_read_bytes: usize::try_from(blobs.whole_read_bytes).unwrap_or(usize::MAX),
         part_bytes: usize::try_from(blobs.part_bytes).ok(),
         metrics: metrics.clone(),
@@ -68,16 +68,17 @@ pub fn blobs(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, BlobOption
     (access, options)
 }
 
-/// Bodies of more bytes go to the blob store, where there is one.
+/// Returns the greatest size of an inline body, bytes. Larger bodies go to the blob store, if there is one.
 fn inline_limit(config: &Config) -> u64 {
     if config.store.externalize_all_transactions { 0 } else { config.store.max_tx_size_in_store }
 }
 
-/// What the store is set up for. It serves the sequencer, so its batches are the sequencer's.
-pub fn store(config: &Config) -> StoreSettings {
+/// Makes the settings of the store. The store serves the sequencer, so the batch size and the concurrency are the
+/// sequencer's.
+pub fn store_settings(config: &Config) -> StoreSettings {
     StoreSettings {
         network: config.store.network,
-        rules: rules(config),
+        rules: record_rules(config),
         utxo_batch_size: config.store.utxo_batch_size,
         batch_size: config.sequencer.mined_batch_size as usize,
         concurrency: config.sequencer.concurrency as usize,
@@ -86,34 +87,36 @@ pub fn store(config: &Config) -> StoreSettings {
     }
 }
 
-/// Topics, group and limits of an instance.
-pub fn instance(config: &Config) -> InstanceSettings {
+/// Makes the settings of an instance: topics, group and limits.
+pub fn instance_settings(config: &Config) -> InstanceSettings {
     InstanceSettings {
-        pipeline: pipeline(config),
+        pipeline: pipeline_settings(config),
         sequencer: SequencerSettings {
             block_wait: ms(config.sequencer.block_wait_ms),
             mined_batch_size: config.sequencer.mined_batch_size as usize,
-            cone_chunk: config.sequencer.cone_chunk as usize,
+            descendants_per_decision: config.sequencer.descendants_per_decision as usize,
             commit_interval: ms(config.ingest.commit_interval_ms),
-            prune: config.prune.enabled.then(|| prune(config)),
+            prune: config.prune.enabled.then(|| prune_task(config)),
         },
-        topics: topics(config),
+        topics: sequencer_topics(config),
         sequencer_enabled: config.sequencer.enabled,
         durability_lag: config.ingest.durability_lag_ms.map(ms),
     }
 }
 
-/// How what is due is pruned.
-pub fn prune(config: &Config) -> PruneTask {
+/// Makes the settings of the pruning that an instance does by itself.
+pub fn prune_task(config: &Config) -> PruneTask {
     let keep_tombstones = Some(config.prune.keep_tombstones).filter(|blocks| *blocks > 0);
-    let pass = PruneSettings { keep_tombstones, step: config.prune.batch_size as usize, dry_run: false, alone: false };
+    let step_size = config.prune.batch_size as usize;
+    let pass = PruneSettings { keep_tombstones, step_size, dry_run: false, is_exclusive: false };
     PruneTask { per_second: config.prune.per_second, pass }
 }
 
-/// How to reach the cluster.
+/// Makes the settings of the Kafka client.
 ///
-/// A revocation waits for a drain and a commit, but never longer than the group grants: then the partitions go without.
-pub fn kafka(config: &Config) -> KafkaSettings {
+/// A revocation waits for a drain and a commit, at most half of `kafka.max_poll_interval_ms`: after that the partitions
+/// are revoked without the commit.
+pub fn kafka_settings(config: &Config) -> KafkaSettings {
     let kafka = &config.kafka;
     let max_poll_interval = ms(kafka.max_poll_interval_ms);
     let commit_timeout = COMMIT_TIMEOUT.min(max_poll_interval / 4);
@@ -124,7 +127,7 @@ pub fn kafka(config: &Config) -> KafkaSettings {
         group_instance_id: kafka.instance_id.clone(),
         group_protocol: kafka.group_protocol,
         assignment: kafka.assignment.unwrap_or(match kafka.instance_id {
-            // Cooperative rebalances lose what a static member has given up and dies before it says so.
+            // Cooperative rebalances lose partitions that a static member gives up when it dies before it reports that.
             Some(_) => AssignmentStrategy::Range,
             None => AssignmentStrategy::CooperativeSticky,
         }),
@@ -137,35 +140,35 @@ pub fn kafka(config: &Config) -> KafkaSettings {
         fetch_budget_bytes: kafka.fetch_budget_bytes,
         batch_messages: kafka.batch_messages as usize,
         batch_bytes: kafka.batch_bytes as usize,
-        // A seek is two questions, during which nothing is polled.
+        // A seek takes two requests, during which the consumer does not poll.
         request_timeout: ms(kafka.request_timeout_ms).min(max_poll_interval / 2),
         delivery_timeout: ms(kafka.delivery_timeout_ms),
         replication_factor: kafka.replication_factor.and_then(|copies| i32::try_from(copies).ok()),
         commit_timeout,
         revocation_timeout: drain.min(max_poll_interval / 2),
         close_timeout: commit_timeout,
-        security: kafka.security.says_something().then(|| security(&kafka.security)),
+        security: kafka.security.is_configured().then(|| kafka_security(&kafka.security)),
         pass_through: kafka.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         brokers: kafka.brokers.as_str().to_owned(),
     }
 }
 
-fn security(security: &Security) -> KafkaSecurity {
-    let shown = |secret: &Option<Secret>| secret.as_ref().map(|secret| secret.as_str().to_owned());
+fn kafka_security(security: &Security) -> KafkaSecurity {
+    let reveal = |secret: &Option<Secret>| secret.as_ref().map(|secret| secret.as_str().to_owned());
     KafkaSecurity {
         protocol: security.protocol,
         mechanism: security.mechanism,
         username: security.username.clone(),
-        password: shown(&security.password),
+        password: reveal(&security.password),
         ca_file: security.ca_file.as_ref().map(PathBuf::from),
         certificate_file: security.certificate_file.as_ref().map(PathBuf::from),
         key_file: security.key_file.as_ref().map(PathBuf::from),
-        key_password: shown(&security.key_password),
-        any_host: !security.endpoint_identification,
+        key_password: reveal(&security.key_password),
+        allows_any_host: !security.endpoint_identification,
     }
 }
 
-fn pipeline(config: &Config) -> PipelineSettings {
+fn pipeline_settings(config: &Config) -> PipelineSettings {
     let ingest = &config.ingest;
     PipelineSettings {
         topic: config.kafka.topics.validated_txs.as_str().into(),
@@ -175,7 +178,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
             retry_min_ms: ingest.retry_pause_ms,
             retry_max_ms: ingest.retry_pause_max_ms,
             flag_grace_ms: ingest.flag_grace_ms,
-            rules: rules(config),
+            rules: record_rules(config),
         },
         dispatch: DispatchSettings {
             batch_size: ingest.batch_size as usize,
@@ -183,9 +186,12 @@ fn pipeline(config: &Config) -> PipelineSettings {
             in_flight_batches: ingest.in_flight_batches as usize,
         },
         max_active: ingest.max_in_flight_transactions as usize,
-        max_not_safe: ingest.max_unsafe_transactions as usize,
-        bounds: PartitionBounds { span: ingest.max_uncommitted_span.into(), bytes: ingest.unfinished_bytes },
-        bytes_in_all: ingest.unfinished_bytes_in_all,
+        max_not_durable: ingest.max_not_durable_transactions as usize,
+        bounds: PartitionLimits {
+            span: ingest.max_uncommitted_span.into(),
+            bytes: ingest.unfinished_bytes_per_partition,
+        },
+        bytes_in_all: ingest.unfinished_bytes_total,
         dead_letter_limits: DeadLetterLimits {
             consecutive: ingest.dead_letter_consecutive,
             ratio: ingest.dead_letter_ratio.0,
@@ -196,7 +202,7 @@ fn pipeline(config: &Config) -> PipelineSettings {
     }
 }
 
-fn topics(config: &Config) -> SequencerTopics {
+fn sequencer_topics(config: &Config) -> SequencerTopics {
     let topics = &config.kafka.topics;
     SequencerTopics {
         block_mined: topics.block_mined.to_string(),
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_setting_reaches_what_it_is_for() {
+    fn each_setting_reaches_its_component() {
         let config = config(&[
             ("KAFKA__GROUP", "g"),
             ("KAFKA__TOPICS__VALIDATED_TXS", "txs"),
@@ -243,7 +249,7 @@ mod tests {
             ("INGEST__BATCH_AGE_MS", "14"),
             ("INGEST__IN_FLIGHT_BATCHES", "15"),
             ("INGEST__MAX_IN_FLIGHT_TRANSACTIONS", "16"),
-            ("INGEST__UNFINISHED_BYTES", "1048577"),
+            ("INGEST__UNFINISHED_BYTES_PER_PARTITION", "1048577"),
             ("INGEST__MAX_UNCOMMITTED_SPAN", "18"),
             ("INGEST__MISSING_PARENT_GRACE_MS", "19"),
             ("INGEST__FLAG_GRACE_MS", "20"),
@@ -254,24 +260,25 @@ mod tests {
             ("INGEST__DEAD_LETTER_RATIO", "0.25"),
             ("INGEST__DRAIN_TIMEOUT_MS", "26"),
             ("INGEST__DURABILITY_LAG_MS", "31"),
-            ("INGEST__MAX_UNSAFE_TRANSACTIONS", "32"),
+            ("INGEST__MAX_NOT_DURABLE_TRANSACTIONS", "32"),
             ("SEQUENCER__ENABLED", "false"),
             ("SEQUENCER__BLOCK_WAIT_MS", "27"),
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
             ("SEQUENCER__CONCURRENCY", "29"),
-            ("SEQUENCER__CONE_CHUNK", "30"),
+            ("SEQUENCER__DESCENDANTS_PER_DECISION", "30"),
             ("PRUNE__ENABLED", "true"),
             ("PRUNE__PER_SECOND", "33"),
             ("PRUNE__BATCH_SIZE", "34"),
             ("PRUNE__KEEP_TOMBSTONES", "35"),
         ]);
 
-        let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } = instance(&config);
+        let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } =
+            instance_settings(&config);
         assert_eq!((&*pipeline.topic, &*pipeline.group), ("txs", "g"));
         assert_eq!(pipeline.plan.rules, Rules { retention: 12, network: Network::Regtest });
         let dispatch = pipeline.dispatch;
         assert_eq!((dispatch.batch_size, dispatch.batch_age, dispatch.in_flight_batches), (13, ms(14), 15));
-        assert_eq!((pipeline.max_active, pipeline.max_not_safe), (16, 32));
+        assert_eq!((pipeline.max_active, pipeline.max_not_durable), (16, 32));
         assert_eq!((pipeline.bounds.bytes, pipeline.bounds.span), (1_048_577, 18));
         assert_eq!(pipeline.missing_parent_grace_ms, 19);
         let plan = pipeline.plan;
@@ -281,22 +288,25 @@ mod tests {
         assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
         assert!(!sequencer_enabled);
         assert_eq!(durability_lag, Some(ms(31)));
-        assert_eq!((sequencer.block_wait, sequencer.mined_batch_size, sequencer.cone_chunk), (ms(27), 28, 30));
+        assert_eq!(
+            (sequencer.block_wait, sequencer.mined_batch_size, sequencer.descendants_per_decision),
+            (ms(27), 28, 30)
+        );
         assert_eq!(sequencer.commit_interval, ms(23));
         let prune = sequencer.prune.unwrap();
-        assert_eq!((prune.per_second, prune.pass.step, prune.pass.keep_tombstones), (33, 34, Some(35)));
+        assert_eq!((prune.per_second, prune.pass.step_size, prune.pass.keep_tombstones), (33, 34, Some(35)));
         let names = [topics.block_mined, topics.reorgs, topics.chain, topics.decisions, topics.outcomes];
         assert_eq!(names, ["blocks", "reorgs", "chain", "decisions", "outcomes"]);
         assert_eq!(topics.dead_letters, "dead");
 
-        let store = store(&config);
+        let store = store_settings(&config);
         assert_eq!((store.network, store.utxo_batch_size, store.rules.retention), (Network::Regtest, 11, 12));
         assert_eq!((store.batch_size, store.concurrency, store.retry_pause), (28, 29, (ms(21), ms(22))));
     }
 
     #[test]
-    fn the_clients_settings_are_the_configured_ones() {
-        let kafka = kafka(&config(&[
+    fn the_kafka_client_has_the_configured_settings() {
+        let kafka = kafka_settings(&config(&[
             ("KAFKA__BROKERS", "a:1,b:2"),
             ("KAFKA__CLIENT_ID", "me"),
             ("KAFKA__INSTANCE_ID", "me-0"),
@@ -325,36 +335,36 @@ mod tests {
         assert_eq!((kafka.batch_messages, kafka.batch_bytes), (9, 3_000));
         assert_eq!((kafka.request_timeout, kafka.delivery_timeout), (ms(4_000), ms(5_000)));
         assert_eq!(kafka.pass_through["socket.timeout.ms"], "6000");
-        assert!(kafka.security.is_none(), "what is passed through says it");
+        assert!(kafka.security.is_none(), "properties can set the protocol instead");
     }
 
     #[test]
     fn a_login_reaches_the_client() {
-        let kafka = kafka(&config(&[
+        let kafka = kafka_settings(&config(&[
             ("KAFKA__SECURITY__PROTOCOL", "sasl_plaintext"),
             ("KAFKA__SECURITY__MECHANISM", "PLAIN"),
             ("KAFKA__SECURITY__USERNAME", "me"),
             ("KAFKA__SECURITY__PASSWORD", "word"),
         ]));
-        let KafkaSecurity { protocol, mechanism, username, password, any_host, .. } = kafka.security.unwrap();
+        let KafkaSecurity { protocol, mechanism, username, password, allows_any_host, .. } = kafka.security.unwrap();
         assert_eq!((protocol, mechanism), (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::Plain)));
-        assert_eq!((username.as_deref(), password.as_deref(), any_host), (Some("me"), Some("word"), false));
+        assert_eq!((username.as_deref(), password.as_deref(), allows_any_host), (Some("me"), Some("word"), false));
     }
 
     #[test]
-    fn static_members_are_given_everything_in_one_step() {
-        assert_eq!(kafka(&Config::default()).assignment, AssignmentStrategy::CooperativeSticky);
-        assert_eq!(kafka(&config(&[("KAFKA__INSTANCE_ID", "a")])).assignment, AssignmentStrategy::Range);
+    fn static_members_use_range_by_default() {
+        assert_eq!(kafka_settings(&Config::default()).assignment, AssignmentStrategy::CooperativeSticky);
+        assert_eq!(kafka_settings(&config(&[("KAFKA__INSTANCE_ID", "a")])).assignment, AssignmentStrategy::Range);
         let both = [("KAFKA__INSTANCE_ID", "a"), ("KAFKA__ASSIGNMENT", "roundrobin")];
-        assert_eq!(kafka(&config(&both)).assignment, AssignmentStrategy::RoundRobin);
+        assert_eq!(kafka_settings(&config(&both)).assignment, AssignmentStrategy::RoundRobin);
     }
 
     #[test]
-    fn whatever_the_group_grants_a_revocation_fits_into_it() {
-        let defaults = kafka(&Config::default());
+    fn a_revocation_fits_into_any_poll_interval() {
+        let defaults = kafka_settings(&Config::default());
         assert_eq!(defaults.revocation_timeout, Duration::from_secs(30), "a drain of 20 s and a commit of 10 s");
         for (poll, drain) in [("2000", "0"), ("10000", "20000"), ("86400000", "600000")] {
-            let kafka = kafka(&config(&[
+            let kafka = kafka_settings(&config(&[
                 ("KAFKA__SESSION_TIMEOUT_MS", "2000"),
                 ("KAFKA__HEARTBEAT_INTERVAL_MS", "300"),
                 ("KAFKA__MAX_POLL_INTERVAL_MS", poll),

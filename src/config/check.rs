@@ -1,10 +1,10 @@
-//! The second stage: from raw values to checked ones, with every error at once.
+//! The checked stage: reads every raw value by its type and range, checks relations, and reports every error at once.
 
 mod security;
 
 use std::fmt;
 
-use figment::{Figment, Profile, error::Kind};
+use figment::{Figment, Profile, error::Kind as FigmentErrorKind};
 
 use super::{
     Config,
@@ -18,32 +18,32 @@ use crate::{
     text::one_line,
 };
 
-/// A machine with much to do may rightly keep a thread waiting for a moment.
-const SHORTEST_WATCH_MS: u64 = 1_000;
+/// Least value of `run.watchdog_ms` besides 0, ms: on a busy machine a healthy thread may wait for a moment.
+const LEAST_WATCHDOG_MS: u64 = 1_000;
 
-/// One thing that is wrong with a configuration.
+/// An error in a configuration, with its setting and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The setting, e.g. `kafka.brokers`; empty when the source as a whole is wrong.
+    /// Key of the setting, e.g. `kafka.brokers`; empty for an error of a whole source.
     pub key: String,
-    /// The file or the environment variable that says so.
+    /// File or environment variable that has the error.
     pub source: String,
-    /// What is wrong, completing the sentence "`key` …".
+    /// Text of the error, which completes the sentence "`key` …".
     pub problem: String,
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = match self.key.as_str() {
+        let text = match self.key.as_str() {
             "" => format!("{}: {}", self.source, self.problem),
             key => format!("{key} {} ({})", self.problem, self.source),
         };
-        // Names of settings and of files can be anything.
-        f.write_str(&one_line(&told))
+        // Unknown keys and names of files can hold any character.
+        f.write_str(&one_line(&text))
     }
 }
 
-/// Everything that is wrong with a configuration, one a line.
+/// Every error of a configuration; `Display` writes one line per error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
@@ -61,7 +61,7 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Takes settings out of the merged layers and collects what is wrong with them.
+/// Reads settings from the merged layers and collects errors.
 pub(super) struct Checker<'a> {
     raw: &'a Figment,
     errors: &'a mut Vec<ConfigError>,
@@ -72,11 +72,11 @@ impl<'a> Checker<'a> {
         Self { raw, errors }
     }
 
-    /// The setting `key`, or `None` and an error.
+    /// Reads the setting `key`; `None` after an error, which is recorded.
     pub(super) fn take<T: SettingType>(&mut self, key: &str, range: Range) -> Option<T> {
         let taken = match self.raw.find_value(key) {
             Ok(value) => T::parse(&value, range),
-            Err(error) if matches!(error.kind, Kind::MissingField(_)) => {
+            Err(error) if matches!(error.kind, FigmentErrorKind::MissingField(_)) => {
                 T::absent().ok_or_else(|| "must be given".to_owned())
             }
             Err(error) => Err(error.to_string()),
@@ -93,8 +93,8 @@ impl<'a> Checker<'a> {
         self.errors.push(ConfigError { key: key.to_owned(), source, problem });
     }
 
-    /// The two settings must stand in this relation.
-    fn ordered(&mut self, (low_key, low): (&str, u64), relation: Relation, (high_key, high): (&str, u64)) {
+    /// Records an error unless the two settings have this relation.
+    fn check_order(&mut self, (low_key, low): (&str, u64), relation: Relation, (high_key, high): (&str, u64)) {
         let holds = match relation {
             Relation::Below => low < high,
             Relation::AtMost => low <= high,
@@ -104,53 +104,56 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn kafka(&mut self, kafka: &Kafka) {
+    fn check_kafka(&mut self, kafka: &Kafka) {
         let session = ("kafka.session_timeout_ms", kafka.session_timeout_ms);
-        // Kafka's own advice: three heartbeats may be lost before a member is given up.
+        // Kafka recommends a heartbeat interval of at most a third of the session timeout.
         if kafka.heartbeat_interval_ms * 3 > kafka.session_timeout_ms {
             let problem = format!("is {}, but must be at most a third of {}", kafka.heartbeat_interval_ms, session.0);
             self.refuse("kafka.heartbeat_interval_ms", problem);
         }
         // librdkafka refuses to start otherwise.
-        self.ordered(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
+        self.check_order(session, Relation::AtMost, ("kafka.max_poll_interval_ms", kafka.max_poll_interval_ms));
         if kafka.group_protocol == GroupProtocol::Consumer {
             if kafka.assignment.is_some() {
                 let problem =
-                    "must not be set where kafka.group_protocol is consumer: the brokers spread the partitions";
+                    "must not be set where kafka.group_protocol is consumer: the brokers assign the partitions";
                 self.refuse("kafka.assignment", problem.to_owned());
             }
             if kafka.instance_id.is_some() {
-                let problem = "must not be set where kafka.group_protocol is consumer: an instance that was killed would be refused under its name until its session ends";
+                let problem = "must not be set where kafka.group_protocol is consumer: an instance that was killed \
+                               would be refused under its name until its session ends";
                 self.refuse("kafka.instance_id", problem.to_owned());
             }
         } else if kafka.instance_id.is_some() && kafka.assignment == Some(AssignmentStrategy::CooperativeSticky) {
-            let problem = "must not be cooperative-sticky where kafka.instance_id is set: what is to move could be left to nobody";
+            let problem = "must not be cooperative-sticky where kafka.instance_id is set: a partition that moves could \
+                           be left without an owner";
             self.refuse("kafka.assignment", problem.to_owned());
         }
-        // What is fetched or handed on at once has to fit into what is held.
+        // One fetch and one batch must fit into the budget of fetched bytes.
         let budget = ("kafka.fetch_budget_bytes", kafka.fetch_budget_bytes);
         let fetched = ("kafka.max_partition_fetch_bytes", kafka.max_partition_fetch_bytes.into());
-        self.ordered(fetched, Relation::AtMost, budget);
-        self.ordered(("kafka.batch_bytes", kafka.batch_bytes.into()), Relation::AtMost, budget);
+        self.check_order(fetched, Relation::AtMost, budget);
+        self.check_order(("kafka.batch_bytes", kafka.batch_bytes.into()), Relation::AtMost, budget);
     }
 
-    /// The protocol that entries of the list begin with is that of the section, or that of the property that was there
-    /// before it.
-    fn brokers(&mut self, kafka: &Kafka) {
-        let moved = kafka.properties.get("security.protocol").and_then(|said| said.to_ascii_lowercase().parse().ok());
-        let protocol = moved.filter(|_| !kafka.security.says_something()).unwrap_or(kafka.security.protocol);
+    /// Checks that entries with a protocol name the protocol of the section, or of the property that the section
+    /// replaces.
+    fn check_brokers(&mut self, kafka: &Kafka) {
+        let property =
+            kafka.properties.get("security.protocol").and_then(|name| name.to_ascii_lowercase().parse().ok());
+        let protocol = property.filter(|_| !kafka.security.is_configured()).unwrap_or(kafka.security.protocol);
         if let Err(problem) = kafka.brokers.check_protocol(protocol) {
             self.refuse("kafka.brokers", problem);
         }
     }
 
-    fn sequencer(&mut self, sequencer: &Sequencer) {
-        if let Some(Err(problem)) = sequencer.objects_url.as_ref().map(openable) {
+    fn check_sequencer(&mut self, sequencer: &Sequencer) {
+        if let Some(Err(problem)) = sequencer.objects_url.as_ref().map(check_openable) {
             self.refuse("sequencer.objects_url", problem);
         }
     }
 
-    fn topics(&mut self, topics: &Topics) {
+    fn check_topics(&mut self, topics: &Topics) {
         let named = [
             ("kafka.topics.validated_txs", &topics.validated_txs),
             ("kafka.topics.block_mined", &topics.block_mined),
@@ -167,11 +170,11 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn store(&mut self, store: &Store) {
+    fn check_store(&mut self, store: &Store) {
         match store.blob_url() {
             Err(problem) => self.refuse("store.url", problem),
             Ok(Some(url)) => {
-                let opened = writable_blobs(&url, &store.url).and_then(|()| openable(&url));
+                let opened = writable_blobs(&url, &store.url).and_then(|()| check_openable(&url));
                 if let Err(problem) = opened {
                     match store.blobs.url {
                         Some(_) => self.refuse("store.blobs.url", problem),
@@ -185,25 +188,25 @@ impl<'a> Checker<'a> {
                 self.refuse("store.externalize_all_transactions", problem.to_owned());
             }
             Ok(None) if store.url.bounds_records() => {
-                let problem = "is a store that bounds its records, so large bodies need a blob store: set store.blobs.url (or \
-                               externalStore in store.url)";
+                let problem = "is a store that bounds its records, so large bodies need a blob store: set \
+                               store.blobs.url (or externalStore in store.url)";
                 self.refuse("store.url", problem.to_owned());
             }
             Ok(None) => {}
         }
         let Blobs { access_key_id, secret_access_key, secret_access_key_file, .. } = &store.blobs;
         let secret = secret_access_key.is_some() || secret_access_key_file.is_some();
-        self.together(
+        self.check_both_or_none(
             ("store.blobs.access_key_id", access_key_id.is_some()),
             ("store.blobs.secret_access_key", secret),
         );
         let Cluster { user, password, password_file, .. } = &store.aerospike;
         let password = password.is_some() || password_file.is_some();
-        self.together(("store.aerospike.user", user.is_some()), ("store.aerospike.password", password));
+        self.check_both_or_none(("store.aerospike.user", user.is_some()), ("store.aerospike.password", password));
     }
 
-    /// Neither of the two is of any use without the other.
-    fn together(&mut self, a: (&str, bool), b: (&str, bool)) {
+    /// Records an error where one of the two settings is given without the other.
+    fn check_both_or_none(&mut self, a: (&str, bool), b: (&str, bool)) {
         for ((key, given), (other, other_given)) in [(a, b), (b, a)] {
             if given && !other_given {
                 self.refuse(key, format!("is given without {other}"));
@@ -211,14 +214,14 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn ingest(&mut self, ingest: &Ingest) {
+    fn check_ingest(&mut self, ingest: &Ingest) {
         let longest = ("ingest.retry_pause_max_ms", ingest.retry_pause_max_ms);
-        self.ordered(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
+        self.check_order(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
     }
 }
 
-/// Whether this binary can open the store; the error completes the sentence "`key` …", and does not repeat the URL.
-fn openable(url: &BlobUrl) -> Result<(), String> {
+/// Checks that this binary can open the blob store. The error completes the sentence "`key` …" and has no URL.
+fn check_openable(url: &BlobUrl) -> Result<(), String> {
     match url.missing_feature() {
         None => Ok(()),
         Some(feature) => Err(format!(
@@ -243,7 +246,7 @@ impl fmt::Display for Relation {
     }
 }
 
-/// Checks each section by itself and then against the others; `None` when something was wrong.
+/// Checks each section by itself, then the relations between sections; `None` after an error.
 pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let mut kafka = Kafka::take(checker);
     let mut store = Store::take(checker);
@@ -255,27 +258,27 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let http = Http::take(checker);
     let log = Log::take(checker);
     if let Some(kafka) = &kafka {
-        checker.kafka(kafka);
-        checker.brokers(kafka);
-        checker.security(kafka);
-        checker.topics(&kafka.topics);
+        checker.check_kafka(kafka);
+        checker.check_brokers(kafka);
+        checker.check_security(kafka);
+        checker.check_topics(&kafka.topics);
     }
     if let Some(store) = &store {
-        checker.store(store);
+        checker.check_store(store);
     }
     if let Some(ingest) = &ingest {
-        checker.ingest(ingest);
+        checker.check_ingest(ingest);
     }
     if let Some(sequencer) = &sequencer {
-        checker.sequencer(sequencer);
+        checker.check_sequencer(sequencer);
     }
-    if let Some(run) = run.as_ref().filter(|run| (1..SHORTEST_WATCH_MS).contains(&run.watchdog_ms)) {
-        let problem = format!("is {}, but must be 0 (never) or at least {SHORTEST_WATCH_MS}", run.watchdog_ms);
+    if let Some(run) = run.as_ref().filter(|run| (1..LEAST_WATCHDOG_MS).contains(&run.watchdog_ms)) {
+        let problem = format!("is {}, but must be 0 (never) or at least {LEAST_WATCHDOG_MS}", run.watchdog_ms);
         checker.refuse("run.watchdog_ms", problem);
     }
     if let (Some(ingest), Some(sequencer)) = (&ingest, &sequencer) {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
-        checker.ordered(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
+        checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
     let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);

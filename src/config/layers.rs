@@ -1,6 +1,6 @@
-//! The raw stage: what the defaults, the file and the environment say, each cleaned of what no setting is called.
+//! The raw stage: merges the defaults, the file and the environment, each without its unknown keys.
 //!
-//! figment merges the layers, the later over the earlier, and remembers for each value which layer it came from.
+//! figment merges the layers, the later over the earlier, and records the layer of each value.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,24 +13,24 @@ use figment::{
     value::{Dict, Map, Tag, Value},
 };
 
-use crate::broker::kafka::{self, Refusal};
+use crate::broker::kafka::{self, PropertyRefusal};
 
 use super::{
     check::ConfigError,
     sample,
     settings::{self, SECTIONS},
-    types::{Kind, Properties},
+    types::{Properties, ValueKind},
 };
 
-/// What every variable starts with. Two underscores: Kubernetes itself sets `UTXO_STORE_PORT` and the like for a
-/// service of that name.
-pub const PREFIX: &str = "UTXO_STORE__";
+/// Prefix of every environment variable that is a setting. It ends with two underscores, because Kubernetes itself sets
+/// `UTXO_STORE_PORT` and the like for a service of that name.
+const PREFIX: &str = "UTXO_STORE__";
 
-/// The prefix of the reference's environment variables.
+/// Prefix of the environment variables of the reference implementation.
 const REFERENCE_PREFIX: &str = "TERANODE_";
 
-/// The variables that look like settings and are none: those of the reference, and ours with one underscore between
-/// section and key. Names only, as the values may be secrets.
+/// Returns the names of variables that look like settings and are not read: variables of the reference implementation,
+/// and settings with one underscore between section and key. Values are left out, as they may be secrets.
 pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Vec<String> {
     let settings = SECTIONS.iter().flat_map(|section| section.settings);
     let single: Vec<String> =
@@ -42,7 +42,7 @@ pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) 
     names
 }
 
-/// One source of settings.
+/// A source of settings: its values, and where they come from.
 #[derive(Clone)]
 struct Layer {
     metadata: Metadata,
@@ -59,7 +59,7 @@ impl Provider for Layer {
     }
 }
 
-/// Merges the defaults, the file and the environment; what is unknown or unreadable goes to `errors`.
+/// Merges the defaults, the file and the environment. Adds unknown keys and unreadable sources to `errors`.
 pub(super) fn merge(
     file: Option<&Path>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -95,7 +95,7 @@ fn toml(provider: impl Provider) -> Result<Dict, String> {
     Ok(profiles.remove(&Profile::Default).unwrap_or_default())
 }
 
-/// The first and the last line of a parse error: between them stands the offending line, which may hold a password.
+/// Joins the first and the last line of a parse error: the lines between quote the file, which may hold a password.
 fn one_line(error: &str) -> String {
     let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
     match (lines.next(), lines.next_back()) {
@@ -104,12 +104,12 @@ fn one_line(error: &str) -> String {
     }
 }
 
-/// The variable that sets the setting at `path`.
+/// Returns the name of the variable that sets the setting at `path`.
 fn variable_name(path: &[&str]) -> String {
     format!("{PREFIX}{}", path.join("__").replace('.', "_").to_ascii_uppercase())
 }
 
-/// The tree that the environment spells out, all values as text.
+/// Builds the tree of settings that the environment gives, with every value as text.
 fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Dict, Vec<ConfigError>) {
     let mut tree = Dict::new();
     let mut errors = Vec::new();
@@ -143,29 +143,29 @@ fn insert(tree: &mut Dict, path: &[&str], text: &str) {
             tree.insert((*name).to_owned(), Value::from(text));
         }
         ["kafka", "properties", first, rest @ ..] => {
-            // No librdkafka property has an underscore in its name, and no shell takes a dot in a variable's.
+            // No property of librdkafka has an underscore in its name, and no shell accepts a dot in a variable name.
             let name = [&[*first], rest].concat().join(".").replace('_', ".");
-            if let Some(table) = branch(tree, "kafka").and_then(|kafka| branch(kafka, "properties")) {
+            if let Some(table) = subtable(tree, "kafka").and_then(|kafka| subtable(kafka, "properties")) {
                 insert(table, &[&name], text);
             }
         }
         [first, rest @ ..] => {
-            if let Some(table) = branch(tree, first) {
+            if let Some(table) = subtable(tree, first) {
                 insert(table, rest, text);
             }
         }
     }
 }
 
-/// The table `name` within `tree`, made if need be; `None` if something else is there.
-fn branch<'a>(tree: &'a mut Dict, name: &str) -> Option<&'a mut Dict> {
+/// Returns the table `name` within `tree`, creating a missing table; `None` if the name has another kind of value.
+fn subtable<'a>(tree: &'a mut Dict, name: &str) -> Option<&'a mut Dict> {
     match tree.entry(name.to_owned()).or_insert_with(|| Value::from(Dict::new())) {
         Value::Dict(_, table) => Some(table),
         _ => None,
     }
 }
 
-/// Takes out of one layer what is no setting, and reports it.
+/// Removes the unknown keys of one layer, and reports each as an error.
 struct Cleaner<'a> {
     metadata: &'a Metadata,
     errors: &'a mut Vec<ConfigError>,
@@ -194,13 +194,13 @@ impl Cleaner<'_> {
 
     fn entry(&mut self, key: &str, value: Value) -> Option<Value> {
         match (settings::find(key), value) {
-            (Some(setting), Value::Dict(tag, table)) if setting.kind == Kind::Table => {
+            (Some(setting), Value::Dict(tag, table)) if setting.kind == ValueKind::Table => {
                 let mut properties = Dict::new();
                 self.properties("", table, &mut properties);
                 Some(Value::Dict(tag, properties))
             }
             (Some(setting), Value::String(tag, text)) if self.metadata.name == "environment" => {
-                Some(typed(setting.kind, tag, text))
+                Some(value_of_kind(setting.kind, tag, text))
             }
             (Some(_), value) => Some(value),
             (None, Value::Dict(tag, table)) if settings::is_section(key) => {
@@ -211,23 +211,25 @@ impl Cleaner<'_> {
                 None
             }
             (None, _) => {
-                self.refuse(key, unknown(key));
+                self.refuse(key, unknown_key(key));
                 None
             }
         }
     }
 
-    /// `sasl.password = "…"` is a table in a table to TOML, and one name to librdkafka.
+    /// Flattens the table of properties: `sasl.password = "…"` is a table in a table to TOML, and one name to
+    /// librdkafka.
     fn properties(&mut self, prefix: &str, table: Dict, into: &mut Dict) {
         for (name, value) in table {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             let key = format!("kafka.properties.{name}");
-            let why = kafka::refusal(&name).filter(|why| !matches!(why, Refusal::Moved(_)));
-            if let Some(why) = why {
-                self.refuse(&key, why.to_string());
+            // A property with a setting in `[kafka.security]` is checked later, beside that section.
+            let refusal = kafka::refusal(&name).filter(|refusal| !matches!(refusal, PropertyRefusal::SetBySecurity(_)));
+            if let Some(refusal) = refusal {
+                self.refuse(&key, refusal.to_string());
             } else if let Value::Dict(_, table) = value {
                 self.properties(&name, table, into);
-            } else if Properties::text(&value).is_none() {
+            } else if Properties::value_text(&value).is_none() {
                 self.refuse(&key, "must be text, a number or true or false");
             } else {
                 into.insert(name, value);
@@ -236,19 +238,32 @@ impl Cleaner<'_> {
     }
 }
 
-/// Variables have no types: what looks like what the setting takes is taken for it.
-fn typed(kind: Kind, tag: Tag, text: String) -> Value {
+/// Converts the text of a variable, which has no type, into the kind of value that the setting takes, where possible.
+fn value_of_kind(kind: ValueKind, tag: Tag, text: String) -> Value {
     let value = match kind {
-        Kind::Integer => text.parse::<i64>().ok().map(Value::from),
-        Kind::Number => text.parse::<f64>().ok().map(Value::from),
-        Kind::Boolean => text.parse::<bool>().ok().map(Value::from),
-        Kind::Text | Kind::Table => None,
+        ValueKind::Integer => text.parse::<i64>().ok().map(Value::from),
+        ValueKind::Number => text.parse::<f64>().ok().map(Value::from),
+        ValueKind::Boolean => text.parse::<bool>().ok().map(Value::from),
+        ValueKind::Text | ValueKind::Table => None,
     };
     value.unwrap_or(Value::String(tag, text))
 }
 
-/// Says that there is no such setting, and names those that are called so elsewhere.
-fn unknown(key: &str) -> String {
+/// Settings that have another name since, with that name.
+const RENAMED: &[(&str, &str)] = &[
+    ("ingest.max_unsafe_transactions", "ingest.max_not_durable_transactions"),
+    ("ingest.unfinished_bytes", "ingest.unfinished_bytes_per_partition"),
+    ("ingest.unfinished_bytes_in_all", "ingest.unfinished_bytes_total"),
+    ("sequencer.cone_chunk", "sequencer.descendants_per_decision"),
+    ("store.blobs.cache_ms", "store.blobs.cache_ttl_ms"),
+    ("store.blobs.least_bytes_per_s", "store.blobs.min_bytes_per_s"),
+];
+
+/// Describes an unknown key, and names the settings of the same name in other sections.
+fn unknown_key(key: &str) -> String {
+    if let Some((_, new)) = RENAMED.iter().find(|(old, _)| *old == key) {
+        return format!("is renamed: set {new} instead");
+    }
     let name = key.rsplit('.').next().unwrap_or(key);
     let settings = SECTIONS.iter().flat_map(|section| section.settings);
     let namesakes: Vec<&str> = settings.filter(|setting| setting.name() == name).map(|setting| setting.key).collect();

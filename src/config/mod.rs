@@ -1,9 +1,9 @@
 //! Configuration: the only reader of settings files and of the environment.
 //!
-//! Two stages. The *raw* one (`layers`) lays the defaults, a TOML file and the environment over each other and refuses
-//! what is not known. The *checked* one (`check`) reads every setting by its type and range and holds them against each
-//! other. Both collect: [`Config::load`] answers with every error at once, each with its key and its source. The settings
-//! themselves are one list, in `settings`.
+//! Configuration has two stages. The *raw* stage (`layers`) merges the defaults, a TOML file and the environment, and
+//! refuses unknown keys. The *checked* stage (`check`) reads every setting by its type and range, and checks the
+//! relations between settings. Both stages collect errors: [`Config::load`] returns every error at once, each with its
+//! key and its source. The settings themselves are one list, in `settings`.
 
 mod check;
 mod layers;
@@ -20,48 +20,46 @@ use crate::{
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{
-    Blobs, Http, Ingest, Kafka, Log, Prune, Run, SECTIONS, Section, Security, Sequencer, Setting, Store, Topics,
-};
+pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics};
 
-pub use types::{Brokers, Kind, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
+pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
 
-/// All settings, checked.
+/// Every setting of a process, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The log.
+    /// Settings of the broker connection, the groups and the topics.
     pub kafka: Kafka,
-    /// The state.
+    /// Settings of the record engine and the blob store.
     pub store: Store,
-    /// The pipeline.
+    /// Settings of the pipeline.
     pub ingest: Ingest,
-    /// The consumer of the chain topic.
+    /// Settings of the consumer of the chain log.
     pub sequencer: Sequencer,
-    /// Forgetting.
+    /// Settings of the pruning of transactions.
     pub prune: Prune,
-    /// How a process looks after itself.
+    /// Settings of the watchdog of a process.
     pub run: Run,
-    /// Metrics, health and state.
+    /// Settings of the HTTP server: metrics, health, state page, control.
     pub http: Http,
-    /// Logging.
+    /// Settings of the log records.
     pub log: Log,
     /// Names of environment variables that look like settings and are not read.
     pub ignored_variables: Vec<String>,
 }
 
 impl Config {
-    /// Reads `file` (if any) and the process's environment, which goes before it.
+    /// Reads `file` (if any) and the environment of the process; the environment overrides the file.
     ///
     /// # Errors
-    /// All that is wrong: unknown keys, wrong types, values out of range or at odds with each other, an unreadable file.
+    /// Every error: unknown keys, wrong types, values out of range, contradicting values, an unreadable file.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigErrors> {
         Self::load_from(file, std::env::vars_os())
     }
 
-    /// The same with an environment of the caller's making.
+    /// Reads `file` (if any) and the given environment, as [`load`](Self::load) does.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Every error, as for [`load`](Self::load).
     pub fn load_from(
         file: Option<&Path>,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -85,7 +83,7 @@ impl Default for Config {
 }
 
 impl Topics {
-    /// The configured name of a topic.
+    /// Returns the configured name of a topic.
     pub fn name(&self, topic: Topic) -> &str {
         let name = match topic {
             Topic::ValidatedTxs => &self.validated_txs,
@@ -101,11 +99,11 @@ impl Topics {
 }
 
 impl Store {
-    /// Where bodies of large transactions are kept: `store.blobs.url`, or what the store URL calls `externalStore` (the seed's
-    /// name for it); `None`: nowhere.
+    /// Returns the URL of the blob store: `store.blobs.url`, or the parameter `externalStore` of the store URL (the
+    /// name in the reference document). `None`: the store has no blob store.
     ///
     /// # Errors
-    /// The two differ, or `externalStore` names no blob store. The configuration was refused then.
+    /// The two URLs differ, or `externalStore` is no URL of a blob store. The configuration refuses both.
     pub fn blob_url(&self) -> Result<Option<BlobUrl>, String> {
         let StoreUrl::Aerospike(AerospikeSettings { external_store: Some(external), .. }) = &self.url else {
             return Ok(self.blobs.url.clone());
@@ -114,22 +112,27 @@ impl Store {
             external.parse().map_err(|error| format!("has an externalStore that names no blob store: {error}"))?;
         match &self.blobs.url {
             Some(url) if *url != external => {
-                Err("has an externalStore that is another than store.blobs.url; one of them is enough".to_owned())
+                Err("has an externalStore that differs from store.blobs.url: give one of them".to_owned())
             }
             _ => Ok(Some(external)),
         }
     }
 }
 
-/// Whether bodies of the transactions in `store` can be kept at `blobs`; the error completes the sentence "`key` …".
+/// Checks that the bodies of the transactions in `store` can be written to `blobs`.
 ///
 /// # Errors
-/// It can only be read, or is gone with the process while the records are not.
+/// The blob store is read-only, or is lost with the process while the records are not. The error completes the sentence
+/// "`key` …".
 pub fn writable_blobs(blobs: &BlobUrl, store: &StoreUrl) -> Result<(), String> {
     match (blobs, store) {
-        (BlobUrl::Web(_), _) => Err("is a blob store behind a web server, which can only be read".to_owned()),
+        (BlobUrl::Web(_), _) => {
+            Err("is a blob store behind a web server, which can only be read: name a directory or S3".to_owned())
+        }
         (BlobUrl::Memory, StoreUrl::Fjall(..) | StoreUrl::Aerospike(_)) => {
-            Err("is memory://, which is gone with the process, while the records that need it are not".to_owned())
+            let problem = "is memory://, which is gone with the process, while the records that need it stay: name a \
+                           directory or S3";
+            Err(problem.to_owned())
         }
         (BlobUrl::Memory, StoreUrl::Memory | StoreUrl::Null) | (BlobUrl::Directory(_) | BlobUrl::S3(_), _) => Ok(()),
     }

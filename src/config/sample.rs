@@ -1,22 +1,24 @@
-//! The commented sample of all settings: documentation, the contents of `deploy/utxo-store.toml`, and the defaults.
+//! Prints the commented sample of all settings. The sample is the content of `deploy/utxo-store.toml`, and the raw
+//! stage reads the defaults from the same text.
 
 use super::settings::{SECTIONS, Section, Setting};
-use super::types::Kind;
+use super::types::ValueKind;
 
 const HEAD: &str = "\
-# Every setting of utxo-store with its default. This file is written by `utxo-store config sample`; a test holds it to
-# the code. Each setting can also be given in the environment: UTXO_STORE__KAFKA__TOPICS__CHAIN sets kafka.topics.chain.
-# Seed: the name of the setting in the documents that this store implements.
+# Every setting of utxo-store with its default. `utxo-store config sample` writes this file; a test compares the file
+# with the code. Each setting can also be given in the environment: UTXO_STORE__KAFKA__TOPICS__CHAIN sets
+# kafka.topics.chain.
+# Reference: the name of the setting in the reference document that this store implements.
 ";
 
-/// Sample lines of `kafka.properties`.
+/// Sample lines of the table `kafka.properties`.
 const PROPERTIES: &str = "\
 # [kafka.properties]
 # \"ssl.cipher.suites\" = \"ECDHE-RSA-AES256-GCM-SHA384\"
 # \"socket.keepalive.enable\" = true
 ";
 
-/// The sample, as TOML.
+/// Returns the commented sample of all settings, as TOML.
 pub fn sample() -> String {
     let mut out = HEAD.to_owned();
     for section in SECTIONS {
@@ -29,11 +31,11 @@ fn write_section(out: &mut String, section: &Section) {
     out.push('\n');
     comment(out, section.help);
     out.push_str(&format!("[{}]\n", section.key));
-    let (tables, settings): (Vec<_>, Vec<_>) = section.settings.iter().partition(|s| s.kind == Kind::Table);
+    let (tables, settings): (Vec<_>, Vec<_>) = section.settings.iter().partition(|s| s.kind == ValueKind::Table);
     for setting in settings {
         write_setting(out, setting);
     }
-    // TOML takes whatever follows a table's head as the table's own.
+    // Tables come last: TOML assigns every line after the head of a table to that table.
     for table in tables {
         out.push('\n');
         comment(out, table.help);
@@ -47,7 +49,7 @@ fn write_setting(out: &mut String, setting: &Setting) {
     let facts = [
         setting.unit.map(|unit| format!("Unit: {unit}.")),
         setting.range.map(|(low, high)| format!("From {low} to {high}.")),
-        setting.seed.map(|seed| format!("Seed: {seed}.")),
+        setting.reference.map(|name| format!("Reference: {name}.")),
     ];
     let facts = facts.into_iter().flatten().collect::<Vec<_>>().join(" ");
     if !facts.is_empty() {

@@ -1,11 +1,11 @@
-//! What is said of logins, certificates and secrets, and what is wrong with it.
+//! Tests of the settings for logins, certificates and secrets: refusals, files, warnings.
 
 use std::{fs, path::Path};
 
 use super::tests::load;
 use crate::broker::kafka::{HAS_TLS, SaslMechanism, SecurityProtocol};
 
-/// The errors of `[kafka.security]` with these lines, without those of a build that cannot encrypt.
+/// Returns the errors of `[kafka.security]` with these lines, except the errors of a build without TLS.
 fn errors(lines: &str) -> Vec<String> {
     let errors = load(&format!("[kafka.security]\n{lines}\n"), &[]).err().unwrap_or_default();
     errors.into_iter().filter(|error| !error.contains("--features tls")).collect()
@@ -14,8 +14,8 @@ fn errors(lines: &str) -> Vec<String> {
 const LOGIN: &str = "mechanism = \"PLAIN\"\nusername = \"me\"\npassword = \"hunter2\"\n";
 
 #[test]
-fn what_is_at_odds_is_refused_by_name_and_without_a_secret() {
-    for (lines, told) in [
+fn contradicting_settings_are_refused_by_name_without_a_secret() {
+    for (lines, problems) in [
         ("protocol = \"SSL\"", &["protocol must be one of plaintext, ssl, sasl_plaintext, sasl_ssl, not \"SSL\""][..]),
         (
             "mechanism = \"GSSAPI\"",
@@ -38,7 +38,7 @@ fn what_is_at_odds_is_refused_by_name_and_without_a_secret() {
         ),
         (
             &format!("protocol = \"ssl\"\n{LOGIN}"),
-            &["mechanism is PLAIN, but kafka.security.protocol is ssl, by which nobody logs in (as by sasl_ssl)"],
+            &["mechanism is PLAIN, but kafka.security.protocol is ssl, which has no login: set sasl_ssl"],
         ),
         (
             "protocol = \"sasl_plaintext\"\nmechanism = \"OAUTHBEARER\"\npassword = \"hunter2\"",
@@ -73,14 +73,14 @@ fn what_is_at_odds_is_refused_by_name_and_without_a_secret() {
             &format!("protocol = \"sasl_plaintext\"\n{LOGIN}password_file = \"/etc/hostname\""),
             &["password_file is given beside kafka.security.password: one of them is enough"],
         ),
-        // A password in its place is not shown.
+        // A password that is given as the file is not shown.
         (
             "protocol = \"sasl_plaintext\"\nmechanism = \"PLAIN\"\nusername = \"me\"\npassword_file = \"hunter2\"",
             &["password_file must be the absolute path of a file"],
         ),
         ("password = 7", &["password must be text, and not empty"]),
     ] {
-        let expected: Vec<_> = told.iter().map(|told| format!("kafka.security.{told} (FILE)")).collect();
+        let expected: Vec<_> = problems.iter().map(|problem| format!("kafka.security.{problem} (FILE)")).collect();
         let errors = errors(lines);
         assert_eq!(errors, expected, "{lines}");
         assert!(!format!("{errors:?}").contains("hunter2"));
@@ -88,7 +88,7 @@ fn what_is_at_odds_is_refused_by_name_and_without_a_secret() {
 }
 
 #[test]
-fn a_secret_is_read_from_its_file_which_is_named_where_it_is_there_and_never_quoted() {
+fn a_secret_is_read_from_its_file_and_errors_never_quote_the_content() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("secret");
     let shown = file.display().to_string();
@@ -112,7 +112,7 @@ fn a_secret_is_read_from_its_file_which_is_named_where_it_is_there_and_never_quo
             assert!(!format!("{config:?}").contains("hunter2"));
         }
         let long = "x".repeat(65_537);
-        for (contents, told) in [
+        for (contents, problem) in [
             (&b""[..], "is empty"),
             (b"\n", "is empty"),
             (b"hunter2\nhunter3\n", "is not one line of plain text"),
@@ -121,23 +121,25 @@ fn a_secret_is_read_from_its_file_which_is_named_where_it_is_there_and_never_quo
             (long.as_bytes(), "is larger than 65536 bytes"),
         ] {
             fs::write(&file, contents).unwrap();
-            assert_eq!(loaded().unwrap_err(), [format!("{section}.{key}_file names {shown:?}, which {told} (FILE)")]);
+            let expected = format!("{section}.{key}_file names {shown:?}, which {problem} (FILE)");
+            assert_eq!(loaded().unwrap_err(), [expected]);
         }
         fs::remove_file(&file).unwrap();
         let error = loaded().unwrap_err().concat();
         assert!(error.contains("_file names a file that cannot be read: No such file"), "{error}");
-        assert!(!error.contains(&shown), "it may be the secret: {error}");
+        assert!(!error.contains(&shown), "the path may be the secret: {error}");
     }
 }
 
-/// The key's password is the one that needs a build with TLS.
+/// A password of a private key needs a build with TLS, so that it has a test of its own.
 #[test]
-fn a_key_s_password_is_read_from_its_file() {
+fn the_password_of_a_private_key_is_read_from_its_file() {
     let (directory, toml) = (tempfile::tempdir().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
     let file = directory.path().join("secret");
     fs::write(&file, "hunter2\n").unwrap();
     let lines = format!(
-        "[kafka.security]\nprotocol = \"ssl\"\ncertificate_file = {toml:?}\nkey_file = {toml:?}\nkey_password_file = {file:?}\n"
+        "[kafka.security]\nprotocol = \"ssl\"\ncertificate_file = {toml:?}\nkey_file = {toml:?}\n\
+         key_password_file = {file:?}\n"
     );
     match load(&lines, &[]) {
         Ok(config) => assert_eq!(config.kafka.security.key_password.unwrap().as_str(), "hunter2"),
@@ -146,7 +148,7 @@ fn a_key_s_password_is_read_from_its_file() {
 }
 
 #[test]
-fn a_login_of_half_is_refused() {
+fn half_of_a_login_is_refused() {
     for (section, key, without) in [
         ("store.aerospike", "user", "password"),
         ("store.aerospike", "password", "user"),
@@ -159,50 +161,52 @@ fn a_login_of_half_is_refused() {
 }
 
 #[test]
-fn a_build_that_cannot_encrypt_says_so_by_the_feature_s_name() {
+fn a_build_without_tls_refuses_encryption_and_names_the_feature() {
     for (lines, key) in [
         ("[kafka.security]\nprotocol = \"ssl\"", "kafka.security.protocol is ssl"),
         (
-            "[kafka.security]\nprotocol = \"sasl_plaintext\"\nmechanism = \"SCRAM-SHA-256\"\nusername = \"a\"\npassword = \"b\"",
+            "[kafka.security]\nprotocol = \"sasl_plaintext\"\nmechanism = \"SCRAM-SHA-256\"\nusername = \"a\"\n\
+             password = \"b\"",
             "kafka.security.mechanism takes OpenSSL",
         ),
         ("[kafka.properties]\n\"security.protocol\" = \"SASL_SSL\"", "kafka.properties.security.protocol needs TLS"),
         ("[kafka.properties]\nsasl.mechanisms = \"SCRAM-SHA-512\"", "kafka.properties.sasl.mechanisms needs TLS"),
     ] {
-        let told = format!("{key}, which this build does not have: build it with --features tls (FILE)");
-        let expected: &[String] = if HAS_TLS { &[] } else { &[told] };
+        let refused = format!("{key}, which this build does not have: build it with --features tls (FILE)");
+        let expected: &[String] = if HAS_TLS { &[] } else { &[refused] };
         assert_eq!(load(lines, &[]).err().unwrap_or_default(), expected);
     }
 }
 
 #[test]
-fn what_is_legal_and_unsafe_is_warned_of() {
+fn weak_settings_give_warnings() {
     let warnings = |toml: &str| load(toml, &[]).map(|config| config.warnings());
     assert_eq!(warnings(""), Ok(vec![]));
     let open = warnings(&format!("[kafka.security]\nprotocol = \"sasl_plaintext\"\n{LOGIN}")).unwrap();
     assert!(open.len() == 1 && open[0].contains("the password itself goes over the line unencrypted"), "{open:?}");
     let control = |listen: &str| warnings(&format!("[http]\ncontrol = true\nlisten = \"{listen}\"")).unwrap();
     assert_eq!(control("127.0.0.1:9464"), [""; 0]);
-    assert!(control("0.0.0.0:9464")[0].contains("whoever reaches it can pause partitions"));
+    assert!(control("0.0.0.0:9464")[0].contains("every client that reaches it can pause partitions"));
     if HAS_TLS {
         let any_host = warnings("[kafka.security]\nprotocol = \"ssl\"\nendpoint_identification = false").unwrap();
         assert!(any_host.len() == 1 && any_host[0].contains("can pose as a broker"), "{any_host:?}");
     }
 }
 
-/// Set through properties before there were settings: it goes on as it was, is told of, and is refused beside any of the settings.
+/// Properties from the time before the section existed work as they did, give a warning, and are refused beside any
+/// setting of the section.
 #[test]
-fn properties_that_have_moved_pass_for_as_long_as_no_setting_says_anything() {
+fn deprecated_properties_are_accepted_while_the_section_is_unset() {
     let properties = "[kafka.properties]\nsasl.username = \"me\"\n\"sasl.password\" = \"hunter2\"\n";
     let config = load(properties, &[]).unwrap();
     assert_eq!(
         config.warnings(),
         [
-            "kafka.properties.sasl.password is now said by kafka.security.password",
-            "kafka.properties.sasl.username is now said by kafka.security.username"
+            "kafka.properties.sasl.password is deprecated: set kafka.security.password instead",
+            "kafka.properties.sasl.username is deprecated: set kafka.security.username instead"
         ]
     );
-    // The sample says every default: those are nothing that somebody has said.
+    // A setting that equals its default counts as unset: the sample has every default.
     let sample = format!("{properties}[kafka.security]\nprotocol = \"plaintext\"\nendpoint_identification = true\n");
     assert_eq!(load(&sample, &[]), Ok(config));
 
@@ -211,29 +215,30 @@ fn properties_that_have_moved_pass_for_as_long_as_no_setting_says_anything() {
     assert_eq!(
         errors,
         [
-            "kafka.properties.sasl.mechanism is set by kafka.security.mechanism (UTXO_STORE__KAFKA__PROPERTIES__SASL_MECHANISM)",
+            "kafka.properties.sasl.mechanism is set by kafka.security.mechanism \
+             (UTXO_STORE__KAFKA__PROPERTIES__SASL_MECHANISM)",
             "kafka.properties.sasl.password is set by kafka.security.password (FILE)",
             "kafka.properties.sasl.username is set by kafka.security.username (FILE)",
         ]
     );
 }
 
-/// What is verified is the settings' business alone.
+/// Only the settings decide about the verification of certificates.
 #[test]
-fn no_property_weakens_what_the_settings_say() {
+fn no_property_weakens_the_verification_of_certificates() {
     for (property, setting) in [
         ("enable.ssl.certificate.verification", "ca_file"),
         ("ssl.endpoint.identification.algorithm", "endpoint_identification"),
     ] {
         let toml = format!("[kafka.security]\nprotocol = \"ssl\"\n[kafka.properties]\n\"{property}\" = \"none\"\n");
         let errors = load(&toml, &[]).unwrap_err();
-        let told = format!("kafka.properties.{property} is set by kafka.security.{setting} (FILE)");
-        assert!(errors.contains(&told), "{errors:?}");
+        let refused = format!("kafka.properties.{property} is set by kafka.security.{setting} (FILE)");
+        assert!(errors.contains(&refused), "{errors:?}");
     }
 }
 
 #[test]
-fn the_environment_gives_a_login() {
+fn the_environment_can_set_the_login() {
     let variables = [
         ("UTXO_STORE__KAFKA__SECURITY__PROTOCOL", "sasl_plaintext"),
         ("UTXO_STORE__KAFKA__SECURITY__MECHANISM", "PLAIN"),

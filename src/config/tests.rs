@@ -1,9 +1,9 @@
 use std::{ffi::OsString, fs, path::PathBuf};
 
-use super::*;
+use super::{settings::SECTIONS, types::ValueKind, *};
 use crate::tx::Network;
 
-/// Loads a file with these contents under these variables.
+/// Loads a file with these contents, with these environment variables.
 pub(super) fn load(toml: &str, variables: &[(&str, &str)]) -> Result<Config, Vec<String>> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("settings.toml");
@@ -19,17 +19,17 @@ fn sample_file() -> PathBuf {
 }
 
 #[test]
-fn the_sample_file_is_what_the_code_says() {
+fn the_sample_file_equals_the_printed_sample() {
     let file = fs::read_to_string(sample_file()).unwrap();
-    assert!(file == sample(), "write it anew: cargo run -- config sample > deploy/utxo-store.toml");
+    assert!(file == sample(), "write the sample again: cargo run -- config sample > deploy/utxo-store.toml");
 }
 
 #[test]
-fn the_sample_has_every_setting_with_its_default_and_nothing_else() {
+fn the_sample_has_exactly_the_settings_of_the_list_with_their_defaults() {
     let file = fs::read_to_string(sample_file()).unwrap();
     assert_eq!(load(&file, &[]), Ok(Config::default()));
 
-    // Read without our own eyes: uncommented, the sample is TOML with exactly the keys of the list.
+    // Read with the TOML parser alone: uncommented, the sample has exactly the keys of the list.
     let uncommented: String = file
         .lines()
         .map(|line| match line.strip_prefix("# ") {
@@ -49,9 +49,12 @@ fn the_sample_has_every_setting_with_its_default_and_nothing_else() {
     expected.sort();
     assert_eq!(keys, expected);
     for setting in SECTIONS.iter().flat_map(|section| section.settings) {
-        assert!(setting.default.is_some() || setting.example.is_some() || setting.kind == Kind::Table, "{setting:?}");
-        if let Some(seed) = setting.seed {
-            assert!(file.contains(&format!("Seed: {seed}.")), "{seed}");
+        assert!(
+            setting.default.is_some() || setting.example.is_some() || setting.kind == ValueKind::Table,
+            "{setting:?}"
+        );
+        if let Some(reference) = setting.reference {
+            assert!(file.contains(&format!("Reference: {reference}.")), "{reference}");
         }
     }
 }
@@ -69,7 +72,7 @@ fn collect_keys(prefix: &str, value: &figment::value::Value, keys: &mut Vec<Stri
 }
 
 #[test]
-fn defaults_are_the_documents() {
+fn defaults_are_those_of_the_documents() {
     let config = Config::default();
     assert_eq!(config.store.utxo_batch_size, 20_000);
     assert_eq!(config.store.block_height_retention, 288);
@@ -82,7 +85,7 @@ fn defaults_are_the_documents() {
 }
 
 #[test]
-fn the_environment_goes_before_the_file_and_the_file_before_the_defaults() {
+fn the_environment_overrides_the_file_and_the_file_the_defaults() {
     let config = load(
         "[kafka]\nbrokers = \"file:1\"\ngroup = \"file\"\n[log]\nformat = \"json\"\n",
         &[
@@ -146,7 +149,24 @@ fn every_error_is_reported_at_once_with_its_key_and_source() {
 }
 
 #[test]
-fn an_error_stays_on_its_line_whatever_is_called_so() {
+fn the_old_name_of_a_setting_is_refused_with_the_new_name() {
+    let text = "[ingest]\nunfinished_bytes = 1\n[store.blobs]\ncache_ms = 1";
+    let variables = [("UTXO_STORE__SEQUENCER__CONE_CHUNK", "1")];
+    let mut errors = load(text, &variables).unwrap_err();
+    errors.sort_unstable();
+    assert_eq!(
+        errors,
+        [
+            "ingest.unfinished_bytes is renamed: set ingest.unfinished_bytes_per_partition instead (FILE)",
+            "sequencer.cone_chunk is renamed: set sequencer.descendants_per_decision instead \
+             (UTXO_STORE__SEQUENCER__CONE_CHUNK)",
+            "store.blobs.cache_ms is renamed: set store.blobs.cache_ttl_ms instead (FILE)",
+        ]
+    );
+}
+
+#[test]
+fn an_error_stays_on_one_line_whatever_the_key() {
     let errors = load("\"a\\nb\" = 1\n[kafka.properties]\n\"c\\nd\" = []\n", &[]).unwrap_err();
     assert_eq!(
         errors,
@@ -155,10 +175,11 @@ fn an_error_stays_on_its_line_whatever_is_called_so() {
 }
 
 #[test]
-fn settings_at_odds_with_each_other_are_refused() {
+fn contradicting_settings_are_refused() {
     let errors = load(
         "[kafka]\nsession_timeout_ms = 6000\nmax_poll_interval_ms = 5000\nheartbeat_interval_ms = 2001\n\
-         fetch_budget_bytes = 2_000_000\nbatch_bytes = 2_000_001\ninstance_id = \"a\"\nassignment = \"cooperative-sticky\"\n\
+         fetch_budget_bytes = 2_000_000\nbatch_bytes = 2_000_001\ninstance_id = \"a\"\n\
+         assignment = \"cooperative-sticky\"\n\
          [kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
         &[],
     )
@@ -168,8 +189,10 @@ fn settings_at_odds_with_each_other_are_refused() {
         [
             "kafka.heartbeat_interval_ms is 2001, but must be at most a third of kafka.session_timeout_ms (FILE)",
             "kafka.session_timeout_ms is 6000, but must be at most kafka.max_poll_interval_ms, which is 5000 (FILE)",
-            "kafka.assignment must not be cooperative-sticky where kafka.instance_id is set: what is to move could be left to nobody (FILE)",
-            "kafka.max_partition_fetch_bytes is 4194304, but must be at most kafka.fetch_budget_bytes, which is 2000000 (its default)",
+            "kafka.assignment must not be cooperative-sticky where kafka.instance_id is set: a partition that moves \
+             could be left without an owner (FILE)",
+            "kafka.max_partition_fetch_bytes is 4194304, but must be at most kafka.fetch_budget_bytes, which is \
+             2000000 (its default)",
             "kafka.batch_bytes is 2000001, but must be at most kafka.fetch_budget_bytes, which is 2000000 (FILE)",
             "kafka.topics.chain is \"utxo.reorgs\", as kafka.topics.reorgs is; each topic needs its own name (FILE)",
             "ingest.retry_pause_ms is 6000, but must be at most ingest.retry_pause_max_ms, which is 5000 (FILE)",
@@ -179,7 +202,7 @@ fn settings_at_odds_with_each_other_are_refused() {
 }
 
 #[test]
-fn what_belongs_to_the_classic_protocol_is_refused_beside_the_other() {
+fn settings_of_the_classic_protocol_are_refused_with_the_consumer_protocol() {
     let file = "[kafka]\ngroup_protocol = \"consumer\"\n";
     assert!(load(file, &[]).is_ok());
     let classic = [("UTXO_STORE__KAFKA__ASSIGNMENT", "range"), ("UTXO_STORE__KAFKA__INSTANCE_ID", "a")];
@@ -192,7 +215,7 @@ fn what_belongs_to_the_classic_protocol_is_refused_beside_the_other() {
 }
 
 #[test]
-fn a_section_given_as_a_setting_is_refused_also_beside_its_settings() {
+fn a_section_given_as_a_setting_is_refused_beside_its_settings() {
     let errors = load(
         "",
         &[
@@ -212,7 +235,7 @@ fn a_section_given_as_a_setting_is_refused_also_beside_its_settings() {
 }
 
 #[test]
-fn a_variable_that_is_no_text_is_refused() {
+fn a_variable_that_is_not_utf8_is_refused() {
     use std::os::unix::ffi::OsStringExt;
     let variable = (OsString::from("UTXO_STORE__KAFKA__GROUP"), OsString::from_vec(vec![0xff]));
     let error = Config::load_from(None, [variable]).unwrap_err().to_string();
@@ -220,13 +243,12 @@ fn a_variable_that_is_no_text_is_refused() {
 }
 
 #[test]
-fn a_default_that_a_setting_is_at_odds_with_is_called_so() {
+fn an_error_names_a_contradicting_default_as_the_default() {
     let errors = load("[kafka]\nmax_poll_interval_ms = 5000\n", &[]).unwrap_err();
     assert_eq!(
         errors,
-        [
-            "kafka.session_timeout_ms is 45000, but must be at most kafka.max_poll_interval_ms, which is 5000 (its default)"
-        ]
+        ["kafka.session_timeout_ms is 45000, but must be at most kafka.max_poll_interval_ms, which is 5000 (its \
+             default)"]
     );
 }
 
@@ -255,7 +277,7 @@ fn properties_are_passed_through_by_their_dotted_names() {
 }
 
 #[test]
-fn properties_that_safety_rests_on_are_refused() {
+fn properties_on_which_a_guarantee_rests_are_refused() {
     let errors = load(
         "[kafka.properties]\nenable.auto.commit = true\n\"group.id\" = \"x\"\nssl = [1]\n",
         &[("UTXO_STORE__KAFKA__PROPERTIES__AUTO_OFFSET_RESET", "latest")],
@@ -269,11 +291,11 @@ fn properties_that_safety_rests_on_are_refused() {
 }
 
 #[test]
-fn what_sets_a_property_that_is_refused_is_there() {
-    for (names, refusal) in crate::broker::kafka::REFUSED {
-        let crate::broker::kafka::Refusal::SetBy(setting) = refusal else { continue };
-        let is_there = setting.starts_with("kafka.properties.") || settings::find(setting).is_some();
-        assert!(is_there, "{names:?} is set by {setting}");
+fn the_setting_named_for_a_refused_property_exists() {
+    for (names, refusal) in crate::broker::kafka::REFUSED_PROPERTIES {
+        let crate::broker::kafka::PropertyRefusal::SetBy(setting) = refusal else { continue };
+        let exists = setting.starts_with("kafka.properties.") || settings::find(setting).is_some();
+        assert!(exists, "{names:?} is set by {setting}");
     }
 }
 
@@ -288,7 +310,7 @@ fn an_unreadable_or_broken_file_is_one_line_without_its_contents() {
 }
 
 #[test]
-fn the_blob_store_is_named_in_either_place() {
+fn the_blob_store_is_named_by_either_setting() {
     let url = |toml: &str| load(toml, &[]).map(|config| config.store.blob_url().unwrap().map(|url| url.to_string()));
     let aerospike = "url = \"aerospike://a/ns?externalStore=s3://bucket/p\"\n";
     let blobs = |url: &str| format!("[store.blobs]\nurl = \"{url}\"\n");
@@ -301,7 +323,7 @@ fn the_blob_store_is_named_in_either_place() {
         assert_eq!(url(&format!("[store]\n{aerospike}{}", blobs("s3://bucket/p/"))), Ok(Some("s3://bucket/p".into())));
     }
     for (toml, says) in [
-        (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that is another than"),
+        (format!("[store]\n{aerospike}{}", blobs("file:///b")), "store.url has an externalStore that differs from"),
         ("[store]\nurl = \"aerospike://a/ns?externalStore=blob://b:8080/utxo\"".into(), "unknown blob store `blob://`"),
         (
             "[store]\nurl = \"aerospike://a/ns\"".into(),
@@ -324,7 +346,7 @@ fn the_blob_store_is_named_in_either_place() {
 }
 
 #[test]
-fn what_this_build_cannot_open_is_refused_with_the_way_out() {
+fn a_blob_store_without_its_feature_is_refused_with_the_feature() {
     let refused = |toml: String| load(&toml, &[]).map(drop);
     for (url, feature, is_built) in
         [("s3://bucket/p", "aws", cfg!(feature = "aws")), ("https://host/p", "http", cfg!(feature = "http"))]
@@ -346,7 +368,7 @@ fn what_this_build_cannot_open_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn the_protocol_of_a_broker_is_that_of_all() {
+fn the_protocol_of_a_broker_entry_equals_the_configured_protocol() {
     let load = |toml: &str| load(toml, &[]).map(|config| config.kafka.brokers.as_str().to_owned());
     let brokers = "[kafka]\nbrokers = \"SASL_PLAINTEXT://host:9092\"\n";
     let errors = load(brokers).unwrap_err();
@@ -357,7 +379,7 @@ fn the_protocol_of_a_broker_is_that_of_all() {
 }
 
 #[test]
-fn variables_that_look_like_settings_are_named_once_without_their_values() {
+fn a_warning_names_variables_that_look_like_settings_without_values() {
     let environment = [
         ("TERANODE_UTXOSTORE", "aerospike://root:hunter2@host/ns"),
         ("TERANODE_KAFKA_HOSTS", "h:1"),

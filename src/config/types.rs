@@ -1,4 +1,4 @@
-//! The types of settings: how each is read from a value, and what it refuses.
+//! The types of settings: reading each from a raw value, with the values that are refused.
 
 use std::{
     collections::BTreeMap,
@@ -12,24 +12,24 @@ use figment::value::Value;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    address::{self, AddressError},
+    address::{AddressError, AddressFormat},
     blob::{BlobUrl, BlobUrlError},
     broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
-    engine::{OpenError, StoreUrl, decoded_path},
+    engine::{OpenError, StoreUrl, percent_decode_path},
     telemetry::LogFormat,
     tx::Network,
 };
 
-/// What sort of TOML value a setting takes.
+/// ValueKind of TOML value that a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Text in quotes.
+pub enum ValueKind {
+    /// Text in quotes, of any length.
     Text,
-    /// A whole number.
+    /// A whole number within the range of the setting.
     Integer,
-    /// A number.
+    /// A number with or without a fraction.
     Number,
-    /// `true` or `false`.
+    /// The value `true` or `false`.
     Boolean,
     /// A table of text by name.
     Table,
@@ -40,20 +40,20 @@ pub type Range = Option<(u64, u64)>;
 
 /// A type that a setting can have.
 pub trait SettingType: Sized {
-    /// What sort of value it is read from.
-    const KIND: Kind;
+    /// ValueKind of TOML value that the type is read from.
+    const KIND: ValueKind;
 
-    /// Reads it; the error completes the sentence "`key` …".
+    /// Reads a raw value; the error completes the sentence "`key` …".
     fn parse(value: &Value, range: Range) -> Result<Self, String>;
 
-    /// What it is when nobody gives it; `None`: it must be given.
+    /// Returns the value of a setting that is not given; `None`: the setting must be given.
     fn absent() -> Option<Self> {
         None
     }
 }
 
-/// How a value is shown in an error. Never called for [`Properties`], which may be secrets.
-fn shown(value: &Value) -> String {
+/// Formats a value for an error. Never called for [`Properties`], whose values may be secrets.
+fn quoted(value: &Value) -> String {
     if let Some(text) = value.as_str() {
         format!("{text:?}")
     } else if let Some(number) = value.to_i128() {
@@ -67,21 +67,21 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn text(value: &Value) -> Result<&str, String> {
-    value.as_str().ok_or_else(|| format!("must be text, not {}", shown(value)))
+fn expect_text(value: &Value) -> Result<&str, String> {
+    value.as_str().ok_or_else(|| format!("must be text, not {}", quoted(value)))
 }
 
-fn parsed<T: FromStr<Err = String>>(value: &Value) -> Result<T, String> {
-    text(value)?.parse()
+fn parse_text<T: FromStr<Err = String>>(value: &Value) -> Result<T, String> {
+    expect_text(value)?.parse()
 }
 
-/// Types that are read from text by their own [`FromStr`].
+/// Implements [`SettingType`] for types that are read from text by their own [`FromStr`].
 macro_rules! text_types {
     ($($type:ty),*) => {$(
         impl SettingType for $type {
-            const KIND: Kind = Kind::Text;
+            const KIND: ValueKind = ValueKind::Text;
             fn parse(value: &Value, _: Range) -> Result<Self, String> {
-                parsed(value)
+                parse_text(value)
             }
         }
     )*};
@@ -99,31 +99,31 @@ text_types!(
 );
 
 impl SettingType for StoreUrl {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        text(value)?.parse().map_err(|error: OpenError| format!("names no store: {error}"))
+        expect_text(value)?.parse().map_err(|error: OpenError| format!("names no store: {error}"))
     }
 }
 
 impl SettingType for BlobUrl {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        text(value)?.parse().map_err(|error: BlobUrlError| format!("names no blob store: {error}"))
+        expect_text(value)?.parse().map_err(|error: BlobUrlError| format!("names no blob store: {error}"))
     }
 }
 
 impl SettingType for Network {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        let text = text(value)?;
+        let text = expect_text(value)?;
         text.parse().map_err(|_| format!("must be one of main, test, regtest, not {text:?}"))
     }
 }
 
 impl SettingType for String {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        match text(value)? {
+        match expect_text(value)? {
             "" => Err("must not be empty".to_owned()),
             text => Ok(text.to_owned()),
         }
@@ -131,18 +131,18 @@ impl SettingType for String {
 }
 
 impl SettingType for SocketAddr {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        listen_address(text(value)?)
+        listen_address(expect_text(value)?)
     }
 }
 
 /// Reads an address to listen on.
 ///
 /// # Errors
-/// The text is none; the error completes the sentence "`key` …", and says what to write instead.
+/// The text is no IP address with a port. The error completes the sentence "`key` …", and names a correct value.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| match LISTEN.entry(text) {
+    text.parse().map_err(|_| match LISTEN.parse_entry(text) {
         Ok(address) => format!("must be an IP address and a port, not {text:?}: write 127.0.0.1:{}", address.port),
         Err(AddressError::Host { .. } | AddressError::Empty { .. }) => {
             format!("must be an IP address and a port, not {text:?}: write 127.0.0.1:9464")
@@ -152,23 +152,23 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl SettingType for bool {
-    const KIND: Kind = Kind::Boolean;
+    const KIND: ValueKind = ValueKind::Boolean;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        value.to_bool().ok_or_else(|| format!("must be true or false, not {}", shown(value)))
+        value.to_bool().ok_or_else(|| format!("must be true or false, not {}", quoted(value)))
     }
 }
 
 macro_rules! integer_types {
     ($($type:ty),*) => {$(
         impl SettingType for $type {
-            const KIND: Kind = Kind::Integer;
+            const KIND: ValueKind = ValueKind::Integer;
             fn parse(value: &Value, range: Range) -> Result<Self, String> {
                 let (low, high) = range.unwrap_or((<$type>::MIN.into(), <$type>::MAX.into()));
                 value
                     .to_i128()
                     .filter(|number| (i128::from(low)..=i128::from(high)).contains(number))
                     .and_then(|number| <$type>::try_from(number).ok())
-                    .ok_or_else(|| format!("must be a whole number from {low} to {high}, not {}", shown(value)))
+                    .ok_or_else(|| format!("must be a whole number from {low} to {high}, not {}", quoted(value)))
             }
         }
     )*};
@@ -181,18 +181,18 @@ integer_types!(u32, u64);
 pub struct Ratio(pub f64);
 
 impl SettingType for Ratio {
-    const KIND: Kind = Kind::Number;
+    const KIND: ValueKind = ValueKind::Number;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
         let number = value.to_f64().or_else(|| value.to_i128().map(|number| number as f64));
         number
             .filter(|number| (0.0..=1.0).contains(number))
             .map(Ratio)
-            .ok_or_else(|| format!("must be a number from 0 to 1, not {}", shown(value)))
+            .ok_or_else(|| format!("must be a number from 0 to 1, not {}", quoted(value)))
     }
 }
 
 impl<T: SettingType> SettingType for Option<T> {
-    const KIND: Kind = T::KIND;
+    const KIND: ValueKind = T::KIND;
     fn parse(value: &Value, range: Range) -> Result<Self, String> {
         T::parse(value, range).map(Some)
     }
@@ -201,47 +201,48 @@ impl<T: SettingType> SettingType for Option<T> {
     }
 }
 
-/// How brokers are written.
-const BROKERS: address::Form = address::Form { usual_port: 9_092, port_is_optional: false, names_certificates: false };
-/// How an address to listen on is written.
-const LISTEN: address::Form = address::Form { usual_port: 9_464, ..BROKERS };
+/// Format of an entry in the list of brokers.
+const BROKERS: AddressFormat =
+    AddressFormat { default_port: 9_092, is_port_optional: false, has_certificate_name: false };
+/// Format of an address to listen on.
+const LISTEN: AddressFormat = AddressFormat { default_port: 9_464, ..BROKERS };
 
-/// The scheme of a saved log's name.
-const SAVED: &str = "file://";
+/// Scheme of the URL of a saved log.
+const SAVED_LOG_SCHEME: &str = "file://";
 
-/// A list of brokers, `host:port` separated by commas; or a saved log, `file:///path`, which is only read. As
-/// librdkafka has it, an entry may begin with the protocol by which the brokers are talked to (`SSL://host:9093`); it
-/// says nothing that [`check_protocol`](Brokers::check_protocol) does not hold it to.
+/// A list of brokers, `host:port` separated by commas; or a saved log, `file:///path`, which is only read. As for
+/// librdkafka, an entry may begin with the protocol of the connection (`SSL://host:9093`).
+/// [`check_protocol`](Brokers::check_protocol) refuses an entry whose protocol is not the configured one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Brokers {
     list: String,
-    /// Entries with the protocol that they begin with, and without it.
+    /// Protocol and address of each entry that begins with a protocol.
     protocols: Vec<(SecurityProtocol, String)>,
     saved: Option<PathBuf>,
 }
 
 impl Brokers {
-    /// As librdkafka's `bootstrap.servers` takes it.
+    /// Returns the list as `bootstrap.servers` of librdkafka takes it.
     pub fn as_str(&self) -> &str {
         &self.list
     }
 
-    /// The file of a saved log; `None`: there are brokers.
+    /// Returns the file of a saved log; `None`: the value is a list of brokers.
     pub fn saved_log(&self) -> Option<&Path> {
         self.saved.as_deref()
     }
 
-    /// Whether what entries begin with is the protocol by which the brokers are talked to.
+    /// Checks that every entry with a protocol names `protocol`, the configured one.
     ///
     /// # Errors
-    /// Another one; the error completes the sentence "`key` …".
+    /// An entry names another protocol. The error completes the sentence "`key` …".
     pub fn check_protocol(&self, protocol: SecurityProtocol) -> Result<(), String> {
-        match self.protocols.iter().find(|(said, _)| *said != protocol) {
+        match self.protocols.iter().find(|(named, _)| *named != protocol) {
             None => Ok(()),
-            Some((said, address)) => Err(format!(
-                "has \"{}://{address}\", but kafka.security.protocol is {protocol}: write {address}, and set kafka.security.protocol \
-                 to {said} if the brokers are talked to by that",
-                said.as_str().to_ascii_uppercase()
+            Some((named, address)) => Err(format!(
+                "has \"{}://{address}\", but kafka.security.protocol is {protocol}: write {address}, and set \
+                 kafka.security.protocol to {named} if the brokers use that protocol",
+                named.as_str().to_ascii_uppercase()
             )),
         }
     }
@@ -250,8 +251,8 @@ impl Brokers {
 impl FromStr for Brokers {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix(SAVED) {
-            let path = decoded_path(path).ok().filter(|path| path.is_absolute());
+        if let Some(path) = text.strip_prefix(SAVED_LOG_SCHEME) {
+            let path = percent_decode_path(path).ok().filter(|path| path.is_absolute());
             let path = path.ok_or("has a saved log without an absolute path: write file:///path/log.jsonl")?;
             return Ok(Brokers { list: text.to_owned(), protocols: Vec::new(), saved: Some(path) });
         }
@@ -260,7 +261,7 @@ impl FromStr for Brokers {
             let protocol = entry.split_once("://").and_then(|(protocol, address)| {
                 Some((protocol.to_ascii_lowercase().parse::<SecurityProtocol>().ok()?, address))
             });
-            let address = BROKERS.entry(protocol.map_or(entry, |(_, address)| address));
+            let address = BROKERS.parse_entry(protocol.map_or(entry, |(_, address)| address));
             let address = address.map_err(|error| error.to_string())?.to_string();
             protocols.extend(protocol.map(|(protocol, _)| (protocol, address.clone())));
             list.push(address);
@@ -269,12 +270,12 @@ impl FromStr for Brokers {
     }
 }
 
-/// The name of a topic, as Kafka allows it.
+/// The name of a topic: at most 249 letters, digits, `.`, `_` and `-`, as Kafka allows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TopicName(String);
 
 impl TopicName {
-    /// The name.
+    /// Returns the name of the topic.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -298,15 +299,15 @@ impl FromStr for TopicName {
     }
 }
 
-/// Text that is never shown.
+/// A secret text; its `Debug` output is `(redacted)`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Refuses what can be none: nothing, and several lines (a file that was meant for something else).
+    /// Checks that the text can be a secret: not empty, and one line (several lines are a file for another purpose).
     ///
     /// # Errors
-    /// What is wrong, without the text.
+    /// Names the problem without the text.
     pub(super) fn new(text: &str) -> Result<Self, &'static str> {
         match text {
             "" => Err("is empty"),
@@ -315,7 +316,7 @@ impl Secret {
         }
     }
 
-    /// What it is.
+    /// Returns the secret text, for the client that logs in.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -328,19 +329,19 @@ impl fmt::Debug for Secret {
 }
 
 impl SettingType for Secret {
-    const KIND: Kind = Kind::Text;
+    const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
         let text = value.as_str().ok_or("must be text, and not empty")?;
         Secret::new(text).map_err(|problem| format!("must be text, but {problem}"))
     }
 }
 
-/// A filter of log records.
+/// A filter of log records: a level, or levels by module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(String);
 
 impl LogFilter {
-    /// The filter, as `tracing_subscriber::EnvFilter` takes it.
+    /// Returns the filter as `tracing_subscriber::EnvFilter` takes it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -356,25 +357,25 @@ impl FromStr for LogFilter {
     }
 }
 
-/// librdkafka properties that are passed through. Its `Debug` shows no secret.
+/// Properties that are passed through to librdkafka. The `Debug` output shows no value.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Properties(BTreeMap<String, String>);
 
 impl Properties {
-    /// A property's value as librdkafka takes it; `None`: it is neither text nor number nor boolean.
-    pub(super) fn text(value: &Value) -> Option<String> {
+    /// Formats the value of a property as librdkafka takes it; `None`: not a text, a number or a boolean.
+    pub(super) fn value_text(value: &Value) -> Option<String> {
         match value {
             Value::Dict(..) | Value::Array(..) | Value::Empty(..) => None,
-            _ => Some(value.as_str().map_or_else(|| shown(value), str::to_owned)),
+            _ => Some(value.as_str().map_or_else(|| quoted(value), str::to_owned)),
         }
     }
 
-    /// Name and value of each, in the order of the names.
+    /// Returns the name and the value of each property, in the order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// The value of a property.
+    /// Returns the value of a property.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
@@ -382,16 +383,16 @@ impl Properties {
 
 impl fmt::Debug for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Which of them is a secret cannot be told by the name: it may be misspelt.
+        // Every value is hidden: a misspelt name does not show that its value is a secret.
         f.debug_map().entries(self.iter().map(|(name, _)| (name, "(redacted)"))).finish()
     }
 }
 
 impl SettingType for Properties {
-    const KIND: Kind = Kind::Table;
+    const KIND: ValueKind = ValueKind::Table;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
         let table = value.as_dict().ok_or("must be a table of text by name")?;
-        let pairs = table.iter().map(|(name, value)| Some((name.clone(), Self::text(value)?)));
+        let pairs = table.iter().map(|(name, value)| Some((name.clone(), Self::value_text(value)?)));
         pairs.collect::<Option<_>>().map(Properties).ok_or_else(|| "must be a table of text by name".to_owned())
     }
     fn absent() -> Option<Self> {
@@ -404,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_url_is_what_can_be_opened_and_errors_hide_what_may_be_a_password() {
+    fn a_bad_store_url_is_refused_without_showing_a_password() {
         let parse = |url: &str| StoreUrl::parse(&Value::from(url), None);
         assert_eq!(parse("fjall:///data/utxo"), Ok(StoreUrl::fjall("/data/utxo")));
         for bad in ["fjall://relative", "fjall:///", "fjall:///a%2", "fjall:///a?cash_mib=2", "memory://x"] {
@@ -431,12 +432,12 @@ mod tests {
     }
 
     #[test]
-    fn an_address_to_listen_on_is_a_number_with_a_port() {
+    fn an_address_to_listen_on_is_an_ip_address_with_a_port() {
         let parse = |text: &str| SocketAddr::parse(&Value::from(text), None);
         for good in ["127.0.0.1:0", "[::1]:9464", "0.0.0.0:65535"] {
             assert_eq!(parse(good).map(|address| address.to_string()).as_deref(), Ok(good));
         }
-        for (bad, says) in [
+        for (bad, expected) in [
             ("localhost:9000", "write 127.0.0.1:9000"),
             (":9464", "write 127.0.0.1:9464"),
             ("", "write 127.0.0.1:9464"),
@@ -446,12 +447,12 @@ mod tests {
             ("http://127.0.0.1:80", "write 127.0.0.1:80"),
         ] {
             let error = parse(bad).unwrap_err();
-            assert!(error.contains(says), "{bad}: {error}");
+            assert!(error.contains(expected), "{bad}: {error}");
         }
     }
 
     #[test]
-    fn topic_names_are_kafkas() {
+    fn topic_names_follow_the_rules_of_kafka() {
         assert!("utxo.validated-txs_2".parse::<TopicName>().is_ok());
         for bad in ["", ".", "..", "a/b", "ü", &"x".repeat(250)] {
             assert!(bad.parse::<TopicName>().is_err(), "{bad:?}");
@@ -459,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_of_a_property_is_shown() {
+    fn debug_output_hides_the_values_of_properties() {
         let properties = Properties(
             [("sasl.password", "hunter2"), ("SSL.KEY.PEM", "hunter2"), ("sasl.pasword", "hunter2")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))

@@ -1,18 +1,18 @@
-//! [`AerospikeEngine`]: the state's home in production.
+//! [`AerospikeEngine`]: records in an Aerospike namespace.
 //!
-//! | file | what it does |
+//! | file | content |
 //! |---|---|
-//! | `batch` | a call of `apply`: rows grouped by record, each group taken through its steps |
-//! | `native` | the operations that one request does, behind a packed filter expression |
-//! | `rewrite` | every operation through the pure function, written by compare-and-set |
+//! | `batch` | one call of `apply`: rows grouped by record, each group taken through its steps |
+//! | `native` | operations that one request does, behind a packed filter expression |
+//! | `rewrite` | every operation through the pure function, written by generation |
 //! | `bins`, `packed`, `names`, `keys` | records and keys as the server stores them |
 //! | `template` | expressions that are packed once, with holes |
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
-//! | `checks`, `info` | what must be true of a cluster before it is used |
-//! | `incarnation` | whether a node has restarted since |
-//! | `connection`, `settings`, `errors` | reaching it, and what its errors let the caller do |
+//! | `checks`, `info` | checks of a cluster before it is used |
+//! | `incarnation` | the identity of the running nodes |
+//! | `connection`, `settings`, `errors` | connecting to a cluster, and the classes of its errors |
 //!
-//! This is the only place that names the client.
+//! Only this module uses the client library `aerospike`.
 
 mod batch;
 mod bins;
@@ -42,100 +42,101 @@ use std::{
 use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, ResultCode};
 use async_trait::async_trait;
 
-use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, local::closed};
+use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, local::closed_error};
 use crate::record::{Key, Outcome, Record, Rules};
-use errors::{Sent, damaged, engine_error};
-use incarnation::Lives;
-use keys::Place;
-use native::Natives;
+use errors::{RequestKind, damaged, engine_error};
+use incarnation::IncarnationTracker;
+use keys::StoreLocation;
+use native::NativeOperations;
 use settings::Policies;
 
 pub use connection::OpenAerospikeError;
 pub use settings::{Access, AerospikeSettings};
 
-/// Records read by one request.
+/// Records that one read request asks for, at most.
 const READ_ROWS: usize = 256;
 
 /// A store in an Aerospike namespace.
 pub struct AerospikeEngine {
-    inner: Inner,
+    cluster: ConnectedCluster,
     closed: AtomicBool,
 }
 
-/// What every request needs.
-struct Inner {
+/// The client, with the state that every request shares.
+struct ConnectedCluster {
     client: Arc<Client>,
     rules: Rules,
-    place: Place,
+    location: StoreLocation,
     policies: Policies,
-    natives: Natives,
-    may_forget: Duration,
-    lives: Lives,
-    /// Where the jitter of calls starts: another place in each process.
-    seed: u64,
+    natives: NativeOperations,
+    loss_window: Duration,
+    incarnations: IncarnationTracker,
+    /// Start of the jitter of calls; the process id keeps two processes from the same sequence.
+    jitter_seed: u64,
     calls: AtomicU64,
-    work: Counters,
+    counters: GroupCounters,
 }
 
-/// How often each way was gone, in groups of rows on one record.
+/// Counts of groups (rows on one record), by the way that they took.
 #[derive(Default)]
-struct Counters {
+struct GroupCounters {
     native: AtomicU64,
     refused: AtomicU64,
-    unread: AtomicU64,
-    read: AtomicU64,
-    lost: AtomicU64,
+    blind_writes: AtomicU64,
+    reads: AtomicU64,
+    lost_races: AtomicU64,
 }
 
-/// What the operations of an engine came to, in groups of rows on one record.
+/// Counts of groups (rows on one record) since the engine was opened, by the way that they took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Work {
-    /// Done by one request, without a read.
+pub struct GroupCounts {
+    /// Groups done by one native request, without a read.
     pub native: u64,
-    /// Refused by a filter, or there although taken to be absent, and so looked at.
+    /// Groups that a filter refused, or blind writes that met an existing record. The record was read next.
     pub refused: u64,
-    /// Written on the assumption that the record was absent, which it was.
-    pub unread: u64,
-    /// Read, and given to the pure function.
-    pub read: u64,
-    /// Written too late: somebody else had changed the record since it was read.
-    pub lost: u64,
+    /// Groups written without a read on the assumption, which was right, that the record was absent.
+    pub blind_writes: u64,
+    /// Records read in order to apply the pure function.
+    pub reads: u64,
+    /// Writes refused because another writer had changed the record since the read.
+    pub lost_races: u64,
 }
 
 impl AerospikeEngine {
-    /// Connects, checks the cluster and sees to it that the secondary indexes are there and ready.
+    /// Connects, checks the cluster, and creates the secondary indexes that are missing. Returns once all indexes can
+    /// be queried.
     ///
     /// # Errors
-    /// See [`OpenAerospikeError`]; each says in one line what to do.
+    /// See [`OpenAerospikeError`]; each error says in one line what to do.
     pub async fn open(settings: &AerospikeSettings, rules: Rules) -> Result<Self, OpenAerospikeError> {
         let client = Arc::new(connection::connect(settings).await?);
         let policies = Policies::new(settings);
         let checked = checks::check(&client, settings, &policies).await?;
-        let inner = Inner {
+        let cluster = ConnectedCluster {
             client,
             rules,
-            place: Place::new(&settings.namespace, &settings.set),
+            location: StoreLocation::new(&settings.namespace, &settings.set),
             policies,
-            natives: Natives::new(&rules),
-            may_forget: checked.may_forget,
-            lives: Lives::default(),
-            seed: u64::from(std::process::id()) << 32,
+            natives: NativeOperations::new(&rules),
+            loss_window: checked.loss_window,
+            incarnations: IncarnationTracker::default(),
+            jitter_seed: u64::from(std::process::id()) << 32,
             calls: AtomicU64::new(0),
-            work: Counters::default(),
+            counters: GroupCounters::default(),
         };
-        Ok(AerospikeEngine { inner, closed: AtomicBool::new(false) })
+        Ok(AerospikeEngine { cluster, closed: AtomicBool::new(false) })
     }
 
-    /// What there was to do so far.
-    pub fn work(&self) -> Work {
-        let Counters { native, refused, unread, read, lost } = &self.inner.work;
-        let [native, refused, unread, read, lost] =
-            [native, refused, unread, read, lost].map(|counter| counter.load(Ordering::Relaxed));
-        Work { native, refused, unread, read, lost }
+    /// Returns the counts since the engine was opened.
+    pub fn group_counts(&self) -> GroupCounts {
+        let GroupCounters { native, refused, blind_writes, reads, lost_races } = &self.cluster.counters;
+        let [native, refused, blind_writes, reads, lost_races] =
+            [native, refused, blind_writes, reads, lost_races].map(|counter| counter.load(Ordering::Relaxed));
+        GroupCounts { native, refused, blind_writes, reads, lost_races }
     }
 
-    fn open_inner(&self, operation: &'static str) -> Result<&Inner, EngineError> {
-        if self.closed.load(Ordering::Acquire) { Err(closed(operation, "any")) } else { Ok(&self.inner) }
+    fn require_open(&self, operation: &'static str) -> Result<&ConnectedCluster, EngineError> {
+        if self.closed.load(Ordering::Acquire) { Err(closed_error(operation, "any")) } else { Ok(&self.cluster) }
     }
 }
 
@@ -146,34 +147,34 @@ impl RecordEngine for AerospikeEngine {
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
-        match self.open_inner("apply") {
-            Ok(inner) => inner.apply(rows).await,
+        match self.require_open("apply") {
+            Ok(cluster) => cluster.apply(rows).await,
             Err(error) => vec![Err(error); rows.len()],
         }
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        let inner = match self.open_inner("read") {
-            Ok(inner) => inner,
+        let cluster = match self.require_open("read") {
+            Ok(cluster) => cluster,
             Err(error) => return vec![Err(error); keys.len()],
         };
         let mut records = Vec::with_capacity(keys.len());
         for keys in keys.chunks(READ_ROWS) {
-            records.extend(inner.read(keys).await);
+            records.extend(cluster.read(keys).await);
         }
         records
     }
 
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.open_inner("query")?.query(index, from, to, limit).await
+        self.require_open("query")?.query(index, from, to, limit).await
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.open_inner("scan")?.scan(set, cursor, limit).await
+        self.require_open("scan")?.scan(set, cursor, limit).await
     }
 
-    fn may_forget(&self) -> Duration {
-        self.inner.may_forget
+    fn loss_window(&self) -> Duration {
+        self.cluster.loss_window
     }
 
     fn may_lose_parts(&self) -> bool {
@@ -181,28 +182,28 @@ impl RecordEngine for AerospikeEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        let Inner { client, policies, place, lives, .. } = self.open_inner("incarnation")?;
-        lives.ask(client, &policies.admin, &place.namespace).await
+        let ConnectedCluster { client, policies, location, incarnations, .. } = self.require_open("incarnation")?;
+        incarnations.read(client, &policies.admin, &location.namespace).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let ended = self.inner.client.close().await;
-        ended.map_err(|error| engine_error("close", "store", &error, Sent::Read))
+        let closed = self.cluster.client.close().await;
+        closed.map_err(|error| engine_error("close", "store", &error, RequestKind::Read))
     }
 }
 
-impl Inner {
+impl ConnectedCluster {
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         let policy = BatchReadPolicy::default();
-        let row = |key| Ok(BatchOperation::read(&policy, self.place.server_key(key)?, Bins::All));
-        let rows: Result<Vec<BatchOperation>, ::aerospike::Error> = keys.iter().map(row).collect();
-        let mut rows = match rows {
+        let to_read = |key| Ok(BatchOperation::read(&policy, self.location.server_key(key)?, Bins::All));
+        let reads: Result<Vec<BatchOperation>, ::aerospike::Error> = keys.iter().map(to_read).collect();
+        let mut rows = match reads {
             Ok(rows) if rows.is_empty() => return Vec::new(),
             Ok(rows) => rows,
-            Err(error) => return vec![Err(engine_error("read", "any", &error, Sent::Read)); keys.len()],
+            Err(error) => return vec![Err(engine_error("read", "any", &error, RequestKind::Read)); keys.len()],
         };
         let failed = Box::pin(self.client.batch(&self.policies.batch, &mut rows)).await.err();
         let answers = keys.iter().zip(rows).map(|(key, row)| {
@@ -212,8 +213,8 @@ impl Inner {
             }
             match row.error().or(failed.as_ref()) {
                 Some(error) if error.server_result_code() == Some(ResultCode::KeyNotFoundError) => Ok(None),
-                Some(error) => Err(engine_error("read", key, error, Sent::Read)),
-                None => Err(damaged("read", key, "a read answered nothing")),
+                Some(error) => Err(engine_error("read", key, error, RequestKind::Read)),
+                None => Err(damaged("read", key, "the server returned neither a record nor an error")),
             }
         });
         answers.collect()

@@ -1,8 +1,8 @@
-//! One suite for every engine: what a [`RecordEngine`] does must be what [`crate::record::apply`] says.
+//! Conformance suite for every engine: the changes of a [`RecordEngine`] must equal those of [`crate::record::apply`].
 //!
-//! The checks are library code, so that the tests of each engine, and of engines with faults, run the same ones. They
-//! panic with a message that names what differed. A row that fails in a way that may be retried is sent again, so the
-//! suite also runs where replies get lost; such a row may also answer what a repeat answers.
+//! The checks are library code, so that the tests of each engine, and of engines with faults, run the same checks. A
+//! check panics with a message that names the difference. A retryable failure is retried, so that the suite also runs
+//! where replies get lost; a row that was retried may return the outcome of a repeated operation.
 
 pub(crate) mod fixtures;
 mod indexes;
@@ -16,16 +16,16 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use super::{EngineError, ErrorKind, RecordEngine, Row, Set};
 use crate::{
     record::{Key, Outcome, Record, Rules},
-    seeded::Seeded,
+    rng::SplitMix64,
 };
 
-/// What an engine under test must be opened with.
+/// Rules with which an engine under test must be opened.
 pub const RULES: Rules = Rules::main(288);
 
-/// A check by its name. Each uses keys of its own, so all may run on one engine, which must have been empty.
+/// A named check. Each check uses keys of its own, so that all can run on one engine, which must be empty before.
 #[derive(Clone, Copy)]
 pub struct Check {
-    /// What it checks.
+    /// Name of the check, which states the property.
     pub name: &'static str,
     run: fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
@@ -36,32 +36,32 @@ macro_rules! checks {
     };
 }
 
-/// All checks. The last closes the engine.
+/// All checks of the suite. The last check closes the engine.
 pub const CHECKS: &[Check] = checks![
     states::every_operation_in_every_state,
-    states::the_meta_record,
+    states::meta_record,
     states::command_records,
     states::sentinels,
     states::a_batch_of_a_thousand_mixed_rows,
-    states::an_empty_batch,
+    states::empty_batch,
     sequences::random_sequences,
     races::one_spender_wins,
     races::one_creator_wins,
     races::many_rows_on_one_key_in_one_batch,
     races::every_slot_of_a_busy_record,
-    races::what_was_acknowledged_is_read,
+    races::acknowledged_changes_are_read,
     indexes::order_range_and_limit,
-    indexes::entries_come_and_go,
-    scans::everything_exactly_once,
-    scans::sets_are_apart,
-    the_end::a_closed_engine_refuses,
+    indexes::entries_follow_the_record,
+    scans::each_record_exactly_once,
+    scans::sets_do_not_mix,
+    closing::a_closed_engine_refuses,
 ];
 
 impl Check {
-    /// Runs it.
+    /// Runs the check on an engine.
     ///
     /// # Panics
-    /// Where the engine does not conform.
+    /// If the engine does not conform.
     pub async fn run(&self, engine: Arc<dyn RecordEngine>) {
         (self.run)(Bench { engine, check: self.name }).await;
     }
@@ -70,49 +70,50 @@ impl Check {
 /// Runs every check on one engine, and closes it.
 ///
 /// # Panics
-/// Where the engine does not conform.
+/// If the engine does not conform.
 pub async fn run(engine: Arc<dyn RecordEngine>) {
     for check in CHECKS {
         check.run(engine.clone()).await;
     }
 }
 
-/// A random operation on one of the records of a family; `number` picks the record and its kind, `step` counts up. The
-/// same numbers give the same rows to every engine.
-pub fn random_row(seeded: &mut Seeded, family: &str, number: u64, step: u64) -> Row {
-    sequences::row(seeded, fixtures::txid_of(family, number), number, step)
+/// Draws a random operation on one of the records of a family. `number` picks the record and its kind, `step` counts
+/// up. Equal numbers give equal rows to every engine.
+pub fn random_row(rng: &mut SplitMix64, family: &str, number: u64, step: u64) -> Row {
+    sequences::row(rng, fixtures::txid_of(family, number), number, step)
 }
 
-/// How often a row is sent before the engine is held to be broken, and how long to wait in between.
+/// Number of attempts after which a failing engine counts as broken.
 const ATTEMPTS: usize = 1_000;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Rows that go to an engine at once.
+/// Largest number of rows or keys in one call of an engine.
 const BATCH: usize = 1_000;
 
-/// An engine under test, as a check sees it.
+/// An engine under test with the name of the running check.
 #[derive(Clone)]
 struct Bench {
     engine: Arc<dyn RecordEngine>,
     check: &'static str,
 }
 
-/// What an engine answered to a row.
+/// An engine's answer to a row.
 #[derive(Debug, Clone)]
 struct Answer {
     outcome: Outcome,
-    /// An earlier attempt may have been done, and only its reply lost.
-    repeated: bool,
+    /// An earlier attempt may have taken effect with its reply lost.
+    is_retry: bool,
 }
 
 impl Answer {
-    /// Whether this is what the pure function says, of the row or, where it may have been done before, of its repeat.
-    fn is(&self, expected: &Outcome, of_repeat: &Outcome) -> bool {
-        self.outcome == *expected || (self.repeated && self.outcome == *of_repeat)
+    /// Returns whether the answer is the outcome of the pure function: of the row, or after a retry of the repeated
+    /// row.
+    fn matches(&self, expected: &Outcome, of_repeat: &Outcome) -> bool {
+        self.outcome == *expected || (self.is_retry && self.outcome == *of_repeat)
     }
 }
 
 impl Bench {
-    /// A transaction of this check's own.
+    /// Returns the id of a transaction that only this check uses.
     fn txid(&self, number: u64) -> crate::tx::Txid {
         fixtures::txid_of(self.check, number)
     }
@@ -128,7 +129,7 @@ impl Bench {
 
     async fn apply_batch(&self, rows: &[Row]) -> Vec<Answer> {
         let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
-        let mut repeated = vec![false; rows.len()];
+        let mut is_retry = vec![false; rows.len()];
         for _ in 0..ATTEMPTS {
             let open: Vec<usize> = (0..rows.len()).filter(|row| answers[*row].is_none()).collect();
             if open.is_empty() {
@@ -139,8 +140,8 @@ impl Bench {
             assert_eq!(results.len(), batch.len(), "{}: one answer a row", self.check);
             for (row, result) in open.into_iter().zip(results) {
                 match result {
-                    Ok(outcome) => answers[row] = Some(Answer { outcome, repeated: repeated[row] }),
-                    Err(error) if error.may_be_retried() => repeated[row] |= error.kind == ErrorKind::Unknown,
+                    Ok(outcome) => answers[row] = Some(Answer { outcome, is_retry: is_retry[row] }),
+                    Err(error) if error.may_be_retried() => is_retry[row] |= error.kind == ErrorKind::Unknown,
                     Err(error) => panic!("{}: {:?}: {error}", self.check, rows[row]),
                 }
             }
@@ -158,7 +159,7 @@ impl Bench {
         self.apply(&[row]).await.remove(0)
     }
 
-    /// Applies rows that must all be done.
+    /// Applies rows and panics unless every outcome is `Applied` or `AlreadyApplied`.
     async fn must_apply(&self, rows: &[Row]) {
         for (row, answer) in rows.iter().zip(self.apply(rows).await) {
             assert!(answer.outcome.is_done(), "{}: {row:?} was {:?}", self.check, answer.outcome);
@@ -168,7 +169,7 @@ impl Bench {
     async fn read(&self, keys: &[Key]) -> Vec<Option<Record>> {
         let mut records = Vec::with_capacity(keys.len());
         for batch in keys.chunks(BATCH) {
-            let results = self.retried("read", || all_of(self.engine.read(batch))).await;
+            let results = self.retry("read", || collect_results(self.engine.read(batch))).await;
             assert_eq!(results.len(), batch.len(), "{}: one answer a key", self.check);
             records.extend(results);
         }
@@ -179,11 +180,11 @@ impl Bench {
         self.read(&[key]).await.remove(0)
     }
 
-    /// Everything of a set, page by page.
+    /// Returns all records of a set, read page by page.
     async fn scan(&self, set: Set, limit: usize) -> Vec<(Key, Record)> {
         let (mut records, mut cursor) = (Vec::new(), None);
         loop {
-            let page = self.retried("scan", || self.engine.scan(set, cursor.clone(), limit)).await;
+            let page = self.retry("scan", || self.engine.scan(set, cursor.clone(), limit)).await;
             records.extend(page.records);
             cursor = page.next;
             if cursor.is_none() {
@@ -192,12 +193,12 @@ impl Bench {
         }
     }
 
-    /// Keys that an index has in a range, ascending.
+    /// Returns the keys of an index in a range, ascending by value.
     async fn query(&self, index: super::Index, from: u64, to: u64, limit: usize) -> Vec<Key> {
-        self.retried("query", || self.engine.query(index, from, to, limit)).await
+        self.retry("query", || self.engine.query(index, from, to, limit)).await
     }
 
-    async fn retried<T, F: Future<Output = Result<T, EngineError>>>(
+    async fn retry<T, F: Future<Output = Result<T, EngineError>>>(
         &self,
         what: &str,
         mut attempt: impl FnMut() -> F,
@@ -213,13 +214,13 @@ impl Bench {
     }
 }
 
-async fn all_of(
+async fn collect_results(
     results: impl Future<Output = Vec<Result<Option<Record>, EngineError>>>,
 ) -> Result<Vec<Option<Record>>, EngineError> {
     results.await.into_iter().collect()
 }
 
-mod the_end {
+mod closing {
     use super::{
         super::{ErrorKind, Index, Set},
         Bench, fixtures,
@@ -230,7 +231,7 @@ mod the_end {
         let row = fixtures::create(fixtures::page_of(bench.txid(0), 1));
         bench.must_apply(std::slice::from_ref(&row)).await;
         for _ in 0..2 {
-            bench.engine.close().await.expect("closing, also what is closed");
+            bench.engine.close().await.expect("closing an open and a closed engine");
         }
         let engine = &bench.engine;
         let errors = [

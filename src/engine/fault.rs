@@ -1,5 +1,5 @@
-//! [`FaultEngine`]: an engine that fails as networks and databases do, by chance or by script, the same way for the
-//! same seed. All faults are off by default.
+//! [`FaultEngine`]: an engine that fails as networks and databases do, by chance or by script. The same seed gives the
+//! same faults; all faults are off by default.
 
 use std::{
     collections::BTreeMap,
@@ -19,134 +19,134 @@ use super::{
 use crate::{
     clock::Clock,
     record::{Key, Outcome, Record},
-    seeded::Seeded,
+    rng::SplitMix64,
 };
 
-/// What can happen to one call of `apply`.
+/// Fault that strikes one call of `apply`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// It never arrives: `Retryable`, nothing is done.
+pub enum EngineFault {
+    /// The call never arrives: no row is applied, the answers are `Retryable`.
     LostRequest,
-    /// All is done, and the answer gets lost: `Unknown`.
+    /// All rows are applied and the reply is lost: the answers are `Unknown`.
     LostReply,
-    /// The answer is `Unknown` at once, and all is done later: a write that a timeout gave up too early.
-    Late(Late),
-    /// Each row is done or not, by chance, and all answers are `Unknown`.
+    /// The answers are `Unknown` at once and the rows are applied later: a write that outlives its timeout.
+    Late(WriteDelay),
+    /// Each row is applied or not, by chance; all answers are `Unknown`.
     HalfApplied,
-    /// Each row is refused as `Retryable` by chance, at least one; the others are done and answered.
+    /// By chance some rows, at least one, are refused as `Retryable`; the others are applied and answered.
     KeyBusy,
-    /// It is done twice, as a network does that repeats packets; the first answer counts.
+    /// The rows are applied twice, as by a network that duplicates packets; the first answers count.
     Repeated,
-    /// It is done and answered, and then a node restarts and forgets what it had acknowledged within
-    /// [`may_forget`](RecordEngine::may_forget). Only over an engine that can (see [`FaultEngine::forgetful`]).
-    Forgets,
+    /// The rows are applied and answered, then a node restarts and loses changes that it acknowledged within
+    /// [`loss_window`](RecordEngine::loss_window). Needs [`FaultEngine::with_restarts`].
+    NodeRestart,
 }
 
-impl Fault {
-    /// What counts call it.
+impl EngineFault {
+    /// Returns the name of the fault in [`FaultEngine::injected_by_kind`].
     pub fn name(self) -> &'static str {
         match self {
-            Fault::LostRequest => "lost request",
-            Fault::LostReply => "lost reply",
-            Fault::Late(_) => "late write",
-            Fault::HalfApplied => "half applied",
-            Fault::KeyBusy => "key busy",
-            Fault::Repeated => "repeated write",
-            Fault::Forgets => "node forgets",
+            EngineFault::LostRequest => "lost request",
+            EngineFault::LostReply => "lost reply",
+            EngineFault::Late(_) => "late write",
+            EngineFault::HalfApplied => "half applied",
+            EngineFault::KeyBusy => "key busy",
+            EngineFault::Repeated => "repeated write",
+            EngineFault::NodeRestart => "node forgets",
         }
     }
 }
 
-/// When a late write is done: with the first call (of any kind) at which it is due.
+/// Delay of a late write: the rows are applied at the first call of any kind after the delay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Late {
-    /// After this many more calls of `apply`.
+pub enum WriteDelay {
+    /// Number of further calls of `apply`.
     Calls(u64),
-    /// After this long on tokio's clock.
+    /// Time on tokio's clock.
     Time(Duration),
 }
 
-/// How often each fault happens by itself: probabilities a call of `apply`, tried in this order, at most one a call.
+/// Probability of each fault per call of `apply`, drawn in the order of the fields; at most one fault strikes a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Faults {
-    /// See [`Fault::LostRequest`].
+pub struct EngineFaults {
+    /// Probability of [`EngineFault::LostRequest`] per call.
     pub lost_request: f64,
-    /// See [`Fault::LostReply`].
+    /// Probability of [`EngineFault::LostReply`] per call.
     pub lost_reply: f64,
-    /// See [`Fault::Late`].
+    /// Probability of [`EngineFault::Late`] per call.
     pub late: f64,
-    /// A late write is done after at most this many more calls of `apply`.
+    /// Largest number of calls of `apply` before a late write is applied.
     pub late_within_calls: u64,
-    /// See [`Fault::HalfApplied`].
+    /// Probability of [`EngineFault::HalfApplied`] per call.
     pub half_applied: f64,
-    /// See [`Fault::KeyBusy`].
+    /// Probability of [`EngineFault::KeyBusy`] per call.
     pub key_busy: f64,
-    /// See [`Fault::Repeated`].
+    /// Probability of [`EngineFault::Repeated`] per call.
     pub repeated: f64,
-    /// See [`Fault::Forgets`]; how much is lost, and of which records, is by chance.
-    pub forgets: f64,
-    /// By chance it happens at most so often: a store whose nodes restart all the time commits nothing.
-    pub forgets_at_most: u64,
-    /// A read, query or scan fails as `Retryable`.
+    /// Probability of [`EngineFault::NodeRestart`]; the lost changes and their records are random.
+    pub node_restart: f64,
+    /// Largest number of random restarts, because no offset becomes durable while nodes restart all the time.
+    pub max_node_restarts: u64,
+    /// Probability that a read, query or scan fails as `Retryable`.
     pub failed_read: f64,
-    /// Any call takes longer, whatever else happens to it.
+    /// Probability that a call of any kind is delayed, in addition to any other fault.
     pub delayed: f64,
-    /// By at most this much, on tokio's clock.
+    /// Longest delay, on tokio's clock.
     pub delay_within: Duration,
-    /// What brings a body of more bytes than this is answered [`ErrorKind::TooBig`], as by a server that bounds its records; the
-    /// rest of its batch goes through. No matter of chance.
+    /// Largest body in bytes. A row with a larger body is always refused as [`ErrorKind::TooBig`], as by a server with
+    /// a record size limit; the other rows of its batch are applied.
     pub longest_body: Option<u64>,
 }
 
-/// A decorator around any engine.
+/// A decorator that injects faults into any engine.
 pub struct FaultEngine {
     inner: Arc<dyn RecordEngine>,
-    nodes: Option<Nodes>,
-    state: Mutex<State>,
+    nodes: Option<RestartableNodes>,
+    state: Mutex<EngineFaultState>,
     closed: AtomicBool,
 }
 
 /// The engine below as one whose nodes restart.
-struct Nodes {
+struct RestartableNodes {
     engine: Arc<MemoryEngine>,
     clock: Clock,
 }
 
-struct State {
-    seeded: Seeded,
-    faults: Faults,
-    script: BTreeMap<u64, Fault>,
+struct EngineFaultState {
+    rng: SplitMix64,
+    faults: EngineFaults,
+    script: BTreeMap<u64, EngineFault>,
     calls: u64,
     injected: BTreeMap<&'static str, u64>,
     late: Vec<LateWrite>,
 }
 
 struct LateWrite {
-    due: Due,
+    due: DueTime,
     rows: Vec<Row>,
 }
 
 #[derive(Clone, Copy)]
-enum Due {
+enum DueTime {
     Call(u64),
     At(Instant),
 }
 
-/// What is decided about a call before it is made, so that the order of chances is that of the calls.
-struct Plan {
+/// Random choices for one call. They are drawn before the call, so that the draws have the order of the calls.
+struct CallPlan {
     due: Vec<Vec<Row>>,
     delay: Option<Duration>,
-    fault: Option<Fault>,
-    /// By row, for the faults that strike some of them.
+    fault: Option<EngineFault>,
+    /// Rows that the fault strikes, for faults that strike single rows.
     strikes: Vec<bool>,
 }
 
 impl FaultEngine {
-    /// `inner` with no faults yet.
+    /// Wraps `inner` without any faults yet.
     pub fn new(inner: Arc<dyn RecordEngine>, seed: u64) -> Self {
-        let state = State {
-            seeded: Seeded::new(seed),
-            faults: Faults::default(),
+        let state = EngineFaultState {
+            rng: SplitMix64::new(seed),
+            faults: EngineFaults::default(),
             script: BTreeMap::new(),
             calls: 0,
             injected: BTreeMap::new(),
@@ -155,73 +155,74 @@ impl FaultEngine {
         FaultEngine { inner, nodes: None, state: Mutex::new(state), closed: AtomicBool::new(false) }
     }
 
-    /// An engine whose nodes can restart and forget. `engine` must have been made with
-    /// [`MemoryEngine::forgetful`] and this `clock`.
-    pub fn forgetful(engine: Arc<MemoryEngine>, clock: Clock, seed: u64) -> Self {
+    /// Wraps an engine whose nodes can restart and lose changes. `engine` must come from
+    /// [`MemoryEngine::with_loss_window`] with the same `clock`.
+    pub fn with_restarts(engine: Arc<MemoryEngine>, clock: Clock, seed: u64) -> Self {
         FaultEngine::new(engine.clone(), seed).on(engine, clock)
     }
 
-    /// The same, where something else lies between this decorator and the engine whose nodes restart.
+    /// Names the engine whose nodes restart, if another decorator lies between this one and that engine.
     pub fn on(self, engine: Arc<MemoryEngine>, clock: Clock) -> Self {
-        FaultEngine { nodes: Some(Nodes { engine, clock }), ..self }
+        FaultEngine { nodes: Some(RestartableNodes { engine, clock }), ..self }
     }
 
-    /// The same, with these faults by chance.
-    pub fn with(self, faults: Faults) -> Self {
+    /// Returns the engine with these probabilities of faults.
+    pub fn with(self, faults: EngineFaults) -> Self {
         self.set(faults);
         self
     }
 
-    /// Faults by chance from now on; `Faults::default()` heals the engine, but for late writes that are still due.
-    pub fn set(&self, faults: Faults) {
+    /// Sets the probabilities of faults from now on. The default value ends random faults; late writes that are due
+    /// later are still applied.
+    pub fn set(&self, faults: EngineFaults) {
         self.state().faults = faults;
     }
 
-    /// The `k`-th call of `apply` from now on (1 is the next) meets this fault, whatever chance says.
-    pub fn fail_at(&self, k: u64, fault: Fault) {
+    /// Strikes the `k`-th call of `apply` from now on (1 is the next) with this fault, instead of a random one.
+    pub fn fail_at(&self, k: u64, fault: EngineFault) {
         let mut state = self.state();
         let call = state.calls + k;
         state.script.insert(call, fault);
     }
 
-    /// Calls of `apply` so far.
+    /// Returns the number of calls of `apply` so far.
     pub fn calls(&self) -> u64 {
         self.state().calls
     }
 
-    /// Faults so far, delays not counted.
+    /// Returns the number of faults so far; delays do not count.
     pub fn injected(&self) -> u64 {
         self.state().injected.values().sum()
     }
 
-    /// How often each fault has struck.
+    /// Returns how often each fault has struck, by [`EngineFault::name`].
     pub fn injected_by_kind(&self) -> BTreeMap<&'static str, u64> {
         self.state().injected.clone()
     }
 
-    /// The nodes that hold the records of `lost` restart now: what they acknowledged within `period` is gone, and so is what
-    /// was on its way to them. Answers how many changes were lost; `None`: the engine below cannot forget.
-    pub fn forget(&self, period: Duration, lost: impl Fn(&Key) -> bool) -> Option<usize> {
+    /// Restarts the nodes that hold the records of `lost`: changes acknowledged within `period` are lost, and so are
+    /// late writes to these records. Returns the number of lost changes; `None`: the engine below cannot lose changes.
+    pub fn restart_nodes(&self, period: Duration, lost: impl Fn(&Key) -> bool) -> Option<usize> {
         let nodes = self.nodes.as_ref()?;
         for late in &mut self.state().late {
             late.rows.retain(|row| !lost(&row.key));
         }
         let since_ms = nodes.clock.now_ms().saturating_sub(period.as_millis() as u64);
-        Some(nodes.engine.forget_since(since_ms, lost))
+        Some(nodes.engine.lose_changes_since(since_ms, lost))
     }
 
-    /// One node of one to three restarts, and forgets the last part of what it may.
-    fn forget_by_chance(&self) {
+    /// Restarts a random node of one to three; the node loses a random part of its loss window.
+    fn restart_a_node(&self) {
         let (period, nodes, node, salt) = {
-            let random = &mut self.state().seeded;
-            let most = self.inner.may_forget().as_millis() as u64;
+            let random = &mut self.state().rng;
+            let most = self.inner.loss_window().as_millis() as u64;
             let nodes = 1 + random.below(3);
             (Duration::from_millis(1 + random.below(most)), nodes, random.below(nodes), random.below(u64::MAX))
         };
-        self.forget(period, |key| node_of(key, salt, nodes) == node);
+        self.restart_nodes(period, |key| assign_node(key, salt, nodes) == node);
     }
 
-    /// Does all late writes now, due or not, in the order in which they were sent.
+    /// Applies all late writes now, due or not, in the order in which they were sent.
     pub async fn deliver_late(&self) {
         let late = std::mem::take(&mut self.state().late);
         self.deliver(late.into_iter().map(|late| late.rows).collect()).await;
@@ -229,23 +230,23 @@ impl FaultEngine {
 
     async fn deliver(&self, batches: Vec<Vec<Row>>) {
         for rows in batches {
-            // Nobody waits for these answers any more.
+            // The callers of these writes have their answers already.
             drop(self.inner.apply(&rows).await);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EngineFaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What comes before anything but `apply`.
-    async fn before_read(&self, operation: &'static str, key: impl ToString) -> Result<(), EngineError> {
+    /// Delivers due late writes and draws the faults of a call other than `apply`.
+    async fn prepare_read(&self, operation: &'static str, key: impl ToString) -> Result<(), EngineError> {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
         let (due, delay, fails) = {
             let mut state = self.state();
-            let fails = state.chance(|faults| faults.failed_read);
+            let fails = state.draw(|faults| faults.failed_read);
             if fails {
                 state.count("failed read");
             }
@@ -253,63 +254,63 @@ impl FaultEngine {
         };
         self.deliver(due).await;
         wait(delay).await;
-        if fails { Err(error(operation, key, ErrorKind::Retryable, "request lost")) } else { Ok(()) }
+        if fails { Err(injected_error(operation, key, ErrorKind::Retryable, "request lost")) } else { Ok(()) }
     }
 
-    /// Which rows bring a body that is longer than is taken.
-    fn too_big(&self, rows: &[Row]) -> Vec<bool> {
+    /// Marks the rows whose body is larger than `longest_body`.
+    fn find_too_big(&self, rows: &[Row]) -> Vec<bool> {
         let mut state = self.state();
         let longest = state.faults.longest_body.unwrap_or(u64::MAX);
         let is_too_big = |row: &Row| row.operation.body().is_some_and(|body| body.size() > longest);
         let too_big: Vec<bool> = rows.iter().map(is_too_big).collect();
-        too_big.iter().filter(|is_so| **is_so).for_each(|_| state.count("too big"));
+        too_big.iter().filter(|row| **row).for_each(|_| state.count("too big"));
         too_big
     }
 
-    /// As [`apply`](RecordEngine::apply), of rows that are not too big.
+    /// Applies rows that are not too big, with at most one fault.
     async fn apply_fitting(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
-        let Plan { due, delay, fault, strikes } = self.state().plan(rows);
+        let CallPlan { due, delay, fault, strikes } = self.state().plan(rows);
         self.deliver(due).await;
         wait(delay).await;
         match fault {
             None => self.inner.apply(rows).await,
-            Some(Fault::LostRequest) => all(rows, ErrorKind::Retryable, "request lost"),
-            Some(Fault::LostReply) => {
+            Some(EngineFault::LostRequest) => refuse_all(rows, ErrorKind::Retryable, "request lost"),
+            Some(EngineFault::LostReply) => {
                 drop(self.inner.apply(rows).await);
-                all(rows, ErrorKind::Unknown, "reply lost")
+                refuse_all(rows, ErrorKind::Unknown, "reply lost")
             }
-            Some(Fault::Late(_)) => all(rows, ErrorKind::Unknown, "timed out"),
-            Some(Fault::HalfApplied) => {
-                drop(self.lose_some(rows, &strikes).await);
-                all(rows, ErrorKind::Unknown, "connection lost in the middle")
+            Some(EngineFault::Late(_)) => refuse_all(rows, ErrorKind::Unknown, "timed out"),
+            Some(EngineFault::HalfApplied) => {
+                drop(self.apply_not_struck(rows, &strikes).await);
+                refuse_all(rows, ErrorKind::Unknown, "connection lost in the middle")
             }
-            Some(Fault::KeyBusy) => self.lose_some(rows, &strikes).await,
-            Some(Fault::Repeated) => {
+            Some(EngineFault::KeyBusy) => self.apply_not_struck(rows, &strikes).await,
+            Some(EngineFault::Repeated) => {
                 let answers = self.inner.apply(rows).await;
                 drop(self.inner.apply(rows).await);
                 answers
             }
-            Some(Fault::Forgets) => {
+            Some(EngineFault::NodeRestart) => {
                 let answers = self.inner.apply(rows).await;
-                self.forget_by_chance();
+                self.restart_a_node();
                 answers
             }
         }
     }
 
-    async fn lose_some(&self, rows: &[Row], lost: &[bool]) -> Vec<Result<Outcome, EngineError>> {
-        let answers = self.inner.apply(&spared(rows, lost)).await;
-        among(rows, lost, answers, |row| error("apply", row.key, ErrorKind::Retryable, "key busy"))
+    async fn apply_not_struck(&self, rows: &[Row], struck: &[bool]) -> Vec<Result<Outcome, EngineError>> {
+        let answers = self.inner.apply(&rows_not_struck(rows, struck)).await;
+        merge_answers(rows, struck, answers, |row| injected_error("apply", row.key, ErrorKind::Retryable, "key busy"))
     }
 }
 
-/// The rows that nothing strikes.
-fn spared(rows: &[Row], struck: &[bool]) -> Vec<Row> {
+/// Returns the rows that are not struck.
+fn rows_not_struck(rows: &[Row], struck: &[bool]) -> Vec<Row> {
     rows.iter().zip(struck).filter(|(_, struck)| !**struck).map(|(row, _)| row.clone()).collect()
 }
 
-/// The answers to those rows, with the others refused in between.
-fn among(
+/// Merges the answers to the rows that are not struck with refusals of the others, in the order of the rows.
+fn merge_answers(
     rows: &[Row],
     struck: &[bool],
     answers: Vec<Result<Outcome, EngineError>>,
@@ -320,8 +321,8 @@ fn among(
     rows.iter().zip(struck).map(|(row, struck)| if *struck { Err(refusal(row)) } else { answer(row) }).collect()
 }
 
-/// Which of so many nodes holds a record; `salt` deals the records anew.
-fn node_of(key: &Key, salt: u64, nodes: u64) -> u64 {
+/// Returns the number of the node that holds a record, of `nodes` nodes; `salt` varies the distribution.
+fn assign_node(key: &Key, salt: u64, nodes: u64) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&salt.to_le_bytes()).update(key.to_string().as_bytes());
     let digest = hasher.finalize();
@@ -334,87 +335,88 @@ async fn wait(delay: Option<Duration>) {
     }
 }
 
-impl State {
-    fn plan(&mut self, rows: &[Row]) -> Plan {
+impl EngineFaultState {
+    fn plan(&mut self, rows: &[Row]) -> CallPlan {
         self.calls += 1;
         let due = self.take_due();
         let delay = self.delay();
-        let by_chance = self.by_chance();
-        let fault = self.script.remove(&self.calls).or(by_chance).filter(|_| !rows.is_empty());
+        let drawn = self.draw_fault();
+        let fault = self.script.remove(&self.calls).or(drawn).filter(|_| !rows.is_empty());
         if let Some(fault) = fault {
             self.count(fault.name());
         }
         let mut strikes: Vec<bool> = match fault {
-            Some(Fault::HalfApplied | Fault::KeyBusy) => rows.iter().map(|_| self.seeded.chance(0.5)).collect(),
+            Some(EngineFault::HalfApplied | EngineFault::KeyBusy) => {
+                rows.iter().map(|_| self.rng.chance(0.5)).collect()
+            }
             _ => Vec::new(),
         };
-        if let (Some(Fault::KeyBusy), false) = (fault, strikes.contains(&true)) {
+        if let (Some(EngineFault::KeyBusy), false) = (fault, strikes.contains(&true)) {
             strikes[0] = true;
         }
-        if let Some(Fault::Late(late)) = fault {
+        if let Some(EngineFault::Late(late)) = fault {
             let due = match late {
-                Late::Calls(calls) => Due::Call(self.calls + calls),
-                Late::Time(time) => Due::At(Instant::now() + time),
+                WriteDelay::Calls(calls) => DueTime::Call(self.calls + calls),
+                WriteDelay::Time(time) => DueTime::At(Instant::now() + time),
             };
             self.late.push(LateWrite { due, rows: rows.to_vec() });
         }
-        Plan { due, delay, fault, strikes }
+        CallPlan { due, delay, fault, strikes }
     }
 
     fn count(&mut self, fault: &'static str) {
         *self.injected.entry(fault).or_default() += 1;
     }
 
-    fn by_chance(&mut self) -> Option<Fault> {
+    fn draw_fault(&mut self) -> Option<EngineFault> {
         let within = self.faults.late_within_calls;
-        if self.chance(|faults| faults.lost_request) {
-            Some(Fault::LostRequest)
-        } else if self.chance(|faults| faults.lost_reply) {
-            Some(Fault::LostReply)
-        } else if self.chance(|faults| faults.late) {
-            Some(Fault::Late(Late::Calls(1 + self.seeded.below(within))))
-        } else if self.chance(|faults| faults.half_applied) {
-            Some(Fault::HalfApplied)
-        } else if self.chance(|faults| faults.key_busy) {
-            Some(Fault::KeyBusy)
-        } else if self.chance(|faults| faults.repeated) {
-            Some(Fault::Repeated)
-        } else if self.faults.forgets_at_most > 0 && self.chance(|faults| faults.forgets) {
-            self.faults.forgets_at_most -= 1;
-            Some(Fault::Forgets)
+        if self.draw(|faults| faults.lost_request) {
+            Some(EngineFault::LostRequest)
+        } else if self.draw(|faults| faults.lost_reply) {
+            Some(EngineFault::LostReply)
+        } else if self.draw(|faults| faults.late) {
+            Some(EngineFault::Late(WriteDelay::Calls(1 + self.rng.below(within))))
+        } else if self.draw(|faults| faults.half_applied) {
+            Some(EngineFault::HalfApplied)
+        } else if self.draw(|faults| faults.key_busy) {
+            Some(EngineFault::KeyBusy)
+        } else if self.draw(|faults| faults.repeated) {
+            Some(EngineFault::Repeated)
+        } else if self.faults.max_node_restarts > 0 && self.draw(|faults| faults.node_restart) {
+            self.faults.max_node_restarts -= 1;
+            Some(EngineFault::NodeRestart)
         } else {
             None
         }
     }
 
-    fn chance(&mut self, of: impl Fn(&Faults) -> f64) -> bool {
-        self.seeded.chance(of(&self.faults))
+    fn draw(&mut self, probability: impl Fn(&EngineFaults) -> f64) -> bool {
+        self.rng.chance(probability(&self.faults))
     }
 
     fn delay(&mut self) -> Option<Duration> {
         let within = self.faults.delay_within;
-        // Microseconds: a simulated clock resolves milliseconds, and rounds up.
-        self.chance(|faults| faults.delayed)
-            .then(|| Duration::from_micros(1 + self.seeded.below(within.as_micros() as u64)))
+        // Microseconds, because a simulated clock resolves milliseconds and rounds up.
+        self.draw(|faults| faults.delayed).then(|| Duration::from_micros(1 + self.rng.below(within.as_micros() as u64)))
     }
 
-    /// Late writes whose time has come, in the order in which they were sent.
+    /// Removes and returns the late writes that are due, in the order in which they were sent.
     fn take_due(&mut self) -> Vec<Vec<Row>> {
         let calls = self.calls;
         let is_due = |late: &mut LateWrite| match late.due {
-            Due::Call(call) => call <= calls,
-            Due::At(at) => at <= Instant::now(),
+            DueTime::Call(call) => call <= calls,
+            DueTime::At(at) => at <= Instant::now(),
         };
         self.late.extract_if(.., is_due).map(|late| late.rows).collect()
     }
 }
 
-fn error(operation: &'static str, key: impl ToString, kind: ErrorKind, what: &str) -> EngineError {
+fn injected_error(operation: &'static str, key: impl ToString, kind: ErrorKind, what: &str) -> EngineError {
     EngineError { kind, operation, key: key.to_string(), message: format!("injected fault: {what}") }
 }
 
-fn all(rows: &[Row], kind: ErrorKind, what: &str) -> Vec<Result<Outcome, EngineError>> {
-    rows.iter().map(|row| Err(error("apply", row.key, kind, what))).collect()
+fn refuse_all(rows: &[Row], kind: ErrorKind, what: &str) -> Vec<Result<Outcome, EngineError>> {
+    rows.iter().map(|row| Err(injected_error("apply", row.key, kind, what))).collect()
 }
 
 #[async_trait]
@@ -427,33 +429,35 @@ impl RecordEngine for FaultEngine {
         if self.closed.load(Ordering::Acquire) {
             return self.inner.apply(rows).await;
         }
-        let too_big = self.too_big(rows);
+        let too_big = self.find_too_big(rows);
         if !too_big.contains(&true) {
             return self.apply_fitting(rows).await;
         }
-        let answers = self.apply_fitting(&spared(rows, &too_big)).await;
-        among(rows, &too_big, answers, |row| error("apply", row.key, ErrorKind::TooBig, "record too big"))
+        let answers = self.apply_fitting(&rows_not_struck(rows, &too_big)).await;
+        merge_answers(rows, &too_big, answers, |row| {
+            injected_error("apply", row.key, ErrorKind::TooBig, "record too big")
+        })
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        match self.before_read("read", keys.first().map_or("nothing".into(), Key::to_string)).await {
+        match self.prepare_read("read", keys.first().map_or("nothing".into(), Key::to_string)).await {
             Ok(()) => self.inner.read(keys).await,
             Err(error) => vec![Err(error); keys.len()],
         }
     }
 
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.before_read("query", format!("{index:?}")).await?;
+        self.prepare_read("query", format!("{index:?}")).await?;
         self.inner.query(index, from, to, limit).await
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.before_read("scan", format!("{set:?}")).await?;
+        self.prepare_read("scan", format!("{set:?}")).await?;
         self.inner.scan(set, cursor, limit).await
     }
 
-    fn may_forget(&self) -> Duration {
-        self.inner.may_forget()
+    fn loss_window(&self) -> Duration {
+        self.inner.loss_window()
     }
 
     fn may_lose_parts(&self) -> bool {
@@ -461,11 +465,11 @@ impl RecordEngine for FaultEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        self.before_read("incarnation", "all nodes").await?;
+        self.prepare_read("incarnation", "all nodes").await?;
         self.inner.incarnation().await
     }
 
-    /// Closes the engine; from then on it is without faults, and late writes are never done.
+    /// Closes the engine: later calls have no faults, and late writes are never applied.
     async fn close(&self) -> Result<(), EngineError> {
         self.closed.store(true, Ordering::Release);
         self.inner.close().await

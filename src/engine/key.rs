@@ -1,5 +1,5 @@
-//! Keys as bytes, for engines that store bytes and for cursors: their order is that of the transaction ids, and within
-//! a transaction master, pages, lock record. The length tells the kind.
+//! Binary form of keys, for cursors and for engines that store bytes. The order is that of the transaction ids, and
+//! within a transaction master, pages, lock record. The length gives the kind of the key.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub(crate) struct KeyBytes {
 }
 
 impl KeyBytes {
-    /// No key takes more bytes.
+    /// Length of the longest key in bytes.
     pub(crate) const MAX: usize = PAGE;
 
     pub(crate) fn of(key: &Key) -> Self {
@@ -62,8 +62,8 @@ impl KeyBytes {
     }
 }
 
-/// The first eight bytes of a key as a number: ascends as the bytes do, and is compared at once. Keys rarely agree in it
-/// unless they are of one transaction.
+/// Returns the first eight bytes of a key as a number with the order of the bytes, for quick comparisons. Keys of
+/// different transactions rarely have equal numbers.
 pub(crate) fn first_bytes(key: &Key) -> u64 {
     match key {
         Key::Page(txid, _) | Key::LockRecord(txid) => {
@@ -82,7 +82,7 @@ impl AsRef<[u8]> for KeyBytes {
     }
 }
 
-/// The key that these bytes are; `None` if they are none.
+/// Decodes a key; `None`: the bytes are no key.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Key> {
     let key = match bytes.len() {
         MASTER => Key::master(txid(bytes)?),
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_round_trips_in_order() {
+    fn every_kind_of_key_round_trips_in_order() {
         let (low, high) = (Txid([1; 32]), Txid([2; 32]));
         let keys = [Key::master(low), Key::Page(low, 1), Key::Page(low, 256), Key::LockRecord(low), Key::master(high)];
         let bytes: Vec<Vec<u8>> = keys.iter().map(|key| KeyBytes::of(key).as_ref().to_vec()).collect();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_key_encodes_to_is_refused() {
+    fn bytes_that_no_key_encodes_to_are_refused() {
         let mut page_zero = [7; 36];
         page_zero[32..].fill(0);
         for bytes in [&[][..], &[0], &[0; 5], b"m7", &[7; 33], &[7; 31], &page_zero] {

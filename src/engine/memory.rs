@@ -1,7 +1,7 @@
-//! [`MemoryEngine`]: everything in memory; for tests, simulation and benches.
+//! [`MemoryEngine`]: all records in memory; for tests, simulation and benchmarks.
 //!
-//! Records are spread over shards by the first byte of their transaction id, which is as good as a hash and keeps the
-//! shards in key order: a scan visits one after the other and sorts only within.
+//! Records are spread over shards by the first byte of their transaction id. That byte is as uniform as a hash and
+//! keeps the shards in key order: a scan visits one shard after the other and sorts only within a shard.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,9 +18,9 @@ use foldhash::fast::FixedState;
 
 use super::{
     Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set,
-    history::History,
     key::{self, KeyBytes},
-    local::{IndexValues, bad_cursor, closed, index_values, place},
+    local::{IndexValues, bad_cursor_error, closed_error, index_position, index_values},
+    undo_log::UndoLog,
 };
 use crate::{
     clock::Clock,
@@ -32,114 +32,113 @@ const TRANSACTION_SHARDS: usize = 256;
 /// Block records and the meta record have a shard of their own, after the others.
 const OTHER_SHARD: usize = TRANSACTION_SHARDS;
 
-/// A store that lives as long as the process. Several tasks may apply at once: they meet only within a shard, for as
-/// long as one operation takes.
+/// A store that lives as long as the process. Concurrent tasks wait for each other only within a shard, for the time of
+/// one operation.
 pub struct MemoryEngine {
     rules: Rules,
     shards: Vec<Mutex<Shard>>,
-    remembers: Option<Remembers>,
+    undo_window: Option<UndoWindow>,
     may_lose_parts: bool,
-    /// How often it has forgotten.
+    /// Number of simulated restarts.
     restarts: AtomicU64,
     closed: AtomicBool,
 }
 
-/// How far back changes can be forgotten.
-struct Remembers {
+/// Time for which changes can be undone.
+struct UndoWindow {
     clock: Clock,
     period: Duration,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Pages apart, as bare `Arc`s: a map of whole [`Record`]s would be several times as large. `None` only while an
-    /// operation is at work.
+    /// Pages as bare `Arc`s, because a map of whole [`Record`]s would be several times as large. `None` only while an
+    /// operation works on the page.
     pages: HashMap<(Txid, u32), Option<Arc<Page>>, FixedState>,
-    /// Every other kind.
+    /// Records that are no pages.
     others: BTreeMap<Key, Record>,
-    /// Pages by value: values are few, as they are heights, and a hash set of pages is quicker than an ordered one.
+    /// Pages by indexed value. The values are heights and therefore few, and a hash set is faster than an ordered set.
     indexes: [BTreeMap<u64, PageSet>; 3],
-    history: History,
+    undo_log: UndoLog,
 }
 
 type PageSet = HashSet<(Txid, u32), FixedState>;
 
 impl MemoryEngine {
-    /// An empty store.
+    /// Creates an empty store that loses nothing.
     pub fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Mutex::default).take(TRANSACTION_SHARDS + 1).collect();
         MemoryEngine {
             rules,
             shards,
-            remembers: None,
+            undo_window: None,
             may_lose_parts: false,
             restarts: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
 
-    /// An empty store that can [forget](Self::forget_since) what it acknowledged within `period`: a stand-in for a
-    /// database that acknowledges before it syncs. Costs a copy of each page that changes.
-    pub fn forgetful(rules: Rules, clock: Clock, period: Duration) -> Self {
-        MemoryEngine { remembers: Some(Remembers { clock, period }), ..MemoryEngine::new(rules) }
+    /// Creates an empty store that can [lose changes](Self::lose_changes_since) acknowledged within `period`. It stands
+    /// in for a database that acknowledges before it syncs, and costs a copy of each changed page.
+    pub fn with_loss_window(rules: Rules, clock: Clock, period: Duration) -> Self {
+        MemoryEngine { undo_window: Some(UndoWindow { clock, period }), ..MemoryEngine::new(rules) }
     }
 
-    /// The same store, which says that it [may lose parts](RecordEngine::may_lose_parts): a stand-in for a cluster.
+    /// Returns the store as one that [may lose parts](RecordEngine::may_lose_parts), in place of a cluster.
     #[must_use]
-    pub fn in_parts(self) -> Self {
+    pub fn with_losable_parts(self) -> Self {
         MemoryEngine { may_lose_parts: true, ..self }
     }
 
-    /// Takes back all changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
-    /// records that `lost` picks, as far back as the engine remembers, and answers how many changes those were. With a
-    /// `lost` by key one node of a cluster is lost, the others not. The incarnation changes, whether or not anything was
-    /// lost.
-    pub fn forget_since(&self, since_ms: u64, lost: impl Fn(&Key) -> bool) -> usize {
-        let mut forgotten = 0;
+    /// Undoes the changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
+    /// records that `lost` picks, within the loss window, and returns the number of undone changes. A `lost` by key
+    /// simulates the restart of one node of a cluster. The incarnation changes even if no change is undone.
+    pub fn lose_changes_since(&self, since_ms: u64, lost: impl Fn(&Key) -> bool) -> usize {
+        let mut undone = 0;
         for number in 0..self.shards.len() {
             let shard = &mut *self.lock(number);
-            for (key, before) in shard.history.take_since(since_ms, &lost) {
+            for (key, before) in shard.undo_log.take_since(since_ms, &lost) {
                 shard.put(key, before);
-                forgotten += 1;
+                undone += 1;
             }
         }
-        // Afterwards: who still hears of the old incarnation may see what is lost, never the other way round.
+        // The incarnation changes last: a reader of the new incarnation sees every loss. A reader of the old one may.
         self.restarts.fetch_add(1, Ordering::AcqRel);
-        forgotten
+        undone
     }
 
-    /// Puts a record there as it is, past all rules: a stand-in for a node that has come back with an older one.
+    /// Replaces a record without any check, in place of a node that comes back with an older record.
     pub fn put(&self, key: Key, record: Option<Record>) {
         self.lock(shard_of(&key)).put(key, record);
     }
 
-    /// How often it has forgotten.
-    pub fn restarts(&self) -> u64 {
+    /// Returns the number of simulated restarts.
+    pub fn restart_count(&self) -> u64 {
         self.restarts.load(Ordering::Acquire)
     }
 
     fn apply_row(&self, row: &Row) -> Outcome {
         let mut shard = self.lock(shard_of(&row.key));
-        let Some(Remembers { clock, period }) = &self.remembers else {
+        let Some(UndoWindow { clock, period }) = &self.undo_window else {
             return shard.apply(&self.rules, row).outcome;
         };
         let before = shard.get(&row.key);
         let Effect { outcome, changed } = shard.apply(&self.rules, row);
         if changed {
             let now_ms = clock.now_ms();
-            shard.history.push(now_ms, row.key, before);
-            shard.history.drop_before(now_ms.saturating_sub(period.as_millis() as u64));
+            shard.undo_log.push(now_ms, row.key, before);
+            shard.undo_log.drop_before(now_ms.saturating_sub(period.as_millis() as u64));
         }
         outcome
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
-        // A poisoned shard: another task panicked, which tests want to see, not a second panic here.
+        // A shard is poisoned after a panic of another task; a second panic here would hide that one in a test.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_open(&self, operation: &'static str) -> Result<(), EngineError> {
-        if self.closed.load(Ordering::Acquire) { Err(closed(operation, "any")) } else { Ok(()) }
+        if self.closed.load(Ordering::Acquire) { Err(closed_error(operation, "any")) } else { Ok(()) }
     }
 }
 
@@ -172,23 +171,23 @@ impl Shard {
         }
     }
 
-    /// The page is taken out of its place while the operation works on it, so that it is not shared and not copied.
-    fn apply_to_page(&mut self, rules: &Rules, row: &Row, place: (Txid, u32)) -> Effect {
-        let entry = self.pages.entry(place).or_default();
+    /// Applies a row to a page. The page is taken out of the map meanwhile, so that it is neither shared nor copied.
+    fn apply_to_page(&mut self, rules: &Rules, row: &Row, position: (Txid, u32)) -> Effect {
+        let entry = self.pages.entry(position).or_default();
         let mut record = entry.take().map(Record::Page);
         let before = index_values(record.as_ref());
         let effect = record::apply(rules, &row.key, &mut record, &row.operation);
         let after = index_values(record.as_ref());
-        // A record is always of its key's kind, so the other arm is only for the type.
+        // The record of a page key is always a page; the other arm exists only for the type.
         *entry = record.and_then(|record| if let Record::Page(page) = record { Some(page) } else { None });
         if entry.is_none() {
-            self.pages.remove(&place);
+            self.pages.remove(&position);
         }
-        self.reindex(place, before, after);
+        self.reindex(position, before, after);
         effect
     }
 
-    /// Puts a record, or its absence, in place of what is there.
+    /// Replaces the record at `key`; `None` removes the record.
     fn put(&mut self, key: Key, record: Option<Record>) {
         match (key, record) {
             (Key::Page(txid, number), record) => {
@@ -224,11 +223,13 @@ impl Shard {
         }
     }
 
-    /// The first `limit` keys of this shard after `after`, in order.
-    fn keys_after(&self, after: Option<Place>, limit: usize) -> Vec<Place> {
+    /// Returns the first `limit` keys of this shard after `after`, in order.
+    fn keys_after(&self, after: Option<ScanPosition>, limit: usize) -> Vec<ScanPosition> {
         let pages = self.pages.keys().map(|&(txid, page)| (txid, u64::from(page)));
-        let mut keys: Vec<Place> =
-            pages.chain(self.others.keys().filter_map(place_of)).filter(|key| after.is_none_or(|a| *key > a)).collect();
+        let mut keys: Vec<ScanPosition> = pages
+            .chain(self.others.keys().filter_map(scan_position))
+            .filter(|key| after.is_none_or(|a| *key > a))
+            .collect();
         if keys.len() > limit {
             keys.select_nth_unstable(limit);
             keys.truncate(limit);
@@ -238,10 +239,10 @@ impl Shard {
     }
 }
 
-/// A record's place in a scan: pages of a transaction by number, then its lock record.
-type Place = (Txid, u64);
+/// A record's position in a scan: the pages of a transaction by number, then its lock record.
+type ScanPosition = (Txid, u64);
 
-fn place_of(key: &Key) -> Option<Place> {
+fn scan_position(key: &Key) -> Option<ScanPosition> {
     match key {
         Key::Page(txid, page) => Some((*txid, u64::from(*page))),
         Key::LockRecord(txid) => Some((*txid, u64::MAX)),
@@ -249,7 +250,7 @@ fn place_of(key: &Key) -> Option<Place> {
     }
 }
 
-fn key_at((txid, rank): Place) -> Key {
+fn key_at_position((txid, rank): ScanPosition) -> Key {
     u32::try_from(rank).map_or(Key::LockRecord(txid), |page| Key::Page(txid, page))
 }
 
@@ -280,7 +281,7 @@ impl RecordEngine for MemoryEngine {
             for number in 0..TRANSACTION_SHARDS {
                 let shard = self.lock(number);
                 let mut left = limit;
-                for (value, pages) in shard.indexes[place(index)].range(from..=to) {
+                for (value, pages) in shard.indexes[index_position(index)].range(from..=to) {
                     if left == 0 {
                         break;
                     }
@@ -295,23 +296,24 @@ impl RecordEngine for MemoryEngine {
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         self.check_open("scan")?;
-        let after = cursor.map(|cursor| key::decode(&cursor.0).ok_or_else(bad_cursor)).transpose()?;
+        let after = cursor.map(|cursor| key::decode(&cursor.0).ok_or_else(bad_cursor_error)).transpose()?;
         let limit = limit.max(1);
         match set {
             Set::Transactions => {
-                let after = after.map(|key| place_of(&key).ok_or_else(bad_cursor)).transpose()?;
+                let after = after.map(|key| scan_position(&key).ok_or_else(bad_cursor_error)).transpose()?;
                 Ok(self.scan_transactions(after, limit))
             }
             Set::Blocks => {
-                let after =
-                    after.map(|key| if let Key::Block(id) = key { Ok(id) } else { Err(bad_cursor()) }).transpose()?;
+                let after = after
+                    .map(|key| if let Key::Block(id) = key { Ok(id) } else { Err(bad_cursor_error()) })
+                    .transpose()?;
                 Ok(self.scan_blocks(after, limit))
             }
         }
     }
 
-    fn may_forget(&self) -> Duration {
-        self.remembers.as_ref().map_or(Duration::ZERO, |remembers| remembers.period)
+    fn loss_window(&self) -> Duration {
+        self.undo_window.as_ref().map_or(Duration::ZERO, |window| window.period)
     }
 
     fn may_lose_parts(&self) -> bool {
@@ -320,8 +322,8 @@ impl RecordEngine for MemoryEngine {
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         self.check_open("incarnation")?;
-        let restarts = || format!("memory-{}", self.restarts());
-        Ok(self.remembers.as_ref().map_or_else(Incarnation::default, |_| Incarnation(restarts())))
+        let incarnation = || Incarnation(format!("memory-{}", self.restart_count()));
+        Ok(self.undo_window.as_ref().map_or_else(Incarnation::default, |_| incarnation()))
     }
 
     async fn close(&self) -> Result<(), EngineError> {
@@ -331,13 +333,13 @@ impl RecordEngine for MemoryEngine {
 }
 
 impl MemoryEngine {
-    fn scan_transactions(&self, after: Option<Place>, limit: usize) -> ScanPage {
+    fn scan_transactions(&self, after: Option<ScanPosition>, limit: usize) -> ScanPage {
         let mut records = Vec::new();
         let first = after.map_or(0, |(txid, _)| usize::from(txid.0[0]));
         for number in first..TRANSACTION_SHARDS {
             let shard = self.lock(number);
-            for place in shard.keys_after(after, limit - records.len()) {
-                let key = key_at(place);
+            for position in shard.keys_after(after, limit - records.len()) {
+                let key = key_at_position(position);
                 records.extend(shard.get(&key).map(|record| (key, record)));
             }
             if records.len() >= limit {
@@ -355,7 +357,7 @@ impl MemoryEngine {
     }
 }
 
-/// A full page has a successor, if only to find that it is empty.
+/// Builds a page of a scan. A full page always has a next page, which may be empty.
 fn page_of(records: Vec<(Key, Record)>, limit: usize) -> ScanPage {
     let full = records.len() >= limit;
     let next = records.last().filter(|_| full).map(|(key, _)| Cursor(KeyBytes::of(key).as_ref().to_vec()));
@@ -373,33 +375,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_happened_since_is_forgotten_and_the_indexes_with_it() {
-        let engine = MemoryEngine::forgetful(RULES, Clock::simulated(1_000), Duration::from_secs(10));
+    async fn lost_changes_are_undone_in_records_and_indexes() {
+        let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(1_000), Duration::from_secs(10));
         engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
         tokio::time::advance(Duration::from_secs(1)).await;
         engine.apply(&[spend(txid(1), 9, &[0]), create(page(3, 2))]).await;
         engine.apply(&[spend(txid(1), 9, &[1]), spend(txid(3), 9, &[0])]).await;
         assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(2), Some(1)));
-        assert_eq!(engine.forget_since(2_000, |_| true), 4);
+        assert_eq!(engine.lose_changes_since(2_000, |_| true), 4);
         assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(0), None));
         let unmined = engine.query(Index::UnminedSince, 0, u64::MAX, 10).await.unwrap();
         assert_eq!(unmined, [Key::master(txid(1)), Key::master(txid(2))]);
-        assert_eq!(engine.forget_since(0, |_| true), 2, "the creates");
+        assert_eq!(engine.lose_changes_since(0, |_| true), 2, "the creates");
         assert_eq!(engine.scan(Set::Transactions, None, 10).await.unwrap().records, []);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_node_forgets_and_only_as_far_back_as_it_may() {
-        let engine = MemoryEngine::forgetful(RULES, Clock::simulated(1_000), Duration::from_secs(10));
+    async fn one_node_loses_changes_only_within_the_loss_window() {
+        let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(1_000), Duration::from_secs(10));
         engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
         tokio::time::advance(Duration::from_secs(11)).await;
         engine.apply(&[spend(txid(1), 9, &[0]), spend(txid(2), 9, &[0])]).await;
-        assert_eq!(engine.forget_since(0, |key| *key == Key::master(txid(2))), 1, "its create is safe by now");
+        assert_eq!(engine.lose_changes_since(0, |key| *key == Key::master(txid(2))), 1, "the create is too old");
         assert_eq!((spent(&engine, 1).await, spent(&engine, 2).await), (Some(1), Some(0)));
     }
 
     #[tokio::test]
-    async fn a_page_that_nobody_shares_is_changed_in_place() {
+    async fn a_page_with_one_owner_is_changed_in_place() {
         let engine = MemoryEngine::new(RULES);
         engine.apply(&[create(page(1, 2))]).await;
         let address = |engine: &MemoryEngine| Arc::as_ptr(engine.lock(1).pages[&(txid(1), 0)].as_ref().unwrap());

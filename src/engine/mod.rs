@@ -1,14 +1,17 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
+//!
+//! Engines: [`memory`], [`null`], [`fjall`], [`aerospike`]. [`fault`] injects faults into any engine, [`conformance`]
+//! compares any engine with the pure function.
 
 pub mod aerospike;
 pub mod conformance;
 pub mod fault;
 pub mod fjall;
-mod history;
 mod key;
 mod local;
 pub mod memory;
 pub mod null;
+mod undo_log;
 mod url;
 
 use std::time::Duration;
@@ -16,35 +19,35 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
-pub(crate) use url::{decoded, decoded_path, encoded, encoded_path, parameters};
+pub(crate) use url::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path};
 
 use crate::record::{Key, Operation, Outcome, Record};
 
-/// One operation on one record.
+/// Operation on a record, the unit of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Which record.
+    /// Key of the record.
     pub key: Key,
-    /// What to do to it.
+    /// Operation on the record.
     pub operation: Operation,
 }
 
-/// What the engine could not do. `kind` says what the caller may do about it.
+/// Failure of one row or call of an engine. `kind` says what the caller may do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation} on {key}: {message} ({kind})")]
 pub struct EngineError {
-    /// What the caller may do.
+    /// Class of the error, by the caller's options.
     pub kind: ErrorKind,
-    /// What was being done: `create`, `spend`, `read`, …
+    /// Failed operation: `create`, `spend`, `read`, …
     pub operation: &'static str,
-    /// To which record, or to what else.
+    /// Key of the record, or another object of the operation.
     pub key: String,
-    /// What went wrong, in one line.
+    /// Cause of the failure, in one line.
     pub message: String,
 }
 
 impl EngineError {
-    /// Whether the same operation may be sent again, after a pause.
+    /// Returns whether the same operation may be sent again, after a pause.
     pub fn may_be_retried(&self) -> bool {
         matches!(self.kind, ErrorKind::Retryable | ErrorKind::Unknown)
     }
@@ -53,13 +56,13 @@ impl EngineError {
 /// Classes of engine errors by what the caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Nothing was done; the same operation may be sent again after a pause.
+    /// The operation changed nothing; send the same operation again after a pause.
     Retryable,
-    /// It may or may not have been done: send the same (idempotent) operation again.
+    /// The operation may have taken effect; send the same operation again, because operations are idempotent.
     Unknown,
-    /// The record would be larger than the engine stores; nothing was done. Keep the body elsewhere.
+    /// The record would be larger than the engine stores. The operation changed nothing; store the body as a blob.
     TooBig,
-    /// Sending it again cannot help: damaged data, a missing namespace, a closed engine.
+    /// A retry cannot help: damaged data, a missing namespace, a closed engine.
     Fatal,
 }
 
@@ -74,95 +77,94 @@ impl std::fmt::Display for ErrorKind {
     }
 }
 
-/// Integer fields that an engine can find records by.
+/// Integer fields with a secondary index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Index {
-    /// `deleteAtHeight`
+    /// Height at which a record is pruned (`deleteAtHeight`).
     DeleteAtHeight,
-    /// `unminedSince`
+    /// Height since which a transaction is unmined (`unminedSince`).
     UnminedSince,
-    /// `creatingAt`
+    /// Time since which a page is creating, in ms since the epoch (`creatingAt`).
     CreatingAt,
 }
 
-/// The sets that can be scanned.
+/// Sets of records that can be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Set {
     /// Transaction pages and lock records.
     Transactions,
-    /// Block records.
+    /// Block records, by block id.
     Blocks,
 }
 
-/// Where a scan goes on; opaque to the caller.
+/// Position at which a scan continues; opaque to the caller.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cursor(pub Vec<u8>);
 
-/// One page of a scan.
+/// Page of a scan, with the position of the next page.
 #[derive(Debug, Clone, Default)]
 pub struct ScanPage {
-    /// Records, in no particular order; each record of the set that is there for the whole scan comes exactly once.
+    /// Records in no particular order. A scan returns each record that exists during the whole scan exactly once.
     pub records: Vec<(Key, Record)>,
-    /// Where to go on; `None` at the end.
+    /// Position of the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
-/// Which life of the store's nodes this is; opaque. Equal values: no node has restarted in between, so nothing that was
-/// acknowledged in between is lost.
+/// Identity of the running nodes of the store; opaque. Equal values mean that no node restarted in between, so that no
+/// change acknowledged in between is lost.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Incarnation(pub String);
 
-/// A place where records live.
+/// A store of records.
 ///
 /// # Contract
-/// - Each row of [`apply`](Self::apply) is atomic: its operation sees the record as some other operation left it and is
-///   seen whole or not at all. It does to the record exactly what [`crate::record::apply`] says.
+/// - Each row of [`apply`](Self::apply) is atomic: its operation sees the record as another operation left it, and its
+///   change is visible whole or not at all. The change is exactly that of [`crate::record::apply`].
 /// - Rows of one batch on *different* keys are independent; rows on *one* key take effect in some order, not
 ///   necessarily that of the batch. Results are in the order of the rows, one each.
-/// - When `apply` has answered `Ok` for a row, the change survives a kill of the process; and of the machine, after
-///   [`may_forget`](Self::may_forget) has passed.
-/// - Where `may_forget` is not zero, a node that dies takes with it only changes that were acknowledged within that time
-///   before, on each record the latest ones. An [`incarnation`](Self::incarnation) asked for after that differs from every
-///   one that was told before.
+/// - A change for which `apply` returned `Ok` survives a kill of the process. After [`loss_window`](Self::loss_window)
+///   the change also survives a kill of the machine.
+/// - A node that dies loses only changes that were acknowledged within `loss_window` before, and on each record only
+///   the latest ones. Every [`incarnation`](Self::incarnation) read afterwards differs from all values read before.
 /// - [`ErrorKind::Unknown`] leaves open whether the row took effect; every operation is idempotent, so the caller
-///   repeats it. A dropped future of `apply` leaves each row done or not done, never half.
-/// - [`read`](Self::read) sees every change that was acknowledged before it was called.
-/// - [`query`](Self::query) and [`scan`](Self::scan) may miss or repeat what changes while they run.
+///   repeats it. A dropped future of `apply` leaves each row applied or not applied, never half.
+/// - [`read`](Self::read) sees every change that was acknowledged before the call.
+/// - [`query`](Self::query) and [`scan`](Self::scan) may miss or repeat records that change while they run.
 #[async_trait]
 pub trait RecordEngine: Send + Sync + 'static {
-    /// Short name for metrics and messages.
+    /// Returns a short name for metrics and messages.
     fn name(&self) -> &'static str;
 
     /// Applies each row; `result[i]` belongs to `rows[i]`.
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>>;
 
-    /// Reads records; `result[i]` belongs to `keys[i]`; `None` = no such record.
+    /// Reads records; `result[i]` belongs to `keys[i]`. `None`: the record does not exist.
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>>;
 
-    /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`.
+    /// Returns the keys of at most `limit` pages whose `index` value lies in `from..=to`, ascending by that value.
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError>;
 
-    /// The next records of a set, about `limit` of them, from `cursor` (`None`: from the start).
+    /// Returns about `limit` further records of a set, from `cursor` (`None`: from the start).
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError>;
 
-    /// For how long an acknowledged change may still be lost when the machine (not the process) dies.
-    fn may_forget(&self) -> Duration {
+    /// Returns the time during which an acknowledged change may still be lost if the machine (not the process) dies.
+    fn loss_window(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Whether its records lie in parts that can be lost one by one: nodes, devices, partitions. The store keeps sentinels
-    /// there.
+    /// Returns whether parts of the records (nodes, devices, partitions) can be lost one by one. The store writes
+    /// sentinels into such an engine.
     fn may_lose_parts(&self) -> bool {
         false
     }
 
-    /// The present incarnation of all nodes. What was acknowledged longer than [`may_forget`](Self::may_forget) before a
-    /// call that answers with an unchanged value can never be lost. An error means that nobody knows. At most a few
-    /// hundred bytes; an engine that forgets nothing need not tell one from another.
+    /// Returns the present incarnation of all nodes, at most a few hundred bytes. If the value is unchanged, no change
+    /// acknowledged earlier than [`loss_window`](Self::loss_window) before the call can be lost. An error means that
+    /// the incarnation is unknown. An engine without a loss window may always return the same value.
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         Ok(Incarnation::default())
     }
 
-    /// Finishes what is in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].
+    /// Finishes the calls in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].
     async fn close(&self) -> Result<(), EngineError>;
 }

@@ -1,4 +1,5 @@
-//! [`NullEngine`]: says yes to everything and keeps nothing; for benches of what stands above an engine.
+//! [`NullEngine`]: answers every operation with `Applied` and stores nothing; for benchmarks of the layers above an
+//! engine.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,14 +8,14 @@ use async_trait::async_trait;
 use super::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set};
 use crate::record::{self, Key, Operation, Outcome, Record, Reply, Rules};
 
-/// Keeps only the meta record, without which nothing starts.
+/// An engine that stores only the meta record, without which no instance starts.
 pub struct NullEngine {
     rules: Rules,
     meta: Mutex<Option<Record>>,
 }
 
 impl NullEngine {
-    /// An engine without a meta record.
+    /// Creates an engine without a meta record.
     pub fn new(rules: Rules) -> Self {
         NullEngine { rules, meta: Mutex::default() }
     }
@@ -61,7 +62,7 @@ mod tests {
     use crate::{record::MetaRecord, tx::Txid};
 
     #[tokio::test]
-    async fn only_the_meta_record_is_kept() {
+    async fn only_the_meta_record_is_stored() {
         let engine = NullEngine::new(Rules::main(0));
         let meta = MetaRecord {
             store_id: [1; 16],

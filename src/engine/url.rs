@@ -1,13 +1,13 @@
-//! Store URLs: which engine, and where.
+//! Store URLs: the engine, its place and its parameters.
 //!
 //! | URL | engine |
 //! |---|---|
-//! | `memory://` | [`MemoryEngine`]; gone with the process |
-//! | `null:///` | [`NullEngine`]; keeps nothing |
+//! | `memory://` | [`MemoryEngine`]; ends with the process |
+//! | `null:///` | [`NullEngine`]; stores nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
 //! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
 //!
-//! In a path and in a parameter `%` and two hexadecimal digits stand for a byte.
+//! In a path and in a parameter, `%` and two hexadecimal digits stand for a byte.
 
 use std::{
     ffi::OsString,
@@ -26,86 +26,87 @@ use super::{
     null::NullEngine,
 };
 use crate::{
-    address::{Address, AddressError, Form},
+    address::{Address, AddressError, AddressFormat},
     record::Rules,
 };
 
-/// Why a store could not be opened. No message repeats a whole URL: it may hold a password.
+/// Reasons why a store could not be opened. No message repeats a whole URL, because a URL may hold a password.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Not of the form `scheme://…`.
-    #[error("a store URL looks like `fjall:///path`: there is no `://` in what was given")]
+    /// The text is not of the form `scheme://…`.
+    #[error("cannot read a store URL without `://`; write for example `fjall:///path`")]
     NotAUrl,
-    /// A scheme that nobody knows.
-    #[error("unknown store `{}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory", .0.escape_debug())]
+    /// The scheme is not one of the known schemes.
+    #[error(
+        "unknown store `{}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory",
+        .0.escape_debug()
+    )]
     UnknownScheme(String),
-    /// A scheme that is to come.
-    #[error("store `{0}://` is not built yet")]
+    /// The scheme has no engine yet.
+    #[error("store `{0}://` is not built yet; use fjall or aerospike")]
     NotBuilt(String),
-    /// The path is not one that this store can have.
+    /// The store cannot have this path.
     #[error("store `{scheme}` {problem}")]
     Path {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// What is wrong with the path.
+        /// Problem with the path, as the end of a sentence.
         problem: &'static str,
     },
-    /// A parameter that this store does not have.
+    /// The store does not have this parameter.
     #[error("store `{scheme}` has no parameter `{}`", key.escape_debug())]
     UnknownParameter {
-        /// Which store.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// The parameter's name.
+        /// Name of the parameter.
         key: String,
     },
-    /// A parameter's value is not what it should be.
+    /// The value of a parameter is not valid.
     #[error("parameter `{key}` of a store URL must be {expected}")]
     BadParameter {
-        /// The parameter's name.
+        /// Name of the parameter.
         key: &'static str,
-        /// What it should be.
+        /// Description of the valid values.
         expected: &'static str,
     },
-    /// A `%` that is not followed by two hexadecimal digits, or stands for what is not UTF-8.
-    #[error("a `%` in the store URL does not stand for a character")]
+    /// A `%` is not followed by two hexadecimal digits, or the decoded bytes are not UTF-8.
+    #[error("a `%` in the store URL does not stand for a character; write `%25` for a percent sign")]
     Percent,
-    /// A list of nodes that is none.
+    /// An address in the list of nodes does not parse.
     #[error("store `aerospike` {0}")]
     Address(AddressError),
-    /// User and password in a URL, which ends up in logs and lists of processes.
-    #[error(
-        "user and password do not belong in a store URL: give them as store.aerospike.user and store.aerospike.password"
-    )]
+    /// The URL contains user and password. A URL appears in logs and in process lists.
+    #[error("cannot take user and password from a store URL; set store.aerospike.user and store.aerospike.password")]
     Login,
-    /// See [`OpenFjallError`].
+    /// The fjall engine could not be opened.
     #[error(transparent)]
     Fjall(#[from] OpenFjallError),
-    /// See [`OpenAerospikeError`].
+    /// The Aerospike engine could not be opened.
     #[error(transparent)]
     Aerospike(#[from] OpenAerospikeError),
     /// Opening ended with a panic.
-    #[error("opening the store ended unexpectedly: {0}")]
+    #[error("opening the store panicked: {0}")]
     Panicked(String),
 }
 
-/// What a store is opened with besides its URL.
+/// Options for opening a store that are not part of its URL.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// What decides the effect of operations.
+    /// Rules that decide the effect of operations.
     pub rules: Rules,
-    /// How a cluster is reached, where the store is in one.
+    /// Login, encryption and limits for a store in a cluster.
     pub access: Access,
 }
 
 impl OpenOptions {
-    /// Without login or encryption, with default limits.
+    /// Creates options without login or encryption, with default limits.
     pub fn new(rules: Rules) -> Self {
         OpenOptions { rules, access: Access::default() }
     }
 }
 
-/// Opens the store that `url` names; one on disk is created where there is none. May take as long as recovering it
-/// takes.
+/// Opens the store that `url` names. A store on disk is created if none exists. Opening includes the recovery of the
+/// store, which may take long.
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
@@ -125,11 +126,10 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngi
     })
 }
 
-/// Opens the store that `url` names, where there is one: for whoever only reads. Creates and changes nothing where there
-/// is none.
+/// Opens the existing store that `url` names, for a reader. Creates and changes nothing if the store does not exist.
 ///
 /// # Errors
-/// As [`open`]; and there is no store.
+/// As [`open`]; and the store does not exist.
 pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     if let StoreUrl::Fjall(directory, _) = url.parse()? {
         FjallEngine::must_exist(&directory)?;
@@ -138,32 +138,32 @@ pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn R
     open(url, &OpenOptions { access, ..*options }).await
 }
 
-/// Where a store lives, and what it is opened with. Written as a URL that is read as the same.
+/// Engine, place and parameters of a store. `Display` writes a URL that parses to an equal value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// In memory; gone at the end of the process.
+    /// Records are in memory and end with the process.
     Memory,
-    /// Takes everything and keeps nothing: for measurements.
+    /// Every operation is accepted and nothing is stored; for benchmarks.
     Null,
-    /// The embedded durable engine, in this directory.
+    /// Records are in the embedded durable engine, in this directory.
     Fjall(PathBuf, FjallOptions),
-    /// In an Aerospike cluster; how it is reached is no part of the URL.
+    /// Records are in an Aerospike cluster; login and encryption are not part of the URL.
     Aerospike(AerospikeSettings),
 }
 
-/// The seed's name of the set.
+/// Name of the set in the reference document.
 const DEFAULT_SET: &str = "txmeta";
-/// How nodes are written.
-const NODES: Form = Form { usual_port: 3_000, port_is_optional: true, names_certificates: true };
+/// Form of the addresses of nodes.
+const NODES: AddressFormat = AddressFormat { default_port: 3_000, is_port_optional: true, has_certificate_name: true };
 
 impl StoreUrl {
-    /// The embedded durable engine in this directory, as it is opened unless somebody says otherwise.
+    /// Names the embedded durable engine in a directory, with default options.
     pub fn fjall(directory: impl Into<PathBuf>) -> Self {
         StoreUrl::Fjall(directory.into(), FjallOptions::default())
     }
 
-    /// Whether a transaction can be too big for its records ([`ErrorKind::TooBig`](super::ErrorKind::TooBig)): whoever writes into it
-    /// needs a blob store, where bodies of any size go.
+    /// Returns whether the store limits the size of a record ([`ErrorKind::TooBig`](super::ErrorKind::TooBig)). A
+    /// writer to such a store needs a blob store for large bodies.
     pub fn bounds_records(&self) -> bool {
         matches!(self, StoreUrl::Aerospike(_))
     }
@@ -175,16 +175,16 @@ impl fmt::Display for StoreUrl {
             StoreUrl::Memory => f.write_str("memory://"),
             StoreUrl::Null => f.write_str("null:///"),
             StoreUrl::Fjall(directory, options) => {
-                write!(f, "fjall://{}", encoded_path(directory))?;
+                write!(f, "fjall://{}", percent_encode_path(directory))?;
                 if *options == FjallOptions::default() {
                     return Ok(());
                 }
                 write!(f, "?cache_mib={}", options.cache_bytes >> 20)
             }
             StoreUrl::Aerospike(AerospikeSettings { hosts, namespace, set, external_store, .. }) => {
-                write!(f, "aerospike://{hosts}/{}?set={}", encoded(namespace), encoded(set))?;
+                write!(f, "aerospike://{hosts}/{}?set={}", percent_encode(namespace), percent_encode(set))?;
                 match external_store {
-                    Some(store) => write!(f, "&externalStore={}", encoded(store)),
+                    Some(store) => write!(f, "&externalStore={}", percent_encode(store)),
                     None => Ok(()),
                 }
             }
@@ -199,30 +199,30 @@ impl FromStr for StoreUrl {
         let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         match scheme {
-            "memory" => without_place("memory", path, query).map(|()| StoreUrl::Memory),
-            "null" => without_place("null", path, query).map(|()| StoreUrl::Null),
-            "fjall" => Ok(StoreUrl::Fjall(fjall_directory(path)?, fjall_options(query)?)),
-            "aerospike" => aerospike(path, query).map(StoreUrl::Aerospike),
+            "memory" => refuse_place("memory", path, query).map(|()| StoreUrl::Memory),
+            "null" => refuse_place("null", path, query).map(|()| StoreUrl::Null),
+            "fjall" => Ok(StoreUrl::Fjall(parse_fjall_directory(path)?, parse_fjall_options(query)?)),
+            "aerospike" => parse_aerospike(path, query).map(StoreUrl::Aerospike),
             "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
             _ => Err(OpenError::UnknownScheme(scheme.into())),
         }
     }
 }
 
-/// A store that is nowhere and has no parameters.
-fn without_place(scheme: &'static str, path: &str, query: &str) -> Result<(), OpenError> {
+/// Refuses a path and parameters, for a store that has neither.
+fn refuse_place(scheme: &'static str, path: &str, query: &str) -> Result<(), OpenError> {
     if !matches!(path, "" | "/") {
         return Err(OpenError::Path { scheme, problem: "takes no path" });
     }
-    match parameters(query)?.into_iter().next() {
+    match parse_parameters(query)?.into_iter().next() {
         Some((key, _)) => Err(OpenError::UnknownParameter { scheme, key }),
         None => Ok(()),
     }
 }
 
-fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
-    let path = decoded_path(path)?;
-    // Whatever is left of the root by dots and slashes is the root.
+fn parse_fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
+    let path = percent_decode_path(path)?;
+    // A path of only slashes and dots is the root, which has no file name.
     if !path.is_absolute() || path.file_name().is_none() {
         return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
     }
@@ -232,18 +232,18 @@ fn fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
     Ok(path)
 }
 
-fn fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
+fn parse_fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
     let mut options = FjallOptions::default();
-    for (key, value) in parameters(query)? {
+    for (key, value) in parse_parameters(query)? {
         match key.as_str() {
-            "cache_mib" => options.cache_bytes = cache_bytes(&value)?,
+            "cache_mib" => options.cache_bytes = parse_cache_bytes(&value)?,
             _ => return Err(OpenError::UnknownParameter { scheme: "fjall", key }),
         }
     }
     Ok(options)
 }
 
-fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
+fn parse_aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
     const NEEDS: &str = "needs nodes and a namespace: `aerospike://host:3000,host2/namespace`";
     if place.contains('@') {
         return Err(OpenError::Login);
@@ -252,10 +252,10 @@ fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
     if hosts.split(',').any(str::is_empty) || namespace.is_empty() || namespace.contains('/') {
         return Err(OpenError::Path { scheme: "aerospike", problem: NEEDS });
     }
-    let hosts = NODES.list(hosts).map_err(OpenError::Address)?;
+    let hosts = NODES.parse_list(hosts).map_err(OpenError::Address)?;
     let hosts = hosts.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
-    let mut settings = AerospikeSettings::new(hosts, decoded(namespace)?, DEFAULT_SET);
-    for (key, value) in parameters(query)? {
+    let mut settings = AerospikeSettings::new(hosts, percent_decode(namespace)?, DEFAULT_SET);
+    for (key, value) in parse_parameters(query)? {
         match key.as_str() {
             "set" if value.is_empty() => {
                 return Err(OpenError::BadParameter { key: "set", expected: "the name of a set" });
@@ -268,33 +268,33 @@ fn aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenError> {
     Ok(settings)
 }
 
-fn cache_bytes(mib: &str) -> Result<u64, OpenError> {
+fn parse_cache_bytes(mib: &str) -> Result<u64, OpenError> {
     let bytes = mib.parse::<u64>().ok().filter(|mib| *mib > 0).and_then(|mib| mib.checked_mul(1 << 20));
     bytes.ok_or(OpenError::BadParameter { key: "cache_mib", expected: "a whole number of mebibytes above 0" })
 }
 
-/// What stands behind the `?` of a URL, name by name.
-pub(crate) fn parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
+/// Splits the text after the `?` of a URL into names and values.
+pub(crate) fn parse_parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
     let pair = |pair: &str| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        Ok((decoded(key)?, decoded(value)?))
+        Ok((percent_decode(key)?, percent_decode(value)?))
     };
     query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
 }
 
-/// Text with a `%` and two hexadecimal digits in place of what ends a path or stands for something else.
-pub(crate) fn encoded(path: &str) -> String {
+/// Replaces `%`, `?` and `&` in a text by `%` and two hexadecimal digits.
+pub(crate) fn percent_encode(path: &str) -> String {
     path.replace('%', "%25").replace('?', "%3F").replace('&', "%26")
 }
 
-/// Text with each `%` and the two hexadecimal digits after it replaced by their byte.
-pub(crate) fn decoded(text: &str) -> Result<String, OpenError> {
-    String::from_utf8(decoded_bytes(text)?).map_err(|_| OpenError::Percent)
+/// Replaces each `%` with its two hexadecimal digits by the byte.
+pub(crate) fn percent_decode(text: &str) -> Result<String, OpenError> {
+    String::from_utf8(percent_decode_bytes(text)?).map_err(|_| OpenError::Percent)
 }
 
-/// A path as a URL has it: as [`encoded`], and each byte that is not UTF-8 or a control character as `%` and two
-/// digits.
-pub(crate) fn encoded_path(path: &Path) -> String {
+/// Encodes a path for a URL: as [`percent_encode`], and each byte that is not UTF-8 or part of a control character as `%` and
+/// two digits.
+pub(crate) fn percent_encode_path(path: &Path) -> String {
     let mut text = String::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
         for character in chunk.valid().chars() {
@@ -303,7 +303,7 @@ pub(crate) fn encoded_path(path: &Path) -> String {
                     let mut bytes = [0; 4];
                     character.encode_utf8(&mut bytes).bytes().for_each(|byte| text += &format!("%{byte:02X}"));
                 }
-                character => text += &encoded(character.encode_utf8(&mut [0; 4])),
+                character => text += &percent_encode(character.encode_utf8(&mut [0; 4])),
             }
         }
         chunk.invalid().iter().for_each(|byte| text += &format!("%{byte:02X}"));
@@ -311,12 +311,12 @@ pub(crate) fn encoded_path(path: &Path) -> String {
     text
 }
 
-/// The path that a URL has: any bytes, as the system has them.
-pub(crate) fn decoded_path(text: &str) -> Result<PathBuf, OpenError> {
-    Ok(OsString::from_vec(decoded_bytes(text)?).into())
+/// Decodes the path of a URL; the bytes need not be UTF-8.
+pub(crate) fn percent_decode_path(text: &str) -> Result<PathBuf, OpenError> {
+    Ok(OsString::from_vec(percent_decode_bytes(text)?).into())
 }
 
-fn decoded_bytes(text: &str) -> Result<Vec<u8>, OpenError> {
+fn percent_decode_bytes(text: &str) -> Result<Vec<u8>, OpenError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut parts = text.split('%');
     bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_name_stores() {
+    fn urls_parse_to_stores() {
         let default = FjallOptions::default().cache_bytes;
         for (url, store) in [
             ("memory://", StoreUrl::Memory),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_written_so_that_it_is_read_as_the_same() {
+    fn displayed_paths_parse_to_the_same_url() {
         for path in ["/a", "/100%25/?", "/a b/₿", "/a?cache_mib=2", "/a\nb"] {
             for url in [StoreUrl::fjall(path), fjall(path, 3 << 20)] {
                 assert_eq!(url.to_string().parse::<StoreUrl>().unwrap(), url, "{url}");
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_no_text_is_written_byte_by_byte() {
+    fn paths_that_are_not_utf8_round_trip() {
         let path = PathBuf::from(OsString::from_vec(b"/a\xff/\xe2\x82\xac\xc3".to_vec()));
         let url = StoreUrl::fjall(&path).to_string();
         assert_eq!(url, "fjall:///a%FF/€%C3");
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_an_address_each() {
+    fn each_node_of_a_url_needs_an_address() {
         let hosts = |url: &str| match url.parse::<StoreUrl>() {
             Ok(StoreUrl::Aerospike(settings)) => Ok(settings.hosts),
             other => Err(other.unwrap_err().to_string()),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
+    fn invalid_urls_are_refused_in_one_line() {
         for (url, says) in [
             ("/var/lib/utxo", "://"),
             ("", "://"),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_opened_is_what_was_named() {
+    async fn open_returns_the_engine_of_the_url() {
         let directory = tempfile::tempdir().unwrap();
         let url = format!("fjall://{}/new%20store?cache_mib=1", directory.path().display());
         for (url, name) in [("memory://", "memory"), ("null:///", "null"), (url.as_str(), "fjall")] {
@@ -454,14 +454,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_there_is_no_store_nothing_is_created() {
+    async fn opening_an_absent_store_to_read_creates_nothing() {
         let options = OpenOptions::new(Rules::main(0));
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::create_dir(path("empty")).unwrap();
         std::fs::create_dir(path("letters")).unwrap();
         std::fs::write(path("letters/1.txt"), "dear diary").unwrap();
-        // What is left of a first opening that was killed.
+        // A killed first opening leaves such files.
         std::fs::create_dir(path("unfinished")).unwrap();
         std::fs::write(path("unfinished/0.jnl"), "").unwrap();
         for (name, says) in [
@@ -477,7 +477,7 @@ mod tests {
         }
         assert!(!path("nowhere").exists());
         assert_eq!(std::fs::read_dir(path("empty")).unwrap().count(), 0);
-        assert!(path("unfinished/0.jnl").exists(), "that is for whoever opens it to write");
+        assert!(path("unfinished/0.jnl").exists(), "a reader leaves unfinished files alone");
 
         let url = format!("fjall://{}", path("store").display());
         open(&url, &options).await.unwrap().close().await.unwrap();

@@ -1,7 +1,7 @@
-//! Events of `utxo.block-mined` and `utxo.reorgs`.
+//! Events of `utxo.block-mined` and `utxo.reorgs`, which the feed copies to `utxo.chain`.
 
 use super::{
-    codec::{DecodeError, Problem, Sink, Source, Wire},
+    codec::{BodyReader, BodyWriter, DecodeError, DecodeProblem, Wire},
     declare,
     json::{self, Json, JsonError, Node, Plain, TxidList},
 };
@@ -10,15 +10,16 @@ use crate::tx::Txid;
 declare! {
     /// A block and the transactions in it.
     pub struct Block<'a> {
-        /// Sequence number of the block, local to the node; 0 is the genesis or a seeded block.
+        /// Sequence number of the block, local to the node; 0 stands for the genesis block and for all blocks before
+        /// the store began.
         pub block_id: u32,
-        /// Block hash, internal order.
+        /// Hash of the block, internal order.
         pub hash: [u8; 32],
-        /// Hash of the block before it, internal order.
+        /// Hash of the previous block, internal order.
         pub previous: [u8; 32],
-        /// Height.
+        /// Height of the block.
         pub height: u32,
-        /// Header time, seconds since the epoch.
+        /// Time in the header, seconds since the epoch.
         pub time: u32,
         /// The block is on the longest chain.
         pub longest_chain: bool,
@@ -30,32 +31,32 @@ declare! {
 }
 
 declare! {
-    /// A run of transactions of a block; its place in the list is the *subtree index*.
+    /// Consecutive transactions of a block. The position of a subtree in the block's list is its *subtree index*.
     pub struct Subtree<'a> {
-        /// How many transactions.
+        /// Number of transactions in the subtree.
         pub count: u64,
-        /// Which.
+        /// Ids of the transactions.
         pub transactions: SubtreeTransactions<'a>,
     }
-    check counted;
+    check check_count;
 }
 
-/// The transactions of a [`Subtree`]: a concatenation of 32-byte ids in internal order, without the coinbase.
+/// Transactions of a [`Subtree`]: a concatenation of 32-byte ids in internal order, without the coinbase.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SubtreeTransactions<'a> {
-    /// In the message: `count` times 32 bytes.
+    /// The ids are in the message: `count` times 32 bytes.
     Inline(&'a [u8]),
-    /// In the object store.
+    /// The ids are an object of the object store.
     Object {
         /// Key of the object.
         key: &'a str,
-        /// SHA-256 of its content.
+        /// SHA-256 of the object's content.
         sha256: [u8; 32],
     },
 }
 
 impl<'a> SubtreeTransactions<'a> {
-    /// The ids that are in the message; `None` when they are in the object store.
+    /// Returns the ids that the message holds; `None` when they are in the object store.
     pub fn inline(&self) -> Option<impl ExactSizeIterator<Item = Txid> + use<'a>> {
         match self {
             SubtreeTransactions::Inline(txids) => Some(txids.as_chunks().0.iter().map(|txid| Txid(*txid))),
@@ -67,60 +68,60 @@ impl<'a> SubtreeTransactions<'a> {
 declare! {
     /// A block was mined.
     pub struct BlockMined<'a> {
-        /// Rises by one over the events of both block topics together; the first is 1.
+        /// Number of the event over both block topics together: the first is 1, and each next event adds 1.
         pub sequence: u64,
-        /// The block.
+        /// The mined block and its transactions.
         pub block: Block<'a>,
     }
-    check mined_in_sequence;
+    check check_block_mined;
 }
 
 declare! {
     /// The longest chain changed.
     pub struct Reorg<'a> {
-        /// Rises by one over the events of both block topics together; the first is 1.
+        /// Number of the event over both block topics together: the first is 1, and each next event adds 1.
         pub sequence: u64,
         /// Blocks that left the longest chain, ascending by height.
         pub disconnected: Vec<Block<'a>>,
-        /// Blocks that are on it now, ascending by height.
+        /// Blocks that joined the longest chain, ascending by height.
         pub connected: Vec<Block<'a>>,
     }
-    check reorganised_in_order;
+    check check_reorg;
 }
 
-fn counted(subtree: &Subtree<'_>) -> Result<(), DecodeError> {
+fn check_count(subtree: &Subtree<'_>) -> Result<(), DecodeError> {
     match &subtree.transactions {
         SubtreeTransactions::Inline(txids) if subtree.count.checked_mul(32) != Some(txids.len() as u64) => {
             let rule = format!("{} transactions do not have {} bytes of ids", subtree.count, txids.len());
-            Err(DecodeError::rule("count", rule))
+            Err(DecodeError::broken_rule("count", rule))
         }
         _ => Ok(()),
     }
 }
 
-fn mined_in_sequence(mined: &BlockMined<'_>) -> Result<(), DecodeError> {
-    numbered(mined.sequence)
+fn check_block_mined(mined: &BlockMined<'_>) -> Result<(), DecodeError> {
+    check_sequence(mined.sequence)
 }
 
-fn reorganised_in_order(reorg: &Reorg<'_>) -> Result<(), DecodeError> {
-    numbered(reorg.sequence)?;
-    ascending("disconnected", &reorg.disconnected)?;
-    ascending("connected", &reorg.connected)
+fn check_reorg(reorg: &Reorg<'_>) -> Result<(), DecodeError> {
+    check_sequence(reorg.sequence)?;
+    check_ascending("disconnected", &reorg.disconnected)?;
+    check_ascending("connected", &reorg.connected)
 }
 
-fn numbered(sequence: u64) -> Result<(), DecodeError> {
+fn check_sequence(sequence: u64) -> Result<(), DecodeError> {
     match sequence {
-        0 => Err(DecodeError::rule("sequence", "0 is not used: the first is 1")),
+        0 => Err(DecodeError::broken_rule("sequence", "0 is not used: the first is 1")),
         _ => Ok(()),
     }
 }
 
-fn ascending(field: &str, blocks: &[Block<'_>]) -> Result<(), DecodeError> {
+fn check_ascending(field: &str, blocks: &[Block<'_>]) -> Result<(), DecodeError> {
     match blocks.windows(2).position(|pair| pair[0].height >= pair[1].height) {
         Some(index) => {
             let height = blocks[index + 1].height;
             let rule = format!("{height} is not above the height of the block before it");
-            Err(DecodeError::rule(format!("{field}[{}].height", index + 1), rule))
+            Err(DecodeError::broken_rule(format!("{field}[{}].height", index + 1), rule))
         }
         None => Ok(()),
     }
@@ -135,7 +136,7 @@ where
 {
     const LEAST: usize = 4 + 8;
 
-    fn encode(&self, sink: &mut Sink) {
+    fn encode(&self, sink: &mut BodyWriter) {
         match self {
             SubtreeTransactions::Inline(txids) => {
                 sink.put(INLINE);
@@ -149,7 +150,7 @@ where
         }
     }
 
-    fn decode(source: &mut Source<'wire>) -> Result<Self, DecodeError> {
+    fn decode(source: &mut BodyReader<'wire>) -> Result<Self, DecodeError> {
         let within = |field| move |error: DecodeError| error.within(field);
         match source.take()? {
             INLINE => source.take().map(SubtreeTransactions::Inline).map_err(within("inline")),
@@ -157,7 +158,7 @@ where
                 key: source.take().map_err(within("object.key"))?,
                 sha256: source.take().map_err(within("object.sha256"))?,
             }),
-            other => Err(Problem::Tag(other).into()),
+            other => Err(DecodeProblem::Tag(other).into()),
         }
     }
 }
@@ -173,7 +174,7 @@ impl Json for SubtreeTransactions<'_> {
         }
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         if let Some(txids) = node.single("inline") {
             sink.put(INLINE);
             return TxidList::transcode(txids, sink).map_err(|error| error.within("inline"));

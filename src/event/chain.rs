@@ -1,4 +1,4 @@
-//! What else `utxo.chain` carries: contests and commands.
+//! Events that only `utxo.chain` carries: contests and commands. Blocks and reorgs are in `block`.
 
 use super::declare;
 use crate::{
@@ -7,137 +7,137 @@ use crate::{
 };
 
 declare! {
-    /// The fast path could not decide a transaction and leaves it to the sequencer.
+    /// Hands a transaction that the fast path cannot apply freely to the sequencer.
     pub struct Contest {
-        /// The transaction.
+        /// Txid of the contested transaction.
         pub txid: Txid,
-        /// Where its own event is.
-        pub position: Position,
-        /// BLAKE3 of the transaction as that event has it (of its body, as the digest hashes it).
+        /// Position of the transaction's own event.
+        pub position: EventPosition,
+        /// BLAKE3 of the transaction's body in that event, hashed as in the state digest.
         pub body: [u8; 32],
-        /// Why.
+        /// Reason of the contest.
         pub reason: Reason,
     }
 }
 
 declare! {
-    /// Where a message is.
-    pub struct Position {
-        /// Topic name.
+    /// Position of the message that holds an event.
+    pub struct EventPosition {
+        /// Name of the topic.
         pub topic: String,
-        /// Partition number.
+        /// Number of the partition.
         pub partition: i32,
-        /// The message's own offset.
+        /// Offset of the message itself, not the next to read.
         pub offset: u64,
-        /// Milliseconds since the epoch, as the topic records it.
+        /// Timestamp of the message in its topic, milliseconds since the epoch.
         pub timestamp_ms: i64,
     }
 }
 
 declare! {
-    /// Somebody, or the sequencer itself, asks for a change.
+    /// Asks the sequencer for a change; written by an operator, a client or the sequencer itself.
     pub struct Command<'a> {
-        /// Chosen by who asks; the result names it, and a repeat of it changes nothing.
+        /// Id that the sender chooses. The result names the id, and a repeated id changes nothing.
         pub id: [u8; 16],
-        /// What to do.
-        pub action: Action<'a>,
+        /// Requested change and its subject.
+        pub action: CommandAction<'a>,
     }
 }
 
 declare! {
-    /// What a [`Command`] asks for.
-    pub enum Action<'a> {
+    /// Change that a [`Command`] asks for.
+    pub enum CommandAction<'a> {
         /// Makes the outputs of a transaction spendable.
         Unlock = 0, "unlock" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
         },
         /// Makes the outputs of a transaction not spendable yet.
         Lock = 1, "lock" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
         },
-        /// Bars an output until it is unfrozen or reassigned.
+        /// Makes an output unspendable until it is unfrozen or reassigned.
         Freeze = 2, "freeze" {
-            /// The output.
+            /// Output that the command changes.
             outpoint: Outpoint,
         },
-        /// Frees a frozen output.
+        /// Makes a frozen output spendable again.
         Unfreeze = 3, "unfreeze" {
-            /// The output.
+            /// Output that the command changes.
             outpoint: Outpoint,
         },
-        /// Bars an output below a height.
+        /// Makes an output unspendable below a height.
         FreezeUntil = 4, "freeze-until" {
-            /// The output.
+            /// Output that the command changes.
             outpoint: Outpoint,
-            /// The height from which it is spendable.
+            /// Height from which the output is spendable.
             height: u32,
         },
         /// Gives a frozen output to a new owner.
         Reassign = 5, "reassign" {
-            /// The output.
+            /// Output that the command changes.
             outpoint: Outpoint,
-            /// UTXO hash that it must have now.
+            /// UTXO hash that the output must have now.
             utxo_hash: UtxoHash,
             /// The new owner's locking script.
             new_script: &'a [u8],
-            /// Its amount.
+            /// Amount of the output, satoshis.
             satoshis: u64,
             /// Block height of the reassignment.
             height: u32,
             /// Blocks after `height` from which the new owner can spend.
             spendable_after: u32,
         },
-        /// Frees an output, if that input of that transaction holds it.
+        /// Frees an output that the named input of the named transaction holds.
         Unspend = 6, "unspend" {
-            /// The output.
+            /// Output that the command changes.
             outpoint: Outpoint,
-            /// The transaction that spends it.
+            /// Transaction that holds the output.
             spender: Txid,
-            /// The index of its input.
+            /// Index of the spending input.
             input: u32,
         },
-        /// Makes a transaction, and all that descends from it, conflicting.
+        /// Makes a transaction and its descendants conflicting.
         SetConflicting = 7, "set-conflicting" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
         },
-        /// Looks again at a conflicting transaction.
+        /// Opens the verdict of a conflicting transaction again.
         Reconsider = 8, "reconsider" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
         },
-        /// Keeps a transaction from being pruned.
+        /// Protects a transaction from pruning.
         Preserve = 9, "preserve" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
-            /// Until this block height.
+            /// Block height until which the transaction is protected.
             until: u32,
         },
         /// Turns a transaction that is conflicting by verdict into a tombstone.
         Delete = 10, "delete" {
-            /// The transaction.
+            /// Transaction that the command changes.
             txid: Txid,
         },
     }
 }
 
-impl Action<'_> {
-    /// The transaction that is to be changed.
+impl CommandAction<'_> {
+    /// Returns the transaction that the command changes.
     pub fn subject(&self) -> Txid {
         match self {
-            Action::Unlock { txid }
-            | Action::Lock { txid }
-            | Action::SetConflicting { txid }
-            | Action::Reconsider { txid }
-            | Action::Preserve { txid, .. }
-            | Action::Delete { txid } => *txid,
-            Action::Freeze { outpoint }
-            | Action::Unfreeze { outpoint }
-            | Action::FreezeUntil { outpoint, .. }
-            | Action::Reassign { outpoint, .. }
-            | Action::Unspend { outpoint, .. } => outpoint.txid,
+            CommandAction::Unlock { txid }
+            | CommandAction::Lock { txid }
+            | CommandAction::SetConflicting { txid }
+            | CommandAction::Reconsider { txid }
+            | CommandAction::Preserve { txid, .. }
+            | CommandAction::Delete { txid } => *txid,
+            CommandAction::Freeze { outpoint }
+            | CommandAction::Unfreeze { outpoint }
+            | CommandAction::FreezeUntil { outpoint, .. }
+            | CommandAction::Reassign { outpoint, .. }
+            | CommandAction::Unspend { outpoint, .. } => outpoint.txid,
         }
     }
 }
@@ -148,22 +148,22 @@ declare! {
         DoubleSpend = 0, "double-spend" {
             /// Index of the input.
             input: u32,
-            /// The transaction that spends it.
+            /// Transaction that spends the same output.
             winner: Txid,
         },
         /// A parent is conflicting by verdict.
         ConflictingParent = 1, "conflicting-parent" {
-            /// That parent.
+            /// Txid of the parent.
             parent: Txid,
         },
-        /// A parent was proven never to have been produced before it.
+        /// A parent is missing: no event before the transaction's own event creates the parent.
         MissingParent = 2, "missing-parent" {
-            /// That parent.
+            /// Txid of the parent.
             parent: Txid,
         },
         /// A parent was pruned before its slot was taken.
         PrunedParent = 3, "pruned-parent" {
-            /// That parent.
+            /// Txid of the parent.
             parent: Txid,
         },
         /// A coinbase parent was immature at the transaction's height.
@@ -171,7 +171,7 @@ declare! {
             /// Index of the input.
             input: u32,
         },
-        /// The slot's hash, script or amount differs from what the input says.
+        /// The slot's hash, script or amount differs from the previous output that the input claims.
         Mismatch = 5, "mismatch" {
             /// Index of the input.
             input: u32,
@@ -191,25 +191,24 @@ declare! {
             /// Index of the input.
             input: u32,
         },
-        /// A parent stayed locked longer than the grace.
+        /// A parent stayed locked longer than the grace period.
         Locked = 9, "locked" {
-            /// That parent.
+            /// Txid of the parent.
             parent: Txid,
         },
-        /// A slot has a history, so the sequencer must decide. Only ever why a transaction was contested, never a
-        /// verdict.
+        /// A slot has a history, so the sequencer must decide. Reason of a contest only, never of a verdict.
         History = 10, "history" {
             /// Index of the input.
             input: u32,
         },
-        /// The transaction's own record was found contested. Only ever why it was contested, never a verdict.
+        /// The transaction's own record was found contested. Reason of a contest only, never of a verdict.
         Found = 11, "found",
-        /// An operator said so.
+        /// A command of an operator made the transaction conflicting.
         Command = 12, "command",
-        /// A coinbase whose block left the longest chain.
+        /// The block of a coinbase left the longest chain.
         Disconnected = 13, "disconnected",
-        /// The first event of the transaction was a partial one, so that this one may hold no slots. Only ever why it was
-        /// contested, never a verdict.
+        /// The first event of the transaction was a partial one, so that the whole one possibly holds no slots. Reason
+        /// of a contest only, never of a verdict.
         Seeded = 14, "seeded",
     }
 }

@@ -1,8 +1,15 @@
-//! The body encoding: bincode 2, fixed-width, little-endian. The only place that names bincode's readers and writers.
+//! Body encoding: bincode 2, fixed-width, little-endian. No other module names bincode's readers and writers.
 //!
-//! Integers take their own width, a boolean or the tag of an option one byte, the tag of an enum four, the length of
-//! bytes, text and lists eight; arrays have no length. bincode allocates a list from the length that the message
-//! claims, so lists are read here: the claim is first held against the bytes that are left.
+//! | value | bytes |
+//! |---|---|
+//! | integer | own width |
+//! | boolean, tag of an option | 1 |
+//! | tag of an enum | 4 |
+//! | length of bytes, text or a list | 8 |
+//! | length of an array | 0 |
+//!
+//! bincode would allocate a list from the length that the message claims. This module therefore reads lists itself and
+//! first compares the claimed length with the bytes that are left.
 
 use std::fmt;
 
@@ -22,57 +29,57 @@ use crate::tx::{Outpoint, Txid, UtxoHash};
 type Fixed = Configuration<LittleEndian, Fixint, NoLimit>;
 const CONFIGURATION: Fixed = bincode::config::standard().with_fixed_int_encoding();
 
-/// A message that is no event: where and why. One line.
+/// Error of a message that is no event: the field and the problem, in one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodeError {
-    /// The field, from the outside in: `block.subtrees[2].count`. Empty when it is the envelope.
+    /// Path of the field, from the outside in: `block.subtrees[2].count`. Empty for the envelope.
     pub field: String,
-    /// What is wrong there.
-    pub problem: Problem,
+    /// Problem of the field's bytes.
+    pub problem: DecodeProblem,
 }
 
-/// What can be wrong with a message.
+/// Problem of a message or of one of its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// Fewer bytes than an envelope.
+pub enum DecodeProblem {
+    /// The message is shorter than an envelope; holds its length.
     #[error("{0} bytes are no event: an envelope alone has 3")]
     NoEnvelope(usize),
-    /// Another first byte.
+    /// The first byte is not [`MAGIC`](super::MAGIC).
     #[error("not an event: the first byte is {0:#04x} instead of {magic:#04x}", magic = super::MAGIC)]
     Magic(u8),
-    /// Written by a later release.
+    /// A later release wrote the message; holds its schema version.
     #[error("schema version {0} is unknown: this release reads version {known}", known = super::SCHEMA_VERSION)]
     Version(u8),
-    /// Written by a later release, or by somebody else.
+    /// A later release or another program wrote the message; holds the number of the kind.
     #[error("event kind {0} is unknown")]
     Kind(u8),
-    /// A field, or the length that a field claims, goes beyond the message.
+    /// A field, or the length that a field claims, ends beyond the message.
     #[error("the message ends {missing} bytes too early")]
     Truncated {
-        /// How many more bytes the field needs.
+        /// Number of further bytes that the field needs.
         missing: u64,
     },
-    /// A list claims more elements than can follow.
+    /// A list claims more elements than the rest of the message can hold.
     #[error("{count} elements cannot be in the {left} bytes that are left")]
     Count {
-        /// What the list claims.
+        /// Claimed number of elements.
         count: u64,
-        /// What is left of the message.
+        /// Bytes that are left of the message.
         left: usize,
     },
-    /// Bytes behind the last field.
+    /// Bytes follow the last field; holds their number.
     #[error("{0} bytes follow the last field")]
     Trailing(usize),
-    /// A boolean that is neither 0 nor 1.
+    /// A boolean is neither 0 nor 1.
     #[error("{0} is no boolean: only 0 and 1 are")]
     Boolean(u8),
-    /// The tag of an option or an enum.
+    /// The tag of an option or an enum is unknown.
     #[error("{0} is no known tag")]
     Tag(u32),
-    /// Text that is not UTF-8.
+    /// A text is not UTF-8.
     #[error("the text is not UTF-8")]
     Text,
-    /// A value that the field must not have.
+    /// A value breaks a rule of the field; holds the rule.
     #[error("{0}")]
     Rule(String),
 }
@@ -88,22 +95,22 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-impl From<Problem> for DecodeError {
-    fn from(problem: Problem) -> Self {
+impl From<DecodeProblem> for DecodeError {
+    fn from(problem: DecodeProblem) -> Self {
         DecodeError { field: String::new(), problem }
     }
 }
 
 impl DecodeError {
-    /// A value that `field` must not have.
-    pub(super) fn rule(field: impl Into<String>, broken: impl Into<String>) -> Self {
-        DecodeError { field: field.into(), problem: Problem::Rule(broken.into()) }
+    /// Returns the error of a value that breaks a rule of `field`.
+    pub(super) fn broken_rule(field: impl Into<String>, broken: impl Into<String>) -> Self {
+        DecodeError { field: field.into(), problem: DecodeProblem::Rule(broken.into()) }
     }
 
-    /// The same error, seen from the structure that holds it in `field`.
+    /// Adds `field` in front of the path: the error as the enclosing structure reports it.
     pub(super) fn within(mut self, field: &str) -> Self {
-        let joint = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
-        self.field = format!("{field}{joint}{}", self.field);
+        let separator = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
+        self.field = format!("{field}{separator}{}", self.field);
         self
     }
 }
@@ -111,19 +118,19 @@ impl DecodeError {
 impl From<BincodeError> for DecodeError {
     fn from(error: BincodeError) -> Self {
         match error {
-            BincodeError::UnexpectedEnd { additional } => Problem::Truncated { missing: additional as u64 },
-            BincodeError::OutsideUsizeRange(length) => Problem::Truncated { missing: length },
-            BincodeError::InvalidBooleanValue(found) => Problem::Boolean(found),
-            BincodeError::UnexpectedVariant { found, .. } => Problem::Tag(found),
-            BincodeError::Utf8 { .. } => Problem::Text,
-            other => Problem::Rule(other.to_string()),
+            BincodeError::UnexpectedEnd { additional } => DecodeProblem::Truncated { missing: additional as u64 },
+            BincodeError::OutsideUsizeRange(length) => DecodeProblem::Truncated { missing: length },
+            BincodeError::InvalidBooleanValue(found) => DecodeProblem::Boolean(found),
+            BincodeError::UnexpectedVariant { found, .. } => DecodeProblem::Tag(found),
+            BincodeError::Utf8 { .. } => DecodeProblem::Text,
+            other => DecodeProblem::Rule(other.to_string()),
         }
         .into()
     }
 }
 
-/// Where a body is written.
-pub(super) struct Sink(EncoderImpl<Buffer, Fixed>);
+/// Writes the body of a message.
+pub(super) struct BodyWriter(EncoderImpl<Buffer, Fixed>);
 
 struct Buffer(Vec<u8>);
 
@@ -135,31 +142,31 @@ impl Writer for Buffer {
     }
 }
 
-impl Sink {
-    /// Writes behind what `buffer` holds.
+impl BodyWriter {
+    /// Creates a writer that appends to `buffer`.
     pub fn new(buffer: Vec<u8>) -> Self {
-        Sink(EncoderImpl::new(Buffer(buffer), CONFIGURATION))
+        BodyWriter(EncoderImpl::new(Buffer(buffer), CONFIGURATION))
     }
 
-    /// Writes what bincode writes for a primitive, bytes, text or an array.
+    /// Writes a primitive, bytes, a text or an array as bincode does.
     #[inline]
     pub fn put<T: Encode>(&mut self, value: T) {
         value.encode(&mut self.0).expect("bincode fails only where its writer does, and a vector takes all bytes");
     }
 
-    /// Writes the number of elements of a list, or of bytes.
+    /// Writes the length of a list, in elements, or of bytes.
     pub fn put_length(&mut self, length: usize) {
         self.put(length as u64);
     }
 
-    /// Everything written.
+    /// Returns the bytes in the buffer.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0.into_writer().0
     }
 }
 
-/// Where a body is read from; what it hands out borrows from the message.
-pub(super) struct Source<'a>(DecoderImpl<Unread<'a>, Fixed, ()>);
+/// Reads the body of a message; the values borrow from the message.
+pub(super) struct BodyReader<'a>(DecoderImpl<Unread<'a>, Fixed, ()>);
 
 struct Unread<'a>(&'a [u8]);
 
@@ -193,48 +200,48 @@ impl<'a> BorrowReader<'a> for Unread<'a> {
     }
 }
 
-impl<'a> Source<'a> {
-    /// Reads `body` from its beginning.
+impl<'a> BodyReader<'a> {
+    /// Creates a reader at the beginning of `body`.
     pub fn new(body: &'a [u8]) -> Self {
-        Source(DecoderImpl::new(Unread(body), CONFIGURATION, ()))
+        BodyReader(DecoderImpl::new(Unread(body), CONFIGURATION, ()))
     }
 
-    /// Reads what bincode reads for a primitive, bytes, text or an array.
+    /// Reads a primitive, bytes, a text or an array as bincode does.
     #[inline]
     pub fn take<T: BorrowDecode<'a, ()>>(&mut self) -> Result<T, DecodeError> {
         Ok(T::borrow_decode(&mut self.0)?)
     }
 
-    /// Reads the number of elements of a list whose elements have at least `least` bytes each.
+    /// Reads the length of a list whose elements have at least `least` bytes each.
     fn take_count(&mut self, least: usize) -> Result<usize, DecodeError> {
         let count: u64 = self.take()?;
         let left = self.left();
         match usize::try_from(count) {
             Ok(fits) if fits <= left / least.max(1) => Ok(fits),
-            _ => Err(Problem::Count { count, left }.into()),
+            _ => Err(DecodeProblem::Count { count, left }.into()),
         }
     }
 
-    /// How many bytes have not been read.
+    /// Returns the number of bytes that are not read yet.
     pub fn left(&mut self) -> usize {
         use bincode::de::Decoder;
         self.0.reader().0.len()
     }
 }
 
-/// What has a place in a body. Structures and enums get this from [`declare!`](super::declare).
+/// Binary form of a value in a body. [`declare!`](super::declare) implements the trait for structures and enums.
 pub(super) trait Wire<'a>: Sized {
-    /// The least number of bytes that a value takes.
+    /// Least number of bytes that a value takes.
     const LEAST: usize;
 
-    /// Writes the value.
-    fn encode(&self, sink: &mut Sink);
+    /// Writes the value to a body.
+    fn encode(&self, sink: &mut BodyWriter);
 
-    /// Reads a value.
-    fn decode(source: &mut Source<'a>) -> Result<Self, DecodeError>;
+    /// Reads the next value of a body.
+    fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError>;
 }
 
-/// The least of `sizes`, for the variants of an enum.
+/// Returns the least of `sizes`, for the variants of an enum.
 pub(super) const fn least(sizes: &[usize]) -> usize {
     let mut least = usize::MAX;
     let mut at = 0;
@@ -247,55 +254,55 @@ pub(super) const fn least(sizes: &[usize]) -> usize {
     least
 }
 
-macro_rules! as_bincode_does {
+macro_rules! wire_by_bincode {
     ($($type:ty: $least:literal),* $(,)?) => {$(
         impl<'a> Wire<'a> for $type {
             const LEAST: usize = $least;
 
             #[inline]
-            fn encode(&self, sink: &mut Sink) {
+            fn encode(&self, sink: &mut BodyWriter) {
                 sink.put(self);
             }
 
             #[inline]
-            fn decode(source: &mut Source<'a>) -> Result<Self, DecodeError> {
+            fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
                 source.take()
             }
         }
     )*};
 }
-as_bincode_does! {
+wire_by_bincode! {
     bool: 1, u32: 4, i32: 4, u64: 8, i64: 8, [u8; 16]: 16, [u8; 32]: 32,
     Txid: 32, UtxoHash: 32, Outpoint: 36,
 }
 
-macro_rules! borrowed {
+macro_rules! wire_by_reference {
     ($($type:ty),*) => {$(
         impl<'wire: 'a, 'a> Wire<'wire> for &'a $type {
             const LEAST: usize = 8;
 
             #[inline]
-            fn encode(&self, sink: &mut Sink) {
+            fn encode(&self, sink: &mut BodyWriter) {
                 sink.put(*self);
             }
 
             #[inline]
-            fn decode(source: &mut Source<'wire>) -> Result<Self, DecodeError> {
+            fn decode(source: &mut BodyReader<'wire>) -> Result<Self, DecodeError> {
                 source.take()
             }
         }
     )*};
 }
-borrowed!([u8], str);
+wire_by_reference!([u8], str);
 
 impl<'a> Wire<'a> for String {
     const LEAST: usize = 8;
 
-    fn encode(&self, sink: &mut Sink) {
+    fn encode(&self, sink: &mut BodyWriter) {
         sink.put(self.as_str());
     }
 
-    fn decode(source: &mut Source<'a>) -> Result<Self, DecodeError> {
+    fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
         source.take::<&str>().map(str::to_owned)
     }
 }
@@ -303,12 +310,12 @@ impl<'a> Wire<'a> for String {
 impl<'a, T: Wire<'a>> Wire<'a> for Vec<T> {
     const LEAST: usize = 8;
 
-    fn encode(&self, sink: &mut Sink) {
+    fn encode(&self, sink: &mut BodyWriter) {
         sink.put_length(self.len());
         self.iter().for_each(|element| element.encode(sink));
     }
 
-    fn decode(source: &mut Source<'a>) -> Result<Self, DecodeError> {
+    fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
         let count = source.take_count(T::LEAST)?;
         let mut elements = Vec::with_capacity(count);
         for index in 0..count {
@@ -321,18 +328,18 @@ impl<'a, T: Wire<'a>> Wire<'a> for Vec<T> {
 impl<'a, T: Wire<'a>> Wire<'a> for Option<T> {
     const LEAST: usize = 1;
 
-    fn encode(&self, sink: &mut Sink) {
+    fn encode(&self, sink: &mut BodyWriter) {
         sink.put(self.is_some());
         if let Some(value) = self {
             value.encode(sink);
         }
     }
 
-    fn decode(source: &mut Source<'a>) -> Result<Self, DecodeError> {
+    fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
         match source.take::<u8>()? {
             0 => Ok(None),
             1 => T::decode(source).map(Some),
-            other => Err(Problem::Tag(other.into()).into()),
+            other => Err(DecodeProblem::Tag(other.into()).into()),
         }
     }
 }

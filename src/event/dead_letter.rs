@@ -1,10 +1,11 @@
-//! The envelope of dead letters: message headers that say whence and why. Key and payload are the source's, untouched.
+//! Envelope of dead letters: message headers name the source position and the reason. Key and payload are those of the
+//! source message, unchanged.
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::{
-    codec::{Source, Wire},
+    codec::{BodyReader, Wire},
     declare,
     json::{self, JsonError},
 };
@@ -12,47 +13,47 @@ use super::{
 const PREFIX: &str = "utxo-dead-letter-";
 
 declare! {
-    /// Whence a message comes that could not be handled, and why it could not.
+    /// Source position of a message that could not be applied, and the reason.
     #[derive(Serialize)]
     pub struct DeadLetter {
         /// Topic of the source message.
         pub topic: String,
-        /// Its partition.
+        /// Partition of the source message.
         pub partition: i32,
-        /// Its own offset.
+        /// Offset of the source message.
         pub offset: u64,
-        /// The step of the pipeline that gave it up.
+        /// Step of the pipeline that gave the message up.
         pub stage: String,
-        /// Why, as a class.
+        /// Class of the reason.
         pub class: DeadLetterClass,
-        /// Why, in one line that names the field.
+        /// Reason in one line that names the field.
         pub message: String,
-        /// Milliseconds since the epoch of the source message, as its topic records it.
+        /// Timestamp of the source message in its topic, milliseconds since the epoch.
         pub timestamp_ms: i64,
     }
 }
 
 declare! {
-    /// Why a message is a dead letter.
+    /// Class of the reason that makes a message a dead letter.
     #[derive(Copy, Eq, Serialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum DeadLetterClass {
-        /// The bytes are no event that the topic may carry, its transaction does not parse, or it is not the key's.
+        /// The bytes are no event that the topic may carry, the transaction does not parse, or the key is not its txid.
         Decode = 0, "decode",
-        /// It cannot be: an overspend, no outputs, an input without previous output; or a block or reorg under a sequence that
-        /// something else had before.
+        /// The content is invalid: an overspend, no outputs, an input without previous output; or another block or
+        /// reorg has the same sequence.
         Invalid = 1, "invalid",
-        /// A parent was proven never to have been produced before it.
+        /// A parent is missing: no event before the transaction's own event creates the parent.
         MissingParent = 2, "missing-parent",
-        /// A seeded transaction, and a later event for it that says otherwise.
+        /// A later event contradicts the partial transaction that came first.
         SeedMismatch = 3, "seed-mismatch",
-        /// Well formed, but beyond what this version can store.
+        /// The event is well formed, but this version cannot store it.
         Unsupported = 4, "unsupported",
     }
 }
 
 impl DeadLetterClass {
-    /// All of them.
+    /// Every class, in the order of the enum.
     pub const ALL: [DeadLetterClass; 5] = [
         DeadLetterClass::Decode,
         DeadLetterClass::Invalid,
@@ -61,7 +62,7 @@ impl DeadLetterClass {
         DeadLetterClass::Unsupported,
     ];
 
-    /// Its name in headers, JSON and metrics.
+    /// Returns the name in headers, JSON and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             DeadLetterClass::Decode => "decode",
@@ -73,13 +74,13 @@ impl DeadLetterClass {
     }
 }
 
-/// A message whose headers do not make it a dead letter. One line that names the header.
+/// Headers that are not those of a dead letter or of a settlement. The text is one line and names the header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It is not there.
+    /// A required header is missing.
     #[error("header `{PREFIX}{0}` is missing")]
     Missing(&'static str),
-    /// It is not what it should be.
+    /// The value of a header has another form; the second text names the expected form.
     #[error("header `{PREFIX}{0}` is not {1}")]
     Malformed(&'static str, &'static str),
 }
@@ -89,12 +90,12 @@ impl std::str::FromStr for DeadLetterClass {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let names = || DeadLetterClass::ALL.map(DeadLetterClass::name).join(", ");
-        class_named(name).ok_or_else(|| format!("a class is one of {}", names()))
+        find_class(name).ok_or_else(|| format!("a class is one of {}", names()))
     }
 }
 
 impl DeadLetter {
-    /// The headers to be put behind those of the source message.
+    /// Returns the headers that follow those of the source message.
     pub fn to_headers(&self) -> Vec<(String, Bytes)> {
         [
             ("topic", self.topic.clone()),
@@ -110,74 +111,75 @@ impl DeadLetter {
         .collect()
     }
 
-    /// Reads the headers of a dead letter. Others are ignored; of several with one name the last counts, since a
-    /// message that was replayed and failed again carries the older ones in front.
+    /// Reads the headers of a dead letter and ignores all others. The last header of a name counts, because a message
+    /// that was replayed and failed again carries the older headers in front.
     ///
     /// # Errors
-    /// A header is missing or malformed.
+    /// Fails where a header is missing or malformed.
     pub fn from_headers(headers: &[(String, Bytes)]) -> Result<Self, HeaderError> {
-        let text = |name| text_of(headers, name);
+        let text = |name| read_text(headers, name);
         Ok(DeadLetter {
             topic: text("topic")?.to_owned(),
-            partition: number_of(headers, "partition")?,
-            offset: number_of(headers, "offset")?,
+            partition: read_number(headers, "partition")?,
+            offset: read_number(headers, "offset")?,
             stage: text("stage")?.to_owned(),
-            class: class_named(text("class")?).ok_or(HeaderError::Malformed("class", "a known class"))?,
+            class: find_class(text("class")?).ok_or(HeaderError::Malformed("class", "a known class"))?,
             message: text("message")?.to_owned(),
-            timestamp_ms: number_of(headers, "timestamp-ms")?,
+            timestamp_ms: read_number(headers, "timestamp-ms")?,
         })
     }
 
-    /// One line of JSON.
+    /// Returns the dead letter as one line of JSON.
     pub fn to_json(&self) -> String {
         let mut line = String::new();
         json::write_object(self, &mut line);
         line
     }
 
-    /// What [`to_json`](Self::to_json) writes.
+    /// Reads the JSON that [`to_json`](Self::to_json) writes.
     ///
     /// # Errors
-    /// The text is no JSON object, lacks a field, has one too many, or one with a value that it must not have.
+    /// Fails where the text is no JSON object, or a field is missing, unknown or has an invalid value.
     pub fn from_json(text: &str) -> Result<Self, JsonError> {
-        let mut sink = super::Sink::new(Vec::new());
+        let mut sink = super::BodyWriter::new(Vec::new());
         json::transcode_object::<Self>(&json::Node::parse(text)?, &mut sink)?;
-        Ok(DeadLetter::decode(&mut Source::new(&sink.into_bytes()))?)
+        Ok(DeadLetter::decode(&mut BodyReader::new(&sink.into_bytes()))?)
     }
 }
 
-/// What was done with a dead letter.
+/// End of a dead letter: the work that settled it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Settled {
-    /// Its source message was published again, or its transaction looked at again.
+pub enum SettlementKind {
+    /// The source message was published again, or the verdict of its transaction was reconsidered.
     Replayed,
-    /// Nobody wants it.
+    /// An operator discarded the dead letter.
     Discarded,
 }
 
-/// A dead letter needs nobody any more. A message without a payload, in the topic of dead letters: of a log nothing is taken away.
+/// Message without a payload that marks a dead letter as settled. The message is in the topic of dead letters, because
+/// nothing can be removed from a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settlement {
+pub struct DeadLetterSettlement {
     /// Topic of the dead letter's source message.
     pub topic: String,
-    /// Its partition.
+    /// Partition of the dead letter's source message.
     pub partition: i32,
-    /// Its offset.
+    /// Offset of the dead letter's source message.
     pub offset: u64,
-    /// Timestamp of the message, milliseconds since the epoch: a topic that was created again has another message at
-    /// that offset. `None`: an earlier version has not written it down.
+    /// Timestamp of the source message, milliseconds since the epoch: a recreated topic has another message at that
+    /// offset. `None`: an earlier version wrote the settlement without a timestamp.
     pub timestamp_ms: Option<i64>,
-    /// What was done.
-    pub settled: Settled,
+    /// Work that settled the dead letter.
+    pub settled: SettlementKind,
 }
 
-impl Settlement {
-    /// All its headers.
+impl DeadLetterSettlement {
+    /// Returns all headers of the settlement.
     pub fn to_headers(&self) -> Vec<(String, Bytes)> {
         let settled = match self.settled {
-            Settled::Replayed => "replayed",
-            Settled::Discarded => "discarded",
+            SettlementKind::Replayed => "replayed",
+            SettlementKind::Discarded => "discarded",
         };
         let headers = [
             ("topic", self.topic.clone()),
@@ -193,45 +195,45 @@ impl Settlement {
             .collect()
     }
 
-    /// Reads the headers of one. A dead letter has the headers of its source message in front of its own, so that a
-    /// header of the same name may be anybody's: a message that says at which stage it was given up is no settlement,
-    /// whatever else it says.
+    /// Reads the headers of a settlement. A dead letter carries the headers of its source message in front of its own,
+    /// so that the sender of the source message can have chosen any header. A message with the header `stage` is
+    /// therefore never a settlement, whatever its other headers say.
     ///
     /// # Errors
-    /// A header is missing or malformed: it is something else, a dead letter perhaps.
+    /// Fails where a header is missing or malformed: the message is something else, for example a dead letter.
     pub fn from_headers(headers: &[(String, Bytes)]) -> Result<Self, HeaderError> {
         if headers.iter().any(|(name, _)| name.strip_prefix(PREFIX) == Some("stage")) {
-            return Err(HeaderError::Malformed(SETTLED, "that of a settlement: the message is a dead letter"));
+            return Err(HeaderError::Malformed(SETTLED, "the header of a settlement: the message is a dead letter"));
         }
-        let settled = match text_of(headers, SETTLED)? {
-            "replayed" => Settled::Replayed,
-            "discarded" => Settled::Discarded,
+        let settled = match read_text(headers, SETTLED)? {
+            "replayed" => SettlementKind::Replayed,
+            "discarded" => SettlementKind::Discarded,
             _ => return Err(HeaderError::Malformed(SETTLED, "replayed or discarded")),
         };
-        let topic = text_of(headers, "topic")?.to_owned();
-        let (partition, offset) = (number_of(headers, "partition")?, number_of(headers, "offset")?);
-        let timestamp_ms = match number_of(headers, "timestamp-ms") {
+        let topic = read_text(headers, "topic")?.to_owned();
+        let (partition, offset) = (read_number(headers, "partition")?, read_number(headers, "offset")?);
+        let timestamp_ms = match read_number(headers, "timestamp-ms") {
             Err(HeaderError::Missing(_)) => None,
             timestamp_ms => Some(timestamp_ms?),
         };
-        Ok(Settlement { topic, partition, offset, timestamp_ms, settled })
+        Ok(DeadLetterSettlement { topic, partition, offset, timestamp_ms, settled })
     }
 }
 
 const SETTLED: &str = "settled";
 
-fn class_named(name: &str) -> Option<DeadLetterClass> {
+fn find_class(name: &str) -> Option<DeadLetterClass> {
     DeadLetterClass::ALL.into_iter().find(|class| class.name() == name)
 }
 
-fn text_of<'h>(headers: &'h [(String, Bytes)], name: &'static str) -> Result<&'h str, HeaderError> {
+fn read_text<'h>(headers: &'h [(String, Bytes)], name: &'static str) -> Result<&'h str, HeaderError> {
     let named = |header: &&(String, Bytes)| header.0.strip_prefix(PREFIX) == Some(name);
     let (_, value) = headers.iter().rfind(named).ok_or(HeaderError::Missing(name))?;
     std::str::from_utf8(value).map_err(|_| HeaderError::Malformed(name, "UTF-8"))
 }
 
-fn number_of<N: std::str::FromStr>(headers: &[(String, Bytes)], name: &'static str) -> Result<N, HeaderError> {
-    text_of(headers, name)?.parse().map_err(|_| HeaderError::Malformed(name, "a decimal number in its range"))
+fn read_number<N: std::str::FromStr>(headers: &[(String, Bytes)], name: &'static str) -> Result<N, HeaderError> {
+    read_text(headers, name)?.parse().map_err(|_| HeaderError::Malformed(name, "a decimal number in its range"))
 }
 
 #[cfg(test)]
@@ -273,20 +275,20 @@ mod tests {
     }
 
     #[test]
-    fn a_settlement_is_no_dead_letter_and_a_dead_letter_no_settlement() {
-        for (settled, timestamp_ms) in [(Settled::Replayed, Some(-7)), (Settled::Discarded, None)] {
-            let settlement = Settlement { topic: "t".into(), partition: 3, offset: 9, timestamp_ms, settled };
+    fn settlements_and_dead_letters_are_not_confused() {
+        for (settled, timestamp_ms) in [(SettlementKind::Replayed, Some(-7)), (SettlementKind::Discarded, None)] {
+            let settlement = DeadLetterSettlement { topic: "t".into(), partition: 3, offset: 9, timestamp_ms, settled };
             let headers = settlement.to_headers();
-            assert_eq!(Settlement::from_headers(&headers), Ok(settlement.clone()));
+            assert_eq!(DeadLetterSettlement::from_headers(&headers), Ok(settlement.clone()));
             assert_eq!(DeadLetter::from_headers(&headers), Err(HeaderError::Missing("stage")));
-            // A stranger's message with the very headers of a settlement, as it lies among the dead letters.
+            // A source message with the headers of a settlement, as a copy among the dead letters.
             let letter = samples::dead_letters()[0].clone();
             let spoofed = [headers, letter.to_headers()].concat();
-            assert!(matches!(Settlement::from_headers(&spoofed), Err(HeaderError::Malformed(SETTLED, _))));
+            assert!(matches!(DeadLetterSettlement::from_headers(&spoofed), Err(HeaderError::Malformed(SETTLED, _))));
             assert_eq!(DeadLetter::from_headers(&spoofed), Ok(letter));
         }
         let letter = samples::dead_letters()[0].to_headers();
-        assert!(Settlement::from_headers(&letter).is_err());
+        assert!(DeadLetterSettlement::from_headers(&letter).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the sequencer writes: decisions before they are done, and outcomes.
+//! Messages of the sequencer: decisions, which are written before they are applied, and outcomes.
 
 use super::declare;
 use crate::{
@@ -7,127 +7,128 @@ use crate::{
 };
 
 declare! {
-    /// One step of what the sequencer decided about one event of the chain. The first record for an identity
-    /// (`chain_offset`, `step`) counts; steps are contiguous.
+    /// Step of the sequencer's decision about one event of the chain log. The first record with an identity
+    /// (`chain_offset`, `step`) counts. Steps are contiguous.
     pub struct Decision {
-        /// Offset in `utxo.chain` of the event.
+        /// Offset in `utxo.chain` of the event that is decided.
         pub chain_offset: u64,
         /// Number of the step, from 0.
         pub step: u32,
-        /// What was decided.
+        /// Content of the decision.
         pub body: DecisionBody,
     }
 }
 
 declare! {
-    /// What a [`Decision`] says.
+    /// Content of a [`Decision`].
     pub enum DecisionBody {
-        /// The transaction has its verdict already; nothing is done.
+        /// The transaction already has a verdict; the event changes nothing.
         PassedOver = 0, "passed-over" {
-            /// The transaction.
+            /// Txid of the transaction with the verdict.
             txid: Txid,
         },
         /// The transaction is live.
         Accepted = 1, "accepted" {
-            /// The transaction.
+            /// Txid of the accepted transaction.
             txid: Txid,
             /// Block height at the decision.
             height: u32,
-            /// Every input, whoever held its slot.
+            /// All inputs, whichever transaction held the slot of each.
             inputs: Vec<DecidedInput>,
-            /// Transactions that become conflicting for it.
+            /// Transactions that become conflicting because this one is accepted.
             losers: Vec<Txid>,
-            /// A block on the longest chain brings it.
+            /// A block on the longest chain lists the transaction.
             by_block: bool,
         },
         /// The transaction is conflicting.
         Conflicting = 2, "conflicting" {
-            /// The transaction.
+            /// Txid of the refused transaction.
             txid: Txid,
-            /// Why.
+            /// Reason of the refusal.
             reason: Reason,
             /// Block height at the decision.
             height: u32,
-            /// It had been live until now (a rebuild makes it live first).
+            /// The transaction was live until this decision (a rebuild makes it live first).
             live: bool,
         },
-        /// Transactions that descend from a conflicting one, and are conflicting with it.
+        /// Descendants of a conflicting transaction, which are conflicting with it.
         Cone = 3, "cone" {
-            /// One level, or a part of one; an empty list closes the cone.
-            members: Vec<ConeMember>,
+            /// Level of descendants, or a part of a level; an empty list ends the descendants.
+            members: Vec<Descendant>,
             /// Block height at the decision.
             height: u32,
         },
-        /// What became of a command.
+        /// The sequencer has handled a command.
         CommandDone = 4, "command-done" {
             /// The command's own id.
             id: [u8; 16],
-            /// Offset in `utxo.chain` at which it was executed. Where that is not the event's own, this is a repeat: its result is
-            /// that of the first time, and nothing is done.
+            /// Offset in `utxo.chain` at which the command was executed. If that is not the event's own offset, the
+            /// event repeats the command: the result is the one of the execution, and the event changes nothing.
             executed_at: u64,
-            /// What became of it.
+            /// Result of the execution.
             result: CommandResult,
         },
         /// The last step for this event.
         Closed = 5, "closed",
-        /// A part of an `accepted` that is larger than a message may be. It is decided, as a whole, once all its parts stand in
-        /// steps directly behind each other, from the first to the last; anything else between them voids what was begun.
+        /// Part of an `accepted` that exceeds the size limit of a message. The whole is decided once all parts are
+        /// in consecutive steps, from the first to the last; any other record between them voids the earlier parts.
         AcceptedPart = 6, "accepted-part" {
-            /// Which whole: the first bytes of BLAKE3 of the event that holds the `accepted`, with `chain_offset` and `step` 0.
+            /// Identity of the whole: the first bytes of BLAKE3 of the event that holds the `accepted`, with
+            /// `chain_offset` and `step` 0.
             whole: [u8; 16],
             /// Number of the part, from 0.
             part: u32,
-            /// How many there are.
+            /// Number of parts of the whole.
             parts: u32,
-            /// The transaction.
+            /// Txid of the accepted transaction.
             txid: Txid,
             /// Block height at the decision.
             height: u32,
-            /// The next of its inputs.
+            /// The next of the transaction's inputs.
             inputs: Vec<DecidedInput>,
-            /// The next of the transactions that become conflicting for it.
+            /// The next of the transactions that become conflicting because this one is accepted.
             losers: Vec<Txid>,
-            /// A block on the longest chain brings it.
+            /// A block on the longest chain lists the transaction.
             by_block: bool,
         },
     }
 }
 
 declare! {
-    /// One input of an accepted transaction.
+    /// Input of an accepted transaction and the holder of its slot.
     pub struct DecidedInput {
-        /// Its index.
+        /// Index of the input.
         pub input: u32,
-        /// The output that it spends.
+        /// Output that the input spends.
         pub outpoint: Outpoint,
-        /// Who was found to hold the slot; none: it was free.
+        /// Holder of the slot at the decision; none: the slot was free.
         pub holder: Option<SpendingData>,
     }
 }
 
 declare! {
-    /// One transaction of a cone.
-    pub struct ConeMember {
-        /// The transaction.
+    /// Descendant of a conflicting transaction.
+    pub struct Descendant {
+        /// Txid of the descendant.
         pub txid: Txid,
-        /// The transaction through whose outputs it was found.
+        /// Transaction whose outputs led to this descendant.
         pub parent: Txid,
-        /// It had been live until now; otherwise it was contested, or is only a stub.
+        /// The descendant was live until this decision; otherwise it was contested, or is only a stub.
         pub live: bool,
     }
 }
 
 declare! {
     describe enum CommandResult {
-        /// It was done.
+        /// The command changed the state.
         Applied = 0, "applied",
-        /// There was nothing to do.
+        /// The state was already as the command asks for.
         AlreadyApplied = 1, "already-applied",
-        /// It was not done.
+        /// The command changed nothing.
         Refused = 2, "refused" {
-            /// Why, as a code: `FROZEN`, `TX_NOT_FOUND`, …
+            /// Reason as a code: `FROZEN`, `TX_NOT_FOUND`, …
             code: String,
-            /// Why, in one line.
+            /// Reason in one line.
             message: String,
         },
     }
@@ -135,47 +136,47 @@ declare! {
 
 declare! {
     describe struct SpendingData {
-        /// The spending transaction.
+        /// Txid of the spending transaction.
         txid: Txid,
-        /// The index of its input.
+        /// Index of the spending input.
         input: u32,
     }
 }
 
 declare! {
-    /// What validators and clients are told.
+    /// Message to validators and clients: the result of a contest or a command.
     pub struct OutcomeEvent {
-        /// The transaction; of a command, the one that it names.
+        /// The transaction; for a command, the transaction that the command names.
         pub txid: Txid,
-        /// Offset in `utxo.chain` of the event that led to it.
+        /// Offset in `utxo.chain` of the event that led to the outcome.
         pub chain_offset: u64,
-        /// What became of it.
+        /// Content of the outcome.
         pub kind: OutcomeKind,
     }
 }
 
 declare! {
-    /// What an [`OutcomeEvent`] tells.
+    /// Content of an [`OutcomeEvent`].
     pub enum OutcomeKind {
         /// The transaction was contested and is live.
         Accepted = 0, "accepted",
-        /// The transaction was contested and is conflicting, or became so.
+        /// The transaction was contested and is conflicting, or became conflicting.
         Conflicting = 1, "conflicting" {
-            /// Why.
+            /// Reason of the verdict.
             reason: Reason,
         },
         /// The transaction was refused.
         Refused = 2, "refused" {
-            /// Why, as a code.
+            /// Reason as a code: `INVALID`, …
             code: String,
-            /// Why, in one line.
+            /// Reason in one line.
             message: String,
         },
-        /// A command was handled.
+        /// The sequencer has handled a command.
         Command = 3, "command" {
             /// The command's own id.
             id: [u8; 16],
-            /// What became of it.
+            /// Result of the execution.
             result: CommandResult,
         },
     }

@@ -1,12 +1,12 @@
-//! [`declare!`]: one declaration from which follow the type, its binary and JSON forms, and its table in `schemas/`.
+//! [`declare!`]: from one declaration follow the type, its binary form, its JSON form and its table in `schemas/`.
 
-/// Declares structures and enums of the log, in the order in which their fields are written.
+/// Declares structures and enums of the log. Fields are written in the order of the declaration.
 ///
-/// - `pub struct Name { … }` and `pub enum Name { … }` define the type. Each field's documentation is its meaning in
-///   `schemas/`. An enum's variants give their tag and their name in JSON: `Variant = tag, "name" { … },`.
-/// - `describe struct`, `describe enum` do the same for a type that is defined elsewhere; the match over its variants
-///   is exhaustive, so that a new one cannot be forgotten.
-/// - `check path;` is called with what was decoded.
+/// - `pub struct Name { … }` and `pub enum Name { … }` define the type. The doc comment of a field or variant becomes
+///   its meaning in `schemas/`. A variant gives its tag and its name in JSON: `Variant = tag, "name" { … },`.
+/// - `describe struct` and `describe enum` do the same for a type that another module defines. The match over the
+///   variants is exhaustive, so that a new variant cannot be forgotten.
+/// - `check path;` names a function that refuses decoded values.
 macro_rules! declare {
     (
         $(#[$meta:meta])*
@@ -36,12 +36,12 @@ macro_rules! declare {
                 + <$type as $crate::event::codec::Wire<'wire>>::LEAST
             )+;
 
-            fn encode(&self, sink: &mut $crate::event::codec::Sink) {
+            fn encode(&self, sink: &mut $crate::event::codec::BodyWriter) {
                 $( $crate::event::codec::Wire::encode(&self.$field, sink); )+
             }
 
             fn decode(
-                source: &mut $crate::event::codec::Source<'wire>,
+                source: &mut $crate::event::codec::BodyReader<'wire>,
             ) -> Result<Self, $crate::event::DecodeError> {
                 let value = $name { $(
                     $field: <$type as $crate::event::codec::Wire>::decode(source)
@@ -59,7 +59,7 @@ macro_rules! declare {
 
             fn transcode_fields(
                 object: &mut $crate::event::json::ObjectReader<'_>,
-                sink: &mut $crate::event::codec::Sink,
+                sink: &mut $crate::event::codec::BodyWriter,
             ) -> Result<(), $crate::event::JsonError> {
                 $( object.field::<$type>(stringify!($field), sink)?; )+
                 Ok(())
@@ -73,7 +73,7 @@ macro_rules! declare {
 
             fn transcode(
                 node: &$crate::event::json::Node,
-                sink: &mut $crate::event::codec::Sink,
+                sink: &mut $crate::event::codec::BodyWriter,
             ) -> Result<(), $crate::event::JsonError> {
                 $crate::event::json::transcode_object::<Self>(node, sink)
             }
@@ -88,9 +88,9 @@ macro_rules! declare {
 
         #[cfg(test)]
         impl<$($lt)?> $crate::event::schema::Structure for $name<$($lt)?> {
-            fn rows() -> Vec<$crate::event::schema::Row> {
-                use $crate::event::schema::{Described, Row};
-                vec![ $( Row {
+            fn rows() -> Vec<$crate::event::schema::TableRow> {
+                use $crate::event::schema::{Described, TableRow};
+                vec![ $( TableRow {
                     field: stringify!($field),
                     shape: <$type>::shape(),
                     meaning: concat!($($doc),+).trim(),
@@ -136,7 +136,7 @@ macro_rules! declare {
                 $( 0 $($( + <$type as $crate::event::codec::Wire<'wire>>::LEAST )+)?, )+
             ]);
 
-            fn encode(&self, sink: &mut $crate::event::codec::Sink) {
+            fn encode(&self, sink: &mut $crate::event::codec::BodyWriter) {
                 match self { $(
                     $name::$variant { $($($field,)+)? } => {
                         sink.put::<u32>($tag);
@@ -146,14 +146,14 @@ macro_rules! declare {
             }
 
             fn decode(
-                source: &mut $crate::event::codec::Source<'wire>,
+                source: &mut $crate::event::codec::BodyReader<'wire>,
             ) -> Result<Self, $crate::event::DecodeError> {
                 Ok(match source.take::<u32>()? {
                     $( $tag => $name::$variant { $($(
                         $field: $crate::event::codec::Wire::decode(source)
                             .map_err(|error| error.within(concat!($text, ".", stringify!($field))))?,
                     )+)? }, )+
-                    other => return Err($crate::event::Problem::Tag(other).into()),
+                    other => return Err($crate::event::DecodeProblem::Tag(other).into()),
                 })
             }
         }
@@ -169,7 +169,7 @@ macro_rules! declare {
 
             fn transcode(
                 node: &$crate::event::json::Node,
-                sink: &mut $crate::event::codec::Sink,
+                sink: &mut $crate::event::codec::BodyWriter,
             ) -> Result<(), $crate::event::JsonError> {
                 $crate::event::json::transcode_variant(node, &[$($text),+], |variant, _object| {
                     match variant { $(
@@ -200,7 +200,7 @@ macro_rules! declare {
                     tag: $tag,
                     text: $text,
                     meaning: concat!($($about),+).trim(),
-                    rows: vec![ $($( $crate::event::schema::Row {
+                    rows: vec![ $($( $crate::event::schema::TableRow {
                         field: stringify!($field),
                         shape: <$type as $crate::event::schema::Described>::shape(),
                         meaning: concat!($($doc),+).trim(),

@@ -1,9 +1,9 @@
 //! The events of the log, their versioned encoding, and the envelope of dead letters.
 //!
-//! A message is an envelope of three bytes ([`MAGIC`], [`SCHEMA_VERSION`], [`Kind`]) and a body, whose bytes
-//! `schemas/` lays down. Decoding borrows from the message, never panics, and never allocates more than the message
-//! justifies. Every type is declared once (`declare!`): its binary form, its JSON form and its table in `schemas/`
-//! follow from that.
+//! A message is an envelope of three bytes ([`MAGIC`], [`SCHEMA_VERSION`], [`Kind`]) and a body. `schemas/` specifies
+//! every body byte for byte. Decoding borrows from the message, never panics, and never allocates more than the message
+//! justifies. `declare!` declares every type once; the binary form, the JSON form and the table in `schemas/` follow
+//! from the declaration.
 
 mod block;
 mod chain;
@@ -22,61 +22,61 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
-use codec::{Sink, Source, Wire};
+use codec::{BodyReader, BodyWriter, Wire};
 use declare::declare;
 
 pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
-pub use chain::{Action, Command, Contest, Position};
-pub use codec::{DecodeError, Problem};
-pub use dead_letter::{DeadLetter, DeadLetterClass, HeaderError, Settled, Settlement};
-pub use decision::{ConeMember, DecidedInput, Decision, DecisionBody, OutcomeEvent, OutcomeKind};
+pub use chain::{Command, CommandAction, Contest, EventPosition};
+pub use codec::{DecodeError, DecodeProblem};
+pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
+pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEvent, OutcomeKind};
 pub use json::{JsonError, from_json, to_json};
 pub use topic::Topic;
-pub use transaction::{SEEDED_OUTPUT_LIMIT, Seeded, SeededOutput, Validated};
+pub use transaction::{PARTIAL_OUTPUT_LIMIT, PartialOutput, PartialTxEvent, Validated};
 
 pub use crate::record::CommandResult;
 use crate::record::Reason;
 
-/// The bytes of a reason, for records that keep one.
+/// Encodes a reason for the `reason` bin of a record.
 pub(crate) fn encode_reason(reason: &Reason) -> Vec<u8> {
-    let mut sink = Sink::new(Vec::new());
+    let mut sink = BodyWriter::new(Vec::new());
     Wire::encode(reason, &mut sink);
     sink.into_bytes()
 }
 
-/// The reason that all these bytes are.
+/// Decodes a reason that takes up all of `bytes`.
 pub(crate) fn decode_reason(bytes: &[u8]) -> Result<Reason, DecodeError> {
-    let mut source = Source::new(bytes);
+    let mut source = BodyReader::new(bytes);
     let reason = <Reason as Wire>::decode(&mut source)?;
     match source.left() {
         0 => Ok(reason),
-        left => Err(Problem::Trailing(left).into()),
+        left => Err(DecodeProblem::Trailing(left).into()),
     }
 }
 
-/// First byte of every event: no JSON, no text and no transaction starts with it.
+/// First byte of every event. No JSON, no text and no transaction starts with this byte.
 pub const MAGIC: u8 = 0xD7;
 
-/// Second byte: the version of the bodies.
+/// Second byte of every event: the version of the body layouts.
 pub const SCHEMA_VERSION: u8 = 1;
 
-const ENVELOPE: usize = 3;
+const ENVELOPE_LEN: usize = 3;
 
-/// Most transactions are smaller, so that most messages are written without growing.
-const USUAL: usize = 512;
+/// Most transactions are smaller, so that most messages are written without another allocation.
+const USUAL_MESSAGE_LEN: usize = 512;
 
 macro_rules! events {
     ($( $(#[$doc:meta])* $kind:ident($type:ident $(<$lt:lifetime>)?) = $number:literal, $text:literal; )+) => {
-        /// Third byte of every event.
+        /// Kind of an event: the third byte of the message.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Kind { $( $(#[$doc])* $kind = $number, )+ }
 
         impl Kind {
-            /// All of them.
+            /// Every kind, ascending by number.
             pub const ALL: [Kind; [$($number),+].len()] = [$(Kind::$kind),+];
 
-            /// Its name in JSON and in logs.
+            /// Returns the name in JSON and in logs.
             pub const fn name(self) -> &'static str {
                 match self { $( Kind::$kind => $text, )+ }
             }
@@ -87,19 +87,19 @@ macro_rules! events {
         pub enum Event<'a> { $( $(#[$doc])* $kind($type $(<$lt>)?), )+ }
 
         impl<'a> Event<'a> {
-            /// What kind of event it is.
+            /// Returns the kind of the event.
             pub fn kind(&self) -> Kind {
                 match self { $( Event::$kind(_) => Kind::$kind, )+ }
             }
 
-            /// Reads a message. What it returns borrows from it.
+            /// Decodes a message. The event borrows from the message.
             ///
             /// # Errors
-            /// The message is no event, of an unknown version or kind, ends too early or too late, or holds a value
-            /// that its field must not have.
+            /// Fails where the message is no event, has an unknown version or kind, ends too early or too late, or
+            /// holds a value that the field must not have.
             pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
-                let (kind, body) = open(message)?;
-                let mut source = Source::new(body);
+                let (kind, body) = open_envelope(message)?;
+                let mut source = BodyReader::new(body);
                 let event = match kind {
                     $( Kind::$kind => {
                         <$type as Wire>::decode(&mut source)
@@ -109,11 +109,11 @@ macro_rules! events {
                 };
                 match source.left() {
                     0 => Ok(event),
-                    left => Err(DecodeError::from(Problem::Trailing(left)).within(kind.name())),
+                    left => Err(DecodeError::from(DecodeProblem::Trailing(left)).within(kind.name())),
                 }
             }
 
-            /// The message. Does not check the rules that [`decode`](Self::decode) holds a message to.
+            /// Encodes the event as a message, without the checks of [`decode`](Self::decode).
             pub fn encode(&self) -> Vec<u8> {
                 match self { $( Event::$kind(event) => event.encode(), )+ }
             }
@@ -121,9 +121,9 @@ macro_rules! events {
 
         $(
             impl $(<$lt>)? $type $(<$lt>)? {
-                /// The message of this event. Does not check the rules that [`Event::decode`] holds it to.
+                /// Encodes the event as a message, without the checks of [`Event::decode`].
                 pub fn encode(&self) -> Vec<u8> {
-                    let mut sink = seal(Kind::$kind);
+                    let mut sink = begin_message(Kind::$kind);
                     Wire::encode(self, &mut sink);
                     sink.into_bytes()
                 }
@@ -135,7 +135,7 @@ macro_rules! events {
         }
 
         fn transcode_event(kind: Kind, object: &mut json::ObjectReader<'_>) -> Result<Vec<u8>, JsonError> {
-            let mut sink = seal(kind);
+            let mut sink = begin_message(kind);
             match kind { $(
                 Kind::$kind => <$type as json::Fields>::transcode_fields(object, &mut sink)?,
             )+ }
@@ -145,51 +145,51 @@ macro_rules! events {
 }
 
 events! {
-    /// See [`Validated`].
+    /// A whole transaction, see [`Validated`].
     Validated(Validated<'a>) = 1, "validated";
-    /// See [`Seeded`].
-    Seeded(Seeded<'a>) = 2, "seeded";
-    /// See [`BlockMined`].
+    /// A partial transaction, see [`PartialTxEvent`].
+    Seeded(PartialTxEvent<'a>) = 2, "seeded";
+    /// A mined block, see [`BlockMined`].
     BlockMined(BlockMined<'a>) = 3, "block-mined";
-    /// See [`Reorg`].
+    /// A change of the longest chain, see [`Reorg`].
     Reorg(Reorg<'a>) = 4, "reorg";
-    /// See [`Contest`].
+    /// A transaction for the sequencer, see [`Contest`].
     Contest(Contest) = 5, "contest";
-    /// See [`Command`].
+    /// A requested change, see [`Command`].
     Command(Command<'a>) = 6, "command";
-    /// See [`Decision`].
+    /// A step of the sequencer, see [`Decision`].
     Decision(Decision) = 7, "decision";
-    /// See [`OutcomeEvent`].
+    /// A result for clients, see [`OutcomeEvent`].
     Outcome(OutcomeEvent) = 8, "outcome";
 }
 
 impl Event<'_> {
-    /// Whether `topic` may carry it; elsewhere it is a dead letter.
-    pub fn admitted_by(&self, topic: Topic) -> bool {
+    /// Returns whether `topic` may carry the event; in another topic the event is a dead letter.
+    pub fn is_admitted_by(&self, topic: Topic) -> bool {
         topic.kinds().contains(&self.kind())
     }
 }
 
-/// The kind and the body of a message.
-fn open(message: &[u8]) -> Result<(Kind, &[u8]), DecodeError> {
-    let Some((&[magic, version, number], body)) = message.split_first_chunk::<ENVELOPE>() else {
-        return Err(Problem::NoEnvelope(message.len()).into());
+/// Splits a message into its kind and its body.
+fn open_envelope(message: &[u8]) -> Result<(Kind, &[u8]), DecodeError> {
+    let Some((&[magic, version, number], body)) = message.split_first_chunk::<ENVELOPE_LEN>() else {
+        return Err(DecodeProblem::NoEnvelope(message.len()).into());
     };
     if magic != MAGIC {
-        return Err(Problem::Magic(magic).into());
+        return Err(DecodeProblem::Magic(magic).into());
     }
     if version != SCHEMA_VERSION {
-        return Err(Problem::Version(version).into());
+        return Err(DecodeProblem::Version(version).into());
     }
     match Kind::ALL.into_iter().find(|kind| *kind as u8 == number) {
         Some(kind) => Ok((kind, body)),
-        None => Err(Problem::Kind(number).into()),
+        None => Err(DecodeProblem::Kind(number).into()),
     }
 }
 
-/// A message with its envelope and nothing yet in it.
-fn seal(kind: Kind) -> Sink {
-    let mut message = Vec::with_capacity(USUAL);
+/// Begins a message: the envelope, ready for the body.
+fn begin_message(kind: Kind) -> BodyWriter {
+    let mut message = Vec::with_capacity(USUAL_MESSAGE_LEN);
     message.extend([MAGIC, SCHEMA_VERSION, kind as u8]);
-    Sink::new(message)
+    BodyWriter::new(message)
 }

@@ -1,5 +1,5 @@
-//! One event of every kind and variant, for tests and for `schemas/golden/`. The first transactions are real: block
-//! 170 of the main network and the output of block 9 that it spends.
+//! Samples of every kind and variant of event, for tests and for `schemas/golden/`. The first transactions are real:
+//! block 170 of the main network, and the output of block 9 that a transaction of block 170 spends.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -11,16 +11,30 @@ use crate::{
 
 const COINBASE_9: &str = "0437cd7f8525ceed2324359c2d0ba26006d92d856a9c20fa0241106ee5a597c9";
 const PAYMENT: &str = "f4184fc596403b9d638783cf57adfe4c75c605f6356fbc91338530e9831e9e16";
-const SCRIPT_9: &str = "410411db93e1dcdb8a016b49840f8c53bc1eb68a382e97b1482ecad7b148a6909a5cb2e0eaddfb84ccf9744464f82e160bfa9b8b64f9d4c03f999b8643f656b412a3ac";
-const COINBASE_170: &str = "01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0704ffff001d0102ffffffff0100f2052a01000000434104d46c4968bde02899d2aa0963367c7a6ce34eec332b32e42e5f3407e052d64ac625da6f0718e7b302140434bd725706957c092db53805b821a85b23a7ac61725bac00000000";
-const COINBASE_171: &str = "01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0704ffff001d010effffffff0100f2052a01000000434104566824c312073315df60e5aa6490b6cdd80cd90f6a8f02e022ca3c2d52968c253006c9c602e03aed7be52d6ac55f5b557c72529bcc3899ace7eb4227153eb44bac00000000";
+const SCRIPT_9: &str = "\
+    410411db93e1dcdb8a016b49840f8c53bc1eb68a382e97b1482ecad7b148a6909a5cb2e0eaddfb84ccf9744464f82e160bfa9b8b64f9d4c03f9\
+    99b8643f656b412a3ac";
+const COINBASE_170: &str = "\
+    01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0704ffff001d0102ffffffff0100f2052\
+    a01000000434104d46c4968bde02899d2aa0963367c7a6ce34eec332b32e42e5f3407e052d64ac625da6f0718e7b302140434bd725706957c09\
+    2db53805b821a85b23a7ac61725bac00000000";
+const COINBASE_171: &str = "\
+    01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0704ffff001d010effffffff0100f2052\
+    a01000000434104566824c312073315df60e5aa6490b6cdd80cd90f6a8f02e022ca3c2d52968c253006c9c602e03aed7be52d6ac55f5b557c72\
+    529bcc3899ace7eb4227153eb44bac00000000";
 const PAYMENT_EXTENDED: [&str; 3] = [
-    "010000000000000000ef01c997a5e56e104102fa209c6a852dd90660a20b2d9c352423edce25857fcd3704000000004847304402204e45e16932b8af514961a1d3a1a25fdf3f4f7732e9d624c6c61548ab5fb8cd410220181522ec8eca07de4860a4acdd12909d831cc56cbbac4622082221a8768d1d0901ffffffff00f2052a0100000043",
+    "\
+        010000000000000000ef01c997a5e56e104102fa209c6a852dd90660a20b2d9c352423edce25857fcd3704000000004847304402204e45e\
+        16932b8af514961a1d3a1a25fdf3f4f7732e9d624c6c61548ab5fb8cd410220181522ec8eca07de4860a4acdd12909d831cc56cbbac4622\
+        082221a8768d1d0901ffffffff00f2052a0100000043",
     SCRIPT_9,
-    "0200ca9a3b00000000434104ae1a62fe09c5f51b13905f07f06b99a2f7159b2225f374cd378d71302fa28414e7aab37397f554a7df5f142c21c1b7303b8a0626f1baded5c72a704f7e6cd84cac00286bee0000000043410411db93e1dcdb8a016b49840f8c53bc1eb68a382e97b1482ecad7b148a6909a5cb2e0eaddfb84ccf9744464f82e160bfa9b8b64f9d4c03f999b8643f656b412a3ac00000000",
+    "\
+        0200ca9a3b00000000434104ae1a62fe09c5f51b13905f07f06b99a2f7159b2225f374cd378d71302fa28414e7aab37397f554a7df5f142\
+        c21c1b7303b8a0626f1baded5c72a704f7e6cd84cac00286bee0000000043410411db93e1dcdb8a016b49840f8c53bc1eb68a382e97b148\
+        2ecad7b148a6909a5cb2e0eaddfb84ccf9744464f82e160bfa9b8b64f9d4c03f999b8643f656b412a3ac00000000",
 ];
 
-/// Samples live as long as the test process: a few kilobytes.
+/// Returns the bytes of hex digits. The bytes live as long as the test process: a few kilobytes.
 fn bytes(digits: &str) -> &'static [u8] {
     hex::decode(digits).unwrap().leak()
 }
@@ -29,7 +43,7 @@ fn txid(text: &str) -> Txid {
     text.parse().unwrap()
 }
 
-/// A txid that is visibly invented.
+/// Returns a txid that is visibly invented.
 fn other(byte: u8) -> Txid {
     Txid([byte; 32])
 }
@@ -67,8 +81,8 @@ fn block_171() -> Block<'static> {
     }
 }
 
-/// Another block 170, whose transactions are in the object store.
-fn rival() -> Block<'static> {
+/// Returns another block 170, whose transactions are in the object store.
+fn rival_block() -> Block<'static> {
     Block {
         block_id: 173,
         hash: [0x17; 32],
@@ -102,16 +116,16 @@ pub fn reasons() -> Vec<Reason> {
     ]
 }
 
-fn actions() -> Vec<Action<'static>> {
+fn actions() -> Vec<CommandAction<'static>> {
     let (txid, spender) = (txid(COINBASE_9), txid(PAYMENT));
     let outpoint = Outpoint { txid, vout: 0 };
     vec![
-        Action::Unlock { txid },
-        Action::Lock { txid },
-        Action::Freeze { outpoint },
-        Action::Unfreeze { outpoint },
-        Action::FreezeUntil { outpoint, height: 1_000 },
-        Action::Reassign {
+        CommandAction::Unlock { txid },
+        CommandAction::Lock { txid },
+        CommandAction::Freeze { outpoint },
+        CommandAction::Unfreeze { outpoint },
+        CommandAction::FreezeUntil { outpoint, height: 1_000 },
+        CommandAction::Reassign {
             outpoint,
             utxo_hash: UtxoHash([0x5A; 32]),
             new_script: bytes("76a914000102030405060708090a0b0c0d0e0f1011121388ac"),
@@ -119,11 +133,11 @@ fn actions() -> Vec<Action<'static>> {
             height: 900,
             spendable_after: 1_000,
         },
-        Action::Unspend { outpoint, spender, input: 0 },
-        Action::SetConflicting { txid },
-        Action::Reconsider { txid },
-        Action::Preserve { txid, until: 2_000 },
-        Action::Delete { txid },
+        CommandAction::Unspend { outpoint, spender, input: 0 },
+        CommandAction::SetConflicting { txid },
+        CommandAction::Reconsider { txid },
+        CommandAction::Preserve { txid, until: 2_000 },
+        CommandAction::Delete { txid },
     ]
 }
 
@@ -158,7 +172,7 @@ fn bodies() -> Vec<DecisionBody> {
             height: 170,
             live: false,
         },
-        DecisionBody::Cone { members: vec![ConeMember { txid: other(0x44), parent: loser, live: true }], height: 170 },
+        DecisionBody::Cone { members: vec![Descendant { txid: other(0x44), parent: loser, live: true }], height: 170 },
         DecisionBody::Cone { members: vec![], height: 170 },
     ];
     let done = |result| DecisionBody::CommandDone { id: [0x1D; 16], executed_at: 7, result };
@@ -187,22 +201,26 @@ fn kinds() -> Vec<OutcomeKind> {
     kinds
 }
 
-/// Every kind of event with every variant, in the order of [`Kind::ALL`].
+/// Returns every kind of event with every variant, in the order of [`Kind::ALL`].
 pub fn events() -> Vec<Event<'static>> {
-    let output = |vout, satoshis, script| SeededOutput { vout, satoshis, script };
+    let output = |vout, satoshis, script| PartialOutput { vout, satoshis, script };
     let position =
-        Position { topic: "utxo.validated-txs".into(), partition: 3, offset: 42, timestamp_ms: 1_231_731_025_000 };
+        EventPosition { topic: "utxo.validated-txs".into(), partition: 3, offset: 42, timestamp_ms: 1_231_731_025_000 };
     let mut events = vec![
         Event::Validated(Validated { tx: bytes(&PAYMENT_EXTENDED.concat()), height: 170, locked: false }),
-        Event::Seeded(Seeded {
+        Event::Seeded(PartialTxEvent {
             txid: txid(COINBASE_9),
             coinbase: true,
             height: 9,
             outputs: vec![output(0, 5_000_000_000, bytes(SCRIPT_9)), output(3, u64::MAX, &[])],
         }),
         Event::BlockMined(BlockMined { sequence: 171, block: block_170() }),
-        Event::BlockMined(BlockMined { sequence: 173, block: rival() }),
-        Event::Reorg(Reorg { sequence: 174, disconnected: vec![block_170(), block_171()], connected: vec![rival()] }),
+        Event::BlockMined(BlockMined { sequence: 173, block: rival_block() }),
+        Event::Reorg(Reorg {
+            sequence: 174,
+            disconnected: vec![block_170(), block_171()],
+            connected: vec![rival_block()],
+        }),
     ];
     events.extend(reasons().into_iter().map(|reason| {
         Event::Contest(Contest { txid: txid(PAYMENT), position: position.clone(), body: [0xB0; 32], reason })
@@ -215,7 +233,7 @@ pub fn events() -> Vec<Event<'static>> {
     events
 }
 
-/// A dead letter of every class.
+/// Returns a dead letter of every class.
 pub fn dead_letters() -> Vec<DeadLetter> {
     DeadLetterClass::ALL
         .into_iter()
@@ -231,7 +249,7 @@ pub fn dead_letters() -> Vec<DeadLetter> {
         .collect()
 }
 
-/// Any sample with any content in what has no rules.
+/// Strategy: any sample, or an event with any content in the fields that have no rules.
 pub fn any_event() -> impl Strategy<Value = Event<'static>> {
     let samples = events();
     let blob = || vec(any::<u8>(), 0..200).prop_map(|bytes| &*bytes.leak());
@@ -244,18 +262,20 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
                 let mut vout = 0;
                 let outputs = steps.into_iter().map(|(step, satoshis, script)| {
                     vout += step;
-                    SeededOutput { vout, satoshis, script }
+                    PartialOutput { vout, satoshis, script }
                 });
-                Event::Seeded(Seeded { txid: Txid(txid), coinbase, height, outputs: outputs.collect() })
+                Event::Seeded(PartialTxEvent { txid: Txid(txid), coinbase, height, outputs: outputs.collect() })
             }
         ),
-        1 => (1..u64::MAX, vec(any_block(), 0..4), vec(any_block(), 0..4)).prop_map(|(sequence, mut left, mut came)| {
-            for blocks in [&mut left, &mut came] {
-                blocks.sort_by_key(|block| block.height);
-                blocks.dedup_by_key(|block| block.height);
+        1 => (1..u64::MAX, vec(any_block(), 0..4), vec(any_block(), 0..4)).prop_map(
+            |(sequence, mut disconnected, mut connected)| {
+                for blocks in [&mut disconnected, &mut connected] {
+                    blocks.sort_by_key(|block| block.height);
+                    blocks.dedup_by_key(|block| block.height);
+                }
+                Event::Reorg(Reorg { sequence, disconnected, connected })
             }
-            Event::Reorg(Reorg { sequence, disconnected: left, connected: came })
-        }),
+        ),
         1 => (1..u64::MAX, any_block())
             .prop_map(|(sequence, block)| Event::BlockMined(BlockMined { sequence, block })),
         1 => (any::<[u8; 16]>(), any::<String>(), any::<String>(), any::<(u64, u64)>(), any::<u32>()).prop_map(
@@ -267,7 +287,7 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
         ),
         1 => (any::<String>(), any::<i32>(), any::<u64>(), any::<i64>()).prop_map(
             |(topic, partition, offset, timestamp_ms)| {
-                let position = Position { topic, partition, offset, timestamp_ms };
+                let position = EventPosition { topic, partition, offset, timestamp_ms };
                 Event::Contest(Contest { txid: other(1), position, body: [3; 32], reason: Reason::Found })
             }
         ),

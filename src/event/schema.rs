@@ -1,6 +1,6 @@
-//! Holds `schemas/` to the code: tables come from the declarations, samples from [`samples`](super::samples).
+//! Compares `schemas/` with the code: tables come from the declarations, samples from [`samples`](super::samples).
 //!
-//! `UPDATE_SCHEMAS=1 cargo test --lib event::schema` writes both anew after a change that is meant.
+//! `UPDATE_SCHEMAS=1 cargo test --lib event::schema` writes tables and samples again after an intended change.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-/// What stands in a field: as a table names it, and how many bytes it has.
+/// Type of a field: the name in a table, and the width in bytes.
 #[derive(Clone)]
 pub struct Shape {
     name: String,
@@ -46,19 +46,19 @@ impl Shape {
     }
 }
 
-/// A field of a structure or of a variant.
-pub struct Row {
+/// Field of a structure or of a variant, as a row of a table.
+pub struct TableRow {
     pub field: &'static str,
     pub shape: Shape,
     pub meaning: &'static str,
 }
 
-/// A variant of an enum.
+/// Variant of an enum, as rows of a table.
 pub struct Variant {
     pub tag: u32,
     pub text: &'static str,
     pub meaning: &'static str,
-    pub rows: Vec<Row>,
+    pub rows: Vec<TableRow>,
 }
 
 pub trait Described {
@@ -66,7 +66,7 @@ pub trait Described {
 }
 
 pub trait Structure {
-    fn rows() -> Vec<Row>;
+    fn rows() -> Vec<TableRow>;
 }
 
 pub trait Choice {
@@ -114,10 +114,10 @@ impl<T: Described> Described for Option<T> {
     }
 }
 
-/// Written by hand beside its codec, which is, too; the golden samples hold both.
+/// Written by hand, as the codec of the type. The golden samples check both.
 impl Choice for SubtreeTransactions<'_> {
     fn variants() -> Vec<Variant> {
-        let row = |field, shape, meaning| Row { field, shape, meaning };
+        let row = |field, shape, meaning| TableRow { field, shape, meaning };
         vec![
             Variant {
                 tag: 0,
@@ -138,12 +138,13 @@ impl Choice for SubtreeTransactions<'_> {
     }
 }
 
-/// Where each field begins: a number, or how far behind the end of the last field without a fixed width.
-fn rows_of(rows: &[Row], start: usize, prefix: &str) -> String {
-    let (mut behind, mut offset) = (None, start);
+/// Returns a row for each field. A field begins at a number, or at a distance from the end of the last field without a
+/// fixed width.
+fn field_rows(rows: &[TableRow], start: usize, prefix: &str) -> String {
+    let (mut after, mut offset) = (None, start);
     let mut table = String::new();
-    for Row { field, shape, meaning } in rows {
-        let begins = match (behind, offset) {
+    for TableRow { field, shape, meaning } in rows {
+        let begins = match (after, offset) {
             (None, offset) => offset.to_string(),
             (Some(field), 0) => format!("end of `{field}`"),
             (Some(field), offset) => format!("end of `{field}` + {offset}"),
@@ -156,7 +157,7 @@ fn rows_of(rows: &[Row], start: usize, prefix: &str) -> String {
         table += &format!("| {prefix}{begins} | {width} | `{field}` | {} | {meaning} |\n", shape.name);
         match shape.width {
             Width::Fixed(width) => offset += width,
-            Width::Variable(_) => (behind, offset) = (Some(field), 0),
+            Width::Variable(_) => (after, offset) = (Some(field), 0),
         }
     }
     table
@@ -168,7 +169,7 @@ fn without_links(meaning: &str) -> String {
 
 fn structure<T: Structure>() -> String {
     let head = "| offset | width | field | type | meaning |\n|---|---|---|---|---|\n";
-    head.to_owned() + &rows_of(&T::rows(), 0, "")
+    head.to_owned() + &field_rows(&T::rows(), 0, "")
 }
 
 fn choice<T: Choice>() -> String {
@@ -177,7 +178,7 @@ fn choice<T: Choice>() -> String {
     for (index, Variant { tag, text, meaning, rows }) in T::variants().into_iter().enumerate() {
         assert_eq!(tag as usize, index, "bincode numbers the variants from 0: {text}");
         table += &format!("| {tag} | `{text}` | | | | | {} |\n", without_links(meaning));
-        table += &rows_of(&rows, 4, "| | ");
+        table += &field_rows(&rows, 4, "| | ");
     }
     table
 }
@@ -199,7 +200,7 @@ fn headers() -> String {
     let written = samples::dead_letters()[0].to_headers();
     let rows = DeadLetter::rows();
     assert_eq!(written.len(), rows.len());
-    for (Row { field, shape, meaning }, (header, _)) in rows.iter().zip(written) {
+    for (TableRow { field, shape, meaning }, (header, _)) in rows.iter().zip(written) {
         assert!(header.ends_with(&field.replace('_', "-")), "{header} is not {field}");
         table += &format!("| `{header}` | `{field}` | {} | {meaning} |\n", shape.name);
     }
@@ -215,28 +216,28 @@ fn classes() -> String {
     table
 }
 
-/// Every table: its document, its name there, its lines.
+/// Returns every table: the document, the name of the table there, and the lines.
 fn tables() -> Vec<(&'static str, &'static str, String)> {
     vec![
         ("envelope", "kinds", kinds()),
         ("validated", "Validated", structure::<Validated>()),
-        ("seeded", "Seeded", structure::<Seeded>()),
-        ("seeded", "SeededOutput", structure::<SeededOutput>()),
+        ("seeded", "PartialTxEvent", structure::<PartialTxEvent>()),
+        ("seeded", "PartialOutput", structure::<PartialOutput>()),
         ("block-mined", "BlockMined", structure::<BlockMined>()),
         ("block-mined", "Block", structure::<Block>()),
         ("block-mined", "Subtree", structure::<Subtree>()),
         ("block-mined", "SubtreeTransactions", choice::<SubtreeTransactions>()),
         ("reorg", "Reorg", structure::<Reorg>()),
         ("contest", "Contest", structure::<Contest>()),
-        ("contest", "Position", structure::<Position>()),
+        ("contest", "EventPosition", structure::<EventPosition>()),
         ("reasons", "Reason", choice::<Reason>()),
         ("command", "Command", structure::<Command>()),
-        ("command", "Action", choice::<Action>()),
+        ("command", "CommandAction", choice::<CommandAction>()),
         ("decision", "Decision", structure::<Decision>()),
         ("decision", "DecisionBody", choice::<DecisionBody>()),
         ("decision", "DecidedInput", structure::<DecidedInput>()),
         ("decision", "SpendingData", structure::<SpendingData>()),
-        ("decision", "ConeMember", structure::<ConeMember>()),
+        ("decision", "Descendant", structure::<Descendant>()),
         ("decision", "CommandResult", choice::<CommandResult>()),
         ("outcome", "OutcomeEvent", structure::<OutcomeEvent>()),
         ("outcome", "OutcomeKind", choice::<OutcomeKind>()),
@@ -249,8 +250,8 @@ fn path_of(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("schemas").join(file)
 }
 
-/// Compares a file with what it should be, or writes it.
-fn hold(file: &str, wanted: &str) {
+/// Compares a file with the expected content, or writes the file.
+fn compare_or_write(file: &str, wanted: &str) {
     let path = path_of(file);
     if std::env::var_os("UPDATE_SCHEMAS").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -258,9 +259,9 @@ fn hold(file: &str, wanted: &str) {
     }
     let found = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     for (line, (found, wanted)) in found.lines().zip(wanted.lines()).enumerate() {
-        assert_eq!(found, wanted, "schemas/{file}:{} is not what the code says", line + 1);
+        assert_eq!(found, wanted, "schemas/{file}:{} differs from the code", line + 1);
     }
-    assert_eq!(found, wanted, "schemas/{file} has more or fewer lines than the code says");
+    assert_eq!(found, wanted, "schemas/{file} has more or fewer lines than the code gives");
 }
 
 #[test]
@@ -277,7 +278,7 @@ fn field_tables_are_those_of_the_code() {
             text = format!("{before}{begin}{table}{end}{after}");
         }
         assert_eq!(text.matches("<!-- table: ").count(), tables.iter().filter(|(of, ..)| *of == document).count());
-        hold(&file, &text);
+        compare_or_write(&file, &text);
     }
 }
 
@@ -302,8 +303,8 @@ fn golden_samples_are_those_of_the_code_in_both_directions() {
         assert!(!events.is_empty(), "no sample of {}", kind.name());
         let lines = |form: &dyn Fn(&Event<'_>) -> String| events.iter().map(|event| form(event) + "\n").collect();
         let (binary, json): (String, String) = (lines(&|event| hex::encode(event.encode())), lines(&to_json));
-        hold(&format!("golden/{}.hex", kind.name()), &binary);
-        hold(&format!("golden/{}.jsonl", kind.name()), &json);
+        compare_or_write(&format!("golden/{}.hex", kind.name()), &binary);
+        compare_or_write(&format!("golden/{}.jsonl", kind.name()), &json);
         for ((binary, json), event) in binary.lines().zip(json.lines()).zip(&events) {
             assert_eq!(hex::encode(from_json(json).unwrap()), binary);
             assert_eq!(&Event::decode(&hex::decode(binary).unwrap()).unwrap(), event);
@@ -320,19 +321,19 @@ fn golden_dead_letters_are_those_of_the_code_in_both_directions() {
         headers.iter().map(|(name, value)| format!("{name} {}", hex::encode(value))).collect::<Vec<_>>().join("\n")
             + "\n"
     });
-    hold("golden/dead-letter.jsonl", &json);
-    hold("golden/dead-letter.hex", &headers.collect::<Vec<_>>().join("\n"));
+    compare_or_write("golden/dead-letter.jsonl", &json);
+    compare_or_write("golden/dead-letter.hex", &headers.collect::<Vec<_>>().join("\n"));
     for (json, letter) in json.lines().zip(&letters) {
         assert_eq!(&DeadLetter::from_json(json).unwrap(), letter);
         assert_eq!(&DeadLetter::from_headers(&letter.to_headers()).unwrap(), letter);
     }
 }
 
-/// Widths in tables, and the least sizes that lists are checked with, are those of what is really written.
+/// Checks the widths in the tables, and the least sizes that bound lists, against the encoding.
 #[test]
 fn widths_and_least_sizes_are_those_of_the_encoding() {
     fn check<'a, T: Wire<'a> + Described>(least: T) {
-        let mut sink = Sink::new(Vec::new());
+        let mut sink = BodyWriter::new(Vec::new());
         least.encode(&mut sink);
         let written = sink.into_bytes().len();
         let Shape { name, width } = T::shape();
@@ -370,18 +371,18 @@ fn widths_and_least_sizes_are_those_of_the_encoding() {
     check(None::<SpendingData>);
     check(Vec::<Txid>::new());
     check(SpendingData { txid, input: 0 });
-    check(SeededOutput { vout: 0, satoshis: 0, script: &[] });
+    check(PartialOutput { vout: 0, satoshis: 0, script: &[] });
     check(subtree());
     check(block());
     check(DecidedInput { input: 0, outpoint, holder: None });
-    check(ConeMember { txid, parent: txid, live: true });
+    check(Descendant { txid, parent: txid, live: true });
     check(Reason::Found);
     check(CommandResult::Applied);
     check(DecisionBody::Closed);
-    check(Action::Unlock { txid });
+    check(CommandAction::Unlock { txid });
 }
 
-/// The memory that is taken for a list before its elements are read is in proportion to the message.
+/// Checks that the memory allocated for a list before its elements are read is in proportion to the message.
 #[test]
 fn lists_take_little_more_memory_than_their_messages() {
     fn growth<'a, T: Wire<'a>>() -> usize {
@@ -389,11 +390,11 @@ fn lists_take_little_more_memory_than_their_messages() {
     }
     let growths = [
         growth::<Txid>(),
-        growth::<SeededOutput>(),
+        growth::<PartialOutput>(),
         growth::<Block>(),
         growth::<Subtree>(),
         growth::<DecidedInput>(),
-        growth::<ConeMember>(),
+        growth::<Descendant>(),
     ];
     assert!(growths.iter().all(|growth| *growth <= 4), "{growths:?}");
 }

@@ -1,4 +1,4 @@
-//! What holds for every event.
+//! Tests of every kind of event: round trips, truncation, damage, refusals.
 
 use proptest::prelude::*;
 
@@ -17,8 +17,8 @@ fn refused_json(text: &str) -> String {
     error
 }
 
-/// A message with one list or one run of bytes that claims `length`.
-fn claiming(kind: Kind, before: usize, length: u64) -> Vec<u8> {
+/// Returns a message with one list or byte string that claims `length`.
+fn message_with_length(kind: Kind, before: usize, length: u64) -> Vec<u8> {
     let mut message = vec![MAGIC, SCHEMA_VERSION, kind as u8];
     message.resize(3 + before, 0);
     message.extend(length.to_le_bytes());
@@ -27,7 +27,7 @@ fn claiming(kind: Kind, before: usize, length: u64) -> Vec<u8> {
 }
 
 #[test]
-fn every_sample_survives_both_forms() {
+fn samples_round_trip_in_binary_and_json() {
     for event in samples::events() {
         let message = event.encode();
         assert_eq!(Event::decode(&message).as_ref(), Ok(&event));
@@ -64,13 +64,13 @@ fn an_unknown_envelope_is_refused_by_name() {
 fn a_length_beyond_the_message_is_refused_before_anything_is_allocated() {
     // Lengths whose allocation would abort the process, and the least ones that are wrong.
     for length in [u64::MAX, u64::MAX / 2, 1 << 40, 65] {
-        let error = refusal(&claiming(Kind::Validated, 0, length));
+        let error = refusal(&message_with_length(Kind::Validated, 0, length));
         assert!(error.starts_with("validated.tx: the message ends "), "{error}");
-        let error = refusal(&claiming(Kind::Contest, 32, length));
+        let error = refusal(&message_with_length(Kind::Contest, 32, length));
         assert!(error.starts_with("contest.position.topic: the message ends "), "{error}");
     }
     for length in [u64::MAX, u64::MAX / 2, 1 << 40, 4] {
-        let error = refusal(&claiming(Kind::Seeded, 37, length));
+        let error = refusal(&message_with_length(Kind::Seeded, 37, length));
         assert_eq!(error, format!("seeded.outputs: {length} elements cannot be in the 64 bytes that are left"));
     }
 }
@@ -80,14 +80,14 @@ fn tags_and_booleans_out_of_range_are_refused() {
     let mut message = samples::events()[0].encode();
     *message.last_mut().unwrap() = 2;
     assert_eq!(refusal(&message), "validated.locked: 2 is no boolean: only 0 and 1 are");
-    let mut message = Command { id: [0; 16], action: Action::Lock { txid: Txid([0; 32]) } }.encode();
+    let mut message = Command { id: [0; 16], action: CommandAction::Lock { txid: Txid([0; 32]) } }.encode();
     message[19] = 11;
     assert_eq!(refusal(&message), "command.action: 11 is no known tag");
 }
 
-/// What is read is written back as it was: no two messages say the same.
+/// A message that decodes is encoded to the same bytes: no event has two encodings.
 #[test]
-fn every_damaged_byte_is_refused_or_read_as_it_stands() {
+fn a_damaged_byte_is_refused_or_decodes_canonically() {
     for event in samples::events() {
         let sample = event.encode();
         for at in 0..sample.len() {
@@ -103,14 +103,14 @@ fn every_damaged_byte_is_refused_or_read_as_it_stands() {
 }
 
 #[test]
-fn seeded_outputs_ascend_and_are_bounded() {
-    let output = |vout| SeededOutput { vout, satoshis: 1, script: &[] };
+fn partial_outputs_ascend_and_are_bounded() {
+    let output = |vout| PartialOutput { vout, satoshis: 1, script: &[] };
     let decode = |vouts: &[u32]| {
         let outputs = vouts.iter().map(|vout| output(*vout)).collect();
-        let seeded = Seeded { txid: Txid([1; 32]), coinbase: false, height: 1, outputs };
+        let seeded = PartialTxEvent { txid: Txid([1; 32]), coinbase: false, height: 1, outputs };
         Event::decode(&seeded.encode()).map(|_| ()).map_err(|error| error.to_string())
     };
-    let last = SEEDED_OUTPUT_LIMIT - 1;
+    let last = PARTIAL_OUTPUT_LIMIT - 1;
     assert_eq!(decode(&[0, 1, last]), Ok(()));
     assert_eq!(decode(&[]), Err("seeded.outputs: there is none".into()));
     assert_eq!(decode(&[1, 1]), Err("seeded.outputs[1].vout: 1 is not above the one before it".into()));
@@ -147,7 +147,7 @@ fn blocks_are_numbered_from_one_and_ascend() {
 }
 
 #[test]
-fn inline_ids_are_as_many_as_the_count_says() {
+fn inline_ids_match_the_count() {
     let with = |count, txids| {
         let subtrees = vec![Subtree { count, transactions: SubtreeTransactions::Inline(txids) }];
         BlockMined { sequence: 1, block: Block { subtrees, ..sample_block() } }.encode()
@@ -177,7 +177,7 @@ fn inline_ids_are_borrowed_and_read_in_their_order() {
 #[test]
 fn topics_admit_only_their_kinds() {
     for event in samples::events() {
-        let admitting: Vec<_> = Topic::ALL.into_iter().filter(|topic| event.admitted_by(*topic)).collect();
+        let admitting: Vec<_> = Topic::ALL.into_iter().filter(|topic| event.is_admitted_by(*topic)).collect();
         let expected: &[Topic] = match event.kind() {
             Kind::Validated | Kind::Seeded => &[Topic::ValidatedTxs],
             Kind::BlockMined => &[Topic::BlockMined, Topic::Chain],
@@ -190,9 +190,9 @@ fn topics_admit_only_their_kinds() {
     }
 }
 
-/// bincode's own derive is the oracle: another program may use it.
+/// The oracle is bincode's own derive, which another program may use.
 #[test]
-fn bodies_are_what_bincode_writes() {
+fn bodies_equal_those_of_bincode() {
     type MirrorInput = (u32, [u8; 32], u32, Option<([u8; 32], u32)>);
     #[derive(bincode::Encode)]
     struct Mirror {
@@ -250,16 +250,16 @@ fn bodies_are_what_bincode_writes() {
     assert_eq!(compared, 6);
 }
 
-/// The `reason` bin is written by `Reason`'s own derive.
+/// The `reason` bin is written by the derive of `Reason`.
 #[test]
 fn reasons_are_the_same_in_events_and_in_records() {
     let configuration = bincode::config::standard().with_fixed_int_encoding();
     for reason in samples::reasons() {
-        let mut sink = Sink::new(Vec::new());
+        let mut sink = BodyWriter::new(Vec::new());
         Wire::encode(&reason, &mut sink);
         let bytes = sink.into_bytes();
         assert_eq!(bytes, bincode::encode_to_vec(reason, configuration).unwrap());
-        assert_eq!(Reason::decode(&mut Source::new(&bytes)), Ok(reason));
+        assert_eq!(Reason::decode(&mut BodyReader::new(&bytes)), Ok(reason));
     }
 }
 
@@ -285,7 +285,7 @@ fn json_that_is_no_event_is_refused_naming_the_field() {
     }
     assert_eq!(
         validated("\"tx\":\"\",\"height\":1,\"locked\":false,\"a\\nb\":0"),
-        "validated.a\\nb: is no field of it"
+        "validated.a\\nb: is not a field of this object"
     );
     for between in ["", "\"a\":0,\"z\":0,"] {
         let twice = validated(&format!("\"tx\":\"\",{between}\"tx\":\"\""));
@@ -308,7 +308,8 @@ fn nested_json_is_refused_naming_the_field() {
     assert_eq!(refused_json("{\"event\":\"command\",\"id\":\"00\"}"), "command.id: is not 32 hexadecimal digits");
     let txid = "0".repeat(64);
     let seeded = format!(
-        "{{\"event\":\"seeded\",\"txid\":\"{txid}\",\"coinbase\":true,\"height\":1,\"outputs\":[{{\"vout\":2097152,\"satoshis\":1,\"script\":\"\"}}]}}"
+        "{{\"event\":\"seeded\",\"txid\":\"{txid}\",\"coinbase\":true,\"height\":1,\
+         \"outputs\":[{{\"vout\":2097152,\"satoshis\":1,\"script\":\"\"}}]}}"
     );
     assert_eq!(refused_json(&seeded), "seeded.outputs[0].vout: 2097152 is not below 1048576");
 }
@@ -328,7 +329,7 @@ fn fields_of_json_may_come_in_any_order() {
 
 proptest! {
     #[test]
-    fn any_event_survives_both_forms(event in samples::any_event()) {
+    fn any_event_round_trips_in_binary_and_json(event in samples::any_event()) {
         let message = event.encode();
         let decoded = Event::decode(&message);
         prop_assert_eq!(decoded.as_ref(), Ok(&event));
@@ -341,7 +342,7 @@ proptest! {
         prop_assert!(Event::decode(&message[..cut.index(message.len())]).is_err());
     }
 
-    /// No panic either way.
+    /// Neither decoding nor encoding panics.
     #[test]
     fn any_bytes_are_refused_or_canonical(kind in 0..10_u8, body in prop::collection::vec(any::<u8>(), 0..300)) {
         let message = [&[MAGIC, SCHEMA_VERSION, kind], &body[..]].concat();
@@ -351,7 +352,7 @@ proptest! {
         let _ = Event::decode(&body);
     }
 
-    /// As above, but near to what is an event.
+    /// Damaged events pass more checks than random bytes do.
     #[test]
     fn any_damage_is_refused_or_canonical(
         event in samples::any_event(),

@@ -1,28 +1,28 @@
-//! Which topic carries what.
+//! Topics of the store, and the kinds of events that each topic carries.
 
 use super::Kind;
 
-/// The topics, by what they are for; their names are configuration.
+/// Topics by purpose. The settings may give a topic another name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topic {
-    /// Many partitions, by txid.
+    /// Whole and partial transactions; many partitions, by txid.
     ValidatedTxs,
-    /// One partition.
+    /// Mined blocks from the node; one partition.
     BlockMined,
-    /// One partition.
+    /// Reorgs from the node; one partition.
     Reorgs,
-    /// One partition: the sequencer's log.
+    /// The chain log, which the sequencer consumes; one partition.
     Chain,
-    /// One partition: what the sequencer decided.
+    /// Decisions of the sequencer, written ahead; one partition.
     Decisions,
-    /// Many partitions, by txid.
+    /// Outcomes for validators and clients; many partitions, by txid.
     Outcomes,
-    /// As the source.
+    /// Events that cannot be applied; partitions as the source topic.
     DeadLetters,
 }
 
 impl Topic {
-    /// All of them.
+    /// Every topic, in the order of the enum.
     pub const ALL: [Topic; 7] = [
         Topic::ValidatedTxs,
         Topic::BlockMined,
@@ -33,7 +33,7 @@ impl Topic {
         Topic::DeadLetters,
     ];
 
-    /// Its name unless the configuration says otherwise.
+    /// Returns the name of the topic unless the settings give another.
     pub const fn default_name(self) -> &'static str {
         match self {
             Topic::ValidatedTxs => "utxo.validated-txs",
@@ -46,23 +46,23 @@ impl Topic {
         }
     }
 
-    /// Whether it is a log of one order, and so of one partition.
-    pub const fn is_one_order(self) -> bool {
+    /// Returns whether the topic has one order of events, and so exactly one partition.
+    pub const fn is_single_partition(self) -> bool {
         match self {
             Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => true,
             Topic::ValidatedTxs | Topic::Outcomes | Topic::DeadLetters => false,
         }
     }
 
-    /// Whether a rebuild reads all of it, so that nothing of it may ever go.
-    pub const fn makes_the_state(self) -> bool {
+    /// Returns whether a rebuild reads the whole topic. Such a topic must have neither retention nor compaction.
+    pub const fn is_state_source(self) -> bool {
         match self {
             Topic::ValidatedTxs | Topic::BlockMined | Topic::Reorgs | Topic::Chain | Topic::Decisions => true,
             Topic::Outcomes | Topic::DeadLetters => false,
         }
     }
 
-    /// The kinds of events that it may carry. Dead letters may hold anything, also what is no event.
+    /// Returns the kinds of events that the topic may carry. A dead letter may hold any bytes, also no event at all.
     pub const fn kinds(self) -> &'static [Kind] {
         match self {
             Topic::ValidatedTxs => &[Kind::Validated, Kind::Seeded],

@@ -1,11 +1,11 @@
-//! Events of `utxo.validated-txs`.
+//! Events of `utxo.validated-txs`: whole and partial transactions.
 
 use super::{codec::DecodeError, declare};
 use crate::tx::Txid;
 
-/// Outputs of a [`Seeded`] transaction have an index below this: the store makes a slot for every index up to the
-/// greatest, so a short message must not be able to ask for billions.
-pub const SEEDED_OUTPUT_LIMIT: u32 = 1 << 20;
+/// Limit of the output index in a [`PartialTxEvent`]. The store makes a slot for every index up to the greatest, so
+/// that a short message could otherwise ask for billions of slots.
+pub const PARTIAL_OUTPUT_LIMIT: u32 = 1 << 20;
 
 declare! {
     /// A transaction that a validator found valid.
@@ -14,47 +14,47 @@ declare! {
         pub tx: &'a [u8],
         /// Height of the block that the transaction can first be in.
         pub height: u32,
-        /// Its outputs are not spendable until it is unlocked or mined.
+        /// The outputs are not spendable until the transaction is unlocked or mined.
         pub locked: bool,
     }
 }
 
 declare! {
-    /// A partial transaction: some outputs of one that is known to be mined on the longest chain.
-    pub struct Seeded<'a> {
-        /// Its id.
+    /// A partial transaction (event kind `seeded`): known outputs of a transaction that is mined on the longest chain.
+    pub struct PartialTxEvent<'a> {
+        /// Txid of the transaction; not verifiable from the event.
         pub txid: Txid,
-        /// It is a coinbase.
+        /// The transaction is a coinbase.
         pub coinbase: bool,
-        /// Height of its block.
+        /// Height of the transaction's block.
         pub height: u32,
-        /// Its known outputs, at least one, ascending by `vout`; between them nothing can be spent.
-        pub outputs: Vec<SeededOutput<'a>>,
+        /// Known outputs, at least one, ascending by `vout`; an output that the list omits cannot be spent.
+        pub outputs: Vec<PartialOutput<'a>>,
     }
-    check in_order;
+    check check_outputs;
 }
 
 declare! {
-    /// One output of a [`Seeded`] transaction.
-    pub struct SeededOutput<'a> {
-        /// Its index, below 1,048,576.
+    /// Known output of a [`PartialTxEvent`].
+    pub struct PartialOutput<'a> {
+        /// Index of the output, below 1,048,576.
         pub vout: u32,
-        /// Its amount.
+        /// Amount of the output, satoshis.
         pub satoshis: u64,
-        /// Its locking script.
+        /// Locking script of the output.
         pub script: &'a [u8],
     }
 }
 
-fn in_order(seeded: &Seeded<'_>) -> Result<(), DecodeError> {
-    if seeded.outputs.is_empty() {
-        return Err(DecodeError::rule("outputs", "there is none"));
+fn check_outputs(event: &PartialTxEvent<'_>) -> Result<(), DecodeError> {
+    if event.outputs.is_empty() {
+        return Err(DecodeError::broken_rule("outputs", "there is none"));
     }
     let mut least = 0;
-    for (index, output) in seeded.outputs.iter().enumerate() {
-        let broken = |rule| Err(DecodeError::rule(format!("outputs[{index}].vout"), rule));
-        if output.vout >= SEEDED_OUTPUT_LIMIT {
-            return broken(format!("{} is not below {SEEDED_OUTPUT_LIMIT}", output.vout));
+    for (index, output) in event.outputs.iter().enumerate() {
+        let broken = |rule| Err(DecodeError::broken_rule(format!("outputs[{index}].vout"), rule));
+        if output.vout >= PARTIAL_OUTPUT_LIMIT {
+            return broken(format!("{} is not below {PARTIAL_OUTPUT_LIMIT}", output.vout));
         }
         if output.vout < least {
             return broken(format!("{} is not above the one before it", output.vout));

@@ -1,4 +1,4 @@
-//! [`Chain`]: blocks, and everything that their inputs spend, as events.
+//! [`Chain`]: blocks, and all outputs that the blocks spend, as events.
 
 use std::collections::BTreeMap;
 
@@ -7,60 +7,59 @@ use serde::Serialize;
 
 use super::{
     GenerateError, Message,
-    blocks::{Placed, PlacedBlock, SourceFile, place_blocks},
-    left_out::LeftOutOfFiles,
+    blocks::{PlacedBlock, PlacedBlocks, SourceFile, place_blocks},
+    left_out::LeftOutCounts,
     prevouts::{Parent, Parents},
+    synthetic::ANYONE_CAN_SPEND,
 };
 use crate::{
-    event::{Block, BlockMined, SEEDED_OUTPUT_LIMIT, Subtree, SubtreeTransactions, Topic, Validated},
+    event::{Block, BlockMined, PARTIAL_OUTPUT_LIMIT, Subtree, SubtreeTransactions, Topic, Validated},
     tx::{Outpoint, Output, Transaction, Txid},
 };
 
-/// The most transactions that a subtree holds.
+/// Greatest number of transactions in a subtree.
 const SUBTREE_LIMIT: usize = 1 << 20;
 
-/// The locking script of invented outputs: anybody may spend them.
-const INVENTED_SCRIPT: [u8; 1] = [0x51];
-
-/// Where the outputs come from that the blocks spend and do not make.
+/// Source of the outputs that the blocks spend and do not create.
 #[derive(Debug, Clone, Default)]
 pub enum PreviousOutputs {
-    /// From nowhere: there must be none.
+    /// The files hold every spent output.
     #[default]
     InTheFiles,
-    /// From a list.
+    /// A list holds the outputs.
     Listed(Parents),
-    /// Invented, with just enough in them.
+    /// Outputs are invented with amounts just large enough.
     Invented,
 }
 
-/// What the blocks of a [`Chain`] hold.
+/// Counts of the content of a [`Chain`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct ChainCounts {
-    /// Blocks.
+    /// Number of blocks in the chain.
     pub blocks: u64,
-    /// Transactions, coinbases included.
+    /// Number of transactions, coinbases included.
     pub transactions: u64,
-    /// Inputs; a coinbase has none.
+    /// Number of inputs; a coinbase counts none.
     pub inputs: u64,
-    /// Outputs.
+    /// Number of outputs of all transactions.
     pub outputs: u64,
-    /// Partial transactions beside them.
+    /// Number of partial transactions, produced before the blocks.
     pub seeded: u64,
 }
 
-/// Blocks, and everything that their inputs spend.
+/// Blocks of one chain, and all outputs that their inputs spend.
 #[derive(Debug)]
 pub struct Chain<'a> {
     blocks: Vec<PlacedBlock<'a>>,
-    /// What the blocks' own transactions make.
-    made: HashMap<Outpoint, Output<'a>>,
+    /// Outputs that the blocks create.
+    outputs: HashMap<Outpoint, Output<'a>>,
     parents: Parents,
-    left_out: LeftOutOfFiles,
+    left_out: LeftOutCounts,
 }
 
 impl<'a> Chain<'a> {
-    /// Reads blocks (see [`place_blocks`]) and finds what each input spends, so that nothing can fail later.
+    /// Reads the blocks of `files` and finds the output that each input spends, so that [`messages`](Self::messages)
+    /// cannot fail. `first_height` is the height of the first block, if neither files nor coinbase contain the height.
     ///
     /// # Errors
     /// See [`GenerateError`].
@@ -69,34 +68,34 @@ impl<'a> Chain<'a> {
         first_height: Option<u32>,
         previous: PreviousOutputs,
     ) -> Result<Self, GenerateError> {
-        let Placed { blocks, left_out } = place_blocks(files, first_height)?;
-        let made = outputs_of(&blocks);
-        let mut chain = Chain { blocks, made, parents: Parents::default(), left_out };
+        let PlacedBlocks { blocks, left_out } = place_blocks(files, first_height)?;
+        let outputs = collect_outputs(&blocks);
+        let mut chain = Chain { blocks, outputs, parents: Parents::default(), left_out };
         match previous {
             PreviousOutputs::InTheFiles => {}
-            PreviousOutputs::Listed(parents) => chain.parents = chain.outside(parents)?,
-            PreviousOutputs::Invented => chain.parents = chain.invent()?,
+            PreviousOutputs::Listed(parents) => chain.parents = chain.drop_contained_parents(parents)?,
+            PreviousOutputs::Invented => chain.parents = chain.invent_parents()?,
         }
         chain.check_inputs()?;
         Ok(chain)
     }
 
-    /// The blocks, in their order.
+    /// Returns the blocks, lowest first.
     pub fn blocks(&self) -> &[PlacedBlock<'a>] {
         &self.blocks
     }
 
-    /// Counts of the files' content that the chain does not have.
-    pub fn left_out(&self) -> &LeftOutOfFiles {
+    /// Returns counts of the files' content outside the chain.
+    pub fn left_out(&self) -> &LeftOutCounts {
         &self.left_out
     }
 
-    /// What an outpoint names, where that is known.
+    /// Returns the output that an outpoint names, if the output is known.
     pub fn output(&self, outpoint: &Outpoint) -> Option<Output<'_>> {
-        self.made.get(outpoint).copied().or_else(|| self.parents.output(outpoint))
+        self.outputs.get(outpoint).copied().or_else(|| self.parents.output(outpoint))
     }
 
-    /// What the blocks hold.
+    /// Counts the content of the blocks.
     pub fn counts(&self) -> ChainCounts {
         let mut counts =
             ChainCounts { blocks: self.blocks.len() as u64, seeded: self.parents.0.len() as u64, ..Default::default() };
@@ -108,17 +107,17 @@ impl<'a> Chain<'a> {
         counts
     }
 
-    /// All events: partial transactions first, then block by block its transactions and the block itself. A parent
-    /// comes before its child as far as the blocks have it so.
+    /// Returns all events: partial transactions first, then for each block the transactions and the block itself. A
+    /// parent precedes its child if the blocks order them so.
     pub fn messages(&self) -> impl Iterator<Item = Message> {
         let blocks = (1..).zip(&self.blocks);
         let blocks = blocks.flat_map(|(sequence, placed)| {
-            self.validated(placed).chain(std::iter::once_with(move || mined(sequence, placed)))
+            self.transaction_messages(placed).chain(std::iter::once_with(move || block_message(sequence, placed)))
         });
         self.parents.messages().chain(blocks)
     }
 
-    /// Every transaction of the blocks but the coinbases, with its id and the height of its block.
+    /// Returns every transaction except the coinbases, with the height of its block and its txid.
     pub fn transactions(&self) -> impl Iterator<Item = (u32, Txid, Transaction<'a>)> {
         self.blocks.iter().flat_map(|placed| {
             let transactions = placed.txids.iter().zip(placed.block.transactions());
@@ -126,7 +125,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    fn validated<'c>(&'c self, placed: &'c PlacedBlock<'a>) -> impl Iterator<Item = Message> + use<'a, 'c> {
+    fn transaction_messages<'c>(&'c self, placed: &'c PlacedBlock<'a>) -> impl Iterator<Item = Message> + use<'a, 'c> {
         placed.txids.iter().zip(placed.block.transactions()).skip(1).map(|(txid, transaction)| {
             let mut tx = Vec::new();
             transaction
@@ -148,15 +147,15 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// Listed parents without those that are in the files; what is said of these must be true.
-    fn outside(&self, mut parents: Parents) -> Result<Parents, GenerateError> {
+    /// Drops the listed parents that the files contain; their listed outputs must equal the outputs in the files.
+    fn drop_contained_parents(&self, mut parents: Parents) -> Result<Parents, GenerateError> {
         let inside: HashMap<Txid, ()> =
             self.blocks.iter().flat_map(|placed| &placed.txids).map(|txid| (*txid, ())).collect();
         for (txid, parent) in &parents.0 {
             for (vout, (satoshis, script)) in parent.outputs.iter().filter(|_| inside.contains_key(txid)) {
                 let outpoint = Outpoint { txid: *txid, vout: *vout };
-                if self.made.get(&outpoint) != Some(&Output { satoshis: *satoshis, script }) {
-                    return Err(GenerateError::Contradiction { outpoint });
+                if self.outputs.get(&outpoint) != Some(&Output { satoshis: *satoshis, script }) {
+                    return Err(GenerateError::PreviousOutputMismatch { outpoint });
                 }
             }
         }
@@ -164,21 +163,21 @@ impl<'a> Chain<'a> {
         Ok(parents)
     }
 
-    /// Parents for all that is spent and not in the files: mined just before the block of the spender, each output with
-    /// an equal share of what its spender pays out, rounded up, so that nothing overspends.
-    fn invent(&self) -> Result<Parents, GenerateError> {
+    /// Invents parents for all spent outputs outside the files. A parent is mined just before the block of its spender.
+    /// Each output has an equal share of its spender's total output, rounded up, so that no transaction overspends.
+    fn invent_parents(&self) -> Result<Parents, GenerateError> {
         let mut parents = Parents::default();
         for (height, _, transaction) in self.transactions() {
             let unknown: Vec<Outpoint> = transaction
                 .inputs()
                 .map(|input| input.outpoint)
-                .filter(|outpoint| !self.made.contains_key(outpoint))
+                .filter(|outpoint| !self.outputs.contains_key(outpoint))
                 .collect();
-            // A sum beyond all coins there are is the store's to refuse.
+            // The store refuses a sum above all existing coins.
             let paid = transaction.outputs().fold(0_u64, |sum, output| sum.saturating_add(output.satoshis));
             for outpoint in &unknown {
-                if outpoint.vout >= SEEDED_OUTPUT_LIMIT {
-                    return Err(GenerateError::TooManyOutputs { outpoint: *outpoint, limit: SEEDED_OUTPUT_LIMIT });
+                if outpoint.vout >= PARTIAL_OUTPUT_LIMIT {
+                    return Err(GenerateError::TooManyOutputs { outpoint: *outpoint, limit: PARTIAL_OUTPUT_LIMIT });
                 }
                 let parent = parents.0.entry(outpoint.txid).or_insert_with(|| Parent {
                     height: height.saturating_sub(1),
@@ -186,7 +185,7 @@ impl<'a> Chain<'a> {
                     outputs: BTreeMap::new(),
                 });
                 parent.height = parent.height.min(height.saturating_sub(1));
-                let output = parent.outputs.entry(outpoint.vout).or_insert((0, INVENTED_SCRIPT.to_vec()));
+                let output = parent.outputs.entry(outpoint.vout).or_insert((0, ANYONE_CAN_SPEND.to_vec()));
                 output.0 = output.0.max(paid.div_ceil(unknown.len() as u64));
             }
         }
@@ -194,19 +193,19 @@ impl<'a> Chain<'a> {
     }
 }
 
-fn outputs_of<'a>(blocks: &[PlacedBlock<'a>]) -> HashMap<Outpoint, Output<'a>> {
-    let mut made = HashMap::new();
+fn collect_outputs<'a>(blocks: &[PlacedBlock<'a>]) -> HashMap<Outpoint, Output<'a>> {
+    let mut outputs = HashMap::new();
     for placed in blocks {
         for (txid, transaction) in placed.txids.iter().zip(placed.block.transactions()) {
-            made.extend(
+            outputs.extend(
                 (0..).zip(transaction.outputs()).map(|(vout, output)| (Outpoint { txid: *txid, vout }, output)),
             );
         }
     }
-    made
+    outputs
 }
 
-fn mined(sequence: u64, placed: &PlacedBlock<'_>) -> Message {
+fn block_message(sequence: u64, placed: &PlacedBlock<'_>) -> Message {
     let coinbase = placed.block.transactions().next().map_or(&[][..], |coinbase| coinbase.raw());
     let listed: Vec<u8> = placed.txids.iter().skip(1).flat_map(|txid| txid.0).collect();
     let subtrees = listed

@@ -1,41 +1,41 @@
-//! [`GenerateError`]: why blocks cannot be turned into events.
+//! [`GenerateError`]: reasons why blocks cannot be turned into events.
 
 use crate::tx::{
     Outpoint, Txid,
     block::{BlockFileError, MerkleError},
 };
 
-/// Why blocks cannot be turned into events. Block hashes are shown reversed, as transaction ids are.
+/// Reason why blocks cannot be turned into events. Messages show block hashes reversed, like transaction ids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerateError {
-    /// A file that holds no blocks, or is damaged.
+    /// A file that holds no whole block.
     #[error("{file}: {error}")]
     File {
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// What is wrong, and where.
+        /// Error with the position in the file.
         error: BlockFileError,
     },
-    /// A block whose transactions are not those of its header.
+    /// A block whose header commits to other transactions.
     #[error("{file}: block {block}: {error}")]
     Merkle {
         /// Name of the file.
         file: String,
         /// Hash of the block.
         block: Txid,
-        /// What is wrong.
+        /// Difference between transactions and Merkle root.
         error: MerkleError,
     },
-    /// Files of nothing but zeros.
-    #[error("there is no block in the {files} files: they hold nothing but the zeros that a node reserves")]
+    /// Files that hold only zeros.
+    #[error("no block in the {files} files: they hold only the zeros that a node reserves; name files with blocks")]
     NoBlocks {
-        /// How many files there are.
+        /// Number of files that were read.
         files: usize,
     },
-    /// Nothing tells at which height a block is.
+    /// A block whose height neither the files nor the coinbase contain.
     #[error(
-        "{file}: nothing tells the height of block {block}: the block before it is not in the files, and its coinbase is not bound \
-         to tell it (BIP 34); give it with --first-height"
+        "{file}: the height of block {block} is unknown: the previous block is not in the files, and the block's \
+         coinbase need not contain the height (BIP 34); set --first-height"
     )]
     UnknownHeight {
         /// Name of the file.
@@ -43,41 +43,41 @@ pub enum GenerateError {
         /// Hash of the block.
         block: Txid,
     },
-    /// More blocks than heights or local ids.
-    #[error("{file}: block {block} is beyond the greatest height that a block can have")]
+    /// More blocks than there are heights or local ids.
+    #[error("{file}: block {block} is above the greatest height that a block can have")]
     HeightOverflow {
         /// Name of the file.
         file: String,
         /// Hash of the block.
         block: Txid,
     },
-    /// An input spends something that nobody told about.
+    /// An input whose previous output is not known.
     #[error(
-        "block {height}: input {input} of {txid} spends {outpoint}, which is not in these files: name what it is with \
-         --prevouts CSV, or have it invented with --synthesize-prevouts"
+        "block {height}: input {input} of {txid} spends {outpoint}, which is not in these files: list the output with \
+         --prevouts CSV, or invent the output with --synthesize-prevouts"
     )]
     UnknownPreviousOutput {
         /// Height of the block.
         height: u32,
-        /// The spending transaction.
+        /// Txid of the spending transaction.
         txid: Txid,
-        /// Its input.
+        /// Index of the input.
         input: usize,
-        /// What it spends.
+        /// Outpoint that the input spends.
         outpoint: Outpoint,
     },
-    /// An output that no partial transaction can have.
-    #[error("the previous output {outpoint} cannot be invented: a partial transaction has outputs below {limit} only")]
+    /// An output whose index is too great for a partial transaction.
+    #[error("cannot invent the previous output {outpoint}: a partial transaction has outputs below {limit} only")]
     TooManyOutputs {
-        /// The output.
+        /// Outpoint whose output cannot be invented.
         outpoint: Outpoint,
-        /// The first index that is too great.
+        /// Least index that is too great.
         limit: u32,
     },
-    /// The list of previous outputs says something else than the files.
-    #[error("the previous outputs say otherwise about {outpoint} than the transaction itself, which is in these files")]
-    Contradiction {
-        /// The output.
+    /// A listed previous output that differs from the output in the files.
+    #[error("the previous outputs contradict the files: {outpoint} differs from the transaction in these files")]
+    PreviousOutputMismatch {
+        /// Outpoint of the listed output.
         outpoint: Outpoint,
     },
 }

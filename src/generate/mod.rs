@@ -1,5 +1,5 @@
-//! Turns block files, and events written as JSON lines, into the messages that feed the store. Pure: nothing here opens a
-//! file or knows a broker.
+//! Turns block files, and events written as JSON lines, into the messages that feed the store. Pure: the caller reads
+//! the files and produces the messages.
 
 mod blocks;
 mod chain;
@@ -7,34 +7,34 @@ mod connect;
 mod error;
 mod left_out;
 mod lines;
-mod made;
 mod prevouts;
 mod reorgs;
 mod rivals;
 mod story;
+mod synthetic;
 
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{Placed, PlacedBlock, SourceFile, place_blocks, read_blocks};
+pub use blocks::{PlacedBlock, SourceFile};
 pub use chain::{Chain, ChainCounts, PreviousOutputs};
 pub use error::GenerateError;
-pub use left_out::LeftOutOfFiles;
-pub use lines::{LineError, Step, messages_from_lines, steps_from_lines};
+pub use left_out::LeftOutCounts;
+pub use lines::{DemoStep, LineError, parse_demo_lines, parse_event_lines};
 pub use prevouts::{Parent, Parents, PrevoutsError};
-pub use reorgs::Reorganised;
-pub use rivals::{RivalPair, Rivals};
-pub use story::{Chapter, NoSuchScenario, Scenario, Story};
+pub use reorgs::ReorgInjector;
+pub use rivals::{DoubleSpend, Rivals};
+pub use story::{Chapter, Scenario, Story, UnknownScenario};
 
 use crate::{event::Topic, tx::Txid};
 
-/// One message for the log.
+/// Message to be produced to a topic of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Where it belongs.
+    /// Topic of the event's kind.
     pub topic: Topic,
-    /// The transaction that it is about; `None` in a topic of one partition.
+    /// Txid of the transaction, which chooses the partition; `None` for a topic of one partition.
     pub key: Option<Txid>,
-    /// The event.
+    /// Event in the binary form.
     pub payload: Vec<u8>,
 }

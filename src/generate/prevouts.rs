@@ -1,48 +1,48 @@
-//! The list of previous outputs that lie outside the block files: the transactions that they belong to.
+//! The list of previous outputs outside the block files, grouped by transaction.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
-    event::{SEEDED_OUTPUT_LIMIT, Seeded, SeededOutput, Topic},
+    event::{PARTIAL_OUTPUT_LIMIT, PartialOutput, PartialTxEvent, Topic},
     generate::Message,
     tx::{Outpoint, Output, Txid},
 };
 
 const COLUMNS: [&str; 6] = ["txid", "vout", "satoshis", "height", "coinbase", "locking_script_hex"];
 
-/// What is wrong with the list.
+/// Error of one line of the list of previous outputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}: line {line}: {problem}")]
 pub struct PrevoutsError {
-    /// Its name.
+    /// Name of the file.
     pub file: String,
-    /// Line, from 1.
+    /// Number of the line, from 1.
     pub line: u64,
-    /// What is wrong there.
+    /// Problem of the line, with the field.
     pub problem: String,
 }
 
-/// A transaction of which some outputs are known.
+/// Transaction outside the files, with the outputs that are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
-    /// Height of its block.
+    /// Height of the transaction's block.
     pub height: u32,
-    /// Whether it is a coinbase.
+    /// `true` for a coinbase.
     pub coinbase: bool,
-    /// Satoshis and locking script by index.
+    /// Satoshis and locking script by output index.
     pub outputs: BTreeMap<u32, (u64, Vec<u8>)>,
 }
 
-/// Parents outside the files, by txid.
+/// Transactions outside the files whose outputs the blocks spend, by txid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parents(pub BTreeMap<Txid, Parent>);
 
 impl Parents {
-    /// Reads lines of `txid,vout,satoshis,height,coinbase,locking_script_hex` below a line with these names; coinbase is
-    /// 0 or 1. `file` names them in errors.
+    /// Reads lines of `txid,vout,satoshis,height,coinbase,locking_script_hex` after a line with these names. The field
+    /// coinbase is 0 or 1. Errors name the list by `file`.
     ///
     /// # Errors
-    /// The first line that is wrong, with the field.
+    /// The first wrong line, with the field.
     pub fn from_csv(file: &str, bytes: &[u8]) -> Result<Self, PrevoutsError> {
         let wrong = |line, problem| PrevoutsError { file: file.to_owned(), line, problem };
         let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
@@ -68,54 +68,54 @@ impl Parents {
             return Err(format!("has {} fields instead of {}", record.len(), COLUMNS.len()));
         }
         let txid: Txid = record[0].parse().map_err(|error| format!("txid: {error}"))?;
-        let vout: u32 = number(&record[1]).map_err(|problem| format!("vout: {problem}"))?;
-        let satoshis: u64 = number(&record[2]).map_err(|problem| format!("satoshis: {problem}"))?;
-        let height: u32 = number(&record[3]).map_err(|problem| format!("height: {problem}"))?;
+        let vout: u32 = parse_number(&record[1]).map_err(|problem| format!("vout: {problem}"))?;
+        let satoshis: u64 = parse_number(&record[2]).map_err(|problem| format!("satoshis: {problem}"))?;
+        let height: u32 = parse_number(&record[3]).map_err(|problem| format!("height: {problem}"))?;
         let coinbase = match &record[4] {
             "0" => false,
             "1" => true,
             other => return Err(format!("coinbase: `{other}` is not 0 or 1")),
         };
         let script = hex::decode(&record[5]).map_err(|error| format!("locking_script_hex: {error}"))?;
-        if vout >= SEEDED_OUTPUT_LIMIT {
-            return Err(format!("vout: {vout} is not below {SEEDED_OUTPUT_LIMIT}"));
+        if vout >= PARTIAL_OUTPUT_LIMIT {
+            return Err(format!("vout: {vout} is not below {PARTIAL_OUTPUT_LIMIT}"));
         }
         let parent = self.0.entry(txid).or_insert(Parent { height, coinbase, outputs: BTreeMap::new() });
         if (parent.height, parent.coinbase) != (height, coinbase) {
-            return Err(format!("says otherwise about {txid} than an earlier line: height {height}, {coinbase}"));
+            return Err(format!("contradicts an earlier line about {txid}: height {height}, coinbase {coinbase}"));
         }
         match parent.outputs.entry(vout) {
             Entry::Vacant(entry) => {
                 entry.insert((satoshis, script));
                 Ok(())
             }
-            Entry::Occupied(_) => Err(format!("{txid}:{vout} is there twice")),
+            Entry::Occupied(_) => Err(format!("{txid}:{vout} is listed twice")),
         }
     }
 
-    /// The output, where it is known.
+    /// Returns the output that an outpoint names, if the list has the output.
     pub fn output(&self, outpoint: &Outpoint) -> Option<Output<'_>> {
         let (satoshis, script) = self.0.get(&outpoint.txid)?.outputs.get(&outpoint.vout)?;
         Some(Output { satoshis: *satoshis, script })
     }
 
-    /// A `Seeded` event for each of them, ascending by txid.
+    /// Returns the event of each partial transaction, ascending by txid.
     pub fn messages(&self) -> impl Iterator<Item = Message> {
         self.0.iter().map(|(txid, parent)| {
-            let outputs = parent.outputs.iter().map(|(vout, (satoshis, script))| SeededOutput {
+            let outputs = parent.outputs.iter().map(|(vout, (satoshis, script))| PartialOutput {
                 vout: *vout,
                 satoshis: *satoshis,
                 script,
             });
-            let seeded =
-                Seeded { txid: *txid, coinbase: parent.coinbase, height: parent.height, outputs: outputs.collect() };
-            Message { topic: Topic::ValidatedTxs, key: Some(*txid), payload: seeded.encode() }
+            let (coinbase, height) = (parent.coinbase, parent.height);
+            let event = PartialTxEvent { txid: *txid, coinbase, height, outputs: outputs.collect() };
+            Message { topic: Topic::ValidatedTxs, key: Some(*txid), payload: event.encode() }
         })
     }
 }
 
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("`{text}` is no such number"))
+fn parse_number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is no number in range"))
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_of_one_transaction_come_together() {
+    fn outputs_of_one_transaction_become_one_event() {
         let parents = read(&format!("{TXID},3,7,9,1,51\n{TXID},0,5000000000,9,1,\n")).unwrap();
         let outpoint = |vout| Outpoint { txid: TXID.parse().unwrap(), vout };
         assert_eq!(parents.output(&outpoint(3)), Some(Output { satoshis: 7, script: &[0x51] }));
@@ -140,19 +140,19 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named_with_its_field() {
+    fn a_wrong_line_is_refused_with_number_and_field() {
         let good = format!("{TXID},0,1,9,0,51\n");
         for (line, says) in [
             ("zz,0,1,9,0,51".to_owned(), "txid: `zz` is not"),
-            (format!("{TXID},-1,1,9,0,51"), "vout: `-1` is no such number"),
+            (format!("{TXID},-1,1,9,0,51"), "vout: `-1` is no number in range"),
             (format!("{TXID},1048576,1,9,0,51"), "vout: 1048576 is not below"),
             (format!("{TXID},1,1.5,9,0,51"), "satoshis: `1.5`"),
             (format!("{TXID},1,1,,0,51"), "height: ``"),
             (format!("{TXID},1,1,9,true,51"), "coinbase: `true` is not 0 or 1"),
             (format!("{TXID},1,1,9,0,5"), "locking_script_hex: Odd"),
             (format!("{TXID},1,1,9,0"), "has 5 fields instead of 6"),
-            (format!("{TXID},0,1,9,0,51"), "is there twice"),
-            (format!("{TXID},1,1,8,0,51"), "says otherwise"),
+            (format!("{TXID},0,1,9,0,51"), "is listed twice"),
+            (format!("{TXID},1,1,8,0,51"), "contradicts an earlier line"),
         ] {
             let error = read(&format!("{good}{line}\n")).unwrap_err();
             assert!(error.starts_with("p.csv: line 3: ") && error.contains(says), "{line}: {error}");

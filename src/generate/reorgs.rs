@@ -1,44 +1,47 @@
-//! Artificial reorgs among real blocks: now and then some of them leave for blocks that no miner made, and come back. So the state in the
-//! end is that without them, but for the coinbases of the blocks that have left for good.
+//! Artificial reorgs among real blocks: a reorg disconnects some of the last real blocks, connects synthetic blocks in
+//! their place, and a later reorg connects the real blocks again. The final state is the state without the reorgs,
+//! apart from the coinbases of the synthetic blocks.
 
 use std::collections::VecDeque;
 
 use super::{
     Message,
-    made::{MadeBlock, mined_message, reorg_message},
+    synthetic::{SyntheticBlock, mined_message, reorg_message},
 };
 use crate::{
     event::{Block, Event, Topic},
-    seeded::Seeded,
+    rng::SplitMix64,
 };
 
-/// Blocks that leave at once, at the most.
-const DEPTH: usize = 20;
-/// Local ids of artificial blocks begin here.
-const ARTIFICIAL: u32 = 1_000_000_000;
+/// Greatest number of blocks that one reorg disconnects.
+const MAX_DEPTH: usize = 20;
+/// Local ids of synthetic blocks are greater than this.
+const SYNTHETIC_IDS: u32 = 1_000_000_000;
 
-/// Messages with artificial reorgs among them, and blocks and reorgs numbered anew. Keeps the last twenty blocks.
-pub struct Reorganised<I> {
+/// Iterator that adds artificial reorgs to messages and numbers all blocks and reorgs in sequence. Keeps the last 21
+/// real blocks in memory.
+pub struct ReorgInjector<I> {
     messages: I,
-    dice: Seeded,
-    /// Blocks to come, and reorgs among them.
-    left: (u64, u64),
+    rng: SplitMix64,
+    /// Number of blocks that follow, and number of reorgs to add among them.
+    remaining: (u64, u64),
     sequence: u64,
-    artificial: u32,
-    /// The last real blocks, as their messages have them.
+    last_synthetic_id: u32,
+    /// Payloads of the last real blocks.
     real: VecDeque<Vec<u8>>,
     ready: VecDeque<Message>,
 }
 
-impl<I: Iterator<Item = Message>> Reorganised<I> {
-    /// So many reorgs (no more than there are blocks but the first) among messages with so many blocks, chosen by `seed`.
+impl<I: Iterator<Item = Message>> ReorgInjector<I> {
+    /// Adds `reorgs` reorgs to messages with `blocks` blocks, at places chosen by `seed`. There is at most one reorg
+    /// after each block, and none after the first.
     pub fn new(messages: I, blocks: u64, reorgs: u64, seed: u64) -> Self {
-        Reorganised {
+        ReorgInjector {
             messages,
-            dice: Seeded::new(seed),
-            left: (blocks.saturating_sub(1), reorgs),
+            rng: SplitMix64::new(seed),
+            remaining: (blocks.saturating_sub(1), reorgs),
             sequence: 0,
-            artificial: ARTIFICIAL,
+            last_synthetic_id: SYNTHETIC_IDS,
             real: VecDeque::new(),
             ready: VecDeque::new(),
         }
@@ -49,81 +52,83 @@ impl<I: Iterator<Item = Message>> Reorganised<I> {
         self.sequence
     }
 
-    /// A real block comes, and perhaps leaves and returns.
-    fn block(&mut self, payload: Vec<u8>) {
+    /// Passes a real block on, and perhaps adds a reorg after the block.
+    fn add_block(&mut self, payload: Vec<u8>) {
         let sequence = self.next_sequence();
-        let Some(block) = block_of(&payload) else { return };
+        let Some(block) = decode_block(&payload) else { return };
         self.ready.push_back(mined_message(sequence, block));
         let is_first = self.real.is_empty();
         self.real.push_back(payload);
-        if self.real.len() > DEPTH + 1 {
+        if self.real.len() > MAX_DEPTH + 1 {
             self.real.pop_front();
         }
-        let (blocks, reorgs) = &mut self.left;
+        let (blocks, reorgs) = &mut self.remaining;
         if is_first || *blocks == 0 {
             return;
         }
-        let now = self.dice.below(*blocks) < *reorgs;
+        let reorgs_now = self.rng.below(*blocks) < *reorgs;
         *blocks -= 1;
-        if now {
+        if reorgs_now {
             *reorgs -= 1;
-            self.there_and_back();
+            self.inject_reorg();
         }
     }
 
-    /// So many real blocks leave for artificial ones, perhaps for others after that, and come back.
-    fn there_and_back(&mut self) {
-        let most = DEPTH.min(self.real.len() - 1) as u64;
-        let depth = 1 + self.dice.below(most) as usize;
+    /// Replaces a random number of the last real blocks by synthetic ones, once or twice, and connects the real blocks
+    /// again.
+    fn inject_reorg(&mut self) {
+        let most = MAX_DEPTH.min(self.real.len() - 1) as u64;
+        let depth = 1 + self.rng.below(most) as usize;
         let real: Vec<Vec<u8>> = self.real.range(self.real.len() - depth..).cloned().collect();
-        let real: Vec<Block<'_>> = real.iter().filter_map(|payload| block_of(payload)).collect();
-        let mut on_chain: Option<Vec<MadeBlock>> = None;
-        for _ in 0..1 + self.dice.below(2) {
-            let made = self.artificial(&real);
-            if self.dice.below(3) == 0 {
-                // Known as a side chain before.
-                for block in &made {
+        let real: Vec<Block<'_>> = real.iter().filter_map(|payload| decode_block(payload)).collect();
+        let mut connected: Option<Vec<SyntheticBlock>> = None;
+        for _ in 0..1 + self.rng.below(2) {
+            let branch = self.build_branch(&real);
+            if self.rng.below(3) == 0 {
+                // The branch is announced as a side chain first.
+                for block in &branch {
                     let sequence = self.next_sequence();
-                    let aside = Block { longest_chain: false, ..block.event() };
-                    self.ready.push_back(mined_message(sequence, aside));
+                    let side_block = Block { longest_chain: false, ..block.event() };
+                    self.ready.push_back(mined_message(sequence, side_block));
                 }
             }
-            let leave = on_chain.as_ref().map_or_else(|| real.clone(), |made| events(made));
+            let disconnected = connected.as_ref().map_or_else(|| real.clone(), |branch| events(branch));
             let sequence = self.next_sequence();
-            self.ready.push_back(reorg_message(sequence, leave, events(&made)));
-            on_chain = Some(made);
+            self.ready.push_back(reorg_message(sequence, disconnected, events(&branch)));
+            connected = Some(branch);
         }
         let sequence = self.next_sequence();
-        self.ready.push_back(reorg_message(sequence, events(on_chain.as_deref().unwrap_or_default()), real));
+        self.ready.push_back(reorg_message(sequence, events(connected.as_deref().unwrap_or_default()), real));
     }
 
-    /// Blocks in the place of these. The first lists what those list, or nothing of it.
-    fn artificial(&mut self, real: &[Block<'_>]) -> Vec<MadeBlock> {
+    /// Returns a branch of synthetic blocks in the place of `real`. The first block lists either all transactions of
+    /// `real` or none.
+    fn build_branch(&mut self, real: &[Block<'_>]) -> Vec<SyntheticBlock> {
         let (mut height, mut previous) = real.first().map_or((0, [0; 32]), |first| (first.height, first.previous));
-        let mut made: Vec<MadeBlock> = Vec::new();
-        for _ in 0..1 + self.dice.below(real.len() as u64 + 1) {
-            self.artificial += 1;
-            let block = MadeBlock::new(self.artificial, height, previous, Vec::new());
+        let mut branch: Vec<SyntheticBlock> = Vec::new();
+        for _ in 0..1 + self.rng.below(real.len() as u64 + 1) {
+            self.last_synthetic_id += 1;
+            let block = SyntheticBlock::new(self.last_synthetic_id, height, previous, Vec::new());
             (height, previous) = (height + 1, block.hash);
-            made.push(block);
+            branch.push(block);
         }
-        if let Some(first) = made.first_mut().filter(|_| self.dice.below(2) == 0) {
+        if let Some(first) = branch.first_mut().filter(|_| self.rng.below(2) == 0) {
             let subtrees = real.iter().flat_map(|block| &block.subtrees);
             let txids = subtrees.flat_map(|subtree| subtree.transactions.inline()).flatten();
             first.listed = txids.flat_map(|txid| txid.0).collect();
         }
-        made
+        branch
     }
 }
 
-impl<I: Iterator<Item = Message>> Iterator for Reorganised<I> {
+impl<I: Iterator<Item = Message>> Iterator for ReorgInjector<I> {
     type Item = Message;
 
     fn next(&mut self) -> Option<Message> {
         while self.ready.is_empty() {
             let message = self.messages.next()?;
             match message.topic {
-                Topic::BlockMined => self.block(message.payload),
+                Topic::BlockMined => self.add_block(message.payload),
                 _ => return Some(message),
             }
         }
@@ -131,12 +136,12 @@ impl<I: Iterator<Item = Message>> Iterator for Reorganised<I> {
     }
 }
 
-fn events(made: &[MadeBlock]) -> Vec<Block<'_>> {
-    made.iter().map(MadeBlock::event).collect()
+fn events(blocks: &[SyntheticBlock]) -> Vec<Block<'_>> {
+    blocks.iter().map(SyntheticBlock::event).collect()
 }
 
-/// What is no block is nobody's.
-fn block_of(payload: &[u8]) -> Option<Block<'_>> {
+/// Decodes the block of a `BlockMined` event; `None`: the payload is no such event.
+fn decode_block(payload: &[u8]) -> Option<Block<'_>> {
     match Event::decode(payload) {
         Ok(Event::BlockMined(mined)) => Some(mined.block),
         _ => None,

@@ -1,4 +1,4 @@
-//! The real files, against the counts of an independent program (`tests/data/PROVENANCE.md`).
+//! Events of real block files, compared with counts of an independent program (`tests/data/PROVENANCE.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,11 @@ fn listed(name: &str) -> PreviousOutputs {
     PreviousOutputs::Listed(Parents::from_csv(name, &file(name).bytes).unwrap())
 }
 
-/// A store that is nothing but a map: what the events leave there.
+fn read_blocks(files: &[SourceFile], first_height: Option<u32>) -> Result<Vec<PlacedBlock<'_>>, GenerateError> {
+    super::blocks::place_blocks(files, first_height).map(|placed| placed.blocks)
+}
+
+/// Counts of a [`Model`] after all events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {
     blocks: u64,
@@ -31,19 +35,20 @@ struct Totals {
     unspent_satoshis: u64,
 }
 
+/// Store in memory: maps of the unspent outputs.
 #[derive(Default)]
 struct Model {
     totals: Totals,
     unspent: BTreeMap<Outpoint, u64>,
-    seeded: BTreeMap<Outpoint, u64>,
+    unspent_partial: BTreeMap<Outpoint, u64>,
     seen: BTreeSet<Txid>,
-    next_sequence: u64,
+    last_sequence: u64,
 }
 
 impl Model {
-    fn make(&mut self, transaction: &Transaction<'_>, height: u32) {
+    fn create(&mut self, transaction: &Transaction<'_>, height: u32) {
         let txid = transaction.txid();
-        assert!(self.seen.insert(txid), "{txid} comes twice");
+        assert!(self.seen.insert(txid), "{txid} is produced twice");
         self.totals.transactions += 1;
         for (vout, output) in (0..).zip(transaction.outputs()) {
             self.totals.outputs += 1;
@@ -66,21 +71,21 @@ impl Model {
                 self.totals.spent_inside += 1;
                 assert_eq!(satoshis, previous.satoshis);
             } else {
-                let satoshis = self.seeded.remove(&input.outpoint).expect("a parent precedes its child");
+                let satoshis = self.unspent_partial.remove(&input.outpoint).expect("a parent precedes its child");
                 self.totals.spent_outside += 1;
                 assert_eq!(satoshis, previous.satoshis);
             }
         }
-        self.make(&transaction, height);
+        self.create(&transaction, height);
     }
 
-    fn take(&mut self, message: &Message) {
+    fn apply(&mut self, message: &Message) {
         match Event::decode(&message.payload).unwrap() {
             Event::Seeded(seeded) => {
                 assert_eq!((message.topic, message.key), (Topic::ValidatedTxs, Some(seeded.txid)));
-                assert_eq!(self.totals.transactions, 0, "parents come first");
+                assert_eq!(self.totals.transactions, 0, "partial transactions come first");
                 for output in seeded.outputs {
-                    self.seeded.insert(Outpoint { txid: seeded.txid, vout: output.vout }, output.satoshis);
+                    self.unspent_partial.insert(Outpoint { txid: seeded.txid, vout: output.vout }, output.satoshis);
                 }
             }
             Event::Validated(validated) => {
@@ -89,11 +94,11 @@ impl Model {
             }
             Event::BlockMined(mined) => {
                 assert_eq!((message.topic, message.key), (Topic::BlockMined, None));
-                self.next_sequence += 1;
-                assert_eq!(mined.sequence, self.next_sequence);
+                self.last_sequence += 1;
+                assert_eq!(mined.sequence, self.last_sequence);
                 let block = mined.block;
                 self.totals.blocks += 1;
-                self.make(&Transaction::parse(block.coinbase).unwrap(), block.height);
+                self.create(&Transaction::parse(block.coinbase).unwrap(), block.height);
                 for txid in block.subtrees.iter().flat_map(|subtree| subtree.transactions.inline().unwrap()) {
                     assert!(self.seen.contains(&txid));
                 }
@@ -106,7 +111,7 @@ impl Model {
 fn totals(files: &[SourceFile], previous: PreviousOutputs) -> Totals {
     let chain = Chain::new(files, None, previous).unwrap();
     let mut model = Model::default();
-    chain.messages().for_each(|message| model.take(&message));
+    chain.messages().for_each(|message| model.apply(&message));
     let counts = chain.counts();
     let Totals { blocks, transactions, inputs, outputs, .. } = model.totals;
     assert_eq!((counts.blocks, counts.transactions, counts.inputs), (blocks, transactions, inputs));
@@ -122,7 +127,7 @@ fn expected(counts: [u64; 9]) -> Totals {
 }
 
 #[test]
-fn the_first_blocks_need_nothing_from_outside() {
+fn the_first_blocks_need_no_previous_outputs() {
     let files = [file("mainnet-0-4312.blk")];
     let counted = expected([4_313, 4_371, 247, 4_397, 4_396, 247, 0, 4_149, 21_560_000_000_000]);
     assert_eq!(totals(&files, PreviousOutputs::InTheFiles), counted);
@@ -133,7 +138,7 @@ fn the_first_blocks_need_nothing_from_outside() {
 }
 
 #[test]
-fn listed_previous_outputs_are_seeded_but_for_those_in_the_files() {
+fn listed_previous_outputs_outside_the_files_become_partial_transactions() {
     let files = [file("mainnet-277647.block")];
     let counted = expected([1, 213, 732, 769, 769, 62, 670, 707, 172_129_169_749]);
     assert_eq!(totals(&files, listed("mainnet-277647.prevouts.csv")), counted);
@@ -142,7 +147,7 @@ fn listed_previous_outputs_are_seeded_but_for_those_in_the_files() {
 }
 
 #[test]
-fn two_blocks_with_invented_previous_outputs() {
+fn previous_outputs_of_two_blocks_are_invented() {
     let files = [file("mainnet-384188.block"), file("mainnet-384189.block")];
     let counted = expected([2, 1_920, 7_348, 4_984, 4_972, 1_026, 6_322, 3_946, 1_107_962_672_096]);
     assert_eq!(totals(&files, PreviousOutputs::Invented), counted);
@@ -157,7 +162,7 @@ fn two_blocks_with_invented_previous_outputs() {
 }
 
 #[test]
-fn a_given_height_goes_before_the_coinbase() {
+fn the_first_height_takes_precedence_over_the_coinbase() {
     let files = [file("mainnet-384188.block"), file("mainnet-384189.block")];
     let chain = Chain::new(&files, Some(100), PreviousOutputs::Invented).unwrap();
     assert_eq!(chain.blocks().iter().map(|placed| placed.height).collect::<Vec<_>>(), [100, 101]);
@@ -170,7 +175,7 @@ fn error(files: &[SourceFile], previous: PreviousOutputs) -> String {
 }
 
 #[test]
-fn an_unknown_previous_output_is_named_with_the_way_out() {
+fn the_error_of_an_unknown_previous_output_names_the_options() {
     let text = error(&[file("mainnet-277647.block")], PreviousOutputs::InTheFiles);
     assert!(text.starts_with("block 277647: input 0 of "), "{text}");
     assert!(text.contains("--prevouts CSV") && text.contains("--synthesize-prevouts"), "{text}");
@@ -184,28 +189,28 @@ fn a_list_that_contradicts_the_files_is_refused() {
     let inside = parents.0.iter_mut().find(|(parent, _)| txid.contains(parent)).unwrap();
     inside.1.outputs.values_mut().next().unwrap().0 += 1;
     let text = error(&files, PreviousOutputs::Listed(parents));
-    assert!(text.contains("say otherwise about"), "{text}");
+    assert!(text.contains("contradict the files"), "{text}");
 }
 
 #[test]
-fn a_file_without_a_whole_block_is_named_with_the_place() {
+fn the_error_of_a_file_without_a_whole_block_names_file_and_offset() {
     let whole = file("mainnet-0-4312.blk");
     let cut = |bytes: &[u8]| error(&[SourceFile { name: "cut.blk".into(), bytes: bytes.to_vec() }], Default::default());
     assert!(cut(&whole.bytes[..200]).starts_with("cut.blk: block file cut in half at byte 200"));
     assert_eq!(cut(&[]), "cut.blk: block file is empty");
-    assert!(cut(&[0; 100]).contains("there is no block in the 1 files"));
+    assert!(cut(&[0; 100]).contains("no block in the 1 files"));
     let bare = file("mainnet-277647.block");
     assert!(cut(&bare.bytes[..bare.bytes.len() / 2]).contains("cut in half"));
     let unknown = [b"\x01\x02\x03\xff", &whole.bytes[4..293]].concat();
     assert!(cut(&unknown).starts_with("cut.blk: unknown magic 010203ff at byte 0: "), "{}", cut(&unknown));
-    // A satoshi more in the coinbase of block 0: the header does not commit to it.
+    // One satoshi more in the coinbase of block 0: the header commits to another coinbase.
     let mut forged = whole.bytes[..293].to_vec();
     forged[8 + 80 + 1 + 120] ^= 1;
     let text = cut(&forged);
     assert!(text.contains("merkle root"), "{text}");
 }
 
-/// The first frames of the main network's file.
+/// Returns the first `count` frames of the main network's file.
 fn frames(count: usize) -> Vec<Vec<u8>> {
     let whole = file("mainnet-0-4312.blk").bytes;
     let mut at = 0;
@@ -218,7 +223,7 @@ fn frames(count: usize) -> Vec<Vec<u8>> {
     frames.collect()
 }
 
-/// A block on the same parent with another reward, which its header commits to.
+/// Returns a block with the same previous block and another reward, to which its header commits.
 fn rival(frame: &[u8]) -> Vec<u8> {
     let mut rival = frame.to_vec();
     let coinbase_at = 8 + crate::tx::block::HEADER_LEN + 1;
@@ -229,14 +234,14 @@ fn rival(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_as_a_node_leaves_it_is_read_by_what_follows_what() {
+fn blocks_of_a_node_file_are_connected_by_previous_hash() {
     let frames = frames(5);
     let [genesis, first, second, third, fourth] = &frames[..] else { panic!() };
     let stale = rival(second);
     let far = file("mainnet-277647.block").bytes;
     let far = [&genesis[..4], &(far.len() as u32).to_le_bytes(), &far].concat();
-    // A stale block before its rival, blocks in another order, one that is there twice, one that connects to none, a
-    // gap and half a block at the end.
+    // A stale block before its rival, blocks in another order, a repeated block, an unconnected block, a gap, and half
+    // a block at the end.
     let bytes =
         [&genesis[..], &first[..], &stale, &third[..], &[0; 64], &second[..], &first[..], &far, &fourth[..94]].concat();
     let files = [SourceFile { name: "node.blk".into(), bytes }];
@@ -257,7 +262,7 @@ fn a_file_as_a_node_leaves_it_is_read_by_what_follows_what() {
 }
 
 #[test]
-fn the_branch_with_the_most_work_is_taken_and_of_equal_ones_the_first() {
+fn the_branch_with_the_most_work_is_taken_and_of_equal_branches_the_first() {
     let frames = frames(3);
     let (stale, second) = (rival(&frames[2]), &frames[2]);
     for (order, taken) in [([&stale, second], &stale), ([second, &stale], second)] {
@@ -269,7 +274,7 @@ fn the_branch_with_the_most_work_is_taken_and_of_equal_ones_the_first() {
 }
 
 #[test]
-fn blocks_of_several_files_are_one_chain_in_any_order_and_bare_ones_stay() {
+fn blocks_of_several_files_form_one_chain_in_any_order_and_bare_blocks_stay() {
     let frames = frames(4);
     let named = |name: &str, frames: &[&Vec<u8>]| SourceFile {
         name: name.into(),
@@ -278,13 +283,13 @@ fn blocks_of_several_files_are_one_chain_in_any_order_and_bare_ones_stay() {
     let files = [named("b.blk", &[&frames[3], &frames[2]]), named("a.blk", &[&frames[1], &frames[0]])];
     let heights: Vec<u32> = read_blocks(&files, None).unwrap().iter().map(|placed| placed.height).collect();
     assert_eq!(heights, [0, 1, 2, 3]);
-    let apart = [file("mainnet-277647.block"), file("mainnet-384188.block")];
-    let heights: Vec<u32> = read_blocks(&apart, None).unwrap().iter().map(|placed| placed.height).collect();
+    let bare = [file("mainnet-277647.block"), file("mainnet-384188.block")];
+    let heights: Vec<u32> = read_blocks(&bare, None).unwrap().iter().map(|placed| placed.height).collect();
     assert_eq!(heights, [277_647, 384_188]);
 }
 
 #[test]
-fn a_height_that_nothing_tells_is_asked_for() {
+fn the_error_of_an_unknown_height_names_the_option() {
     let headless = frames(2).pop().unwrap();
     let text = error(&[SourceFile { name: "one.blk".into(), bytes: headless.clone() }], Default::default());
     assert!(text.contains("--first-height"), "{text}");
@@ -293,25 +298,25 @@ fn a_height_that_nothing_tells_is_asked_for() {
     version_2[8] = 2;
     let files = [SourceFile { name: "two.blk".into(), bytes: version_2 }];
     let text = error(&files, Default::default());
-    assert!(text.contains("nothing tells the height") && text.contains("BIP 34"), "{text}");
+    assert!(text.contains("is unknown") && text.contains("BIP 34"), "{text}");
     assert_eq!(read_blocks(&files, Some(1)).unwrap()[0].height, 1);
 }
 
 #[test]
-fn rivals_stand_where_they_say_and_spend_what_the_blocks_own_spends() {
+fn each_rival_spends_the_output_of_its_pair_in_the_stated_order() {
     let files = [file("mainnet-277647.block")];
     let chain = Chain::new(&files, None, listed("mainnet-277647.prevouts.csv")).unwrap();
     let rivals = Rivals::new(&chain, 3, 0.3);
-    let messages: Vec<Message> = rivals.among(chain.messages()).collect();
+    let messages: Vec<Message> = rivals.interleave(chain.messages()).collect();
     let own: Vec<Message> = chain.messages().collect();
-    let place = |txid: Txid| messages.iter().position(|message| message.key == Some(txid)).unwrap();
+    let position = |txid: Txid| messages.iter().position(|message| message.key == Some(txid)).unwrap();
     let added: usize = rivals.pairs().iter().map(|pair| 2 + usize::from(pair.own_child.is_some())).sum();
     assert_eq!(messages.len(), own.len() + added);
-    let kept: Vec<Message> = messages.iter().filter(|message| own.contains(message)).cloned().collect();
-    assert_eq!(kept, own, "the blocks' own are all there, in their order");
+    let unchanged: Vec<Message> = messages.iter().filter(|message| own.contains(message)).cloned().collect();
+    assert_eq!(unchanged, own, "the blocks' own messages keep their order");
 
     let spends = |txid: Txid, outpoint: Outpoint| {
-        let Event::Validated(validated) = Event::decode(&messages[place(txid)].payload).unwrap() else { panic!() };
+        let Event::Validated(validated) = Event::decode(&messages[position(txid)].payload).unwrap() else { panic!() };
         let transaction = Transaction::parse(validated.tx).unwrap();
         transaction.check().unwrap();
         assert_eq!(transaction.txid(), txid);
@@ -319,14 +324,14 @@ fn rivals_stand_where_they_say_and_spend_what_the_blocks_own_spends() {
     };
     for pair in rivals.pairs() {
         assert!(spends(pair.own, pair.outpoint) && spends(pair.rival, pair.outpoint) && pair.own != pair.rival);
-        assert_eq!(place(pair.rival) < place(pair.own), pair.rival_first);
-        assert!(spends(pair.rivals_child, Outpoint { txid: pair.rival, vout: 0 }));
-        assert!(place(pair.rivals_child) > place(pair.rival));
-        assert!(pair.own_child.is_none_or(|child| place(child) > place(pair.own)));
+        assert_eq!(position(pair.rival) < position(pair.own), pair.is_rival_first);
+        assert!(spends(pair.rival_child, Outpoint { txid: pair.rival, vout: 0 }));
+        assert!(position(pair.rival_child) > position(pair.rival));
+        assert!(pair.own_child.is_none_or(|child| position(child) > position(pair.own)));
     }
-    let first = rivals.pairs().iter().filter(|pair| pair.rival_first).count();
+    let first = rivals.pairs().iter().filter(|pair| pair.is_rival_first).count();
     assert!(first > 10 && rivals.pairs().len() - first > 10);
     assert_eq!(Rivals::new(&chain, 3, 0.3).pairs(), rivals.pairs());
     assert_ne!(Rivals::new(&chain, 4, 0.3).pairs(), rivals.pairs());
-    assert_eq!(Rivals::new(&chain, 3, 0.0).pairs().len(), 1, "at least one");
+    assert_eq!(Rivals::new(&chain, 3, 0.0).pairs().len(), 1, "at least one pair");
 }

@@ -1,4 +1,4 @@
-//! When do dead letters stop being an exception? Limits beyond which a partition halts, loudly. Pure.
+//! Limits on dead letters, beyond which a partition halts, and the publishing of a dead letter. Counting is pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -8,50 +8,51 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, Message, Produce, Producer, produce_until_acknowledged},
+    broker::{BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, produce_until_acknowledged},
     event::DeadLetter,
     tx::Txid,
 };
 
-/// Limits on dead letters of one partition.
+/// Limits on the dead letters of one partition.
 #[derive(Debug, Clone, Copy)]
 pub struct DeadLetterLimits {
-    /// So many in a row halt the partition.
+    /// Number of dead letters in a row that halts the partition.
     pub consecutive: u32,
-    /// Such a share of the events of a minute halts the partition (once at least `consecutive` are among them).
+    /// Share of dead letters among the events of a minute above which the partition halts, once there are at least
+    /// `consecutive` of them. 0.05 is 5 %.
     pub ratio: f64,
 }
 
-/// Counts dead letters of one partition.
+/// Counts the dead letters of one partition.
 #[derive(Debug, Default)]
 pub struct DeadLetterGauge {
     in_a_row: u32,
     /// (second, events, dead letters), for the last minute.
     seconds: VecDeque<(u64, u64, u64)>,
-    /// When each root was counted last, for the last minute.
+    /// Second in which each root was counted last, for the last minute.
     roots: BTreeMap<Txid, u64>,
 }
 
 const WINDOW_SECONDS: u64 = 60;
 
 impl DeadLetterGauge {
-    /// Counts an event that turned out to be a dead letter after it was read: because of its own content, or of a parent
-    /// that is missing. What hangs behind one root counts once, or a single missing parent with many children would halt
-    /// what is otherwise in order. `Some(why)` when the partition must halt.
+    /// Counts an event that turned out to be a dead letter after it was read, because of its own content or of a
+    /// missing parent. `root` is the transaction at fault: all dead letters of one root count once, or a single missing
+    /// parent with many children would halt a healthy partition. Returns the reason when the partition must halt.
     pub fn count_root(&mut self, limits: &DeadLetterLimits, root: Txid, now_ms: u64) -> Option<String> {
         let second = now_ms / 1_000;
         self.roots.retain(|_, counted| *counted + WINDOW_SECONDS > second);
         let is_known = self.roots.insert(root, second).is_some();
-        // As an event it was counted when it was read.
-        if is_known { None } else { self.note(limits, 0, true, now_ms) }
+        // The event itself was counted when it was read.
+        if is_known { None } else { self.record(limits, 0, true, now_ms) }
     }
 
-    /// Counts an event. `Some(why)` when the partition must halt.
+    /// Counts an event that was read. Returns the reason when the partition must halt.
     pub fn count(&mut self, limits: &DeadLetterLimits, is_dead_letter: bool, now_ms: u64) -> Option<String> {
-        self.note(limits, 1, is_dead_letter, now_ms)
+        self.record(limits, 1, is_dead_letter, now_ms)
     }
 
-    fn note(&mut self, limits: &DeadLetterLimits, more: u64, is_dead_letter: bool, now_ms: u64) -> Option<String> {
+    fn record(&mut self, limits: &DeadLetterLimits, events: u64, is_dead_letter: bool, now_ms: u64) -> Option<String> {
         let second = now_ms / 1_000;
         while self.seconds.front().is_some_and(|(then, ..)| then + WINDOW_SECONDS <= second) {
             self.seconds.pop_front();
@@ -59,8 +60,8 @@ impl DeadLetterGauge {
         if self.seconds.back().is_none_or(|(last, ..)| *last != second) {
             self.seconds.push_back((second, 0, 0));
         }
-        if let Some((_, events, dead)) = self.seconds.back_mut() {
-            *events += more;
+        if let Some((_, all, dead)) = self.seconds.back_mut() {
+            *all += events;
             *dead += u64::from(is_dead_letter);
         }
         if !is_dead_letter {
@@ -72,7 +73,7 @@ impl DeadLetterGauge {
             return Some(format!("{} dead letters in a row", self.in_a_row));
         }
         let (events, dead) = self.seconds.iter().fold((0, 0), |sum, second| (sum.0 + second.1, sum.1 + second.2));
-        // Of some it was read more than a minute ago.
+        // The events of some dead letters were read more than a minute ago.
         let events = events.max(dead);
         let share = dead as f64 / events as f64;
         (dead >= u64::from(limits.consecutive) && share > limits.ratio)
@@ -80,11 +81,12 @@ impl DeadLetterGauge {
     }
 }
 
-/// Publishes a dead letter until the broker acknowledges it, with as much of the source message as the topic accepts.
-/// Payload is left out first, then key and headers: the headers of the dead letter name the source message.
+/// Publishes a dead letter, with retries until the broker acknowledges, and with as much of the source message as the
+/// topic accepts. The payload is left out first, then key and headers: the headers of the dead letter name the source
+/// message. `pause` is the first and the longest pause between two tries.
 ///
 /// # Errors
-/// Errors that no retry heals.
+/// The broker answers with an error that no retry heals.
 pub async fn publish_dead_letter(
     producer: &dyn Producer,
     topic: &str,
@@ -93,7 +95,7 @@ pub async fn publish_dead_letter(
     pause: (Duration, Duration),
 ) -> Result<(), BrokerError> {
     let own = letter.to_headers();
-    let whole = Produce {
+    let whole = OutgoingMessage {
         topic: topic.to_owned(),
         partition: None,
         key: source.key,
@@ -101,12 +103,12 @@ pub async fn publish_dead_letter(
         headers: [source.headers, own.clone()].concat(),
         timestamp_ms: None,
     };
-    let without_payload = Produce { payload: Bytes::new(), ..whole.clone() };
-    let without_source = Produce { key: Bytes::new(), headers: own, ..without_payload.clone() };
+    let without_payload = OutgoingMessage { payload: Bytes::new(), ..whole.clone() };
+    let without_source = OutgoingMessage { key: Bytes::new(), headers: own, ..without_payload.clone() };
     for form in [whole, without_payload] {
         match produce_until_acknowledged(producer, &[form], pause).await {
             Err(error) if error.kind == BrokerErrorKind::TooLarge => {
-                tracing::warn!(%error, "a dead letter with less of its source");
+                tracing::warn!(%error, "dead letters: source message too large; publishing a smaller part of it");
             }
             produced => return produced.map(drop),
         }
@@ -121,7 +123,7 @@ mod tests {
     const LIMITS: DeadLetterLimits = DeadLetterLimits { consecutive: 3, ratio: 0.05 };
 
     #[test]
-    fn a_row_of_them_halts() {
+    fn consecutive_dead_letters_halt() {
         let mut gauge = DeadLetterGauge::default();
         assert_eq!(gauge.count(&LIMITS, true, 0), None);
         assert_eq!(gauge.count(&LIMITS, true, 0), None);
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_a_minute_halts_and_older_ones_are_forgotten() {
+    fn dead_letter_share_of_the_last_minute_halts() {
         let every_tenth = |gauge: &mut DeadLetterGauge, from: u64| {
             (0..60).find_map(|step| gauge.count(&LIMITS, step % 10 == 9, from + step * 500))
         };
@@ -147,17 +149,17 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_behind_one_root_counts_once() {
+    fn dead_letters_of_one_root_count_once() {
         let mut gauge = DeadLetterGauge::default();
         let mut count = |root, now_ms| gauge.count_root(&LIMITS, Txid([root; 32]), now_ms);
         assert!((0..50).all(|_| count(1, 0).is_none()));
         assert_eq!(count(2, 0), None);
         assert!(count(3, 0).is_some());
-        assert!(count(1, 61_000).is_some(), "it is a root of the next minute, too");
+        assert!(count(1, 61_000).is_some(), "the root counts again in the next minute");
     }
 
     #[test]
-    fn what_turns_out_later_is_the_same_event() {
+    fn dead_letter_found_later_counts_no_second_event() {
         let mut gauge = DeadLetterGauge::default();
         let halted = (1..=3).find_map(|root| {
             (0..19).for_each(|_| assert_eq!(gauge.count(&LIMITS, false, 0), None));

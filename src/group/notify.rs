@@ -1,16 +1,16 @@
-//! Tells the pipeline of an instance that the sequencer of the same instance has created a transaction.
+//! Notifies the pipeline of an instance that the sequencer of the same instance has created a transaction.
 
 use std::{fmt, sync::Arc};
 
 use crate::tx::Txid;
 
-/// Wakes parked children of a transaction that has no event of its own (a coinbase). Other instances find the transaction
-/// at their next retry.
+/// Wakes parked children of a transaction that has no event of its own (a coinbase). Other instances find the
+/// transaction at their next retry.
 #[derive(Clone, Default)]
 pub struct TxNotifier(Option<Arc<dyn Fn(Txid) + Send + Sync>>);
 
 impl TxNotifier {
-    /// A notifier that calls `notify` with each created transaction.
+    /// Creates a notifier that calls `notify` with each created transaction.
     pub fn new(notify: impl Fn(Txid) + Send + Sync + 'static) -> Self {
         TxNotifier(Some(Arc::new(notify)))
     }

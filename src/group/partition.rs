@@ -1,282 +1,293 @@
-//! What is known of one assigned partition.
+//! State of one assigned partition: completions, end offset, limits, halt, and the metadata of its commits.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    broker::{Assigned, Broker, BrokerError, Committed, MAX_COMMIT_METADATA, Message, TopicPartition},
+    broker::{AssignedPartition, Broker, BrokerError, CommittedOffset, MAX_COMMIT_METADATA, Message, TopicPartition},
     clock::Clock,
     group::{
         dead_letters::DeadLetterGauge,
+        missing_parent::{PartitionView, TxidPrefix, WaitingEvents},
         offsets::OffsetTracker,
-        proof::{Name, PartitionView, Waiting},
     },
     status::registry::{HaltStatus, InFlightStatus, PartitionStatus},
     telemetry::PartitionMetrics,
-    text::beginning_as_json,
+    text::truncate_for_json,
 };
 
-/// What may be unfinished in one partition before it is paused; it goes on at half.
+/// Limits on the unfinished events of one partition. A partition above a limit is paused, and resumes at half of it.
 #[derive(Debug, Clone, Copy)]
-pub struct PartitionBounds {
+pub struct PartitionLimits {
     /// Messages between the watermark and the position.
     pub span: u64,
-    /// Bytes of payload that are not completed.
+    /// Bytes of the messages (key, payload, headers) that are not completed.
     pub bytes: u64,
 }
 
-/// A producer's clock may be ahead of ours by so much, or half the grace of a missing parent. A message from beyond would make
-/// its partition count as read past everything that is still to come there.
-const CLOCKS_DIFFER_MS: u64 = 60_000;
-/// So many from beyond, one after the other: the clock that is wrong is ours.
-const OURS_IS_WRONG: u32 = 100;
+/// Greatest time by which a producer's clock may be ahead of the own clock; half the grace of a missing parent if that
+/// is less. A message with a later timestamp would make its partition count as read past every event to come there.
+const MAX_CLOCK_SKEW_MS: u64 = 60_000;
+/// Number of messages in a row with such a timestamp after which the own clock counts as the wrong one.
+const FUTURE_MESSAGES_BEFORE_TRUST: u32 = 100;
 
-/// No later timestamp is believed of what is read at `now_ms`.
-pub fn latest_believed_ms(now_ms: u64, missing_parent_grace_ms: u64) -> i64 {
-    (now_ms + CLOCKS_DIFFER_MS.min(missing_parent_grace_ms / 2)) as i64
+/// Greatest timestamp, ms since the epoch, that counts for a message read at `now_ms`.
+pub fn latest_plausible_ms(now_ms: u64, missing_parent_grace_ms: u64) -> i64 {
+    (now_ms + MAX_CLOCK_SKEW_MS.min(missing_parent_grace_ms / 2)) as i64
 }
 
-/// Why a partition does not go on until an operator has looked. It travels with the commit, so that no rebalance lifts it:
-/// only an instance that was started after it tries again.
+/// The halt of a partition, until an operator acts. The halt is part of the commit's metadata, so that a rebalance does
+/// not lift it: only a retry by an operator or an instance that is started after the halt tries again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Halt {
-    /// In one line.
+    /// Reason of the halt, in one line.
     pub why: String,
-    /// Since when, ms since the epoch.
+    /// Time of the halt, ms since the epoch.
     #[serde(rename = "since")]
     pub since_ms: u64,
 }
 
-/// Bytes of a commit that the reason of a halt may take, as JSON writes it. What else is said takes fewer than the rest, always: so the
-/// reason is cut in one place, whatever else is said, and a commit that is repeated tells of the same halt.
-const MOST_OF_WHY: usize = MAX_COMMIT_METADATA - 512;
+/// Bytes of a commit's metadata that the reason of a halt may take, written as JSON. All other metadata always fits
+/// into the remaining 512 bytes. So the reason is cut at the same place in every commit, and a repeated commit carries
+/// the same halt.
+const MAX_HALT_REASON_BYTES: usize = MAX_COMMIT_METADATA - 512;
 
 impl Halt {
-    /// As a commit may carry it: the broker refuses longer metadata, and with it every later commit of the partition.
-    fn within_a_commit(&self) -> Halt {
-        Halt { why: beginning_as_json(&self.why, MOST_OF_WHY).into_owned(), since_ms: self.since_ms }
+    /// Returns the halt with a reason that fits into a commit. The broker would refuse longer metadata, and with it
+    /// every later commit of the partition.
+    fn truncated_for_commit(&self) -> Halt {
+        Halt { why: truncate_for_json(&self.why, MAX_HALT_REASON_BYTES).into_owned(), since_ms: self.since_ms }
     }
 
-    /// The halt that a commit tells of.
-    pub fn of(committed: &Committed) -> Option<Halt> {
-        note_in(committed)?.halted
+    /// Reads the halt from the metadata of a commit.
+    pub fn from_commit(committed: &CommittedOffset) -> Option<Halt> {
+        parse_metadata(committed)?.halted
     }
 }
 
-/// What is said with a commit, as JSON. What a later version adds is passed over, what an earlier one lacks is none.
+/// Metadata of a commit, as JSON. Unknown fields of later versions are ignored; fields that an earlier version did not
+/// write are absent.
 #[derive(Serialize, Deserialize)]
-struct Note {
+struct CommitMetadata {
     #[serde(flatten)]
     view: PartitionView,
     #[serde(rename = "halt", default, skip_serializing_if = "Option::is_none")]
     halted: Option<Halt>,
 }
 
-impl Note {
+impl CommitMetadata {
     fn to_metadata(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and text always serialise"))
     }
 }
 
-/// How far a commit says that an instance has come. `None`: it is no instance's; an operator has said where to go on.
-pub fn consumed_of(committed: &Committed) -> Option<u64> {
-    note_in(committed).map(|_| committed.offset)
+/// Returns the committed offset if an instance has written the commit. `None`: an operator has committed the offset.
+pub fn committed_by_instance(committed: &CommittedOffset) -> Option<u64> {
+    parse_metadata(committed).map(|_| committed.offset)
 }
 
-/// What is committed for a group that is set back: nothing from this offset on is finished, and nothing was read. It is an instance's word,
-/// as the store has consumed so much; it stands before every proof until the partition is read again; and it lifts a halt.
-pub fn begins_at(offset: u64) -> Committed {
+/// Returns the commit for a group that is set back to `offset`: no event from this offset on is completed, and none was
+/// read. The commit counts as one of an instance, as the store has consumed at least `offset`. The commit lets no
+/// parent be proven missing in the partition until the partition is read again, and the commit lifts a halt.
+pub fn reset_commit(offset: u64) -> CommittedOffset {
     let view = PartitionView {
         oldest_unfinished: Some((i64::MIN, offset)),
         waiting: None,
         read_timestamp_ms: i64::MIN,
         position: offset,
         at_end: false,
-        at_bound: false,
+        over_limit: false,
     };
-    Committed { offset, metadata: Note { view, halted: None }.to_metadata() }
+    CommittedOffset { offset, metadata: CommitMetadata { view, halted: None }.to_metadata() }
 }
 
-/// Why a partition halts whose beginning retention took before the group had committed anything of it.
-pub fn never_read(group: &str, low: u64) -> String {
+/// Reason of the halt of a partition whose first events were deleted by retention before the group had committed an
+/// offset of the partition.
+pub fn never_read_reason(group: &str, low: u64) -> String {
     format!(
-        "the topic no longer holds offsets 0 to {low}, and the group has committed nothing: they were never read (to go on \
-         without them, commit where to begin with `kafka-consumer-groups --group {group} --reset-offsets` and start again)"
+        "the topic no longer holds offsets 0 to {low}, and the group has committed nothing: these offsets were never \
+         read; to continue without them, commit a first offset with `kafka-consumer-groups --group {group} \
+         --reset-offsets` and start again"
     )
 }
 
-/// Why a partition halts whose next offset is not in the topic (any more, or yet); `None`: it is.
-pub fn gone(next: u64, low: u64, high: u64) -> Option<String> {
+/// Returns the reason of a halt if the next offset is outside the offsets that the topic holds.
+pub fn offset_out_of_range(next: u64, low: u64, high: u64) -> Option<String> {
     (!(low..=high).contains(&next)).then(|| format!("offset {next} is next, but the topic holds {low} to {high}"))
 }
 
-/// A time, by the wall clock and by the steady one.
+/// Time, read from the wall clock and from the steady clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     /// Milliseconds since the epoch.
     pub wall_ms: u64,
-    /// Milliseconds that never jump.
+    /// Milliseconds of a clock that never jumps.
     pub steady_ms: u64,
 }
 
 impl Moment {
-    /// As of now.
-    pub fn of(clock: &Clock) -> Self {
+    /// Reads both clocks at the present time.
+    pub fn now(clock: &Clock) -> Self {
         Moment { wall_ms: clock.now_ms(), steady_ms: clock.steady_ms() }
     }
 }
 
-/// When events were read is known as exactly as this.
-const READ_MARK_MS: u64 = 100;
+/// Resolution of the recorded read times.
+const READ_TIME_RESOLUTION_MS: u64 = 100;
 
-/// One assigned partition.
+/// State of one assigned partition.
 pub struct PartitionState {
     partition: TopicPartition,
-    /// Of its assignment.
+    /// Epoch of the assignment.
     pub epoch: u64,
-    /// Its completions.
+    /// Completed and durable offsets of the partition.
     pub tracker: OffsetTracker,
-    /// Its end, as last heard.
+    /// End offset, as of the last answer of the broker.
     pub high_watermark: u64,
-    /// Something was delivered of it, or its end, since it was last looked whether that is so.
-    pub heard: bool,
-    /// It was read to its end.
+    /// A batch or the end was delivered since the last check for a stale end offset.
+    pub end_offset_is_fresh: bool,
+    /// The partition was read to its end.
     pub at_end: bool,
-    /// It delivers nothing for now.
+    /// The consumer has paused the partition.
     pub paused: bool,
-    /// It was read to its bound, and has not come below half of it since.
-    pub at_bound: bool,
-    /// Why it does not go on until an operator has looked.
+    /// The partition was read to its limit, and has not come below half of the limit since.
+    pub over_limit: bool,
+    /// The halt, until an operator acts.
     pub halted: Option<Halt>,
-    /// An operator has said that nothing more is to be read of it here.
-    pub paused_by_hand: bool,
-    /// Its dead letters.
+    /// An operator has paused the partition in this instance.
+    pub paused_by_operator: bool,
+    /// Counts of the dead letters.
     pub dead_letters: DeadLetterGauge,
-    /// Greatest timestamp read.
+    /// Greatest timestamp of all messages read, ms since the epoch.
     read_timestamp_ms: i64,
-    /// As old as what there is to read is known to be, while nothing was read: by what was said with the commit that it begins at, or else
-    /// as it was assigned.
-    unread_ms: i64,
-    /// Messages read last, one after the other, whose timestamps are not believed.
-    from_beyond: u32,
-    /// The store is known to hold what has been committed.
-    pub compared: bool,
-    /// What was committed last.
-    pub committed: Option<Committed>,
-    /// The greatest offset that the group was ever asked to take: of a commit without an answer nobody knows what became.
-    offered: u64,
-    /// Below it, an earlier assignment had read everything (and perhaps more).
-    read_before: u64,
-    /// Where it began without a committed offset.
-    start: u64,
-    /// (offset, steady time): from this offset on events were read at that time, or later; as far as they are not completed.
-    read_at: VecDeque<(u64, u64)>,
+    /// Timestamp of the oldest unread event while nothing was read, ms since the epoch: from the metadata of the commit
+    /// at which the assignment begins, or else the time of the assignment.
+    oldest_unread_ms: i64,
+    /// Number of the messages read last, in a row, whose timestamps are too late to count.
+    future_messages: u32,
+    /// The store is known to have consumed the committed offset.
+    pub is_verified: bool,
+    /// The last commit that is known.
+    pub committed: Option<CommittedOffset>,
+    /// Greatest offset that the group was ever asked to store: a commit without an answer may have arrived.
+    attempted_offset: u64,
+    /// Offset below which an earlier assignment had read every event (and perhaps later ones).
+    replayed_below: u64,
+    /// Position of the assignment.
+    start_offset: u64,
+    /// (offset, steady time): events from this offset on were read at this time or later. Completed events are left
+    /// out.
+    read_times: VecDeque<(u64, u64)>,
     metrics: PartitionMetrics,
 }
 
 impl PartitionState {
-    /// As it is assigned, at `now_ms` since the epoch. `forgetful`: the store may lose what it has acknowledged, for a while.
-    pub fn new(assigned: &Assigned, metrics: PartitionMetrics, forgetful: bool, now_ms: u64) -> Self {
-        let said = assigned.committed.as_ref().and_then(view_in);
-        let tracker = if forgetful { OffsetTracker::forgetful } else { OffsetTracker::new };
+    /// State at the assignment, at `now_ms` since the epoch. `can_lose_writes`: the store can lose acknowledged writes.
+    pub fn new(assigned: &AssignedPartition, metrics: PartitionMetrics, can_lose_writes: bool, now_ms: u64) -> Self {
+        let view = assigned.committed.as_ref().and_then(parse_view);
+        let tracker = if can_lose_writes { OffsetTracker::with_durability_lag } else { OffsetTracker::new };
         PartitionState {
             epoch: assigned.epoch,
             tracker: tracker(assigned.position),
             high_watermark: assigned.high_watermark,
-            heard: true,
+            end_offset_is_fresh: true,
             at_end: assigned.position >= assigned.high_watermark,
             paused: false,
-            at_bound: false,
+            over_limit: false,
             halted: None,
-            paused_by_hand: false,
+            paused_by_operator: false,
             dead_letters: DeadLetterGauge::default(),
             read_timestamp_ms: i64::MIN,
-            unread_ms: said.as_ref().and_then(unread_of).unwrap_or(now_ms as i64),
-            from_beyond: 0,
-            compared: assigned.committed.as_ref().and_then(consumed_of).is_none(),
+            oldest_unread_ms: view.as_ref().and_then(oldest_unread_in).unwrap_or(now_ms as i64),
+            future_messages: 0,
+            is_verified: assigned.committed.as_ref().and_then(committed_by_instance).is_none(),
             committed: assigned.committed.clone(),
-            offered: assigned.committed.as_ref().map_or(0, |committed| committed.offset),
-            read_before: said.map_or(0, |view| view.position),
-            start: assigned.position,
-            read_at: VecDeque::new(),
+            attempted_offset: assigned.committed.as_ref().map_or(0, |committed| committed.offset),
+            replayed_below: view.map_or(0, |view| view.position),
+            start_offset: assigned.position,
+            read_times: VecDeque::new(),
             partition: assigned.partition.clone(),
             metrics,
         }
     }
 
-    /// Notes that what is delivered next is read at this time.
-    pub fn note_read(&mut self, steady_ms: u64) {
-        if self.read_at.back().is_none_or(|(_, at_ms)| steady_ms.saturating_sub(*at_ms) >= READ_MARK_MS) {
-            self.read_at.push_back((self.tracker.position(), steady_ms));
+    /// Records the read time of the messages that are delivered next.
+    pub fn record_read_time(&mut self, steady_ms: u64) {
+        if self.read_times.back().is_none_or(|(_, at_ms)| steady_ms.saturating_sub(*at_ms) >= READ_TIME_RESOLUTION_MS) {
+            self.read_times.push_back((self.tracker.position(), steady_ms));
         }
-        while self.read_at.get(1).is_some_and(|(offset, _)| *offset <= self.tracker.watermark()) {
-            self.read_at.pop_front();
+        while self.read_times.get(1).is_some_and(|(offset, _)| *offset <= self.tracker.watermark()) {
+            self.read_times.pop_front();
         }
     }
 
-    /// Of those that are not completed, the event that was read first.
+    /// The event that was read first of all events that are not completed.
     fn oldest_in_flight(&self, steady_ms: u64) -> Option<InFlightStatus> {
-        // They were read in the order of their offsets.
+        // Events are read in the order of their offsets.
         let offset = Some(self.tracker.watermark()).filter(|_| self.tracker.unfinished() > 0)?;
-        let read_ms = self.read_at.iter().take_while(|(from, _)| *from <= offset).last().map(|(_, at_ms)| *at_ms);
+        let read_ms = self.read_times.iter().take_while(|(from, _)| *from <= offset).last().map(|(_, at_ms)| *at_ms);
         let age_ms = steady_ms.saturating_sub(read_ms.unwrap_or(steady_ms));
         Some(InFlightStatus { offset, age_seconds: age_ms as f64 / 1_000.0 })
     }
 
-    /// Whether its beginning is gone and nobody has ever committed anything of it: where reading would start. Such a
-    /// partition is never committed by us: that is how an operator says that he knows.
-    pub fn begins_above(&self) -> Option<u64> {
-        Some(self.start).filter(|start| *start > 0 && self.committed.is_none())
+    /// Returns the first offset that the topic still holds if the group has committed nothing and the first events are
+    /// deleted. An instance never commits such a partition: the commit is how an operator accepts the loss.
+    pub fn truncated_before_first_commit(&self) -> Option<u64> {
+        Some(self.start_offset).filter(|start| *start > 0 && self.committed.is_none())
     }
 
-    /// Registers a message, of which no timestamp after `latest_ms` is believed; `false` for one that was read before.
+    /// Registers a message; a timestamp after `latest_ms` does not count. Returns `false` for a message that was read
+    /// before.
     pub fn deliver(&mut self, message: &Message, latest_ms: i64) -> bool {
         let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.bytes());
         if is_new {
-            self.from_beyond = if message.timestamp_ms > latest_ms { self.from_beyond.saturating_add(1) } else { 0 };
-            if self.from_beyond == 0 || self.from_beyond >= OURS_IS_WRONG {
+            let is_future = message.timestamp_ms > latest_ms;
+            self.future_messages = if is_future { self.future_messages.saturating_add(1) } else { 0 };
+            if self.future_messages == 0 || self.future_messages >= FUTURE_MESSAGES_BEFORE_TRUST {
                 self.read_timestamp_ms = self.read_timestamp_ms.max(message.timestamp_ms);
             }
         }
         is_new
     }
 
-    /// Its end, as the log says: what is not delivered, since it is paused say, moves it, too.
-    pub fn hear_end(&mut self, end: u64) {
+    /// Raises the end offset to the broker's answer. Messages that are not delivered, of a paused partition say, raise
+    /// the end offset, too.
+    pub fn update_high_watermark(&mut self, end: u64) {
         self.high_watermark = self.high_watermark.max(end);
     }
 
-    /// Whether its end has to be asked for: nothing was delivered since this was last asked, and what comes behind it would not be, either
-    /// (behind an end that was reached it is, unless it is paused).
-    pub fn end_is_unheard(&mut self) -> bool {
-        let has_heard = std::mem::take(&mut self.heard);
-        !has_heard && (self.paused || !self.at_end)
+    /// Returns whether the broker has to be asked for the end offset: nothing was delivered since the last call, and
+    /// new messages would not be delivered, either (they are after an end that was reached, unless the partition is
+    /// paused).
+    pub fn needs_end_offset_refresh(&mut self) -> bool {
+        let was_fresh = std::mem::take(&mut self.end_offset_is_fresh);
+        !was_fresh && (self.paused || !self.at_end)
     }
 
-    /// Everything has been read.
+    /// Records that every message below `position`, the end, has been read.
     pub fn reach_end(&mut self, position: u64) {
-        self.tracker.pass(position);
-        self.hear_end(position);
-        (self.at_end, self.heard) = (true, true);
+        self.tracker.skip_to(position);
+        self.update_high_watermark(position);
+        (self.at_end, self.end_offset_is_fresh) = (true, true);
     }
 
-    /// Whether a message is known to have been read under an earlier assignment.
+    /// Returns whether a message is known to have been read under an earlier assignment.
     pub fn is_replayed(&self, message: &Message) -> bool {
-        message.offset < self.read_before
+        message.offset < self.replayed_below
     }
 
-    /// Why it must be paused.
-    pub fn over_bound(&self, bounds: &PartitionBounds) -> Option<&'static str> {
-        self.over(bounds.span, bounds.bytes)
+    /// The exceeded limit (`messages` or `bytes`) for which the partition must be paused.
+    pub fn exceeded_limit(&self, limits: &PartitionLimits) -> Option<&'static str> {
+        self.exceeded(limits.span, limits.bytes)
     }
 
-    /// Why it cannot go on yet.
-    pub fn over_half(&self, bounds: &PartitionBounds) -> Option<&'static str> {
-        self.over(bounds.span / 2, bounds.bytes / 2)
+    /// The limit (`messages` or `bytes`) half of which is exceeded, so that the partition cannot resume yet.
+    pub fn exceeded_resume_limit(&self, limits: &PartitionLimits) -> Option<&'static str> {
+        self.exceeded(limits.span / 2, limits.bytes / 2)
     }
 
-    fn over(&self, span: u64, bytes: u64) -> Option<&'static str> {
+    fn exceeded(&self, span: u64, bytes: u64) -> Option<&'static str> {
         if self.tracker.span() > span {
             Some("messages")
         } else if self.tracker.unfinished_bytes() > bytes {
@@ -286,32 +297,36 @@ impl PartitionState {
         }
     }
 
-    /// What others need to know for their proofs. `named`: the oldest of its events that wait themselves.
-    pub fn view(&self, named: &[(i64, u64, Name)]) -> PartitionView {
-        // What was never read is as old as can be.
-        let never_read = self.begins_above().map(|_| (i64::MIN, 0));
-        // Who waits in a halted one may stand for good.
-        let tells = !named.is_empty() && never_read.is_none() && self.halted.is_none();
-        let rest = || self.tracker.oldest_unfinished_but(&named.iter().map(|(_, offset, _)| *offset).collect());
+    /// Progress of the partition, for the proofs of other instances. `waiting`: the oldest events of the partition that
+    /// are parked, as (timestamp, offset, first bytes of the txid).
+    pub fn view(&self, waiting: &[(i64, u64, TxidPrefix)]) -> PartitionView {
+        // Events that were never read can have any age.
+        let never_read = self.truncated_before_first_commit().map(|_| (i64::MIN, 0));
+        // An event that waits in a halted partition may stay there for good.
+        let includes_waiting = !waiting.is_empty() && never_read.is_none() && self.halted.is_none();
+        let rest = || self.tracker.oldest_not_durable_except(&waiting.iter().map(|(_, offset, _)| *offset).collect());
         PartitionView {
-            waiting: tells.then(|| Waiting { named: named.to_vec(), oldest_of_rest: rest() }),
-            oldest_unfinished: never_read.or_else(|| self.tracker.oldest_unfinished()),
+            waiting: includes_waiting.then(|| WaitingEvents { events: waiting.to_vec(), oldest_of_rest: rest() }),
+            oldest_unfinished: never_read.or_else(|| self.tracker.oldest_not_durable()),
             read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
             at_end: self.at_end && self.tracker.position() >= self.high_watermark,
-            // What lies beyond a bound is read once there is room; what an operator keeps from being read may be older than anything.
-            at_bound: self.at_bound && !self.paused_by_hand,
+            // Events after a limit are read once there is room. Events after an operator's pause may have any age.
+            over_limit: self.over_limit && !self.paused_by_operator,
         }
     }
 
-    /// What is known of a partition that another instance holds (or nobody).
+    /// Reads the progress of a partition that another instance, or no instance, has.
     ///
-    /// What was committed may be old: then it shows less progress than there is, never more. A partition whose
-    /// committed offset is its end has nothing unfinished.
-    pub async fn foreign_view(
+    /// Old metadata shows less progress than there is, never more. A partition whose committed offset is its end has
+    /// no unfinished event.
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub async fn read_foreign_view(
         broker: &dyn Broker,
         partition: &TopicPartition,
-        committed: Option<Committed>,
+        committed: Option<CommittedOffset>,
     ) -> Result<PartitionView, BrokerError> {
         let (_, high) = broker.watermarks(partition).await?;
         let next = committed.as_ref().map_or(0, |committed| committed.offset);
@@ -321,72 +336,83 @@ impl PartitionState {
             read_timestamp_ms: i64::MIN,
             position: next,
             at_end: next >= high,
-            at_bound: false,
+            over_limit: false,
         };
-        let known = committed.as_ref().and_then(view_in);
-        // Its end may have moved since it was committed.
+        let known = committed.as_ref().and_then(parse_view);
+        // The end may have moved since the commit.
         Ok(match known {
             Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
             _ => unknown,
         })
     }
 
-    /// As it was assigned, or as it has been committed since: what it goes back to. Nothing halts it.
-    pub fn rewound(&self, epoch: u64, position: u64, forgetful: bool) -> Self {
+    /// State after a rewind to `position`: as at the assignment, with the commits since. The new state has no halt.
+    pub fn rewound(&self, epoch: u64, position: u64, can_lose_writes: bool) -> Self {
         let partition = self.partition.clone();
         let committed = self.committed.clone();
-        let assigned = Assigned { partition, epoch, committed, position, high_watermark: self.high_watermark };
+        let assigned = AssignedPartition { partition, epoch, committed, position, high_watermark: self.high_watermark };
         PartitionState {
-            start: self.start,
-            offered: self.offered,
-            compared: self.compared,
-            paused_by_hand: self.paused_by_hand,
-            ..PartitionState::new(&assigned, self.metrics.clone(), forgetful, self.unread_ms.max(0) as u64)
+            start_offset: self.start_offset,
+            attempted_offset: self.attempted_offset,
+            is_verified: self.is_verified,
+            paused_by_operator: self.paused_by_operator,
+            ..PartitionState::new(&assigned, self.metrics.clone(), can_lose_writes, self.oldest_unread_ms.max(0) as u64)
         }
     }
 
-    /// Where reading goes on when a node has forgotten, or a halt is lifted.
-    pub fn rewind_to(&self) -> u64 {
-        self.committed.as_ref().map_or(self.start, |committed| committed.offset)
+    /// Offset at which reading continues after a node's restart, or after a halt is lifted.
+    pub fn rewind_offset(&self) -> u64 {
+        self.committed.as_ref().map_or(self.start_offset, |committed| committed.offset)
     }
 
-    /// The group is asked to take this offset.
-    pub fn offer(&mut self, offset: u64) {
-        self.offered = self.offered.max(offset);
+    /// Records that the group is asked to store this offset.
+    pub fn record_attempt(&mut self, offset: u64) {
+        self.attempted_offset = self.attempted_offset.max(offset);
     }
 
-    /// The safe prefix, where it (or what is said with it) has changed since the last commit: up to `noted`, which the store
-    /// knows to be consumed. Before it knows as much as is committed already, nothing; nor before it is as far as was ever offered: what
-    /// is done again, since a node forgot, would take back what came through without an answer. `named`: as for [`view`](Self::view).
-    pub fn to_commit(&self, noted: u64, named: &[(i64, u64, Name)]) -> Option<Committed> {
-        if noted < self.rewind_to() || !self.compared {
+    /// Returns the next commit, if the offset or the metadata has changed since the last commit.
+    ///
+    /// The offset is the durable offset, at most `recorded`, the offset that the meta record durably holds as consumed.
+    /// There is no commit while `recorded` is below the committed offset, before the committed offset is compared with
+    /// the store, and below an offset that the group was ever asked to store: after a rewind a lower offset would take
+    /// back a commit that arrived without an answer. `waiting`: as for [`view`](Self::view).
+    pub fn next_commit(&self, recorded: u64, waiting: &[(i64, u64, TxidPrefix)]) -> Option<CommittedOffset> {
+        if recorded < self.rewind_offset() || !self.is_verified {
             return None;
         }
-        let note = Note { view: self.view(named), halted: self.halted.as_ref().map(Halt::within_a_commit) };
-        let metadata = note.to_metadata();
-        let now = Committed { offset: self.tracker.safe().min(noted), metadata };
-        if now.offset < self.offered {
+        let halted = self.halted.as_ref().map(Halt::truncated_for_commit);
+        let metadata = CommitMetadata { view: self.view(waiting), halted }.to_metadata();
+        let now = CommittedOffset { offset: self.tracker.durable_offset().min(recorded), metadata };
+        if now.offset < self.attempted_offset {
             return None;
         }
         let moved = self.committed.as_ref().is_none_or(|last| last.offset < now.offset);
-        let says_more =
+        let has_new_metadata =
             self.committed.as_ref().is_some_and(|last| last.offset == now.offset && last.metadata != now.metadata);
-        let never_read = self.committed.is_none() && self.tracker.position() == 0 || self.begins_above().is_some();
-        ((moved && !never_read) || says_more).then_some(now)
+        let never_read =
+            self.committed.is_none() && self.tracker.position() == 0 || self.truncated_before_first_commit().is_some();
+        ((moved && !never_read) || has_new_metadata).then_some(now)
     }
 
-    /// How it stands: `parked` transactions wait in it; `paused` says why, where that is neither an operator, nor a halt, nor its own bound.
-    pub fn shown(&self, now: Moment, bounds: &PartitionBounds, parked: usize, paused: &'static str) -> PartitionStatus {
+    /// State of the partition for `/state`. `parked`: number of parked transactions. `paused`: reason of a pause that
+    /// is due neither to an operator nor to a halt nor to the partition's own limit.
+    pub fn status(
+        &self,
+        now: Moment,
+        limits: &PartitionLimits,
+        parked: usize,
+        paused: &'static str,
+    ) -> PartitionStatus {
         let watermark = self.tracker.watermark();
-        let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.unread_ms };
-        let unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.high_watermark);
-        let oldest_ms = self.tracker.oldest_open().map(|(timestamp_ms, _)| timestamp_ms).or(unread_ms);
+        let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.oldest_unread_ms };
+        let oldest_unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.high_watermark);
+        let oldest_ms = self.tracker.oldest_not_completed().map(|(timestamp_ms, _)| timestamp_ms).or(oldest_unread_ms);
         let age_ms = oldest_ms.map_or(0, |then| (now.wall_ms as i64).saturating_sub(then).max(0));
-        let why = match self.over_half(bounds) {
-            _ if self.paused_by_hand => "an operator has paused it",
-            _ if self.halted.is_some() => "it is halted",
-            Some("messages") if self.at_bound => "too many messages are unfinished",
-            Some(_) if self.at_bound => "too many bytes are unfinished",
+        let why = match self.exceeded_resume_limit(limits) {
+            _ if self.paused_by_operator => "paused by an operator",
+            _ if self.halted.is_some() => "the partition is halted",
+            Some("messages") if self.over_limit => "too many messages are unfinished",
+            Some(_) if self.over_limit => "too many bytes are unfinished",
             _ => paused,
         };
         PartitionStatus {
@@ -409,42 +435,42 @@ impl PartitionState {
         }
     }
 
-    /// Puts what is shown into the metrics.
-    pub fn measure(&self, shown: &PartitionStatus) {
+    /// Sets the metrics of the partition to its status.
+    pub fn update_metrics(&self, status: &PartitionStatus) {
         let metrics = &self.metrics;
-        metrics.lag_messages.set(shown.lag_messages as i64);
-        metrics.lag_seconds.set(shown.lag_seconds);
-        metrics.oldest_in_flight_seconds.set(shown.oldest_in_flight.map_or(0.0, |oldest| oldest.age_seconds));
-        metrics.position.set(shown.position as i64);
-        metrics.watermark.set(shown.watermark as i64);
-        metrics.committed.set(shown.committed.map_or(-1, |offset| offset as i64));
-        metrics.high_watermark.set(shown.high_watermark as i64);
-        metrics.epoch.set(shown.epoch as i64);
-        metrics.halted.set(i64::from(shown.halted.is_some()));
-        metrics.paused.set(i64::from(shown.paused.is_some()));
-        metrics.paused_by_operator.set(i64::from(self.paused_by_hand));
-        metrics.unfinished_events.set(shown.unfinished_events as i64);
-        metrics.unfinished_bytes.set(shown.unfinished_bytes as i64);
-        metrics.parked_events.set(shown.parked as i64);
+        metrics.lag_messages.set(status.lag_messages as i64);
+        metrics.lag_seconds.set(status.lag_seconds);
+        metrics.oldest_in_flight_seconds.set(status.oldest_in_flight.map_or(0.0, |oldest| oldest.age_seconds));
+        metrics.position.set(status.position as i64);
+        metrics.watermark.set(status.watermark as i64);
+        metrics.committed.set(status.committed.map_or(-1, |offset| offset as i64));
+        metrics.high_watermark.set(status.high_watermark as i64);
+        metrics.epoch.set(status.epoch as i64);
+        metrics.halted.set(i64::from(status.halted.is_some()));
+        metrics.paused.set(i64::from(status.paused.is_some()));
+        metrics.paused_by_operator.set(i64::from(self.paused_by_operator));
+        metrics.unfinished_events.set(status.unfinished_events as i64);
+        metrics.unfinished_bytes.set(status.unfinished_bytes as i64);
+        metrics.parked_events.set(status.parked as i64);
     }
 }
 
-/// Ends that are unheard of are asked for once in so many commits.
-pub const ENDS_EVERY: u32 = 5;
+/// Number of commit intervals between two questions for stale end offsets.
+pub const END_OFFSET_REFRESH_COMMITS: u32 = 5;
 
-/// As old as what is next to be read is, by what was said with the commit before it, if that is said.
-fn unread_of(view: &PartitionView) -> Option<i64> {
+/// Timestamp of the oldest event that is not read yet, from the metadata of the commit, if the metadata has one.
+fn oldest_unread_in(view: &PartitionView) -> Option<i64> {
     let oldest_ms = view.oldest_unfinished.map_or(view.read_timestamp_ms, |(timestamp_ms, _)| timestamp_ms);
     (oldest_ms > i64::MIN).then_some(oldest_ms)
 }
 
-/// What was said with a commit; `None`: nothing that can be read.
-fn note_in(committed: &Committed) -> Option<Note> {
+/// Parses the metadata of a commit. `None`: the metadata is not an instance's.
+fn parse_metadata(committed: &CommittedOffset) -> Option<CommitMetadata> {
     serde_json::from_str(&committed.metadata).ok()
 }
 
-fn view_in(committed: &Committed) -> Option<PartitionView> {
-    note_in(committed).map(|note| note.view)
+fn parse_view(committed: &CommittedOffset) -> Option<PartitionView> {
+    parse_metadata(committed).map(|note| note.view)
 }
 
 #[cfg(test)]
@@ -454,11 +480,11 @@ mod tests {
     use super::*;
     use crate::telemetry::Metrics;
 
-    fn state(committed: Option<Committed>) -> PartitionState {
+    fn state(committed: Option<CommittedOffset>) -> PartitionState {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
         let metrics = Metrics::new().partition(&partition);
         let position = committed.as_ref().map_or(0, |committed| committed.offset);
-        let assigned = Assigned { partition, epoch: 1, committed, position, high_watermark: 100 };
+        let assigned = AssignedPartition { partition, epoch: 1, committed, position, high_watermark: 100 };
         PartitionState::new(&assigned, metrics, false, 60_000)
     }
 
@@ -467,13 +493,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_and_not_committed_is_known_to_be_read_again() {
+    fn events_read_and_not_committed_are_known_as_replayed() {
         let mut first = state(None);
         (0..5)
             .for_each(|offset| assert!(first.deliver(&message(offset), 1_000) && !first.is_replayed(&message(offset))));
         first.tracker.complete(0, 0);
         first.tracker.complete(3, 0);
-        let committed = first.to_commit(u64::MAX, &[]).unwrap();
+        let committed = first.next_commit(u64::MAX, &[]).unwrap();
         assert_eq!(committed.offset, 1);
 
         let second = state(Some(committed));
@@ -482,8 +508,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_message_counts_whether_payload_key_or_header() {
-        let bounds = PartitionBounds { span: 100, bytes: 1_000 };
+    fn payload_key_and_headers_count_towards_the_byte_limit() {
+        let limits = PartitionLimits { span: 100, bytes: 1_000 };
         let large = || Bytes::from(vec![0; 1_001]);
         for message in [
             Message { payload: large(), ..message(0) },
@@ -492,15 +518,15 @@ mod tests {
         ] {
             let mut state = state(None);
             state.deliver(&message, i64::MAX);
-            assert!(state.over_bound(&bounds).is_some(), "{message:?}");
+            assert!(state.exceeded_limit(&limits).is_some(), "{message:?}");
         }
     }
 
     #[test]
-    fn a_timestamp_far_ahead_does_not_make_a_partition_read_past_what_follows() {
+    fn a_timestamp_far_ahead_does_not_count_as_read_past() {
         let mut state = state(None);
-        let latest_ms = latest_believed_ms(1_000, 20_000);
-        assert_eq!((latest_ms, latest_believed_ms(1_000, 600_000)), (11_000, 61_000));
+        let latest_ms = latest_plausible_ms(1_000, 20_000);
+        assert_eq!((latest_ms, latest_plausible_ms(1_000, 600_000)), (11_000, 61_000));
         let at = |offset, timestamp_ms| Message { timestamp_ms, ..message(offset) };
         for (offset, timestamp_ms, read) in
             [(0, 500, 500), (1, 1_000_000, 500), (2, 11_000, 11_000), (3, 11_001, 11_000)]
@@ -508,69 +534,69 @@ mod tests {
             assert!(state.deliver(&at(offset, timestamp_ms), latest_ms));
             assert_eq!(state.view(&[]).read_timestamp_ms, read, "offset {offset}");
         }
-        let first = u64::from(OURS_IS_WRONG) + 3;
+        let first = u64::from(FUTURE_MESSAGES_BEFORE_TRUST) + 3;
         (4..first).for_each(|offset| assert!(state.deliver(&at(offset, 90_000), latest_ms)));
-        assert_eq!(state.view(&[]).read_timestamp_ms, 90_000, "our clock is behind theirs");
+        assert_eq!(state.view(&[]).read_timestamp_ms, 90_000, "the own clock is behind the producers' clocks");
     }
 
     #[test]
-    fn what_is_shown_says_how_far_it_is_and_what_keeps_it() {
-        let bounds = PartitionBounds { span: 4, bytes: 1_000 };
+    fn status_shows_progress_and_the_reason_of_a_pause() {
+        let limits = PartitionLimits { span: 4, bytes: 1_000 };
         let mut state = state(None);
         let at = |steady_ms| Moment { wall_ms: 60_000 + steady_ms, steady_ms };
-        let shown = |state: &PartitionState, steady_ms| state.shown(at(steady_ms), &bounds, 2, "all is full");
-        let idle = shown(&state, 1_000);
+        let status = |state: &PartitionState, steady_ms| state.status(at(steady_ms), &limits, 2, "all is full");
+        let idle = status(&state, 1_000);
         assert_eq!(
             (idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages),
             (None, 1.0, 100),
-            "since it was assigned"
+            "since the assignment"
         );
         assert_eq!((idle.committed, idle.paused, idle.parked), (None, None, 2));
-        // Read at 1, at 2 and at 3 seconds; stamped at 30 seconds.
+        // Two messages each are read at 1, 2 and 3 seconds; their timestamps are from 30 seconds on.
         for second in 1..=3 {
-            state.note_read(second * 1_000);
+            state.record_read_time(second * 1_000);
             for offset in (second - 1) * 2..second * 2 {
                 state.deliver(&Message { timestamp_ms: 30_000 + offset as i64, ..message(offset) }, i64::MAX);
             }
         }
         let oldest = |state: &PartitionState| {
-            let shown = shown(state, 10_000);
-            (shown.oldest_in_flight.map(|oldest| (oldest.offset, oldest.age_seconds)), shown.lag_seconds)
+            let status = status(state, 10_000);
+            (status.oldest_in_flight.map(|oldest| (oldest.offset, oldest.age_seconds)), status.lag_seconds)
         };
         assert_eq!(oldest(&state), (Some((0, 9.0)), 40.0));
         [0, 1, 2].into_iter().for_each(|offset| state.tracker.complete(offset, 0));
         assert_eq!(oldest(&state), (Some((3, 8.0)), 39.997));
         state.paused = true;
-        assert_eq!(shown(&state, 0).paused, Some("all is full"));
-        state.at_bound = true;
-        assert_eq!(shown(&state, 0).paused, Some("too many messages are unfinished"));
+        assert_eq!(status(&state, 0).paused, Some("all is full"));
+        state.over_limit = true;
+        assert_eq!(status(&state, 0).paused, Some("too many messages are unfinished"));
         state.halted = Some(Halt { why: "x".into(), since_ms: 5 });
-        assert_eq!(shown(&state, 0).paused, Some("it is halted"));
-        assert!(state.view(&[]).at_bound);
-        state.paused_by_hand = true;
-        assert_eq!(shown(&state, 0).paused, Some("an operator has paused it"));
-        assert!(!state.view(&[]).at_bound, "what it has not read is no younger");
+        assert_eq!(status(&state, 0).paused, Some("the partition is halted"));
+        assert!(state.view(&[]).over_limit);
+        state.paused_by_operator = true;
+        assert_eq!(status(&state, 0).paused, Some("paused by an operator"));
+        assert!(!state.view(&[]).over_limit, "unread events may be older");
         (3..6).for_each(|offset| state.tracker.complete(offset, 0));
-        assert_eq!(oldest(&state), (None, 39.995), "there is more to read, which is later than what was");
-        state.note_read(4_000);
-        assert_eq!(state.read_at.len(), 1, "what is completed needs no mark");
+        assert_eq!(oldest(&state), (None, 39.995), "unread events are not older than the read ones");
+        state.record_read_time(4_000);
+        assert_eq!(state.read_times.len(), 1, "completed events need no read time");
         state.reach_end(100);
         assert_eq!(oldest(&state), (None, 0.0));
-        state.hear_end(101);
-        assert_eq!(oldest(&state), (None, 39.995), "it has gone on");
+        state.update_high_watermark(101);
+        assert_eq!(oldest(&state), (None, 39.995), "the end has moved");
     }
 
     #[test]
-    fn what_was_never_read_here_is_as_old_as_was_said_of_it() {
-        let bounds = PartitionBounds { span: 4, bytes: 1_000 };
+    fn age_of_unread_events_is_taken_from_the_commit() {
+        let limits = PartitionLimits { span: 4, bytes: 1_000 };
         let lag =
-            |state: &PartitionState| state.shown(Moment { wall_ms: 70_000, steady_ms: 0 }, &bounds, 0, "").lag_seconds;
-        let committed = |metadata: &str| state(Some(Committed { offset: 3, metadata: metadata.into() }));
-        assert_eq!(lag(&state(None)), 10.0, "since it was assigned");
-        assert_eq!(lag(&committed("")), 10.0, "by an operator");
-        assert_eq!(lag(&committed(r#"{"read":30000,"pos":5}"#)), 40.0, "what follows is no older");
+            |state: &PartitionState| state.status(Moment { wall_ms: 70_000, steady_ms: 0 }, &limits, 0, "").lag_seconds;
+        let committed = |metadata: &str| state(Some(CommittedOffset { offset: 3, metadata: metadata.into() }));
+        assert_eq!(lag(&state(None)), 10.0, "since the assignment");
+        assert_eq!(lag(&committed("")), 10.0, "a commit of an operator");
+        assert_eq!(lag(&committed(r#"{"read":30000,"pos":5}"#)), 40.0, "later events are not older");
         assert_eq!(lag(&committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#)), 50.0);
-        assert_eq!(lag(&state(Some(begins_at(3)))), 10.0, "nothing is known of it");
+        assert_eq!(lag(&state(Some(reset_commit(3)))), 10.0, "the metadata has no timestamp");
         let again = committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#).rewound(2, 3, true);
         assert_eq!(lag(&again), 50.0);
         let mut done = state(None);
@@ -579,104 +605,104 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_committed_before_the_store_is_known_to_hold_what_is() {
-        let committed = Committed { offset: 3, metadata: r#"{"read":9,"pos":5}"#.into() };
+    fn nothing_is_committed_before_the_comparison_with_the_store() {
+        let committed = CommittedOffset { offset: 3, metadata: r#"{"read":9,"pos":5}"#.into() };
         let mut state = state(Some(committed.clone()));
         state.deliver(&message(3), 1_000);
         state.tracker.complete(3, 0);
-        assert_eq!(state.to_commit(u64::MAX, &[]), None);
-        state.compared = true;
-        assert_eq!(state.to_commit(2, &[]), None, "the store may forget that so much is consumed");
-        assert_eq!(state.to_commit(3, &[]).map(|committed| committed.offset), Some(3));
-        assert_eq!(state.to_commit(4, &[]).map(|committed| committed.offset), Some(4));
-        let by_operator = Committed { metadata: String::new(), ..committed };
-        assert!(self::state(Some(by_operator)).compared, "nothing is asked of the store");
+        assert_eq!(state.next_commit(u64::MAX, &[]), None);
+        state.is_verified = true;
+        assert_eq!(state.next_commit(2, &[]), None, "the consumed offset is not durable");
+        assert_eq!(state.next_commit(3, &[]).map(|committed| committed.offset), Some(3));
+        assert_eq!(state.next_commit(4, &[]).map(|committed| committed.offset), Some(4));
+        let by_operator = CommittedOffset { metadata: String::new(), ..committed };
+        assert!(self::state(Some(by_operator)).is_verified, "an operator's commit is not compared");
     }
 
     #[test]
-    fn what_is_done_again_takes_nothing_back_that_may_have_been_committed() {
+    fn no_commit_is_below_an_attempted_offset() {
         let mut first = state(None);
         (0..5).for_each(|offset| assert!(first.deliver(&message(offset), 1_000)));
         (0..4).for_each(|offset| first.tracker.complete(offset, 0));
-        let offered = first.to_commit(u64::MAX, &[]).unwrap();
-        assert_eq!(offered.offset, 4);
-        // No answer comes, and a node forgets.
-        first.offer(offered.offset);
+        let attempted = first.next_commit(u64::MAX, &[]).unwrap();
+        assert_eq!(attempted.offset, 4);
+        // The commit gets no answer, and a node loses writes.
+        first.record_attempt(attempted.offset);
         let mut again = PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(2, 0, true) };
         (0..5).for_each(|offset| assert!(again.deliver(&message(offset), 1_000)));
         (0..3).for_each(|offset| again.tracker.complete(offset, 0));
-        assert_eq!(again.to_commit(u64::MAX, &[]), None);
+        assert_eq!(again.next_commit(u64::MAX, &[]), None);
         again.tracker.complete(3, 0);
-        assert_eq!(again.to_commit(u64::MAX, &[]).map(|committed| committed.offset), Some(4));
+        assert_eq!(again.next_commit(u64::MAX, &[]).map(|committed| committed.offset), Some(4));
     }
 
     #[test]
-    fn a_halt_travels_with_the_commit() {
+    fn a_halt_is_part_of_the_commit() {
         let mut first = state(None);
         first.deliver(&message(0), 1_000);
-        assert_eq!(Halt::of(&first.to_commit(u64::MAX, &[]).unwrap()), None);
+        assert_eq!(Halt::from_commit(&first.next_commit(u64::MAX, &[]).unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
         first.halted = Some(halt.clone());
-        let committed = first.to_commit(u64::MAX, &[]).unwrap();
-        assert_eq!(Halt::of(&committed), Some(halt));
-        assert!(state(Some(committed)).is_replayed(&message(0)), "the view is there, too");
+        let committed = first.next_commit(u64::MAX, &[]).unwrap();
+        assert_eq!(Halt::from_commit(&committed), Some(halt));
+        assert!(state(Some(committed)).is_replayed(&message(0)), "the metadata has the view, too");
     }
 
     #[test]
-    fn a_reason_of_any_length_fits_into_a_commit_and_stays_the_same() {
+    fn a_halt_reason_of_any_length_fits_into_a_commit() {
         let view = PartitionView {
             oldest_unfinished: Some((i64::MIN, u64::MAX)),
             waiting: None,
             read_timestamp_ms: i64::MIN,
             at_end: false,
-            at_bound: false,
+            over_limit: false,
             position: u64::MAX,
         };
-        let told = |why: String, view: &PartitionView| {
+        let reason_after = |why: String, view: &PartitionView| {
             let view = view.clone();
-            let halted = Some(Halt { why, since_ms: u64::MAX }.within_a_commit());
-            let metadata = Note { view, halted }.to_metadata();
+            let halted = Some(Halt { why, since_ms: u64::MAX }.truncated_for_commit());
+            let metadata = CommitMetadata { view, halted }.to_metadata();
             assert!(metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", metadata.len());
-            Halt::of(&Committed { offset: 0, metadata }).unwrap().why
+            Halt::from_commit(&CommittedOffset { offset: 0, metadata }).unwrap().why
         };
         for letter in ["x", "ü", "₿", "\"", "\n", "\u{1}", "\u{7f}", "🚀"] {
             let each = serde_json::to_string(letter).unwrap().len() - 2;
-            let most = letter.repeat(MOST_OF_WHY / each);
-            assert_eq!(told(most.clone(), &view), most, "all of it fits");
-            let cut = told(letter.repeat(MOST_OF_WHY / each + 1), &view);
-            assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MOST_OF_WHY - 3) / each)), "{cut}");
+            let most = letter.repeat(MAX_HALT_REASON_BYTES / each);
+            assert_eq!(reason_after(most.clone(), &view), most, "the whole reason fits");
+            let cut = reason_after(letter.repeat(MAX_HALT_REASON_BYTES / each + 1), &view);
+            assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MAX_HALT_REASON_BYTES - 3) / each)), "{cut}");
             let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view.clone() };
             assert_eq!(
-                told(letter.repeat(9_000), &shorter),
-                told(letter.repeat(9_000), &view),
-                "whatever else is said"
+                reason_after(letter.repeat(9_000), &shorter),
+                reason_after(letter.repeat(9_000), &view),
+                "whatever the other metadata"
             );
-            assert_eq!(told(cut.clone(), &view), cut, "it is cut once");
+            assert_eq!(reason_after(cut.clone(), &view), cut, "a cut reason is not cut again");
         }
         let mut state = state(None);
         state.deliver(&message(0), 1_000);
         state.halted = Some(Halt { why: "\"".repeat(9_000), since_ms: 5_000 });
-        let committed = state.to_commit(u64::MAX, &[]).unwrap();
+        let committed = state.next_commit(u64::MAX, &[]).unwrap();
         assert!(committed.metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", committed.metadata.len());
         state.committed = Some(committed);
-        assert_eq!(state.to_commit(u64::MAX, &[]), None, "it says nothing new");
+        assert_eq!(state.next_commit(u64::MAX, &[]), None, "the metadata has not changed");
     }
 
     #[test]
-    fn what_other_versions_committed_can_be_read() {
-        let committed = |metadata: &str| Committed { offset: 3, metadata: metadata.into() };
+    fn metadata_of_other_versions_can_be_read() {
+        let committed = |metadata: &str| CommittedOffset { offset: 3, metadata: metadata.into() };
         let before = committed(r#"{"oldest":[7,3],"read":9,"end":true,"bound":false,"pos":5}"#);
-        assert_eq!(view_in(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
-        assert_eq!(Halt::of(&before), None);
+        assert_eq!(parse_view(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
+        assert_eq!(Halt::from_commit(&before), None);
         let after = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4,"by":"y"},"more":[1]}"#);
-        assert_eq!(view_in(&after).map(|view| view.position), Some(5));
-        assert_eq!(Halt::of(&after), Some(Halt { why: "x".into(), since_ms: 4 }));
+        assert_eq!(parse_view(&after).map(|view| view.position), Some(5));
+        assert_eq!(Halt::from_commit(&after), Some(Halt { why: "x".into(), since_ms: 4 }));
     }
 
     #[test]
-    fn a_commit_of_somebody_else_tells_nothing_of_what_was_read() {
+    fn a_commit_without_metadata_tells_no_read_position() {
         for metadata in ["", "{", "{\"read\":5}"] {
-            let state = state(Some(Committed { offset: 3, metadata: metadata.into() }));
+            let state = state(Some(CommittedOffset { offset: 3, metadata: metadata.into() }));
             assert!(!state.is_replayed(&message(3)), "{metadata}");
         }
     }

@@ -1,4 +1,5 @@
-//! Rows to the engine: gathered by size and age, many batches in flight, failures tried again with a growing pause.
+//! The dispatcher: gathers rows into batches by size and age, sends several batches at once, and repeats failed rows
+//! with growing pauses.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -13,161 +14,167 @@ use crate::{
     engine::{EngineError, ErrorKind, Row},
     ingest::{
         flight::FlightId,
-        pipeline::{Others, PipelineError},
+        pipeline::{PipelineError, ProofSnapshot},
         plan::{EventRef, Token},
     },
     record::{Key, Outcome, Record},
     store::{
         Store,
-        create::{Creator, Paged},
+        create::{Creator, PagedTx},
         recovery::CompleteError,
     },
     tasks,
     tx::Txid,
 };
 
-/// So many batches may be on their way, each so small a part of a full one at least, before only full ones leave. What
-/// moves in step (chains: each link waits for the one before) never fills more than one batch, and would wait for the
-/// store and have the store wait for it in turn.
-const EARLY: usize = 4;
+/// While fewer batches than this are in flight, a batch may leave that has this part of its full size. Transactions in
+/// step (a chain of transactions: each link waits for the one before) never fill more than one batch; with full batches
+/// only, they would wait for the store, and the store for them.
+const EARLY_BATCHES: usize = 4;
 
-/// What comes back to the pipeline from the tasks that it started.
+/// Messages to the pipeline from the tasks that it has started.
 #[derive(Debug)]
-pub enum Done {
-    /// Rows have their outcomes; `last` when their batch is through.
+pub enum TaskMessage {
+    /// Outcomes of rows; `last` when the batch is complete.
     Rows {
-        /// Outcomes by token.
+        /// Outcomes, each with the token of its row.
         outcomes: Vec<(Token, Outcome)>,
-        /// Nothing of that batch is left.
+        /// Every row of the batch has an outcome.
         last: bool,
     },
-    /// A transaction that takes more than one write was created, or not.
+    /// Outcome of the create of a transaction that takes more than one write.
     Created(Token, Outcome),
-    /// The engine takes no record as large as this row makes.
+    /// The engine refuses a record as large as this row would make.
     TooBig(Token, Row, EngineError),
-    /// What this asked for was given up.
-    GivenUp(Token),
-    /// What this asked for cannot be stored until somebody has looked, and why.
-    Stands(Token, String),
-    /// Master records were read.
-    Reads(Vec<(Reading, Option<Record>)>),
-    /// A contest is in the log.
+    /// The work of this token was cancelled.
+    Cancelled(Token),
+    /// The store cannot take the row of this token until an operator has acted; with the reason.
+    CannotBeStored(Token, String),
+    /// Master records that were read; `None`: absent.
+    MastersRead(Vec<(MasterRead, Option<Record>)>),
+    /// A contest is acknowledged by the chain log.
     ContestPublished(FlightId),
-    /// The dead letter of an event is in its topic.
+    /// The dead letter of an event is acknowledged.
     DeadLetterPublished(EventRef),
-    /// A contest cannot be put into the log, and no retry changes that.
+    /// A contest cannot be published, and no retry would change that.
     ContestNotPublished(FlightId, PipelineError),
-    /// A dead letter cannot be put into its topic, and no retry changes that.
+    /// A dead letter cannot be published, and no retry would change that.
     DeadLetterNotPublished(EventRef, PipelineError),
-    /// Whether the topic is the store's.
-    Identity {
-        /// Chunks that had been read when that was asked.
+    /// Answer to the question whether the topic is the store's.
+    TopicIdChecked {
+        /// Number of chunks that had been read at the time of the question.
         up_to: u64,
-        /// Why it is not.
+        /// Reason why the topic is another one; `None`: it is the store's.
         other: Option<String>,
     },
-    /// How far everybody else is, or why that cannot be told.
-    Others(Result<Others, String>),
-    /// The ends of partitions: by number, with the position when that was asked, and the first offset.
-    Ends(Vec<Ended>),
-    /// The store holds what is below this offset of a partition.
-    Compared {
-        /// Which.
+    /// Progress of the group and the chain, or the error of the question.
+    ProofSnapshot(Result<ProofSnapshot, String>),
+    /// End offsets of partitions.
+    EndOffsets(Vec<EndOffsetAnswer>),
+    /// The store is verified to hold every event below this offset of a partition.
+    StoreCompared {
+        /// Number of the partition.
         partition: i32,
-        /// As it had been committed when the partition was assigned.
+        /// Committed offset at the time of the assignment.
         offset: u64,
     },
-    /// A transaction came by no event of its own.
+    /// The sequencer has created a transaction without an event of its own.
     ParentCreated(Txid),
-    /// One of the tasks that work on the store gets no answer; or has one again, after it had none.
+    /// A task gets no answer from the store; or has an answer again, after it had none.
     StoreReachable(Result<(), String>),
-    /// Nothing can go on.
+    /// The pipeline cannot continue.
     Fatal(PipelineError),
 }
 
-/// Where a partition ends, as it was asked.
+/// Offsets of a partition, as of one question.
 #[derive(Debug, Clone, Copy)]
-pub struct Ended {
-    /// Its number.
+pub struct EndOffsetAnswer {
+    /// Number of the partition.
     pub partition: i32,
-    /// Epoch of its assignment.
+    /// Epoch of the assignment at the time of the question.
     pub epoch: u64,
-    /// Offset of the next event to be read, before that was asked.
+    /// Position before the question was sent.
     pub position: u64,
-    /// First offset that the partition holds, and the one behind the last.
-    pub holds: (u64, u64),
+    /// First offset that the topic still holds, and the end offset.
+    pub watermarks: (u64, u64),
 }
 
-/// Whose master record is read, and what for.
+/// Purpose of a read of a master record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reading {
-    /// The flight's own.
+pub enum MasterRead {
+    /// The own master of a flight.
     Own(FlightId),
-    /// That of the parent of a group of spends.
+    /// The master of the parent of a group of spends.
     Parent(FlightId, u32),
 }
 
-/// Runs a task of the pipeline, which ends the pipeline should it panic.
-pub fn spawn(what: &'static str, done: &mpsc::UnboundedSender<Done>, work: impl Future<Output = ()> + Send + 'static) {
-    let done = done.clone();
+/// Runs a task of the pipeline; a panic in the task ends the pipeline.
+pub fn spawn(
+    what: &'static str,
+    messages: &mpsc::UnboundedSender<TaskMessage>,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    let messages = messages.clone();
     tasks::spawn(what, work, move |why| {
-        // The pipeline may have ended already; then nobody needs to know.
-        let _ = done.send(Done::Fatal(PipelineError::Internal(why)));
+        // A pipeline that has ended needs no message.
+        let _ = messages.send(TaskMessage::Fatal(PipelineError::Internal(why)));
     });
 }
 
 /// Limits of a [`Dispatcher`].
 #[derive(Debug, Clone, Copy)]
 pub struct DispatchSettings {
-    /// Rows a batch.
+    /// Number of rows of a full batch.
     pub batch_size: usize,
-    /// How long a row waits for its batch to fill.
+    /// Longest time that a row waits for its batch to fill.
     pub batch_age: Duration,
-    /// Batches on their way at once.
+    /// Number of batches that may be in flight at once.
     pub in_flight_batches: usize,
 }
 
-/// Gathers rows into batches and sends them.
+/// Gathers rows and reads, and sends them to the store.
 pub struct Dispatcher {
     store: Store,
     settings: DispatchSettings,
-    done: mpsc::UnboundedSender<Done>,
-    /// What waits for its turn, as many as may be in flight: taken from the front, without moving the rest.
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    /// Rows that are not sent yet, possibly as many as transactions in flight: a deque, so that a batch leaves at the
+    /// front without moving the rest.
     tokens: VecDeque<Token>,
     rows: VecDeque<Row>,
     oldest: Option<Instant>,
-    reads: Vec<(Reading, Txid)>,
+    reads: Vec<(MasterRead, Txid)>,
     in_flight: usize,
-    /// What is done beside the rest, since it takes many writes, or waits for the blob store.
-    beside: BTreeMap<FlightId, CancellationToken>,
-    /// Each creation has a copy: the last one to end closes the channel.
+    /// Work outside the batches, by flight: creates with several writes, and bodies for the blob store.
+    detached: BTreeMap<FlightId, CancellationToken>,
+    /// Every create has a clone; the channel closes with the last one.
     creates: mpsc::Sender<Infallible>,
     creations_ended: mpsc::Receiver<Infallible>,
 }
 
-/// A store that does not answer does not keep an instance from ending: lock records end by themselves.
-const RELEASED_WITHIN: Duration = Duration::from_secs(3);
+/// Time for which a shutdown waits until lock records are released. Without an answer of the store the instance ends,
+/// and the lock records expire.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Dispatcher {
-    /// Results go to `done`.
-    pub fn new(store: Store, settings: DispatchSettings, done: mpsc::UnboundedSender<Done>) -> Self {
+    /// Creates a dispatcher that sends its results to `messages`.
+    pub fn new(store: Store, settings: DispatchSettings, messages: mpsc::UnboundedSender<TaskMessage>) -> Self {
         let (creates, creations_ended) = mpsc::channel(1);
         Dispatcher {
             store,
             settings,
-            done,
+            messages,
             tokens: VecDeque::new(),
             rows: VecDeque::new(),
             oldest: None,
             reads: Vec::new(),
             in_flight: 0,
-            beside: BTreeMap::new(),
+            detached: BTreeMap::new(),
             creates,
             creations_ended,
         }
     }
 
-    /// Adds a row; full batches leave at once.
+    /// Adds a row; a full batch leaves at once.
     pub fn push(&mut self, token: Token, row: Row) {
         self.oldest.get_or_insert_with(Instant::now);
         self.tokens.push_back(token);
@@ -177,13 +184,13 @@ impl Dispatcher {
         }
     }
 
-    /// Adds a read of a master record.
-    pub fn read(&mut self, reading: Reading, txid: Txid) {
+    /// Adds a read of a master record to the next flush.
+    pub fn read(&mut self, reading: MasterRead, txid: Txid) {
         self.reads.push((reading, txid));
     }
 
-    /// Sends what is due: full batches; everything when nothing else is on its way or the oldest row has waited long enough;
-    /// and a good part of a batch while little is on its way.
+    /// Sends what is due: reads; full batches; all rows when no batch is in flight or the oldest row has waited for
+    /// long enough; and a part of a batch while few batches are in flight.
     pub fn flush(&mut self) {
         if !self.reads.is_empty() {
             self.send_reads();
@@ -191,7 +198,7 @@ impl Dispatcher {
         while !self.rows.is_empty() && self.in_flight < self.settings.in_flight_batches {
             let full = self.rows.len() >= self.settings.batch_size;
             let old = self.oldest.is_some_and(|since| since.elapsed() >= self.settings.batch_age);
-            let early = self.rows.len() * EARLY >= self.settings.batch_size && self.in_flight < EARLY;
+            let early = self.rows.len() * EARLY_BATCHES >= self.settings.batch_size && self.in_flight < EARLY_BATCHES;
             if !(full || old || early || self.in_flight == 0) {
                 return;
             }
@@ -199,19 +206,19 @@ impl Dispatcher {
         }
     }
 
-    /// When [`flush`](Self::flush) has something to do, whatever else happens.
+    /// Returns the time at which [`flush`](Self::flush) has to send a batch because of its age.
     pub fn deadline(&self) -> Option<Instant> {
         self.oldest
             .filter(|_| self.in_flight < self.settings.in_flight_batches)
             .map(|since| since + self.settings.batch_age)
     }
 
-    /// A batch is through.
+    /// Notes that a batch is complete.
     pub fn batch_done(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Whether nothing is gathered or on its way.
+    /// Returns whether no row or read is gathered and no batch is in flight.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.rows.is_empty() && self.reads.is_empty()
     }
@@ -221,148 +228,151 @@ impl Dispatcher {
         let (rows, tokens) = (self.rows.drain(..size).collect(), self.tokens.drain(..size).collect());
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
         self.in_flight += 1;
-        let batch = Batch { tokens, rows, takes_a_place: true };
-        let work = apply_until_done(self.store.clone(), self.done.clone(), batch);
-        spawn("writing to the store", &self.done, work);
+        let batch = RowBatch { tokens, rows, counts_as_in_flight: true };
+        let work = apply_until_answered(self.store.clone(), self.messages.clone(), batch);
+        spawn("writing to the store", &self.messages, work);
     }
 
-    /// Creates a transaction that takes more than one write, beside everything else.
-    pub fn create(&mut self, creator: Creator, token: Token, work: Paged) {
-        let (given_up, mut reporter) = (self.begin_beside(token), Reporter::new(self.done.clone()));
+    /// Creates a transaction that takes more than one write, in a task of its own.
+    pub fn create(&mut self, creator: Creator, token: Token, work: PagedTx) {
+        let (cancelled, mut reporter) = (self.start_detached(token), Reporter::new(self.messages.clone()));
         let creates = self.creates.clone();
-        spawn("creating a large transaction", &self.done, async move {
+        spawn("creating a large transaction", &self.messages, async move {
             let _creates = creates;
-            let tell = |failed: Option<&EngineError>| {
-                reporter.tried(failed);
+            let report = |failed: Option<&EngineError>| {
+                reporter.report_attempt(failed);
             };
-            match creator.create_unless(&given_up, &work, tell).await {
+            match creator.create_unless_cancelled(&cancelled, &work, report).await {
                 Some(Ok(outcome)) => {
-                    reporter.tell(Done::Created(token, outcome));
+                    reporter.send(TaskMessage::Created(token, outcome));
                 }
-                Some(Err(error)) => reporter.gave_up(token, error),
+                Some(Err(error)) => reporter.report_failure(token, error),
                 None => {
-                    reporter.tell(Done::GivenUp(token));
+                    reporter.send(TaskMessage::Cancelled(token));
                 }
             }
         });
     }
 
-    /// Sends what the engine found too big without its body, which goes to the blob store, beside everything else.
-    pub fn lighten(&mut self, token: Token, row: Row, too_big: EngineError) {
-        let (given_up, done) = (self.begin_beside(token), self.done.clone());
-        let work = Box::pin(apply_lighter(self.store.clone(), done.clone(), token, row, too_big));
-        spawn("writing to the blob store", &self.done, async move {
-            if given_up.run_until_cancelled(work).await.is_none() {
-                // A pipeline that has ended meanwhile reads the event again when it starts.
-                let _ = done.send(Done::GivenUp(token));
+    /// Sends a row that the engine has found too large without its body, which goes to the blob store, in a task of its
+    /// own.
+    pub fn externalize_body(&mut self, token: Token, row: Row, too_big: EngineError) {
+        let (cancelled, messages) = (self.start_detached(token), self.messages.clone());
+        let work = Box::pin(apply_externalized(self.store.clone(), messages.clone(), token, row, too_big));
+        spawn("writing to the blob store", &self.messages, async move {
+            if cancelled.run_until_cancelled(work).await.is_none() {
+                // A pipeline that has ended reads the event again at its next start.
+                let _ = messages.send(TaskMessage::Cancelled(token));
             }
         });
     }
 
-    fn begin_beside(&mut self, token: Token) -> CancellationToken {
-        self.beside.entry(token.flight()).or_default().clone()
+    fn start_detached(&mut self, token: Token) -> CancellationToken {
+        self.detached.entry(token.flight()).or_default().clone()
     }
 
-    /// There is an answer.
-    pub fn ended(&mut self, token: Token) {
-        self.beside.remove(&token.flight());
+    /// Notes that the work of this token outside the batches has its answer.
+    pub fn finish_detached(&mut self, token: Token) {
+        self.detached.remove(&token.flight());
     }
 
-    /// What is done for a flight beside the rest is done no further; a batch comes to its end.
-    pub fn give_up(&mut self, flight: FlightId) {
-        if let Some(given_up) = self.beside.get(&flight) {
-            given_up.cancel();
+    /// Cancels the work of a flight outside the batches; a row in a batch gets its outcome.
+    pub fn cancel(&mut self, flight: FlightId) {
+        if let Some(cancelled) = self.detached.get(&flight) {
+            cancelled.cancel();
         }
     }
 
-    /// The same of all flights.
-    pub fn give_all_up(&mut self) {
-        std::mem::take(&mut self.beside).into_values().for_each(|given_up| given_up.cancel());
+    /// Cancels the work of all flights outside the batches.
+    pub fn cancel_all(&mut self) {
+        std::mem::take(&mut self.detached).into_values().for_each(|cancelled| cancelled.cancel());
     }
 
-    /// The same, once nothing more is to be done; waits until the lock records are given back, so that whoever comes next need not.
-    pub async fn end(&mut self) {
-        self.give_all_up();
+    /// Cancels all work outside the batches and waits until its lock records are released, so that the next instance
+    /// need not wait for them.
+    pub async fn shut_down(&mut self) {
+        self.cancel_all();
         let (creates, ended) = mpsc::channel(1);
         self.creates = creates;
         let mut ended = std::mem::replace(&mut self.creations_ended, ended);
-        if tokio::time::timeout(RELEASED_WITHIN, ended.recv()).await.is_err() {
-            tracing::warn!("lock records are left to end by themselves: the store does not answer");
+        if tokio::time::timeout(RELEASE_TIMEOUT, ended.recv()).await.is_err() {
+            tracing::warn!("lock records not released: the store does not answer; they expire");
         }
     }
 
     fn send_reads(&mut self) {
         let reads = std::mem::take(&mut self.reads);
-        let work = read_until_done(self.store.clone(), self.done.clone(), reads);
-        spawn("reading from the store", &self.done, work);
+        let work = read_until_answered(self.store.clone(), self.messages.clone(), reads);
+        spawn("reading from the store", &self.messages, work);
     }
 }
 
-/// Where one task tells how the store answers it: each trouble once, and its end once.
+/// Reports the answers of the store to one task: each failure once, and its end once.
 struct Reporter {
-    done: mpsc::UnboundedSender<Done>,
-    in_trouble: bool,
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    is_failing: bool,
 }
 
 impl Reporter {
-    fn new(done: mpsc::UnboundedSender<Done>) -> Self {
-        Reporter { done, in_trouble: false }
+    fn new(messages: mpsc::UnboundedSender<TaskMessage>) -> Self {
+        Reporter { messages, is_failing: false }
     }
 
-    /// `false`: the pipeline has ended, and nobody needs to know.
-    fn tell(&self, done: Done) -> bool {
-        self.done.send(done).is_ok()
+    /// Sends a message; `false`: the pipeline has ended.
+    fn send(&self, message: TaskMessage) -> bool {
+        self.messages.send(message).is_ok()
     }
 
-    /// What cannot be done, however often it is tried: too big, or beside what is damaged.
-    fn gave_up(&mut self, of: Token, error: CompleteError) {
-        // That is an answer.
-        self.tried(None);
-        self.tell(match error {
+    /// Reports a failure that no retry changes: a record that is too large, or damaged records.
+    fn report_failure(&mut self, token: Token, error: CompleteError) {
+        // The refusal is an answer of the store.
+        self.report_attempt(None);
+        self.send(match error {
             CompleteError::Engine(error) if error.kind != ErrorKind::TooBig => {
-                Done::Fatal(PipelineError::Store(error.to_string()))
+                TaskMessage::Fatal(PipelineError::Store(error.to_string()))
             }
-            stands => Done::Stands(of, stands.to_string()),
+            refused => TaskMessage::CannotBeStored(token, refused.to_string()),
         });
     }
 
-    /// What came of a try; `true` when what failed can be sent again.
-    fn tried(&mut self, failed: Option<&EngineError>) -> bool {
+    /// Reports the result of one attempt; returns `true` when failed rows can be sent again.
+    fn report_attempt(&mut self, failed: Option<&EngineError>) -> bool {
         match failed {
             Some(error) if !error.may_be_retried() => {
-                self.tell(Done::Fatal(PipelineError::Store(error.to_string())));
+                self.send(TaskMessage::Fatal(PipelineError::Store(error.to_string())));
                 false
             }
             Some(error) => {
-                std::mem::replace(&mut self.in_trouble, true) || self.tell(Done::StoreReachable(Err(error.to_string())))
+                std::mem::replace(&mut self.is_failing, true)
+                    || self.send(TaskMessage::StoreReachable(Err(error.to_string())))
             }
-            None => !std::mem::take(&mut self.in_trouble) || self.tell(Done::StoreReachable(Ok(()))),
+            None => !std::mem::take(&mut self.is_failing) || self.send(TaskMessage::StoreReachable(Ok(()))),
         }
     }
 }
 
 impl Drop for Reporter {
-    /// Who is given up waits for no answer any more.
+    /// Cancelled work waits for no answer any more.
     fn drop(&mut self) {
-        self.tried(None);
+        self.report_attempt(None);
     }
 }
 
-/// Rows that are sent together.
-struct Batch {
+/// Rows that are sent in one request.
+struct RowBatch {
     tokens: Vec<Token>,
     rows: Vec<Row>,
-    /// It counts among those that may be on their way at once.
-    takes_a_place: bool,
+    /// The batch counts towards the limit of batches in flight.
+    counts_as_in_flight: bool,
 }
 
-async fn apply_until_done(
+async fn apply_until_answered(
     store: Store,
-    done: mpsc::UnboundedSender<Done>,
-    Batch { mut tokens, mut rows, takes_a_place }: Batch,
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    RowBatch { mut tokens, mut rows, counts_as_in_flight }: RowBatch,
 ) {
-    let mut pauses = store.pauses(rows.first().map(|row| row.key));
-    let mut reporter = Reporter::new(done.clone());
+    let mut pauses = store.new_backoff(rows.first().map(|row| row.key));
+    let mut reporter = Reporter::new(messages.clone());
     loop {
         let results = store.engine.apply(&rows).await;
         let mut outcomes = Vec::with_capacity(results.len());
@@ -371,9 +381,9 @@ async fn apply_until_done(
         for ((token, row), result) in tokens.into_iter().zip(rows).zip(results) {
             match result {
                 Ok(outcome) => outcomes.push((token, outcome)),
-                // The others do not wait for the blob store.
+                // The other rows do not wait for the blob store.
                 Err(why) if why.kind == ErrorKind::TooBig => {
-                    reporter.tell(Done::TooBig(token, row, why));
+                    reporter.send(TaskMessage::TooBig(token, row, why));
                 }
                 Err(why) => {
                     error = Some(why);
@@ -383,8 +393,8 @@ async fn apply_until_done(
             }
         }
         let ended = again.0.is_empty();
-        let told = Done::Rows { outcomes, last: ended && takes_a_place };
-        if !reporter.tried(error.as_ref()) || !reporter.tell(told) || ended {
+        let message = TaskMessage::Rows { outcomes, last: ended && counts_as_in_flight };
+        if !reporter.report_attempt(error.as_ref()) || !reporter.send(message) || ended {
             return;
         }
         (tokens, rows) = again;
@@ -392,24 +402,35 @@ async fn apply_until_done(
     }
 }
 
-/// What the engine found too big, without its body, and in nobody's place.
-async fn apply_lighter(store: Store, done: mpsc::UnboundedSender<Done>, token: Token, row: Row, too_big: EngineError) {
-    let mut reporter = Reporter::new(done.clone());
-    let tell = |failed: Option<&EngineError>| {
-        reporter.tried(failed);
+/// Moves the body of a row that the engine has found too large to the blob store and applies the row, outside the limit
+/// of batches in flight.
+async fn apply_externalized(
+    store: Store,
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    token: Token,
+    row: Row,
+    too_big: EngineError,
+) {
+    let mut reporter = Reporter::new(messages.clone());
+    let report = |failed: Option<&EngineError>| {
+        reporter.report_attempt(failed);
     };
-    match store.lighter(&row, too_big, tell).await {
+    match store.externalize_body(&row, too_big, report).await {
         Ok(row) => {
-            let batch = Batch { tokens: vec![token], rows: vec![row], takes_a_place: false };
-            apply_until_done(store, done, batch).await;
+            let batch = RowBatch { tokens: vec![token], rows: vec![row], counts_as_in_flight: false };
+            apply_until_answered(store, messages, batch).await;
         }
-        Err(error) => reporter.gave_up(token, error.into()),
+        Err(error) => reporter.report_failure(token, error.into()),
     }
 }
 
-async fn read_until_done(store: Store, done: mpsc::UnboundedSender<Done>, mut reads: Vec<(Reading, Txid)>) {
-    let mut pauses = store.pauses(reads.first().map(|(_, txid)| Key::master(*txid)));
-    let mut reporter = Reporter::new(done);
+async fn read_until_answered(
+    store: Store,
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    mut reads: Vec<(MasterRead, Txid)>,
+) {
+    let mut pauses = store.new_backoff(reads.first().map(|(_, txid)| Key::master(*txid)));
+    let mut reporter = Reporter::new(messages);
     loop {
         // A thousand children of one wide parent ask for the same record, of megabytes.
         let txids: BTreeSet<Txid> = reads.iter().map(|(_, txid)| *txid).collect();
@@ -427,7 +448,10 @@ async fn read_until_done(store: Store, done: mpsc::UnboundedSender<Done>, mut re
                 }
             }
         }
-        if !reporter.tried(error.as_ref()) || !reporter.tell(Done::Reads(records)) || again.is_empty() {
+        if !reporter.report_attempt(error.as_ref())
+            || !reporter.send(TaskMessage::MastersRead(records))
+            || again.is_empty()
+        {
             return;
         }
         reads = again;
@@ -441,10 +465,10 @@ mod tests {
     use crate::{record::Operation, store::testing};
 
     #[tokio::test]
-    async fn a_good_part_of_a_batch_leaves_while_little_is_on_its_way() {
+    async fn a_part_of_a_batch_leaves_while_few_batches_are_in_flight() {
         let settings = DispatchSettings { batch_size: 16, batch_age: Duration::from_secs(3_600), in_flight_batches: 8 };
-        let (done, _outcomes) = mpsc::unbounded_channel();
-        let mut dispatcher = Dispatcher::new(testing::store(1), settings, done);
+        let (messages, _outcomes) = mpsc::unbounded_channel();
+        let mut dispatcher = Dispatcher::new(testing::store(1), settings, messages);
         let mut gathered = |rows| {
             for _ in 0..rows {
                 let row = Row { key: Key::master(Txid::default()), operation: Operation::ClearCreating };
@@ -453,10 +477,10 @@ mod tests {
             dispatcher.flush();
             (dispatcher.in_flight, dispatcher.rows.len())
         };
-        assert_eq!(gathered(1), (1, 0), "nothing was on its way");
+        assert_eq!(gathered(1), (1, 0), "no batch was in flight");
         assert_eq!(gathered(3), (1, 3));
         assert_eq!([gathered(1), gathered(4), gathered(4)], [(2, 0), (3, 0), (4, 0)]);
-        assert_eq!(gathered(15), (4, 15), "enough is on its way");
+        assert_eq!(gathered(15), (4, 15), "enough batches are in flight");
         assert_eq!(gathered(1), (5, 0), "full");
     }
 }

@@ -1,4 +1,4 @@
-//! One transaction in flight.
+//! A transaction in flight: from its first event to the completion of all its events.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -7,228 +7,230 @@ use std::{
 
 use crate::{
     broker::Message,
-    group::proof::Ties,
+    group::missing_parent::TieRule,
     ingest::plan::{
         EventRef,
-        barred::{Barred, barred_by, marks_for},
+        obstacle::{Obstacle, marks_for, obstacle_of},
     },
-    prepare::{PreparedSeed, PreparedTx},
+    prepare::{PreparedPartialTx, PreparedTx},
     record::{Marks, Page, Reason, Rejection, Verdict, build::OtherPages},
     replay::Mode,
     store::canonical::BodyHash,
     tx::Txid,
 };
 
-/// Names a flight; never reused, so a late answer to an ended one finds nothing.
+/// Identity of a flight. An id is never reused, so that a late answer to an ended flight finds no flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlightId {
-    /// Place in the planner's table.
+    /// Index in the planner's table.
     pub index: u32,
-    /// Of that place.
+    /// Number of the flight; it tells apart the flights that use one index in turn.
     pub generation: u32,
 }
 
-/// What is to be stored.
+/// A prepared event: the content that is to be stored.
 #[derive(Debug, Clone)]
-pub enum Work {
-    /// A whole transaction.
+pub enum SubmittedTx {
+    /// A whole transaction, with inputs and outputs.
     Validated(Arc<PreparedTx>),
-    /// Outputs only.
-    Seeded(Arc<PreparedSeed>),
+    /// A partial transaction: outputs only.
+    Seeded(Arc<PreparedPartialTx>),
 }
 
-/// Where the memory of a transaction is.
+/// Ownership of the buffers of a flight's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
-    /// In that of everything that was read with it.
-    WithItsBatch,
-    /// There, too; it was waiting when somebody looked.
-    SeenToWait,
-    /// In its own.
-    Apart,
+pub enum BufferState {
+    /// The buffers are parts of the batch that the event was read with.
+    SharedWithBatch,
+    /// Parts of the batch, as [`SharedWithBatch`](Self::SharedWithBatch); the flight was waiting at the last pass.
+    SharedAndWaiting,
+    /// The flight has copied its content out of the batch.
+    Owned,
 }
 
-impl Work {
-    /// Its master, live, with its body; `creating` where there are other pages.
+impl SubmittedTx {
+    /// Returns the live master with its body; `creating` is set where the transaction has further pages.
     pub fn page(&self) -> &Arc<Page> {
         match self {
-            Work::Validated(tx) => &tx.page,
-            Work::Seeded(seed) => &seed.page,
+            SubmittedTx::Validated(tx) => &tx.page,
+            SubmittedTx::Seeded(seed) => &seed.page,
         }
     }
 
-    /// Its other pages, which may be none, where it takes more than one write.
+    /// Returns the pages behind the master, possibly none, for a transaction that takes more than one write.
     pub fn others(&self) -> Option<&Arc<OtherPages>> {
         match self {
-            Work::Validated(tx) => tx.others.as_ref(),
-            Work::Seeded(seed) => seed.others.as_ref(),
+            SubmittedTx::Validated(tx) => tx.others.as_ref(),
+            SubmittedTx::Seeded(seed) => seed.others.as_ref(),
         }
     }
 
-    /// The message that asked for it.
+    /// Returns the message of the event.
     pub fn source(&self) -> &Message {
         match self {
-            Work::Validated(tx) => &tx.source,
-            Work::Seeded(seed) => &seed.source,
+            SubmittedTx::Validated(tx) => &tx.source,
+            SubmittedTx::Seeded(seed) => &seed.source,
         }
     }
 
-    /// The transaction.
+    /// Returns the id of the transaction.
     pub fn txid(&self) -> Txid {
         self.page().txid
     }
 
-    /// Hash of its body, as the digest hashes it.
+    /// Returns the hash of the body, as the state digest hashes bodies.
     pub fn body_hash(&self) -> [u8; 32] {
         self.page().body().map_or(BodyHash::MISSING, BodyHash::of).hash()
     }
 
-    /// The same, sharing no memory with the batch that it was read with.
-    pub fn apart(&self) -> Work {
+    /// Returns a copy that shares no memory with the batch of the event.
+    pub fn detach_from_batch(&self) -> SubmittedTx {
         match self {
-            Work::Validated(tx) => Work::Validated(Arc::new(tx.apart())),
-            Work::Seeded(seed) => Work::Seeded(Arc::new(seed.apart())),
+            SubmittedTx::Validated(tx) => SubmittedTx::Validated(Arc::new(tx.detach_from_batch())),
+            SubmittedTx::Seeded(seed) => SubmittedTx::Seeded(Arc::new(seed.detach_from_batch())),
         }
     }
 
-    /// Whether another event for the same txid says the same. A transaction id commits to a whole transaction, but neither to
-    /// what its event claims of the outputs that it spends, nor to anything that a partial one claims.
-    pub fn says_the_same(&self, other: &Work) -> bool {
+    /// Returns whether another event of the same txid has the same content. A txid commits to the whole transaction,
+    /// but neither to the claims of its event about the previous outputs, nor to any claim of a partial transaction.
+    pub fn has_same_content(&self, other: &SubmittedTx) -> bool {
         let (page, other) = (self.page(), other.page());
         page.body() == other.body() && page.is_coinbase == other.is_coinbase
     }
 }
 
-/// An event that asks for a transaction.
+/// An event in the planner, with its content.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Where it was read.
+    /// Place at which the event was read.
     pub event: EventRef,
-    /// What it asks for.
-    pub work: Work,
-    /// How it is treated.
+    /// Content that is to be stored.
+    pub work: SubmittedTx,
+    /// Treatment of the event: live, or by the last verdict in a rebuild.
     pub mode: Mode,
-    /// An earlier event for the same transaction has had its turn: one that says otherwise, or, over a store that forgets, any.
-    pub again: bool,
+    /// An earlier event of the transaction has completed: an event with other content, or, over a store that can lose
+    /// writes, any event.
+    pub is_later_event: bool,
 }
 
-/// It tries once more, since what it waits for is proven missing.
+/// The last attempt of a flight whose absent parents are proven missing.
 #[derive(Debug, Clone)]
-pub struct LastTry {
-    /// The parents of which that is proven: another one that turns out to be absent may still come.
+pub struct FinalAttempt {
+    /// The parents that are proven missing. Another absent parent may still be created.
     pub proven: BTreeSet<Txid>,
-    /// How it was proven.
-    pub ties: Ties,
+    /// Rule for events of equal time under which the proof holds.
+    pub ties: TieRule,
 }
 
-/// One group of spends: the inputs that take slots of one page.
+/// Spends of one page: the inputs that take slots of this page.
 #[derive(Debug, Clone, Default)]
-pub struct Group {
-    /// All its slots name this transaction.
-    pub held: bool,
-    /// Why not, by the last answer.
+pub struct SpendGroup {
+    /// Every slot of the group names this transaction.
+    pub has_slots: bool,
+    /// The refusal of the last answer.
     pub refusal: Option<Rejection>,
-    /// They did once, but the master of their page, which was to be told that all of it is spent, was not there.
-    pub untold: bool,
-    /// The flight whose create carries the spends.
-    pub rides_on: Option<FlightId>,
+    /// The slots named this transaction, but the master of their page was absent and could not be told that every slot
+    /// of the page is spent.
+    pub master_not_updated: bool,
+    /// The flight of the parent whose create carries these spends.
+    pub attached_to: Option<FlightId>,
 }
 
-/// Where a flight stands.
+/// State of a flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Parents that are in flight here must end first.
+    /// Parents that are in flight in this instance must end first.
     AwaitingParents {
-        /// How many.
+        /// Number of parents that have not ended.
         remaining: u32,
     },
-    /// Spends are on their way.
+    /// The spends of the groups are with the store.
     Spending {
-        /// Groups that have not answered.
+        /// Number of groups without an answer.
         pending: u32,
     },
-    /// Its own record is being read, before it begins: only a rebuild can afford that.
-    Looking,
-    /// Its own record is being read, before it is parked.
+    /// The own record is being read before the first spend. Only a rebuild can afford this read.
+    CheckingOwn,
+    /// The own record is being read before the flight is parked.
     ReadingOwn,
-    /// The record that an earlier event of its transaction made is being read.
-    ReadingFirst {
-        /// Why it is to be contested; `None`: its slots are all its own.
+    /// The record of an earlier event of the same transaction is being read.
+    ReadingFirstRecord {
+        /// Reason of the contest; `None`: every slot names the transaction.
         contested: Option<Reason>,
     },
-    /// Waits for its next try.
+    /// The flight is in the retry queue until its next try.
     Parked,
-    /// What it needs cannot be stored until somebody has looked: its partitions are halted, and it stands until whoever is started
-    /// later reads its events again.
+    /// The store cannot take a row of the flight. Its partitions are halted, and the flight waits until its events are
+    /// read again.
     Halted,
-    /// Its create is on its way.
+    /// The live create is with the store.
     Creating,
-    /// Its contested create is on its way.
+    /// The contested create is with the store.
     StoringContested {
-        /// Why it is contested.
+        /// Reason of the contest.
         reason: Reason,
     },
-    /// Its contest is on its way into the log.
+    /// The contest is being published to the chain log.
     PublishingContest {
-        /// What its events say contradicts what is stored.
+        /// The events contradict the stored record.
         contradicts: bool,
     },
 }
 
-/// One transaction in flight.
+/// State of one transaction in flight.
 #[derive(Debug)]
 pub struct Flight {
-    /// Its name.
+    /// Identity of the flight.
     pub id: FlightId,
-    /// Its transaction.
+    /// Id of the transaction.
     pub txid: Txid,
-    /// What is to be stored.
-    pub work: Work,
-    /// How it is treated.
+    /// Content that is to be stored.
+    pub work: SubmittedTx,
+    /// Treatment of the event: live, or by the last verdict in a rebuild.
     pub mode: Mode,
-    /// The event that asked for it first: what its contest names.
+    /// The first event of the flight, which its contest names.
     pub origin: EventRef,
-    /// The events that asked for it; empty once their partitions were taken away.
+    /// The events of the flight; empty once their partitions are revoked.
     pub events: Vec<EventRef>,
-    /// What the events said that joined the first.
-    pub joined: Vec<(EventRef, Work)>,
-    /// Where it stands.
+    /// Content of the events that joined the first event.
+    pub joined: Vec<(EventRef, SubmittedTx)>,
+    /// State of the flight.
     pub stage: Stage,
-    /// Parallel to the groups of the transaction.
-    pub groups: Vec<Group>,
+    /// Answers by group, in the order of the groups of the transaction.
+    pub groups: Vec<SpendGroup>,
     /// Flights that wait for this one to end.
     pub children: Vec<FlightId>,
-    /// An earlier event for the same transaction has had its turn.
-    pub again: bool,
-    /// Later events for the same transaction that say otherwise: each has its own turn.
-    pub behind: VecDeque<Request>,
-    /// Tries so far.
+    /// An earlier event of the transaction has completed.
+    pub is_later_event: bool,
+    /// Later events of the transaction with other content; each is handled after this flight has ended.
+    pub later_requests: VecDeque<Request>,
+    /// Number of times that the flight was parked.
     pub attempts: u32,
-    /// Whether its memory is its own, or will be if it waits still at the next look.
-    pub kept: Kept,
-    /// When it was first parked.
+    /// Ownership of the buffers of `work`.
+    pub buffers: BufferState,
+    /// Time of the first parking, ms.
     pub parked_since_ms: Option<u64>,
-    /// The parent of which it is asked whether it is missing, and since when.
-    pub in_question: Option<(Txid, u64)>,
-    /// Its place among those that wait.
-    pub waits_at: Option<u32>,
-    /// When it was first seen to wait for others, or last looked at its own record because of that.
-    pub waits_since_ms: Option<u64>,
-    /// Its own record was read and was not live.
-    pub own_state_read: bool,
-    /// It stands in the planner's table of absent parents.
-    pub awaits_registered: bool,
-    /// What is absent after this try will never come.
-    pub last_try: Option<LastTry>,
+    /// The parent that may be missing, and the time of the first question about it, ms.
+    pub parent_in_question: Option<(Txid, u64)>,
+    /// Index in the planner's list of waiting flights.
+    pub waiting_index: Option<u32>,
+    /// Time at which the flight was first seen waiting, or last read its own record because of that, ms.
+    pub waiting_since_ms: Option<u64>,
+    /// The own record was read and was not live.
+    pub own_record_read: bool,
+    /// The flight is registered in the planner's table of absent parents.
+    pub is_registered_as_waiter: bool,
+    /// A parent that is absent after this try is missing.
+    pub final_attempt: Option<FinalAttempt>,
 }
 
 impl Flight {
-    /// A flight that has not started.
+    /// Creates a flight that has not started.
     pub fn new(id: FlightId, request: Request) -> Self {
-        let Request { event, work, mode, again } = request;
+        let Request { event, work, mode, is_later_event } = request;
         let groups = match &work {
-            Work::Validated(tx) => tx.groups.len(),
-            Work::Seeded(_) => 0,
+            SubmittedTx::Validated(tx) => tx.groups.len(),
+            SubmittedTx::Seeded(_) => 0,
         };
         Flight {
             id,
@@ -239,124 +241,130 @@ impl Flight {
             events: vec![event],
             joined: Vec::new(),
             stage: Stage::Spending { pending: 0 },
-            groups: vec![Group::default(); groups],
+            groups: vec![SpendGroup::default(); groups],
             children: Vec::new(),
-            again,
-            behind: VecDeque::new(),
+            is_later_event,
+            later_requests: VecDeque::new(),
             attempts: 0,
-            kept: Kept::WithItsBatch,
+            buffers: BufferState::SharedWithBatch,
             parked_since_ms: None,
-            in_question: None,
-            waits_at: None,
-            waits_since_ms: None,
-            own_state_read: false,
-            awaits_registered: false,
-            last_try: None,
+            parent_in_question: None,
+            waiting_index: None,
+            waiting_since_ms: None,
+            own_record_read: false,
+            is_registered_as_waiter: false,
+            final_attempt: None,
         }
     }
 
-    /// Whether marks bar its way.
+    /// Returns whether spends respect marks on slots.
     pub fn marks(&self) -> Marks {
         marks_for(self.mode)
     }
 
-    /// Its first event that still counts.
+    /// Returns the first event whose partition is still assigned.
     pub fn first_event(&self) -> Option<EventRef> {
         self.events.iter().min().copied()
     }
 
-    /// Whether it waits for others.
-    pub fn waits(&self) -> bool {
+    /// Returns whether the flight is parked or waits for parents in flight.
+    pub fn is_waiting(&self) -> bool {
         matches!(self.stage, Stage::Parked | Stage::AwaitingParents { .. })
     }
 
-    /// What it asks the store for when it tries once more, in rows: one of each group that it does not hold.
-    pub fn rows_of_a_try(&self) -> usize {
-        self.groups.iter().filter(|group| !group.held).count()
+    /// Returns the number of rows of the next try: one for each group without its slots.
+    pub fn rows_per_try(&self) -> usize {
+        self.groups.iter().filter(|group| !group.has_slots).count()
     }
 
-    /// The parent transactions, one a group.
+    /// Returns the parents, one for each group.
     pub fn parents(&self) -> impl Iterator<Item = Txid> {
         let groups = match &self.work {
-            Work::Validated(tx) => tx.groups.as_slice(),
-            Work::Seeded(_) => &[],
+            SubmittedTx::Validated(tx) => tx.groups.as_slice(),
+            SubmittedTx::Seeded(_) => &[],
         };
         groups.iter().map(|group| group.parent)
     }
 
-    /// Whether any slot may name it, as far as the answers tell. A refusal names one slot and says nothing of the others of
-    /// its page.
-    pub fn may_hold_any(&self) -> bool {
-        let Work::Validated(tx) = &self.work else { return false };
+    /// Returns whether a slot may name the transaction, as far as the answers tell. A refusal names one slot and says
+    /// nothing about the other slots of the page.
+    pub fn may_hold_slots(&self) -> bool {
+        let SubmittedTx::Validated(tx) = &self.work else { return false };
         tx.groups
             .iter()
             .zip(&self.groups)
-            .any(|(prepared, group)| group.held || group.untold || prepared.slots.len() > 1)
+            .any(|(prepared, group)| group.has_slots || group.master_not_updated || prepared.slots.len() > 1)
     }
 
-    /// Whether, in a rebuild, another event of it must have been the one that won: this one's claims do not hold, and a
-    /// later one claims otherwise.
-    pub fn gives_way(&self) -> bool {
+    /// Returns whether, in a rebuild, a later event must be the event that won: the claims of this event do not hold,
+    /// and a later event claims otherwise.
+    pub fn defers_to_later_event(&self) -> bool {
         let wrong = |refusal: &Rejection| matches!(refusal, Rejection::HashMismatch(_) | Rejection::OutputMismatch(_));
-        self.mode == Mode::RebuildWon && !self.behind.is_empty() && self.refusals().any(|(_, refusal)| wrong(refusal))
+        self.mode == Mode::RebuildWon
+            && !self.later_requests.is_empty()
+            && self.refusals().any(|(_, refusal)| wrong(refusal))
     }
 
     fn refusals(&self) -> impl Iterator<Item = (Txid, &Rejection)> {
         self.parents().zip(&self.groups).filter_map(|(parent, group)| Some((parent, group.refusal.as_ref()?)))
     }
 
-    /// The first parent that it waits for, and why, for whoever has to find out.
-    pub fn what_bars_it(&self) -> String {
+    /// Describes the first refusal for operators: the parent and the code.
+    pub fn wait_reason(&self) -> String {
         let bars = self.refusals().next().map(|(parent, refusal)| format!("{parent} ({})", refusal.code()));
         bars.unwrap_or_else(|| "its own record".to_owned())
     }
 
-    /// Whether the last answer for a parent was a refusal.
-    pub fn is_barred(&self) -> bool {
+    /// Returns whether the last answer of any parent was a refusal.
+    pub fn has_refusal(&self) -> bool {
         self.refusals().next().is_some()
     }
 
-    /// Parents that it waits for, but for those that are [`decided`].
+    /// Returns the parents that refused, without parents that are [`is_decided`].
     pub fn awaited_parents(&self) -> impl Iterator<Item = Txid> {
-        self.refusals().filter(|(_, refusal)| !decided(refusal)).map(|(parent, _)| parent)
+        self.refusals().filter(|(_, refusal)| !is_decided(refusal)).map(|(parent, _)| parent)
     }
 
-    /// Parents without a record.
+    /// Returns the parents that have no record.
     pub fn absent_parents(&self) -> impl Iterator<Item = Txid> {
         self.refusals().filter(|(_, refusal)| matches!(refusal, Rejection::NotFound)).map(|(parent, _)| parent)
     }
 
-    /// A locked parent, if nothing but locked parents is waited for.
+    /// Returns a locked parent if the flight waits only for locked parents.
     pub fn locked_parent(&self) -> Option<Txid> {
-        let waits = |refusal: &Rejection| matches!(refusal, Rejection::NotFound | Rejection::Creating);
-        let undecided = |refusal: &Rejection| matches!(refusal, Rejection::Conflicting(verdict) if !matches!(verdict, Verdict::Conflicting(_)));
-        if self.refusals().any(|(_, refusal)| waits(refusal) || undecided(refusal)) {
+        let is_undecided = |refusal: &Rejection| match refusal {
+            Rejection::NotFound | Rejection::Creating => true,
+            Rejection::Conflicting(verdict) => !matches!(verdict, Verdict::Conflicting(_)),
+            _ => false,
+        };
+        if self.refusals().any(|(_, refusal)| is_undecided(refusal)) {
             return None;
         }
         self.refusals().find(|(_, refusal)| matches!(refusal, Rejection::Locked)).map(|(parent, _)| parent)
     }
 
-    /// What the answers of all groups come to. A transaction is contested only when all its parents exist and are
-    /// decided, so waiting comes before contesting; the first reason in the order of the groups counts.
-    pub fn verdict_on_slots(&self) -> Barred {
-        let Work::Validated(tx) = &self.work else { return Barred::No };
-        let mut contested = Barred::No;
-        let mut waits = false;
+    /// Combines the answers of all groups. A transaction is contested only when all its parents exist and are decided,
+    /// so waiting comes before contesting. The first reason in the order of the groups counts.
+    pub fn obstacle(&self) -> Obstacle {
+        let SubmittedTx::Validated(tx) = &self.work else { return Obstacle::None };
+        let mut contested = Obstacle::None;
+        let mut is_temporary = false;
         for (prepared, group) in tx.groups.iter().zip(&self.groups) {
-            let Some(refusal) = group.refusal.as_ref().filter(|_| !group.held) else { continue };
-            match barred_by(refusal, prepared.parent, &prepared.slots, self.mode) {
-                Barred::Pruned => return Barred::Pruned,
-                Barred::Waits => waits = true,
-                reason @ Barred::Contested(_) if contested == Barred::No => contested = reason,
-                Barred::Contested(_) | Barred::No => {}
+            let Some(refusal) = group.refusal.as_ref().filter(|_| !group.has_slots) else { continue };
+            match obstacle_of(refusal, prepared.parent, &prepared.slots, self.mode) {
+                Obstacle::SpenderPruned => return Obstacle::SpenderPruned,
+                Obstacle::Temporary => is_temporary = true,
+                reason @ Obstacle::Final(_) if contested == Obstacle::None => contested = reason,
+                Obstacle::Final(_) | Obstacle::None => {}
             }
         }
-        if waits { Barred::Waits } else { contested }
+        if is_temporary { Obstacle::Temporary } else { contested }
     }
 }
 
-/// Whether a parent that refuses so is conflicting by verdict, or pruned. It is not waited for, even where a later event of it is in
-/// flight: that may wait in turn for what is only proven missing once this one has ended.
-pub fn decided(refusal: &Rejection) -> bool {
+/// Returns whether a parent with this refusal is conflicting by verdict, or pruned. Such a parent is not waited for,
+/// even where a later event of the parent is in flight: the later event may wait for a proof that needs the end of this
+/// flight.
+pub fn is_decided(refusal: &Rejection) -> bool {
     matches!(refusal, Rejection::Conflicting(Verdict::Conflicting(_)) | Rejection::Pruned(_))
 }

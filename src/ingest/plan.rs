@@ -1,17 +1,17 @@
-//! What each transaction in flight does next: `(state, event or outcome) -> (state', actions)`. Pure: no I/O, no clock,
-//! no runtime; time is an argument.
+//! The planner: the next step of each transaction in flight, `(state, event or outcome) -> (state', actions)`. Pure: no
+//! I/O, no clock, no runtime; time is an argument.
 //!
-//! The life of a transaction (`DESIGN.md` section 6): wait for parents that are in flight here → take every input's slot,
-//! all groups at once → create → done. What bars its way parks it (an absent, half-created, locked or undecided parent)
-//! or has it contested (everything else). Nothing here gives back, overwrites or flags.
+//! A transaction waits for parents in flight here, takes the slots of all inputs at once, is created, and completes. An
+//! absent, creating, locked or undecided parent parks the transaction; any other refusal makes it contested
+//! (`docs/protocols/missing-parent.md`). The planner frees no slot, overwrites no record and flags no transaction.
 
-pub mod barred;
-mod contesting;
-mod ended;
-mod missing;
-mod pace;
-mod paged;
-mod riding;
+mod absent_parents;
+mod adaptive_rate;
+mod contest;
+mod multi_page;
+mod non_durable;
+pub mod obstacle;
+mod piggyback;
 mod waiting;
 
 use std::{
@@ -19,53 +19,53 @@ use std::{
     sync::Arc,
 };
 
-use barred::Barred;
-use ended::Ended;
-use pace::Pace;
-use waiting::Trying;
+use adaptive_rate::AdaptiveRate;
+use non_durable::NonDurableTransactions;
+use obstacle::Obstacle;
+use waiting::OpenTry;
 
 use crate::{
     engine::Row,
     ingest::{
-        flight::{Flight, FlightId, Group, Request, Stage, Work},
-        parked::Parked,
+        flight::{Flight, FlightId, Request, SpendGroup, Stage, SubmittedTx},
+        retry_queue::RetryQueue,
     },
-    prepare::{PreparedSeed, PreparedTx},
+    prepare::{PreparedPartialTx, PreparedTx},
     record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, Rules, TxState},
     replay::Mode,
-    store::create::{Paged, Starts},
+    store::create::{InitialState, PagedTx},
     telemetry::Completion,
     tx::{Txid, TxidMap},
 };
 
-/// Where an event was read, and under which epoch.
+/// Place of an event, and the assignment under which it was read. Events are ordered by timestamp, partition, offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EventRef {
-    /// Milliseconds since the epoch, as the topic has it.
+    /// Timestamp of the message in the topic, ms since the Unix epoch.
     pub timestamp_ms: i64,
     /// Partition of the topic of validated transactions.
     pub partition: i32,
-    /// Its offset.
+    /// Offset of the event in its partition.
     pub offset: u64,
-    /// Of the assignment under which it was read.
+    /// Epoch of the assignment under which the event was read.
     pub epoch: u64,
 }
 
-/// Which row an outcome belongs to.
+/// Identifies the row that an outcome answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
-    /// A group of spends of a flight.
+    /// The spends of one group of a flight.
     Spend(FlightId, u32),
-    /// The create of a flight.
+    /// The live create of a flight.
     Create(FlightId),
     /// The contested create of a flight.
     StoreContested(FlightId),
-    /// What the last slot of a page has to tell its master, for a group of spends of a flight.
+    /// The report to a master that every slot of its page is spent, for a group of spends of a flight.
     PageSpent(FlightId, u32),
 }
 
 impl Token {
-    /// Whose row it is.
+    /// Returns the flight that asked for the row.
     pub fn flight(self) -> FlightId {
         match self {
             Token::Spend(id, _) | Token::Create(id) | Token::StoreContested(id) | Token::PageSpent(id, _) => id,
@@ -73,69 +73,71 @@ impl Token {
     }
 }
 
-/// What the pipeline must do next.
+/// A request of the planner to the pipeline.
 #[derive(Debug)]
 pub enum Action {
-    /// Send to the engine; answer with [`Planner::outcome`].
+    /// Sends a row to the engine; answered with [`Planner::outcome`].
     Apply(Token, Row),
-    /// Create a transaction that takes more than one write; answer with [`Planner::outcome`].
-    CreatePaged(Token, Paged),
-    /// Go on no longer with what takes many writes, or waits for the blob store, for this flight: its partitions were taken away. What has
-    /// begun may end all the same; answer with [`Planner::given_up`], or as if nothing had been said.
-    GiveUp(FlightId),
-    /// Read the transaction's own master; answer with [`Planner::own_record`].
+    /// Creates a transaction that takes more than one write; answered with [`Planner::outcome`].
+    CreatePaged(Token, PagedTx),
+    /// Cancels work of this flight that takes many writes, or waits for the blob store: its partitions were revoked.
+    /// Work that has begun may end all the same. Answered with [`Planner::on_cancelled`], or as if it had not been
+    /// cancelled.
+    Cancel(FlightId),
+    /// Reads the transaction's own master; answered with [`Planner::own_record`].
     ReadOwn(FlightId, Txid),
-    /// Read the master of the parent of a group of spends; answer with [`Planner::parent_record`].
+    /// Reads the master of the parent of a group of spends; answered with [`Planner::parent_record`].
     ReadParent(FlightId, u32, Txid),
-    /// Publish a contest; once acknowledged, answer with [`Planner::contest_published`].
+    /// Publishes a contest; its acknowledgement is reported with [`Planner::contest_published`].
     PublishContest {
-        /// Whose.
+        /// Flight of the contestant.
         flight: FlightId,
-        /// The contestant.
+        /// Transaction that is contested.
         txid: Txid,
-        /// Its first event.
+        /// First event of the flight.
         event: EventRef,
-        /// Hash of its body, as that event has it.
+        /// Hash of the body that the event has.
         body: [u8; 32],
-        /// Why.
+        /// Reason of the contest.
         reason: Reason,
     },
-    /// An event whose content contradicts what is stored; once its dead letter is acknowledged it is complete.
+    /// An event that contradicts the stored record; the event completes once its dead letter is acknowledged.
     Mismatched {
-        /// The event.
+        /// Place of the event.
         event: EventRef,
-        /// What it claims.
-        work: Work,
+        /// Content of the event.
+        work: SubmittedTx,
     },
-    /// Everything that this event asks for is in the store.
+    /// Completes an event: the store has every change that the event asks for.
     Complete(EventRef, Completion),
 }
 
-/// Bounds and pauses of the planner.
+/// Settings of the planner: pauses, grace of a lock, and rules of the operations.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanSettings {
-    /// First pause before a parked transaction is tried again, ms; it doubles, up to what is usual of its age among those that are parked.
+    /// First pause of a parked transaction, ms. The pause doubles up to the upper bound of the transaction's age class.
     pub retry_min_ms: u64,
-    /// The oldest pause for a small part of this, ms; where very many are parked the younger ones do for longer.
+    /// Longest pause, ms. The oldest parked transactions pause for a small part of it; where very many are parked,
+    /// younger ones pause for longer.
     pub retry_max_ms: u64,
-    /// How long a transaction waits on a locked parent before it is contested, ms.
+    /// Time for which a transaction waits for a locked parent before it is contested, ms.
     pub flag_grace_ms: u64,
-    /// What operations do.
+    /// Rules of the record operations.
     pub rules: Rules,
 }
 
-/// Counts for metrics and backpressure.
+/// Numbers of transactions in flight, for metrics and backpressure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlanCounts {
-    /// Transactions that are moving.
+    /// Number of transactions in motion: neither waiting nor halted.
     pub active: usize,
-    /// Transactions that wait: for a parent, or halted.
+    /// Number of transactions that wait for a parent, are parked or halted.
     pub parked: usize,
-    /// The most that ever waited at once.
+    /// Greatest value that `parked` has had.
     pub parked_max: usize,
 }
 
-/// All transactions in flight.
+/// All transactions in flight of one instance.
 #[derive(Debug)]
 pub struct Planner {
     settings: PlanSettings,
@@ -143,30 +145,31 @@ pub struct Planner {
     free: Vec<u32>,
     generation: u32,
     by_txid: TxidMap<FlightId>,
-    /// Parked flights by the absent parent they wait for: its arrival here wakes them.
-    awaited: TxidMap<BTreeSet<FlightId>>,
-    parked: Parked,
-    next_look_at_front_ms: u64,
-    trying: Vec<Trying>,
-    pace_behind: Pace,
-    pace_of_new: Pace,
+    /// Parked flights by absent parent: the arrival of the parent here wakes them.
+    waiters_by_parent: TxidMap<BTreeSet<FlightId>>,
+    retry_queue: RetryQueue,
+    next_front_refresh_ms: u64,
+    open_tries: Vec<OpenTry>,
+    backlog_rate: AdaptiveRate,
+    fresh_rate: AdaptiveRate,
     actions: VecDeque<Action>,
-    /// Flights whose parents have all ended and that are to start: a queue, so that a chain of any length needs no stack.
+    /// Flights that are to start, since their parents have ended. A queue, so that a chain of transactions of any
+    /// length needs no stack.
     ready: VecDeque<FlightId>,
-    /// Those that wait; each knows its place.
+    /// Waiting flights; each flight stores its index in this list.
     waiting: Vec<FlightId>,
-    /// The same of each partition, by its number.
-    waiting_of: Vec<usize>,
+    /// Number of waiting flights by partition.
+    waiting_per_partition: Vec<usize>,
     parked_max: usize,
-    store_forgets: bool,
-    /// Over a store that forgets only.
-    ended: Ended,
-    /// Partitions that are paused at their bound.
-    at_bound: BTreeSet<i32>,
+    store_can_lose_writes: bool,
+    /// Filled only over a store that can lose writes.
+    non_durable: NonDurableTransactions,
+    /// Partitions that are paused at their limit.
+    over_limit: BTreeSet<i32>,
 }
 
 impl Planner {
-    /// Nothing in flight.
+    /// Creates a planner without transactions in flight.
     pub fn new(settings: PlanSettings) -> Self {
         Planner {
             settings,
@@ -174,77 +177,77 @@ impl Planner {
             free: Vec::new(),
             generation: 0,
             by_txid: TxidMap::default(),
-            awaited: TxidMap::default(),
-            parked: Parked::default(),
-            next_look_at_front_ms: 0,
-            trying: Vec::new(),
-            pace_behind: Pace::default(),
-            pace_of_new: Pace::default(),
+            waiters_by_parent: TxidMap::default(),
+            retry_queue: RetryQueue::default(),
+            next_front_refresh_ms: 0,
+            open_tries: Vec::new(),
+            backlog_rate: AdaptiveRate::default(),
+            fresh_rate: AdaptiveRate::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             waiting: Vec::new(),
-            waiting_of: Vec::new(),
+            waiting_per_partition: Vec::new(),
             parked_max: 0,
-            store_forgets: false,
-            ended: Ended::default(),
-            at_bound: BTreeSet::new(),
+            store_can_lose_writes: false,
+            non_durable: NonDurableTransactions::default(),
+            over_limit: BTreeSet::new(),
         }
     }
 
-    /// For a store that may forget: a transaction that is live is not done while a parent is absent, for the parent's
-    /// record may have been forgotten, and the spend with it.
-    pub fn over_forgetful_store(self, store_forgets: bool) -> Self {
-        Planner { store_forgets, ..self }
+    /// Sets whether the store can lose acknowledged writes. Over such a store a live transaction is not complete while
+    /// a parent is absent: a node may have lost the parent's record, and the spend with it.
+    pub fn with_forgetful_store(self, store_can_lose_writes: bool) -> Self {
+        Planner { store_can_lose_writes, ..self }
     }
 
-    /// What is to be done next, in order.
+    /// Takes the next request, in order.
     pub fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// How much is in flight.
+    /// Returns the numbers of transactions in flight.
     pub fn counts(&self) -> PlanCounts {
         let all = self.flights.len() - self.free.len();
         PlanCounts { active: all - self.waiting.len(), parked: self.waiting.len(), parked_max: self.parked_max }
     }
 
-    /// Transactions of a partition that wait.
+    /// Returns the number of waiting transactions of a partition.
     pub fn parked_of(&self, partition: i32) -> usize {
-        usize::try_from(partition).ok().and_then(|number| self.waiting_of.get(number)).copied().unwrap_or(0)
+        usize::try_from(partition).ok().and_then(|number| self.waiting_per_partition.get(number)).copied().unwrap_or(0)
     }
 
-    /// A validated transaction arrives.
+    /// Accepts the event of a validated transaction.
     pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: Work::Validated(tx), mode, again: false });
-        self.settle_ready(now_ms);
+        self.begin(Request { event, work: SubmittedTx::Validated(tx), mode, is_later_event: false });
+        self.start_ready(now_ms);
     }
 
-    /// A partial transaction arrives.
-    pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedSeed>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: Work::Seeded(seed), mode, again: false });
-        self.settle_ready(now_ms);
+    /// Accepts the event of a partial transaction.
+    pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedPartialTx>, mode: Mode, now_ms: u64) {
+        self.begin(Request { event, work: SubmittedTx::Seeded(seed), mode, is_later_event: false });
+        self.start_ready(now_ms);
     }
 
-    /// A second event for a transaction in flight joins the first where it says the same; where it does not (it claims other
-    /// previous outputs, or one of them is a partial transaction) it has its own turn after the first, as it would have had
-    /// if it had been read later. Either waits for as long as the first does, in memory of its own: who waits must not hold the batches
-    /// that its repeats were read with.
+    /// Starts an event, or joins it to the flight of its transaction. A second event with the same content joins. A
+    /// second event with other content (it claims other previous outputs, or one of the two is a partial transaction)
+    /// starts after the first has ended, as if it had been read later. Both keep their content in memory of their own:
+    /// a waiting flight must not keep the batches of its repeats in memory.
     fn begin(&mut self, request: Request) {
         let txid = request.work.txid();
         let Some(flight) = self.by_txid.get(&txid).copied().and_then(|id| self.get(id)) else {
-            let again = request.again || self.ended.knows(&txid);
-            return self.start(Request { again, ..request });
+            let is_later_event = request.is_later_event || self.non_durable.contains(&txid);
+            return self.start(Request { is_later_event, ..request });
         };
-        if flight.work.says_the_same(&request.work) {
+        if flight.work.has_same_content(&request.work) {
             flight.events.push(request.event);
-            flight.joined.push((request.event, request.work.apart()));
+            flight.joined.push((request.event, request.work.detach_from_batch()));
         } else {
-            flight.behind.push_back(Request { work: request.work.apart(), ..request });
+            flight.later_requests.push_back(Request { work: request.work.detach_from_batch(), ..request });
         }
     }
 
     fn start(&mut self, request: Request) {
-        let (mode, seeded) = (request.mode, matches!(request.work, Work::Seeded(_)));
+        let (mode, seeded) = (request.mode, matches!(request.work, SubmittedTx::Seeded(_)));
         let id = self.enter(request);
         if seeded {
             self.create(id);
@@ -253,8 +256,8 @@ impl Planner {
         match mode {
             Mode::Normal => self.launch(id),
             Mode::RebuildContested => self.store_contested(id, Reason::Found),
-            // Nobody could settle what it takes, should a partial transaction have come first.
-            Mode::RebuildWon | Mode::RebuildAccepted => self.read_own(id, Stage::Looking),
+            // A slot that it takes could not be settled if a partial transaction came first.
+            Mode::RebuildWon | Mode::RebuildAccepted => self.read_own(id, Stage::CheckingOwn),
         }
     }
 
@@ -265,7 +268,7 @@ impl Planner {
         self.actions.push_back(Action::ReadOwn(id, txid));
     }
 
-    /// A new flight, which wakes those that wait for its transaction.
+    /// Enters a flight and wakes the flights that wait for its transaction.
     fn enter(&mut self, request: Request) -> FlightId {
         let txid = request.work.txid();
         self.generation = self.generation.wrapping_add(1);
@@ -275,7 +278,7 @@ impl Planner {
         });
         let id = FlightId { index, generation: self.generation };
         let mut flight = Flight::new(id, request);
-        let waiters = if flight.again { None } else { self.awaited.remove(&txid) };
+        let waiters = if flight.is_later_event { None } else { self.waiters_by_parent.remove(&txid) };
         for waiter in waiters.unwrap_or_default() {
             if self.unpark(waiter) {
                 flight.children.push(waiter);
@@ -290,7 +293,7 @@ impl Planner {
         self.flights.get_mut(id.index as usize)?.as_mut().filter(|flight| flight.id == id)
     }
 
-    /// Waits for the parents that are in flight here, else starts at once.
+    /// Waits for the parents that are in flight here, or starts at once.
     fn launch(&mut self, id: FlightId) {
         let mut remaining = 0;
         for parent in self.parents_in_flight(id, |_| true) {
@@ -306,10 +309,10 @@ impl Planner {
         }
     }
 
-    /// The distinct parents of the groups that `wanted` picks and that are in flight here.
-    fn parents_in_flight(&mut self, id: FlightId, wanted: impl Fn(&Group) -> bool) -> Vec<FlightId> {
+    /// Returns the distinct flights of the parents of the groups that `wanted` selects.
+    fn parents_in_flight(&mut self, id: FlightId, wanted: impl Fn(&SpendGroup) -> bool) -> Vec<FlightId> {
         let Some(flight) = self.get(id) else { return Vec::new() };
-        let Work::Validated(tx) = &flight.work else { return Vec::new() };
+        let SubmittedTx::Validated(tx) = &flight.work else { return Vec::new() };
         let parents: Vec<Txid> = tx
             .groups
             .iter()
@@ -317,32 +320,33 @@ impl Planner {
             .filter(|(_, group)| wanted(group))
             .map(|(prepared, _)| prepared.parent)
             .collect();
-        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.first_flight(parent)).collect();
-        // Several groups may be of one parent: it is one to wait for.
+        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.first_event_flight(parent)).collect();
+        // Several groups may have one parent.
         found.sort_unstable();
         found.dedup();
         found
     }
 
-    /// Starts everything whose parents have ended.
-    fn settle_ready(&mut self, now_ms: u64) {
+    /// Starts all flights whose parents have ended.
+    fn start_ready(&mut self, now_ms: u64) {
         while let Some(id) = self.ready.pop_front() {
             self.take_slots(id, now_ms);
         }
     }
 
-    /// Sends the spends of every group that is not held yet; with none left, creates. Who has lost by the log takes none.
+    /// Sends the spends of every group without its slots; creates the transaction if there is none. A transaction that
+    /// is conflicting at the end of the log takes no slot.
     fn take_slots(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if flight.mode == Mode::RebuildContested {
             return self.store_contested(id, Reason::Found);
         }
-        let Work::Validated(tx) = &flight.work else { return self.create(id) };
+        let SubmittedTx::Validated(tx) = &flight.work else { return self.create(id) };
         let tx = tx.clone();
         let marks = flight.marks();
         let mut rows = Vec::new();
         for (index, (group, prepared)) in flight.groups.iter_mut().zip(&tx.groups).enumerate() {
-            if !group.held {
+            if !group.has_slots {
                 group.refusal = None;
                 let row = Row { key: prepared.key(), operation: Operation::Spend(tx.spend(prepared, marks)) };
                 rows.push(Action::Apply(Token::Spend(id, index as u32), row));
@@ -352,63 +356,63 @@ impl Planner {
         let none = rows.is_empty();
         self.actions.extend(rows);
         if none {
-            self.slots_answered(id, now_ms);
+            self.on_all_groups_answered(id, now_ms);
         }
     }
 
-    /// The engine's answer to a row.
+    /// Handles the answer of the engine to a row.
     pub fn outcome(&mut self, token: Token, outcome: Outcome, now_ms: u64) {
         match token {
-            Token::Spend(id, group) => self.spend_answered(id, group, outcome, now_ms),
-            Token::Create(id) => self.create_answered(id, outcome, now_ms),
-            Token::StoreContested(id) => self.stored_contested(id, outcome, now_ms),
-            Token::PageSpent(id, group) => self.master_told(id, group, &outcome, now_ms),
+            Token::Spend(id, group) => self.on_spend_answer(id, group, outcome, now_ms),
+            Token::Create(id) => self.on_create_answer(id, outcome, now_ms),
+            Token::StoreContested(id) => self.on_contested_stored(id, outcome, now_ms),
+            Token::PageSpent(id, group) => self.on_page_spent_answer(id, group, &outcome, now_ms),
         }
-        self.settle_ready(now_ms);
+        self.start_ready(now_ms);
     }
 
-    fn spend_answered(&mut self, id: FlightId, group: u32, outcome: Outcome, now_ms: u64) {
-        if self.asks_master(id, group, &outcome) {
+    fn on_spend_answer(&mut self, id: FlightId, group: u32, outcome: Outcome, now_ms: u64) {
+        if self.needs_master_answer(id, group, &outcome) {
             return;
         }
         if let Outcome::Rejected(rejection) = outcome {
             if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
                 state.refusal = Some(rejection);
             }
-            self.group_answered(id, now_ms);
+            self.on_group_answer(id, now_ms);
         } else {
-            self.spends_held(id, group, now_ms);
+            self.on_slots_taken(id, group, now_ms);
         }
     }
 
-    fn spends_held(&mut self, id: FlightId, group: u32, now_ms: u64) {
+    fn on_slots_taken(&mut self, id: FlightId, group: u32, now_ms: u64) {
         if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
-            state.held = true;
+            state.has_slots = true;
         }
-        self.group_answered(id, now_ms);
+        self.on_group_answer(id, now_ms);
     }
 
-    fn group_answered(&mut self, id: FlightId, now_ms: u64) {
+    fn on_group_answer(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         if let Stage::Spending { pending } = &mut flight.stage {
             *pending -= 1;
             if *pending == 0 {
-                self.slots_answered(id, now_ms);
+                self.on_all_groups_answered(id, now_ms);
             }
         }
     }
 
-    /// All groups have answered: create, wait, or contest.
-    fn slots_answered(&mut self, id: FlightId, now_ms: u64) {
+    /// Creates, parks or contests a flight once all its groups have an answer.
+    fn on_all_groups_answered(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
-        match flight.verdict_on_slots() {
-            Barred::No => self.create(id),
-            Barred::Pruned => self.finish(id, Completion::PassedOver),
-            Barred::Contested(reason) => self.store_contested(id, reason),
-            Barred::Waits => {
+        match flight.obstacle() {
+            Obstacle::None => self.create(id),
+            Obstacle::SpenderPruned => self.finish(id, Completion::PassedOver),
+            Obstacle::Final(reason) => self.store_contested(id, reason),
+            Obstacle::Temporary => {
                 // A transaction that is live already must not wait for parents that were pruned since. In a rebuild a
-                // decision may say meanwhile that it fell: then what it waits for never comes.
-                if flight.own_state_read && !flight.mode.ends_live() {
+                // later decision may have made it conflicting: the parent that it waits for never comes.
+                if flight.own_record_read && !flight.mode.ends_live() {
                     self.park(id, now_ms);
                 } else {
                     self.read_own(id, Stage::ReadingOwn);
@@ -417,125 +421,126 @@ impl Planner {
         }
     }
 
-    /// The transaction's own master; `None`: there is none.
+    /// Handles the transaction's own master; `None`: absent.
     pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
-        let forgets = self.store_forgets;
+        let can_lose_writes = self.store_can_lose_writes;
         let Some(flight) = self.get(id) else { return };
-        let (stage, waits) = (flight.stage, flight.waits());
-        if !waits && !matches!(stage, Stage::ReadingOwn | Stage::ReadingFirst { .. } | Stage::Looking) {
-            // It was asked while it waited, and has moved since.
+        let (stage, is_waiting) = (flight.stage, flight.is_waiting());
+        if !is_waiting && !matches!(stage, Stage::ReadingOwn | Stage::ReadingFirstRecord { .. } | Stage::CheckingOwn) {
+            // The record was requested while the flight waited, and the flight has moved since.
             return;
         }
-        if let Some(own) = own.filter(|own| own.is_other_kind_than(flight.work.page())) {
+        if let Some(own) = own.filter(|own| own.differs_in_kind(flight.work.page())) {
             let contradicts = own.contradicts(flight.work.page());
-            if waits {
-                self.wait_no_longer(id);
+            if is_waiting {
+                self.cancel_wait(id);
             }
-            self.came_second(id, contradicts);
-            return self.settle_ready(now_ms);
+            self.on_other_kind_stored(id, contradicts);
+            return self.start_ready(now_ms);
         }
-        if let Stage::ReadingFirst { contested } = stage {
-            self.first_was_read(id, contested, own, now_ms);
-            return self.settle_ready(now_ms);
+        if let Stage::ReadingFirstRecord { contested } = stage {
+            self.on_first_record_read(id, contested, own, now_ms);
+            return self.start_ready(now_ms);
         }
         match own.map(Page::state) {
-            _ if stage == Stage::Looking => self.launch(id),
-            _ if own.is_some_and(Page::is_fallen_remains) => {
-                if waits {
-                    self.wait_no_longer(id);
+            _ if stage == Stage::CheckingOwn => self.launch(id),
+            _ if own.is_some_and(Page::is_conflicting_tombstone) => {
+                if is_waiting {
+                    self.cancel_wait(id);
                 }
                 self.store_contested(id, Reason::Found);
             }
-            Some(TxState::Stub(_)) if waits && (forgets || flight.mode.ends_live()) => {
-                self.wait_no_longer(id);
+            Some(TxState::Stub(_)) if is_waiting && (can_lose_writes || flight.mode.ends_live()) => {
+                self.cancel_wait(id);
                 self.store_contested(id, Reason::Found);
             }
-            Some(TxState::Creating) if waits && !forgets => {
-                self.wait_no_longer(id);
+            Some(TxState::Creating) if is_waiting && !can_lose_writes => {
+                self.cancel_wait(id);
                 self.create(id);
             }
-            Some(TxState::Live | TxState::Pruned(_)) if waits && !forgets => {
-                self.wait_no_longer(id);
+            Some(TxState::Live | TxState::Pruned(_)) if is_waiting && !can_lose_writes => {
+                self.cancel_wait(id);
                 self.finish(id, Completion::PassedOver);
             }
-            _ if waits => {}
+            _ if is_waiting => {}
             Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
-            Some(TxState::Live) if !forgets => self.finish(id, Completion::PassedOver),
-            // Committed, and left by whoever began it: what is left to do is the same for everybody. But over a store that forgets
-            // the parent that is absent was forgotten, and the spend with it.
-            Some(TxState::Creating) if !forgets => self.create(id),
+            Some(TxState::Live) if !can_lose_writes => self.finish(id, Completion::PassedOver),
+            // Every page is written, and the writer is gone: any instance may clear `creating`. Over a store that can
+            // lose writes the record of the absent parent may be lost, and the spend with it.
+            Some(TxState::Creating) if !can_lose_writes => self.create(id),
             Some(TxState::Stub(_)) if flight.mode.ends_live() => self.store_contested(id, Reason::Found),
             Some(TxState::Conflicting(_)) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
             }
             _ => {
-                flight.own_state_read = true;
+                flight.own_record_read = true;
                 self.park(id, now_ms);
             }
         }
-        self.settle_ready(now_ms);
+        self.start_ready(now_ms);
     }
 
-    /// The flight of a transaction that may not be stored yet. Where an earlier event of it has had its turn, nobody has to
-    /// wait for a later one.
-    fn first_flight(&self, txid: &Txid) -> Option<FlightId> {
+    /// Returns the flight of a transaction that may not be stored yet. The flight of a later event is left out: no
+    /// child has to wait for it.
+    fn first_event_flight(&self, txid: &Txid) -> Option<FlightId> {
         let flight = self.flights.get(self.by_txid.get(txid)?.index as usize)?.as_ref()?;
-        (!flight.again).then_some(flight.id)
+        (!flight.is_later_event).then_some(flight.id)
     }
 
-    /// Creates the transaction, live, with the spends of the children that wait for it.
+    /// Creates the live transaction, with the spends of waiting children.
     fn create(&mut self, id: FlightId) {
-        if self.writes_nothing(id) {
-            return self.read_own(id, Stage::ReadingFirst { contested: None });
+        if self.must_not_write(id) {
+            return self.read_own(id, Stage::ReadingFirstRecord { contested: None });
         }
         let Some(flight) = self.get(id) else { return };
         flight.stage = Stage::Creating;
         let (work, children) = (flight.work.clone(), flight.children.clone());
-        if self.create_paged(Token::Create(id), &work, Starts::Live) {
+        if self.create_paged(Token::Create(id), &work, InitialState::Live) {
             return;
         }
         let page = work.page().clone();
         let key = Key::Page(page.txid, page.number);
-        let page = self.ride(&children, key, page, id);
+        let page = self.attach_child_spends(&children, key, page, id);
         let row = Row { key, operation: Operation::Create(page) };
         self.actions.push_back(Action::Apply(Token::Create(id), row));
     }
 
-    fn create_answered(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
+    fn on_create_answer(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
         let Some(flight) = self.get(id) else { return };
         match outcome {
-            // A partial transaction whose children were refused before it came. The spends that rode are not there.
+            // A partial transaction whose children were refused before it was stored. The attached spends are not in
+            // the record.
             Outcome::Applied(Reply::ContestDue) | Outcome::AlreadyApplied(Reply::ContestDue) => {
-                self.contest_or_end(id, Reason::Found, Completion::Live);
+                self.contest_or_finish(id, Reason::Found, Completion::Live);
             }
             Outcome::Applied(_) => {
                 let children = flight.children.clone();
                 for child in children {
-                    self.boarded(child, id);
+                    self.confirm_attached_spends(child, id);
                 }
                 self.finish(id, Completion::Live);
             }
-            // Somebody else's create: the spends that rode on ours are not there.
+            // Another create has stored the record: the attached spends of this one are not in it.
             Outcome::AlreadyApplied(_) => self.finish(id, Completion::Live),
-            Outcome::Rejected(Rejection::OtherContent) => self.came_second(id, true),
-            Outcome::Rejected(Rejection::OtherKind) => self.came_second(id, false),
-            // It had won when its first event was read, and lost since: the decision that says so was applied.
+            Outcome::Rejected(Rejection::OtherContent) => self.on_other_kind_stored(id, true),
+            Outcome::Rejected(Rejection::OtherKind) => self.on_other_kind_stored(id, false),
+            // The transaction had won when its first event was read and has lost since: that decision was applied.
             Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode.ends_live() => {
                 self.finish(id, Completion::PassedOver);
             }
             Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_))) => {
                 self.store_contested(id, Reason::Found);
             }
-            // Somebody else is at it.
+            // Another instance creates the transaction at the moment.
             Outcome::Rejected(_) => self.park(id, now_ms),
         }
     }
 
-    /// Completes the events of a flight and lets its children go on.
+    /// Completes the events of a flight and starts its children.
     fn finish(&mut self, id: FlightId, how: Completion) {
         let Some(flight) = self.remove(id) else { return };
-        if self.store_forgets {
-            flight.events.iter().for_each(|event| self.ended.note(flight.txid, *event));
+        if self.store_can_lose_writes {
+            flight.events.iter().for_each(|event| self.non_durable.record(flight.txid, *event));
         }
         self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, how)));
         for child in flight.children {
@@ -543,28 +548,28 @@ impl Planner {
             if let Stage::AwaitingParents { remaining } = &mut flight.stage {
                 *remaining -= 1;
                 if *remaining == 0 {
-                    self.ends_waiting(child);
+                    self.stop_waiting(child);
                     self.ready.push_back(child);
                 }
             }
         }
-        for request in flight.behind {
-            self.begin(Request { again: true, ..request });
+        for request in flight.later_requests {
+            self.begin(Request { is_later_event: true, ..request });
         }
     }
 
     fn remove(&mut self, id: FlightId) -> Option<Flight> {
         self.get(id)?;
         let flight = self.flights[id.index as usize].take()?;
-        debug_assert!(flight.waits_at.is_none(), "it ends while it is known to wait");
+        debug_assert!(flight.waiting_index.is_none(), "a flight that ends is not waiting");
         self.free.push(id.index);
         self.by_txid.remove(&flight.txid);
-        if flight.awaits_registered {
+        if flight.is_registered_as_waiter {
             for parent in flight.parents() {
-                if let Some(waiters) = self.awaited.get_mut(&parent) {
+                if let Some(waiters) = self.waiters_by_parent.get_mut(&parent) {
                     waiters.remove(&id);
                     if waiters.is_empty() {
-                        self.awaited.remove(&parent);
+                        self.waiters_by_parent.remove(&parent);
                     }
                 }
             }
@@ -572,48 +577,48 @@ impl Planner {
         Some(flight)
     }
 
-    /// Everything is read again: what is in flight is dropped, wherever it stands. Answers to it find nothing.
+    /// Drops all flights, since every partition is read again. Late answers find no flight.
     pub fn abandon(&mut self) {
         self.free = (0..self.flights.len() as u32).collect();
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.by_txid.clear();
-        self.awaited.clear();
-        self.parked = Parked::default();
-        self.trying.clear();
+        self.waiters_by_parent.clear();
+        self.retry_queue = RetryQueue::default();
+        self.open_tries.clear();
         self.actions.clear();
         self.ready.clear();
-        self.ended = Ended::default();
-        self.at_bound.clear();
+        self.non_durable = NonDurableTransactions::default();
+        self.over_limit.clear();
         self.waiting.clear();
-        self.waiting_of.clear();
+        self.waiting_per_partition.clear();
     }
 
-    /// What came of the events of a partition below this offset can no longer be forgotten.
-    pub fn settle(&mut self, partition: i32, safe: u64) {
-        self.ended.settle(partition, safe);
+    /// Forgets the completed events of a partition below this durable offset.
+    pub fn forget_durable(&mut self, partition: i32, durable_offset: u64) {
+        self.non_durable.remove_durable(partition, durable_offset);
     }
 
-    /// A partition was taken away: what only waits on its behalf is dropped (whoever has it now reads it again); what is
-    /// moving ends by itself, and its completion is not counted. But a create may take long, and is given up.
+    /// Handles the revocation of a partition. Parked and halted flights without other partitions are dropped: the next
+    /// owner reads their events again. Flights in motion end without counting. A create may take long and is cancelled.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
-        self.at_bound.remove(&partition);
-        self.ended.revoke(partition);
+        self.over_limit.remove(&partition);
+        self.non_durable.remove_partition(partition);
         let mut dropped = Vec::new();
         for flight in self.flights.iter_mut().flatten() {
             flight.events.retain(|event| event.partition != partition);
-            flight.behind.retain(|request| request.event.partition != partition);
+            flight.later_requests.retain(|request| request.event.partition != partition);
             match flight.stage {
                 _ if !flight.events.is_empty() => {}
                 Stage::Parked | Stage::Halted => dropped.push(flight.id),
-                Stage::Creating | Stage::StoringContested { .. } => self.actions.push_back(Action::GiveUp(flight.id)),
+                Stage::Creating | Stage::StoringContested { .. } => self.actions.push_back(Action::Cancel(flight.id)),
                 _ => {}
             }
         }
         for id in dropped {
-            self.wait_no_longer(id);
+            self.cancel_wait(id);
             self.finish(id, Completion::PassedOver);
         }
-        self.settle_ready(now_ms);
+        self.start_ready(now_ms);
     }
 }
 

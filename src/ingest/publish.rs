@@ -1,4 +1,4 @@
-//! Contests and dead letters: published until they are acknowledged, beside the loop.
+//! Publishes contests and dead letters beside the loop, until the broker acknowledges them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::{
-    broker::{BrokerError, Message, Produce, Producer, produce_until_acknowledged},
-    event::{Contest, DeadLetter, DeadLetterClass, Event, Position},
+    broker::{BrokerError, Message, OutgoingMessage, Producer, produce_until_acknowledged},
+    event::{Contest, DeadLetter, DeadLetterClass, Event, EventPosition},
     group::dead_letters::publish_dead_letter,
     ingest::{
-        dispatch::{Done, spawn},
+        dispatch::{TaskMessage, spawn},
         flight::FlightId,
         pipeline::PipelineError,
         plan::EventRef,
@@ -21,61 +21,68 @@ use crate::{
     tx::Txid,
 };
 
-/// Where the pipeline's own messages go.
+/// Publisher of the pipeline's own messages.
 #[derive(Clone)]
 pub struct Publisher {
-    /// Acknowledges.
+    /// Producer whose acknowledgements complete events.
     pub producer: Arc<dyn Producer>,
-    /// Topic whose events are consumed: the place that contests and dead letters name.
+    /// Topic of the consumed events, which contests and dead letters name as their source.
     pub source_topic: Arc<str>,
-    /// `utxo.chain`
+    /// Topic of contests, usually `utxo.chain`.
     pub chain_topic: String,
-    /// `utxo.dead-letters`
+    /// Topic of dead letters, usually `utxo.dead-letters`.
     pub dead_letter_topic: String,
-    /// First and longest pause between tries.
+    /// First and longest pause between two attempts.
     pub retry_pause: (Duration, Duration),
-    /// Metrics.
+    /// Counters of contests and dead letters.
     pub metrics: Arc<Metrics>,
 }
 
 impl Publisher {
-    /// Puts a contest into the log; answers with [`Done::ContestPublished`].
-    pub fn contest(
+    /// Publishes a contest to the chain log; answers with [`TaskMessage::ContestPublished`].
+    pub fn publish_contest(
         &self,
         flight: FlightId,
         txid: Txid,
         event: EventRef,
         body: [u8; 32],
         reason: Reason,
-        done: mpsc::UnboundedSender<Done>,
+        messages: mpsc::UnboundedSender<TaskMessage>,
     ) {
         self.metrics.contests.inc();
-        let position = Position {
+        let position = EventPosition {
             topic: self.source_topic.to_string(),
             partition: event.partition,
             offset: event.offset,
             timestamp_ms: event.timestamp_ms,
         };
         let payload = Event::Contest(Contest { txid, position, body, reason }).encode();
-        let message = Produce {
+        let message = OutgoingMessage {
             topic: self.chain_topic.clone(),
             partition: Some(0),
             key: Bytes::copy_from_slice(&txid.0),
             payload: payload.into(),
-            ..Produce::default()
+            ..OutgoingMessage::default()
         };
         let publisher = self.clone();
         let what = format!("the contest of {txid} (partition {}, offset {})", event.partition, event.offset);
-        let not_published = move |error| Done::ContestNotPublished(flight, error);
-        self.answer(done, (what, &self.chain_topic), not_published, async move {
+        let not_published = move |error| TaskMessage::ContestNotPublished(flight, error);
+        self.spawn_publish(messages, (what, &self.chain_topic), not_published, async move {
             let producer = publisher.producer.as_ref();
             produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
-            Ok(Done::ContestPublished(flight))
+            Ok(TaskMessage::ContestPublished(flight))
         });
     }
 
-    /// Puts a message aside, untouched, saying whence and why; answers with [`Done::DeadLetterPublished`].
-    pub fn dead_letter(&self, event: EventRef, source: Message, poison: Poison, done: mpsc::UnboundedSender<Done>) {
+    /// Publishes the unchanged message of an event as a dead letter with its source and the reason; answers with
+    /// [`TaskMessage::DeadLetterPublished`].
+    pub fn publish_dead_letter(
+        &self,
+        event: EventRef,
+        source: Message,
+        poison: Poison,
+        messages: mpsc::UnboundedSender<TaskMessage>,
+    ) {
         self.metrics.dead_letters.of(poison.class).inc();
         let letter = DeadLetter {
             topic: self.source_topic.to_string(),
@@ -95,37 +102,37 @@ impl Publisher {
         );
         let publisher = self.clone();
         let what = format!("the dead letter of partition {}, offset {}", event.partition, event.offset);
-        let not_published = move |error| Done::DeadLetterNotPublished(event, error);
-        self.answer(done, (what, &self.dead_letter_topic), not_published, async move {
+        let not_published = move |error| TaskMessage::DeadLetterNotPublished(event, error);
+        self.spawn_publish(messages, (what, &self.dead_letter_topic), not_published, async move {
             let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
             publish_dead_letter(producer, topic, source, &letter, publisher.retry_pause).await?;
-            Ok(Done::DeadLetterPublished(event))
+            Ok(TaskMessage::DeadLetterPublished(event))
         });
     }
 
-    fn answer(
+    fn spawn_publish(
         &self,
-        done: mpsc::UnboundedSender<Done>,
+        messages: mpsc::UnboundedSender<TaskMessage>,
         (what, topic): (String, &str),
-        not_published: impl FnOnce(PipelineError) -> Done + Send + 'static,
-        published: impl Future<Output = Result<Done, BrokerError>> + Send + 'static,
+        not_published: impl FnOnce(PipelineError) -> TaskMessage + Send + 'static,
+        published: impl Future<Output = Result<TaskMessage, BrokerError>> + Send + 'static,
     ) {
         let topic = topic.to_owned();
-        let sender = done.clone();
+        let sender = messages.clone();
         spawn("publishing", &sender, async move {
             let answer = published.await.unwrap_or_else(|error| {
-                let ends = error.kind.ends_the_client();
+                let ends = error.kind.is_client_unusable();
                 let error = PipelineError::NotPublished { what, topic, error };
-                if ends { Done::Fatal(error) } else { not_published(error) }
+                if ends { TaskMessage::Fatal(error) } else { not_published(error) }
             });
-            // A pipeline that has ended meanwhile reads the event again when it starts.
-            let _ = done.send(answer);
+            // A pipeline that has ended reads the event again at its next start.
+            let _ = messages.send(answer);
         });
     }
 }
 
-/// What is wrong with an event that contradicts what is stored.
-pub fn mismatch(txid: Txid) -> Poison {
+/// Returns the reason of a dead letter for an event that contradicts the stored record.
+pub fn mismatch_poison(txid: Txid) -> Poison {
     Poison {
         stage: "apply",
         class: DeadLetterClass::SeedMismatch,
@@ -138,23 +145,23 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::broker::{BrokerErrorKind, Delivered};
+    use crate::broker::{BrokerErrorKind, Delivery};
 
-    /// Takes no message of more than so many bytes.
-    struct Narrow(usize, Mutex<Vec<Produce>>);
+    /// A producer that refuses messages above this number of bytes.
+    struct Narrow(usize, Mutex<Vec<OutgoingMessage>>);
 
     #[async_trait::async_trait]
     impl Producer for Narrow {
-        async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+        async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
             let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
             if message.key.len() + message.payload.len() + headers > self.0 {
                 return Err(BrokerError::new(BrokerErrorKind::TooLarge, "produce", "too large"));
             }
             self.1.lock().unwrap().push(message);
-            Ok(Delivered { partition: 0, offset: 0 })
+            Ok(Delivery { partition: 0, offset: 0 })
         }
 
-        async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+        async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
             let mut delivered = Vec::new();
             for message in messages {
                 delivered.push(self.produce(message).await?);
@@ -175,26 +182,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_published_is_named_with_its_topic() {
+    async fn a_failed_publication_names_the_message_and_its_topic() {
         let publisher = publisher(Arc::new(Narrow(0, Mutex::default())));
         let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
-        let (sender, mut done) = mpsc::unbounded_channel();
+        let (sender, mut messages) = mpsc::unbounded_channel();
         let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
-        publisher.contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
-        let Some(Done::ContestNotPublished(_, error)) = done.recv().await else { panic!("it was published") };
+        publisher.publish_contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
+        let Some(TaskMessage::ContestNotPublished(_, error)) = messages.recv().await else {
+            panic!("it was published")
+        };
         let expected =
             format!("the contest of {txid} (partition 3, offset 7) cannot be published to `chain`: produce: too large");
         assert_eq!(error.to_string(), expected);
         let source =
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
         let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
-        publisher.dead_letter(event, source, poison, sender);
-        let Some(Done::DeadLetterNotPublished(_, error)) = done.recv().await else { panic!("it was published") };
+        publisher.publish_dead_letter(event, source, poison, sender);
+        let Some(TaskMessage::DeadLetterNotPublished(_, error)) = messages.recv().await else {
+            panic!("it was published")
+        };
         let expected = "the dead letter of partition 3, offset 7 cannot be published to `dead`: produce: too large";
         assert_eq!(error.to_string(), expected);
     }
 
-    /// Lengths of key, payload and the source's header, of what was produced.
+    /// Returns the lengths of key, payload and the header of the source in the produced dead letter.
     async fn published(limit: usize, key: usize, payload: usize, header: usize) -> (usize, usize, usize) {
         let producer = Arc::new(Narrow(limit, Mutex::default()));
         let publisher = publisher(producer.clone());
@@ -207,9 +218,9 @@ mod tests {
         };
         let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
         let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
-        let (sender, mut done) = mpsc::unbounded_channel();
-        publisher.dead_letter(event, source, poison, sender);
-        assert!(matches!(done.recv().await, Some(Done::DeadLetterPublished(_))));
+        let (sender, mut messages) = mpsc::unbounded_channel();
+        publisher.publish_dead_letter(event, source, poison, sender);
+        assert!(matches!(messages.recv().await, Some(TaskMessage::DeadLetterPublished(_))));
         let produced = producer.1.lock().unwrap().pop().unwrap();
         assert_eq!(DeadLetter::from_headers(&produced.headers).unwrap().offset, 7);
         let trace = produced.headers.iter().find(|(name, _)| name == "trace").map_or(0, |(_, value)| value.len());

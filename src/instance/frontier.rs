@@ -1,10 +1,14 @@
-//! Where a rebuild ends.
+//! The frontier: the end offsets of a rebuild.
 //!
-//! A group that is not quiet, or was killed, commits validated partitions and the chain each for itself: what is committed of
-//! one names what is not yet committed of another. So the chain's frontier rises to the last event that was decided
-//! (everything before it has been handled), and events above the frontier of the validated partitions count where a decision or a block
-//! below the chain's names them, or where they are parents of what counts: they had been handled, all of them, since nothing is
-//! decided on, mined or live before. Whatever else stands there is passed over.
+//! A group that is busy, or was killed, commits the validated partitions and the chain independently: a committed event
+//! of one can name an uncommitted event of another. The end offsets are therefore raised above the committed offsets:
+//!
+//! 1. The end offset of the chain rises to the last event with a decision: every event before that one has been
+//!    handled.
+//! 2. An event above the committed offset of a validated partition counts if a decision or a block below the end offset
+//!    of the chain names its transaction, or if it is a parent of a transaction that counts. Each such event had been
+//!    handled, since a transaction is decided on, mined or live only after its event.
+//! 3. Every other event above the committed offsets is skipped.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,16 +18,16 @@ use std::{
 
 use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
-    blob::objects::Announced,
+    blob::objects::AnnouncedObject,
     broker::{
-        Broker, BrokerError, Committed, Message, TopicPartition,
-        retry::{next_messages, until_answered},
+        Broker, BrokerError, CommittedOffset, Message, TopicPartition,
+        retry::{read_or_reopen, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
-    group::{halts::EarlierHalts, partition::consumed_of},
-    prepare::{PrepareSettings, Prepared, prepare},
-    record::{Consumed, LogEnds, Reason},
-    replay::{LastVerdicts, Raised, Rebuild},
+    group::{earlier_halts::EarlierHalts, partition::committed_by_instance},
+    prepare::{PrepareSettings, PreparedEvent, prepare},
+    record::{ConsumedOffsets, LogEnds, Reason},
+    replay::{LastVerdicts, RaisedFrontier, RebuildPlan},
     sequencer::{
         chain_group,
         decisions::{DecisionError, DecisionTable},
@@ -31,33 +35,34 @@ use crate::{
     tx::{Txid, TxidMap},
 };
 
-/// What the group has committed.
+/// The committed offsets of a group.
 pub(crate) struct Frontier {
-    /// Next to read, by partition of the validated transactions.
+    /// Committed offset by partition of the validated transactions; 0 without a commit.
     pub(crate) validated: BTreeMap<i32, u64>,
-    /// Next to read of the chain.
+    /// Committed offset of the chain; 0 without a commit.
     pub(crate) chain: u64,
-    /// What instances have committed: the store of the group has consumed it.
-    pub(crate) consumed: Consumed,
-    /// Of the validated transactions, as they are.
-    pub(crate) commits: Vec<(i32, Committed)>,
-    /// Of the chain, as it is.
-    pub(crate) chain_commit: Option<Committed>,
+    /// Offsets that instances committed (not operators): the store of the group has consumed them.
+    pub(crate) consumed: ConsumedOffsets,
+    /// Commits of the validated transactions with their metadata, by partition.
+    pub(crate) commits: Vec<(i32, CommittedOffset)>,
+    /// Commit of the chain with its metadata.
+    pub(crate) chain_commit: Option<CommittedOffset>,
 }
 
+/// Longest wait of one read of the log.
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl Frontier {
-    pub(crate) async fn committed(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
+    pub(crate) async fn read(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
         let topic = &settings.pipeline.topic;
         let count = broker.partitions(topic).await?.unwrap_or(0);
         let partitions: Vec<TopicPartition> =
             (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
         let committed = broker.committed(&settings.pipeline.group, &partitions).await?;
-        let by_instance = (0..count)
-            .zip(&committed)
-            .filter_map(|(number, committed)| Some((number.unsigned_abs(), consumed_of(committed.as_ref()?)?)));
-        let mut consumed = Consumed { chain: 0, validated: by_instance.collect() };
+        let by_instance = (0..count).zip(&committed).filter_map(|(number, committed)| {
+            Some((number.unsigned_abs(), committed_by_instance(committed.as_ref()?)?))
+        });
+        let mut consumed = ConsumedOffsets { chain: 0, validated: by_instance.collect() };
         let validated = (0..count)
             .zip(&committed)
             .map(|(number, committed)| (number, committed.as_ref().map_or(0, |committed| committed.offset)))
@@ -67,23 +72,24 @@ impl Frontier {
         let committed = broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
         let chain_commit = committed.into_iter().flatten().next();
         let chain = chain_commit.as_ref().map_or(0, |committed| committed.offset);
-        // Without metadata it is an operator's, who has said where to go on.
+        // A commit without metadata was made by an operator, who has chosen the offset.
         consumed.chain = chain_commit.as_ref().filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
         Ok(Frontier { validated, chain, consumed, commits, chain_commit })
     }
 
-    /// Remembers which partitions stand halted.
-    pub(super) fn look_for_halts(&self, halts: &EarlierHalts) {
-        halts.look(self.commits.iter().map(|(number, committed)| (*number, committed)));
+    /// Records the partitions that are halted already.
+    pub(super) fn record_halts(&self, halts: &EarlierHalts) {
+        halts.record_existing(self.commits.iter().map(|(number, committed)| (*number, committed)));
     }
 
-    /// Where the group goes on, whoever has said so.
-    pub(crate) fn stands_at(&self) -> Consumed {
+    /// Returns the offsets at which the group resumes, committed by an instance or an operator.
+    pub(crate) fn resume_offsets(&self) -> ConsumedOffsets {
         let validated = self.validated.iter().map(|(partition, offset)| (partition.unsigned_abs(), *offset));
-        Consumed { chain: self.chain, validated: validated.collect() }
+        ConsumedOffsets { chain: self.chain, validated: validated.collect() }
     }
 
-    /// What a rebuild is made from that begins now. What may be named must be looked for last: it was in the log before it was named.
+    /// Returns the end offsets of a rebuild that begins now. Validated partitions are read last: an event is in the log
+    /// before a decision or a block names its transaction.
     pub(super) async fn log_ends(
         &self,
         settings: &InstanceSettings,
@@ -93,70 +99,70 @@ impl Frontier {
             until_answered(|| broker.watermarks(&partition)).await.map(|(_, high)| high)
         };
         let decisions = end(decisions_of(settings)).await?;
-        let mut ends = Consumed { chain: end(chain_of(settings)).await?, ..Consumed::default() };
+        let mut ends = ConsumedOffsets { chain: end(chain_of(settings)).await?, ..ConsumedOffsets::default() };
         for number in self.validated.keys() {
             ends.validated.insert(number.unsigned_abs(), end(validated_of(settings, *number)).await?);
         }
-        Ok(LogEnds { committed: self.stands_at(), ends, decisions })
+        Ok(LogEnds { committed: self.resume_offsets(), ends, decisions })
     }
 
-    pub(crate) fn any(&self) -> bool {
+    pub(crate) fn has_commits(&self) -> bool {
         self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
     }
 }
 
-/// How events are treated that a rebuild reads, the chain's frontier, and how many contests are undecided.
-pub(super) async fn raise(
+/// Returns the plan of a rebuild, the end offset of the chain, and the number of undecided contests.
+pub(super) async fn plan_rebuild(
     log: &LogEnds,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<(Rebuild, u64, usize), InstanceError> {
-    let decided = Decided::read(log, settings, parts.broker.as_ref()).await?;
+) -> Result<(RebuildPlan, u64, usize), InstanceError> {
+    let decided = DecidedChain::read(log, settings, parts.broker.as_ref()).await?;
     let chain = log.committed.chain.max(decided.handled);
     let undecided = decided.undecided.len();
     let contested = decided.undecided.iter().copied();
     let verdicts = Arc::new(LastVerdicts::new(decided.table.iter(), contested, chain));
-    let (frontier, ends) = (numbered(&log.committed), numbered(&log.ends));
-    let mut rebuild = Rebuild { frontier, verdicts, stop_at_frontier: true, raised: None };
+    let (frontier, ends) = (offsets_by_number(&log.committed), offsets_by_number(&log.ends));
+    let mut rebuild = RebuildPlan { frontier, verdicts, stop_at_frontier: true, raised: None };
     if rebuild.frontier != ends {
         let below = decided.table.iter().take_while(|decision| decision.chain_offset < chain);
-        let mut roots: BTreeSet<Txid> = below.flat_map(|decision| names(&decision.body)).collect();
+        let mut roots: BTreeSet<Txid> = below.flat_map(|decision| required_txids(&decision.body)).collect();
         roots.extend(&decided.winners);
         let commands = decided.commands_below(chain);
         drop(decided);
-        let mut elsewhere = Vec::new();
-        let each = |message: Message| named_in(&message, &commands, &mut roots, &mut elsewhere);
-        read(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
-        listed_elsewhere(parts, elsewhere, &mut roots).await?;
-        rebuild = raised(rebuild, roots, &ends, settings, parts).await?;
+        let mut objects = Vec::new();
+        let each = |message: Message| collect_named(&message, &commands, &mut roots, &mut objects);
+        read_range(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
+        collect_from_objects(parts, objects, &mut roots).await?;
+        rebuild = raise_frontier(rebuild, roots, &ends, settings, parts).await?;
     }
     Ok((rebuild, chain, undecided))
 }
 
-/// By the number of each partition, as it is read.
-fn numbered(consumed: &Consumed) -> BTreeMap<i32, u64> {
-    let numbered = |(partition, offset): (&u32, &u64)| Some((i32::try_from(*partition).ok()?, *offset));
-    consumed.validated.iter().filter_map(numbered).collect()
+/// Converts offsets of validated partitions to a map by the number that the broker uses.
+fn offsets_by_number(consumed: &ConsumedOffsets) -> BTreeMap<i32, u64> {
+    let convert = |(partition, offset): (&u32, &u64)| Some((i32::try_from(*partition).ok()?, *offset));
+    consumed.validated.iter().filter_map(convert).collect()
 }
 
-/// What all decisions come to.
-struct Decided {
-    /// All of them. They may be many: nothing keeps them twice.
+/// The decisions of a log, and the contests without a decision.
+struct DecidedChain {
+    /// Every decision. The table can be large, so that no other copy is made.
     table: DecisionTable,
-    /// Whose contests have none yet, or not the whole of one.
+    /// Contested transactions without a decision, or with a part of one.
     undecided: Vec<Txid>,
-    /// Who those found in their place.
+    /// Winners that the undecided contests name: holders of the contested slots.
     winners: Vec<Txid>,
-    /// Every event of the chain below it has been handled.
+    /// Chain offset below which every event has been handled.
     handled: u64,
 }
 
-impl Decided {
-    /// All decisions, and the contests that may not be decided on.
+impl DecidedChain {
+    /// Reads every decision, and the contests that may lack one.
     async fn read(log: &LogEnds, settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, InstanceError> {
         let mut table = DecisionTable::default();
         let mut absorbed = Ok(());
-        read(broker, &decisions_of(settings), 0, log.decisions, |message| {
+        read_range(broker, &decisions_of(settings), 0, log.decisions, |message| {
             if absorbed.is_ok() {
                 absorbed = table.absorb(&message);
             }
@@ -165,49 +171,53 @@ impl Decided {
         absorbed.map_err(DecisionError::from)?;
         let handled = table.handled_below();
         let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
-        read(broker, &chain_of(settings), handled.min(log.ends.chain), log.ends.chain, |message| {
-            // What cannot be decoded is a dead letter of the sequencer's, and mentions nobody.
+        read_range(broker, &chain_of(settings), handled.min(log.ends.chain), log.ends.chain, |message| {
+            // An undecodable message is a dead letter of the sequencer, and names no transaction.
             if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
                 contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
             }
         })
         .await?;
-        contests.retain(|(chain_offset, ..)| table.whole(*chain_offset, 0).is_none());
+        contests.retain(|(chain_offset, ..)| table.next_joined(*chain_offset, 0).is_none());
         let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
         let undecided = contests.into_iter().map(|(_, txid, _)| txid).collect();
-        Ok(Decided { table, undecided, winners, handled })
+        Ok(DecidedChain { table, undecided, winners, handled })
     }
 
-    /// The commands below a chain offset whose transactions were there.
+    /// Returns the offsets of the commands below a chain offset that found their transaction.
     fn commands_below(&self, chain: u64) -> BTreeSet<u64> {
         let below = self.table.iter().take_while(|decision| decision.chain_offset < chain);
-        let was_there = |body: &DecisionBody| matches!(body, DecisionBody::CommandDone { result, .. } if !matches!(result, CommandResult::Refused { .. }));
-        below.filter(|decision| was_there(&decision.body)).map(|decision| decision.chain_offset).collect()
+        let is_done = |body: &DecisionBody| match body {
+            DecisionBody::CommandDone { result, .. } => !matches!(result, CommandResult::Refused { .. }),
+            _ => false,
+        };
+        below.filter(|decision| is_done(&decision.body)).map(|decision| decision.chain_offset).collect()
     }
 }
 
-/// Raises the frontier of the validated partitions to cover `roots` and the parents of what counts.
-async fn raised(
-    rebuild: Rebuild,
+/// Raises the end offsets of the validated partitions to cover `roots` and the parents of every transaction that
+/// counts.
+async fn raise_frontier(
+    rebuild: RebuildPlan,
     roots: BTreeSet<Txid>,
     ends: &BTreeMap<i32, u64>,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<Rebuild, InstanceError> {
-    /// The events of a transaction above the frontier, and its parents.
+) -> Result<RebuildPlan, InstanceError> {
+    /// The events of a transaction above the committed offsets, and its parents.
     #[derive(Default)]
-    struct Above {
+    struct EventsAbove {
         events: Vec<(i32, u64)>,
         parents: Vec<Txid>,
     }
     let wants_parents = |txid: &Txid| rebuild.mode_of(txid).ends_live();
     let preparing = PrepareSettings::of(&parts.store);
-    let mut above: TxidMap<Above> = TxidMap::default();
+    let mut above: TxidMap<EventsAbove> = TxidMap::default();
     for (&number, &end) in ends {
         let partition = validated_of(settings, number);
         let from = rebuild.frontier.get(&number).copied().unwrap_or(0);
-        read(parts.broker.as_ref(), &partition, from, end, |message| {
-            if let Some((txid, parents)) = relations(&preparing, &message) {
+        read_range(parts.broker.as_ref(), &partition, from, end, |message| {
+            if let Some((txid, parents)) = txid_and_parents(&preparing, &message) {
                 let entry = above.entry(txid).or_default();
                 entry.events.push((number, message.offset));
                 entry.parents.extend(parents.into_iter().filter(|_| wants_parents(&txid)));
@@ -218,18 +228,18 @@ async fn raised(
     let mut open: Vec<Txid> = roots.into_iter().filter(|txid| above.contains_key(txid)).collect();
     for (&number, &end) in &rebuild.frontier {
         let partition = validated_of(settings, number);
-        read(parts.broker.as_ref(), &partition, 0, end, |message| {
-            if let Some((_, parents)) = relations(&preparing, &message).filter(|(txid, _)| wants_parents(txid)) {
+        read_range(parts.broker.as_ref(), &partition, 0, end, |message| {
+            if let Some((_, parents)) = txid_and_parents(&preparing, &message).filter(|(txid, _)| wants_parents(txid)) {
                 open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
             }
         })
         .await?;
     }
-    let mut raised = Raised { committed: rebuild.frontier.clone(), ..Raised::default() };
+    let mut raised = RaisedFrontier { committed: rebuild.frontier.clone(), ..RaisedFrontier::default() };
     let mut frontier = rebuild.frontier.clone();
     while let Some(txid) = open.pop() {
         let Some(entry) = above.get(&txid) else { continue };
-        if raised.counts.insert(txid, ()).is_none() {
+        if raised.counted_txids.insert(txid, ()).is_none() {
             open.extend(&entry.parents);
             for (number, offset) in &entry.events {
                 let end = frontier.entry(*number).or_default();
@@ -237,25 +247,26 @@ async fn raised(
             }
         }
     }
-    if !raised.counts.is_empty() {
-        let count = raised.counts.len();
-        tracing::info!(count, "transactions above what is committed count: what is committed elsewhere names them");
+    if !raised.counted_txids.is_empty() {
+        let count = raised.counted_txids.len();
+        tracing::info!(count, "rebuild: frontier raised to transactions that committed events name");
     }
-    Ok(Rebuild { frontier, raised: Some(raised), ..rebuild })
+    Ok(RebuildPlan { frontier, raised: Some(raised), ..rebuild })
 }
 
-/// A transaction and its parents; what cannot be prepared is a dead letter and relates to nobody.
-fn relations(settings: &PrepareSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
+/// Returns the transaction of an event and its parents; `None` for a dead letter, which cannot be prepared.
+fn txid_and_parents(settings: &PrepareSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
     let prepared = prepare(settings, message).ok()?;
     let parents = match &prepared {
-        Prepared::Validated(tx) => tx.groups.iter().map(|group| group.parent).collect(),
-        Prepared::Seeded(_) => Vec::new(),
+        PreparedEvent::Validated(tx) => tx.groups.iter().map(|group| group.parent).collect(),
+        PreparedEvent::Seeded(_) => Vec::new(),
     };
     Some((prepared.txid(), parents))
 }
 
-/// Who has to be there for a decision to be applied. Who was passed over need not be: perhaps nothing was there to judge.
-fn names(body: &DecisionBody) -> Vec<Txid> {
+/// Returns the transactions that must exist for a decision to be applied. A transaction that was passed over need not
+/// exist.
+fn required_txids(body: &DecisionBody) -> Vec<Txid> {
     match body {
         DecisionBody::Accepted { txid, inputs, losers, .. } => {
             let parents = inputs.iter().map(|input| input.outpoint.txid);
@@ -271,7 +282,7 @@ fn names(body: &DecisionBody) -> Vec<Txid> {
     }
 }
 
-/// Who a transaction lost to: it was live, and nothing else may be in its place for who goes on with the rebuilt store.
+/// Returns the winner that a reason names. The winner was live, and the rebuilt store must have it as the holder, too.
 fn winner_of(reason: &Reason) -> Option<Txid> {
     match reason {
         Reason::DoubleSpend { winner, .. } => Some(*winner),
@@ -279,16 +290,21 @@ fn winner_of(reason: &Reason) -> Option<Txid> {
     }
 }
 
-/// An object that holds what a block lists.
-struct Elsewhere {
+/// Reference to an object with the transaction ids of a block.
+struct ObjectRef {
     key: String,
     count: u64,
     sha256: [u8; 32],
 }
 
-/// Who an event of the chain needs: what its blocks list, all of which was live when it had been handled, and what a command at one of
-/// these offsets changed.
-fn named_in(message: &Message, commands: &BTreeSet<u64>, roots: &mut BTreeSet<Txid>, elsewhere: &mut Vec<Elsewhere>) {
+/// Collects the transactions that a handled event of the chain names: the transactions of its blocks, all of which were
+/// live when the event had been handled, and the subject of a command at one of the offsets `commands`.
+fn collect_named(
+    message: &Message,
+    commands: &BTreeSet<u64>,
+    roots: &mut BTreeSet<Txid>,
+    objects: &mut Vec<ObjectRef>,
+) {
     let blocks = match Event::decode(&message.payload) {
         Ok(Event::BlockMined(mined)) if mined.block.longest_chain => vec![mined.block],
         Ok(Event::Reorg(reorg)) => reorg.connected,
@@ -302,21 +318,21 @@ fn named_in(message: &Message, commands: &BTreeSet<u64>, roots: &mut BTreeSet<Tx
         match &subtree.transactions {
             SubtreeTransactions::Inline(_) => roots.extend(subtree.transactions.inline().into_iter().flatten()),
             SubtreeTransactions::Object { key, sha256 } => {
-                elsewhere.push(Elsewhere { key: (*key).to_owned(), count: subtree.count, sha256: *sha256 });
+                objects.push(ObjectRef { key: (*key).to_owned(), count: subtree.count, sha256: *sha256 });
             }
         }
     }
 }
 
-async fn listed_elsewhere(
+async fn collect_from_objects(
     parts: &InstanceParts,
-    elsewhere: Vec<Elsewhere>,
+    objects: Vec<ObjectRef>,
     roots: &mut BTreeSet<Txid>,
 ) -> Result<(), InstanceError> {
-    // Without them the chain halts at such a block, and says why.
-    let Some(objects) = &parts.store.objects else { return Ok(()) };
-    for Elsewhere { key, count, sha256 } in elsewhere {
-        let mut txids = objects.txids(Announced { key: &key, count, sha256 }).await?;
+    // Without `sequencer.objects_url` the chain halts at a block that refers to an object, with its own error.
+    let Some(object_store) = &parts.store.objects else { return Ok(()) };
+    for ObjectRef { key, count, sha256 } in objects {
+        let mut txids = object_store.txids(AnnouncedObject { key: &key, count, sha256 }).await?;
         loop {
             let next = txids.next().await?;
             if next.is_empty() {
@@ -328,8 +344,8 @@ async fn listed_elsewhere(
     Ok(())
 }
 
-/// Every message of a partition between two offsets.
-async fn read(
+/// Calls `each` for every message of a partition from `from` up to `end` (exclusive).
+async fn read_range(
     broker: &dyn Broker,
     partition: &TopicPartition,
     from: u64,
@@ -341,7 +357,7 @@ async fn read(
     }
     let mut reader = until_answered(|| broker.read(partition, from)).await?;
     while reader.position() < end {
-        let messages = next_messages(&mut reader, broker, partition, READ_WAIT).await?;
+        let messages = read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?;
         messages.into_iter().filter(|message| message.offset < end).for_each(&mut each);
     }
     Ok(())

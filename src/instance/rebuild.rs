@@ -1,7 +1,8 @@
-//! The rebuild of a store from the log, and going on with one that was killed.
+//! The rebuild of a store from the log, and the resumption of a rebuild that was killed.
 //!
-//! A rebuild writes into the meta record what it is made from ([`LogEnds`](crate::record::LogEnds)) before it begins, and how far it has come behind the durability
-//! lag, as instances commit: whoever goes on makes the same of the same log, and does what an instance does that was killed.
+//! A rebuild writes its end offsets ([`LogEnds`](crate::record::LogEnds)) into the meta record before it begins, and
+//! then its durable progress, as an instance commits offsets. A resumed rebuild thus reads the same part of the log,
+//! and continues as an instance does after a kill.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -9,45 +10,45 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    InstanceError, InstanceParts, InstanceSettings, bind_topics, check_chain,
-    checks::{check_decisions, check_topics, first_of_chain, store_topics},
-    claim_blobs, expectations,
-    frontier::{Frontier, raise},
-    nodes, pipeline_parts, sequencer_parts, together,
+    InstanceError, InstanceParts, InstanceSettings, POLL_INTERVAL, bind_topics, check_chain,
+    checks::{check_decisions, check_topics, read_chain_topic_id, store_topics},
+    claim_blobs,
+    frontier::{Frontier, plan_rebuild},
+    meta_expectations, pipeline_services, restart_detector, run_loops, sequencer_parts,
 };
 use crate::{
     broker::{
-        BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition,
-        replay::{Keep, ReplayConsumer},
+        BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, TopicPartition,
+        replay::{CommitSink, ReplayConsumer},
     },
     ingest::pipeline::{Pipeline, PipelineReport},
-    record::{Consumed, LogEnds, MetaRecord, Rebuilding},
+    record::{ConsumedOffsets, LogEnds, MetaRecord, Rebuilding},
     replay::Modes,
     sequencer::{ChainMode, Sequencer, SequencerParts},
     status::Condition,
     store::{
         Store,
-        meta::{MetaError, Rebuild},
-        nodes::Nodes,
+        meta::{MetaError, RebuildAttempt},
+        restart_detector::RestartDetector,
         topics::find_topics,
     },
 };
 
-/// What a rebuild did.
+/// Result of a rebuild that ended or was stopped.
 #[derive(Debug, Clone, Copy)]
-pub struct Rebuilt {
-    /// Of the validated transactions; where it was resumed, since then.
+pub struct RebuildReport {
+    /// Report of the pipeline; of a resumed rebuild, since the resumption.
     pub pipeline: PipelineReport,
-    /// Contests in the log that nobody has decided yet. The live store may hold slots for those who contest, the rebuilt one does
-    /// not: their digests are the same only once there are none.
+    /// Number of contests in the log without a decision. The live store may hold slots for contested transactions, the
+    /// rebuilt store does not: the digests are equal only once the number is 0.
     pub undecided: usize,
 }
 
-/// Rebuilds the state of a live group, as far as it had committed, into an empty store. Publishes nothing and commits
-/// nothing.
+/// Rebuilds the state of a live group, up to its committed offsets, into an empty store. Publishes nothing and commits
+/// no offsets.
 ///
-/// Of a group that is quiet that is its state. One that is not has been at every offset of the frontier, but not at all of them at
-/// once: what comes out follows from the log alone, and has no store to be compared with.
+/// The result equals the state of an idle group. A busy group has passed every offset of the frontier, but not all at
+/// one moment: the result follows from the log alone, and no live store has an equal state.
 ///
 /// # Errors
 /// See [`InstanceError`].
@@ -55,26 +56,26 @@ pub async fn rebuild(
     settings: InstanceSettings,
     parts: InstanceParts,
     shutdown: CancellationToken,
-) -> Result<Rebuilt, InstanceError> {
-    if !parts.store.takes_rebuild().await? {
+) -> Result<RebuildReport, InstanceError> {
+    if !parts.store.can_begin_rebuild().await? {
         return Err(InstanceError::NotEmpty);
     }
     run(settings, parts, None, shutdown).await
 }
 
-/// Goes on with a rebuild that was stopped or killed, up to where that was to end, from what it had reached; begins one where none has
-/// begun. The process that began it must have ended: one that was only stopped for a while would write on.
+/// Resumes a rebuild that was stopped or killed, from its durable progress to its end offsets. Begins a rebuild where
+/// none has begun. The process that began the rebuild must have ended: a suspended process would continue to write.
 ///
 /// # Errors
-/// See [`InstanceError`]; [`MetaError::Forgotten`] over a store of which a node has restarted since it began.
+/// See [`InstanceError`]; [`MetaError::NodeRestarted`] if a node of the store has restarted since the rebuild began.
 pub async fn resume_rebuild(
     settings: InstanceSettings,
     parts: InstanceParts,
     shutdown: CancellationToken,
-) -> Result<Rebuilt, InstanceError> {
+) -> Result<RebuildReport, InstanceError> {
     match parts.store.meta().await? {
         Some(MetaRecord { rebuilding: begun @ Some(_), .. }) => run(settings, parts, begun, shutdown).await,
-        Some(MetaRecord { rebuilder: Some(_), .. }) => Err(InstanceError::Rebuilt),
+        Some(MetaRecord { rebuilder: Some(_), .. }) => Err(InstanceError::RebuildEnded),
         _ => rebuild(settings, parts, shutdown).await,
     }
 }
@@ -84,30 +85,30 @@ async fn run(
     parts: InstanceParts,
     begun: Option<Box<Rebuilding>>,
     shutdown: CancellationToken,
-) -> Result<Rebuilt, InstanceError> {
+) -> Result<RebuildReport, InstanceError> {
     let broker = parts.broker.clone();
     let partitions = check_topics(&settings, broker.as_ref()).await?;
     settings.pipeline.partitions = Some(partitions);
-    // Whatever may be refused comes before the store is anybody's: then it can be tried again.
-    let now = Frontier::committed(&settings, broker.as_ref()).await?.log_ends(&settings, broker.as_ref()).await?;
+    // All refusals come before the first write, so that a refused rebuild can be tried again.
+    let now = Frontier::read(&settings, broker.as_ref()).await?.log_ends(&settings, broker.as_ref()).await?;
     let log = match &begun {
         None => now,
-        Some(begun) if !now.reaches(&begun.log) => return Err(InstanceError::OtherLog),
+        Some(begun) if !now.reaches(&begun.log) => return Err(InstanceError::LogChanged),
         Some(begun) => begun.log.clone(),
     };
     check_decisions(&settings, broker.as_ref()).await?;
-    first_of_chain(&settings, broker.as_ref()).await?;
-    let mut nodes = nodes(&settings, &parts)?;
-    let (rebuild, chain_frontier, undecided) = raise(&log, &settings, &parts).await?;
+    read_chain_topic_id(&settings, broker.as_ref()).await?;
+    let mut nodes = restart_detector(&settings, &parts)?;
+    let (rebuild, chain_frontier, undecided) = plan_rebuild(&log, &settings, &parts).await?;
 
     let rebuilder = parts.identity.owner;
     let reached = match begun {
         None => {
             let rebuilding = Rebuilding { frontier: chain_frontier, log, ..Rebuilding::default() };
             begin(&parts, &mut nodes, rebuilder, rebuilding).await?;
-            Reached::default()
+            RebuildProgress::default()
         }
-        Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::OtherLog),
+        Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::LogChanged),
         Some(begun) => resume(&parts, &mut nodes, rebuilder, &begun.log).await?,
     };
     let found = find_topics(parts.broker.as_ref(), &store_topics(&settings)).await?;
@@ -115,18 +116,24 @@ async fn run(
     let guard = bind_topics(&parts, partitions, found).await?;
     parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
-    let keep: Keep = keeping(parts.store.clone(), rebuilder, settings.topics.chain.as_str().into());
+    let sink: CommitSink = progress_sink(parts.store.clone(), rebuilder, settings.topics.chain.as_str().into());
     let consumer =
-        ReplayConsumer::open(broker.clone(), &topic, &rebuild.frontier, &reached.validated, keep.clone()).await?;
+        ReplayConsumer::open(broker.clone(), &topic, &rebuild.frontier, &reached.validated, sink.clone()).await?;
     let chain_ends = BTreeMap::from([(0, chain_frontier)]);
-    let chain = ReplayConsumer::open(broker.clone(), &settings.topics.chain, &chain_ends, &reached.chain, keep).await?;
+    let chain = ReplayConsumer::open(broker.clone(), &settings.topics.chain, &chain_ends, &reached.chain, sink).await?;
     let producer = broker.producer().await?;
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
     let (verdicts, consumed) = (rebuild.verdicts.clone(), rebuild.consumed(chain_frontier));
-    let stands = stands(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
+    let blocked = wait_until_blocked(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_parts(&settings, &parts, producer.clone(), Modes::Rebuild(Arc::new(rebuild)), (&nodes, guard.clone())),
+        pipeline_services(
+            &settings,
+            &parts,
+            producer.clone(),
+            Modes::Rebuild(Arc::new(rebuild)),
+            (&nodes, guard.clone()),
+        ),
         Box::new(consumer),
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
@@ -134,104 +141,106 @@ async fn run(
     let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, Box::new(chain));
     let report = tokio::select! {
         biased;
-        rebuilt = Box::pin(together(pipeline, Some(sequencer), shutdown.clone())) => rebuilt?,
-        why = stands => return Err(why),
-        why = taken_over(&parts.store, rebuilder) => return Err(why.into()),
+        ended = Box::pin(run_loops(pipeline, Some(sequencer), shutdown.clone())) => ended?,
+        error = blocked => return Err(error),
+        error = wait_until_taken_over(&parts.store, rebuilder) => return Err(error.into()),
     };
     if !shutdown.is_cancelled() {
         end(&parts.store, nodes, rebuilder, &consumed).await?;
     }
-    Ok(Rebuilt { pipeline: report, undecided })
+    Ok(RebuildReport { pipeline: report, undecided })
 }
 
-/// Says in the store that its rebuild begins, and then whose its blobs are, once no node can forget the id that they are marked with:
-/// without it nobody could begin again here.
+/// Records the begin of the rebuild in the meta record, then marks the blob store with the store id. The mark waits
+/// until the id is durable: a blob store that is marked with a lost id could never be used for a rebuild again.
 async fn begin(
     parts: &InstanceParts,
-    nodes: &mut Nodes,
+    nodes: &mut RestartDetector,
     rebuilder: u64,
     rebuilding: Rebuilding,
 ) -> Result<(), InstanceError> {
-    nodes.meet().await.map_err(MetaError::from)?;
+    nodes.baseline().await.map_err(MetaError::from)?;
     loop {
-        let attempt =
-            Rebuild { rebuilding: Rebuilding { nodes: nodes.known().0.clone(), ..rebuilding.clone() }, rebuilder };
-        let meta = parts.store.begin_rebuild(expectations(&parts.store), attempt, parts.store_id).await?;
-        let is_safe = parts.store.blobs.is_none() || nodes.outlast().await.map_err(MetaError::from)?;
-        // Whoever begins at the same time finds the set empty, too: both look again before they write, and one finds the other's number.
-        tokio::time::sleep(LOOK * 2).await;
-        match parts.store.still_rebuilds(rebuilder).await {
-            // A node has forgotten that it began.
-            Err(MetaError::Absent) if !is_safe => {}
+        let rebuilding = Rebuilding { nodes: nodes.expected().0.clone(), ..rebuilding.clone() };
+        let attempt = RebuildAttempt { rebuilding, rebuilder };
+        let meta = parts.store.begin_rebuild(meta_expectations(&parts.store), attempt, parts.store_id).await?;
+        let is_durable = parts.store.blobs.is_none() || nodes.wait_until_durable().await.map_err(MetaError::from)?;
+        // Two rebuilds that begin at the same time both find the set empty. Both read the meta record again before they
+        // write, and one of them finds the number of the other.
+        tokio::time::sleep(POLL_INTERVAL * 2).await;
+        match parts.store.check_rebuild_owner(rebuilder).await {
+            // A node lost the meta record: the next round writes the record again.
+            Err(MetaError::NoMetaRecord) if !is_durable => {}
             other => other?,
         }
-        if !parts.store.takes_rebuild().await? {
+        if !parts.store.can_begin_rebuild().await? {
             return Err(InstanceError::NotEmpty);
         }
-        if is_safe {
+        if is_durable {
             claim_blobs(&parts.store, &meta).await?;
-            // Before everything else, so that what is lost on the way is missed at the end.
-            parts.store.plant_sentinels(&meta).await?;
+            // Sentinels come before every other record, so that a part that is lost meanwhile is missed at the end.
+            parts.store.write_sentinels(&meta).await?;
             return Ok(());
         }
     }
 }
 
-/// Says in the store that its rebuild goes on. No node has forgotten anything since it began, so what is missing of it was never written,
-/// or is lost with a part of the store.
+/// Records the resumption of the rebuild in the meta record. No node has restarted since the begin, so that a missing
+/// record was never written, or is lost with a part of the namespace.
 async fn resume(
     parts: &InstanceParts,
-    nodes: &mut Nodes,
+    nodes: &mut RestartDetector,
     rebuilder: u64,
     log: &LogEnds,
-) -> Result<Reached, InstanceError> {
-    let incarnation = nodes.meet().await.map_err(MetaError::from)?;
-    let meta = parts.store.resume_rebuild(expectations(&parts.store), incarnation, rebuilder, log).await?;
-    tokio::time::sleep(LOOK * 2).await;
-    parts.store.still_rebuilds(rebuilder).await?;
-    // Who was killed may have waited for this.
+) -> Result<RebuildProgress, InstanceError> {
+    let incarnation = nodes.baseline().await.map_err(MetaError::from)?;
+    let meta = parts.store.resume_rebuild(meta_expectations(&parts.store), incarnation, rebuilder, log).await?;
+    tokio::time::sleep(POLL_INTERVAL * 2).await;
+    parts.store.check_rebuild_owner(rebuilder).await?;
+    // The killed process may have been waiting to mark the blob store.
     let is_unmarked = parts.store.blobs.is_some() && !meta.has_blobs;
-    if is_unmarked && !nodes.outlast().await.map_err(MetaError::from)? {
-        return Err(MetaError::Forgotten.into());
+    if is_unmarked && !nodes.wait_until_durable().await.map_err(MetaError::from)? {
+        return Err(MetaError::NodeRestarted.into());
     }
     claim_blobs(&parts.store, &meta).await?;
-    let rebuilding = meta.rebuilding.clone().ok_or(MetaError::TakenOver)?;
-    if rebuilding.reached == Consumed::default() {
-        parts.store.plant_sentinels(&meta).await?;
+    let rebuilding = meta.rebuilding.clone().ok_or(MetaError::RebuildTakenOver)?;
+    if rebuilding.reached == ConsumedOffsets::default() {
+        parts.store.write_sentinels(&meta).await?;
     } else {
-        // What lies below is not read again: a part of it that is lost stays so, and must not be given new ones.
-        parts.store.check_sentinels(&meta).await?;
+        // Events below the progress are not read again: a lost part stays lost and must not get new sentinels.
+        parts.store.verify_sentinels(&meta).await?;
     }
-    tracing::info!(reached = ?rebuilding.reached, frontier = rebuilding.frontier, "the rebuild is resumed");
-    Ok(Reached::of(*rebuilding))
+    tracing::info!(reached = ?rebuilding.reached, frontier = rebuilding.frontier, "rebuild: resumed");
+    Ok(RebuildProgress::from_record(*rebuilding))
 }
 
-/// Where consumers go on; nothing of what was not begun.
+/// Offsets at which the consumers of a rebuild resume; empty for a new rebuild.
 #[derive(Default)]
-struct Reached {
-    validated: BTreeMap<i32, Committed>,
-    chain: BTreeMap<i32, Committed>,
+struct RebuildProgress {
+    validated: BTreeMap<i32, CommittedOffset>,
+    chain: BTreeMap<i32, CommittedOffset>,
 }
 
-impl Reached {
-    fn of(Rebuilding { reached, chain_state, .. }: Rebuilding) -> Self {
-        // No instance's word: nothing is to be compared with what the store says of itself.
+impl RebuildProgress {
+    fn from_record(Rebuilding { reached, chain_state, .. }: Rebuilding) -> Self {
+        // Empty metadata marks an offset that no instance committed, so that the store is not compared with it.
         let at = |(partition, offset)| {
             let partition = i32::try_from(partition).ok().filter(|_| offset > 0)?;
-            Some((partition, Committed { offset, metadata: String::new() }))
+            Some((partition, CommittedOffset { offset, metadata: String::new() }))
         };
-        let chain = (reached.chain > 0).then_some((0, Committed { offset: reached.chain, metadata: chain_state }));
-        Reached {
+        let chain =
+            (reached.chain > 0).then_some((0, CommittedOffset { offset: reached.chain, metadata: chain_state }));
+        RebuildProgress {
             validated: reached.validated.into_iter().filter_map(at).collect(),
             chain: chain.into_iter().collect(),
         }
     }
 }
 
-/// Writes what is committed into the meta record.
-fn keeping(store: Store, rebuilder: u64, chain: Arc<str>) -> Keep {
-    Arc::new(move |offsets: &[(TopicPartition, Committed)]| -> Committing {
-        let (mut reached, mut chain_state) = (Consumed::default(), String::new());
+/// Returns a sink that writes committed offsets into the meta record.
+fn progress_sink(store: Store, rebuilder: u64, chain: Arc<str>) -> CommitSink {
+    Arc::new(move |offsets: &[(TopicPartition, CommittedOffset)]| -> CommitFuture {
+        let (mut reached, mut chain_state) = (ConsumedOffsets::default(), String::new());
         for (at, committed) in offsets {
             if at.topic == chain {
                 reached.chain = committed.offset;
@@ -242,70 +251,81 @@ fn keeping(store: Store, rebuilder: u64, chain: Arc<str>) -> Keep {
         }
         let store = store.clone();
         Box::pin(async move {
-            let noted = store.note_reached(rebuilder, &reached, &chain_state).await;
-            noted.map(drop).map_err(|error| {
-                // Who has been taken over ends by that name.
-                let is_heard = error.may_be_retried() || matches!(error, MetaError::TakenOver);
-                let kind = if is_heard { BrokerErrorKind::Retryable } else { BrokerErrorKind::Fatal };
-                BrokerError::new(kind, "note how far the rebuild has come", error.to_string())
+            let recorded = store.record_rebuild_progress(rebuilder, &reached, &chain_state).await;
+            recorded.map(drop).map_err(|error| {
+                // A takeover is retryable here: `wait_until_taken_over` then ends the rebuild with its own error.
+                let is_retryable = error.may_be_retried() || matches!(error, MetaError::RebuildTakenOver);
+                let kind = if is_retryable { BrokerErrorKind::Retryable } else { BrokerErrorKind::Fatal };
+                BrokerError::new(kind, "record the progress of the rebuild", error.to_string())
             })
         })
     })
 }
 
-/// Waits until no node can forget any more what the chain has done last, which nobody has waited for, then says in the store that its
-/// rebuild has ended, and waits until none can forget that.
-async fn end(store: &Store, mut nodes: Nodes, rebuilder: u64, consumed: &Consumed) -> Result<(), InstanceError> {
-    if !nodes.outlast().await.map_err(MetaError::from)? {
-        return Err(MetaError::Forgotten.into());
+/// Waits until the last writes of the chain are durable, records the end of the rebuild in the meta record, and waits
+/// until that record is durable.
+async fn end(
+    store: &Store,
+    mut nodes: RestartDetector,
+    rebuilder: u64,
+    consumed: &ConsumedOffsets,
+) -> Result<(), InstanceError> {
+    if !nodes.wait_until_durable().await.map_err(MetaError::from)? {
+        return Err(MetaError::NodeRestarted.into());
     }
-    store.check_sentinels(&store.meta().await?.ok_or(MetaError::Absent)?).await?;
+    store.verify_sentinels(&store.meta().await?.ok_or(MetaError::NoMetaRecord)?).await?;
     loop {
         store.end_rebuild(rebuilder, consumed).await?;
-        if nodes.outlast().await.map_err(MetaError::from)? {
+        if nodes.wait_until_durable().await.map_err(MetaError::from)? {
             if store.engine.may_lose_parts() {
-                store.note_sentinels().await?;
+                store.record_sentinels().await?;
             }
             return Ok(());
         }
     }
 }
 
-/// Ends when another rebuild of this set has begun: once that lets instances in, nobody else may write as a rebuild does.
-async fn taken_over(store: &Store, rebuilder: u64) -> MetaError {
+/// Returns once another rebuild of this set has begun. That rebuild admits instances at its end, and from then on no
+/// other process may write as a rebuild does.
+async fn wait_until_taken_over(store: &Store, rebuilder: u64) -> MetaError {
     loop {
-        tokio::time::sleep(LOOK).await;
-        if let Err(error) = store.still_rebuilds(rebuilder).await {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        if let Err(error) = store.check_rebuild_owner(rebuilder).await {
             return error;
         }
     }
 }
 
-/// Ends when a rebuild stands: neither transactions nor the chain have moved for `grace` (at least [`PATIENCE`]), and whoever is
-/// not done has said what it waits for. That stands above the frontier, where nobody will look.
-async fn stands(parts: InstanceParts, validated: BTreeMap<i32, u64>, chain: u64, grace: Duration) -> InstanceError {
+/// Returns once a rebuild is blocked: neither transactions nor the chain have advanced for `grace` (at least
+/// [`LEAST_BLOCKED_TIME`]), and the unfinished loops report what they wait for. The awaited event is above the
+/// frontier, where the rebuild does not read.
+async fn wait_until_blocked(
+    parts: InstanceParts,
+    validated: BTreeMap<i32, u64>,
+    chain: u64,
+    grace: Duration,
+) -> InstanceError {
     let progress = || (parts.metrics.completed.total(), parts.metrics.chain_offset.get());
     let (mut seen, mut since) = (progress(), Instant::now());
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let reasons = parts.health.ready().reasons;
-        let says = |condition: Condition| reasons.get(condition.name());
+        let reason = |condition: Condition| reasons.get(condition.name());
         let waits: Vec<_> =
-            [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(says).collect();
+            [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(reason).collect();
         let chain_is_done = u64::try_from(seen.1).is_ok_and(|offset| offset >= chain);
-        let chain_waits = chain_is_done || says(Condition::ChainRunning).is_some();
-        if seen != progress() || !chain_waits || waits.is_empty() || says(Condition::StoreReachable).is_some() {
+        let chain_waits = chain_is_done || reason(Condition::ChainRunning).is_some();
+        if seen != progress() || !chain_waits || waits.is_empty() || reason(Condition::StoreReachable).is_some() {
             (seen, since) = (progress(), Instant::now());
-        } else if since.elapsed() >= grace.max(PATIENCE) {
+        } else if since.elapsed() >= grace.max(LEAST_BLOCKED_TIME) {
             let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
             let validated: Vec<String> =
                 validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
             let frontier = format!("partitions {{{}}}, chain {chain}", validated.join(", "));
-            return InstanceError::RebuildStands { waits, frontier };
+            return InstanceError::RebuildBlocked { waits, frontier };
         }
     }
 }
 
-const LOOK: Duration = Duration::from_millis(500);
-/// A broker may take so long without anything being wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Least time without progress after which a rebuild counts as blocked: a healthy broker may take as long.
+const LEAST_BLOCKED_TIME: Duration = Duration::from_secs(60);

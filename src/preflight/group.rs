@@ -1,49 +1,50 @@
-//! Where a group goes on, held against what its topics hold.
+//! Checks the committed offsets of a group against the offsets that its topics hold.
 
 use crate::{
-    broker::Committed,
-    group::partition::{Halt, gone, never_read},
+    broker::CommittedOffset,
+    group::partition::{Halt, never_read_reason, offset_out_of_range},
 };
 
-/// Where a group goes on in a partition.
+/// Committed offset of a group in one partition, with the offsets that the partition holds.
 #[derive(Debug, Clone, Copy)]
-pub struct Stand<'a> {
-    /// The group that commits it.
+pub struct CommittedPosition<'a> {
+    /// Name of the consumer group.
     pub group: &'a str,
-    /// The topic's name.
+    /// Name of the topic.
     pub topic: &'a str,
-    /// The partition's number.
+    /// Number of the partition in its topic.
     pub partition: i32,
-    /// Next to read; `None`: nothing is committed.
+    /// Committed offset (next to read); `None`: the group has committed nothing.
     pub next: Option<u64>,
-    /// What the partition holds: its first offset, and the one behind its last.
-    pub holds: (u64, u64),
+    /// First offset and end offset of the partition.
+    pub offset_range: (u64, u64),
 }
 
-impl Stand<'_> {
-    /// Why nobody could go on here, and what the operator may decide.
+impl CommittedPosition<'_> {
+    /// Describes why no instance could resume at the committed offset, with the choices of the operator; `None`: no
+    /// problem.
     pub fn problem(&self) -> Option<String> {
-        let Stand { group, topic, partition, next, holds: (low, high) } = *self;
+        let CommittedPosition { group, topic, partition, next, offset_range: (low, high) } = *self;
         let at = format!("{topic}/{partition}");
-        let Some(next) = next else { return (low > 0).then(|| format!("{at}: {}", never_read(group, low))) };
-        let why = gone(next, low, high)?;
+        let Some(next) = next else { return (low > 0).then(|| format!("{at}: {}", never_read_reason(group, low))) };
+        let why = offset_out_of_range(next, low, high)?;
         let remedy = if next < low {
             format!(
-                "restore the topic, or go on without what is gone: `kafka-consumer-groups --group {group} --topic {topic}:{partition} \
-                 --reset-offsets --to-offset {low} --execute`"
+                "restore the topic, or skip the deleted messages: `kafka-consumer-groups --group {group} --topic \
+                 {topic}:{partition} --reset-offsets --to-offset {low} --execute`"
             )
         } else {
-            "restore the topic; one that was made anew needs a new group and an empty store".to_owned()
+            "restore the topic; a recreated topic needs a new group and an empty store".to_owned()
         };
         Some(format!("{at}: {why}; {remedy}"))
     }
 }
 
-/// Which partitions of the validated transactions stand halted: a start has them tried again.
-pub fn halts(commits: &[(i32, Committed)]) -> Vec<String> {
-    let halted = |(number, committed): &(i32, Committed)| Some((*number, Halt::of(committed)?.why));
-    let told = |(number, why)| format!("partition {number} is halted ({why}); a start tries again");
-    commits.iter().filter_map(halted).map(told).collect()
+/// Describes the halted partitions of the validated transactions. A start retries each at its offset.
+pub fn describe_halts(commits: &[(i32, CommittedOffset)]) -> Vec<String> {
+    let halted = |(number, committed): &(i32, CommittedOffset)| Some((*number, Halt::from_commit(committed)?.why));
+    let describe = |(number, why)| format!("partition {number} is halted ({why}); a start tries again");
+    commits.iter().filter_map(halted).map(describe).collect()
 }
 
 #[cfg(test)]
@@ -51,9 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_in_the_topic_is_named_with_both_ends_and_what_to_decide() {
-        let problem =
-            |next, holds| Stand { group: "g", topic: "txs", partition: 2, next, holds }.problem().unwrap_or_default();
+    fn an_offset_outside_the_topic_is_named_with_its_range_and_remedies() {
+        let problem = |next, offset_range| {
+            let position = CommittedPosition { group: "g", topic: "txs", partition: 2, next, offset_range };
+            position.problem().unwrap_or_default()
+        };
         for fits in [(Some(3), (3, 9)), (Some(9), (3, 9)), (Some(0), (0, 0)), (None, (0, 9))] {
             assert_eq!(problem(fits.0, fits.1), "");
         }
@@ -67,10 +70,10 @@ mod tests {
     }
 
     #[test]
-    fn halts_that_are_committed_are_told() {
-        let committed = |metadata: &str| Committed { offset: 3, metadata: metadata.into() };
+    fn committed_halts_are_described() {
+        let committed = |metadata: &str| CommittedOffset { offset: 3, metadata: metadata.into() };
         let halted = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4}}"#);
-        let told = halts(&[(0, committed(r#"{"read":9,"pos":5}"#)), (1, halted), (2, committed(""))]);
-        assert_eq!(told, ["partition 1 is halted (x); a start tries again"]);
+        let described = describe_halts(&[(0, committed(r#"{"read":9,"pos":5}"#)), (1, halted), (2, committed(""))]);
+        assert_eq!(described, ["partition 1 is halted (x); a start tries again"]);
     }
 }

@@ -1,11 +1,11 @@
-//! What an instance has to be allowed.
+//! Access rights that an instance needs on topics and groups.
 
 use std::collections::BTreeSet;
 
 use crate::{broker::kafka::Right, event::Topic};
 
-/// What an instance does with a topic.
-fn needed(topic: Topic) -> &'static [Right] {
+/// Returns the rights that an instance needs on a topic.
+fn required_rights(topic: Topic) -> &'static [Right] {
     match topic {
         Topic::ValidatedTxs | Topic::BlockMined | Topic::Reorgs => &[Right::Read],
         Topic::Chain | Topic::Decisions => &[Right::Read, Right::Write],
@@ -13,7 +13,7 @@ fn needed(topic: Topic) -> &'static [Right] {
     }
 }
 
-fn word(right: Right) -> &'static str {
+fn acl_operation(right: Right) -> &'static str {
     match right {
         Right::Read => "Read",
         Right::Write => "Write",
@@ -21,24 +21,24 @@ fn word(right: Right) -> &'static str {
     }
 }
 
-/// What is missing of what an instance does with a topic, with what to do about it.
-pub fn missing_on_topic(topic: Topic, name: &str, has: &BTreeSet<Right>) -> Vec<String> {
-    missing(needed(topic), &format!("--topic {name}"), &format!("topic {name}"), has)
+/// Describes the missing rights on a topic, each with the command that grants the right.
+pub fn missing_topic_rights(topic: Topic, name: &str, has: &BTreeSet<Right>) -> Vec<String> {
+    missing(required_rights(topic), &format!("--topic {name}"), &format!("topic {name}"), has)
 }
 
-/// The same of a group: it is joined, and its offsets are committed.
-pub fn missing_on_group(group: &str, has: &BTreeSet<Right>) -> Vec<String> {
+/// Describes the missing rights on a group: an instance joins the group and commits its offsets.
+pub fn missing_group_rights(group: &str, has: &BTreeSet<Right>) -> Vec<String> {
     missing(&[Right::Read], &format!("--group {group}"), &format!("group {group}"), has)
 }
 
-fn missing(needed: &[Right], option: &str, what: &str, has: &BTreeSet<Right>) -> Vec<String> {
-    let missing = needed.iter().filter(|right| !has.contains(right)).map(|right| word(*right));
-    let told = |right| {
+fn missing(required: &[Right], option: &str, what: &str, has: &BTreeSet<Right>) -> Vec<String> {
+    let missing = required.iter().filter(|right| !has.contains(right)).map(|right| acl_operation(*right));
+    let describe = |right| {
         format!(
             "{right} on {what} is not allowed: kafka-acls --add --allow-principal User:… --operation {right} {option}"
         )
     };
-    missing.map(told).collect()
+    missing.map(describe).collect()
 }
 
 #[cfg(test)]
@@ -46,18 +46,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_allowed_is_named_with_the_command_that_allows_it() {
+    fn a_missing_right_is_named_with_the_command_that_grants_it() {
         let has = BTreeSet::from([Right::Read]);
-        assert_eq!(missing_on_topic(Topic::ValidatedTxs, "txs", &has), [""; 0]);
-        let told = missing_on_topic(Topic::Chain, "my.chain", &has);
-        assert_eq!(told.len(), 1);
+        assert_eq!(missing_topic_rights(Topic::ValidatedTxs, "txs", &has), [""; 0]);
+        let missing = missing_topic_rights(Topic::Chain, "my.chain", &has);
+        assert_eq!(missing.len(), 1);
         assert!(
-            told[0].starts_with("Write on topic my.chain is not allowed: ") && told[0].contains("--topic my.chain")
+            missing[0].starts_with("Write on topic my.chain is not allowed: ")
+                && missing[0].contains("--topic my.chain")
         );
-        assert_eq!(missing_on_topic(Topic::Decisions, "d", &BTreeSet::new()).len(), 2);
-        assert_eq!(missing_on_topic(Topic::Outcomes, "o", &BTreeSet::from([Right::Write])), [""; 0]);
-        let told = missing_on_group("g", &BTreeSet::from([Right::Write]));
-        assert!(told[0].contains("Read on group g") && told[0].ends_with("--operation Read --group g"), "{told:?}");
-        assert_eq!(missing_on_group("g", &has), [""; 0]);
+        assert_eq!(missing_topic_rights(Topic::Decisions, "d", &BTreeSet::new()).len(), 2);
+        assert_eq!(missing_topic_rights(Topic::Outcomes, "o", &BTreeSet::from([Right::Write])), [""; 0]);
+        let missing = missing_group_rights("g", &BTreeSet::from([Right::Write]));
+        assert!(
+            missing[0].contains("Read on group g") && missing[0].ends_with("--operation Read --group g"),
+            "{missing:?}"
+        );
+        assert_eq!(missing_group_rights("g", &has), [""; 0]);
     }
 }

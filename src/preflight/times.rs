@@ -1,7 +1,7 @@
-//! Limits that a topic sets to the timestamps of its messages. Pure.
+//! Limits of a topic on the timestamps of its messages. Pure.
 //!
-//! A broker refuses a message beyond such a limit for good. Messages that the store produces bear the time of their
-//! production; events of the topics that others produce to may be of any time (a history that is produced again, say).
+//! A broker refuses a message beyond such a limit for good. The store stamps its messages with the time of production.
+//! Events of other producers can have any time, for example a history that is produced again.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,21 +9,20 @@ use crate::event::Topic;
 
 const BEFORE: &str = "message.timestamp.before.max.ms";
 const AFTER: &str = "message.timestamp.after.max.ms";
-/// The only one before Kafka 3.6; gone with Kafka 4.
+/// The only limit before Kafka 3.6; removed in Kafka 4.
 const DIFFERENCE: &str = "message.timestamp.difference.max.ms";
 const TYPE: &str = "message.timestamp.type";
 const NO_LIMIT: &str = "9223372036854775807";
 
-/// So much may lie between the time of a message and that of the broker that takes it, ms: retries and clocks that
-/// differ.
-const ENOUGH_MS: u64 = 600_000;
+/// Least sufficient limit, ms: retries and clock differences can put this time between a message and its broker.
+const SUFFICIENT_MS: u64 = 600_000;
 
-/// A limit that is too narrow.
+/// A limit on timestamps that is too narrow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimeLimit {
-    /// The property that sets it.
+    /// Property of the topic that sets the limit.
     pub property: &'static str,
-    /// Value of the limit, ms.
+    /// Value of the property, ms.
     pub value: String,
 }
 
@@ -34,38 +33,38 @@ impl fmt::Display for TimeLimit {
 }
 
 impl TimeLimit {
-    /// The remedy.
+    /// Describes the change of the property that removes the limit.
     pub fn remedy(&self) -> String {
         format!("set {}={NO_LIMIT}", self.property)
     }
 }
 
-/// Whether the store produces to a topic.
-fn is_ours(topic: Topic) -> bool {
+/// Returns true for a topic that the store produces to.
+fn is_produced_by_store(topic: Topic) -> bool {
     match topic {
         Topic::Chain | Topic::Decisions | Topic::Outcomes | Topic::DeadLetters => true,
         Topic::ValidatedTxs | Topic::BlockMined | Topic::Reorgs => false,
     }
 }
 
-/// Settings that a new topic is given. A timestamp far ahead of time stays refused in the topics of others: it would
-/// come of a wrong clock.
-pub fn config(topic: Topic) -> Vec<(String, String)> {
-    let limits = if is_ours(topic) { &[BEFORE, AFTER][..] } else { &[BEFORE] };
+/// Returns the properties of a new topic. In topics of other producers a timestamp far in the future stays refused: the
+/// clock of its producer is wrong.
+pub fn topic_config(topic: Topic) -> Vec<(String, String)> {
+    let limits = if is_produced_by_store(topic) { &[BEFORE, AFTER][..] } else { &[BEFORE] };
     limits.iter().map(|property| ((*property).to_owned(), NO_LIMIT.to_owned())).collect()
 }
 
-/// Limits that would refuse what the store produces to a topic of its own.
-pub fn too_narrow(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
-    if !is_ours(topic) {
+/// Returns the limits that would refuse messages that the store produces.
+pub fn find_narrow_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
+    if !is_produced_by_store(topic) {
         return Vec::new();
     }
-    limits(config, &[BEFORE, AFTER, DIFFERENCE], |ms| ms < ENOUGH_MS)
+    limits(config, &[BEFORE, AFTER, DIFFERENCE], |ms| ms < SUFFICIENT_MS)
 }
 
-/// Limits that would refuse events of an earlier time in a topic that others produce to.
-pub fn refuses_old(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
-    if is_ours(topic) {
+/// Returns the limits that would refuse older events in a topic of other producers.
+pub fn find_age_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
+    if is_produced_by_store(topic) {
         return Vec::new();
     }
     limits(config, &[BEFORE, DIFFERENCE], |ms| ms < i64::MAX as u64)
@@ -76,7 +75,7 @@ fn limits(
     properties: &[&'static str],
     is_too_narrow: impl Fn(u64) -> bool,
 ) -> Vec<TimeLimit> {
-    // Where brokers write the time themselves, no limit applies.
+    // No limit applies where the brokers set the timestamps.
     if config.get(TYPE).is_some_and(|kind| kind == "LogAppendTime") {
         return Vec::new();
     }
@@ -91,7 +90,7 @@ fn limits(
 mod tests {
     use super::*;
 
-    fn told(limits: &[TimeLimit]) -> String {
+    fn described(limits: &[TimeLimit]) -> String {
         limits.iter().map(TimeLimit::to_string).collect::<Vec<_>>().join("; ")
     }
 
@@ -100,35 +99,41 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_refuses_what_we_produce_is_told_for_our_topics() {
+    fn a_narrow_limit_is_found_in_topics_of_the_store() {
         let narrow = with(&[(BEFORE, "1000"), (AFTER, "599999"), (TYPE, "CreateTime")]);
         for topic in [Topic::Chain, Topic::Decisions, Topic::Outcomes, Topic::DeadLetters] {
-            let limits = too_narrow(topic, &narrow);
-            assert_eq!(told(&limits), format!("has {BEFORE}=1000; has {AFTER}=599999"));
+            let limits = find_narrow_limits(topic, &narrow);
+            assert_eq!(described(&limits), format!("has {BEFORE}=1000; has {AFTER}=599999"));
             assert!(limits[0].remedy().ends_with(&format!("{BEFORE}={NO_LIMIT}")));
         }
-        assert_eq!(too_narrow(Topic::BlockMined, &narrow), []);
-        assert_eq!(told(&too_narrow(Topic::Chain, &with(&[(DIFFERENCE, "5")]))), format!("has {DIFFERENCE}=5"));
-        // What Kafka 4 has by default.
-        assert_eq!(too_narrow(Topic::Chain, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
-        assert_eq!(too_narrow(Topic::Chain, &with(&[(BEFORE, "1"), (TYPE, "LogAppendTime")])), []);
+        assert_eq!(find_narrow_limits(Topic::BlockMined, &narrow), []);
+        assert_eq!(
+            described(&find_narrow_limits(Topic::Chain, &with(&[(DIFFERENCE, "5")]))),
+            format!("has {DIFFERENCE}=5")
+        );
+        // The defaults of Kafka 4.
+        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
+        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, "1"), (TYPE, "LogAppendTime")])), []);
     }
 
     #[test]
-    fn a_limit_that_refuses_a_history_is_told_for_the_topics_of_others() {
+    fn a_limit_that_refuses_a_history_is_found_in_topics_of_producers() {
         let an_hour = with(&[(BEFORE, "3600000"), (AFTER, "3600000")]);
         for topic in [Topic::ValidatedTxs, Topic::BlockMined, Topic::Reorgs] {
-            assert_eq!(told(&refuses_old(topic, &an_hour)), format!("has {BEFORE}=3600000"));
+            assert_eq!(described(&find_age_limits(topic, &an_hour)), format!("has {BEFORE}=3600000"));
         }
-        assert_eq!(refuses_old(Topic::Chain, &an_hour), []);
-        assert_eq!(refuses_old(Topic::Reorgs, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
+        assert_eq!(find_age_limits(Topic::Chain, &an_hour), []);
+        assert_eq!(find_age_limits(Topic::Reorgs, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
     }
 
     #[test]
-    fn new_topics_have_no_limit_that_would_be_told() {
+    fn new_topics_have_no_narrow_limit() {
         for topic in Topic::ALL {
-            let config: BTreeMap<_, _> = config(topic).into_iter().collect();
-            assert!(too_narrow(topic, &config).is_empty() && refuses_old(topic, &config).is_empty(), "{topic:?}");
+            let config: BTreeMap<_, _> = topic_config(topic).into_iter().collect();
+            assert!(
+                find_narrow_limits(topic, &config).is_empty() && find_age_limits(topic, &config).is_empty(),
+                "{topic:?}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What each topic has to be, and what is wrong with one that is there. Pure.
+//! Required properties of each topic, and the problems of an existing topic. Pure.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,21 +9,21 @@ use crate::{
     preflight::times::{self, TimeLimit},
 };
 
-/// How topics that are missing are made.
+/// Settings for the creation of missing topics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Made {
-    /// Partitions of those that have many.
+pub struct NewTopicSettings {
+    /// Number of partitions of a topic that may have many.
     pub partitions: i32,
-    /// Copies of each; `None`: as many as the cluster makes by default.
+    /// Replicas of each topic; `None`: the default of the cluster.
     pub replication_factor: Option<i32>,
-    /// For how long outcomes are kept, ms; everything else is for good.
+    /// Retention of the topic of outcomes, ms; `None`: unlimited, as for every other topic.
     pub outcomes_ms: Option<u64>,
 }
 
-impl Made {
-    /// With so many partitions, and everything kept.
+impl NewTopicSettings {
+    /// Creates settings with this number of partitions and unlimited retention.
     pub fn with_partitions(partitions: i32) -> Self {
-        Made { partitions, replication_factor: None, outcomes_ms: None }
+        NewTopicSettings { partitions, replication_factor: None, outcomes_ms: None }
     }
 }
 
@@ -33,10 +33,10 @@ const CLEANUP: &str = "cleanup.policy";
 const MIN_IN_SYNC: &str = "min.insync.replicas";
 const UNCLEAN_ELECTION: &str = "unclean.leader.election.enable";
 
-/// All topics as the store wants them.
-pub fn new_topics(topics: &Topics, made: Made) -> Vec<NewTopic> {
+/// Describes every topic of the store for its creation.
+pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> {
     let new = |topic: Topic| {
-        let retention_ms = match made.outcomes_ms {
+        let retention_ms = match settings.outcomes_ms {
             Some(ms) if topic == Topic::Outcomes => ms.to_string(),
             _ => "-1".to_owned(),
         };
@@ -45,61 +45,62 @@ pub fn new_topics(topics: &Topics, made: Made) -> Vec<NewTopic> {
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
         ];
-        config.extend(times::config(topic));
-        config.extend(made.replication_factor.and_then(in_sync));
-        let partitions = if topic.is_one_order() { 1 } else { made.partitions };
+        config.extend(times::topic_config(topic));
+        config.extend(settings.replication_factor.and_then(min_in_sync_config));
+        let partitions = if topic.is_single_partition() { 1 } else { settings.partitions };
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
     };
     Topic::ALL.into_iter().map(new).collect()
 }
 
-/// How many of so many copies have to be in sync: what is acknowledged then survives the loss of one, and is still written while one is away.
-fn in_sync(copies: i32) -> Option<(String, String)> {
+/// Returns `min.insync.replicas` for this number of replicas: of three or more replicas all but one. An acknowledged
+/// message then survives the loss of one replica, and writes continue while one replica is away.
+fn min_in_sync_config(copies: i32) -> Option<(String, String)> {
     (copies > 2).then(|| (MIN_IN_SYNC.to_owned(), (copies - 1).to_string()))
 }
 
-/// The configuration of a topic that was made as `wanted`, and has as many copies as the cluster makes, where more has to be said of it by
-/// that.
-pub fn config_by_copies(wanted: &NewTopic, found: &Found) -> Option<Vec<(String, String)>> {
-    let says_it = wanted.config.iter().any(|(property, _)| property == MIN_IN_SYNC);
-    let (copies, _) = found.copies.filter(|_| !says_it)?;
-    let in_sync = in_sync(i32::try_from(copies).ok()?)?;
-    Some(wanted.config.iter().cloned().chain([in_sync]).collect())
+/// Returns the configuration for a topic that was created as `wanted` with the default number of replicas of the
+/// cluster, where that number requires `min.insync.replicas`.
+pub fn config_for_replicas(wanted: &NewTopic, found: &ObservedTopic) -> Option<Vec<(String, String)>> {
+    let has_min_in_sync = wanted.config.iter().any(|(property, _)| property == MIN_IN_SYNC);
+    let (copies, _) = found.copies.filter(|_| !has_min_in_sync)?;
+    let min_in_sync = min_in_sync_config(i32::try_from(copies).ok()?)?;
+    Some(wanted.config.iter().cloned().chain([min_in_sync]).collect())
 }
 
-/// A topic as it is there; what is not known of it is not judged.
+/// An existing topic as the cluster describes it. Unknown properties are not checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
-    /// Number of partitions.
+pub struct ObservedTopic {
+    /// Number of partitions of the topic.
     pub partitions: i32,
-    /// Copies of each partition, and how many of them are in sync: of the partition that has fewest.
+    /// Replicas of each partition and replicas in sync, of the partition with the fewest replicas in sync.
     pub copies: Option<(usize, usize)>,
-    /// Partitions that nobody leads.
+    /// Numbers of the partitions without a leader.
     pub leaderless: Vec<i32>,
-    /// Its configuration.
+    /// Configuration of the topic, by property.
     pub config: BTreeMap<String, String>,
 }
 
-impl Found {
-    /// Nothing else is known of it.
-    pub fn of_partitions(partitions: i32) -> Self {
-        Found { partitions, ..Found::default() }
+impl ObservedTopic {
+    /// Creates a topic of which only the number of partitions is known.
+    pub fn with_partition_count(partitions: i32) -> Self {
+        ObservedTopic { partitions, ..ObservedTopic::default() }
     }
 
-    /// As a cluster describes it.
-    pub fn described(topic: DescribedTopic) -> Self {
+    /// Converts the description that a cluster gives.
+    pub fn from_description(topic: DescribedTopic) -> Self {
         let DescribedTopic { partitions, copies, in_sync, leaderless } = topic;
-        Found { partitions, copies: Some((copies, in_sync)), leaderless, ..Found::default() }
+        ObservedTopic { partitions, copies: Some((copies, in_sync)), leaderless, ..ObservedTopic::default() }
     }
 
-    /// `min.insync.replicas`
+    /// Returns `min.insync.replicas`, where known.
     pub fn min_in_sync(&self) -> Option<usize> {
         self.config.get(MIN_IN_SYNC)?.parse().ok()
     }
 }
 
-impl fmt::Display for Found {
-    /// Such as `3 partitions, 2 of 3 copies in sync, min.insync.replicas=2`.
+impl fmt::Display for ObservedTopic {
+    /// Writes for example `3 partitions, 2 of 3 copies in sync, min.insync.replicas=2`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} partition{}", self.partitions, if self.partitions == 1 { "" } else { "s" })?;
         if let Some((copies, in_sync)) = self.copies {
@@ -109,162 +110,163 @@ impl fmt::Display for Found {
     }
 }
 
-/// What must not stay as it is.
+/// A problem of a topic that must be repaired before an instance starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
-    /// It is not there.
+pub enum TopicProblem {
+    /// The topic does not exist.
     Missing,
-    /// It is a log of one order, and has so many partitions.
+    /// A topic with one order has this number of partitions instead of one.
     Partitions(i32),
-    /// A rebuild reads all of it, and it forgets.
-    Forgets {
-        /// The property that says so.
+    /// Retention deletes messages of a topic that a rebuild reads from its beginning.
+    DeletesEvents {
+        /// Property of the topic that limits retention.
         property: String,
-        /// Its value.
+        /// Value of that property.
         value: String,
     },
-    /// What is noted of a dead letter bears its key, and would take its place.
-    Supersedes {
-        /// Its `cleanup.policy`.
+    /// Compaction would replace a dead letter by a later note on it, which has the same key.
+    Compacts {
+        /// Value of the property `cleanup.policy`.
         policy: String,
     },
-    /// Messages of ours are refused by their timestamps, unless all clocks agree.
+    /// Messages that the store produces are refused by their timestamps, unless all clocks agree.
     TimeLimit(TimeLimit),
-    /// Nobody can read or write these partitions now.
+    /// Partitions without a leader, which can be neither read nor written.
     Leaderless(Vec<i32>),
-    /// Nobody can write to it now: so many copies are in sync, and so many have to be.
+    /// Writes are refused: fewer replicas are in sync than required.
     TooFewInSync {
-        /// Copies that are in sync.
+        /// Number of replicas in sync.
         in_sync: usize,
-        /// Copies that have to be.
+        /// Number of replicas that must be in sync.
         least: usize,
     },
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for TopicProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Missing => f.write_str("does not exist"),
-            Problem::Partitions(count) => write!(f, "has {count} partitions: it is one order, and must have one"),
-            Problem::Forgets { property, value } => {
-                let keeps = if property == CLEANUP { "delete" } else { "-1" };
-                write!(f, "has {property}={value}: a rebuild reads all of it, set {property}={keeps}")
+            TopicProblem::Missing => f.write_str("does not exist"),
+            TopicProblem::Partitions(count) => {
+                write!(f, "has {count} partitions: it is one order, so that it must have one partition")
             }
-            Problem::Supersedes { policy } => write!(
+            TopicProblem::DeletesEvents { property, value } => {
+                let keeps = if property == CLEANUP { "delete" } else { "-1" };
+                write!(f, "has {property}={value}: a rebuild reads the whole topic, set {property}={keeps}")
+            }
+            TopicProblem::Compacts { policy } => write!(
                 f,
-                "has {CLEANUP}={policy}: what is noted of a dead letter bears its key and would take its place, set \
+                "has {CLEANUP}={policy}: a note on a dead letter has the same key and would replace it, set \
                  {CLEANUP}=delete"
             ),
-            Problem::TimeLimit(limit) => {
+            TopicProblem::TimeLimit(limit) => {
                 write!(
                     f,
-                    "{limit}: a message that is delayed, or of a clock that is wrong, would be refused, {}",
+                    "{limit}: a delayed message, or a message of a wrong clock, would be refused, {}",
                     limit.remedy()
                 )
             }
-            Problem::Leaderless(partitions) => {
+            TopicProblem::Leaderless(partitions) => {
                 write!(f, "has no leader for partitions {partitions:?}: bring their brokers back")
             }
-            Problem::TooFewInSync { in_sync, least } => {
+            TopicProblem::TooFewInSync { in_sync, least } => {
                 write!(f, "takes no writes: {in_sync} of its copies are in sync, and {MIN_IN_SYNC}={least}")
             }
         }
     }
 }
 
-/// What is wrong with a topic; `None`: it is not there.
-pub fn problems(topic: Topic, found: Option<&Found>) -> Vec<Problem> {
-    let Some(found) = found else { return vec![Problem::Missing] };
+/// Returns the problems of a topic; `None` for `found`: the topic does not exist.
+pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<TopicProblem> {
+    let Some(found) = found else { return vec![TopicProblem::Missing] };
     let mut problems = Vec::new();
-    if topic.is_one_order() && found.partitions != 1 {
-        problems.push(Problem::Partitions(found.partitions));
+    if topic.is_single_partition() && found.partitions != 1 {
+        problems.push(TopicProblem::Partitions(found.partitions));
     }
     let kept = [(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1"), (CLEANUP, "delete")];
-    for (property, keeps) in kept.into_iter().filter(|_| topic.makes_the_state()) {
+    for (property, keeps) in kept.into_iter().filter(|_| topic.is_state_source()) {
         if let Some(value) = found.config.get(property).filter(|value| *value != keeps) {
-            problems.push(Problem::Forgets { property: property.to_owned(), value: value.clone() });
+            problems.push(TopicProblem::DeletesEvents { property: property.to_owned(), value: value.clone() });
         }
     }
     if topic == Topic::DeadLetters
         && let Some(policy) = found.config.get(CLEANUP).filter(|policy| *policy != "delete")
     {
-        problems.push(Problem::Supersedes { policy: policy.clone() });
+        problems.push(TopicProblem::Compacts { policy: policy.clone() });
     }
-    problems.extend(times::too_narrow(topic, &found.config).into_iter().map(Problem::TimeLimit));
+    problems.extend(times::find_narrow_limits(topic, &found.config).into_iter().map(TopicProblem::TimeLimit));
     if !found.leaderless.is_empty() {
-        problems.push(Problem::Leaderless(found.leaderless.clone()));
+        problems.push(TopicProblem::Leaderless(found.leaderless.clone()));
     }
     if let (Some((_, in_sync)), Some(least)) = (found.copies, found.min_in_sync())
         && in_sync < least
     {
-        problems.push(Problem::TooFewInSync { in_sync, least });
+        problems.push(TopicProblem::TooFewInSync { in_sync, least });
     }
     problems
 }
 
-/// How a topic that works could lose what was acknowledged.
+/// A weakness of a topic that works: acknowledged messages could be lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Caution {
-    /// Dead letters that nobody has looked at go.
-    Forgets {
-        /// The property that says so.
+pub enum TopicCaution {
+    /// Retention deletes dead letters before an operator has read them.
+    DeletesDeadLetters {
+        /// Property of the topic that limits retention.
         property: &'static str,
-        /// Its value.
+        /// Value of that property.
         value: String,
     },
-    /// Nobody else has it.
+    /// Each partition has one replica.
     OneCopy,
-    /// A write is acknowledged by one copy though there are more.
+    /// A single replica can acknowledge a write, although the topic has more.
     OneInSync,
-    /// A copy that lacks something may become the leader.
+    /// A replica that lacks acknowledged messages can become the leader.
     UncleanElection,
-    /// Events of an earlier time cannot be produced.
+    /// Older events cannot be produced.
     TimeLimit(TimeLimit),
 }
 
-impl fmt::Display for Caution {
+impl fmt::Display for TopicCaution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Caution::Forgets { property, value } => write!(
-                f,
-                "has {property}={value}: dead letters that nobody has looked at are forgotten, set {property}=-1"
-            ),
-            Caution::TimeLimit(limit) => {
+            TopicCaution::DeletesDeadLetters { property, value } => {
+                write!(f, "has {property}={value}: dead letters that nobody has read are deleted, set {property}=-1")
+            }
+            TopicCaution::TimeLimit(limit) => {
                 write!(f, "{limit}: an event with an older timestamp cannot be produced, {}", limit.remedy())
             }
-            Caution::OneCopy => f.write_str("has one copy: it goes with its broker's disk"),
-            Caution::OneInSync => {
-                write!(f, "has {MIN_IN_SYNC}=1: what one copy alone has is acknowledged, set {MIN_IN_SYNC}=2")
+            TopicCaution::OneCopy => f.write_str("has one copy: it goes with its broker's disk"),
+            TopicCaution::OneInSync => {
+                write!(f, "has {MIN_IN_SYNC}=1: a message that only one copy has is acknowledged, set {MIN_IN_SYNC}=2")
             }
-            Caution::UncleanElection => write!(
+            TopicCaution::UncleanElection => write!(
                 f,
-                "has {UNCLEAN_ELECTION}=true: a copy that lacks what was acknowledged may become the leader, set \
+                "has {UNCLEAN_ELECTION}=true: a copy that lacks acknowledged messages may become the leader, set \
                  {UNCLEAN_ELECTION}=false"
             ),
         }
     }
 }
 
-/// What should be otherwise with a topic that a rebuild reads, or that of the dead letters, which operators read.
-pub fn cautions(topic: Topic, found: &Found) -> Vec<Caution> {
-    let is_kept = topic.makes_the_state() || topic == Topic::DeadLetters;
+/// Returns the weaknesses of a topic that a rebuild reads, or of the topic of dead letters, which operators read.
+pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<TopicCaution> {
+    let is_kept = topic.is_state_source() || topic == Topic::DeadLetters;
     let copies = found.copies.map(|(copies, _)| copies).filter(|_| is_kept);
     let many = copies.is_some_and(|copies| copies > 1);
     let is = |property: &str, value: &str| found.config.get(property).is_some_and(|found| found == value);
     let bounds = [RETENTION_MS, RETENTION_BYTES].into_iter().filter(|_| topic == Topic::DeadLetters);
-    let forgets = bounds.filter_map(|property| {
+    let deletes = bounds.filter_map(|property| {
         let value = found.config.get(property).filter(|value| *value != "-1")?.clone();
-        Some(Caution::Forgets { property, value })
+        Some(TopicCaution::DeletesDeadLetters { property, value })
     });
     let loses = [
-        (copies == Some(1), Caution::OneCopy),
-        (many && is(MIN_IN_SYNC, "1"), Caution::OneInSync),
-        (many && is(UNCLEAN_ELECTION, "true"), Caution::UncleanElection),
+        (copies == Some(1), TopicCaution::OneCopy),
+        (many && is(MIN_IN_SYNC, "1"), TopicCaution::OneInSync),
+        (many && is(UNCLEAN_ELECTION, "true"), TopicCaution::UncleanElection),
     ]
     .into_iter()
     .filter_map(|(holds, caution)| holds.then_some(caution));
-    let times = times::refuses_old(topic, &found.config).into_iter().map(Caution::TimeLimit);
-    forgets.chain(loses).chain(times).collect()
+    let times = times::find_age_limits(topic, &found.config).into_iter().map(TopicCaution::TimeLimit);
+    deletes.chain(loses).chain(times).collect()
 }
 
 #[cfg(test)]
@@ -272,113 +274,123 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn found(partitions: i32, config: &[(&str, &str)]) -> Found {
+    fn found(partitions: i32, config: &[(&str, &str)]) -> ObservedTopic {
         let config = config.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        Found { config, ..Found::of_partitions(partitions) }
+        ObservedTopic { config, ..ObservedTopic::with_partition_count(partitions) }
     }
 
     #[test]
-    fn what_is_made_is_as_it_has_to_be() {
-        let made = Made { partitions: 5, replication_factor: Some(3), outcomes_ms: Some(7) };
-        let new = new_topics(&Config::default().kafka.topics, made);
+    fn created_topics_have_no_problems_and_no_cautions() {
+        let settings = NewTopicSettings { partitions: 5, replication_factor: Some(3), outcomes_ms: Some(7) };
+        let new = new_topics(&Config::default().kafka.topics, settings);
         for (topic, new) in Topic::ALL.into_iter().zip(&new) {
             let config = new.config.iter().cloned().collect();
-            let found = Found { copies: Some((3, 3)), config, ..Found::of_partitions(new.partitions) };
-            assert_eq!(problems(topic, Some(&found)), [], "{}", new.name);
-            assert_eq!(cautions(topic, &found), [], "{}", new.name);
+            let found =
+                ObservedTopic { copies: Some((3, 3)), config, ..ObservedTopic::with_partition_count(new.partitions) };
+            assert_eq!(find_problems(topic, Some(&found)), [], "{}", new.name);
+            assert_eq!(find_cautions(topic, &found), [], "{}", new.name);
             assert_eq!(found.config["min.insync.replicas"], "2");
             let kept = if topic == Topic::Outcomes { "7" } else { "-1" };
             assert_eq!(found.config[RETENTION_MS], kept, "{}", new.name);
         }
         assert_eq!(new.iter().filter(|topic| topic.partitions == 5).count(), 3);
-        let plain = new_topics(&Config::default().kafka.topics, Made::with_partitions(1));
+        let plain = new_topics(&Config::default().kafka.topics, NewTopicSettings::with_partitions(1));
         assert!(plain.iter().flat_map(|topic| &topic.config).all(|(key, _)| key != "min.insync.replicas"));
     }
 
     #[test]
-    fn what_the_cluster_makes_copies_of_by_itself_is_to_be_in_sync_by_their_number() {
+    fn min_insync_replicas_follows_the_default_replication_of_the_cluster() {
         let new = |replication_factor| {
-            let made = Made { replication_factor, ..Made::with_partitions(1) };
-            new_topics(&Config::default().kafka.topics, made).remove(0)
+            let settings = NewTopicSettings { replication_factor, ..NewTopicSettings::with_partitions(1) };
+            new_topics(&Config::default().kafka.topics, settings).remove(0)
         };
-        let by_copies = |wanted: &NewTopic, copies| config_by_copies(wanted, &copied(copies, copies, &[]));
+        let by_copies = |wanted: &NewTopic, copies| config_for_replicas(wanted, &copied(copies, copies, &[]));
         assert_eq!(by_copies(&new(None), 3), Some(new(Some(3)).config));
         assert_eq!([1, 2].map(|copies| by_copies(&new(None), copies)), [None, None]);
-        assert_eq!(by_copies(&new(Some(3)), 3), None, "it was made so");
-        assert_eq!(config_by_copies(&new(None), &Found::of_partitions(1)), None);
+        assert_eq!(by_copies(&new(Some(3)), 3), None, "the topic was created with it");
+        assert_eq!(config_for_replicas(&new(None), &ObservedTopic::with_partition_count(1)), None);
     }
 
     #[test]
-    fn what_forgets_or_has_no_order_is_named() {
-        let told = |topic, partitions, config: &[(&str, &str)]| {
-            let told: Vec<String> =
-                problems(topic, Some(&found(partitions, config))).iter().map(Problem::to_string).collect();
-            told.join("; ")
+    fn retention_compaction_and_wrong_partition_counts_are_problems() {
+        let described = |topic, partitions, config: &[(&str, &str)]| {
+            let described: Vec<String> =
+                find_problems(topic, Some(&found(partitions, config))).iter().map(TopicProblem::to_string).collect();
+            described.join("; ")
         };
-        assert_eq!(problems(Topic::Chain, None), [Problem::Missing]);
-        assert_eq!(told(Topic::Chain, 3, &[]), "has 3 partitions: it is one order, and must have one");
-        assert_eq!(told(Topic::ValidatedTxs, 3, &[(RETENTION_MS, "-1"), (CLEANUP, "delete")]), "");
-        let forgets = told(Topic::Decisions, 1, &[(RETENTION_MS, "604800000"), (CLEANUP, "compact,delete")]);
-        assert!(forgets.contains("retention.ms=604800000") && forgets.contains("set retention.ms=-1"), "{forgets}");
-        assert!(forgets.contains("set cleanup.policy=delete"), "{forgets}");
-        assert!(told(Topic::Reorgs, 1, &[(RETENTION_BYTES, "1000")]).contains("retention.bytes=1000"));
-        assert_eq!(told(Topic::Outcomes, 3, &[(RETENTION_MS, "1")]), "");
-        assert_eq!(told(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "", "it is warned of");
-        let supersedes = told(Topic::DeadLetters, 3, &[(CLEANUP, "compact")]);
-        assert!(supersedes.contains("cleanup.policy=compact") && supersedes.ends_with("set cleanup.policy=delete"));
-        assert_eq!(told(Topic::DeadLetters, 3, &[(CLEANUP, "delete")]), "");
+        assert_eq!(find_problems(Topic::Chain, None), [TopicProblem::Missing]);
+        assert_eq!(
+            described(Topic::Chain, 3, &[]),
+            "has 3 partitions: it is one order, so that it must have one partition"
+        );
+        assert_eq!(described(Topic::ValidatedTxs, 3, &[(RETENTION_MS, "-1"), (CLEANUP, "delete")]), "");
+        let deletes = described(Topic::Decisions, 1, &[(RETENTION_MS, "604800000"), (CLEANUP, "compact,delete")]);
+        assert!(deletes.contains("retention.ms=604800000") && deletes.contains("set retention.ms=-1"), "{deletes}");
+        assert!(deletes.contains("set cleanup.policy=delete"), "{deletes}");
+        assert!(described(Topic::Reorgs, 1, &[(RETENTION_BYTES, "1000")]).contains("retention.bytes=1000"));
+        assert_eq!(described(Topic::Outcomes, 3, &[(RETENTION_MS, "1")]), "");
+        assert_eq!(described(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "", "retention is a caution");
+        let compacts = described(Topic::DeadLetters, 3, &[(CLEANUP, "compact")]);
+        assert!(compacts.contains("cleanup.policy=compact") && compacts.ends_with("set cleanup.policy=delete"));
+        assert_eq!(described(Topic::DeadLetters, 3, &[(CLEANUP, "delete")]), "");
     }
 
-    fn copied(copies: usize, in_sync: usize, config: &[(&str, &str)]) -> Found {
-        Found { copies: Some((copies, in_sync)), ..found(1, config) }
+    fn copied(copies: usize, in_sync: usize, config: &[(&str, &str)]) -> ObservedTopic {
+        ObservedTopic { copies: Some((copies, in_sync)), ..found(1, config) }
     }
 
     #[test]
-    fn what_takes_no_writes_or_has_no_leader_is_named() {
-        let told = |found: &Found| {
-            let told: Vec<String> = problems(Topic::Outcomes, Some(found)).iter().map(Problem::to_string).collect();
-            told.join("; ")
+    fn missing_replicas_and_missing_leaders_are_problems() {
+        let described = |found: &ObservedTopic| {
+            let described: Vec<String> =
+                find_problems(Topic::Outcomes, Some(found)).iter().map(TopicProblem::to_string).collect();
+            described.join("; ")
         };
-        assert_eq!(told(&copied(3, 2, &[(MIN_IN_SYNC, "2")])), "");
-        let few = told(&copied(3, 1, &[(MIN_IN_SYNC, "2")]));
+        assert_eq!(described(&copied(3, 2, &[(MIN_IN_SYNC, "2")])), "");
+        let few = described(&copied(3, 1, &[(MIN_IN_SYNC, "2")]));
         assert!(few.starts_with("takes no writes: 1 of its copies") && few.ends_with("replicas=2"), "{few}");
-        let leaderless = told(&Found { leaderless: vec![0, 2], ..copied(1, 1, &[]) });
+        let leaderless = described(&ObservedTopic { leaderless: vec![0, 2], ..copied(1, 1, &[]) });
         assert!(leaderless.contains("partitions [0, 2]"), "{leaderless}");
     }
 
     #[test]
-    fn dead_letters_that_go_before_anybody_has_looked_at_them_are_cautioned_of() {
-        let told = |topic, config: &[(&str, &str)]| {
-            let told: Vec<String> = cautions(topic, &found(1, config)).iter().map(Caution::to_string).collect();
-            told.join("; ")
+    fn retention_of_dead_letters_is_a_caution() {
+        let described = |topic, config: &[(&str, &str)]| {
+            let described: Vec<String> =
+                find_cautions(topic, &found(1, config)).iter().map(TopicCaution::to_string).collect();
+            described.join("; ")
         };
-        let forgets = [(RETENTION_MS, "604800000"), (RETENTION_BYTES, "1000")];
-        let cautioned = told(Topic::DeadLetters, &forgets);
+        let deletes = [(RETENTION_MS, "604800000"), (RETENTION_BYTES, "1000")];
+        let cautioned = described(Topic::DeadLetters, &deletes);
         assert!(cautioned.contains("retention.ms=604800000") && cautioned.contains("set retention.bytes=-1"));
-        assert_eq!(told(Topic::DeadLetters, &[(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1")]), "");
-        assert_eq!(told(Topic::Outcomes, &forgets), "", "who listens has heard of it");
+        assert_eq!(described(Topic::DeadLetters, &[(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1")]), "");
+        assert_eq!(described(Topic::Outcomes, &deletes), "", "clients read outcomes at once");
     }
 
     #[test]
-    fn what_could_be_lost_with_a_broker_is_cautioned_of_where_it_is_kept_for_good() {
-        use Caution::{OneCopy, OneInSync, UncleanElection};
+    fn weak_replication_is_a_caution_for_topics_with_unlimited_retention() {
+        use TopicCaution::{OneCopy, OneInSync, UncleanElection};
         let careless = [(MIN_IN_SYNC, "1"), (UNCLEAN_ELECTION, "true")];
         let careful = [(MIN_IN_SYNC, "2"), (UNCLEAN_ELECTION, "false")];
         for (copies, config, expected) in
             [(1, &careless, vec![OneCopy]), (3, &careless, vec![OneInSync, UncleanElection]), (3, &careful, vec![])]
         {
             let found = copied(copies, copies, config);
-            assert_eq!(cautions(Topic::Chain, &found), expected);
-            assert_eq!(cautions(Topic::DeadLetters, &found), expected);
-            assert_eq!(cautions(Topic::Outcomes, &found), []);
+            assert_eq!(find_cautions(Topic::Chain, &found), expected);
+            assert_eq!(find_cautions(Topic::DeadLetters, &found), expected);
+            assert_eq!(find_cautions(Topic::Outcomes, &found), []);
         }
-        assert_eq!(cautions(Topic::Chain, &Found::of_partitions(1)), [], "nothing is known of its copies");
+        assert_eq!(
+            find_cautions(Topic::Chain, &ObservedTopic::with_partition_count(1)),
+            [],
+            "the number of copies is unknown"
+        );
     }
 
     #[test]
-    fn a_topic_is_shown_with_what_is_known_of_it() {
-        assert_eq!(Found::of_partitions(1).to_string(), "1 partition");
-        let found = Found { partitions: 3, ..copied(3, 2, &[(MIN_IN_SYNC, "2")]) };
+    fn a_topic_is_printed_with_its_known_properties() {
+        assert_eq!(ObservedTopic::with_partition_count(1).to_string(), "1 partition");
+        let found = ObservedTopic { partitions: 3, ..copied(3, 2, &[(MIN_IN_SYNC, "2")]) };
         assert_eq!(found.to_string(), "3 partitions, 2 of 3 copies in sync, min.insync.replicas=2");
         assert_eq!(copied(1, 1, &[]).to_string(), "1 partition, 1 of 1 copy in sync");
     }

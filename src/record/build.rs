@@ -1,142 +1,146 @@
-//! The pages that a transaction starts as: its master, and the others one at a time.
+//! Builds the pages of a new transaction: the master at once, the other pages one at a time.
 
-mod others;
+mod other_pages;
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
-pub use others::OtherPages;
+pub use other_pages::OtherPages;
 
 use super::{Body, Master, MinedIn, Page, Slot, StoredOutput, Verdict};
 use crate::tx::{InvalidTransaction, MAX_MONEY, Network, Output, Transaction, Txid, UtxoHash, has_slot, utxo_hash};
 
-/// A coinbase is spendable in a block this much higher than its own.
+/// Number of blocks after its own block from which a coinbase is spendable.
 pub const COINBASE_MATURITY: u32 = 100;
 
-/// What the pages of a transaction depend on besides its bytes.
+/// Parameters that the pages of a transaction depend on besides its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Setting {
-    /// Decides which outputs get a slot.
+pub struct PageParams {
+    /// Network, which decides the outputs that get a slot.
     pub network: Network,
-    /// The block that the transaction can first be in, or is in.
+    /// Height of the block that the transaction can first be in, or is in.
     pub height: u32,
-    /// Slots a page (`utxo_batch_size`); at least 1.
+    /// Slots per page (`utxo_batch_size`); at least 1.
     pub batch_size: u32,
-    /// Now, ms since the epoch.
+    /// Time of the creation, ms since the epoch.
     pub created_at: u64,
 }
 
-/// How a transaction of the log starts.
+/// State in which a new transaction starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Start {
-    /// Its outputs are not spendable yet.
+pub struct NewTxState {
+    /// The outputs are not spendable yet.
     pub locked: bool,
-    /// It is contested, and conflicting until the sequencer says otherwise; `Pending` where it has not spoken yet.
+    /// Verdict of a contested transaction, which is conflicting until the sequencer accepts it. `Pending`: no decision
+    /// yet; `None`: not contested.
     pub verdict: Option<Verdict>,
-    /// The block that lists it already.
-    pub listed: Listed,
+    /// Block that already lists the transaction.
+    pub listed: BlockListing,
 }
 
-/// Which bodies are kept with their masters (`semantics.md`, "External"); the others go to the blob store.
+/// Bodies that are inline in their masters (`semantics.md`, "External"); all other bodies go to the blob store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Inline {
-    /// All of them: there is no blob store.
+pub enum InlineBodies {
+    /// All bodies: the store has no blob store.
     #[default]
     All,
-    /// Those of one page and at most so many bytes: of a transaction in extended format, or of the outputs of a partial one.
+    /// Bodies of one page and at most so many bytes. The size is that of the transaction in extended format, or that of
+    /// the outputs of a partial transaction.
     UpTo(u64),
 }
 
-impl Inline {
-    /// Whether a transaction of so many other pages keeps its body with its master.
-    pub fn takes(self, body: &Body, others: u32) -> bool {
+impl InlineBodies {
+    /// Returns whether the body of a transaction with so many other pages is inline in the master.
+    pub fn is_inline(self, body: &Body, others: u32) -> bool {
         match self {
-            Inline::All => true,
-            Inline::UpTo(limit) => others == 0 && body.size() <= limit,
+            InlineBodies::All => true,
+            InlineBodies::UpTo(limit) => others == 0 && body.size() <= limit,
         }
     }
 }
 
-/// Whether a block lists a transaction that is being created.
+/// Block that lists a transaction at its creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Listed {
-    /// None does.
+pub enum BlockListing {
+    /// No block lists the transaction.
     #[default]
     No,
-    /// One of the longest chain.
+    /// A block of the longest chain lists the transaction.
     LongestChain(MinedIn),
-    /// One of a side chain.
+    /// A block of a side chain lists the transaction.
     SideChain(MinedIn),
 }
 
-/// An output of a partial transaction.
+/// Known output of a partial transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SeededOutput {
-    /// Its index.
+pub struct KnownOutput {
+    /// Index of the output.
     pub vout: u32,
-    /// Amount and script.
+    /// Amount and locking script.
     pub output: StoredOutput,
 }
 
-/// A partial transaction: only (some of) its outputs are known.
+/// Known outputs of a partial transaction, from which its pages are built.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seed {
-    /// Its id, which cannot be checked.
+pub struct KnownOutputs {
+    /// Txid, which the outputs cannot verify.
     pub txid: Txid,
-    /// Whether it is a coinbase.
+    /// The transaction is a coinbase.
     pub coinbase: bool,
-    /// The outputs that are known, in any order.
-    pub outputs: Vec<SeededOutput>,
+    /// Known outputs, in any order.
+    pub outputs: Vec<KnownOutput>,
 }
 
-/// Why there is no page of a partial transaction.
+/// Error of a partial transaction that no page can hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidSeed {
-    /// No output is known.
-    #[error("a partial transaction without outputs")]
+pub enum InvalidPartialTx {
+    /// The transaction has no known output.
+    #[error("the partial transaction has no outputs")]
     NoOutputs,
-    /// One output comes twice.
-    #[error("output {0} is there twice")]
+    /// An output is in the list twice; holds its index.
+    #[error("output {0} is in the list twice")]
     RepeatedOutput(u32),
-    /// The outputs add up to more satoshis than there can be.
-    #[error("the outputs hold more than the 2,100,000,000,000,000 satoshis that there can be")]
+    /// The sum of the outputs exceeds [`MAX_MONEY`].
+    #[error("the sum of the outputs exceeds 2,100,000,000,000,000 satoshis (21 million coins)")]
     TooMuchMoney,
-    /// Above what a blob of outputs can say.
+    /// A blob of outputs cannot hold the height; see [`HEIGHT_LIMIT`].
     #[error("height {0} is not below 2,147,483,648")]
     TooHigh(u32),
-    /// Keeps a short message from asking for gigabytes of gaps.
-    #[error("output {vout} is beyond the first {MOST_SEEDED}, of which a partial transaction may name some")]
+    /// The index of an output is too great: a short message could otherwise ask for gigabytes of gaps.
+    #[error("output {vout} is not below {MAX_PARTIAL_OUTPUTS}, the limit of a partial transaction")]
     TooWide {
-        /// The output.
+        /// Index of the output.
         vout: u32,
     },
 }
 
-/// Every height that an event says is below it: something may be added to it, and in a blob it shares its bytes with a flag.
+/// Limit of every height in an event. A height below the limit leaves room for sums, and for the flag that shares its
+/// bytes in a blob.
 pub const HEIGHT_LIMIT: u32 = 1 << 31;
 
-/// Outputs that a partial transaction may have, gaps and all.
-pub const MOST_SEEDED: u32 = 1 << 20;
+/// Limit of the number of outputs of a partial transaction, gaps included.
+pub const MAX_PARTIAL_OUTPUTS: u32 = 1 << 20;
 
-/// A transaction as the store will hold it.
+/// All pages of a new transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
-    /// Page 0. Live, or `creating` where there are others, or contested. It has its body.
+    /// Page 0 with its body: live, contested, or `creating` where the transaction has other pages.
     pub master: Page,
-    /// The others, where there are any; or where the body is kept apart, which takes several writes, too: then perhaps none.
+    /// Pages besides the master. `Some` without pages where only the body goes to the blob store, which takes several
+    /// writes, too.
     pub others: Option<OtherPages>,
 }
 
 impl Pages {
-    /// The same for a store that keeps these bodies with their masters.
-    pub fn keeping(self, inline: Inline, setting: &Setting) -> Self {
-        let is_apart = self.master.body().is_some_and(|body| !inline.takes(body, 0));
-        let others = self.others.or_else(|| is_apart.then(|| OtherPages::none(self.master.txid, setting)));
+    /// Prepares a creation of several writes where the body is not inline: adds an empty list of other pages.
+    pub fn place_body(self, inline: InlineBodies, params: &PageParams) -> Self {
+        let is_external = self.master.body().is_some_and(|body| !inline.is_inline(body, 0));
+        let others = self.others.or_else(|| is_external.then(|| OtherPages::empty(self.master.txid, params)));
         Pages { others, ..self }
     }
 
-    /// All of them at once, the others `creating` since then: for transactions that are known to be small.
+    /// Returns all pages at once, the other pages `creating` since `creating_at` (ms). For small transactions only.
     pub fn all(self, creating_at: u64) -> Vec<Page> {
         let others =
             self.others.iter().flat_map(|others| others.numbers().map(|number| others.page(number, creating_at)));
@@ -145,39 +149,40 @@ impl Pages {
     }
 }
 
-/// The pages of `transaction`. `body` holds its bytes: the format that it came in is kept.
+/// Builds the pages of `transaction`. `body` holds the transaction's bytes, whose format is kept.
 ///
-/// More than one page: each starts with `creating`, but for the master of one that is contested: its verdict bars the others.
+/// Of several pages each starts as `creating`. Only the master of a contested transaction does not: its verdict already
+/// makes the other pages unspendable.
 ///
 /// # Errors
-/// An input without previous output, an overspend, a sum that overflows: its fee cannot be told.
-pub fn pages_of(
+/// Fails where the fee is not computable: at an input without previous output, an overspend, or a sum that overflows.
+pub fn build_pages(
     transaction: &Transaction<'_>,
     body: Bytes,
     txid: Txid,
-    setting: &Setting,
-    start: &Start,
+    params: &PageParams,
+    start: &NewTxState,
 ) -> Result<Pages, InvalidTransaction> {
-    let mut whole = Page::empty(txid);
-    whole.version = transaction.version();
-    whole.lock_time = transaction.lock_time();
-    whole.fee = transaction.fee()?;
-    whole.size_in_bytes = transaction.standard_len() as u64;
-    whole.extended_size = transaction.extended_len() as u64;
-    whole.locked = start.locked;
-    set_coinbase(&mut whole, transaction.is_coinbase(), setting.height);
+    let mut blank = Page::empty(txid);
+    blank.version = transaction.version();
+    blank.lock_time = transaction.lock_time();
+    blank.fee = transaction.fee()?;
+    blank.size_in_bytes = transaction.standard_len() as u64;
+    blank.extended_size = transaction.extended_len() as u64;
+    blank.locked = start.locked;
+    set_coinbase(&mut blank, transaction.is_coinbase(), params.height);
 
     let mut outputs = transaction.outputs();
-    let first = outputs.by_ref().take(setting.slots_a_page()).zip(0..);
-    let slots = first.map(|(output, vout)| slot_of(&txid, vout, output.script, output.satoshis, setting)).collect();
+    let first = outputs.by_ref().take(params.slots_per_page()).zip(0..);
+    let slots = first.map(|(output, vout)| slot_of(&txid, vout, output.script, output.satoshis, params)).collect();
     let (others, spent_pages) = match outputs.len() {
         0 => (None, BTreeSet::new()),
-        _ => OtherPages::of_outputs(whole.clone(), body.clone(), outputs, setting),
+        _ => OtherPages::of_outputs(blank.clone(), body.clone(), outputs, params),
     };
     let (mined, unmined_since) = match start.listed {
-        Listed::No => (vec![], Some(setting.height)),
-        Listed::LongestChain(mined_in) => (vec![mined_in], None),
-        Listed::SideChain(mined_in) => (vec![mined_in], Some(setting.height)),
+        BlockListing::No => (vec![], Some(params.height)),
+        BlockListing::LongestChain(mined_in) => (vec![mined_in], None),
+        BlockListing::SideChain(mined_in) => (vec![mined_in], Some(params.height)),
     };
     let master = Master {
         total_utxos: transaction.output_count() as u32,
@@ -186,77 +191,83 @@ pub fn pages_of(
         body: Some(Body::Transaction(body)),
         verdict: start.verdict,
         spent_pages,
-        ..empty_master(setting)
+        ..empty_master(params)
     };
-    Ok(Pages { master: finish(whole, slots, master, others.as_ref(), setting), others })
+    Ok(Pages { master: finish_master(blank, slots, master, others.as_ref(), params), others })
 }
 
-/// The pages of a partial transaction, mined on the longest chain in block 0 (before this store began).
+/// Builds the pages of a partial transaction, mined on the longest chain in block 0 (before this store began).
 ///
 /// # Errors
-/// See [`InvalidSeed`].
-pub fn seeded_pages(seed: &Seed, setting: &Setting) -> Result<Pages, InvalidSeed> {
-    let greatest = seed.outputs.iter().map(|output| output.vout).max().ok_or(InvalidSeed::NoOutputs)?;
-    if greatest >= MOST_SEEDED {
-        return Err(InvalidSeed::TooWide { vout: greatest });
+/// Fails for outputs that no page can hold, see [`InvalidPartialTx`].
+pub fn build_partial_pages(known: &KnownOutputs, params: &PageParams) -> Result<Pages, InvalidPartialTx> {
+    let greatest = known.outputs.iter().map(|output| output.vout).max().ok_or(InvalidPartialTx::NoOutputs)?;
+    if greatest >= MAX_PARTIAL_OUTPUTS {
+        return Err(InvalidPartialTx::TooWide { vout: greatest });
     }
-    if setting.height >= HEIGHT_LIMIT {
-        return Err(InvalidSeed::TooHigh(setting.height));
+    if params.height >= HEIGHT_LIMIT {
+        return Err(InvalidPartialTx::TooHigh(params.height));
     }
-    let sum = seed.outputs.iter().try_fold(0_u64, |sum, output| sum.checked_add(output.output.satoshis));
+    let sum = known.outputs.iter().try_fold(0_u64, |sum, output| sum.checked_add(output.output.satoshis));
     if sum.is_none_or(|sum| sum > MAX_MONEY) {
-        return Err(InvalidSeed::TooMuchMoney);
+        return Err(InvalidPartialTx::TooMuchMoney);
     }
     let mut outputs = vec![None; greatest as usize + 1];
-    for SeededOutput { vout, output } in &seed.outputs {
+    for KnownOutput { vout, output } in &known.outputs {
         if outputs[*vout as usize].replace(output.clone()).is_some() {
-            return Err(InvalidSeed::RepeatedOutput(*vout));
+            return Err(InvalidPartialTx::RepeatedOutput(*vout));
         }
     }
-    let mut whole = Page::empty(seed.txid);
-    set_coinbase(&mut whole, seed.coinbase, setting.height);
-    let slots = others::slots_of_partial(&seed.txid, &outputs, 0, setting);
-    let (others, spent_pages) = match outputs.len() <= setting.slots_a_page() {
+    let mut blank = Page::empty(known.txid);
+    set_coinbase(&mut blank, known.coinbase, params.height);
+    let slots = other_pages::build_partial_slots(&known.txid, &outputs, 0, params);
+    let (others, spent_pages) = match outputs.len() <= params.slots_per_page() {
         true => (None, BTreeSet::new()),
-        false => OtherPages::of_partial(whole.clone(), outputs.clone(), setting),
+        false => OtherPages::of_partial(blank.clone(), outputs.clone(), params),
     };
     let master = Master {
         total_utxos: outputs.len() as u32,
-        mined: vec![MinedIn { block_id: 0, height: setting.height, subtree: 0 }],
+        mined: vec![MinedIn { block_id: 0, height: params.height, subtree: 0 }],
         body: Some(Body::Outputs(outputs)),
         spent_pages,
-        ..empty_master(setting)
+        ..empty_master(params)
     };
-    Ok(Pages { master: finish(whole, slots, master, others.as_ref(), setting), others })
+    Ok(Pages { master: finish_master(blank, slots, master, others.as_ref(), params), others })
 }
 
-fn finish(whole: Page, slots: Vec<Slot>, master: Master, others: Option<&OtherPages>, setting: &Setting) -> Page {
+fn finish_master(
+    blank: Page,
+    slots: Vec<Slot>,
+    master: Master,
+    others: Option<&OtherPages>,
+    params: &PageParams,
+) -> Page {
     let contested = master.verdict.is_some();
     Page {
         conflicting: contested,
-        creating_at: (others.is_some() && !contested).then_some(setting.created_at),
-        record_utxos: count(&slots),
+        creating_at: (others.is_some() && !contested).then_some(params.created_at),
+        record_utxos: count_slots(&slots),
         utxos: Some(slots),
         master: Some(Box::new(Master { total_extra_recs: others.map_or(0, OtherPages::count), ..master })),
-        ..whole
+        ..blank
     }
 }
 
-impl Setting {
-    fn slots_a_page(&self) -> usize {
+impl PageParams {
+    fn slots_per_page(&self) -> usize {
         self.batch_size.max(1) as usize
     }
 }
 
-fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, setting: &Setting) -> Slot {
-    if has_slot(txid, script, setting.height, setting.network) {
+fn slot_of(txid: &Txid, vout: u32, script: &[u8], satoshis: u64, params: &PageParams) -> Slot {
+    if has_slot(txid, script, params.height, params.network) {
         Slot::Unspent(utxo_hash(txid, vout, script, satoshis))
     } else {
         Slot::Nil
     }
 }
 
-/// The slots of a transaction's outputs in a block of this height, by index, with the hash of each.
+/// Returns the slots that a transaction's outputs have in a block of this height: index and UTXO hash of each.
 pub fn added_slots<'a>(
     txid: Txid,
     outputs: impl Iterator<Item = Option<Output<'a>>>,
@@ -270,7 +281,7 @@ pub fn added_slots<'a>(
     outputs.zip(0..).filter_map(slot).collect()
 }
 
-fn count(slots: &[Slot]) -> u32 {
+fn count_slots(slots: &[Slot]) -> u32 {
     slots.iter().filter(|slot| **slot != Slot::Nil).count() as u32
 }
 
@@ -279,8 +290,8 @@ fn set_coinbase(page: &mut Page, is_coinbase: bool, height: u32) {
     page.spending_height = is_coinbase.then(|| height.saturating_add(COINBASE_MATURITY));
 }
 
-fn empty_master(setting: &Setting) -> Master {
-    Master { created_at: setting.created_at, ..Master::default() }
+fn empty_master(params: &PageParams) -> Master {
+    Master { created_at: params.created_at, ..Master::default() }
 }
 
 #[cfg(test)]
@@ -291,14 +302,14 @@ mod tests {
     use super::*;
     use crate::tx::{Outpoint, TransactionBuilder};
 
-    fn setting(batch_size: u32) -> Setting {
-        Setting { network: Network::Main, height: 1_000, batch_size, created_at: 5 }
+    fn params(batch_size: u32) -> PageParams {
+        PageParams { network: Network::Main, height: 1_000, batch_size, created_at: 5 }
     }
 
-    fn build(bytes: &[u8], setting: &Setting, start: &Start) -> Vec<Page> {
+    fn build(bytes: &[u8], params: &PageParams, start: &NewTxState) -> Vec<Page> {
         let transaction = Transaction::parse(bytes).unwrap();
         let body = Bytes::copy_from_slice(bytes);
-        pages_of(&transaction, body, transaction.txid(), setting, start).unwrap().all(5)
+        build_pages(&transaction, body, transaction.txid(), params, start).unwrap().all(5)
     }
 
     fn builder() -> TransactionBuilder {
@@ -315,14 +326,14 @@ mod tests {
         TransactionBuilder::default().input(Outpoint::NULL, &[1], u32::MAX, None).output(50, &[0x51]).standard()
     }
 
-    /// Blobs of a bin that is a list; nil is empty.
+    /// Returns the blobs of a bin that holds a list; `None` for nil.
     fn blobs(bin: &Value) -> Vec<Option<UtxoHash>> {
         let list = bin["list"].as_array().unwrap();
         list.iter().map(|slot| slot["blob"].as_str().map(|hash| hash.parse().unwrap())).collect()
     }
 
     #[test]
-    fn pages_are_what_the_reference_wrote() {
+    fn pages_equal_those_of_the_reference() {
         let reference: Value = serde_json::from_str(include_str!("../../tests/data/reference-records.json")).unwrap();
         let mut compared = 0;
         for step in reference["steps"].as_array().unwrap() {
@@ -334,13 +345,13 @@ mod tests {
             let records = step["records"].as_array().unwrap();
             let mut records: Vec<&Value> = records.iter().filter(|record| record["tx"] == name).collect();
             records.sort_by_key(|record| record["record"].as_u64());
-            let start = Start {
+            let start = NewTxState {
                 locked: call.contains("locked"),
                 verdict: call.contains("conflicting").then_some(Verdict::Pending),
-                listed: if call.contains("mined") { Listed::LongestChain(listed) } else { Listed::No },
+                listed: if call.contains("mined") { BlockListing::LongestChain(listed) } else { BlockListing::No },
             };
             let height = call.split("height ").nth(1).unwrap().split([',', ')']).next().unwrap().parse().unwrap();
-            let pages = build(&bytes, &Setting { height, ..setting(5) }, &start);
+            let pages = build(&bytes, &PageParams { height, ..params(5) }, &start);
             assert_eq!(pages.len(), records.len(), "{call}");
             for (page, record) in pages.iter().zip(records) {
                 compare(page, &record["bins"], call);
@@ -381,14 +392,14 @@ mod tests {
         assert_eq!(Some(u64::from(master.total_extra_recs)), int("totalExtraRecs"), "{call}");
         assert_eq!(master.unmined_since.map(u64::from), int("unminedSince"), "{call}");
         assert_eq!(master.mined.len(), bins["blockIDs"]["list"].as_array().unwrap().len(), "{call}");
-        let inline = Inline::UpTo(1 << 20).takes(page.body().unwrap(), master.total_extra_recs);
+        let inline = InlineBodies::UpTo(1 << 20).is_inline(page.body().unwrap(), master.total_extra_recs);
         assert_eq!(!inline, flag("external"), "{call}");
     }
 
     #[test]
     fn one_page_has_the_body_and_is_live() {
         let bytes = payment(3);
-        let pages = build(&bytes, &setting(3), &Start::default());
+        let pages = build(&bytes, &params(3), &NewTxState::default());
         let [page] = &pages[..] else { panic!() };
         assert_eq!(page.master.as_ref().unwrap().body, Some(Body::Transaction(bytes.into())));
         assert_eq!(page.state(), crate::record::TxState::Live);
@@ -396,7 +407,7 @@ mod tests {
 
     #[test]
     fn several_pages_are_in_creation() {
-        let pages = build(&payment(7), &setting(3), &Start::default());
+        let pages = build(&payment(7), &params(3), &NewTxState::default());
         let sizes: Vec<usize> = pages.iter().map(|page| page.utxos.as_ref().unwrap().len()).collect();
         assert_eq!(sizes, [3, 3, 1]);
         for (number, page) in pages.iter().enumerate() {
@@ -408,43 +419,48 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_kept_apart_by_its_size_and_by_its_pages() {
+    fn bodies_are_external_by_size_and_by_pages() {
         let bytes = payment(3);
         let (transaction, size) = (Transaction::parse(&bytes).unwrap(), bytes.len() as u64);
         let pages = |batch_size, inline| {
-            let (body, setting) = (Bytes::copy_from_slice(&bytes), setting(batch_size));
-            let pages = pages_of(&transaction, body, transaction.txid(), &setting, &Start::default()).unwrap();
-            let others = pages.keeping(inline, &setting).others;
+            let (body, params) = (Bytes::copy_from_slice(&bytes), params(batch_size));
+            let pages = build_pages(&transaction, body, transaction.txid(), &params, &NewTxState::default()).unwrap();
+            let others = pages.place_body(inline, &params).others;
             others.map(|others| others.count())
         };
         assert_eq!(
-            [Inline::All, Inline::UpTo(size), Inline::UpTo(size - 1)].map(|inline| pages(3, inline)),
+            [InlineBodies::All, InlineBodies::UpTo(size), InlineBodies::UpTo(size - 1)].map(|inline| pages(3, inline)),
             [None, None, Some(0)]
         );
-        assert_eq!([Inline::All, Inline::UpTo(size)].map(|inline| pages(2, inline)), [Some(1), Some(1)]);
+        assert_eq!([InlineBodies::All, InlineBodies::UpTo(size)].map(|inline| pages(2, inline)), [Some(1), Some(1)]);
         let body = Body::Transaction(bytes.into());
-        assert_eq!([0, 1].map(|others| Inline::UpTo(size).takes(&body, others)), [true, false]);
-        assert_eq!([0, 1].map(|others| Inline::All.takes(&body, others)), [true, true]);
+        assert_eq!([0, 1].map(|others| InlineBodies::UpTo(size).is_inline(&body, others)), [true, false]);
+        assert_eq!([0, 1].map(|others| InlineBodies::All.is_inline(&body, others)), [true, true]);
     }
 
     proptest! {
-        /// Every slot lies on the page and in the place that its index says, is made from the transaction and again from what
-        /// is stored of it, and a page with nothing to spend is known as all spent from the start.
+        /// Every slot has the page and the offset of its index. The pages are built from the transaction, and again
+        /// from the stored master and body. A page without spendable outputs counts as all spent from the start.
         #[test]
-        fn pages_hold_every_slot_once_and_can_be_made_again(
+        fn pages_hold_every_slot_once_and_can_be_rebuilt(
             data in prop::collection::vec(any::<bool>(), 1..40), size in 1_u32..12, partial: bool,
         ) {
             let script = |is_data: bool| if is_data { &[0x00, 0x6a][..] } else { &[0x51] };
             let pages = if partial {
                 let outputs = data.iter().zip(0..).filter(|(gap, vout)| !**gap || *vout == data.len() as u32 - 1);
-                let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 7, script: Bytes::from_static(&[0x51]) } };
+                let output = |vout| {
+                    let output = StoredOutput { satoshis: 7, script: Bytes::from_static(&[0x51]) };
+                    KnownOutput { vout, output }
+                };
                 let outputs = outputs.map(|(_, vout)| output(vout)).collect();
-                seeded_pages(&Seed { txid: Txid([3; 32]), coinbase: false, outputs }, &setting(size)).unwrap()
+                let known = KnownOutputs { txid: Txid([3; 32]), coinbase: false, outputs };
+                build_partial_pages(&known, &params(size)).unwrap()
             } else {
                 let builder = data.iter().fold(builder(), |builder, is_data| builder.output(7, script(*is_data)));
                 let bytes = Bytes::from(builder.extended());
                 let transaction = Transaction::parse(&bytes).unwrap();
-                pages_of(&transaction, bytes.clone(), transaction.txid(), &setting(size), &Start::default()).unwrap()
+                let start = NewTxState::default();
+                build_pages(&transaction, bytes.clone(), transaction.txid(), &params(size), &start).unwrap()
             };
             let (master, others) = (pages.master.clone(), pages.others.clone());
             let bins = master.master.clone().unwrap();
@@ -470,7 +486,7 @@ mod tests {
                 prop_assert_eq!(listed, page.number > 0 && page.record_utxos == 0);
                 let slots = page.utxos.as_ref().unwrap();
                 prop_assert!(slots.len() <= size as usize);
-                // Gaps have no amount; the master has its outputs, until they are put elsewhere.
+                // Gaps have no amount. The master needs no amount sizes while its outputs are inline.
                 let first = page.number as usize * size as usize;
                 let of_body = bins.body.as_ref().unwrap().amount_sizes(usize::MAX);
                 let expected = if page.number == 0 { Bytes::new() } else { of_body.slice(first..first + slots.len()) };
@@ -481,16 +497,18 @@ mod tests {
 
     #[test]
     fn a_slot_commits_to_the_index_within_the_transaction() {
-        let (one, many) =
-            (build(&payment(7), &setting(7), &Start::default()), build(&payment(7), &setting(3), &Start::default()));
+        let (one, many) = (
+            build(&payment(7), &params(7), &NewTxState::default()),
+            build(&payment(7), &params(3), &NewTxState::default()),
+        );
         let slots = |pages: &[Page]| pages.iter().flat_map(|page| page.utxos.clone().unwrap()).collect::<Vec<_>>();
         assert_eq!(slots(&one), slots(&many));
     }
 
     #[test]
-    fn a_contested_transaction_bars_its_other_pages_by_its_master() {
-        let start = Start { verdict: Some(Verdict::Pending), ..Start::default() };
-        for page in build(&payment(7), &setting(3), &start) {
+    fn only_the_master_of_a_contested_transaction_is_conflicting() {
+        let start = NewTxState { verdict: Some(Verdict::Pending), ..NewTxState::default() };
+        for page in build(&payment(7), &params(3), &start) {
             let is_master = page.number == 0;
             assert_eq!((page.conflicting, page.creating_at.is_none()), (is_master, is_master));
         }
@@ -500,9 +518,9 @@ mod tests {
     fn a_coinbase_matures_and_costs_nothing() {
         let mined_in = MinedIn { block_id: 3, height: 1_000, subtree: 0 };
         for (listed, unmined_since) in
-            [(Listed::LongestChain(mined_in), None), (Listed::SideChain(mined_in), Some(1_000))]
+            [(BlockListing::LongestChain(mined_in), None), (BlockListing::SideChain(mined_in), Some(1_000))]
         {
-            let pages = build(&coinbase(), &setting(3), &Start { listed, ..Start::default() });
+            let pages = build(&coinbase(), &params(3), &NewTxState { listed, ..NewTxState::default() });
             let page = &pages[0];
             assert_eq!((page.is_coinbase, page.spending_height, page.fee), (true, Some(1_100), 0));
             let master = page.master.as_ref().unwrap();
@@ -511,26 +529,26 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_whose_fee_cannot_be_told_has_no_pages() {
+    fn a_transaction_with_an_invalid_fee_has_no_pages() {
         let previous = Output { satoshis: 1, script: &[] };
         let outpoint = Outpoint { txid: Txid([7; 32]), vout: 1 };
         let bytes = TransactionBuilder::default().input(outpoint, &[], 0, Some(previous)).output(2, &[]).extended();
         let transaction = Transaction::parse(&bytes).unwrap();
-        let result = pages_of(&transaction, Bytes::new(), Txid([1; 32]), &setting(3), &Start::default());
+        let result = build_pages(&transaction, Bytes::new(), Txid([1; 32]), &params(3), &NewTxState::default());
         assert_eq!(result, Err(InvalidTransaction::Overspend { inputs: 1, outputs: 2 }));
     }
 
-    fn seed(vouts: &[u32]) -> Seed {
-        let output = |vout: &u32| SeededOutput {
+    fn partial(vouts: &[u32]) -> KnownOutputs {
+        let output = |vout: &u32| KnownOutput {
             vout: *vout,
             output: StoredOutput { satoshis: 100 + u64::from(*vout), script: Bytes::from_static(&[0x51]) },
         };
-        Seed { txid: Txid([7; 32]), coinbase: true, outputs: vouts.iter().map(output).collect() }
+        KnownOutputs { txid: Txid([7; 32]), coinbase: true, outputs: vouts.iter().map(output).collect() }
     }
 
     #[test]
-    fn a_seed_has_gaps_and_is_mined() {
-        let page = seeded_pages(&seed(&[3, 1]), &setting(4)).unwrap().master;
+    fn a_partial_transaction_has_gaps_and_is_mined() {
+        let page = build_partial_pages(&partial(&[3, 1]), &params(4)).unwrap().master;
         let there: Vec<bool> = page.utxos.iter().flatten().map(|slot| slot.hash().is_some()).collect();
         assert_eq!(there, [false, true, false, true]);
         assert_eq!((page.record_utxos, page.spending_height, page.conflicting), (2, Some(1_100), false));
@@ -543,21 +561,22 @@ mod tests {
     }
 
     #[test]
-    fn a_seeded_data_output_gets_no_slot() {
-        let mut seed = seed(&[0, 1]);
-        seed.outputs[1].output.script = Bytes::from_static(&[0x00, 0x6a]);
-        let page = seeded_pages(&seed, &setting(4)).unwrap().master;
+    fn a_data_output_of_a_partial_transaction_gets_no_slot() {
+        let mut partial = partial(&[0, 1]);
+        partial.outputs[1].output.script = Bytes::from_static(&[0x00, 0x6a]);
+        let page = build_partial_pages(&partial, &params(4)).unwrap().master;
         assert_eq!((page.record_utxos, page.utxos.as_ref().unwrap()[1]), (1, Slot::Nil));
     }
 
     #[test]
-    fn a_seed_that_cannot_be_is_refused_before_anything_large_is_made() {
-        assert_eq!(seeded_pages(&seed(&[]), &setting(4)), Err(InvalidSeed::NoOutputs));
-        assert_eq!(seeded_pages(&seed(&[1, 1]), &setting(4)), Err(InvalidSeed::RepeatedOutput(1)));
-        let too_wide = InvalidSeed::TooWide { vout: u32::MAX };
-        assert_eq!(seeded_pages(&seed(&[0, u32::MAX]), &setting(4)), Err(too_wide));
-        let last = seeded_pages(&seed(&[MOST_SEEDED - 1]), &setting(20_000)).unwrap();
+    fn invalid_partial_transactions_are_refused_before_allocation() {
+        assert_eq!(build_partial_pages(&partial(&[]), &params(4)), Err(InvalidPartialTx::NoOutputs));
+        assert_eq!(build_partial_pages(&partial(&[1, 1]), &params(4)), Err(InvalidPartialTx::RepeatedOutput(1)));
+        let too_wide = InvalidPartialTx::TooWide { vout: u32::MAX };
+        assert_eq!(build_partial_pages(&partial(&[0, u32::MAX]), &params(4)), Err(too_wide));
+        let last = build_partial_pages(&partial(&[MAX_PARTIAL_OUTPUTS - 1]), &params(20_000)).unwrap();
         assert_eq!(last.others.unwrap().count(), 52);
-        assert_eq!(seeded_pages(&seed(&[MOST_SEEDED]), &setting(4)), Err(InvalidSeed::TooWide { vout: MOST_SEEDED }));
+        let too_wide = InvalidPartialTx::TooWide { vout: MAX_PARTIAL_OUTPUTS };
+        assert_eq!(build_partial_pages(&partial(&[MAX_PARTIAL_OUTPUTS]), &params(4)), Err(too_wide));
     }
 }

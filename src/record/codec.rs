@@ -1,4 +1,4 @@
-//! A record as bytes, for engines that store bytes.
+//! Binary form of records, for engines that store bytes.
 //!
 //! ```text
 //! value   = version (1) ‖ kind (1) ‖ body
@@ -7,8 +7,8 @@
 //! number  = LEB128; counts come before what they count
 //! ```
 //!
-//! What the key says (transaction id, page number, block id) is not repeated. The body of a transaction is last, so
-//! that a decoded record borrows it from the value instead of copying it.
+//! The value does not repeat the parts of the key (transaction id, page number, block id). The body of a transaction is
+//! last, so that a decoded record shares the memory of the value instead of copying the body.
 
 mod fields;
 mod page;
@@ -18,26 +18,26 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::{
-    BlockRecord, BoundTopic, CommandRecord, CommandResult, Consumed, Key, LockRecord, LogEnds, MetaRecord, Rebuilding,
-    Record,
+    BlockRecord, BoundTopic, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, LogEnds, MetaRecord,
+    Rebuilding, Record,
 };
-use fields::{Reader, Writer};
+use fields::{RecordReader, RecordWriter};
 
 const VERSION: u8 = 1;
 
-/// A value is not what [`encode`] writes.
+/// Error of a value that [`encode`] cannot have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// It ends early, or a count is greater than what follows.
+    /// The value ends early, or a count exceeds the bytes that follow.
     #[error("the value is cut short")]
     Truncated,
-    /// It goes on after its end.
+    /// The value has bytes after its last field.
     #[error("the value has bytes after its end")]
     Trailing,
-    /// Written by another version of this program.
+    /// The value has the layout of another version of this program; holds its number.
     #[error("the value has layout {0}, this program reads layout {VERSION}")]
     Version(u8),
-    /// A field has no such value.
+    /// A field has an invalid value; holds its name.
     #[error("the value has a bad {0}")]
     Field(&'static str),
     /// The value is of a kind that does not belong under its key.
@@ -45,9 +45,9 @@ pub enum CodecError {
     Kind,
 }
 
-/// Appends the record to `out`.
+/// Appends the binary form of the record to `out`.
 pub fn encode(record: &Record, out: &mut Vec<u8>) {
-    let mut w = Writer(out);
+    let mut w = RecordWriter(out);
     w.byte(VERSION);
     match record {
         Record::Page(page) => {
@@ -77,12 +77,12 @@ pub fn encode(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-/// The record that is stored under `key` as `value`; it shares the value's memory.
+/// Decodes the record that is stored under `key` as `value`. The record shares the memory of the value.
 ///
 /// # Errors
-/// Whatever [`encode`] does not write for a record of this key.
+/// Fails for every value that [`encode`] does not write for a record of this key.
 pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
-    let mut r = Reader(value);
+    let mut r = RecordReader(value);
     let version = r.byte()?;
     if version != VERSION {
         return Err(CodecError::Version(version));
@@ -99,7 +99,7 @@ pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
     if r.0.is_empty() { Ok(record) } else { Err(CodecError::Trailing) }
 }
 
-fn write_lock_record(lock_record: &LockRecord, w: &mut Writer) {
+fn write_lock_record(lock_record: &LockRecord, w: &mut RecordWriter) {
     let LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner } = lock_record;
     w.number(*created_at);
     w.number(*expires_at);
@@ -109,7 +109,7 @@ fn write_lock_record(lock_record: &LockRecord, w: &mut Writer) {
     w.number(*owner);
 }
 
-fn read_lock_record(r: &mut Reader) -> Result<LockRecord, CodecError> {
+fn read_lock_record(r: &mut RecordReader) -> Result<LockRecord, CodecError> {
     Ok(LockRecord {
         created_at: r.u64()?,
         expires_at: r.u64()?,
@@ -120,7 +120,7 @@ fn read_lock_record(r: &mut Reader) -> Result<LockRecord, CodecError> {
     })
 }
 
-fn write_block(block: &BlockRecord, w: &mut Writer) {
+fn write_block(block: &BlockRecord, w: &mut RecordWriter) {
     let BlockRecord { block_id: _, hash, previous, height, time, longest_chain, progress, chain_pos } = block;
     w.raw(hash);
     w.raw(previous);
@@ -131,7 +131,7 @@ fn write_block(block: &BlockRecord, w: &mut Writer) {
     w.option(chain_pos.as_ref(), |w, stamp| w.stamp(stamp));
 }
 
-fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> {
+fn read_block(block_id: u32, r: &mut RecordReader) -> Result<BlockRecord, CodecError> {
     Ok(BlockRecord {
         block_id,
         hash: r.array()?,
@@ -140,13 +140,13 @@ fn read_block(block_id: u32, r: &mut Reader) -> Result<BlockRecord, CodecError> 
         time: r.u32()?,
         longest_chain: r.bool()?,
         progress: r.u64()?,
-        chain_pos: r.option(Reader::stamp)?,
+        chain_pos: r.option(RecordReader::stamp)?,
     })
 }
 
-fn write_command(command: &CommandRecord, w: &mut Writer) {
-    let CommandRecord { id: _, asked, chain_offset, result, chain_pos } = command;
-    w.raw(asked);
+fn write_command(command: &CommandRecord, w: &mut RecordWriter) {
+    let CommandRecord { id: _, event_digest, chain_offset, result, chain_pos } = command;
+    w.raw(event_digest);
     w.number(*chain_offset);
     match result {
         CommandResult::Applied => w.byte(0),
@@ -157,13 +157,13 @@ fn write_command(command: &CommandRecord, w: &mut Writer) {
             w.bytes(message.as_bytes());
         }
     }
-    w.option(chain_pos.as_ref(), Writer::stamp);
+    w.option(chain_pos.as_ref(), RecordWriter::stamp);
 }
 
-fn read_command(id: [u8; 16], r: &mut Reader) -> Result<CommandRecord, CodecError> {
+fn read_command(id: [u8; 16], r: &mut RecordReader) -> Result<CommandRecord, CodecError> {
     Ok(CommandRecord {
         id,
-        asked: r.array()?,
+        event_digest: r.array()?,
         chain_offset: r.u64()?,
         result: match r.byte()? {
             0 => CommandResult::Applied,
@@ -171,11 +171,11 @@ fn read_command(id: [u8; 16], r: &mut Reader) -> Result<CommandRecord, CodecErro
             2 => CommandResult::Refused { code: r.text()?, message: r.text()? },
             _ => return Err(CodecError::Field("result")),
         },
-        chain_pos: r.option(Reader::stamp)?,
+        chain_pos: r.option(RecordReader::stamp)?,
     })
 }
 
-fn write_meta(meta: &MetaRecord, w: &mut Writer) {
+fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     let MetaRecord {
         store_id,
         layout_version,
@@ -208,30 +208,30 @@ fn write_meta(meta: &MetaRecord, w: &mut Writer) {
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
     w.number(*reorg_floor);
-    // A record without them is as it was before there were any.
+    // A record without topics has the layout of earlier versions, which stored no topics.
     if !topics.is_empty() {
         write_topics(topics, w);
     }
 }
 
-/// Bound topics as bytes, for engines that store a meta record otherwise than as a whole.
+/// Encodes bound topics, for engines that do not store a meta record as one value.
 pub fn encode_topics(topics: &BTreeMap<String, BoundTopic>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    write_topics(topics, &mut Writer(&mut bytes));
+    write_topics(topics, &mut RecordWriter(&mut bytes));
     bytes
 }
 
-/// Reads what [`encode_topics`] writes.
+/// Decodes the bytes that [`encode_topics`] writes.
 ///
 /// # Errors
-/// See [`CodecError`].
+/// Fails for any other bytes, see [`CodecError`].
 pub fn decode_topics(bytes: impl Into<Bytes>) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
-    let mut r = Reader(bytes.into());
+    let mut r = RecordReader(bytes.into());
     let topics = read_topics(&mut r)?;
     if r.0.is_empty() { Ok(topics) } else { Err(CodecError::Trailing) }
 }
 
-fn write_topics(topics: &BTreeMap<String, BoundTopic>, w: &mut Writer) {
+fn write_topics(topics: &BTreeMap<String, BoundTopic>, w: &mut RecordWriter) {
     w.count(topics.len());
     for (name, BoundTopic { id, first }) in topics {
         w.bytes(name.as_bytes());
@@ -244,32 +244,32 @@ fn write_topics(topics: &BTreeMap<String, BoundTopic>, w: &mut Writer) {
     }
 }
 
-fn read_topics(r: &mut Reader) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
+fn read_topics(r: &mut RecordReader) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
     r.list(|r| {
         let name = r.text()?;
-        let id = r.option(Reader::array)?;
+        let id = r.option(RecordReader::array)?;
         Ok((name, BoundTopic { id, first: r.list(|r| Ok((r.u32()?, r.array()?)))? }))
     })
 }
 
-/// A rebuild that is under way as bytes, for engines that store a meta record otherwise than as a whole.
+/// Encodes a rebuild in progress, for engines that do not store a meta record as one value.
 pub fn encode_rebuilding(rebuilding: &Rebuilding) -> Vec<u8> {
     let mut bytes = Vec::new();
-    write_rebuilding(rebuilding, &mut Writer(&mut bytes));
+    write_rebuilding(rebuilding, &mut RecordWriter(&mut bytes));
     bytes
 }
 
-/// Reads what [`encode_rebuilding`] writes.
+/// Decodes the bytes that [`encode_rebuilding`] writes.
 ///
 /// # Errors
-/// See [`CodecError`].
+/// Fails for any other bytes, see [`CodecError`].
 pub fn decode_rebuilding(bytes: impl Into<Bytes>) -> Result<Rebuilding, CodecError> {
-    let mut r = Reader(bytes.into());
+    let mut r = RecordReader(bytes.into());
     let rebuilding = read_rebuilding(&mut r)?;
     if r.0.is_empty() { Ok(rebuilding) } else { Err(CodecError::Trailing) }
 }
 
-fn write_consumed(Consumed { chain, validated }: &Consumed, w: &mut Writer) {
+fn write_consumed(ConsumedOffsets { chain, validated }: &ConsumedOffsets, w: &mut RecordWriter) {
     w.number(*chain);
     w.count(validated.len());
     for (partition, offset) in validated {
@@ -278,7 +278,7 @@ fn write_consumed(Consumed { chain, validated }: &Consumed, w: &mut Writer) {
     }
 }
 
-fn write_rebuilding(rebuilding: &Rebuilding, w: &mut Writer) {
+fn write_rebuilding(rebuilding: &Rebuilding, w: &mut RecordWriter) {
     let Rebuilding { frontier, log: LogEnds { committed, ends, decisions }, nodes, reached, chain_state } = rebuilding;
     w.number(*frontier);
     write_consumed(committed, w);
@@ -289,7 +289,7 @@ fn write_rebuilding(rebuilding: &Rebuilding, w: &mut Writer) {
     w.bytes(chain_state.as_bytes());
 }
 
-fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
+fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
     let flags;
     let meta = MetaRecord {
         store_id: r.array()?,
@@ -298,10 +298,10 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
         utxo_batch_size: r.u32()?,
         retention: r.u32()?,
         prune_horizon: r.u32()?,
-        chain_id: r.option(Reader::array)?,
+        chain_id: r.option(RecordReader::array)?,
         rebuilding: r.option(|r| Ok(Box::new(read_rebuilding(r)?)))?,
-        rebuilder: r.option(Reader::u64)?,
-        partitions: r.option(Reader::u32)?,
+        rebuilder: r.option(RecordReader::u64)?,
+        partitions: r.option(RecordReader::u32)?,
         has_blobs: {
             flags = r.byte()?;
             flags & 1 != 0
@@ -315,7 +315,7 @@ fn read_meta(r: &mut Reader) -> Result<MetaRecord, CodecError> {
     if flags < 8 { Ok(meta) } else { Err(CodecError::Field("flag")) }
 }
 
-fn read_rebuilding(r: &mut Reader) -> Result<Rebuilding, CodecError> {
+fn read_rebuilding(r: &mut RecordReader) -> Result<Rebuilding, CodecError> {
     Ok(Rebuilding {
         frontier: r.u64()?,
         log: LogEnds { committed: read_consumed(r)?, ends: read_consumed(r)?, decisions: r.u64()? },
@@ -325,8 +325,8 @@ fn read_rebuilding(r: &mut Reader) -> Result<Rebuilding, CodecError> {
     })
 }
 
-fn read_consumed(r: &mut Reader) -> Result<Consumed, CodecError> {
-    Ok(Consumed { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? })
+fn read_consumed(r: &mut RecordReader) -> Result<ConsumedOffsets, CodecError> {
+    Ok(ConsumedOffsets { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? })
 }
 
 #[cfg(test)]

@@ -1,34 +1,35 @@
-//! What is kept of a command.
+//! [`CommandRecord`]: result of a command, stored under the command's id.
 
 use super::Stamp;
 
-/// What became of a command.
+/// Result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandResult {
-    /// It was done.
+    /// The command changed the state.
     Applied,
-    /// There was nothing to do.
+    /// The state was already as the command asks for.
     AlreadyApplied,
-    /// It was not done.
+    /// The command changed nothing.
     Refused {
-        /// Why, as a code: `FROZEN`, `TX_NOT_FOUND`, …
+        /// Reason as a code: `FROZEN`, `TX_NOT_FOUND`, …
         code: String,
-        /// Why, in one line.
+        /// Reason in one line.
         message: String,
     },
 }
 
-/// Under the id of a command, for good: so that a repeat of it is known, however late it comes. Not part of the digest.
+/// Record of an executed command. The record is never deleted, so that a repeat is recognised however late it comes.
+/// The state digest does not contain command records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandRecord {
-    /// The command's own id.
+    /// Id that the sender of the command chose; the key of the record.
     pub id: [u8; 16],
-    /// BLAKE3 of the command as an event: another request under the same id is none that was executed.
-    pub asked: [u8; 32],
-    /// Where in `utxo.chain` it was executed.
+    /// BLAKE3 of the command as an event (bin `asked`): another command under the same id has another hash.
+    pub event_digest: [u8; 32],
+    /// Offset in `utxo.chain` at which the command was executed.
     pub chain_offset: u64,
-    /// What became of it.
+    /// Result of the execution.
     pub result: CommandResult,
-    /// `chainPos`
+    /// `chainPos`: stamp of the sequencer's last change
     pub chain_pos: Option<Stamp>,
 }

@@ -1,12 +1,12 @@
-//! What one record is, and what one operation does to it.
+//! Records, and the effect of one operation on one record.
 //!
-//! [`apply`] is a pure function: `(key, record, operation) -> (record', outcome)`. No I/O, no clock, no async. Engines make
-//! it atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles each operation to one
-//! `operate` that does the same.
+//! [`apply`] is a pure function: `(key, record, operation) -> (record', outcome)`. It uses no I/O, no clock and no
+//! async. Engines make the function atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles
+//! native operations to one `operate` with the same effect.
 
-pub mod beyond;
 pub mod build;
 pub mod codec;
+pub mod page_refusal;
 
 mod command;
 mod operation;
@@ -20,30 +20,30 @@ pub use page::*;
 
 use crate::tx::Txid;
 
-/// Where a record lives.
+/// Key of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// Page `page` of a transaction; page 0 is the master.
     Page(Txid, u32),
     /// The lock record of a transaction that is being created over several pages (`txid ‖ 0xFFFFFFFF`).
     LockRecord(Txid),
-    /// What the sequencer knows of a block, by its local id.
+    /// The block record of the block with this local id.
     Block(u32),
-    /// Who this store is; one a set.
+    /// The meta record; every set has exactly one.
     Meta,
-    /// What became of a command, by its own id.
+    /// The result of the command with this id.
     Command([u8; 16]),
-    /// One of the records whose absence tells that a part of the namespace is gone.
+    /// A sentinel, by its number. The absence of a sentinel shows that a part of the namespace is lost.
     Sentinel(u8),
 }
 
 impl Key {
-    /// The master record of `txid`.
+    /// Returns the key of the master of `txid`.
     pub fn master(txid: Txid) -> Self {
         Key::Page(txid, 0)
     }
 
-    /// The transaction that it is about, if it is about one.
+    /// Returns the transaction of a page or of a lock record; `None` for other records.
     pub fn txid(&self) -> Option<Txid> {
         match self {
             Key::Page(txid, _) | Key::LockRecord(txid) => Some(*txid),
@@ -52,25 +52,25 @@ impl Key {
     }
 }
 
-/// One record of the store.
+/// Record of the store, of any kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// A page of a transaction.
+    /// A page of a transaction, master or further page.
     Page(std::sync::Arc<Page>),
-    /// See [`LockRecord`].
+    /// A temporary record, see [`LockRecord`].
     LockRecord(LockRecord),
-    /// See [`BlockRecord`].
+    /// A block, see [`BlockRecord`].
     Block(BlockRecord),
-    /// See [`MetaRecord`].
+    /// The identity of the store, see [`MetaRecord`].
     Meta(MetaRecord),
-    /// See [`CommandRecord`].
+    /// The result of a command, see [`CommandRecord`].
     Command(CommandRecord),
-    /// Says which store it belongs to: `store_id` of its [`MetaRecord`].
+    /// A sentinel; holds the `store_id` of the store's [`MetaRecord`].
     Sentinel([u8; 16]),
 }
 
 impl Record {
-    /// The page, where this is one.
+    /// Returns the page; `None` for other records.
     pub fn page(&self) -> Option<&Page> {
         match self {
             Record::Page(page) => Some(page),

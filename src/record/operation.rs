@@ -1,4 +1,4 @@
-//! Operations as data, and what they answer.
+//! Operations as data, their outcomes and their refusals.
 
 use std::sync::Arc;
 
@@ -10,84 +10,99 @@ use super::{
 };
 use crate::tx::{Network, Outpoint, Output, Txid, UtxoHash, utxo_hash};
 
-/// Settings that decide what an operation does; the same for every operation on a set.
+/// Settings that determine the effect of an operation; equal for all operations on a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// `block_height_retention`, blocks; 0 disables `deleteAtHeight`.
     pub retention: u32,
-    /// Decides from which height on which outputs get a slot.
+    /// Network, whose Genesis height decides the outputs that get a slot.
     pub network: Network,
 }
 
 impl Rules {
-    /// Makes the rules of the main chain.
+    /// Returns the rules of the main chain with this retention.
     pub const fn main(retention: u32) -> Self {
         Rules { retention, network: Network::Main }
     }
 
-    /// Whether outputs that get no slot at height `made_at` get one at `mined_at`: Genesis lies between the two.
-    pub fn adds_slots(&self, made_at: u32, mined_at: u32) -> bool {
+    /// Returns whether outputs without a slot at height `made_at` can have one at `mined_at`: Genesis is between the
+    /// two.
+    pub fn crosses_genesis(&self, made_at: u32, mined_at: u32) -> bool {
         let genesis = self.network.genesis_activation_height();
         made_at < genesis && mined_at >= genesis
     }
 }
 
-/// One atomic, idempotent change of one record.
+/// Atomic, idempotent change of one record.
 ///
-/// Those that carry a [`Stamp`] belong to the sequencer: they always write it, and are refused by a record that holds a
-/// later one. The others are the fast path's and recovery's, and only add.
+/// Operations with a [`Stamp`] belong to the sequencer: they always write the stamp, and a record with a later stamp
+/// refuses them. All others belong to the fast path and to recovery, and only add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    /// Puts a page where there is none. The page may carry spends of children that were waiting for it. A page that is not the
-    /// master takes the place of its stub, too.
-    /// One whose outputs are others: `Rejected(OtherContent)`; a partial transaction instead of a whole one, or the other
-    /// way round: `Rejected(OtherKind)`. Existing live page, or tombstone: `AlreadyApplied(State)`. Anything else:
-    /// `Rejected(Exists)`.
+    /// Creates a page. The page may contain the spends of children that waited for its transaction.
+    ///
+    /// | existing record | outcome |
+    /// |---|---|
+    /// | none, or the stub of a page other than the master | `Applied` |
+    /// | page with other outputs | `Rejected(OtherContent)` |
+    /// | partial transaction instead of a whole one, or the reverse | `Rejected(OtherKind)` |
+    /// | stub without a decision, and the new page is partial | `Applied(ContestDue)` |
+    /// | live or creating page with a pending verdict | `AlreadyApplied(ContestDue)` |
+    /// | live page, or tombstone of a live transaction | `AlreadyApplied(State)` |
+    /// | any other | `Rejected(Exists)` |
     Create(Arc<Page>),
-    /// Stores a contested transaction whole: the page must have `conflicting` and, on the master, a verdict.
-    /// Absent → put. A stub → filled; its own verdict, stamp and marks stay. A contested one (not live) →
-    /// `AlreadyApplied(State)`. Live, creating, a tombstone: `Rejected(Exists)`. Other outputs, and another kind, are
-    /// refused as by `Create`.
+    /// Creates a page of a contested transaction. The page must have `conflicting` and, on the master, a verdict.
+    ///
+    /// | existing record | outcome |
+    /// |---|---|
+    /// | none | `Applied` |
+    /// | stub | `Applied`: the stub gets the content, and keeps its verdict, stamp and marks |
+    /// | conflicting page, or creating page other than the master | `AlreadyApplied(State)` |
+    /// | tombstone of a conflicting transaction | `Applied` if it changes, else `AlreadyApplied(State)` |
+    /// | live page, creating master, or tombstone of a live transaction | `Rejected(Exists)` |
+    /// | other outputs, or another kind | as by `Create` |
     CreateContested(Arc<Page>),
-    /// Takes slots for one spender, all or nothing.
+    /// Spends slots for one spender, all or none.
     Spend(Spend),
-    /// Clears `creating`. Refused where the page is conflicting; that no page is missing, and that the master of another page is not
-    /// contested, the caller sees to.
+    /// Clears `creating`. A conflicting page refuses. The caller must know that no page is missing, and that the master
+    /// of another page is not contested.
     ClearCreating,
-    /// Adds (or takes) a page to (from) the master's set of all-spent pages and evaluates `deleteAtHeight` again. The fast path only adds:
-    /// an addition may come behind the sequencer that has freed a slot, so the set is a hint where slots have a history.
+    /// Adds a page to the master's set of all-spent pages, or removes a page, and evaluates `deleteAtHeight` again. The
+    /// fast path only adds. An addition may follow the sequencer's release of a slot, so that the set is only a hint
+    /// where slots have a history.
     SetPageSpent {
-        /// The page, never 0.
+        /// Number of the page, never 0.
         page: u32,
-        /// All its slots are spent.
+        /// All slots of the page are spent: adds the page; otherwise removes the page.
         spent: bool,
     },
     /// Copies the master's `deleteAtHeight` to another page.
     SetDeleteAtHeight(Option<u32>),
-    /// Takes the lock record of a creation: absent or expired at `now_ms`, or held by the same owner.
+    /// Acquires the lock record of a creation, if it is absent, expired at `now_ms`, or already held by the same owner.
     AcquireLockRecord {
         /// The lock record to write.
         lock_record: LockRecord,
-        /// Milliseconds since the epoch.
+        /// Time of the acquisition, milliseconds since the epoch.
         now_ms: u64,
     },
-    /// Deletes the lock record if `owner` holds it; absent or another's: `AlreadyApplied`.
+    /// Deletes the lock record if `owner` holds it. Absent, or held by another owner: `AlreadyApplied`.
     ReleaseLockRecord {
-        /// The token it was acquired with.
+        /// Token of the acquisition.
         owner: u64,
     },
-    /// Writes the meta record where there is none.
+    /// Writes the meta record of a set that has none.
     CreateMeta(Box<MetaRecord>),
-    /// Replaces the meta record if it still is what was read. Rare, and two records large: boxed, or every row had their size.
+    /// Replaces the meta record if it still equals the expected one. Boxed, because the operation is rare and large,
+    /// and the size of every row is that of the largest operation.
     ReplaceMeta(Box<ReplaceMeta>),
-    /// Writes a sentinel of the store with this id, also over another store's.
+    /// Writes a sentinel of the store with this id, also over a sentinel of another store.
     PutSentinel([u8; 16]),
-    /// An operation of the sequencer.
+    /// An operation of the sequencer with its stamp.
     Sequenced(Stamp, Sequenced),
 }
 
 impl Operation {
-    /// The page that it puts.
+    /// Returns the page of a create operation.
     pub fn created(&self) -> Option<&Arc<Page>> {
         match self {
             Operation::Create(page)
@@ -97,7 +112,7 @@ impl Operation {
         }
     }
 
-    /// The body that it brings.
+    /// Returns the body that the operation writes.
     pub fn body(&self) -> Option<&Body> {
         match self {
             Operation::Sequenced(_, Sequenced::ReplaceBody(claimed)) => Some(&claimed.body),
@@ -106,220 +121,226 @@ impl Operation {
     }
 }
 
-/// See [`Operation::ReplaceMeta`].
+/// Old and new meta record of [`Operation::ReplaceMeta`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplaceMeta {
-    /// What was read.
+    /// Meta record that the store must still hold.
     pub expected: MetaRecord,
-    /// The meta record to write.
+    /// Meta record to write.
     pub new: MetaRecord,
 }
 
-/// The sequencer's record operations (`DESIGN.md` section 7).
+/// Record operations of the sequencer (`docs/design.md` section 7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sequenced {
-    /// On a master. Absent → a stub; contested already, `creating`, live or a tombstone → `AlreadyApplied(State)`. On another
-    /// page: absent → a stub, that is a place for the marks of its slots.
+    /// Creates the stub of a contested transaction. An existing master of any state: `AlreadyApplied(State)`. The stub
+    /// of another page only holds the marks of the page's slots.
     MarkContested,
-    /// Frees the slots that name their `holder`; either way marks them contested, so that a late spend cannot land.
-    /// Frozen slots and slots whose spender was pruned are refused, all or nothing; the refusal names the slot. On a stub
-    /// the marks are kept until it is filled; slots that do not exist are passed over. Absent, or a tombstone:
+    /// Frees the slots that name their `holder`. All listed slots are marked contested, so that a late spend is
+    /// refused. Frozen slots and slots with a pruned spender are refused, all or none; the refusal names the slot. A
+    /// stub holds the marks until it gets its content. Slots that do not exist are ignored. Absent, or a tombstone:
     /// `AlreadyApplied`.
     Settle(Vec<HeldSlot>),
-    /// Moves slots to a transaction, by compare-and-set on who holds them, and marks them contested. All or nothing.
+    /// Moves slots to a transaction, by compare-and-set on the holder, and marks the slots contested. All or none.
     Respend(Respend),
-    /// Verdict accepted: clears `creating` and `conflicting` (and `deleteAtHeight`, re-evaluated). A stub or an absent
-    /// record is refused. On pages other than the master only the flags.
+    /// Writes the verdict accepted: clears `creating` and `conflicting`, and evaluates `deleteAtHeight` again. A stub
+    /// or an absent record is refused. On pages other than the master only the flags change.
     Accept,
-    /// Flags the page conflicting, `creating` no longer, and, on the master, writes the verdict. Absent master → a stub.
-    /// `deleteAtHeight` = `height` + retention, if not set yet.
+    /// Sets `conflicting`, clears `creating`, and writes the verdict of the master. An absent master becomes a stub.
+    /// `deleteAtHeight` becomes `height` + retention, if it is not set yet.
     MarkConflicting {
-        /// Why.
+        /// Reason of the verdict.
         reason: Reason,
         /// Block height at the decision.
         height: u32,
     },
-    /// Adds a conflicting child to a master, up to [`MAX_CONFLICTING_CHILDREN`]; beyond that `AlreadyApplied`.
+    /// Adds a conflicting child to a master. A master with [`MAX_CONFLICTING_CHILDREN`] children: `AlreadyApplied`.
     AddConflictingChild(Txid),
-    /// Removes a child that is live again.
+    /// Removes a child that is live again from the master's conflicting children.
     RemoveConflictingChild(Txid),
-    /// On the longest chain: adds the triple once, clears `unminedSince` and `locked`, evaluates `deleteAtHeight`;
-    /// refused while creating or conflicting; a stub is not there (`NotFound`). On a side chain: only the triple
-    /// (conflicting is no obstacle). A master on the longest chain that lacks slots which its outputs have in this
-    /// block is refused (`MISSING_SLOTS`): `AddSlots` first. On pages other than the master: clears `locked`. Answers
-    /// all block ids.
+    /// Records the block that lists the transaction, as one triple. The reply has all block ids.
+    ///
+    /// - On the longest chain: adds the triple once, clears `unminedSince` and `locked`, and evaluates
+    ///   `deleteAtHeight`. A page that is creating or conflicting refuses. A stub counts as absent (`NotFound`). A
+    ///   master without slots that its outputs have in this block refuses (`MISSING_SLOTS`): `AddSlots` has to come
+    ///   first.
+    /// - On a side chain: adds the triple only, also to a conflicting transaction.
+    /// - On pages other than the master: clears `locked`.
     SetMined {
-        /// The block.
+        /// Block that lists the transaction.
         mined_in: MinedIn,
-        /// Whether that block is on the longest chain.
+        /// The block is on the longest chain.
         longest_chain: bool,
     },
-    /// What `SetMined` on the longest chain leaves of a transaction that falls later, written where it has fallen already: the
-    /// triple, no `unminedSince` and no `locked`, whatever its state. For a rebuild, where a block of a chain that was left
-    /// lists what is conflicting from the start. A stub is not there (`NotFound`).
+    /// Writes the triple and clears `unminedSince` and `locked`, whatever the state: the rest of `SetMined` on the
+    /// longest chain in a transaction that became conflicting later. Only a rebuild needs it, where the transaction is
+    /// conflicting from the start and a disconnected block lists it. A stub counts as absent (`NotFound`).
     WasMined(MinedIn),
-    /// Removes the triple of a block that leaves the longest chain; `unminedSince` = the earlier of what is there and
-    /// `height`; `deleteAtHeight` cleared. Where the triple is not there (any more), nothing is: `AlreadyApplied`, as for an
-    /// absent record. Answers all block ids.
+    /// Removes the triple of a disconnected block. `unminedSince` becomes the lower of its value and `height`;
+    /// `deleteAtHeight` is cleared. An absent triple or record: `AlreadyApplied`. The reply has all block ids.
     UnsetMined {
-        /// The block's local id.
+        /// Local id of the block.
         block_id: u32,
-        /// Its height.
+        /// Height of the block.
         height: u32,
     },
-    /// As [`Operation::SetPageSpent`], for a page of which this event has moved slots.
+    /// Has the effect of [`Operation::SetPageSpent`], for a page whose slots this event has moved.
     SetPageSpent {
-        /// The page, never 0.
+        /// Number of the page, never 0.
         page: u32,
-        /// All its slots are spent.
+        /// All slots of the page are spent: adds the page; otherwise removes the page.
         spent: bool,
     },
-    /// Adds slots to a page whose outputs have none by the rule at the height of the event, and have them in the block
-    /// of this height. Slots that are there stay. On a master that is unmined, `unminedSince` = `height`.
+    /// Adds the slots that outputs have in a block of this height, but not at the height of the transaction's event.
+    /// Existing slots stay. On an unmined master, `unminedSince` becomes `height`.
     AddSlots {
-        /// Slots within the page, with the hash of each.
+        /// Offset within the page and UTXO hash of each slot.
         slots: Vec<(u32, UtxoHash)>,
         /// Height of the block that lists the transaction.
         height: u32,
     },
-    /// Says from which height on the outputs of a coinbase can be spent: another block has it. Anything but a coinbase
-    /// is refused.
+    /// Sets the height from which the outputs of a coinbase can be spent, because another block contains the coinbase.
+    /// Only a coinbase accepts the operation.
     SetSpendingHeight(u32),
-    /// Sets or clears `locked`.
+    /// Sets or clears the flag `locked`.
     SetLocked(bool),
-    /// Freezes a slot; refused when spent or frozen already (not by the same stamp: that is a repeat).
+    /// Freezes a slot. A spent or frozen slot refuses, unless the same stamp froze it, which is a repeat.
     Freeze {
-        /// Slot within the page.
+        /// Offset of the slot within the page.
         offset: u32,
     },
-    /// Frees a frozen slot; refused when not frozen (any more, by another stamp).
+    /// Unfreezes a slot. A slot that is not frozen refuses, unless the same stamp unfroze it.
     Unfreeze {
-        /// Slot within the page.
+        /// Offset of the slot within the page.
         offset: u32,
     },
-    /// Bars a slot until a height (`utxoSpendableIn`); refused when spent or frozen, unless `decided`.
+    /// Makes a slot unspendable below a height (`utxoSpendableIn`). A spent or frozen slot refuses, unless `decided`.
     FreezeUntil {
-        /// Slot within the page.
+        /// Offset of the slot within the page.
         offset: u32,
-        /// The height from which it is spendable.
+        /// Height from which the slot is spendable.
         height: u32,
-        /// It could be done when it was decided on, and who took the slot behind that stays.
+        /// The decision found the command executable. A spender that took the slot after the decision keeps the slot.
         decided: bool,
     },
-    /// Gives a frozen slot to a new owner. The very same once more: `AlreadyApplied`, and what the slot says of it holds.
+    /// Gives a frozen slot to a new owner. A repeat of the same reassignment: `AlreadyApplied`, and the slot stays as
+    /// it is.
     Reassign {
-        /// Slot within the page.
+        /// Offset of the slot within the page.
         offset: u32,
-        /// Hash it must have.
+        /// UTXO hash that the slot must have.
         utxo_hash: UtxoHash,
-        /// Hash of the new owner's output.
+        /// UTXO hash of the new owner's output.
         new_utxo_hash: UtxoHash,
-        /// The new owner's output.
+        /// Output of the new owner: amount and locking script.
         output: super::StoredOutput,
-        /// Height of the reassignment.
+        /// Block height of the reassignment.
         block_height: u32,
-        /// Height from which the new owner can spend.
+        /// Height from which the new owner can spend the slot.
         spendable_at: u32,
-        /// It could be done when it was decided on, and who took the slot behind that stays.
+        /// The decision found the command executable. A spender that took the slot after the decision keeps the slot.
         decided: bool,
     },
-    /// Raises `preserveUntil` (never lowers it) and clears `deleteAtHeight`.
+    /// Raises `preserveUntil`, which never falls, and clears `deleteAtHeight`.
     Preserve {
-        /// Height until which the transaction is kept.
+        /// Height until which the transaction is not pruned.
         until: u32,
     },
-    /// Marks spent slots as spent by something pruned; only where they name that spender.
+    /// Marks spent slots whose spender was pruned. Slots that name another spender are not marked.
     MarkSpenderPruned(Vec<HeldSlot>),
-    /// Makes the page a tombstone. Refused unless all spent and mined (master), or conflicting by verdict; what was reassigned is never
-    /// pruned. A master keeps how many pages there are and what says where its blob is; one that was conflicting also its verdict
-    /// and its body: what was done with it may have to be done again, and a block may still bring it.
+    /// Replaces the page with a tombstone. The page must be all spent and mined (master), or conflicting by verdict. A
+    /// page with a reassignment is never pruned. The tombstone of a master keeps the number of pages and the bins that
+    /// locate the blob. The tombstone of a conflicting master also keeps the verdict and the body, because its
+    /// operations are possibly repeated, and because a block can still list the transaction.
     Prune {
         /// Height of the last applied block.
         height: u32,
-        /// From which height on the tombstone may go, too; `None`: nobody comes back for it.
+        /// Height from which the tombstone may be stripped; `None`: no event can name the transaction again.
         keep_until: Option<u32>,
     },
-    /// Raises the hint of a page that was looked at too early; one without a hint is `AlreadyApplied`.
+    /// Raises the `deleteAtHeight` of a page that is not prunable yet. A page without `deleteAtHeight`:
+    /// `AlreadyApplied`.
     PostponePruning {
-        /// When to look again.
+        /// Height of the next attempt.
         until: u32,
     },
-    /// A tombstone has served its time: what remains are the few bytes that say who it was. Anything else is refused.
+    /// Strips an expired tombstone to the few bytes that identify it. Every other record refuses.
     ForgetTombstone {
-        /// It is kept for longer where an event has come since.
+        /// Height at which the tombstone expired. A tombstone that is kept beyond that height refuses.
         height: u32,
     },
-    /// A tombstone of what was conflicting becomes a stub of it, with its verdict and with the body that it kept, to be filled with that: a
-    /// block brings it. On another page: a place for the marks of its slots. What was live when it was pruned is refused (`PRUNED`); anything else is `AlreadyApplied(State)`.
+    /// Turns the tombstone of a conflicting transaction into a stub, because a block lists the transaction. The stub
+    /// has the tombstone's verdict and body, from which its content is made. The stub of another page holds the marks
+    /// of its slots. A tombstone of a live transaction refuses (`PRUNED`). Every other record: `AlreadyApplied(State)`.
     Revive,
-    /// The coinbase of a block: as `Create`, and in the place of a stub without verdict, whose marks and children it keeps
-    /// (`Applied(State)`).
+    /// Creates the coinbase of a block as `Create` does. A stub without a verdict is replaced, too, and its marks and
+    /// children stay (`Applied(State)`).
     CreateCoinbase(Arc<Page>),
-    /// Gives a contested master the body of the event that is decided on; what is live keeps its own
+    /// Gives a contested master the body of the event that is decided. A live transaction keeps its own body
     /// (`AlreadyApplied(State)`). A stub or an absent record is refused.
     ReplaceBody(ClaimedBody),
-    /// Writes a block record. Another block under the same id is refused (`OTHER_CONTENT`).
+    /// Writes a block record. A record of another block with the same id refuses (`OTHER_CONTENT`).
     PutBlock(BlockRecord),
-    /// Writes what became of a command where nothing is under its id yet: the first result stays.
+    /// Writes the result of a command, if its id has none yet: the first result stays.
     PutCommand(CommandRecord),
 }
 
-/// A body as an event claims it, and what follows from the previous outputs in it.
+/// Body that an event claims, and the values that follow from the previous outputs in the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimedBody {
-    /// The body.
+    /// Claimed body of the transaction.
     pub body: Body,
-    /// Fee, satoshis.
+    /// Fee of the transaction, satoshis.
     pub fee: u64,
     /// Size in extended format, bytes.
     pub extended_size: u64,
 }
 
-/// Beyond this number of conflicting children nothing is automatic.
+/// Limit of the recorded conflicting children of a master. Further children get no automatic second chance.
 pub const MAX_CONFLICTING_CHILDREN: usize = 10_000;
 
-/// Takes slots of one page for one spender.
+/// Spends slots of one page for one spender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spend {
-    /// Who spends.
+    /// Txid of the spending transaction.
     pub spender: Txid,
     /// Height of the block that the spender can first be in.
     pub height: u32,
-    /// What it takes; all or nothing.
+    /// Slots to spend, all or none.
     pub slots: Arc<Vec<SpendSlot>>,
-    /// Whether marks bar the way.
+    /// Effect of contested marks, locks and freezes.
     pub marks: Marks,
-    /// Whether the answer says what followed from it, `ALL_SPENT`, `DAH_SET` ([`Reply::Slots`]): it costs the server and the
-    /// client a read more. The pipeline asks it of pages whose master has to hear of their last spend.
+    /// Asks for a reply with the consequences `ALL_SPENT` and `DAH_SET` ([`Reply::Slots`]), which cost the server and
+    /// the client one more read. The pipeline needs them for pages whose last spend must be recorded in the master.
     pub signals: bool,
 }
 
-/// Whether contested marks, locks and freezes refuse a spend.
+/// Effect of contested marks, locks and freezes on a spend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marks {
-    /// They do.
+    /// Marks refuse the spend.
     Respect,
-    /// They do not: a rebuild below the frontier of a transaction that is known to have won.
+    /// Marks are ignored: a rebuild below the frontier spends for a transaction that is live in the end.
     Ignore,
 }
 
-/// One slot to take, and the previous output as the spender claims it.
+/// Slot to spend, and the previous output as the spender claims it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpendSlot {
-    /// Slot within the page.
+    /// Offset of the slot within the page.
     pub offset: u32,
     /// Index of the spender's input.
     pub input: u32,
-    /// Hash of the previous output.
+    /// UTXO hash of the previous output.
     pub utxo_hash: UtxoHash,
-    /// Its amount.
+    /// Amount of the previous output, satoshis.
     pub satoshis: u64,
-    /// Its locking script.
+    /// Locking script of the previous output.
     pub script: Bytes,
 }
 
 impl SpendSlot {
-    /// The slot that input number `input` takes at this place within its page. `script` holds the bytes of
+    /// Returns the claim of input number `input` on the slot at `offset` within its page. `script` holds the bytes of
     /// `previous.script`.
     pub fn claiming(outpoint: &Outpoint, offset: u32, input: u32, previous: &Output<'_>, script: Bytes) -> Self {
         let utxo_hash = utxo_hash(&outpoint.txid, outpoint.vout, previous.script, previous.satoshis);
@@ -327,155 +348,157 @@ impl SpendSlot {
     }
 }
 
-/// A slot and who is said to hold it.
+/// Slot and its presumed holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldSlot {
-    /// Slot within the page.
+    /// Offset of the slot within the page.
     pub offset: u32,
-    /// Its presumed holder.
+    /// Input that presumably holds the slot.
     pub holder: SpendingData,
 }
 
-/// Moves slots of one page to `to`.
+/// Moves slots of one page to the transaction `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Respend {
-    /// Who gets them.
+    /// Transaction that gets the slots.
     pub to: Txid,
-    /// What moves; all or nothing.
+    /// Slots to move, all or none.
     pub slots: Vec<RespendSlot>,
-    /// How much is checked beyond the holder.
+    /// Checks beyond the one of the holder.
     pub checks: RespendChecks,
 }
 
-/// One slot that changes hands.
+/// Slot that gets another spender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RespendSlot {
-    /// The slot and the claimed previous output.
+    /// Slot and claimed previous output.
     pub slot: SpendSlot,
-    /// Who must hold it now: `None` = free. A slot that already names `to` with this input is done.
+    /// Required present holder; `None`: the slot must be free. A slot that already names `to` with this input is done.
     pub from: Option<SpendingData>,
 }
 
-/// What a [`Respend`] checks beyond the compare-and-set.
+/// Checks of a [`Respend`] beyond the compare-and-set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RespendChecks {
-    /// Everything a spend at this height checks, but for the contested mark: while evaluating.
+    /// All checks of a spend at this height except for the contested mark; used while the sequencer evaluates.
     Spend {
         /// Height of the block that the spender can first be in.
         height: u32,
     },
-    /// The same of what a block lists, or was live: no lock of a parent bars that.
+    /// The same checks for a transaction that a block lists or that was live; the lock of a parent does not refuse it.
     Listed {
-        /// Height of that block, or the height of a spend.
+        /// Height of the block, or the height of a spend.
         height: u32,
     },
-    /// Only that the slot exists, is not frozen and its spender was not pruned: the decision is made.
+    /// The slot exists, is not frozen, and its spender is not pruned. No other check, because the decision is made.
     Decided,
 }
 
-/// What an operation did.
+/// Outcome of an operation on one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The record changed.
+    /// The operation changed the record.
     Applied(Reply),
-    /// The record already was as asked for (marks and stamps may still have been written).
+    /// The record already had the requested state. Marks and stamps may still have been written.
     AlreadyApplied(Reply),
-    /// The record was not changed.
+    /// The operation was refused and changed nothing.
     Rejected(Rejection),
 }
 
 impl Outcome {
-    /// `Applied` or `AlreadyApplied`.
+    /// Returns whether the outcome is `Applied` or `AlreadyApplied`.
     pub fn is_done(&self) -> bool {
         !matches!(self, Outcome::Rejected(_))
     }
 }
 
-/// What comes back with an outcome.
+/// Data of an outcome that is not a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// Nothing more to say.
+    /// The outcome has no data.
     None,
-    /// How the transaction stands (found for `AlreadyApplied`).
+    /// State of the transaction; for `AlreadyApplied` the state that was found.
     State(TxState),
-    /// A partial transaction is live in the place of a stub, without the spends that came with it, and a contest is due:
-    /// whoever was refused for its absence may have a second chance.
+    /// A partial transaction is live in the place of a stub, without the spends in its page. A contest is due, because
+    /// transactions that were refused for its absence may get a second chance.
     ContestDue,
-    /// After a change of slots.
+    /// Consequences of a change of slots.
     Slots {
-        /// `ALL_SPENT`: every slot of this page is spent now.
+        /// `ALL_SPENT`: all slots of the page are spent now.
         all_spent: bool,
-        /// `DAH_SET` / `DAH_UNSET`: `deleteAtHeight` as it is now, if it changed.
+        /// `DAH_SET` / `DAH_UNSET`: the new `deleteAtHeight`, if it changed.
         delete_at_height: Option<Option<u32>>,
     },
-    /// All block ids of the transaction after the change, and what else has to follow.
+    /// All block ids of the transaction after the change, and the work that has to follow.
     Mined {
-        /// `blockIDs`
+        /// `blockIDs` of the master
         block_ids: Vec<u32>,
-        /// `totalExtraRecs`: how many pages it has besides the master.
+        /// `totalExtraRecs`: number of pages besides the master
         extra_pages: u32,
-        /// `conflictingCs` names any: those that were refused because it was locked may have a second chance.
+        /// `conflictingCs` names a child. Children that were refused because the parent was locked may get a second
+        /// chance.
         conflicting_children: bool,
     },
 }
 
-/// Why an operation was refused. `code` gives the seed's name.
+/// Reason of a refusal. [`Rejection::code`] returns the name in the reference document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
-    /// No such record.
+    /// The record does not exist.
     NotFound,
     /// The record is a tombstone, pruned at this height.
     Pruned(u32),
-    /// Half created.
+    /// The page is creating: not all pages of its transaction exist.
     Creating,
-    /// Conflicting or contested.
+    /// The transaction is conflicting or contested.
     Conflicting(Verdict),
-    /// Outputs not spendable yet.
+    /// The transaction is locked: its outputs are not spendable yet.
     Locked,
-    /// A coinbase below its maturity: spendable from this height on.
+    /// The coinbase is immature; holds the height from which it is spendable.
     Immature(u32),
-    /// The slot is nil or out of range.
+    /// The slot is nil or out of range; holds its offset.
     NoSuchOutput(u32),
-    /// The slot's hash differs.
+    /// The slot has another UTXO hash; holds its offset.
     HashMismatch(u32),
-    /// The stored output's script or amount differs.
+    /// The stored output has another script or amount; holds the offset.
     OutputMismatch(u32),
-    /// The slot or the whole transaction is frozen.
+    /// The slot or the whole transaction is frozen; holds the offset.
     Frozen(u32),
-    /// The slot has a history.
+    /// The slot is marked contested: it has a history; holds the offset.
     Contested(u32),
-    /// The slot is spent by another.
+    /// The slot has another spender; holds the offset and the spender.
     SpentBy(u32, SpendingData),
-    /// The slot is spendable from this height on: (slot, height).
+    /// The slot is spendable only from a later height on; holds the offset and the height.
     NotYetSpendable(u32, u32),
-    /// The slot names this very spender, which was pruned since.
+    /// The slot names the same spender, which was pruned since; holds the offset.
     SpenderPruned(u32),
-    /// The slot is not frozen.
+    /// The slot is not frozen; holds the offset.
     NotFrozen(u32),
-    /// The slot is frozen already.
+    /// The slot is already frozen; holds the offset.
     AlreadyFrozen(u32),
-    /// A record is there already, in this state.
+    /// A record exists; holds its state.
     Exists(TxState),
-    /// A record is there already whose outputs are others: a partial transaction claimed what its id does not commit to.
+    /// A record with other outputs exists: a partial transaction claims outputs to which its txid does not commit.
     OtherContent,
-    /// A record is there already that is a partial transaction where a whole one was to be put, or the other way round;
-    /// their outputs agree. The first event says what the record is.
+    /// A record of the other kind exists: a partial transaction instead of a whole one, or the reverse, with equal
+    /// outputs. The first event of a transaction decides its kind.
     OtherKind,
-    /// The slots were made by the rule of this height, before Genesis, and the block stands behind it.
+    /// The slots follow the rule before Genesis, and the block is after Genesis; holds the height of the slots' rule.
     MissingSlots(u32),
-    /// The record holds this later stamp.
+    /// The record has a later stamp.
     StaleStamp(Stamp),
-    /// The lock record is held by somebody else.
+    /// The lock record belongs to another owner.
     Held(LockRecord),
-    /// The page may not be pruned.
+    /// The page does not meet the conditions of pruning.
     NotPrunable,
-    /// The record is not of the kind that this operation changes, or (for `ReplaceMeta`) not as expected; or the operation
-    /// contradicts itself: a page that does not belong under its key, one slot for two inputs.
+    /// The record is not of the kind that the operation changes, or (for `ReplaceMeta`) not the expected one. Or the
+    /// operation contradicts itself: a page under the key of another, or one slot for two inputs.
     Unexpected,
 }
 
 impl Rejection {
-    /// The seed's name for it, where it has one (`semantics.md`, "Names other systems use").
+    /// Returns the code of the refusal: the name in the reference document, if it has one (`semantics.md`, "Names other
+    /// systems use").
     pub fn code(&self) -> &'static str {
         match self {
             Rejection::NotFound => "TX_NOT_FOUND",
@@ -510,7 +533,7 @@ impl Rejection {
 mod tests {
     use super::*;
 
-    /// Rows are moved from queue to batch by the million.
+    /// Rows are moved from queues to batches by the million, so that their size counts.
     #[test]
     fn operations_stay_small() {
         let size = (size_of::<Operation>(), size_of::<crate::engine::Row>());

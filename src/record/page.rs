@@ -1,5 +1,4 @@
-//! The records themselves. Field names follow the bins of `semantics.md`; a bin that is absent is `None`, `false` or
-//! empty here.
+//! Types of the records. Field names follow the bins of `semantics.md`. An absent bin is `None`, `false` or empty here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,75 +6,77 @@ use bytes::Bytes;
 
 use crate::tx::{Transaction, Txid, UtxoHash, amount_size};
 
-/// When the sequencer last changed a record: bin `chainPos`. A record refuses an operation with an earlier stamp; with
-/// an equal one the operation's own compare-and-set decides. So a zombie or a replay can do no harm.
+/// Chain offset and phase of the sequencer's last change of a record: bin `chainPos`. A record refuses an operation
+/// with an earlier stamp; with an equal stamp the operation's own compare-and-set decides. An earlier sequencer that
+/// still runs, or a replay, can therefore undo nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// Offset in `utxo.chain` of the event that is being handled; above [`Stamp::OFFSET_BITS`] bits of it the *era*: how
-    /// often the chain has gone back because a node of the store had forgotten.
+    /// Offset in `utxo.chain` of the handled event, in the lowest [`Stamp::OFFSET_BITS`] bits. The bits above are the
+    /// *era*: the number of rewinds of the chain after the store lost writes.
     pub offset: u64,
-    /// The part of its handling.
+    /// Part of the event's handling.
     pub phase: Phase,
 }
 
 impl Stamp {
-    /// Bits of the chain offset: a trillion events.
+    /// Number of bits of the chain offset, for a trillion events.
     pub const OFFSET_BITS: u32 = 40;
 
-    /// The stamp of an event that is handled in `era`. What was stamped in an earlier era is handled again, in order, so it
-    /// is in nobody's way, however late its event; and whoever still works in an earlier one is refused.
+    /// Returns the stamp of an event that is handled in `era`. Every event of an earlier era is handled again, in
+    /// order, so that a stamp of an earlier era refuses no operation, however late its event. A sequencer that still
+    /// works in an earlier era is refused.
     pub fn in_era(era: u32, offset: u64, phase: Phase) -> Self {
         Stamp { offset: u64::from(era) << Self::OFFSET_BITS | offset, phase }
     }
 
-    /// The chain offset of the event, in whatever era.
+    /// Returns the chain offset of the event, without the era.
     pub fn chain_offset(&self) -> u64 {
         self.offset & ((1 << Self::OFFSET_BITS) - 1)
     }
 
-    /// Whether both come from one phase of handling one event, in whatever era.
+    /// Returns whether both stamps are of the same phase of the same event, in any eras.
     pub fn is_of_same_event(&self, other: &Stamp) -> bool {
         (self.chain_offset(), self.phase) == (other.chain_offset(), other.phase)
     }
 }
 
-/// Parts of the sequencer's handling of one chain event, in their order.
+/// Phases of the sequencer's handling of one chain event, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// Only what is harmless, before the decision is written. And whatever a reorg does while blocks leave: it is before all
-    /// that is done while others come.
+    /// Changes without consequences, before the decision is written. Also all changes of a reorg while it disconnects
+    /// blocks, which come before all changes while it connects blocks.
     Evaluate = 0,
-    /// What the decision says.
+    /// Changes that the decision orders.
     Apply = 1,
-    /// Pruning, after the event.
+    /// Pruning after the event.
     Prune = 2,
 }
 
-/// Who spends a slot: 36 bytes, transaction id and little-endian input index.
+/// Spender of a slot: 36 bytes, transaction id and little-endian input index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SpendingData {
-    /// The spending transaction.
+    /// Txid of the spending transaction.
     pub txid: Txid,
-    /// The index of its input.
+    /// Index of the spending input.
     pub input: u32,
 }
 
-/// One output of a transaction as the store sees it; its place in the list is its `vout` within the page.
+/// Output of a transaction in the store. The position in the list is the output's offset within the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
-    /// An output that gets no slot (data), or a gap of a partial transaction.
+    /// A data output, or a gap of a partial transaction; never spendable.
     Nil,
-    /// 32 bytes.
+    /// An output that nothing spends; 32 bytes.
     Unspent(UtxoHash),
-    /// 68 bytes.
+    /// An output and its spender; 68 bytes.
     Spent(UtxoHash, SpendingData),
-    /// 68 bytes, the last 36 all `0xFF`.
+    /// An output that an operator froze; 68 bytes, of which the last 36 are `0xFF`.
     Frozen(UtxoHash),
 }
 
 impl Slot {
-    /// The hash that the slot commits to.
+    /// Returns the UTXO hash of the output; `None` for a nil slot.
     pub fn hash(&self) -> Option<UtxoHash> {
         match self {
             Slot::Nil => None,
@@ -83,7 +84,7 @@ impl Slot {
         }
     }
 
-    /// Who spends it.
+    /// Returns the spender of a spent slot.
     pub fn spender(&self) -> Option<SpendingData> {
         match self {
             Slot::Spent(_, spender) => Some(*spender),
@@ -92,51 +93,51 @@ impl Slot {
     }
 }
 
-/// One (block id, height, subtree index) of `blockIDs`, `blockHeights`, `subtreeIdxs`.
+/// Triple (block id, height, subtree index) of `blockIDs`, `blockHeights`, `subtreeIdxs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MinedIn {
-    /// Local sequence number of the block; 0 is the genesis or a seeded block.
+    /// Local sequence number of the block; 0 stands for the genesis block and for all blocks before the store began.
     pub block_id: u32,
-    /// Its height.
+    /// Height of the block.
     pub height: u32,
-    /// The subtree of the block that lists the transaction.
+    /// Index of the block's subtree that lists the transaction.
     pub subtree: u32,
 }
 
-/// What became of a contested transaction: bins `verdict` and `reason`.
+/// Verdict of a contested transaction: bins `verdict` and `reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// 0: the sequencer has yet to say.
+    /// 0: the sequencer has not decided yet.
     Pending,
-    /// 1: live.
+    /// 1: the transaction is live.
     Accepted,
-    /// 2: lost, and why.
+    /// 2: the transaction is conflicting, for this reason.
     Conflicting(Reason),
 }
 
-/// Why a transaction is conflicting, or why it was contested. Encoded in the `reason` bin, in decisions and outcomes.
+/// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Reason {
     /// An input is spent by another transaction.
     DoubleSpend {
         /// Index of the input.
         input: u32,
-        /// The transaction that spends it.
+        /// Transaction that spends the same output.
         winner: Txid,
     },
     /// A parent is conflicting by verdict.
     ConflictingParent {
-        /// That parent.
+        /// Txid of the parent.
         parent: Txid,
     },
-    /// A parent was proven never to have been produced before it.
+    /// A parent is missing: no event before the transaction's own event creates the parent.
     MissingParent {
-        /// That parent.
+        /// Txid of the parent.
         parent: Txid,
     },
     /// A parent was pruned before its slot was taken.
     PrunedParent {
-        /// That parent.
+        /// Txid of the parent.
         parent: Txid,
     },
     /// A coinbase parent was immature at the transaction's height.
@@ -144,7 +145,7 @@ pub enum Reason {
         /// Index of the input.
         input: u32,
     },
-    /// The slot's hash, script or amount differs from what the input says.
+    /// The slot's hash, script or amount differs from the previous output that the input claims.
     Mismatch {
         /// Index of the input.
         input: u32,
@@ -164,36 +165,37 @@ pub enum Reason {
         /// Index of the input.
         input: u32,
     },
-    /// A parent stayed locked longer than the grace.
+    /// A parent stayed locked longer than the grace period.
     Locked {
-        /// That parent.
+        /// Txid of the parent.
         parent: Txid,
     },
-    /// A slot has a history, so the sequencer must decide. Only ever why a transaction was contested, never a verdict.
+    /// A slot has a history, so the sequencer must decide. Reason of a contest only, never of a verdict.
     History {
         /// Index of the input.
         input: u32,
     },
-    /// The transaction's own record was found contested. Only ever why it was contested, never a verdict.
+    /// The transaction's own record was found contested. Reason of a contest only, never of a verdict.
     Found,
-    /// An operator said so.
+    /// A command of an operator made the transaction conflicting.
     Command,
-    /// A coinbase whose block left the longest chain.
+    /// The block of a coinbase left the longest chain.
     Disconnected,
-    /// The first event of the transaction was a partial one, so that this one may hold no slots. Only ever why it was
-    /// contested, never a verdict.
+    /// The first event of the transaction was a partial one, so that the whole one possibly holds no slots. Reason of a
+    /// contest only, never of a verdict.
     Seeded,
 }
 
 impl Reason {
-    /// Whether nothing reconsiders the transaction by itself: an operator made it conflicting.
-    pub fn is_for_good(self) -> bool {
+    /// Returns whether only an operator can open the verdict again, because an operator made the transaction
+    /// conflicting.
+    pub fn is_permanent(self) -> bool {
         self == Reason::Command
     }
 
-    /// Whether a later event of the transaction itself opens the verdict again: its parents may have come meanwhile, or
-    /// its extended inputs may have been wrong the first time.
-    pub fn reopened_by_its_event(self) -> bool {
+    /// Returns whether a later event of the transaction itself opens the verdict again. The parents may exist by then,
+    /// or the previous outputs in the first event may have been wrong.
+    pub fn is_reopened_by_own_event(self) -> bool {
         matches!(self, Reason::MissingParent { .. } | Reason::Mismatch { .. })
     }
 }
@@ -205,22 +207,24 @@ pub enum Body {
     Transaction(Bytes),
     /// A partial transaction: its outputs by index, gaps `None`.
     Outputs(Vec<Option<StoredOutput>>),
-    /// In the blob store.
+    /// The body is a blob of the blob store.
     External(Blob),
 }
 
-/// Which blob of its transaction a body is. An id commits to a whole transaction, but not to the previous outputs that extended
-/// format claims, and to nothing that a partial one says: so there can be several, none of which ever changes.
+/// Blob of a body among the blobs of its transaction. A txid commits to the standard format, but not to the previous
+/// outputs of the extended format, and not to a partial transaction. One transaction can therefore have several blobs,
+/// none of which ever changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blob {
-    /// The one that was stored first.
+    /// The blob that was stored first.
     First,
-    /// One that says otherwise: its BLAKE3.
+    /// A blob with other content than the first; holds its BLAKE3.
     Other([u8; 32]),
 }
 
 impl Body {
-    /// How large it is with its master, bytes: of a whole transaction as it is, of a partial one its outputs.
+    /// Returns the size that an inline body adds to its master, bytes: the transaction, or the outputs of a partial
+    /// one.
     pub fn size(&self) -> u64 {
         let size = match self {
             Body::Transaction(bytes) => bytes.len(),
@@ -230,7 +234,7 @@ impl Body {
         size as u64
     }
 
-    /// What `amountSizes` of a master with so many slots would be: of the first outputs. Empty where the body does not tell.
+    /// Returns `amountSizes` for the first `slots` outputs of the body. Empty for a body in the blob store.
     pub fn amount_sizes(&self, slots: usize) -> Bytes {
         match self {
             Body::Transaction(bytes) => Transaction::parse(bytes).map_or(Bytes::new(), |transaction| {
@@ -242,54 +246,54 @@ impl Body {
     }
 }
 
-/// An output of a partial transaction.
+/// Stored output: of a partial transaction, or of a reassignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredOutput {
-    /// Its amount.
+    /// Amount of the output, satoshis.
     pub satoshis: u64,
-    /// Its locking script.
+    /// Locking script of the output.
     pub script: Bytes,
 }
 
 impl StoredOutput {
-    /// The same, its script somewhere else.
+    /// Returns the output with the script in other memory, which `moved` returns.
     pub(crate) fn with_script(&self, moved: impl FnOnce(&Bytes) -> Bytes) -> Self {
         StoredOutput { satoshis: self.satoshis, script: moved(&self.script) }
     }
 
-    /// 0 in a gap.
+    /// Returns the amount size of an output, 0 for a gap.
     pub(crate) fn amount_size_of(output: &Option<StoredOutput>) -> u8 {
         output.as_ref().map_or(0, |output| amount_size(output.satoshis))
     }
 }
 
-/// An audit entry of a reassignment, with what is needed to check the new owner's spend.
+/// Audit entry of a reassignment, with the output that a spend of the new owner is checked against.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reassignment {
-    /// Slot within the page.
+    /// Offset of the slot within the page.
     pub offset: u32,
-    /// Hash before.
+    /// UTXO hash before the reassignment.
     pub utxo_hash: UtxoHash,
-    /// Hash after.
+    /// UTXO hash after the reassignment.
     pub new_utxo_hash: UtxoHash,
-    /// Height at which it was reassigned.
+    /// Block height of the reassignment.
     pub block_height: u32,
-    /// The new owner's output: replaces the stored one where a spend is checked.
+    /// Output of the new owner, which replaces the stored output in the check of a spend.
     pub output: StoredOutput,
 }
 
-/// A page of a transaction. Page 0 (the master) has `master`.
+/// Page of a transaction. Only page 0 (the master) has `master`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// `txID`
+    /// `txID` of the transaction
     pub txid: Txid,
-    /// Which page this is: page `n` holds the slots from `n * utxo_batch_size` on.
+    /// Number of the page. Page `n` holds the slots from `n * utxo_batch_size` on.
     pub number: u32,
-    /// `version`
+    /// `version` of the transaction
     pub version: u32,
-    /// `locktime`
+    /// `locktime` of the transaction
     pub lock_time: u32,
-    /// `fee`, satoshis; 0 for a coinbase or partial transaction
+    /// `fee`, satoshis; 0 for a coinbase or a partial transaction
     pub fee: u64,
     /// `sizeInBytes` of the standard serialisation; 0 for a partial transaction
     pub size_in_bytes: u64,
@@ -297,8 +301,9 @@ pub struct Page {
     pub extended_size: u64,
     /// `utxos`: `None` in a stub and in a tombstone
     pub utxos: Option<Vec<Slot>>,
-    /// `amountSizes`: how many bytes each output's amount takes in the hash of its slot ([`amount_size`]), 0 in a gap. There, unless
-    /// the reference system wrote the record, where the outputs are not: with the hash it commits to script and amount each.
+    /// `amountSizes`: number of bytes that each output's amount takes in the hash of its slot ([`amount_size`]), 0 for
+    /// a gap. Together with the hash the size commits to script and amount. Present on pages without inline outputs,
+    /// unless the reference system wrote the record.
     ///
     /// [`amount_size`]: crate::tx::amount_size
     pub amount_sizes: Bytes,
@@ -306,11 +311,11 @@ pub struct Page {
     pub spent_utxos: u32,
     /// `recordUtxos`: slots of this page that are not nil, plus one for each reassignment
     pub record_utxos: u32,
-    /// `isCoinbase`
+    /// `isCoinbase`: the transaction is a coinbase
     pub is_coinbase: bool,
     /// `locked`: outputs not spendable yet
     pub locked: bool,
-    /// `conflicting`
+    /// `conflicting`: contested, and not accepted
     pub conflicting: bool,
     /// `frozen`: the whole transaction
     pub frozen: bool,
@@ -324,26 +329,26 @@ pub struct Page {
     pub pruned_spenders: BTreeSet<u32>,
     /// `utxoSpendableIn`: slot → height from which it is spendable
     pub utxo_spendable_in: BTreeMap<u32, u32>,
-    /// `reassignments`
+    /// `reassignments` of slots of this page
     pub reassignments: Vec<Reassignment>,
-    /// `chainPos`
+    /// `chainPos`: stamp of the sequencer's last change
     pub chain_pos: Option<Stamp>,
     /// `deleteAtHeight`: a hint for the pruner
     pub delete_at_height: Option<u32>,
     /// `pruned`: this is a tombstone; the height at which it was pruned
     pub pruned: Option<u32>,
-    /// The bins that only the master has.
+    /// Bins that only the master has.
     pub master: Option<Box<Master>>,
 }
 
-/// The bins that only page 0 has.
+/// Bins that only page 0 has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Master {
     /// `totalUtxos`: all slots of all pages, nil included
     pub total_utxos: u32,
     /// `totalExtraRecs`: pages besides this one
     pub total_extra_recs: u32,
-    /// `blockIDs`, `blockHeights`, `subtreeIdxs`
+    /// `blockIDs`, `blockHeights`, `subtreeIdxs`: blocks that list the transaction
     pub mined: Vec<MinedIn>,
     /// `createdAt`, ms since the epoch
     pub created_at: u64,
@@ -357,27 +362,28 @@ pub struct Master {
     pub spent_pages: BTreeSet<u32>,
     /// `verdict` and `reason`: present once the transaction was contested
     pub verdict: Option<Verdict>,
-    /// `preserveUntil`
+    /// `preserveUntil`: height until which the transaction is not pruned
     pub preserve_until: Option<u32>,
 }
 
-/// How a transaction stands, read off its master.
+/// State of a transaction, as its master shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TxState {
-    /// Has `utxos`, and neither `creating`, `conflicting` nor `pruned`. Locked and frozen ones are live.
+    /// The page has `utxos`, and neither `creating`, `conflicting` nor `pruned`. A locked or frozen transaction is
+    /// live.
     Live,
-    /// Half created, not contested.
+    /// The transaction is half created and not contested.
     Creating,
     /// A contested master without a body.
     Stub(Verdict),
-    /// Contested, with a body, and not (yet) accepted.
+    /// The transaction is contested, has a body, and is not accepted (yet).
     Conflicting(Verdict),
-    /// A tombstone.
+    /// A tombstone; holds the height of the pruning.
     Pruned(u32),
 }
 
 impl Page {
-    /// A page without anything: no slots, no flags, not a master.
+    /// Returns a page without slots and flags that is not a master.
     pub fn empty(txid: Txid) -> Self {
         Page {
             txid,
@@ -408,13 +414,13 @@ impl Page {
         }
     }
 
-    /// A master without body or slots: what a stub starts as.
+    /// Returns a new stub: a master without body and slots.
     pub fn stub(txid: Txid, verdict: Verdict) -> Self {
         let master = Master { verdict: Some(verdict), ..Master::default() };
         Page { conflicting: true, master: Some(Box::new(master)), ..Page::empty(txid) }
     }
 
-    /// The same page as that of a transaction that waits for its verdict.
+    /// Changes the page to that of a contested transaction without a decision.
     pub fn contested(mut self) -> Self {
         self.conflicting = true;
         self.creating_at = None;
@@ -424,22 +430,22 @@ impl Page {
         self
     }
 
-    /// The body of a master that has one.
+    /// Returns the body of a master that has one.
     pub fn body(&self) -> Option<&Body> {
         self.master.as_ref().and_then(|master| master.body.as_ref())
     }
 
-    /// The verdict of a contested master.
+    /// Returns the verdict of a contested master.
     pub fn verdict(&self) -> Option<Verdict> {
         self.master.as_ref().and_then(|master| master.verdict)
     }
 
-    /// The master's `unminedSince`: the height of the transaction's event, or of the block that left the longest chain.
+    /// Returns `unminedSince` of a master: the height of the transaction's event, or of the disconnected block.
     pub fn unmined_since(&self) -> Option<u32> {
         self.master.as_ref().and_then(|master| master.unmined_since)
     }
 
-    /// How the transaction stands, by this page's own flags (the master's are the transaction's).
+    /// Returns the state by the flags of this page. The state of the master is that of the transaction.
     pub fn state(&self) -> TxState {
         if let Some(height) = self.pruned {
             return TxState::Pruned(height);
@@ -456,8 +462,8 @@ impl Page {
         }
     }
 
-    /// Whether an operator has barred an output of this page, or given it away. That holds for good, also where a block brings back what
-    /// was conflicting: so such a page is kept.
+    /// Returns whether an operator has frozen, delayed or reassigned an output of this page. Such a change also counts
+    /// after a block revives a conflicting transaction, so that the page is not pruned.
     pub fn is_barred(&self) -> bool {
         let is_frozen = |slot: &Slot| matches!(slot, Slot::Frozen(_));
         !self.reassignments.is_empty()
@@ -465,8 +471,8 @@ impl Page {
             || self.utxos.iter().flatten().any(is_frozen)
     }
 
-    /// Whether the two pages cannot be of the same transaction: a transaction id commits to a whole transaction, but to
-    /// nothing that a partial one claims. Gaps, and slots that were reassigned, claim nothing.
+    /// Returns whether the two pages cannot be of the same transaction. A txid commits to a whole transaction, but not
+    /// to the claims of a partial one. Gaps and reassigned slots are not compared.
     pub fn contradicts(&self, other: &Page) -> bool {
         let (Some(ours), Some(theirs)) = (&self.utxos, &other.utxos) else { return false };
         let reassigned = |offset: usize| {
@@ -480,7 +486,8 @@ impl Page {
         self.is_coinbase != other.is_coinbase || ours.iter().zip(theirs).enumerate().any(differ)
     }
 
-    /// Whether a master with a body, or a tombstone, is that of a partial transaction, wherever the body is: a whole one has a size.
+    /// Returns whether a master with a body, or a tombstone, is that of a partial transaction. Where the body is not
+    /// inline, the size decides: only a whole transaction has one.
     pub fn is_partial(&self) -> bool {
         match self.body() {
             Some(Body::Outputs(_)) => true,
@@ -490,140 +497,143 @@ impl Page {
         }
     }
 
-    /// Whether one of them is a partial transaction and the other a whole one: they agree on their outputs, but only the
-    /// whole one takes slots. A coinbase takes none in either form.
-    pub fn is_other_kind_than(&self, other: &Page) -> bool {
-        let tells = |page: &Page| page.body().is_some() || page.pruned.is_some() && page.master.is_some();
-        !self.is_coinbase && tells(self) && tells(other) && self.is_partial() != other.is_partial()
+    /// Returns whether one page is of a partial transaction and the other of a whole one. The outputs agree, but only
+    /// the whole one spends slots. The kinds of a coinbase do not differ, because a coinbase spends none.
+    pub fn differs_in_kind(&self, other: &Page) -> bool {
+        let has_kind = |page: &Page| page.body().is_some() || page.pruned.is_some() && page.master.is_some();
+        !self.is_coinbase && has_kind(self) && has_kind(other) && self.is_partial() != other.is_partial()
     }
 
-    /// Whether it is what is left of a conflicting transaction's master: a block may still list that.
-    pub fn is_fallen_remains(&self) -> bool {
+    /// Returns whether the page is the tombstone of a conflicting transaction's master. A block can still list the
+    /// transaction.
+    pub fn is_conflicting_tombstone(&self) -> bool {
         self.pruned.is_some() && self.conflicting && self.master.is_some()
     }
 
-    /// All slots that are not nil are spent. A page of only nil slots is so from the start.
-    pub fn all_spent(&self) -> bool {
+    /// Returns whether all slots that are not nil are spent. A page of nil slots only is all spent from the start.
+    pub fn is_all_spent(&self) -> bool {
         self.spent_utxos == self.record_utxos
     }
 }
 
-/// The lock record of a multi-page creation (`000_eaac0d3352205430.txt`, section 3.1). It saves work; nothing depends
-/// on it.
+/// Lock record of a creation of several pages (`000_eaac0d3352205430.txt`, section 3.1). The lock record saves
+/// duplicate work; no correctness depends on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRecord {
-    /// `created_at`, ms since the epoch
+    /// `created_at`: time of the acquisition, ms since the epoch
     pub created_at: u64,
-    /// When it may be taken over, ms since the epoch (the record's TTL)
+    /// Time at which another owner may acquire the record, ms since the epoch (the record's TTL)
     pub expires_at: u64,
-    /// `process_id`
+    /// `process_id` of the owner
     pub process_id: u32,
-    /// `hostname`
+    /// `hostname` of the owner's machine
     pub hostname: String,
-    /// `expected_recs`
+    /// `expected_recs`: number of pages to create
     pub expected_recs: u32,
-    /// Fences the release: only who acquired it releases it.
+    /// Token of the acquisition, without which the record cannot be released.
     pub owner: u64,
 }
 
-/// What the sequencer knows of a block: which triples are on the longest chain follows from here.
+/// Record of a block. Block records determine the triples of transactions that are on the longest chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockRecord {
-    /// Local sequence number; also the key.
+    /// Local sequence number of the block; also the key.
     pub block_id: u32,
-    /// Block hash, internal order.
+    /// Hash of the block, internal order.
     pub hash: [u8; 32],
-    /// Hash of the block before it.
+    /// Hash of the previous block, internal order.
     pub previous: [u8; 32],
-    /// Height.
+    /// Height of the block.
     pub height: u32,
-    /// Header time, seconds since the epoch.
+    /// Time in the header, seconds since the epoch.
     pub time: u32,
-    /// Connected to the longest chain.
+    /// The block is connected to the longest chain.
     pub longest_chain: bool,
-    /// Transactions of the block already set mined, in its order.
+    /// Number of the block's transactions that are already set mined, in the order of the block.
     pub progress: u64,
-    /// See [`Stamp`].
+    /// Stamp of the sequencer's last change, see [`Stamp`].
     pub chain_pos: Option<Stamp>,
 }
 
-/// Who this store is; checked at every start.
+/// Meta record: identity of the store. Every start checks the record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MetaRecord {
-    /// Random, from the first start.
+    /// Random id of the store, from the first start.
     pub store_id: [u8; 16],
-    /// Version of the record layout.
+    /// Version of the record layout that wrote the store.
     pub layout_version: u32,
     /// `main`, `test` or `regtest`
     pub network: String,
-    /// Slots a page; fixed for the life of a set.
+    /// Slots per page; fixed for the life of a set.
     pub utxo_batch_size: u32,
-    /// `block_height_retention`
+    /// Retention of the pruner, `block_height_retention`, blocks
     pub retention: u32,
-    /// Everything that was due at this height was pruned; what falls later on a chain that a reorg made shorter goes with the next block.
+    /// Prune horizon: every record that was due at this height is pruned. A record that becomes due below the horizon,
+    /// after a reorg made the chain shorter, is pruned with the next block.
     pub prune_horizon: u32,
-    /// Identifies the chain topic: a recreated topic would start again at offset 0. `None` until its first event.
+    /// Identity of the chain topic, because a recreated topic starts again at offset 0. `None` until the first event.
     pub chain_id: Option<[u8; 32]>,
-    /// The rebuild of this set that is under way. `None`: none is.
+    /// Rebuild of this set in progress; `None`: no rebuild is in progress.
     pub rebuilding: Option<Box<Rebuilding>>,
-    /// Which attempt the last rebuild of this set was, or is: a random number. One that begins again where another was killed puts its own
-    /// here, and the other, should it live, ends. `None`: it was never rebuilt.
+    /// Random number of the latest attempt to rebuild this set. An attempt that continues a killed one writes its own
+    /// number, and the earlier attempt ends if it still runs. `None`: the set was never rebuilt.
     pub rebuilder: Option<u64>,
-    /// Partitions of the topic of validated transactions: with another number the events of one transaction would lie in two.
-    /// `None` until the first start.
+    /// Number of partitions of the topic of validated transactions. With another number the events of one transaction
+    /// could be in two partitions. `None` until the first start.
     pub partitions: Option<u32>,
-    /// It has a blob store, whose mark names `store_id`; for good.
+    /// The store has a blob store, whose mark names `store_id`. Never cleared once set.
     pub has_blobs: bool,
-    /// Its sentinels are there, and no node can have forgotten them: one that is missing was lost.
+    /// The sentinels exist and are durable, so that an absent sentinel was lost.
     pub has_sentinels: bool,
-    /// At least so much of the log has been consumed into this set; the group commits no more than that.
-    pub consumed: Consumed,
-    /// Nobody reads from below it into this set again: what was pruned since is recognised for a time only.
-    pub replay_floor: Consumed,
-    /// No block up to this height leaves the longest chain again: what it lists may have been pruned.
+    /// Consumed offsets: at least so much of the log is consumed into this set. The group commits no greater offset.
+    pub consumed: ConsumedOffsets,
+    /// Replay floor: no instance reads from a lower offset into this set, because records pruned since are recognised
+    /// for a limited time only.
+    pub replay_floor: ConsumedOffsets,
+    /// Reorg floor: no block up to this height can be disconnected, because its transactions are possibly pruned.
     pub reorg_floor: u32,
-    /// Topics that it is made from, by what they are for (their default names). One that is not named has not been seen
-    /// yet.
+    /// Topics whose events make the state, by default name. An absent topic was not read yet.
     pub topics: BTreeMap<String, BoundTopic>,
 }
 
-/// Identity of a topic that a store is made from.
+/// Identity of a topic whose events make the state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BoundTopic {
-    /// Id that the cluster gave to the topic; `None`: the cluster gave none.
+    /// Id that the cluster gave to the topic; `None`: the cluster gives no ids.
     pub id: Option<[u8; 16]>,
-    /// Beginning of the id of the record at offset 0, by partition. Kept only for clusters that give no ids.
+    /// Prefix of the id of the message at offset 0, by partition. Only for clusters that give no topic ids.
     pub first: BTreeMap<u32, [u8; 8]>,
 }
 
-/// A rebuild that has begun and not ended. Whoever goes on with it makes the same of the same log, however far the live group has come since.
+/// Rebuild in progress. An attempt that continues the rebuild makes the same state from the same log, however far the
+/// live group has read since.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rebuilding {
-    /// Where it ends: chain offset, next to read.
+    /// Chain offset at which the rebuild ends, next to read.
     pub frontier: u64,
-    /// What it is made from.
+    /// Offsets of the live group and ends of its topics when the rebuild began.
     pub log: LogEnds,
-    /// Incarnation of the store's nodes when it began; empty for a store that forgets nothing.
+    /// Incarnation of the store's nodes when the rebuild began; empty for a store that never loses writes.
     pub nodes: String,
-    /// What was read up to here is in the set for good.
-    pub reached: Consumed,
-    /// The chain's state there, as a commit carries it; empty at its beginning.
+    /// Offsets up to which every event is durable in the set.
+    pub reached: ConsumedOffsets,
+    /// State of the chain at those offsets, in the form of commit metadata; empty at the beginning.
     pub chain_state: String,
 }
 
-/// How far a group and its log had come at a moment; next to read, or to be written.
+/// Committed offsets of a group and end offsets of its log at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogEnds {
-    /// What the group had committed.
-    pub committed: Consumed,
-    /// Where the topics ended that it reads.
-    pub ends: Consumed,
-    /// Where the decisions ended.
+    /// Committed offsets of the group, next to read.
+    pub committed: ConsumedOffsets,
+    /// End offsets of the topics that the group reads.
+    pub ends: ConsumedOffsets,
+    /// End offset of `utxo.decisions`.
     pub decisions: u64,
 }
 
 impl LogEnds {
-    /// Whether the topics go at least as far as those of `earlier` went.
+    /// Returns whether every topic ends at or after its end in `earlier`.
     pub fn reaches(&self, earlier: &LogEnds) -> bool {
         let reaches = |(partition, end): (&u32, &u64)| self.ends.validated.get(partition).is_some_and(|now| now >= end);
         self.decisions >= earlier.decisions
@@ -632,22 +642,22 @@ impl LogEnds {
     }
 }
 
-/// How much of the log has been consumed: next to read.
+/// Offsets of the log, next to read: all events below are consumed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Consumed {
-    /// Of the chain.
+pub struct ConsumedOffsets {
+    /// Offset in the chain log.
     pub chain: u64,
-    /// Of the validated transactions, by partition; those without an entry have not been begun.
+    /// Offsets in the topic of validated transactions, by partition. A partition without an entry was not read yet.
     pub validated: BTreeMap<u32, u64>,
 }
 
-impl Consumed {
-    /// Takes over whatever `other` is further in.
-    pub fn raise(&mut self, other: &Consumed) {
+impl ConsumedOffsets {
+    /// Raises each offset to the one in `other` where that is greater.
+    pub fn raise(&mut self, other: &ConsumedOffsets) {
         self.chain = self.chain.max(other.chain);
         for (partition, offset) in &other.validated {
-            let mine = self.validated.entry(*partition).or_default();
-            *mine = (*mine).max(*offset);
+            let own = self.validated.entry(*partition).or_default();
+            *own = (*own).max(*offset);
         }
     }
 }

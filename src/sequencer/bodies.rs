@@ -1,7 +1,7 @@
-//! The bodies of stored transactions, wherever they are: what they spend, and from whom.
+//! Bodies of stored transactions, inline or in the blob store: the inputs and the parents of a transaction.
 //!
-//! Handling one event asks for the same body again and again, and a block that waits does so at every look. One that is in the blob
-//! store is read once.
+//! The handling of one event needs the same body several times, and a waiting block needs it at every retry. A body in
+//! the blob store is read once.
 
 use std::collections::BTreeMap;
 
@@ -10,52 +10,53 @@ use bytes::Bytes;
 use crate::{
     record::{Blob, Body, Page, SpendSlot},
     sequencer::{
-        Stop,
+        SequencerError,
         handler::{Handler, distinct},
     },
     tx::{Outpoint, Transaction, Txid},
 };
 
-/// What the event that is being handled has read of the blob store.
+/// Bodies that the present event has read from the blob store.
 #[derive(Debug, Default)]
-pub(super) struct ReadBodies {
-    /// The last body, and whose it is: only one is in memory at a time.
+pub(super) struct BodyCache {
+    /// The last body read, with its txid and blob: only one body is in memory at a time.
     last: Option<((Txid, Blob), Bytes)>,
-    /// Those whose outputs are spent, to which a transaction id commits.
+    /// The parents of each transaction read. A txid commits to its parents, so an entry stays valid.
     parents: BTreeMap<Txid, Vec<Txid>>,
 }
 
 impl Handler {
-    /// The inputs of a stored transaction as slots to take, with what they spend. A partial transaction has none.
-    pub async fn inputs_of(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        match self.transaction_of(page).await? {
-            Some(bytes) => self.inputs_in(&page.txid, &bytes),
+    /// Reads the inputs of a stored transaction as slots to take, with the outpoint of each. A partial transaction has
+    /// none.
+    pub async fn read_inputs(&self, page: &Page) -> Result<Vec<(Outpoint, SpendSlot)>, SequencerError> {
+        match self.read_body(page).await? {
+            Some(bytes) => self.parse_inputs(&page.txid, &bytes),
             None => Ok(Vec::new()),
         }
     }
 
-    /// The same of a body, wherever it was read.
-    pub fn inputs_in(&self, txid: &Txid, body: &Bytes) -> Result<Vec<(Outpoint, SpendSlot)>, Stop> {
-        let tx = parsed(txid, body)?;
+    /// Parses the inputs of a body as slots to take, with the outpoint of each. A coinbase has none.
+    pub fn parse_inputs(&self, txid: &Txid, body: &Bytes) -> Result<Vec<(Outpoint, SpendSlot)>, SequencerError> {
+        let tx = parse_body(txid, body)?;
         if tx.is_coinbase() {
             return Ok(Vec::new());
         }
         let slots = tx.inputs().zip(0..).filter_map(|(input, index)| {
             let (outpoint, previous) = (input.outpoint, input.previous?);
-            let (_, offset) = self.place(outpoint);
+            let (_, offset) = self.locate(outpoint);
             let script = body.slice_ref(previous.script);
             Some((outpoint, SpendSlot::claiming(&outpoint, offset, index, &previous, script)))
         });
         Ok(slots.collect())
     }
 
-    /// The transactions whose outputs a stored transaction spends, each once. A partial transaction has none.
-    pub(super) async fn parents_of(&self, page: &Page) -> Result<Vec<Txid>, Stop> {
+    /// Reads the parents of a stored transaction, each once. A partial transaction has none.
+    pub(super) async fn read_parents(&self, page: &Page) -> Result<Vec<Txid>, SequencerError> {
         if let Some(parents) = self.bodies.lock().await.parents.get(&page.txid) {
             return Ok(parents.clone());
         }
-        let Some(body) = self.transaction_of(page).await? else { return Ok(Vec::new()) };
-        let tx = parsed(&page.txid, &body)?;
+        let Some(body) = self.read_body(page).await? else { return Ok(Vec::new()) };
+        let tx = parse_body(&page.txid, &body)?;
         let spends = if tx.is_coinbase() { None } else { Some(tx.inputs().map(|input| input.outpoint.txid)) };
         let parents = distinct(spends.into_iter().flatten());
         if let Some(Body::External(_)) = page.body() {
@@ -64,34 +65,36 @@ impl Handler {
         Ok(parents)
     }
 
-    /// The bytes of a stored transaction; of a partial one, a stub, or a tombstone that keeps none, none.
-    pub(super) async fn transaction_of(&self, page: &Page) -> Result<Option<Bytes>, Stop> {
+    /// Reads the bytes of a stored transaction. Returns `None` for a partial transaction, and for a stub or a tombstone
+    /// without a body.
+    pub(super) async fn read_body(&self, page: &Page) -> Result<Option<Bytes>, SequencerError> {
         let whose = match page.body() {
             Some(Body::Transaction(bytes)) => return Ok(Some(bytes.clone())),
             Some(Body::External(blob)) if !page.is_partial() => (page.txid, *blob),
             _ => return Ok(None),
         };
         let mut bodies = self.bodies.lock().await;
-        // Another one is let go before this one is read.
+        // The body of another transaction is dropped before this one is read.
         bodies.last.take_if(|(of, _)| *of != whose);
         if let Some((_, bytes)) = &bodies.last {
             return Ok(Some(bytes.clone()));
         }
-        // Rare, and a part of every future here: boxed.
-        let body = Box::pin(self.answer("the store", self.parts.store.body(page))).await;
-        // Whoever mends it lets the chain go on.
-        let body = body.map_err(|error| Stop::Halt(format!("the store is damaged: {error}")))?;
+        // Boxed: rare, and else a part of every future here.
+        let body = Box::pin(self.wait_for("the store", self.parts.store.body(page))).await;
+        // A halt, so that an operator can repair the body and lift the halt.
+        let body = body.map_err(|error| SequencerError::Halt(format!("the store is damaged: {error}")))?;
         let Body::Transaction(bytes) = body.into_owned() else { return Ok(None) };
         bodies.last = Some((whose, bytes.clone()));
         Ok(Some(bytes))
     }
 
-    /// The event is handled: what was read for it is let go.
-    pub(super) async fn let_go_of_bodies(&self) {
-        *self.bodies.lock().await = ReadBodies::default();
+    /// Drops the bodies that the handled event has read.
+    pub(super) async fn clear_body_cache(&self) {
+        *self.bodies.lock().await = BodyCache::default();
     }
 }
 
-fn parsed<'a>(txid: &Txid, body: &'a Bytes) -> Result<Transaction<'a>, Stop> {
-    Transaction::parse(body).map_err(|error| Stop::Halt(format!("the stored body of {txid} is damaged: {error}")))
+fn parse_body<'a>(txid: &Txid, body: &'a Bytes) -> Result<Transaction<'a>, SequencerError> {
+    let damaged = |error| SequencerError::Halt(format!("the stored body of {txid} is damaged: {error}"));
+    Transaction::parse(body).map_err(damaged)
 }

@@ -1,8 +1,8 @@
-//! A coinbase that several blocks of one chain have (blocks 91,722 and 91,880 of the main chain have one), or that a
-//! block brings again at another height.
+//! A coinbase that comes twice: in several blocks of one chain (blocks 91,722 and 91,880 of the main chain have the
+//! same coinbase), or again at another height after a reorg.
 //!
-//! Nodes replace the outputs of the earlier block by those of the later one, so that they mature from the later. Once
-//! the later block has left the longest chain the earlier one counts again.
+//! Bitcoin nodes replace the outputs of the earlier block by those of the later block, so that the outputs mature from
+//! the later block. After the later block is disconnected the earlier block counts again.
 
 use std::collections::BTreeMap;
 
@@ -13,113 +13,127 @@ use crate::{
         build::COINBASE_MATURITY,
     },
     sequencer::{
-        Stop,
-        contest::Named,
-        handler::{At, BODIES_AT_ONCE, Handler},
-        steps::{Making, Steps},
+        SequencerError,
+        contest::HolderState,
+        handler::{BODIES_AT_ONCE, EventContext, Handler},
+        steps::{DecisionMode, Steps},
     },
     tx::{Outpoint, Txid},
 };
 
 impl Handler {
-    /// The outputs of a coinbase that was there before its block mature from the last block that has it. Live spenders
-    /// that are not mined and are too young for that fall; the others that hold a slot are decided on by their own
-    /// contests.
-    pub(super) async fn mature_from(
+    /// Sets the maturity of a coinbase that existed before its block by the last connected block that has the coinbase.
+    /// Live spenders that are not mined and too young become conflicting; other holders of its slots are decided by
+    /// their own contests.
+    pub(super) async fn update_maturity(
         &self,
-        at: At,
+        ctx: EventContext,
         steps: &mut Steps<'_>,
         block: &Block<'_>,
         coinbase: Txid,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SequencerError> {
         let Some(master) = self.master(coinbase).await?.filter(|page| page.pruned.is_none()) else { return Ok(()) };
         let here = MinedIn { block_id: block.block_id, height: block.height, subtree: 0 };
-        let mined = self.blocks_with(&master, block).await?;
+        let mined = self.read_other_connected_blocks(&master, block).await?;
         let from = mined.iter().chain([&here]).map(|mined| mined.height).max().unwrap_or(block.height);
         let from = from.saturating_add(COINBASE_MATURITY);
-        // The usual case: the block comes back, or its event is handled again. A holder that still waits for another
-        // parent has no record, and must not be contested for that.
+        // The usual case: the block is connected again, or its event is handled again. A holder that waits for another
+        // parent has no record, and must not be contested here.
         if mined.is_empty() && master.spending_height == Some(from) {
             return Ok(());
         }
-        let is_behind = self.set_spending_height(at, &master, from).await?;
-        if is_behind || at.making == Making::Replaying {
+        let is_superseded = self.set_spending_height(ctx, &master, from).await?;
+        if is_superseded || ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
-        let young = self.holders_below(&master, from).await?;
+        let young = self.read_immature_holders(&master, from).await?;
         let holders: Vec<Txid> = young.keys().map(|holder| holder.txid).collect();
-        let named = self.contest_holders(at, Phase::Apply, holders).await?;
-        let is = |holder: &SpendingData, what| named.get(&holder.txid) == Some(&what);
+        let holder_states = self.contest_holders(ctx, Phase::Apply, holders).await?;
+        let is = |holder: &SpendingData, what| holder_states.get(&holder.txid) == Some(&what);
         let undecided: Vec<(Outpoint, HeldSlot)> =
-            young.iter().filter(|(holder, _)| is(holder, Named::NotLive)).map(|(_, held)| *held).collect();
-        // They hold a slot by the earlier block: freed, the slot is asked for once more by the contest of each.
-        self.settle_slots(at, &undecided, |_| false).await?;
-        for holder in young.keys().filter(|holder| is(holder, Named::Live)) {
-            // A holder may have fallen with another one.
+            young.iter().filter(|(holder, _)| is(holder, HolderState::NotLive)).map(|(_, held)| *held).collect();
+        // These holders took their slots by the earlier block: the contest of each takes its freed slot again.
+        self.settle_slots(ctx, &undecided, |_| false).await?;
+        for holder in young.keys().filter(|holder| is(holder, HolderState::Live)) {
+            // A holder can have become conflicting as a descendant of an earlier one.
             let txid = holder.txid;
-            if self.contest_holders(at, Phase::Apply, vec![txid]).await?.get(&txid) != Some(&Named::Live) {
+            if self.contest_holders(ctx, Phase::Apply, vec![txid]).await?.get(&txid) != Some(&HolderState::Live) {
                 continue;
             }
             let reason = Reason::Immature { input: holder.input };
-            let fallen = DecisionBody::Conflicting { txid, reason, height: block.height, live: true };
-            steps.pass_over_closed();
-            let body = steps.decide(async { Ok(fallen) }).await?;
+            let verdict = DecisionBody::Conflicting { txid, reason, height: block.height, live: true };
+            steps.skip_closed();
+            let body = steps.decide(async { Ok(verdict) }).await?;
             if body != DecisionBody::Closed {
-                Box::pin(self.carry_out(at, steps, body)).await?;
+                Box::pin(self.apply_verdict(ctx, steps, body)).await?;
             }
         }
         Ok(())
     }
 
-    /// A block has left the longest chain whose coinbase an earlier block has, too: that one counts again. `false`: no
-    /// other block has it.
-    pub(super) async fn counts_by_earlier(&self, at: At, block: &Block<'_>, coinbase: Txid) -> Result<bool, Stop> {
+    /// Lets the coinbase of a disconnected block count by an earlier block again. Returns `false` when no other
+    /// connected block has the coinbase.
+    pub(super) async fn fall_back_to_earlier_block(
+        &self,
+        ctx: EventContext,
+        block: &Block<'_>,
+        coinbase: Txid,
+    ) -> Result<bool, SequencerError> {
         let Some(master) = self.master(coinbase).await?.filter(|page| page.pruned.is_none()) else { return Ok(false) };
-        let mined = self.blocks_with(&master, block).await?;
+        let mined = self.read_other_connected_blocks(&master, block).await?;
         let Some(last) = mined.into_iter().max_by_key(|mined| mined.height) else { return Ok(false) };
         tracing::info!(%coinbase, height = last.height, "sequencer: coinbase counts by an earlier block again");
-        self.set_spending_height(at, &master, last.height.saturating_add(COINBASE_MATURITY)).await?;
-        let set_mined = match self.ends_fallen(at, &coinbase) {
+        self.set_spending_height(ctx, &master, last.height.saturating_add(COINBASE_MATURITY)).await?;
+        let set_mined = match self.is_conflicting_at_frontier(ctx, &coinbase) {
             true => Sequenced::WasMined(last),
             false => Sequenced::SetMined { mined_in: last, longest_chain: true },
         };
-        self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(coinbase), set_mined)]).await?;
-        self.chances_after_lifting(at, &[coinbase], None).await?;
+        self.apply_decided(ctx, vec![ctx.row(Phase::Apply, Key::master(coinbase), set_mined)]).await?;
+        self.publish_chances_after_lifting(ctx, &[coinbase], None).await?;
         Ok(true)
     }
 
-    /// The other blocks of the longest chain that have the coinbase.
-    async fn blocks_with(&self, master: &Page, block: &Block<'_>) -> Result<Vec<MinedIn>, Stop> {
+    /// Reads the other blocks of the longest chain that have the coinbase.
+    async fn read_other_connected_blocks(
+        &self,
+        master: &Page,
+        block: &Block<'_>,
+    ) -> Result<Vec<MinedIn>, SequencerError> {
         let mined = master.master.iter().flat_map(|bins| &bins.mined).copied();
         let others: Vec<MinedIn> = mined.filter(|mined| mined.block_id != block.block_id).collect();
         if others.is_empty() {
             return Ok(others);
         }
         let keys = others.iter().map(|mined| Key::Block(mined.block_id)).collect();
-        let records = self.answer("the store", self.parts.store.read(keys)).await?;
-        let is_on_chain = |record: &Option<Record>| matches!(record, Some(Record::Block(there)) if there.longest_chain);
+        let records = self.wait_for("the store", self.parts.store.read(keys)).await?;
+        let is_on_chain =
+            |record: &Option<Record>| matches!(record, Some(Record::Block(record)) if record.longest_chain);
         let others = others.into_iter().zip(records).filter(|(_, record)| is_on_chain(record));
         Ok(others.map(|(mined, _)| mined).collect())
     }
 
-    /// Writes the height on every page. Answers whether a later event has seen to that: then this sequencer is behind.
-    async fn set_spending_height(&self, at: At, master: &Page, from: u32) -> Result<bool, Stop> {
+    /// Writes the spending height on every page. Returns whether a later event has written the master before: this
+    /// sequencer is late then.
+    async fn set_spending_height(&self, ctx: EventContext, master: &Page, from: u32) -> Result<bool, SequencerError> {
         let set = Sequenced::SetSpendingHeight(from);
-        self.apply_to_all_others(at, master, &set).await?;
-        let row = at.row(Phase::Apply, Key::master(master.txid), set);
+        self.apply_to_every_extra_page(ctx, master, &set).await?;
+        let row = ctx.row(Phase::Apply, Key::master(master.txid), set);
         match self.apply(vec![row]).await?.pop() {
             Some(Outcome::Applied(_) | Outcome::AlreadyApplied(_)) => Ok(false),
             Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Ok(true),
-            other => Err(Stop::Halt(format!("coinbase {} refuses its spending height: {other:?}", master.txid))),
+            other => {
+                Err(SequencerError::Halt(format!("coinbase {} refuses its spending height: {other:?}", master.txid)))
+            }
         }
     }
 
-    /// Holders of slots of the coinbase that are not mined and whose height is below this one, each with one slot.
-    async fn holders_below(
+    /// Reads the holders of the coinbase's slots that are not mined and whose height is below `from`, each with one
+    /// slot.
+    async fn read_immature_holders(
         &self,
         master: &Page,
         from: u32,
-    ) -> Result<BTreeMap<SpendingData, (Outpoint, HeldSlot)>, Stop> {
+    ) -> Result<BTreeMap<SpendingData, (Outpoint, HeldSlot)>, SequencerError> {
         let size = self.parts.store.settings.utxo_batch_size;
         let mut holders = BTreeMap::new();
         let note = |page: &Page| {
@@ -132,7 +146,7 @@ impl Handler {
         };
         let master = self.master(master.txid).await?;
         if let Some(master) = &master {
-            self.each_page(master, note).await?;
+            self.for_each_page(master, note).await?;
         }
         let txids: Vec<Txid> = holders.keys().map(|holder| holder.txid).collect();
         let mut masters = Vec::with_capacity(txids.len());
@@ -142,7 +156,7 @@ impl Handler {
         let mut old = masters.into_iter().map(|page| {
             let bins = page.as_ref().and_then(|page| page.master.as_deref());
             let is_whole = page.as_ref().is_some_and(|page| page.utxos.is_some());
-            // Without a body nobody knows its height.
+            // A record without a body has no height.
             is_whole && bins.is_some_and(|bins| bins.unmined_since.is_none_or(|since| since >= from))
         });
         holders.retain(|_, _| old.next() == Some(false));

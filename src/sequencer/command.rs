@@ -1,4 +1,5 @@
-//! Commands: evaluate, write the result ahead, apply, answer. Each is executed once, whatever comes again under its id.
+//! Handles commands: evaluates, writes the result ahead, applies and answers it. A command id is executed once, however
+//! often the command is published.
 
 mod evaluate;
 mod execute;
@@ -8,9 +9,9 @@ use crate::{
     event::{Command, DecisionBody, Event, OutcomeKind},
     record::{CommandRecord, CommandResult, Key, Phase, Record, Sequenced},
     sequencer::{
-        Stop,
+        SequencerError,
         decisions::DecisionLog,
-        handler::{At, Handler},
+        handler::{EventContext, Handler},
         steps::Steps,
     },
 };
@@ -18,52 +19,58 @@ use crate::{
 pub use presence::ValidatedSource;
 
 impl Handler {
-    /// Handles a command other than `Reconsider`; `asked_ms`: when it was published.
-    pub async fn command(
+    /// Handles a command other than `Reconsider`; `published_ms` is the time of its publication, milliseconds since the
+    /// epoch.
+    pub async fn handle_command(
         &self,
-        at: At,
+        ctx: EventContext,
         log: &mut DecisionLog,
         command: &Command<'_>,
-        asked_ms: i64,
-    ) -> Result<(), Stop> {
-        let mut steps = Steps::new(log, at.offset, at.making);
-        let mut body = steps.decide(Box::pin(self.judge_command(at, command, asked_ms))).await?;
+        published_ms: i64,
+    ) -> Result<(), SequencerError> {
+        let mut steps = Steps::new(log, ctx.offset, ctx.mode);
+        let mut body = steps.decide(Box::pin(self.evaluate_command(ctx, command, published_ms))).await?;
         if let DecisionBody::Conflicting { .. } = body {
-            Box::pin(self.carry_out(at, &mut steps, body)).await?;
+            Box::pin(self.apply_verdict(ctx, &mut steps, body)).await?;
             let done =
-                DecisionBody::CommandDone { id: command.id, executed_at: at.offset, result: CommandResult::Applied };
+                DecisionBody::CommandDone { id: command.id, executed_at: ctx.offset, result: CommandResult::Applied };
             body = steps.decide(async { Ok(done) }).await?;
         }
         let DecisionBody::CommandDone { id, executed_at, result } = body else {
-            return Err(Stop::Halt(format!(
-                "chain offset {}: a decision stands where the result of a command should: {body:?}",
-                at.offset
+            return Err(SequencerError::Halt(format!(
+                "chain offset {}: expected the result of a command, found {body:?}",
+                ctx.offset
             )));
         };
-        if executed_at == at.offset {
-            self.execute(at, steps.is_applied_again(), &command.action, &result).await?;
-            self.note_command(at, command, &result).await?;
+        if executed_at == ctx.offset {
+            self.execute(ctx, steps.is_applied_again(), &command.action, &result).await?;
+            self.store_command_result(ctx, command, &result).await?;
         }
-        self.tell(at, vec![(command.action.subject(), OutcomeKind::Command { id, result })]).await?;
+        self.publish_outcomes(ctx, vec![(command.action.subject(), OutcomeKind::Command { id, result })]).await?;
         steps.close().await
     }
 
-    /// What a command comes to, by what the store shows. Does only what is harmless.
-    async fn judge_command(&self, at: At, command: &Command<'_>, asked_ms: i64) -> Result<DecisionBody, Stop> {
-        let (id, executed_at) = (command.id, at.offset);
-        if let Some(first) = self.executed(id).await? {
-            let result = match first.asked == asked(command) {
+    /// Evaluates a command by the records in the store. Writes only marks and stubs, so that a repeat does no harm.
+    async fn evaluate_command(
+        &self,
+        ctx: EventContext,
+        command: &Command<'_>,
+        published_ms: i64,
+    ) -> Result<DecisionBody, SequencerError> {
+        let (id, executed_at) = (command.id, ctx.offset);
+        if let Some(first) = self.read_command_record(id).await? {
+            let result = match first.event_digest == hash_request(command) {
                 true => first.result,
-                false => evaluate::refused("ID_USED", "another command has this id"),
+                false => evaluate::refuse("ID_USED", "another command has this id"),
             };
             return Ok(DecisionBody::CommandDone { id, executed_at: first.chain_offset, result });
         }
-        let result = match evaluate::refused_unseen(&command.action) {
+        let result = match evaluate::refuse_by_content(&command.action) {
             Some(refused) => refused,
-            None => match self.present(at, command.action.subject(), asked_ms).await? {
-                Ok(master) => match self.evaluate(at, &command.action, &master).await? {
-                    evaluate::Answer::Result(result) => result,
-                    evaluate::Answer::First(decision) => return Ok(decision),
+            None => match self.wait_for_transaction(ctx, command.action.subject(), published_ms).await? {
+                Ok(master) => match self.evaluate_action(ctx, &command.action, &master).await? {
+                    evaluate::CommandEvaluation::Result(result) => result,
+                    evaluate::CommandEvaluation::DecideFirst(decision) => return Ok(decision),
                 },
                 Err(refused) => refused,
             },
@@ -71,23 +78,29 @@ impl Handler {
         Ok(DecisionBody::CommandDone { id, executed_at, result })
     }
 
-    /// What is known of the command under this id.
-    async fn executed(&self, id: [u8; 16]) -> Result<Option<CommandRecord>, Stop> {
-        let there = self.answer("the store", self.parts.store.read(vec![Key::Command(id)])).await?;
-        Ok(there.into_iter().flatten().find_map(|record| match record {
+    /// Reads the record of the command with this id.
+    async fn read_command_record(&self, id: [u8; 16]) -> Result<Option<CommandRecord>, SequencerError> {
+        let records = self.wait_for("the store", self.parts.store.read(vec![Key::Command(id)])).await?;
+        Ok(records.into_iter().flatten().find_map(|record| match record {
             Record::Command(command) => Some(command),
             _ => None,
         }))
     }
 
-    /// Keeps the result under the command's id, before anything behind it is handled.
-    async fn note_command(&self, at: At, command: &Command<'_>, result: &CommandResult) -> Result<(), Stop> {
-        let (id, asked) = (command.id, asked(command));
-        let record = CommandRecord { id, asked, chain_offset: at.offset, result: result.clone(), chain_pos: None };
-        self.apply_decided(at, vec![at.row(Phase::Apply, Key::Command(id), Sequenced::PutCommand(record))]).await
+    /// Stores the result under the command's id, before the next chain event is handled.
+    async fn store_command_result(
+        &self,
+        ctx: EventContext,
+        command: &Command<'_>,
+        result: &CommandResult,
+    ) -> Result<(), SequencerError> {
+        let (id, event_digest) = (command.id, hash_request(command));
+        let record =
+            CommandRecord { id, event_digest, chain_offset: ctx.offset, result: result.clone(), chain_pos: None };
+        self.apply_decided(ctx, vec![ctx.row(Phase::Apply, Key::Command(id), Sequenced::PutCommand(record))]).await
     }
 }
 
-fn asked(command: &Command<'_>) -> [u8; 32] {
+fn hash_request(command: &Command<'_>) -> [u8; 32] {
     *blake3::hash(&Event::Command(command.clone()).encode()).as_bytes()
 }

@@ -1,4 +1,4 @@
-//! `Contest` and `Reconsider`: evaluate, write the decision ahead, apply.
+//! Handles `Contest` and `Reconsider`: evaluates, writes the decision ahead, applies it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,214 +9,244 @@ use crate::{
         SpendingData, TxState, Verdict,
     },
     sequencer::{
-        Stop,
+        SequencerError,
+        contested_event::replace_claims,
         decisions::DecisionLog,
-        evaluate::{Found, Input, Refusal, evaluate, refusal},
-        handler::{At, Handler, Patience, distinct, subject},
-        source::with_claims,
-        steps::{Making, Steps},
-        waiting::{Waiting, names},
+        evaluate::{EvaluatedInput, RespendRefusal, SlotFinding, classify_refusal, evaluate},
+        handler::{EventContext, Handler, RestartGrace, decided_txid, distinct},
+        steps::{DecisionMode, Steps},
+        waiting::{ReportedWait, format_missing},
     },
     tx::{Outpoint, Txid},
 };
 
-/// What may open a verdict again.
+/// The event that may open a verdict again.
 #[derive(Debug, Clone, Copy)]
-pub enum Reopen<'a> {
-    /// An event of the transaction itself.
+pub enum ReopenCause<'a> {
+    /// A later event of the transaction, with its contest.
     ByEvent(&'a Contest),
-    /// A `Reconsider`.
+    /// A `Reconsider` command in the chain log.
     Reconsider,
 }
 
-/// What a transaction is whose name a slot holds.
+/// The state of the transaction that a slot names as its spender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named {
-    /// Live: the slot is its own.
+pub enum HolderState {
+    /// The holder is live, so the slot stays with the holder.
     Live,
-    /// Not live, and contested now if it was not yet.
+    /// The holder is not live, and is contested now if it was not before.
     NotLive,
-    /// A partial one, which spends nothing: a later event of it took the slot before it found that, and will give it back.
+    /// The holder is a partial transaction, which spends nothing. A later event of the transaction took the slot before
+    /// that event found the partial record; the sequencer frees the slot.
     Partial,
 }
 
-/// What was found of all inputs.
-pub enum Findings {
-    /// Input by input.
-    Inputs(Vec<Input>),
+/// The findings for all inputs of a contestant.
+pub enum InputFindings {
+    /// The finding for each input, in the order of the inputs.
+    Inputs(Vec<EvaluatedInput>),
     /// The transaction was live, mined and pruned.
     Pruned,
 }
 
-/// Those of them that are live.
-pub fn only_live(named: BTreeMap<Txid, Named>) -> Vec<Txid> {
-    named.into_iter().filter(|(_, what)| *what == Named::Live).map(|(txid, _)| txid).collect()
+/// Returns the holders that are live.
+pub fn filter_live(holders: BTreeMap<Txid, HolderState>) -> Vec<Txid> {
+    holders.into_iter().filter(|(_, state)| *state == HolderState::Live).map(|(txid, _)| txid).collect()
 }
 
 impl Handler {
-    /// Handles a contest.
-    pub async fn contest(&self, at: At, log: &mut DecisionLog, contest: &Contest) -> Result<(), Stop> {
-        let mut steps = Steps::new(log, at.offset, at.making);
-        let body = self.decide_on(at, &mut steps, contest.txid, Reopen::ByEvent(contest)).await?;
+    /// Handles a contest: decides, applies the verdict and writes `Closed`.
+    pub async fn handle_contest(
+        &self,
+        ctx: EventContext,
+        log: &mut DecisionLog,
+        contest: &Contest,
+    ) -> Result<(), SequencerError> {
+        let mut steps = Steps::new(log, ctx.offset, ctx.mode);
+        let body = self.decide_contest(ctx, &mut steps, contest.txid, ReopenCause::ByEvent(contest)).await?;
         if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
-            self.bury(at, contest, parent).await?;
+            self.publish_missing_parent_letter(ctx, contest, parent).await?;
         }
         if contest.reason == Reason::Seeded {
-            self.give_back(at, contest).await?;
+            self.settle_slots_of_partial(ctx, contest).await?;
         }
         if let DecisionBody::PassedOver { .. } = body {
-            self.reconsider_unless_barred(at, contest.txid).await?;
+            self.reconsider_unless_barred(ctx, contest.txid).await?;
         }
         steps.close().await
     }
 
-    /// Handles a `Reconsider`.
-    pub async fn reconsider(&self, at: At, log: &mut DecisionLog, txid: Txid) -> Result<(), Stop> {
-        let mut steps = Steps::new(log, at.offset, at.making);
-        self.decide_on(at, &mut steps, txid, Reopen::Reconsider).await?;
+    /// Handles a `Reconsider`: decides, applies the verdict and writes `Closed`.
+    pub async fn handle_reconsider(
+        &self,
+        ctx: EventContext,
+        log: &mut DecisionLog,
+        txid: Txid,
+    ) -> Result<(), SequencerError> {
+        let mut steps = Steps::new(log, ctx.offset, ctx.mode);
+        self.decide_contest(ctx, &mut steps, txid, ReopenCause::Reconsider).await?;
         steps.close().await
     }
 
-    /// Decides until the transaction itself has its verdict: a live rival that has to give way comes first.
-    async fn decide_on(
+    /// Decides and applies until the transaction has its own verdict. A live rival that has to lose is decided on
+    /// first.
+    async fn decide_contest(
         &self,
-        at: At,
+        ctx: EventContext,
         steps: &mut Steps<'_>,
         txid: Txid,
-        reopen: Reopen<'_>,
-    ) -> Result<DecisionBody, Stop> {
+        reopen: ReopenCause<'_>,
+    ) -> Result<DecisionBody, SequencerError> {
         let mut phase = Phase::Evaluate;
         loop {
-            let body = steps.decide(Box::pin(self.judge(at, phase, txid, reopen))).await?;
-            // What is decided behind it may be new.
+            let body = steps.decide(Box::pin(self.evaluate_contest(ctx, phase, txid, reopen))).await?;
+            // Read here, before the verdict is applied: decisions on its descendants may be new.
             let applied_again = steps.is_applied_again();
             let contest = match reopen {
-                Reopen::ByEvent(contest) if self.is_carried_out(at, &body, txid) => Some(contest),
+                ReopenCause::ByEvent(contest) if self.is_applied_verdict(ctx, &body, txid) => Some(contest),
                 _ => None,
             };
             if let Some(contest) = contest.filter(|_| !was_live(&body)) {
                 if applied_again {
-                    self.restore_contestant(at, contest).await?;
-                } else if at.making == Making::Replaying {
-                    // Should it wait for what this very decision gives it: a stub makes it come.
-                    self.contest_holders(at, Phase::Apply, vec![txid]).await?;
+                    self.restore_contestant(ctx, contest).await?;
+                } else if ctx.mode == DecisionMode::Replay {
+                    // The contestant may wait for a slot that this very decision gives to it. A stub makes the pipeline
+                    // store it.
+                    self.contest_holders(ctx, Phase::Apply, vec![txid]).await?;
                 }
                 let has_won = matches!(body, DecisionBody::Accepted { .. });
-                self.adopt_body(at, applied_again, contest, has_won).await?;
+                self.store_contested_body(ctx, applied_again, contest, has_won).await?;
             }
-            Box::pin(self.carry_out(at, steps, body.clone())).await?;
-            // What was live keeps its body until it has fallen.
+            Box::pin(self.apply_verdict(ctx, steps, body.clone())).await?;
+            // A live transaction keeps its body until it is conflicting.
             if let Some(contest) = contest.filter(|_| was_live(&body) || applied_again) {
-                self.adopt_body(at, applied_again, contest, false).await?;
+                self.store_contested_body(ctx, applied_again, contest, false).await?;
             }
-            // What was applied would refuse an evaluation that is stamped before it.
+            // Records that were applied with this stamp would refuse an evaluation with an earlier stamp.
             phase = Phase::Apply;
-            if subject(&body) == Some(txid) {
+            if decided_txid(&body) == Some(txid) {
                 return Ok(body);
             }
         }
     }
 
-    /// Whether a decision is a verdict on the contestant that is carried out: on the way of a rebuild none is against who is live
-    /// in the end.
-    fn is_carried_out(&self, at: At, body: &DecisionBody, contestant: Txid) -> bool {
+    /// Returns whether a decision is a verdict on the contestant that is applied. A rebuild does not apply a verdict
+    /// against a transaction that is live at its frontier.
+    fn is_applied_verdict(&self, ctx: EventContext, body: &DecisionBody, contestant: Txid) -> bool {
         match body {
             DecisionBody::Accepted { txid, .. } => *txid == contestant,
-            DecisionBody::Conflicting { txid, .. } => *txid == contestant && !self.ends_live(at, txid),
+            DecisionBody::Conflicting { txid, .. } => *txid == contestant && !self.is_live_at_frontier(ctx, txid),
             _ => false,
         }
     }
 
-    /// What a contest means, by what the store shows. Does only what is harmless.
-    async fn judge(&self, at: At, phase: Phase, txid: Txid, reopen: Reopen<'_>) -> Result<DecisionBody, Stop> {
+    /// Evaluates a contest by the records in the store. Writes only marks, stubs and free slots, so that a repeat does
+    /// no harm.
+    async fn evaluate_contest(
+        &self,
+        ctx: EventContext,
+        phase: Phase,
+        txid: Txid,
+        reopen: ReopenCause<'_>,
+    ) -> Result<DecisionBody, SequencerError> {
         let passed_over = DecisionBody::PassedOver { txid };
-        // A contestant was stored before it was contested: where it is not there, a node forgot it, its event comes again, and
-        // is contested again if need be. To wait for it might be for ever: it may wait for a parent whose contest stands
-        // behind this one. What a command names may never come.
+        // A contestant is stored before it is contested. An absent contestant was lost by a node: its event comes again
+        // and is contested again if need be. Waiting here could last for ever, because the event may wait for a parent
+        // whose contest has a later offset. A transaction that a command names may never exist.
         let page = self.master(txid).await?.filter(|page| page.utxos.is_some() || page.pruned.is_some());
         let Some(mut page) = page else { return Ok(passed_over) };
         let (was_live, reopened) = match page.state() {
-            // A partial transaction that took the place of its stub.
+            // A partial transaction that replaced its stub has no verdict yet.
             TxState::Live if page.verdict() == Some(Verdict::Pending) => (false, false),
             TxState::Live => (true, false),
             TxState::Conflicting(Verdict::Pending) => (false, false),
-            TxState::Conflicting(Verdict::Conflicting(reason)) if reopen.opens(reason) => (false, true),
+            TxState::Conflicting(Verdict::Conflicting(reason)) if reopen.can_open(reason) => (false, true),
             _ => return Ok(passed_over),
         };
         if reopened {
-            // What it takes is decided on by what is stored now: whoever prunes and is behind must not take that away.
-            self.contest_holders(at, phase, vec![txid]).await?;
+            // The decision goes by the records as they are now: the mark keeps a late pruner from removing them.
+            self.contest_holders(ctx, phase, vec![txid]).await?;
             if self.master(txid).await?.is_none_or(|page| page.pruned.is_some()) {
                 return Ok(passed_over);
             }
         }
         let height = page.unmined_since().unwrap_or(self.height());
         let may_wait = match reopen {
-            // The parents of what is live are there, or come again where a node forgot them.
-            Reopen::Reconsider => was_live && self.parts.nodes.may_forget(),
-            Reopen::ByEvent(contest) => !matches!(contest.reason, Reason::MissingParent { .. }),
+            // The parents of a live transaction exist, or come again where a node lost them.
+            ReopenCause::Reconsider => was_live && self.parts.nodes.can_lose_writes(),
+            ReopenCause::ByEvent(contest) => !matches!(contest.reason, Reason::MissingParent { .. }),
         };
-        if let Reopen::ByEvent(contest) = reopen
+        if let ReopenCause::ByEvent(contest) = reopen
             && !was_live
-            && let Some(claimed) = self.other_claims(contest, &page).await?
+            && let Some(claimed) = self.find_differing_claims(contest, &page).await?
         {
-            with_claims(&mut page, claimed);
+            replace_claims(&mut page, claimed);
         }
-        // What was live would have its slots, had no node forgotten that: a lock that came since bars it no more than then.
+        // A live transaction would have its slots if no node had lost that spend: a lock set since then does not bar
+        // it.
         let checks = if was_live { RespendChecks::Listed { height } } else { RespendChecks::Spend { height } };
-        let Findings::Inputs(inputs) = self.findings(at, phase, &page, checks, may_wait).await? else {
+        let InputFindings::Inputs(inputs) = self.collect_findings(ctx, phase, &page, checks, may_wait).await? else {
             return Ok(passed_over);
         };
-        let is_sure = !was_live && !self.parts.nodes.may_forget();
-        let inputs = if is_sure { inputs } else { self.bar_by_fallen_parents(inputs).await? };
+        let has_known_parents = !was_live && !self.parts.nodes.can_lose_writes();
+        let inputs = if has_known_parents { inputs } else { self.refuse_spends_of_conflicting_parents(inputs).await? };
         if was_live {
-            return self.judge_live(&page, &inputs).await;
+            return self.evaluate_live(&page, &inputs).await;
         }
         match evaluate(txid, false, self.decision_height(&page), &inputs) {
-            // The verdict that it has holds.
+            // The verdict that the transaction already has stays.
             DecisionBody::Conflicting { .. } if reopened => Ok(passed_over),
             body => Ok(body),
         }
     }
 
-    /// A slot that names a transaction says nothing of its parent: over a store that forgets that may have been live once more,
-    /// before its verdict was applied again.
-    async fn bar_by_fallen_parents(&self, mut inputs: Vec<Input>) -> Result<Vec<Input>, Stop> {
+    /// Refuses inputs whose parent is conflicting by verdict. A slot that names the contestant proves nothing about the
+    /// parent: in a store that can lose writes the parent may have been live for a while, before its verdict was
+    /// applied again.
+    async fn refuse_spends_of_conflicting_parents(
+        &self,
+        mut inputs: Vec<EvaluatedInput>,
+    ) -> Result<Vec<EvaluatedInput>, SequencerError> {
         let parents = distinct(inputs.iter().map(|input| input.outpoint.txid));
         let masters = self.masters(&parents).await?;
-        let fell = |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)));
-        for (parent, _) in parents.iter().zip(masters).filter(|(_, master)| master.as_deref().is_some_and(fell)) {
+        let is_conflicting = |page: &Page| matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)));
+        for (parent, _) in
+            parents.iter().zip(masters).filter(|(_, master)| master.as_deref().is_some_and(is_conflicting))
+        {
             let reason = Reason::ConflictingParent { parent: *parent };
             let spends = inputs.iter_mut().filter(|input| input.outpoint.txid == *parent);
-            spends.for_each(|input| input.found = Found::Refused(reason));
+            spends.for_each(|input| input.found = SlotFinding::Refused(reason));
         }
         Ok(inputs)
     }
 
-    /// A live transaction whose slots do not all name it: a node forgot a spend. The one that is mined stays, else the
-    /// present holder.
-    async fn judge_live(&self, page: &Page, inputs: &[Input]) -> Result<DecisionBody, Stop> {
+    /// Evaluates a live transaction of which some slots do not name it, because a node lost a spend. Of two live rivals
+    /// the mined one stays; if neither is mined, the present holder stays.
+    async fn evaluate_live(&self, page: &Page, inputs: &[EvaluatedInput]) -> Result<DecisionBody, SequencerError> {
         let txid = page.txid;
         let mined = |page: &Page| page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
-        // A parent is pruned only when all who spend it are mined.
-        let held = |input: &Input| match input.found {
-            Found::Refused(Reason::PrunedParent { .. }) => mined(page),
-            found => found == Found::Held,
+        // A parent is pruned only after all its spenders are mined.
+        let is_held = |input: &EvaluatedInput| match input.found {
+            SlotFinding::Refused(Reason::PrunedParent { .. }) => mined(page),
+            found => found == SlotFinding::Held,
         };
-        if inputs.iter().all(held) {
+        if inputs.iter().all(is_held) {
             return Ok(DecisionBody::PassedOver { txid });
         }
         if !mined(page) {
             return Ok(evaluate(txid, true, self.decision_height(page), inputs));
         }
         let rival = inputs.iter().find_map(|input| match input.found {
-            Found::HeldByLive(holder) => Some(holder),
+            SlotFinding::HeldByLive(holder) => Some(holder),
             _ => None,
         });
         if let Some(rival) = rival {
             let holder = self.master(rival.txid).await?;
             if holder.is_some_and(|holder| mined(&holder)) {
-                return Err(Stop::Halt(format!("{txid} and {} spend the same output and are both mined", rival.txid)));
+                return Err(SequencerError::Halt(format!(
+                    "{txid} and {} spend the same output and are both mined",
+                    rival.txid
+                )));
             }
             let reason = Reason::DoubleSpend { input: rival.input, winner: txid };
             return Ok(DecisionBody::Conflicting {
@@ -226,35 +256,40 @@ impl Handler {
                 live: true,
             });
         }
-        if let Some(Found::Refused(reason)) =
-            inputs.iter().map(|input| input.found).find(|found| matches!(found, Found::Refused(_)))
+        if let Some(SlotFinding::Refused(reason)) =
+            inputs.iter().map(|input| input.found).find(|found| matches!(found, SlotFinding::Refused(_)))
         {
-            return Err(Stop::Halt(format!("{txid} is mined, and yet an input of it cannot be spent: {reason:?}")));
+            return Err(SequencerError::Halt(format!(
+                "{txid} is mined, but one of its inputs cannot be spent: {reason:?}"
+            )));
         }
         Ok(evaluate(txid, true, self.decision_height(page), inputs))
     }
 
-    /// Takes what is free, contests holders that are not live, and reads again.
-    pub async fn findings(
+    /// Takes free slots for the contestant, contests holders that are not live, and reads again until each input has a
+    /// finding.
+    pub async fn collect_findings(
         &self,
-        at: At,
+        ctx: EventContext,
         phase: Phase,
         page: &Page,
         checks: RespendChecks,
         may_wait: bool,
-    ) -> Result<Findings, Stop> {
+    ) -> Result<InputFindings, SequencerError> {
         let txid = page.txid;
-        let slots = self.inputs_of(page).await?;
-        let mut found: BTreeMap<u32, Input> = BTreeMap::new();
-        let mut named: BTreeMap<Txid, Named> = BTreeMap::new();
+        let slots = self.read_inputs(page).await?;
+        let mut found: BTreeMap<u32, EvaluatedInput> = BTreeMap::new();
+        let mut holder_states: BTreeMap<Txid, HolderState> = BTreeMap::new();
         let mut completed = BTreeSet::new();
         let mut open: Vec<(Outpoint, SpendSlot)> = slots;
-        let patience = Patience::new(self.parts.nodes.may_forget());
-        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {txid}", at.offset));
+        let grace = RestartGrace::new(self.parts.nodes.can_lose_writes());
+        let mut waiting = ReportedWait::new(&self.parts, format!("chain offset {}: {txid}", ctx.offset));
         while !open.is_empty() {
             let outcomes = self
                 .apply_to_slots(
-                    open.iter().map(|(outpoint, slot)| self.take(at, phase, txid, *outpoint, slot, checks)).collect(),
+                    open.iter()
+                        .map(|(outpoint, slot)| self.build_respend_row(ctx, phase, txid, *outpoint, slot, checks))
+                        .collect(),
                 )
                 .await?;
             let mut again = Vec::new();
@@ -264,17 +299,22 @@ impl Handler {
             for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
                 let index = slot.input;
                 let verdict = match outcome {
-                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Found::Held,
-                    Outcome::Rejected(rejection) => match refusal(&rejection, index, outpoint.txid) {
-                        Refusal::Pruned => return Ok(Findings::Pruned),
-                        Refusal::Stale => return Err(Stop::Behind(at.offset)),
-                        Refusal::Unforeseen(code) => {
-                            return Err(Stop::Halt(format!("input {index} of {txid} is refused with {code}")));
+                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => SlotFinding::Held,
+                    Outcome::Rejected(rejection) => match classify_refusal(&rejection, index, outpoint.txid) {
+                        RespendRefusal::Pruned => return Ok(InputFindings::Pruned),
+                        RespendRefusal::Stale => return Err(SequencerError::Behind(ctx.offset)),
+                        RespendRefusal::Unexpected(code) => {
+                            return Err(SequencerError::Halt(format!(
+                                "input {index} of {txid} is refused with {code}"
+                            )));
                         }
-                        Refusal::Reason(reason) => Found::Refused(reason),
-                        Refusal::Absent if !may_wait => Found::Refused(Reason::MissingParent { parent: outpoint.txid }),
-                        Refusal::Wait if rejection == Rejection::Creating => {
-                            // Once: should that not help, it is waited for as anything else.
+                        RespendRefusal::Reason(reason) => SlotFinding::Refused(reason),
+                        RespendRefusal::Absent if !may_wait => {
+                            SlotFinding::Refused(Reason::MissingParent { parent: outpoint.txid })
+                        }
+                        RespendRefusal::Wait if rejection == Rejection::Creating => {
+                            // Completed once only: a parent that is still creating afterwards is waited for like any
+                            // other.
                             if completed.contains(&outpoint.txid) {
                                 awaited.push(outpoint.txid);
                             } else {
@@ -283,57 +323,66 @@ impl Handler {
                             again.push((outpoint, slot));
                             continue;
                         }
-                        // Its own contest stands behind this event: should it win, the child gets a second chance.
-                        Refusal::Wait if !may_wait => {
-                            Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        // The parent's own contest has a later offset. If the parent wins, the child gets a second
+                        // chance.
+                        RespendRefusal::Wait if !may_wait => {
+                            SlotFinding::Refused(Reason::ConflictingParent { parent: outpoint.txid })
                         }
-                        // The same for one that a node forgot, should it wait for such a contest before it comes again.
-                        Refusal::Absent | Refusal::Wait if patience.is_over() => {
-                            Found::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        // A parent that a node lost may wait for a contest at a later offset before it comes again.
+                        RespendRefusal::Absent | RespendRefusal::Wait if grace.has_expired() => {
+                            SlotFinding::Refused(Reason::ConflictingParent { parent: outpoint.txid })
                         }
-                        // It existed when the contestant was contested, so it comes back.
-                        Refusal::Absent | Refusal::Wait => {
+                        // The parent existed when the contestant was contested, so it comes again.
+                        RespendRefusal::Absent | RespendRefusal::Wait => {
                             awaited.push(outpoint.txid);
                             again.push((outpoint, slot));
                             continue;
                         }
-                        Refusal::Holder(holder) => match self.known_holder(txid, holder, &named) {
-                            Some(found) => found,
-                            None => {
-                                holders.push(holder.txid);
-                                again.push((outpoint, slot));
-                                continue;
+                        RespendRefusal::Holder(holder) => {
+                            match self.classify_known_holder(txid, holder, &holder_states) {
+                                Some(found) => found,
+                                None => {
+                                    holders.push(holder.txid);
+                                    again.push((outpoint, slot));
+                                    continue;
+                                }
                             }
-                        },
+                        }
                     },
                 };
-                found.insert(index, Input { index, outpoint, found: verdict });
+                found.insert(index, EvaluatedInput { index, outpoint, found: verdict });
             }
-            named.extend(self.contest_holders(at, phase, holders).await?);
+            holder_states.extend(self.contest_holders(ctx, phase, holders).await?);
             self.complete(&distinct(half_created.iter().copied())).await?;
             completed.extend(half_created);
             open = again;
             if !awaited.is_empty() {
-                waiting.look_again(&names(distinct(awaited))).await;
+                waiting.pause_for(&format_missing(distinct(awaited))).await;
             }
         }
-        Ok(Findings::Inputs(found.into_values().collect()))
+        Ok(InputFindings::Inputs(found.into_values().collect()))
     }
 
-    /// What a holder means, once it is known whether it is live. The contestant itself under another input is no rival.
-    fn known_holder(&self, txid: Txid, holder: SpendingData, named: &BTreeMap<Txid, Named>) -> Option<Found> {
+    /// Returns the finding for a slot with a known holder; `None`: the state of the holder is not known yet. The
+    /// contestant itself under another input is no rival.
+    fn classify_known_holder(
+        &self,
+        txid: Txid,
+        holder: SpendingData,
+        holder_states: &BTreeMap<Txid, HolderState>,
+    ) -> Option<SlotFinding> {
         if holder.txid == txid {
-            return Some(Found::HeldByUndecided(holder));
+            return Some(SlotFinding::HeldByUndecided(holder));
         }
-        Some(match named.get(&holder.txid)? {
-            Named::Live => Found::HeldByLive(holder),
-            Named::NotLive | Named::Partial => Found::HeldByUndecided(holder),
+        Some(match holder_states.get(&holder.txid)? {
+            HolderState::Live => SlotFinding::HeldByLive(holder),
+            HolderState::NotLive | HolderState::Partial => SlotFinding::HeldByUndecided(holder),
         })
     }
 
-    fn take(
+    fn build_respend_row(
         &self,
-        at: At,
+        ctx: EventContext,
         phase: Phase,
         to: Txid,
         outpoint: Outpoint,
@@ -341,60 +390,64 @@ impl Handler {
         checks: RespendChecks,
     ) -> crate::engine::Row {
         let respend = Respend { to, slots: vec![RespendSlot { slot: slot.clone(), from: None }], checks };
-        at.row(phase, self.place(outpoint).0, Sequenced::Respend(respend))
+        ctx.row(phase, self.locate(outpoint).0, Sequenced::Respend(respend))
     }
 
-    /// Contests holders that are not live (an absent one becomes a stub, so that it cannot become live behind our back).
-    /// Answers what each of them is. A tombstone of what was spent counts as live: its slot was its own when it was pruned.
+    /// Contests holders that are not live, and returns the state of each. An absent holder becomes a stub, so that it
+    /// cannot become live unnoticed. A tombstone of a transaction that was not conflicting counts as live: its slots
+    /// were its own when it was pruned.
     pub async fn contest_holders(
         &self,
-        at: At,
+        ctx: EventContext,
         phase: Phase,
         holders: Vec<Txid>,
-    ) -> Result<BTreeMap<Txid, Named>, Stop> {
+    ) -> Result<BTreeMap<Txid, HolderState>, SequencerError> {
         let holders = distinct(holders);
-        let rows = holders.iter().map(|txid| at.row(phase, Key::master(*txid), Sequenced::MarkContested)).collect();
+        let rows = holders.iter().map(|txid| ctx.row(phase, Key::master(*txid), Sequenced::MarkContested)).collect();
         let outcomes = self.apply(rows).await?;
-        let mut named = BTreeMap::new();
+        let mut holder_states = BTreeMap::new();
         let mut unknown = Vec::new();
         for (txid, outcome) in holders.into_iter().zip(outcomes) {
             match outcome {
-                // Whole or partial: the reply does not tell. Or stamped later in this very event (its verdict was carried
-                // out): its state says the rest.
+                // The reply does not distinguish a whole transaction from a partial one. A rejection means a later
+                // stamp of this very event, whose verdict was applied. The master has the state in both cases.
                 Outcome::AlreadyApplied(Reply::State(TxState::Live | TxState::Creating | TxState::Pruned(_)))
                 | Outcome::Rejected(_) => {
                     unknown.push(txid);
                 }
-                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(named.insert(txid, Named::NotLive)),
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {
+                    holder_states.insert(txid, HolderState::NotLive);
+                }
             }
         }
         let masters = self.masters(&unknown).await?;
-        named.extend(unknown.into_iter().zip(masters).map(|(txid, master)| (txid, what_is(master.as_deref()))));
-        Ok(named)
+        holder_states
+            .extend(unknown.into_iter().zip(masters).map(|(txid, master)| (txid, classify_holder(master.as_deref()))));
+        Ok(holder_states)
     }
 }
 
-fn what_is(master: Option<&Page>) -> Named {
+fn classify_holder(master: Option<&Page>) -> HolderState {
     match master.map(|page| (page.state(), page.is_partial())) {
-        Some((TxState::Live, true)) => Named::Partial,
-        Some((TxState::Pruned(_), true)) if master.is_some_and(|page| !page.conflicting) => Named::Partial,
-        Some((TxState::Live, _)) => Named::Live,
-        Some((TxState::Pruned(_), _)) if master.is_some_and(|page| !page.conflicting) => Named::Live,
-        _ => Named::NotLive,
+        Some((TxState::Live, true)) => HolderState::Partial,
+        Some((TxState::Pruned(_), true)) if master.is_some_and(|page| !page.conflicting) => HolderState::Partial,
+        Some((TxState::Live, _)) => HolderState::Live,
+        Some((TxState::Pruned(_), _)) if master.is_some_and(|page| !page.conflicting) => HolderState::Live,
+        _ => HolderState::NotLive,
     }
 }
 
-/// Whether a decision is against what was live.
+/// Returns whether a decision makes a live transaction conflicting.
 fn was_live(body: &DecisionBody) -> bool {
     matches!(body, DecisionBody::Conflicting { live: true, .. })
 }
 
-impl Reopen<'_> {
-    fn opens(self, reason: Reason) -> bool {
+impl ReopenCause<'_> {
+    fn can_open(self, reason: Reason) -> bool {
         match self {
-            // A coinbase spends nothing that could bar it: only its block brings it back.
-            Reopen::Reconsider => reason != Reason::Disconnected,
-            Reopen::ByEvent(_) => reason.reopened_by_its_event(),
+            // No input bars a coinbase: only its block restores it.
+            ReopenCause::Reconsider => reason != Reason::Disconnected,
+            ReopenCause::ByEvent(_) => reason.is_reopened_by_own_event(),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The write-ahead log of what was decided: `utxo.decisions`, one partition.
+//! The write-ahead log of decisions: the topic `utxo.decisions`, one partition.
 //!
-//! The *first* record in the topic for an identity (chain offset, step) is the one that counts, whoever wrote it; steps of
-//! a chain offset are contiguous and `Closed` is the last. So after a crash, and with two sequencers at once, everybody
-//! applies the same.
+//! The *first* record in the topic for a pair (chain offset, step) counts, whichever sequencer wrote it. The steps of a
+//! chain offset are contiguous, and `Closed` is the last. So each sequencer applies the same decisions, after a crash
+//! and where two run at once.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,59 +10,61 @@ use bytes::Bytes;
 
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, Reader, TopicPartition,
+        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
         produce_until_acknowledged,
-        retry::{next_messages, until_answered},
+        retry::{read_or_reopen, until_answered},
     },
     engine::EngineError,
     event::{Decision, DecisionBody, Event},
-    sequencer::{SequencerParts, parts, waiting::Waiting},
-    store::meta::topic_id,
+    sequencer::{SequencerParts, decision_parts, waiting::ReportedWait},
+    store::meta::read_topic_id,
 };
 
-/// Decisions by chain offset. Pure: fed with messages in the order of the topic.
+/// The decisions by chain offset. Pure: messages are added in the order of the topic.
 #[derive(Debug, Default)]
 pub struct DecisionTable {
-    by_offset: BTreeMap<u64, Decided>,
-    /// Below it everything is handled: what still comes for it (a repeat, or a zombie's) does not count.
+    by_offset: BTreeMap<u64, DecidedEvent>,
+    /// All events below this chain offset are handled: later records for them (repeats, or of a former owner) do not
+    /// count.
     floor: u64,
 }
 
 #[derive(Debug)]
-struct Decided {
+struct DecidedEvent {
     first_seen_at: u64,
     steps: Vec<DecisionBody>,
 }
 
-/// A message in the decisions topic that is none, or that does not follow.
+/// A message of the decisions topic that is no decision, or that skips a step.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadDecision {
-    /// Cannot be decoded, or is another event.
+    /// The message cannot be decoded, or is another event; its offset and the reason.
     #[error("offset {0} of the decisions topic holds no decision: {1}")]
     NotADecision(u64, String),
-    /// Skips a step.
+    /// The message skips a step.
     #[error(
-        "offset {at} of the decisions topic holds step {found} on chain offset {chain_offset}, where step {expected} is next"
+        "offset {at} of the decisions topic has step {found} on chain offset {chain_offset}; \
+         step {expected} is next"
     )]
     Gap {
-        /// Offset in the decisions topic.
+        /// Offset of the message in the decisions topic.
         at: u64,
-        /// What it decides on.
+        /// Chain offset of the event that is decided on.
         chain_offset: u64,
-        /// Its step.
+        /// Step of the message.
         found: u32,
-        /// The step that would follow.
+        /// The step that would be next.
         expected: u32,
     },
 }
 
 impl DecisionTable {
-    /// A table for somebody who goes on at this chain offset.
+    /// Creates a table for a sequencer that continues at this chain offset.
     pub fn from_offset(floor: u64) -> Self {
         DecisionTable { by_offset: BTreeMap::new(), floor }
     }
 
-    /// Takes one message; repeats of a step that is known are ignored.
+    /// Adds one message; repeats of a known step are ignored.
     pub fn absorb(&mut self, message: &Message) -> Result<(), BadDecision> {
         let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
         let decision = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
@@ -75,7 +77,7 @@ impl DecisionTable {
         let decided = self
             .by_offset
             .entry(decision.chain_offset)
-            .or_insert_with(|| Decided { first_seen_at: message.offset, steps: Vec::new() });
+            .or_insert_with(|| DecidedEvent { first_seen_at: message.offset, steps: Vec::new() });
         let expected = decided.steps.len() as u32;
         if decision.step > expected {
             let chain_offset = decision.chain_offset;
@@ -87,102 +89,103 @@ impl DecisionTable {
         Ok(())
     }
 
-    /// The record that counts for a step: a decision, or a part of one.
+    /// Returns the record that counts for a step: a decision, or a part of one.
     pub fn get(&self, chain_offset: u64, step: u32) -> Option<&DecisionBody> {
         self.by_offset.get(&chain_offset)?.steps.get(step as usize)
     }
 
-    /// The next decision from `step` on, its parts joined, and the step behind it.
-    pub fn whole(&self, chain_offset: u64, step: u32) -> Option<(DecisionBody, u32)> {
+    /// Returns the next decision from `step` on, its parts joined, and the step after it.
+    pub fn next_joined(&self, chain_offset: u64, step: u32) -> Option<(DecisionBody, u32)> {
         let steps = self.by_offset.get(&chain_offset)?.steps.get(step as usize..)?;
-        let (body, taken) = parts::next_whole(steps)?;
+        let (body, taken) = decision_parts::join_next(steps)?;
         Some((body, step + taken))
     }
 
-    /// The step that comes next.
+    /// Returns the first step without a record.
     pub fn next_step(&self, chain_offset: u64) -> u32 {
         self.by_offset.get(&chain_offset).map_or(0, |decided| decided.steps.len() as u32)
     }
 
-    /// Every decision, by chain offset and step; parts joined.
+    /// Iterates over all decisions by chain offset and step, parts joined.
     pub fn iter(&self) -> impl Iterator<Item = Decision> + '_ {
-        self.by_offset.keys().flat_map(|chain_offset| self.on(*chain_offset))
+        self.by_offset.keys().flat_map(|chain_offset| self.decisions_on(*chain_offset))
     }
 
-    /// The decisions on one event, by step; parts joined.
-    fn on(&self, chain_offset: u64) -> impl Iterator<Item = Decision> + '_ {
+    /// Iterates over the decisions on one event by step, parts joined.
+    fn decisions_on(&self, chain_offset: u64) -> impl Iterator<Item = Decision> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
-            let (body, behind) = self.whole(chain_offset, next)?;
-            let step = std::mem::replace(&mut next, behind);
+            let (body, after) = self.next_joined(chain_offset, next)?;
+            let step = std::mem::replace(&mut next, after);
             Some(Decision { chain_offset, step, body })
         })
     }
 
-    /// Every event below this chain offset has been handled: the sequencer decides in order. The last that it decided on
-    /// may be half decided.
+    /// Returns the chain offset below which every event is handled. The sequencer decides in order, so that only the
+    /// last event with decisions may be half decided.
     pub fn handled_below(&self) -> u64 {
-        let last = self.by_offset.keys().rev().find_map(|chain_offset| self.on(*chain_offset).last());
+        let last = self.by_offset.keys().rev().find_map(|chain_offset| self.decisions_on(*chain_offset).last());
         last.map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed))
     }
 
-    /// Nothing from this chain offset on is decided.
+    /// Returns the chain offset from which on no event has a decision.
     pub fn decided_below(&self) -> u64 {
         self.by_offset.keys().next_back().map_or(0, |last| last + 1)
     }
 
-    /// Forgets what lies below a chain offset that is handled.
-    pub fn forget_below(&mut self, chain_offset: u64) {
+    /// Drops the decisions below a handled chain offset.
+    fn forget_below(&mut self, chain_offset: u64) {
         self.by_offset = self.by_offset.split_off(&chain_offset);
         self.floor = self.floor.max(chain_offset);
     }
 
-    /// Where in the topic the decisions on `chain_offset` and later ones begin, if there are any.
-    pub fn first_position_from(&self, chain_offset: u64) -> Option<u64> {
+    /// Returns the offset in the topic at which the decisions on `chain_offset` and later ones begin, if there are any.
+    fn find_first_position(&self, chain_offset: u64) -> Option<u64> {
         self.by_offset.range(chain_offset..).map(|(_, decided)| decided.first_seen_at).min()
     }
 }
 
-/// Why decisions cannot be read or written.
+/// The reason why decisions cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum DecisionError {
-    /// The broker.
+    /// The broker refused or failed a request.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// The topic's content.
+    /// An invalid message in the topic.
     #[error(transparent)]
     Bad(#[from] BadDecision),
-    /// What cannot be split any further.
+    /// The decision has one entry left and is still too large for a message.
     #[error("the decision on chain offset {chain_offset} is larger than a message may be: {error}")]
     TooLarge {
-        /// What it decides on.
+        /// Chain offset of the event that is decided on.
         chain_offset: u64,
-        /// What the broker says.
+        /// The broker's answer to the message.
         error: BrokerError,
     },
 }
 
-/// The decisions topic, open.
+/// The decisions topic, with a reader and a producer.
 pub struct DecisionLog {
     table: DecisionTable,
     broker: Arc<dyn Broker>,
     partition: TopicPartition,
-    reader: Box<dyn Reader>,
+    reader: Box<dyn PartitionReader>,
     producer: Arc<dyn Producer>,
     parts: Option<SequencerParts>,
 }
 
-/// Says it where it takes long.
-async fn attended<T>(parts: Option<&SequencerParts>, work: impl Future<Output = T>) -> T {
+/// Awaits `work`, and reports the wait in readiness where it takes long.
+async fn report_wait<T>(parts: Option<&SequencerParts>, work: impl Future<Output = T>) -> T {
     match parts {
-        Some(parts) => Waiting::new(parts, "the decisions").until_done(work).await,
+        Some(parts) => ReportedWait::new(parts, "the decisions").run(work).await,
         None => work.await,
     }
 }
 
-/// What a decisions topic is known by, in short; empty where it holds nothing at offset 0.
-pub async fn short_id(broker: &dyn Broker, decisions: &TopicPartition) -> Result<String, BrokerError> {
-    let id = topic_id(broker, decisions).await?;
+/// Reads the short id of a decisions topic: 16 hexadecimal digits of the hash of its first record. Empty where the
+/// topic has no record at offset 0.
+pub async fn read_short_topic_id(broker: &dyn Broker, decisions: &TopicPartition) -> Result<String, BrokerError> {
+    let id = read_topic_id(broker, decisions).await?;
     Ok(id.map_or_else(String::new, |id| hex::encode(&id[..8])))
 }
 
@@ -190,7 +193,7 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl DecisionLog {
-    /// Opens the topic and reads it from `from` to its end, for somebody who goes on at `chain_offset`.
+    /// Opens the topic and reads it from offset `from` to its end, for a sequencer that continues at `chain_offset`.
     pub async fn open(
         broker: Arc<dyn Broker>,
         producer: Arc<dyn Producer>,
@@ -206,61 +209,59 @@ impl DecisionLog {
         Ok(log)
     }
 
-    /// For the decisions of a sequencer, which follow from what its store showed, and whose waits are said.
-    pub fn over(self, parts: &SequencerParts) -> Self {
+    /// Adds the parts of a sequencer: decisions then require that no node has restarted, and waits are reported.
+    pub fn with_parts(self, parts: &SequencerParts) -> Self {
         DecisionLog { parts: Some(parts.clone()), ..self }
     }
 
-    /// Whether a node has restarted, so that what was read for a decision may have lacked what had been applied before.
-    pub async fn has_forgotten(&mut self) -> Result<bool, EngineError> {
+    /// Returns whether a node has restarted, so that a decision may have been evaluated without writes that the node
+    /// lost.
+    pub async fn have_nodes_restarted(&mut self) -> Result<bool, EngineError> {
         let Some(parts) = self.parts.clone() else { return Ok(false) };
-        attended(Some(&parts), parts.nodes.have_restarted()).await
+        report_wait(Some(&parts), parts.nodes.has_restarted()).await
     }
 
-    /// What has been read.
+    /// Returns the decisions that have been read.
     pub fn table(&self) -> &DecisionTable {
         &self.table
     }
 
-    /// What the topic is known by, in short; empty where it holds nothing at offset 0.
-    pub async fn id(&mut self) -> Result<String, BrokerError> {
-        short_id(self.broker.as_ref(), &self.partition).await
+    /// Reads the short id of the topic; empty where the topic has no record at offset 0.
+    pub async fn read_short_id(&mut self) -> Result<String, BrokerError> {
+        read_short_topic_id(self.broker.as_ref(), &self.partition).await
     }
 
-    /// Reads what others have written meanwhile.
+    /// Reads the topic to its end: other sequencers may have written meanwhile.
     pub async fn catch_up(&mut self) -> Result<(), DecisionError> {
         let parts = self.parts.clone();
         let caught_up = async {
             let (_, high) = until_answered(|| self.broker.watermarks(&self.partition)).await?;
             self.read_up_to(high).await
         };
-        attended(parts.as_ref(), caught_up).await
+        report_wait(parts.as_ref(), caught_up).await
     }
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
         while self.reader.position() < end {
             let (broker, partition) = (self.broker.as_ref(), &self.partition);
-            for message in next_messages(&mut self.reader, broker, partition, READ_WAIT).await? {
+            for message in read_or_reopen(&mut self.reader, broker, partition, READ_WAIT).await? {
                 self.table.absorb(&message)?;
             }
         }
         Ok(())
     }
 
-    /// Publishes a decision behind those that are known, and reads it back: the table then holds what counts, this one or
-    /// somebody else's. One that is larger than a message may be goes out in parts, as large as the topic takes; a chunk
-    /// of a cone is cut short instead.
-    ///
-    /// # Errors
-    /// [`DecisionError::TooLarge`] when not even one entry fits into a message.
+    /// Publishes a decision after the known ones and reads it back: the table then has the decision that counts, this
+    /// one or another sequencer's. A decision larger than a message is published in parts, as large as the topic takes;
+    /// a chunk of descendants is cut short instead.
     pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
-        let mut entries = parts::entries(&body);
+        let mut entries = decision_parts::count_entries(&body);
         let mut count = self.table.next_step(chain_offset);
         loop {
             let sequencer = self.parts.clone();
-            let published = self.publish_in_order(chain_offset, parts::records(&body, entries), &mut count);
-            match attended(sequencer.as_ref(), published).await {
-                // Somebody else has gone on meanwhile: parts behind that would stand in the middle of it.
+            let published = self.publish_in_order(chain_offset, decision_parts::split(&body, entries), &mut count);
+            match report_wait(sequencer.as_ref(), published).await {
+                // Another sequencer has continued meanwhile: parts after its records would be between them.
                 Err(DecisionError::Broker(error))
                     if error.kind == BrokerErrorKind::TooLarge && self.table.next_step(chain_offset) > count =>
                 {
@@ -271,31 +272,32 @@ impl DecisionLog {
                         return Err(DecisionError::TooLarge { chain_offset, error });
                     }
                     entries = entries.div_ceil(2);
-                    tracing::debug!(chain_offset, entries, %error, "a decision is split");
+                    tracing::debug!(chain_offset, entries, %error, "decisions: decision split into parts");
                 }
                 published => return published,
             }
         }
     }
 
-    /// Each record is read back before the next is written: steps are contiguous, whatever a produce may lose. `count`: the step behind
-    /// the last that was written.
+    /// Publishes records and reads each back before the next is written: steps are contiguous, even where a produce
+    /// fails. `count` becomes the step after the last written one.
     async fn publish_in_order(
         &mut self,
         chain_offset: u64,
         records: Vec<DecisionBody>,
         count: &mut u32,
     ) -> Result<(), DecisionError> {
-        // Not wherever the table ends by then: somebody else may have written the very same parts, and closed behind them.
+        // Steps are counted from here, not from the table's end after each read: another sequencer may have written the
+        // same parts and closed the event.
         let first = self.table.next_step(chain_offset);
         for (body, step) in records.into_iter().zip(first..) {
             let payload = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode();
-            let message = Produce {
+            let message = OutgoingMessage {
                 topic: self.partition.topic.to_string(),
                 partition: Some(self.partition.partition),
                 key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
                 payload: payload.into(),
-                ..Produce::default()
+                ..OutgoingMessage::default()
             };
             let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
             let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
@@ -308,9 +310,10 @@ impl DecisionLog {
         Ok(())
     }
 
-    /// Forgets what is handled; answers from where the topic must be read by whoever goes on at `chain_offset`.
-    pub fn handled_below(&mut self, chain_offset: u64) -> u64 {
+    /// Drops the decisions below a handled chain offset and returns the offset at which a sequencer that continues at
+    /// `chain_offset` reads the topic.
+    pub fn forget_handled(&mut self, chain_offset: u64) -> u64 {
         self.table.forget_below(chain_offset);
-        self.table.first_position_from(chain_offset).unwrap_or_else(|| self.reader.position())
+        self.table.find_first_position(chain_offset).unwrap_or_else(|| self.reader.position())
     }
 }

@@ -1,4 +1,4 @@
-//! What a contest means, from what was read. Pure.
+//! Decides a contest from the findings for its inputs. Pure.
 
 use crate::{
     event::{DecidedInput, DecisionBody},
@@ -6,82 +6,84 @@ use crate::{
     tx::{Outpoint, Txid},
 };
 
-/// What was found of one input of a contestant.
+/// The finding for one input of a contestant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Input {
-    /// Its index.
+pub struct EvaluatedInput {
+    /// Index of the input in the transaction.
     pub index: u32,
-    /// What it spends.
+    /// The output that the input spends.
     pub outpoint: Outpoint,
-    /// How the slot stands.
-    pub found: Found,
+    /// State of the output's slot.
+    pub found: SlotFinding,
 }
 
-/// How a slot stands, after the contestant has taken what was free.
+/// The state of a slot after the contestant has taken the free ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
-    /// It names the contestant.
+pub enum SlotFinding {
+    /// The slot names the contestant.
     Held,
-    /// It names somebody who is not live, and is contested now if it was not yet: the contestant, being first in the log,
-    /// takes the slot.
+    /// The slot names a transaction that is not live and is contested. The contestant comes first in the log and takes
+    /// the slot.
     HeldByUndecided(SpendingData),
-    /// It names somebody live.
+    /// The slot names a live transaction.
     HeldByLive(SpendingData),
-    /// It cannot be taken.
+    /// The slot cannot be taken, for this reason.
     Refused(Reason),
 }
 
-/// What a refusal means to a contestant.
+/// The meaning of a refused `Respend` for the contestant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// The contestant cannot be live.
+pub enum RespendRefusal {
+    /// The contestant cannot be live, for this reason.
     Reason(Reason),
-    /// Somebody holds the slot.
+    /// A transaction other than the contestant holds the slot.
     Holder(SpendingData),
     /// The contestant was live, mined and pruned.
     Pruned,
-    /// A later event was handled already: this sequencer is behind.
+    /// A later event was handled already: this sequencer is not the present one, or is late.
     Stale,
-    /// There is no parent.
+    /// The parent has no record.
     Absent,
-    /// The parent is half created or undecided.
+    /// The parent is creating or has no verdict yet.
     Wait,
-    /// What such an operation never answers: somebody must look.
-    Unforeseen(&'static str),
+    /// A `Respend` never gives this answer: the chain halts.
+    Unexpected(&'static str),
 }
 
-/// Reads the refusal of an evaluating `Respend` of one input.
-pub fn refusal(rejection: &Rejection, index: u32, parent: Txid) -> Refusal {
+/// Classifies the refusal of an evaluating `Respend` of one input.
+pub fn classify_refusal(rejection: &Rejection, index: u32, parent: Txid) -> RespendRefusal {
     match *rejection {
-        Rejection::SpentBy(_, holder) => Refusal::Holder(holder),
-        Rejection::SpenderPruned(_) => Refusal::Pruned,
-        Rejection::StaleStamp(_) => Refusal::Stale,
-        // Undecided: its contest stands behind this event, for a contestant's parents were decided when it was contested,
-        // or are contested anew since a node forgot them. Should it win, the child gets a second chance.
+        Rejection::SpentBy(_, holder) => RespendRefusal::Holder(holder),
+        Rejection::SpenderPruned(_) => RespendRefusal::Pruned,
+        Rejection::StaleStamp(_) => RespendRefusal::Stale,
+        // An undecided parent has a contest with a later offset: the parents of a contestant were decided when it was
+        // contested, or were lost by a node and are contested anew. If the parent wins, the child gets a second chance.
         Rejection::Conflicting(Verdict::Conflicting(_) | Verdict::Pending) => {
-            Refusal::Reason(Reason::ConflictingParent { parent })
+            RespendRefusal::Reason(Reason::ConflictingParent { parent })
         }
-        Rejection::Pruned(_) => Refusal::Reason(Reason::PrunedParent { parent }),
-        Rejection::Locked => Refusal::Reason(Reason::Locked { parent }),
-        Rejection::Immature(_) => Refusal::Reason(Reason::Immature { input: index }),
-        Rejection::NoSuchOutput(_) => Refusal::Reason(Reason::NoSuchOutput { input: index }),
-        Rejection::HashMismatch(_) | Rejection::OutputMismatch(_) => Refusal::Reason(Reason::Mismatch { input: index }),
-        Rejection::Frozen(_) => Refusal::Reason(Reason::Frozen { input: index }),
-        Rejection::NotYetSpendable(..) => Refusal::Reason(Reason::NotYetSpendable { input: index }),
-        Rejection::NotFound => Refusal::Absent,
-        Rejection::Creating | Rejection::Conflicting(Verdict::Accepted) => Refusal::Wait,
-        ref unforeseen => Refusal::Unforeseen(unforeseen.code()),
+        Rejection::Pruned(_) => RespendRefusal::Reason(Reason::PrunedParent { parent }),
+        Rejection::Locked => RespendRefusal::Reason(Reason::Locked { parent }),
+        Rejection::Immature(_) => RespendRefusal::Reason(Reason::Immature { input: index }),
+        Rejection::NoSuchOutput(_) => RespendRefusal::Reason(Reason::NoSuchOutput { input: index }),
+        Rejection::HashMismatch(_) | Rejection::OutputMismatch(_) => {
+            RespendRefusal::Reason(Reason::Mismatch { input: index })
+        }
+        Rejection::Frozen(_) => RespendRefusal::Reason(Reason::Frozen { input: index }),
+        Rejection::NotYetSpendable(..) => RespendRefusal::Reason(Reason::NotYetSpendable { input: index }),
+        Rejection::NotFound => RespendRefusal::Absent,
+        Rejection::Creating | Rejection::Conflicting(Verdict::Accepted) => RespendRefusal::Wait,
+        ref unforeseen => RespendRefusal::Unexpected(unforeseen.code()),
     }
 }
 
-/// The decision on a contestant. The first input that bars it gives the reason, but a missing parent comes before all else:
-/// it asks for a dead letter.
-pub fn evaluate(contestant: Txid, was_live: bool, height: u32, inputs: &[Input]) -> DecisionBody {
+/// Decides on a contestant. The first input that bars it gives the reason, but a missing parent comes before all other
+/// reasons: a missing parent needs a dead letter.
+pub fn evaluate(contestant: Txid, was_live: bool, height: u32, inputs: &[EvaluatedInput]) -> DecisionBody {
     let bars = || {
         inputs.iter().filter_map(|input| match input.found {
-            Found::Held | Found::HeldByUndecided(_) => None,
-            Found::HeldByLive(holder) => Some(Reason::DoubleSpend { input: input.index, winner: holder.txid }),
-            Found::Refused(reason) => Some(reason),
+            SlotFinding::Held | SlotFinding::HeldByUndecided(_) => None,
+            SlotFinding::HeldByLive(holder) => Some(Reason::DoubleSpend { input: input.index, winner: holder.txid }),
+            SlotFinding::Refused(reason) => Some(reason),
         })
     };
     let missing = bars().find(|reason| matches!(reason, Reason::MissingParent { .. }));
@@ -91,15 +93,17 @@ pub fn evaluate(contestant: Txid, was_live: bool, height: u32, inputs: &[Input])
     }
 }
 
-/// The decision on a transaction that a block of the longest chain lists: it wins. `None`: something that no block may
-/// override bars it, and the chain halts.
-pub fn evaluate_listed(listed: Txid, height: u32, inputs: &[Input]) -> Result<DecisionBody, Reason> {
+/// Decides on a transaction that a block of the longest chain lists: the transaction wins.
+///
+/// # Errors
+/// The reason that no block may override; the chain halts.
+pub fn evaluate_listed(listed: Txid, height: u32, inputs: &[EvaluatedInput]) -> Result<DecisionBody, Reason> {
     let mut losers = Vec::new();
     for input in inputs {
         match input.found {
-            Found::Held | Found::HeldByUndecided(_) => {}
-            Found::HeldByLive(holder) => losers.push(holder.txid),
-            Found::Refused(reason) => return Err(reason),
+            SlotFinding::Held | SlotFinding::HeldByUndecided(_) => {}
+            SlotFinding::HeldByLive(holder) => losers.push(holder.txid),
+            SlotFinding::Refused(reason) => return Err(reason),
         }
     }
     losers.sort_unstable();
@@ -107,16 +111,16 @@ pub fn evaluate_listed(listed: Txid, height: u32, inputs: &[Input]) -> Result<De
     Ok(accepted(listed, height, inputs, losers, true))
 }
 
-/// An accepted transaction gets every one of its slots, whoever held it.
-fn accepted(txid: Txid, height: u32, inputs: &[Input], losers: Vec<Txid>, by_block: bool) -> DecisionBody {
+/// Builds an `Accepted` decision. The transaction gets all its slots, whichever transaction held them.
+fn accepted(txid: Txid, height: u32, inputs: &[EvaluatedInput], losers: Vec<Txid>, by_block: bool) -> DecisionBody {
     let inputs = inputs
         .iter()
         .map(|input| DecidedInput {
             input: input.index,
             outpoint: input.outpoint,
             holder: match input.found {
-                Found::Held | Found::Refused(_) => Some(SpendingData { txid, input: input.index }),
-                Found::HeldByUndecided(holder) | Found::HeldByLive(holder) => Some(holder),
+                SlotFinding::Held | SlotFinding::Refused(_) => Some(SpendingData { txid, input: input.index }),
+                SlotFinding::HeldByUndecided(holder) | SlotFinding::HeldByLive(holder) => Some(holder),
             },
         })
         .collect();
@@ -130,8 +134,8 @@ mod tests {
     const T: Txid = Txid([1; 32]);
     const U: Txid = Txid([2; 32]);
 
-    fn input(index: u32, found: Found) -> Input {
-        Input { index, outpoint: Outpoint { txid: Txid([9; 32]), vout: index }, found }
+    fn input(index: u32, found: SlotFinding) -> EvaluatedInput {
+        EvaluatedInput { index, outpoint: Outpoint { txid: Txid([9; 32]), vout: index }, found }
     }
 
     fn by(txid: Txid) -> SpendingData {
@@ -140,28 +144,28 @@ mod tests {
 
     #[test]
     fn a_live_holder_wins_and_an_undecided_one_loses() {
-        let decision = evaluate(T, false, 5, &[input(0, Found::Held), input(1, Found::HeldByLive(by(U)))]);
+        let decision = evaluate(T, false, 5, &[input(0, SlotFinding::Held), input(1, SlotFinding::HeldByLive(by(U)))]);
         let reason = Reason::DoubleSpend { input: 1, winner: U };
         assert_eq!(decision, DecisionBody::Conflicting { txid: T, reason, height: 5, live: false });
-        let decision = evaluate(T, false, 5, &[input(0, Found::HeldByUndecided(by(U)))]);
+        let decision = evaluate(T, false, 5, &[input(0, SlotFinding::HeldByUndecided(by(U)))]);
         let DecisionBody::Accepted { inputs, losers, by_block, .. } = decision else { panic!("{decision:?}") };
         assert_eq!((inputs[0].holder, losers.len(), by_block), (Some(by(U)), 0, false));
     }
 
     #[test]
-    fn the_first_input_that_bars_it_gives_the_reason() {
-        let frozen = Found::Refused(Reason::Frozen { input: 0 });
-        let decision = evaluate(T, true, 5, &[input(0, frozen), input(1, Found::HeldByLive(by(U)))]);
+    fn the_first_barring_input_gives_the_reason() {
+        let frozen = SlotFinding::Refused(Reason::Frozen { input: 0 });
+        let decision = evaluate(T, true, 5, &[input(0, frozen), input(1, SlotFinding::HeldByLive(by(U)))]);
         let reason = Reason::Frozen { input: 0 };
         assert_eq!(decision, DecisionBody::Conflicting { txid: T, reason, height: 5, live: true });
     }
 
     #[test]
     fn a_listed_transaction_wins_over_live_holders_but_not_over_a_freeze() {
-        let inputs = [input(0, Found::HeldByLive(by(U))), input(1, Found::HeldByLive(by(U)))];
+        let inputs = [input(0, SlotFinding::HeldByLive(by(U))), input(1, SlotFinding::HeldByLive(by(U)))];
         let Ok(DecisionBody::Accepted { losers, by_block, .. }) = evaluate_listed(T, 5, &inputs) else { panic!() };
         assert_eq!((losers, by_block), (vec![U], true));
-        let frozen = [input(0, Found::Refused(Reason::Frozen { input: 0 }))];
+        let frozen = [input(0, SlotFinding::Refused(Reason::Frozen { input: 0 }))];
         assert_eq!(evaluate_listed(T, 5, &frozen), Err(Reason::Frozen { input: 0 }));
     }
 }

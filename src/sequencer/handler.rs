@@ -1,4 +1,4 @@
-//! What the handlers of chain events share.
+//! Context and helpers that the handlers of chain events share.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer,
+        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer,
         identity::{TopicGuard, Unconfirmed},
         produce_until_acknowledged,
     },
@@ -19,17 +19,17 @@ use crate::{
     record::{Key, Operation, Outcome, Page, Phase, Rejection, Sequenced, Stamp, TxState},
     replay::LastVerdicts,
     sequencer::{
-        bodies::ReadBodies,
+        bodies::BodyCache,
         command::ValidatedSource,
         decisions::DecisionError,
         prune::PruneTask,
-        reread::Readers,
+        reader_cache::ReaderCache,
         state::{ChainState, Tip},
-        steps::Making,
-        waiting::{LOOK_AGAIN, Waiting, names},
+        steps::DecisionMode,
+        waiting::{POLL_PAUSE, ReportedWait, format_missing},
     },
-    status::{Health, health::Part, registry::TipStatus},
-    store::{Store, create::Creator, nodes::Nodes, whole::WholeStore},
+    status::{Health, health::Workload, registry::TipStatus},
+    store::{Store, create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
     telemetry::{Metrics, VerdictKind},
     text::hex_reversed,
     tx::{Outpoint, Txid},
@@ -38,27 +38,27 @@ use crate::{
 /// Topics that the sequencer reads and writes.
 #[derive(Debug, Clone)]
 pub struct SequencerTopics {
-    /// `utxo.block-mined`
+    /// The topic `utxo.block-mined`: blocks of the block feed.
     pub block_mined: String,
-    /// `utxo.reorgs`
+    /// The topic `utxo.reorgs`: reorgs of the block feed.
     pub reorgs: String,
-    /// `utxo.chain`
+    /// The topic `utxo.chain`: the chain log.
     pub chain: String,
-    /// `utxo.decisions`
+    /// The topic `utxo.decisions`: decisions, written ahead.
     pub decisions: String,
-    /// `utxo.outcomes`
+    /// The topic `utxo.outcomes`: verdicts and results for clients.
     pub outcomes: String,
-    /// `utxo.dead-letters`
+    /// The topic `utxo.dead-letters`: events that cannot be applied.
     pub dead_letters: String,
 }
 
 impl SequencerTopics {
-    /// Topics that the chain is made from: events of them count only while they are the store's.
+    /// Returns the topics that make the chain. Their events count only while their topic ids are those of the store.
     pub fn guarded(&self) -> Vec<String> {
         [&self.chain, &self.decisions, &self.block_mined, &self.reorgs].into_iter().cloned().collect()
     }
 
-    /// Topics that are fed into the chain.
+    /// Returns the topics whose events the feed appends to the chain log.
     pub fn fed(&self) -> Vec<String> {
         vec![self.block_mined.clone(), self.reorgs.clone()]
     }
@@ -67,153 +67,154 @@ impl SequencerTopics {
 /// Limits of the sequencer.
 #[derive(Debug, Clone, Copy)]
 pub struct SequencerSettings {
-    /// How long a block waits for its transactions before the chain counts as halted.
+    /// Time that a block waits for its transactions before the chain counts as halted.
     pub block_wait: Duration,
-    /// Transactions set mined a batch.
+    /// Transactions in one batch of `SetMined`.
     pub mined_batch_size: usize,
-    /// Members of a cone that one decision names.
-    pub cone_chunk: usize,
-    /// Between commits.
+    /// Descendants that one decision names at most.
+    pub descendants_per_decision: usize,
+    /// Time between two commits of the chain offset.
     pub commit_interval: Duration,
-    /// How fast what is due is pruned; `None`: it is not.
+    /// Rate of pruning; `None`: the sequencer does not prune.
     pub prune: Option<PruneTask>,
 }
 
-/// What the sequencer works with.
+/// The services and settings that the sequencer is made of.
 #[derive(Clone)]
 pub struct SequencerParts {
-    /// The log.
+    /// The broker that holds the log.
     pub broker: Arc<dyn Broker>,
-    /// Acknowledges.
+    /// The producer of decisions, outcomes, dead letters and fed events.
     pub producer: Arc<dyn Producer>,
-    /// The state.
+    /// The store that holds the state.
     pub store: Store,
     /// Creates transactions of several pages.
     pub creator: Creator,
-    /// Topics.
+    /// Names of the topics that the sequencer reads and writes.
     pub topics: SequencerTopics,
-    /// Where transactions come from.
+    /// Topic and consumer group of validated transactions.
     pub validated: ValidatedSource,
-    /// Limits.
+    /// Limits and intervals of the sequencer.
     pub settings: SequencerSettings,
-    /// Time.
+    /// The clock of the instance.
     pub clock: Clock,
-    /// Metrics.
+    /// Metrics of the instance.
     pub metrics: Arc<Metrics>,
-    /// Health.
+    /// Readiness and liveness of the instance.
     pub health: Arc<Health>,
-    /// Whether the store has forgotten.
-    pub nodes: Nodes,
-    /// Whether the topics are still those that the store was made from.
+    /// Detects restarts of the store's nodes, which can lose writes.
+    pub nodes: RestartDetector,
+    /// Confirms that the topics are those that the store was made from.
     pub guard: TopicGuard,
-    /// Whether it is still there as a whole.
-    pub whole: Arc<dyn WholeStore>,
-    /// Who waits for what is created here.
+    /// Verifies that the store belongs to the group and has lost no part.
+    pub ownership: Arc<dyn StoreOwnership>,
+    /// Wakes the pipeline's transactions that wait for a parent created here.
     pub tx_notifier: TxNotifier,
-    /// What a rebuild ends with; empty, and not asked, where there is none.
+    /// The last verdicts before a rebuild's frontier; empty without a rebuild.
     pub verdicts: Arc<LastVerdicts>,
-    /// Of the worker whose waits are said by these; `None`: they are somebody else's.
+    /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
 }
 
 impl SequencerParts {
-    /// The worker of these, if it is one's, has turned, and is not stalled.
+    /// Records that the worker with these parts is not stalled. Does nothing without a monitor.
     pub(super) fn beat(&self) {
         if let Some(monitor) = &self.monitor {
             monitor.beat();
-            self.health.moved(Part::Chain);
+            self.health.record_progress(Workload::Chain);
         }
     }
 }
 
-/// Why the sequencer does not go on.
+/// The reason why the sequencer stops.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
-    /// Somebody must look: what is in the log cannot be applied.
+pub enum SequencerError {
+    /// The log cannot be applied: an operator must intervene.
     #[error("{0}")]
     Halt(String),
-    /// Records hold stamps of later events: another sequencer is ahead of this one.
+    /// Records have stamps of later events: another sequencer is ahead of this one.
     #[error("chain offset {0}: the store is ahead: another sequencer has handled later events")]
     Behind(u64),
-    /// What was applied may be gone: everything that is not committed is handled again.
+    /// A restarted node may have lost writes: every event that is not committed is handled again.
     #[error("a node of the store restarted")]
     NodeRestarted,
-    /// The store must not be worked on.
+    /// The store must not be changed, because it is damaged or belongs to another group.
     #[error("store: {0}")]
     Damaged(String),
-    /// A task of the sequencer died.
+    /// A task of the sequencer panicked.
     #[error("internal: {0}")]
     Died(String),
-    /// The broker.
+    /// An error of the broker.
     #[error(transparent)]
     Broker(BrokerError),
-    /// The store.
+    /// An error of the store's engine.
     #[error(transparent)]
     Store(EngineError),
 }
 
-impl From<Unconfirmed> for Stop {
-    /// A topic that is not the store's is no better after a restart: the chain halts.
+impl From<Unconfirmed> for SequencerError {
+    /// Converts a topic that is not the store's into a halt: a restart would not help.
     fn from(unconfirmed: Unconfirmed) -> Self {
         match unconfirmed {
-            Unconfirmed::Other(why) => Stop::Halt(why),
-            Unconfirmed::Broker(error) => Stop::Broker(error),
+            Unconfirmed::Other(why) => SequencerError::Halt(why),
+            Unconfirmed::Broker(error) => SequencerError::Broker(error),
         }
     }
 }
 
-impl From<EngineError> for Stop {
-    /// What is too big for the store is so after a restart, too: the chain halts, the rest goes on.
+impl From<EngineError> for SequencerError {
+    /// Converts "too big for the store" into a halt: a restart would not help, and the pipeline continues.
     fn from(error: EngineError) -> Self {
         match error.kind {
-            ErrorKind::TooBig => Stop::Halt(error.to_string()),
-            _ => Stop::Store(error),
+            ErrorKind::TooBig => SequencerError::Halt(error.to_string()),
+            _ => SequencerError::Store(error),
         }
     }
 }
 
-impl From<BrokerError> for Stop {
-    /// What a topic does not take, or no longer holds, is no better after a restart: the chain halts, the rest goes on.
+impl From<BrokerError> for SequencerError {
+    /// Converts "refused by the topic" and "offset out of range" into a halt: a restart would not help, and the
+    /// pipeline continues.
     fn from(error: BrokerError) -> Self {
         match error.kind {
             BrokerErrorKind::TooLarge | BrokerErrorKind::Rejected | BrokerErrorKind::OutOfRange => {
-                Stop::Halt(error.to_string())
+                SequencerError::Halt(error.to_string())
             }
-            _ => Stop::Broker(error),
+            _ => SequencerError::Broker(error),
         }
     }
 }
 
-impl From<DecisionError> for Stop {
+impl From<DecisionError> for SequencerError {
     fn from(error: DecisionError) -> Self {
         match error {
             DecisionError::Broker(error) => error.into(),
-            DecisionError::Bad(_) | DecisionError::TooLarge { .. } => Stop::Halt(error.to_string()),
+            DecisionError::Bad(_) | DecisionError::TooLarge { .. } => SequencerError::Halt(error.to_string()),
         }
     }
 }
 
-/// The chain event that is being handled.
+/// The context of the chain event that is being handled: its offset, era and mode, from which stamps are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct At {
-    /// Its offset.
+pub struct EventContext {
+    /// Offset of the event in the chain log.
     pub offset: u64,
-    /// In which era it is handled.
+    /// The era in which the event is handled.
     pub era: u32,
-    /// Whether something new may be decided, and published.
-    pub making: Making,
-    /// Blocks of it leave the longest chain, before others come: what is done then is stamped with the earlier phase, so that
-    /// none of it, however late it lands, undoes what is done while they come.
-    pub leaving: bool,
+    /// Mode of the handler: live, or a rebuild below its frontier.
+    pub mode: DecisionMode,
+    /// True while a reorg disconnects blocks. Writes of that part have the earlier phase in their stamp, so that a late
+    /// write of that part cannot undo a write of the part that connects blocks.
+    pub is_disconnecting: bool,
 }
 
-impl At {
-    /// The stamp of a phase of handling it.
+impl EventContext {
+    /// Returns the stamp of a phase of this event.
     pub fn stamp(&self, phase: Phase) -> Stamp {
-        Stamp::in_era(self.era, self.offset, if self.leaving { Phase::Evaluate } else { phase })
+        Stamp::in_era(self.era, self.offset, if self.is_disconnecting { Phase::Evaluate } else { phase })
     }
 
-    /// A row with an operation of the sequencer.
+    /// Returns a row with an operation of the sequencer, stamped for this event.
     pub fn row(&self, phase: Phase, key: Key, operation: Sequenced) -> Row {
         Row { key, operation: Operation::Sequenced(self.stamp(phase), operation) }
     }
@@ -221,32 +222,32 @@ impl At {
 
 /// Handles chain events, one at a time.
 pub struct Handler {
-    /// What it works with.
+    /// Services and settings of the sequencer.
     pub parts: SequencerParts,
-    /// The chain, as of the last handled event.
+    /// State of the chain as of the last handled event.
     pub state: ChainState,
     /// For events that are read again.
-    pub(super) readers: Mutex<Readers>,
-    /// What the present event has read of the blob store.
-    pub(super) bodies: Mutex<ReadBodies>,
-    /// With parents that a node forgot before the chain was taken hold of: they come again by themselves. One for all of them,
-    /// since some never do.
-    pub(super) returning: Patience,
+    pub(super) readers: Mutex<ReaderCache>,
+    /// Bodies that the present event has read from the blob store.
+    pub(super) bodies: Mutex<BodyCache>,
+    /// Grace for parents that a node lost before the chain was acquired: their events come again. One grace for all
+    /// such parents, since some never come.
+    pub(super) parent_grace: RestartGrace,
 }
 
-/// Transactions whose bodies are read at once.
+/// Number of transactions whose bodies are read at once.
 pub const BODIES_AT_ONCE: usize = 256;
 
 impl Handler {
-    /// Handles what comes after `state`.
+    /// Makes a handler of the events after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
-        let returning = Patience::new(parts.nodes.may_forget());
-        let handler = Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), returning };
+        let parent_grace = RestartGrace::new(parts.nodes.can_lose_writes());
+        let handler = Handler { parts, state, readers: Mutex::default(), bodies: Mutex::default(), parent_grace };
         handler.publish_tip();
         handler
     }
 
-    /// Shows where the chain stands.
+    /// Publishes the tip in the metrics and in `/state`.
     pub(super) fn publish_tip(&self) {
         let metrics = &self.parts.metrics;
         metrics.chain_tip_height.set(i64::from(self.height()));
@@ -260,68 +261,70 @@ impl Handler {
         });
     }
 
-    /// Blocks have left the longest chain and others have come.
-    pub(super) fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
-        self.state.move_tip(tip, left, came);
+    /// Moves the tip after `disconnected` blocks have left the longest chain and the blocks `connected` have joined.
+    pub(super) fn move_tip(&mut self, tip: Option<Tip>, disconnected: usize, connected: &[Block<'_>]) {
+        self.state.move_tip(tip, disconnected, connected);
         self.publish_tip();
     }
 
-    /// The page and slot of an outpoint.
-    pub fn place(&self, outpoint: Outpoint) -> (Key, u32) {
-        let (page, slot) = self.parts.store.place(outpoint);
+    /// Returns the key of an outpoint's page and the offset of its slot in the page.
+    pub fn locate(&self, outpoint: Outpoint) -> (Key, u32) {
+        let (page, slot) = self.parts.store.locate_slot(outpoint);
         (Key::Page(outpoint.txid, page), slot)
     }
 
-    /// Height of the tip; 0 before the first block.
+    /// Returns the height of the tip; 0 before the first block.
     pub fn height(&self) -> u32 {
         self.state.tip.map_or(0, |tip| tip.height)
     }
 
-    /// The block height that a decision on this transaction carries: that of the tip, and before the first block that
-    /// of its own event. A seeded store would count what is conflicting as due at once otherwise.
+    /// Returns the block height for a decision on this transaction: the height of the tip, and before the first block
+    /// the height of its own event. With 0, a store without blocks would count every conflicting record as due for
+    /// pruning.
     pub fn decision_height(&self, page: &Page) -> u32 {
         self.state.tip.map_or(page.unmined_since().unwrap_or(0), |tip| tip.height)
     }
 
-    /// Applies rows; a refusal because of a later stamp counts as done (that later event has seen to it).
-    pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, Stop> {
-        Ok(self.answer("the store", self.parts.store.apply(rows)).await?)
+    /// Applies rows and returns their outcomes. A refusal by a later stamp means that a later event has changed the
+    /// record.
+    pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, SequencerError> {
+        Ok(self.wait_for("the store", self.parts.store.apply(rows)).await?)
     }
 
-    /// Reads master records; `None`: there is none. A transaction that is half created is completed first.
-    pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, Stop> {
-        let masters = self.answer("the store", self.parts.store.masters(txids)).await?;
-        let half = |page: &&Arc<Page>| page.state() == TxState::Creating;
-        let half_created: Vec<Txid> = masters.iter().flatten().filter(half).map(|page| page.txid).collect();
+    /// Reads master records; `None` for an absent record. A half-created transaction is completed first.
+    pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, SequencerError> {
+        let masters = self.wait_for("the store", self.parts.store.masters(txids)).await?;
+        let is_creating = |page: &&Arc<Page>| page.state() == TxState::Creating;
+        let half_created: Vec<Txid> = masters.iter().flatten().filter(is_creating).map(|page| page.txid).collect();
         if half_created.is_empty() {
             return Ok(masters);
         }
         self.complete(&half_created).await?;
-        Ok(self.answer("the store", self.parts.store.masters(txids)).await?)
+        Ok(self.wait_for("the store", self.parts.store.masters(txids)).await?)
     }
 
     /// Reads one master record, as [`masters`](Self::masters) does.
-    pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, Stop> {
+    pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, SequencerError> {
         Ok(self.masters(&[txid]).await?.pop().flatten())
     }
 
-    /// Waits for the store or the log, which try again by themselves.
-    pub async fn answer<T>(&self, of: &str, work: impl Future<Output = T>) -> T {
-        // In every future here: boxed, or they would all be large.
-        Waiting::new(&self.parts, of).until_done(Box::pin(work)).await
+    /// Runs work on the store or the log, which retry by themselves, and reports the wait as a wait for `of`.
+    pub async fn wait_for<T>(&self, of: &str, work: impl Future<Output = T>) -> T {
+        // Boxed: a part of every future of the handlers, which would all be large.
+        ReportedWait::new(&self.parts, of).run(Box::pin(work)).await
     }
 
-    /// Applies rows that cannot be refused, but for a later stamp (then a later event has seen to it).
-    pub async fn apply_decided(&self, at: At, rows: Vec<Row>) -> Result<(), Stop> {
+    /// Applies rows of a decision. Only a refusal by a later stamp is accepted; any other refusal halts the chain.
+    pub async fn apply_decided(&self, ctx: EventContext, rows: Vec<Row>) -> Result<(), SequencerError> {
         let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
         for (key, outcome) in keys.into_iter().zip(self.apply(rows).await?) {
             match outcome {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::StaleStamp(_)) => {}
                 Outcome::Rejected(rejection) => {
                     let code = rejection.code();
-                    return Err(Stop::Halt(format!(
+                    return Err(SequencerError::Halt(format!(
                         "chain offset {}: {key} refuses what was decided: {code}",
-                        at.offset
+                        ctx.offset
                     )));
                 }
             }
@@ -329,24 +332,35 @@ impl Handler {
         Ok(())
     }
 
-    /// Waits until `look` finds what it looks for; says so, and reports the chain as halted, when it takes long.
-    pub async fn wait_until<T, F>(&self, at: At, what: &str, mut look: impl FnMut() -> F) -> Result<T, Stop>
+    /// Retries `look` until it succeeds. A wait above `block_wait` is reported, and the chain counts as halted
+    /// meanwhile.
+    pub async fn wait_until<T, F>(
+        &self,
+        ctx: EventContext,
+        what: &str,
+        mut look: impl FnMut() -> F,
+    ) -> Result<T, SequencerError>
     where
-        F: Future<Output = Result<Result<T, String>, Stop>>,
+        F: Future<Output = Result<Result<T, String>, SequencerError>>,
     {
-        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: {what}", at.offset));
+        let mut waiting = ReportedWait::new(&self.parts, format!("chain offset {}: {what}", ctx.offset));
         loop {
             match look().await? {
                 Ok(found) => return Ok(found),
-                Err(missing) => waiting.look_again(&missing).await,
+                Err(missing) => waiting.pause_for(&missing).await,
             }
         }
     }
 
-    /// Waits until each of these transactions has a body. `applied_again`: a node may have forgotten them.
-    pub async fn wait_for_bodies(&self, at: At, applied_again: bool, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
-        let patience = Patience::new(applied_again);
-        self.wait_until(at, "a decision names what is not there", || async {
+    /// Waits until each of these transactions has a body. With `applied_again` a node may have lost their records.
+    pub async fn wait_for_bodies(
+        &self,
+        ctx: EventContext,
+        applied_again: bool,
+        txids: &[Txid],
+    ) -> Result<Vec<Arc<Page>>, SequencerError> {
+        let grace = RestartGrace::new(applied_again);
+        self.wait_until(ctx, "bodies of the decided transactions", || async {
             let masters = self.masters(txids).await?;
             let missing: Vec<Txid> = txids
                 .iter()
@@ -357,38 +371,42 @@ impl Handler {
             if missing.is_empty() {
                 return Ok(Ok(masters.into_iter().flatten().collect()));
             }
-            let told = names(&missing);
-            if patience.is_over() {
-                self.call_for(at, missing).await?;
+            let listed = format_missing(&missing);
+            if grace.has_expired() {
+                self.create_missing_stubs(ctx, missing).await?;
             }
-            Ok(Err(told))
+            Ok(Err(listed))
         })
         .await
     }
 
-    /// Makes stubs of transactions that a node forgot and that do not come again by themselves: their events may wait for a
-    /// verdict that stands behind the present event. Whoever waits long looks at his own record, and gives the stub its body.
-    /// Of what is live it is another page that is not there: that is made again from the body.
-    pub async fn call_for(&self, at: At, absent: Vec<Txid>) -> Result<(), Stop> {
-        self.contest_holders(at, Phase::Apply, absent.clone()).await?;
+    /// Creates a stub for each transaction that a node lost and whose own event waits for a verdict at a later offset.
+    /// A transaction that waits long reads its own record and gives the stub its body. A transaction that is live lacks
+    /// another page, which is restored from the body.
+    pub async fn create_missing_stubs(&self, ctx: EventContext, absent: Vec<Txid>) -> Result<(), SequencerError> {
+        self.contest_holders(ctx, Phase::Apply, absent.clone()).await?;
         self.complete(&absent).await
     }
 
-    /// Whether it is live at the frontier of the rebuild that is going on. What is decided against it on the way there is not
-    /// done, and what is decided for another that is not live there neither.
-    pub fn ends_live(&self, at: At, txid: &Txid) -> bool {
-        at.making == Making::Replaying && self.parts.verdicts.ends_live(txid)
+    /// Returns whether a transaction is live at the frontier of the present rebuild. Decisions before the frontier that
+    /// refuse such a transaction are not applied, nor are decisions that accept any other transaction.
+    pub fn is_live_at_frontier(&self, ctx: EventContext, txid: &Txid) -> bool {
+        ctx.mode == DecisionMode::Replay && self.parts.verdicts.ends_live(txid)
     }
 
-    /// Whether it is conflicting, or undecided, at the frontier of the rebuild that is going on: on the way nothing is done for
-    /// it.
-    pub fn ends_fallen(&self, at: At, txid: &Txid) -> bool {
-        at.making == Making::Replaying && self.parts.verdicts.ends_fallen(txid)
+    /// Returns whether a transaction is conflicting or undecided at the frontier of the present rebuild. The rebuild
+    /// does not make such a transaction live before the frontier.
+    pub fn is_conflicting_at_frontier(&self, ctx: EventContext, txid: &Txid) -> bool {
+        ctx.mode == DecisionMode::Replay && self.parts.verdicts.ends_conflicting(txid)
     }
 
-    /// Tells validators and clients what became of transactions. Nothing is told twice by a rebuild.
-    pub async fn tell(&self, at: At, outcomes: Vec<(Txid, OutcomeKind)>) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
+    /// Publishes the outcomes of transactions for validators and clients. A rebuild publishes none.
+    pub async fn publish_outcomes(
+        &self,
+        ctx: EventContext,
+        outcomes: Vec<(Txid, OutcomeKind)>,
+    ) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
         let messages = outcomes.into_iter().map(|(txid, kind)| {
@@ -398,66 +416,66 @@ impl Handler {
                 OutcomeKind::Conflicting { .. } => verdicts.of(VerdictKind::Conflicting).inc(),
                 OutcomeKind::Refused { .. } | OutcomeKind::Command { .. } => {}
             }
-            let event = Event::Outcome(OutcomeEvent { txid, chain_offset: at.offset, kind });
+            let event = Event::Outcome(OutcomeEvent { txid, chain_offset: ctx.offset, kind });
             self.message(&self.parts.topics.outcomes, None, Bytes::copy_from_slice(&txid.0), event.encode().into())
         });
         self.produce(messages.collect()).await
     }
 
-    /// Puts a dead letter aside until that is acknowledged.
-    pub async fn bury_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), Stop> {
+    /// Publishes a dead letter and waits for the acknowledgement.
+    pub async fn publish_dead_letter(&self, source: Message, letter: &DeadLetter) -> Result<(), SequencerError> {
         self.parts.metrics.dead_letters.of(letter.class).inc();
         let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-        let buried = publish_dead_letter(producer, topic, source, letter, LOOK_AGAIN);
-        Ok(self.answer("the log", buried).await?)
+        let published = publish_dead_letter(producer, topic, source, letter, POLL_PAUSE);
+        Ok(self.wait_for("the log", published).await?)
     }
 
-    /// A message for one of the topics.
-    pub fn message(&self, topic: &str, partition: Option<i32>, key: Bytes, payload: Bytes) -> Produce {
-        Produce { topic: topic.to_owned(), partition, key, payload, ..Produce::default() }
+    /// Makes a message for one of the topics.
+    pub fn message(&self, topic: &str, partition: Option<i32>, key: Bytes, payload: Bytes) -> OutgoingMessage {
+        OutgoingMessage { topic: topic.to_owned(), partition, key, payload, ..OutgoingMessage::default() }
     }
 
-    /// Produces messages until all are acknowledged. A retry may repeat what had been acknowledged.
-    pub async fn produce(&self, messages: Vec<Produce>) -> Result<(), Stop> {
+    /// Produces messages until all are acknowledged. A retry can repeat messages that were acknowledged.
+    pub async fn produce(&self, messages: Vec<OutgoingMessage>) -> Result<(), SequencerError> {
         if !messages.is_empty() {
-            let produced = produce_until_acknowledged(self.parts.producer.as_ref(), &messages, LOOK_AGAIN);
-            self.answer("the log", produced).await?;
+            let produced = produce_until_acknowledged(self.parts.producer.as_ref(), &messages, POLL_PAUSE);
+            self.wait_for("the log", produced).await?;
         }
         Ok(())
     }
 }
 
-/// For how long something is waited for that a node may have forgotten, before it is called for.
+/// The time for which a record that a node may have lost is waited for, before a stub is created in its place.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience(Option<Instant>);
+pub struct RestartGrace(Option<Instant>);
 
-/// Longer than everything takes that comes by itself.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than any event takes that comes again without a stub.
+const RESTART_GRACE: Duration = Duration::from_secs(10);
 
-impl Patience {
-    /// It begins now, and ends only where a node `may_have_forgotten`.
+impl RestartGrace {
+    /// Starts the grace now. The grace never expires unless a node `may_have_forgotten` the record.
     pub fn new(may_have_forgotten: bool) -> Self {
-        Patience(may_have_forgotten.then(|| Instant::now() + PATIENCE))
+        RestartGrace(may_have_forgotten.then(|| Instant::now() + RESTART_GRACE))
     }
 
-    /// Whether it has lasted long enough.
-    pub fn is_over(self) -> bool {
+    /// Returns whether the grace is over.
+    pub fn has_expired(self) -> bool {
         self.0.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Whether nothing that may have been forgotten is waited for any more, if it ever was.
-    pub fn is_spent(self) -> bool {
-        self.0.is_none() || self.is_over()
+    /// Returns whether no lost record is waited for: the grace is over, or no record can have been lost.
+    pub fn is_inactive(self) -> bool {
+        self.0.is_none() || self.has_expired()
     }
 }
 
-/// Distinct ids, in order.
+/// Returns the distinct txids in ascending order.
 pub fn distinct(txids: impl IntoIterator<Item = Txid>) -> Vec<Txid> {
     txids.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Whose fate a decision settles.
-pub fn subject(body: &DecisionBody) -> Option<Txid> {
+/// Returns the transaction that a decision accepts, refuses or passes over; `None` for other decisions.
+pub fn decided_txid(body: &DecisionBody) -> Option<Txid> {
     match body {
         DecisionBody::PassedOver { txid }
         | DecisionBody::Accepted { txid, .. }

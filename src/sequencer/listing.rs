@@ -1,58 +1,60 @@
-//! What a block lists, a chunk at a time: its transaction ids are in the event, or in objects that are read as streams. So a
-//! block of any size takes little memory.
+//! The transactions that a block lists, a chunk at a time. The txids are in the event, or in objects that are read as
+//! streams, so that a block of any size takes little memory.
 
 use crate::{
-    blob::objects::{Announced, ObjectError, Objects, Txids},
+    blob::objects::{AnnouncedObject, ObjectError, Objects, TxidStream},
     event::{Block, Subtree, SubtreeTransactions},
     sequencer::{
-        Stop,
-        handler::{At, Handler},
-        waiting::Waiting,
+        SequencerError,
+        handler::{EventContext, Handler},
+        waiting::ReportedWait,
     },
     text::hex_reversed,
     tx::Txid,
 };
 
-/// A transaction that a block lists.
+/// A transaction that a block lists, with the index of its subtree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Listed {
+pub(super) struct ListedTx {
     pub(super) txid: Txid,
     pub(super) subtree: u32,
 }
 
-/// The transactions of a block in its order, without the coinbase.
-pub(super) struct Listing<'b> {
+/// Reads the transactions of a block in their order, without the coinbase.
+pub(super) struct ListedTxReader<'b> {
     block: &'b Block<'b>,
-    /// The subtree that is read, and how many of its ids have been handed out.
+    /// The index of the subtree that is read.
     subtree: usize,
-    handed_out: u64,
-    object: Option<Txids<'b>>,
-    /// Read of the object and not handed out.
+    /// The number of txids of that subtree that have been returned.
+    returned: u64,
+    object: Option<TxidStream<'b>>,
+    /// Txids read from the object and not returned.
     read: Vec<Txid>,
 }
 
-/// Ids of a chunk; few where it is tested.
+/// Txids in a chunk; few in unit tests.
 pub(super) const CHUNK: usize = if cfg!(test) { 4 } else { 65_536 };
 
-/// How many transactions a block lists.
-pub(super) fn count(block: &Block<'_>) -> u64 {
+/// Returns the number of transactions that a block lists, without the coinbase.
+pub(super) fn count_transactions(block: &Block<'_>) -> u64 {
     block.subtrees.iter().fold(0, |sum: u64, subtree| sum.saturating_add(subtree.count))
 }
 
-impl<'b> Listing<'b> {
-    /// From its beginning.
-    pub fn of(block: &'b Block<'b>) -> Self {
-        Listing { block, subtree: 0, handed_out: 0, object: None, read: Vec::new() }
+impl<'b> ListedTxReader<'b> {
+    /// Starts at the first listed transaction.
+    pub fn new(block: &'b Block<'b>) -> Self {
+        ListedTxReader { block, subtree: 0, returned: 0, object: None, read: Vec::new() }
     }
 
-    /// The next ids of an object. After an error it is read from its beginning, and what was handed out is passed over.
-    async fn read(&mut self, objects: &Objects, announced: Announced<'b>) -> Result<Vec<Txid>, ObjectError> {
+    /// Reads the next txids of an object. After an error the object is read from its beginning, and the txids that were
+    /// returned before are skipped.
+    async fn read(&mut self, objects: &Objects, announced: AnnouncedObject<'b>) -> Result<Vec<Txid>, ObjectError> {
         let mut skip = 0;
         let mut object = match self.object.take() {
             Some(object) => object,
             None => {
                 self.read.clear();
-                skip = self.handed_out;
+                skip = self.returned;
                 objects.txids(announced).await?
             }
         };
@@ -61,36 +63,37 @@ impl<'b> Listing<'b> {
             if next.is_empty() {
                 break;
             }
-            let passed_over = skip.min(next.len() as u64);
-            skip -= passed_over;
-            self.read.extend_from_slice(&next[passed_over as usize..]);
+            let skipped = skip.min(next.len() as u64);
+            skip -= skipped;
+            self.read.extend_from_slice(&next[skipped as usize..]);
         }
         self.object = Some(object);
         let rest = self.read.split_off(self.read.len().min(CHUNK));
         Ok(std::mem::replace(&mut self.read, rest))
     }
 
-    /// Leaves out the next so many.
-    pub fn pass_over(mut self, mut count: u64) -> Self {
+    /// Skips the next `count` transactions.
+    pub fn skip(mut self, mut count: u64) -> Self {
         while let Some(subtree) = self.block.subtrees.get(self.subtree).filter(|subtree| subtree.count <= count) {
             count -= subtree.count;
             self.subtree += 1;
         }
-        self.handed_out = count;
+        self.returned = count;
         self
     }
 }
 
 impl Handler {
-    /// Looks at all objects that a block refers to, before anything of it is done: they are there, and what it says they are.
-    pub(super) async fn check_objects(&self, at: At, block: &Block<'_>) -> Result<(), Stop> {
-        for announced in block.subtrees.iter().filter_map(announced) {
+    /// Checks all objects that a block refers to, before the first write of the block: each object exists, and has the
+    /// announced size and SHA-256. An absent object is waited for.
+    pub(super) async fn check_objects(&self, ctx: EventContext, block: &Block<'_>) -> Result<(), SequencerError> {
+        for announced in block.subtrees.iter().filter_map(announced_object) {
             let objects = self.objects(block)?;
-            let mut waiting = self.waiting_for_object(at, &hex_reversed(&block.hash));
-            // What is wrong may have been damaged on its way.
+            let mut waiting = self.start_object_wait(ctx, &hex_reversed(&block.hash));
+            // A wrong object is read once more: the transfer can have damaged its bytes.
             let mut read_again = true;
             loop {
-                match waiting.attend(read_all(objects, announced)).await {
+                match waiting.run_short(read_all(objects, announced)).await {
                     Ok(()) => break,
                     Err(ObjectError::Wrong { .. }) if std::mem::take(&mut read_again) => {}
                     Err(error) => wait_or_halt(&mut waiting, error).await?,
@@ -100,76 +103,82 @@ impl Handler {
         Ok(())
     }
 
-    /// The next transactions of a block; none: that was all.
-    pub(super) async fn next_listed(&self, at: At, listing: &mut Listing<'_>) -> Result<Vec<Listed>, Stop> {
+    /// Reads the next chunk of a block's transactions; empty after the last one.
+    pub(super) async fn read_next_listed(
+        &self,
+        ctx: EventContext,
+        listing: &mut ListedTxReader<'_>,
+    ) -> Result<Vec<ListedTx>, SequencerError> {
         while let Some(subtree) = listing.block.subtrees.get(listing.subtree) {
-            let txids = match announced(subtree) {
+            let txids = match announced_object(subtree) {
                 None => {
                     let all = subtree.transactions.inline().into_iter().flatten();
-                    all.skip(usize::try_from(listing.handed_out).unwrap_or(usize::MAX)).take(CHUNK).collect()
+                    all.skip(usize::try_from(listing.returned).unwrap_or(usize::MAX)).take(CHUNK).collect()
                 }
-                Some(announced) => self.next_of_object(at, listing, announced).await?,
+                Some(announced) => self.read_next_from_object(ctx, listing, announced).await?,
             };
             if txids.is_empty() {
-                (listing.subtree, listing.handed_out, listing.object) = (listing.subtree + 1, 0, None);
+                (listing.subtree, listing.returned, listing.object) = (listing.subtree + 1, 0, None);
                 continue;
             }
-            listing.handed_out += txids.len() as u64;
+            listing.returned += txids.len() as u64;
             let subtree = listing.subtree as u32;
-            return Ok(txids.into_iter().map(|txid| Listed { txid, subtree }).collect());
+            return Ok(txids.into_iter().map(|txid| ListedTx { txid, subtree }).collect());
         }
         Ok(Vec::new())
     }
 
-    async fn next_of_object<'b>(
+    async fn read_next_from_object<'b>(
         &self,
-        at: At,
-        listing: &mut Listing<'b>,
-        announced: Announced<'b>,
-    ) -> Result<Vec<Txid>, Stop> {
+        ctx: EventContext,
+        listing: &mut ListedTxReader<'b>,
+        announced: AnnouncedObject<'b>,
+    ) -> Result<Vec<Txid>, SequencerError> {
         let objects = self.objects(listing.block)?;
-        let mut waiting = self.waiting_for_object(at, &hex_reversed(&listing.block.hash));
+        let mut waiting = self.start_object_wait(ctx, &hex_reversed(&listing.block.hash));
         loop {
-            match waiting.attend(listing.read(objects, announced)).await {
+            match waiting.run_short(listing.read(objects, announced)).await {
                 Ok(txids) => return Ok(txids),
                 Err(error) => wait_or_halt(&mut waiting, error).await?,
             }
         }
     }
 
-    fn objects(&self, block: &Block<'_>) -> Result<&Objects, Stop> {
-        let why = "refers to objects for its transactions, and none can be read: set sequencer.objects_url";
+    fn objects(&self, block: &Block<'_>) -> Result<&Objects, SequencerError> {
+        let why = "refers to objects, and no object store is configured; set sequencer.objects_url";
         let objects = self.parts.store.objects.as_ref();
-        objects.ok_or_else(|| Stop::Halt(format!("block {} {why}", hex_reversed(&block.hash))))
+        objects.ok_or_else(|| SequencerError::Halt(format!("block {} {why}", hex_reversed(&block.hash))))
     }
 
-    fn waiting_for_object(&self, at: At, block: &str) -> Waiting<'_> {
-        Waiting::new(&self.parts, format!("chain offset {}: block {block}", at.offset))
+    fn start_object_wait(&self, ctx: EventContext, block: &str) -> ReportedWait<'_> {
+        ReportedWait::new(&self.parts, format!("chain offset {}: block {block}", ctx.offset))
     }
 }
 
-/// A place that does not answer is waited for, and an object that is not there, by name. One that is wrong halts the chain.
-async fn wait_or_halt(waiting: &mut Waiting<'_>, error: ObjectError) -> Result<(), Stop> {
-    let passes = match &error {
+/// Waits for an object store that does not answer, and for an absent object, by name. A wrong object halts the chain.
+async fn wait_or_halt(waiting: &mut ReportedWait<'_>, error: ObjectError) -> Result<(), SequencerError> {
+    let is_temporary = match &error {
         ObjectError::Missing(_) => true,
-        ObjectError::Failed(_, error) => error.may_be_repeated(),
+        ObjectError::Failed(_, error) => error.may_be_retried(),
         ObjectError::Wrong { .. } => false,
     };
-    if !passes {
-        return Err(Stop::Halt(format!("{}: {error}", waiting.about())));
+    if !is_temporary {
+        return Err(SequencerError::Halt(format!("{}: {error}", waiting.about())));
     }
-    waiting.look_again(&error.to_string()).await;
+    waiting.pause_for(&error.to_string()).await;
     Ok(())
 }
 
-fn announced<'b>(subtree: &'b Subtree<'_>) -> Option<Announced<'b>> {
+fn announced_object<'b>(subtree: &'b Subtree<'_>) -> Option<AnnouncedObject<'b>> {
     match &subtree.transactions {
         SubtreeTransactions::Inline(_) => None,
-        SubtreeTransactions::Object { key, sha256 } => Some(Announced { key, count: subtree.count, sha256: *sha256 }),
+        SubtreeTransactions::Object { key, sha256 } => {
+            Some(AnnouncedObject { key, count: subtree.count, sha256: *sha256 })
+        }
     }
 }
 
-async fn read_all(objects: &Objects, announced: Announced<'_>) -> Result<(), ObjectError> {
+async fn read_all(objects: &Objects, announced: AnnouncedObject<'_>) -> Result<(), ObjectError> {
     let mut txids = objects.txids(announced).await?;
     while !txids.next().await?.is_empty() {}
     Ok(())

@@ -1,4 +1,4 @@
-//! Large blocks: a chunk is four transactions here.
+//! Tests of large blocks: a chunk has four transactions here.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -11,14 +11,14 @@ use super::*;
 use crate::{
     blob::{
         BlobOptions,
-        fault::{FaultStore, Faults},
+        fault::{BlobFaults, FaultStore},
     },
     engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
     liveness::LivenessMonitor,
     record::{Key, Operation, Phase, Record, Sequenced},
     sequencer::{
-        SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::Making, tests::parts,
+        SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::DecisionMode, tests::parts,
     },
     store::{Store, testing},
 };
@@ -26,7 +26,7 @@ use crate::{
 const KEY: &str = "blocks/1/1.subtree";
 const LONG: Duration = Duration::from_secs(60);
 
-/// Ten transactions: three are listed in the event, seven in an object.
+/// A block of ten transactions: three are listed in the event, seven in an object.
 struct Bench {
     parts: SequencerParts,
     objects: Arc<InMemory>,
@@ -64,8 +64,8 @@ impl Bench {
         Bench { parts, objects, content, event }
     }
 
-    /// The same block, of a side chain.
-    fn aside(self) -> Self {
+    /// Makes the same block a block of a side chain.
+    fn on_side_chain(self) -> Self {
         let Ok(Event::BlockMined(mined)) = Event::decode(&self.event) else { panic!("no block") };
         let block = Block { longest_chain: false, ..mined.block };
         let event = Event::BlockMined(BlockMined { block, ..mined }).encode().into();
@@ -83,15 +83,15 @@ impl Bench {
     }
 
     /// Handles the block as the event at this offset of the chain.
-    fn handle(&self, offset: u64) -> JoinHandle<Result<bool, Stop>> {
+    fn handle(&self, offset: u64) -> JoinHandle<Result<bool, SequencerError>> {
         let (parts, event) = (self.parts.clone(), self.event.clone());
         tokio::spawn(async move {
             let topic = parts.topics.decisions.clone();
             let log = DecisionLog::open(parts.broker.clone(), parts.producer.clone(), &topic, 0, offset).await;
-            let mut log = log.unwrap().over(&parts);
-            let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
+            let mut log = log.unwrap().with_parts(&parts);
+            let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
             let Ok(Event::BlockMined(mined)) = Event::decode(&event) else { panic!("no block") };
-            Handler::new(parts, ChainState::default()).block_mined(at, &mut log, &mined, &event).await
+            Handler::new(parts, ChainState::default()).handle_block_mined(ctx, &mut log, &mined, &event).await
         })
     }
 
@@ -111,14 +111,14 @@ impl Bench {
     }
 }
 
-/// The subtree in which it is mined.
+/// Returns the subtree in which a transaction is mined by block 1.
 async fn mined_in(store: &Store, id: u8) -> Option<u32> {
     let master = store.master(Txid([id; 32])).await.unwrap()?.master.clone()?;
     master.mined.iter().find(|mined| mined.block_id == 1).map(|mined| mined.subtree)
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interrupted_block_goes_on_where_it_was_and_another_connection_of_it_begins_anew() {
+async fn an_interrupted_block_continues_and_another_connection_of_it_starts_anew() {
     let bench = Bench::new().await;
     bench.put(&bench.content).await;
     bench.plant((1..11).filter(|id| *id != 9)).await;
@@ -129,40 +129,40 @@ async fn an_interrupted_block_goes_on_where_it_was_and_another_connection_of_it_
     // Three of the event, four of the object, and the coinbase.
     assert_eq!(bench.progress().await, Some(8));
     let again = async |offset: u64| {
-        let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
-        let unset = Operation::Sequenced(at.stamp(Phase::Apply), Sequenced::UnsetMined { block_id: 1, height: 100 });
+        let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
+        let unset = Operation::Sequenced(ctx.stamp(Phase::Apply), Sequenced::UnsetMined { block_id: 1, height: 100 });
         bench.parts.store.must_apply(Key::master(Txid([2; 32])), unset).await;
         bench.handled(offset).await;
         mined_in(&bench.parts.store, 2).await
     };
     bench.plant([9].into_iter()).await;
-    assert_eq!(again(5).await, None, "what was done is not done again");
+    assert_eq!(again(5).await, None, "a finished transaction is not set mined again");
     let mut subtrees = Vec::new();
     for id in 3..11 {
         subtrees.push(mined_in(&bench.parts.store, id).await.unwrap());
     }
     assert_eq!((bench.progress().await, subtrees), (Some(11), vec![0, 1, 1, 1, 1, 1, 1, 1]));
     bench.handled(6).await;
-    assert_eq!(mined_in(&bench.parts.store, 2).await, Some(0), "another event says nothing of this one");
+    assert_eq!(mined_in(&bench.parts.store, 2).await, Some(0), "progress of another event does not count");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_block_of_a_side_chain_goes_on_where_it_was() {
-    let bench = Bench::new().await.aside();
+async fn an_interrupted_side_chain_block_continues() {
+    let bench = Bench::new().await.on_side_chain();
     bench.put(&bench.content).await;
     bench.plant(1..11).await;
     bench.handled(5).await;
     assert_eq!(bench.progress().await, Some(11));
     let Ok(Event::BlockMined(mined)) = Event::decode(&bench.event) else { panic!("no block") };
     for (offset, first) in [(6, None), (7, Some(0))] {
-        let at = At { offset, era: 0, making: Making::Allowed, leaving: false };
+        let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
         for id in 1..11 {
             let unset = Sequenced::UnsetMined { block_id: 1, height: 100 };
-            let row = at.row(Phase::Apply, Key::master(Txid([id; 32])), unset);
+            let row = ctx.row(Phase::Apply, Key::master(Txid([id; 32])), unset);
             bench.parts.store.apply(vec![row]).await.unwrap();
         }
-        // As it stands once the coinbase and the first three are done, by this event or by another.
-        let begun = put_block(At { offset: 6, ..at }, &mined.block, false, 4);
+        // The record after the coinbase and the first three transactions, of this event or of another one.
+        let begun = put_block(EventContext { offset: 6, ..ctx }, &mined.block, false, 4);
         bench.parts.store.must_apply(begun.key, begun.operation).await;
         bench.handled(offset).await;
         let subtrees = [mined_in(&bench.parts.store, 2).await, mined_in(&bench.parts.store, 10).await];
@@ -170,18 +170,18 @@ async fn a_block_of_a_side_chain_goes_on_where_it_was() {
     }
 }
 
-/// Whoever dies finds no more done than is.
+/// A crash never leaves a progress greater than the number of transactions set mined.
 #[tokio::test(start_paused = true)]
-async fn a_block_of_a_side_chain_says_what_is_done_once_it_is() {
-    let bench = Bench::new().await.aside();
+async fn progress_of_a_side_chain_block_is_written_after_its_transactions() {
+    let bench = Bench::new().await.on_side_chain();
     bench.put(&bench.content).await;
     bench.plant(1..11).await;
     let store = bench.parts.store.clone();
     let engine = FaultEngine::new(store.engine.clone(), 1);
-    engine.set(engine::fault::Faults {
+    engine.set(engine::fault::EngineFaults {
         delayed: 1.0,
         delay_within: Duration::from_millis(20),
-        ..engine::fault::Faults::default()
+        ..engine::fault::EngineFaults::default()
     });
     let slow = Store { engine: Arc::new(engine), ..store.clone() };
     let bench = Bench { parts: SequencerParts { store: slow, ..bench.parts.clone() }, ..bench };
@@ -199,12 +199,12 @@ async fn a_block_of_a_side_chain_says_what_is_done_once_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_is_not_there_is_waited_for_by_name() {
+async fn an_absent_object_is_waited_for_by_name() {
     let bench = Bench::new().await;
     bench.plant(1..11).await;
     let waiting = bench.handle(0);
     tokio::time::sleep(LONG).await;
-    assert!(bench.ready().contains(&format!("object `{KEY}` is not there")), "{}", bench.ready());
+    assert!(bench.ready().contains(&format!("object `{KEY}` does not exist")), "{}", bench.ready());
     assert_eq!(bench.progress().await, None);
     bench.put(&bench.content).await;
     assert!(waiting.await.unwrap().unwrap());
@@ -212,13 +212,14 @@ async fn an_object_that_is_not_there_is_waited_for_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_is_not_what_its_block_says_halts_the_chain_before_anything_is_done() {
+async fn a_wrong_object_halts_the_chain_before_the_first_write() {
     for (content, why) in [(ids(4..10), "192 bytes are not 7 transaction ids"), (ids(14..21), "its SHA-256 is")] {
         let bench = Bench::new().await;
         bench.plant(1..11).await;
         bench.put(&content).await;
         let halted = bench.handle(0).await.unwrap().unwrap_err();
-        assert!(matches!(&halted, Stop::Halt(said) if said.contains(KEY) && said.contains(why)), "{halted}");
+        let names = |message: &String| message.contains(KEY) && message.contains(why);
+        assert!(matches!(&halted, SequencerError::Halt(message) if names(message)), "{halted}");
         assert_eq!((bench.progress().await, mined_in(&bench.parts.store, 1).await), (None, None));
     }
     let bench = Bench::new().await;
@@ -229,31 +230,31 @@ async fn an_object_that_is_not_what_its_block_says_halts_the_chain_before_anythi
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_cut_off_is_read_from_its_beginning() {
-    for dice in 0..20 {
+async fn an_object_cut_short_is_read_again_from_its_beginning() {
+    for seed in 0..20 {
         let bench = Bench::new().await;
         bench.plant(1..11).await;
         bench.put(&bench.content).await;
-        let faulty = FaultStore::new(bench.objects.clone(), dice);
-        faulty.set(Faults { cut_short: 0.4, lost_request: 0.2, ..Faults::default() });
+        let faulty = FaultStore::new(bench.objects.clone(), seed);
+        faulty.set(BlobFaults { cut_short: 0.4, lost_request: 0.2, ..BlobFaults::default() });
         let objects = Objects::new(Arc::new(faulty), &BlobOptions::default());
         let store = bench.parts.store.clone().with_objects(Some(objects));
         let bench = Bench { parts: SequencerParts { store, ..bench.parts.clone() }, ..bench };
         bench.handled(0).await;
         for id in 1..11 {
-            assert_eq!(mined_in(&bench.parts.store, id).await, Some(u32::from(id > 3)), "{id}, {dice}");
+            assert_eq!(mined_in(&bench.parts.store, id).await, Some(u32::from(id > 3)), "{id}, {seed}");
         }
     }
 }
 
-/// Who reads an object for minutes is not taken for one that stands.
+/// A worker that reads an object for minutes does not count as stalled.
 #[tokio::test(start_paused = true)]
-async fn the_worker_beats_for_as_long_as_an_object_is_read() {
+async fn the_worker_beats_while_an_object_is_read() {
     let bench = Bench::new().await;
     bench.plant(1..11).await;
     bench.put(&bench.content).await;
     let slow = FaultStore::new(bench.objects.clone(), 1);
-    slow.set(Faults { slow: 1.0, slow_within: Duration::from_secs(600), ..Faults::default() });
+    slow.set(BlobFaults { slow: 1.0, slow_within: Duration::from_secs(600), ..BlobFaults::default() });
     let options = BlobOptions { timeout: Duration::from_secs(3_600), ..BlobOptions::default() };
     let store = bench.parts.store.clone().with_objects(Some(Objects::new(Arc::new(slow), &options)));
     let liveness = LivenessMonitor::new(bench.parts.clock.clone(), Some(Duration::from_secs(120)));
@@ -261,11 +262,11 @@ async fn the_worker_beats_for_as_long_as_an_object_is_read() {
         SequencerParts { store, monitor: Some(liveness.watch_loop("the chain's worker")), ..bench.parts.clone() };
     let bench = Bench { parts, ..bench };
     let handled = bench.handle(0);
-    let (began, mut stood) = (tokio::time::Instant::now(), Duration::ZERO);
+    let (began, mut longest) = (tokio::time::Instant::now(), Duration::ZERO);
     while !handled.is_finished() {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        stood = liveness.loops().iter().map(|standing| standing.since).fold(stood, Duration::max);
+        longest = liveness.loops().iter().map(|stalled| stalled.since).fold(longest, Duration::max);
     }
     assert!(handled.await.unwrap().unwrap());
-    assert!(began.elapsed() > Duration::from_secs(120) && stood < Duration::from_secs(15), "{stood:?}");
+    assert!(began.elapsed() > Duration::from_secs(120) && longest < Duration::from_secs(15), "{longest:?}");
 }

@@ -1,29 +1,30 @@
-//! The one consumer of `utxo.chain`: it handles each event in order and finishes it before the next.
+//! The one consumer of `utxo.chain`: handles each event in order and finishes each event before the next.
 //!
-//! Evaluate, write the decision ahead, apply: [`evaluate`] is pure, [`decisions`] is the log, [`steps`] makes each handler
-//! read as if it decided everything itself. [`feed`] brings blocks and reorgs into the chain, in sequence.
+//! Three phases for each event: evaluate ([`evaluate`], pure), write the decision ahead ([`decisions`], the log),
+//! apply. With [`steps`] each handler reads as if it decided everything itself. [`chain_feed`] appends blocks and
+//! reorgs to the chain log in the order of their sequences.
 
 mod added_slots;
 mod block;
 mod bodies;
+pub mod chain_feed;
+mod claims;
 mod coinbase;
 mod command;
-mod cone;
 mod contest;
+mod contested_event;
+mod copied_sequences;
+mod decision_parts;
 pub mod decisions;
+mod descendants;
 pub mod evaluate;
-mod fed;
-pub mod feed;
 pub mod handler;
 mod listing;
 mod pages;
-mod parts;
 pub mod progress;
-mod proven;
 mod prune;
+pub(crate) mod reader_cache;
 mod reorg;
-pub(crate) mod reread;
-mod source;
 pub mod state;
 pub mod steps;
 mod verdict;
@@ -41,132 +42,151 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::{
-        Assigned, Batch, BrokerErrorKind, Committed, Consumer, Polled, TopicPartition,
-        identity::{Sight, Unconfirmed},
-        unless_taken_away,
+        AssignedPartition, BrokerErrorKind, CommittedOffset, Consumer, ConsumerEvent, MessageBatch, TopicPartition,
+        identity::{TopicCheck, Unconfirmed},
+        ignore_not_assigned,
     },
-    group::partition::{ENDS_EVERY, Halt, Moment, PartitionBounds, PartitionState, never_read},
-    record::Consumed,
+    group::partition::{END_OFFSET_REFRESH_COMMITS, Halt, Moment, PartitionLimits, PartitionState, never_read_reason},
+    record::ConsumedOffsets,
     status::{
-        Commits, Condition,
-        control::{Answer, ControlRequest},
-        health::Part,
+        CommitHealth, Condition,
+        control::{ControlAnswer, ControlRequest},
+        health::Workload,
         registry::ChainStatus,
     },
     store::{
-        asked::{Asked, Unasked, ask},
-        nodes::{Look, Nodes},
+        commit_gate::{self, Blocked, Permit},
+        restart_detector::{RestartDetector, RestartPoll},
     },
     tasks,
-    telemetry::{CommitFailure, Rebalance},
+    telemetry::{CommitFailure, RebalanceChange},
 };
 
 pub use command::ValidatedSource;
-pub use handler::{SequencerParts, SequencerSettings, SequencerTopics, Stop};
-pub use prune::{PruneTask, Safe, floor_of};
-use waiting::Waiting;
-use worker::{Progress, Worker};
+pub use handler::{SequencerError, SequencerParts, SequencerSettings, SequencerTopics};
+pub use prune::{CommittedChain, PruneTask, read_replay_floor};
+use waiting::ReportedWait;
+use worker::{ChainWorker, WorkerReport};
 
-/// How the chain is treated.
+/// The mode in which a sequencer handles the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChainMode {
-    /// Everything is decided as it comes.
+    /// Events are decided in the order of the log.
     #[default]
     Live,
-    /// Below this chain offset everything has been decided: nothing is decided, and nothing is published.
+    /// A rebuild: every event below the frontier is decided already. The sequencer applies the decisions, decides
+    /// nothing and publishes nothing.
     Rebuild {
-        /// Where the live group had committed.
+        /// The chain offset that the live group had committed when the rebuild began.
         frontier: u64,
-        /// The run ends there.
+        /// True when the run ends at the frontier.
         stop_at_frontier: bool,
     },
 }
 
-/// A member of the group that consumes `utxo.chain`. At most one of them holds its one partition.
+/// A member of the consumer group of `utxo.chain`. At most one member has the one partition.
 pub struct Sequencer {
     parts: SequencerParts,
     mode: ChainMode,
     consumer: Box<dyn Consumer>,
-    holding: Option<Holding>,
-    /// The chain partition is ours, and could not be taken hold of.
-    standing: Option<Standing>,
-    /// Why a topic of the chain is not the store's: nothing is committed until an operator has looked.
-    other_topic: Option<String>,
-    /// What operators ask.
-    orders: mpsc::Receiver<ControlRequest<()>>,
-    progress: mpsc::UnboundedReceiver<(u64, Progress)>,
-    progress_sender: mpsc::UnboundedSender<(u64, Progress)>,
-    commits: Commits,
+    lease: Option<ChainLease>,
+    /// The assigned chain partition, where acquiring it halted.
+    halted_chain: Option<HaltedChain>,
+    /// The reason why a topic of the chain is not the one that the store belongs to. No offset is committed until an
+    /// operator has intervened.
+    topic_mismatch: Option<String>,
+    /// Requests of operators to the chain.
+    requests: mpsc::Receiver<ControlRequest<()>>,
+    reports: mpsc::UnboundedReceiver<(u64, WorkerReport)>,
+    report_sender: mpsc::UnboundedSender<(u64, WorkerReport)>,
+    commits: CommitHealth,
 }
 
-/// Chain events read and not handled: a block may wait long, and its successors must not fill the memory.
-const BOUNDS: PartitionBounds = PartitionBounds { span: 10_000, bytes: 64 << 20 };
+/// Bounds of the chain events that are read and not handled: a block can wait long for its transactions, and the events
+/// after the block must not fill the memory.
+const BOUNDS: PartitionLimits = PartitionLimits { span: 10_000, bytes: 64 << 20 };
 
+/// First and longest pause between attempts to commit a new era.
 const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// The chain partition is ours.
-struct Holding {
+/// The assigned chain partition, with its worker and the offsets that are handled and not committed.
+struct ChainLease {
     partition: TopicPartition,
-    /// What was read and what is handled, as it is shown.
+    /// Events read and events handled, as published in `/state`.
     state: PartitionState,
     epoch: u64,
-    messages: mpsc::UnboundedSender<Batch>,
+    messages: mpsc::UnboundedSender<MessageBatch>,
     task: JoinHandle<()>,
-    /// What is handled and not committed: the latest of each tick, with when that was.
-    handled: VecDeque<(Instant, Committed)>,
-    latest: Option<Committed>,
-    /// Next to be handled.
+    /// Handled states that are not committed: the latest of each commit tick, with the time of the tick.
+    uncommitted: VecDeque<(Instant, CommittedOffset)>,
+    /// The last handled state, not in `uncommitted` yet.
+    latest: Option<CommittedOffset>,
+    /// The next chain offset to handle.
     next: u64,
-    /// The store knows that so much is consumed.
-    noted: u64,
-    /// Where it goes on when a node has forgotten.
-    committed: Option<Committed>,
+    /// The consumed offset that the meta record contains.
+    recorded: u64,
+    /// The commit from which the chain continues after a node's restart.
+    committed: Option<CommittedOffset>,
+    /// The offset at which the assignment began.
     start: u64,
-    /// The worker hears what is committed.
-    safe: watch::Sender<Safe>,
+    /// Tells the worker which chain state is committed.
+    committed_chain: watch::Sender<CommittedChain>,
 }
 
-/// The chain partition is ours, and stands until somebody has looked: nobody else is given it.
-struct Standing {
-    assigned: Assigned,
-    /// As it is shown.
+/// The assigned chain partition, halted before it could be acquired. The partition stays with this instance until an
+/// operator intervenes.
+struct HaltedChain {
+    assigned: AssignedPartition,
+    /// The partition as published in `/state`.
     state: PartitionState,
 }
 
 impl Sequencer {
-    /// A sequencer over a consumer that has been subscribed to the chain topic.
+    /// Makes a sequencer over a consumer that is subscribed to the chain topic.
     pub fn new(parts: SequencerParts, mode: ChainMode, consumer: Box<dyn Consumer>) -> Self {
-        let (progress_sender, progress) = mpsc::unbounded_channel();
-        let commits = Commits::new(Condition::ChainCommitted);
-        let orders = parts.health.control().chain.open();
-        let (holding, standing, other_topic) = (None, None, None);
-        Sequencer { parts, mode, consumer, holding, standing, other_topic, orders, progress, progress_sender, commits }
+        let (report_sender, reports) = mpsc::unbounded_channel();
+        let commits = CommitHealth::new(Condition::ChainCommitted);
+        let requests = parts.health.control().chain.open();
+        let (lease, halted_chain, topic_mismatch) = (None, None, None);
+        Sequencer {
+            parts,
+            mode,
+            consumer,
+            lease,
+            halted_chain,
+            topic_mismatch,
+            requests,
+            reports,
+            report_sender,
+            commits,
+        }
     }
 
-    /// Runs until `shutdown`, until a rebuild has reached its end, or until the broker or the store cannot go on. What is
-    /// being handled at a shutdown is left where it is: it is handled again from its beginning.
-    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Stop> {
+    /// Runs until `shutdown`, until a rebuild has reached its frontier, or until the broker or the store fails for
+    /// good. A shutdown interrupts the event that is being handled; the next sequencer handles that event again from
+    /// its beginning.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), SequencerError> {
         let monitor = self.parts.health.liveness().watch_loop("the sequencer's loop");
         let (mut next_commit, mut next_end) = (Instant::now(), Instant::now());
         let outcome = loop {
             monitor.beat();
-            if self.finished() {
+            if self.is_finished() {
                 break Ok(());
             }
             let step = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break Ok(()),
-                Some((epoch, progress)) = self.progress.recv() => {
-                    self.on_progress(epoch, progress).and_then(|()| self.pace())
+                Some((epoch, report)) = self.reports.recv() => {
+                    self.on_report(epoch, report).and_then(|()| self.apply_backpressure())
                 }
-                Some(order) = self.orders.recv() => {
-                    let trying = unless(&shutdown, Box::pin(self.on_order(order)));
-                    monitor.enter("the store and the log, to take hold of the chain", trying).await
+                Some(request) = self.requests.recv() => {
+                    let trying = cancel_on_shutdown(&shutdown, Box::pin(self.on_request(request)));
+                    monitor.enter("the store and the log, to acquire the chain", trying).await
                 }
                 polled = self.consumer.poll() => match polled {
-                    Ok(Polled::Assigned(assigned)) => {
-                        let taking_hold = unless(&shutdown, Box::pin(self.take_hold_of(assigned)));
-                        monitor.enter("the store and the log, to take hold of the chain", taking_hold).await
+                    Ok(ConsumerEvent::Assigned(assigned)) => {
+                        let acquiring = cancel_on_shutdown(&shutdown, Box::pin(self.acquire_all(assigned)));
+                        monitor.enter("the store and the log, to acquire the chain", acquiring).await
                     }
                     Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await,
                     Err(error) => Err(error.into()),
@@ -174,17 +194,18 @@ impl Sequencer {
                 () = tokio::time::sleep_until(next_commit) => {
                     next_commit = Instant::now() + self.parts.settings.commit_interval;
                     if Instant::now() >= next_end {
-                        next_end = Instant::now() + self.parts.settings.commit_interval * ENDS_EVERY;
-                        self.ask_end();
+                        next_end = Instant::now() + self.parts.settings.commit_interval * END_OFFSET_REFRESH_COMMITS;
+                        self.request_end_offset();
                     }
-                    self.show();
+                    self.publish_status();
                     monitor.enter("a commit", self.commit()).await
                 }
                 () = tokio::time::sleep_until(monitor.next_beat()) => Ok(()),
             };
             let step = match step {
-                Err(Stop::NodeRestarted) => {
-                    monitor.enter("the store, which has restarted", unless(&shutdown, Box::pin(self.rewind()))).await
+                Err(SequencerError::NodeRestarted) => {
+                    let rewind = cancel_on_shutdown(&shutdown, Box::pin(self.rewind()));
+                    monitor.enter("the rewind after a node restart", rewind).await
                 }
                 step => step,
             };
@@ -192,15 +213,15 @@ impl Sequencer {
                 break Err(stop);
             }
         };
-        let ended = monitor.enter("its end", self.end()).await;
+        let ended = monitor.enter("the end of the sequencer", self.end()).await;
         outcome.and(ended)
     }
 
-    async fn end(&mut self) -> Result<(), Stop> {
-        self.let_go().await;
+    async fn end(&mut self) -> Result<(), SequencerError> {
+        self.release_chain().await;
         let committed = match self.commit().await {
-            // Whoever comes next finds out for himself.
-            Err(Stop::NodeRestarted | Stop::Halt(_)) => Ok(()),
+            // The next owner of the partition detects the restart or the halt again.
+            Err(SequencerError::NodeRestarted | SequencerError::Halt(_)) => Ok(()),
             committed => committed,
         };
         let closed = self.consumer.close().await;
@@ -208,448 +229,459 @@ impl Sequencer {
         Ok(closed?)
     }
 
-    fn finished(&self) -> bool {
+    fn is_finished(&self) -> bool {
         match self.mode {
             ChainMode::Rebuild { frontier, stop_at_frontier: true } => {
-                frontier == 0 || self.holding.as_ref().is_some_and(|holding| holding.next >= frontier)
+                frontier == 0 || self.lease.as_ref().is_some_and(|lease| lease.next >= frontier)
             }
             _ => false,
         }
     }
 
-    async fn on_polled(&mut self, polled: Polled) -> Result<(), Stop> {
+    async fn on_polled(&mut self, polled: ConsumerEvent) -> Result<(), SequencerError> {
         match polled {
-            Polled::Messages(batch) => {
-                if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == batch.epoch) {
-                    holding.state.hear_end(batch.high_watermark);
-                    holding.state.heard = true;
-                    holding.state.note_read(self.parts.clock.steady_ms());
+            ConsumerEvent::Messages(batch) => {
+                if let Some(lease) = self.lease.as_mut().filter(|lease| lease.epoch == batch.epoch) {
+                    lease.state.update_high_watermark(batch.high_watermark);
+                    lease.state.end_offset_is_fresh = true;
+                    lease.state.record_read_time(self.parts.clock.steady_ms());
                     for message in &batch.messages {
-                        holding.state.deliver(message, i64::MAX);
+                        lease.state.deliver(message, i64::MAX);
                     }
-                    // A worker that has ended has said why.
-                    let _ = holding.messages.send(batch);
+                    // A worker that has ended has reported the reason.
+                    let _ = lease.messages.send(batch);
                 }
-                self.pace()?;
+                self.apply_backpressure()?;
             }
-            Polled::Assigned(assigned) => self.take_hold_of(assigned).await?,
-            Polled::Revoked { partitions, lost } => {
-                let change = if lost { Rebalance::Lost } else { Rebalance::Revoked };
+            ConsumerEvent::Assigned(assigned) => self.acquire_all(assigned).await?,
+            ConsumerEvent::Revoked { partitions, lost } => {
+                let change = if lost { RebalanceChange::Lost } else { RebalanceChange::Revoked };
                 self.parts.metrics.rebalances.of(change).inc();
-                self.let_go().await;
+                self.release_chain().await;
                 let committed = if lost { Ok(()) } else { self.commit().await };
                 if let Err(stop) = committed
-                    && !matches!(stop, Stop::NodeRestarted | Stop::Halt(_))
+                    && !matches!(stop, SequencerError::NodeRestarted | SequencerError::Halt(_))
                 {
                     return Err(stop);
                 }
-                (self.holding, self.standing) = (None, None);
-                // Whoever holds it next says whether it stands.
+                (self.lease, self.halted_chain) = (None, None);
+                // The next owner of the partition reports whether the chain is halted.
                 self.parts.health.set(Condition::ChainRunning, None);
                 self.parts.health.set(Condition::ChainFed, None);
                 self.parts.metrics.chain_halted.set(0);
-                partitions.iter().for_each(|partition| self.parts.metrics.forget_partition(partition));
+                partitions.iter().for_each(|partition| self.parts.metrics.remove_partition(partition));
                 self.consumer.finish_revocation();
-                self.show();
+                self.publish_status();
             }
-            Polled::End(end) => {
-                if let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == end.epoch) {
-                    holding.state.reach_end(end.position);
+            ConsumerEvent::End(end) => {
+                if let Some(lease) = self.lease.as_mut().filter(|lease| lease.epoch == end.epoch) {
+                    lease.state.reach_end(end.position);
                 }
             }
         }
         Ok(())
     }
 
-    async fn take_hold_of(&mut self, assigned: Vec<Assigned>) -> Result<(), Stop> {
-        self.parts.metrics.rebalances.of(Rebalance::Assigned).inc();
+    async fn acquire_all(&mut self, assigned: Vec<AssignedPartition>) -> Result<(), SequencerError> {
+        self.parts.metrics.rebalances.of(RebalanceChange::Assigned).inc();
         for assigned in assigned {
-            self.take_hold(assigned).await?;
+            self.acquire_chain(assigned).await?;
         }
         Ok(())
     }
 
-    async fn take_hold(&mut self, assigned: Assigned) -> Result<(), Stop> {
-        self.standing = None;
-        let taken = self.try_to_hold(assigned.clone()).await;
-        if let Err(Stop::Halt(_)) = taken {
-            self.stand(assigned);
+    async fn acquire_chain(&mut self, assigned: AssignedPartition) -> Result<(), SequencerError> {
+        self.halted_chain = None;
+        let acquired = self.try_acquire(assigned.clone()).await;
+        if let Err(SequencerError::Halt(_)) = acquired {
+            self.enter_halted(assigned);
         }
-        taken
+        acquired
     }
 
-    fn never_read(&self, assigned: &Assigned) -> String {
-        never_read(&chain_group(&self.parts.validated.group), assigned.position)
+    fn never_read_reason(&self, assigned: &AssignedPartition) -> String {
+        never_read_reason(&chain_group(&self.parts.validated.group), assigned.position)
     }
 
-    fn state_of(&self, assigned: &Assigned) -> PartitionState {
+    fn state_of(&self, assigned: &AssignedPartition) -> PartitionState {
         let metrics = self.parts.metrics.partition(&assigned.partition);
         PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
     }
 
-    /// What cannot be taken hold of is ours all the same. Nothing of it is read on to nobody.
-    fn stand(&mut self, assigned: Assigned) {
+    /// Keeps an assigned partition that could not be acquired, paused: without a worker no message of it must be read.
+    fn enter_halted(&mut self, assigned: AssignedPartition) {
         let mut state = self.state_of(&assigned);
-        // Where it cannot be paused it is being taken away.
+        // A partition that cannot be paused is being revoked.
         state.paused = self.consumer.pause(&assigned.partition).is_ok();
-        self.standing = Some(Standing { assigned, state });
+        self.halted_chain = Some(HaltedChain { assigned, state });
     }
 
-    async fn try_to_hold(&mut self, mut assigned: Assigned) -> Result<(), Stop> {
-        // Offsets, and what is said with them, mean nothing in other topics.
+    async fn try_acquire(&mut self, mut assigned: AssignedPartition) -> Result<(), SequencerError> {
+        // Offsets and their metadata mean nothing in another topic of the same name.
         let (guard, topics) = (self.parts.guard.clone(), self.parts.topics.guarded());
-        let confirmed = Waiting::new(&self.parts, "the chain").until_done(guard.confirm(&topics)).await;
-        self.other_topic = match &confirmed {
+        let confirmed = ReportedWait::new(&self.parts, "the chain").run(guard.confirm(&topics)).await;
+        self.topic_mismatch = match &confirmed {
             Err(Unconfirmed::Other(why)) => Some(why.clone()),
             _ => None,
         };
         confirmed?;
         if assigned.committed.is_none() && assigned.position > 0 {
-            let why = self.never_read(&assigned);
-            return Err(Stop::Halt(format!("{}: {why}", assigned.partition)));
+            let why = self.never_read_reason(&assigned);
+            return Err(SequencerError::Halt(format!("{}: {why}", assigned.partition)));
         }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
         let state = state::ChainState::from_metadata(metadata).map_err(bad_state)?;
-        let mut state = state.checked().map_err(Stop::Halt)?;
+        let mut state = state.checked().map_err(SequencerError::Halt)?;
         let parts = self.parts.clone();
-        // A commit without metadata is an operator's, who has said where to go on.
+        // A commit without metadata comes from an operator, who has set the offset to continue at.
         if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
-            compare_with_store(&parts, assigned.position).await?;
+            verify_store_covers(&parts, assigned.position).await?;
         }
         if self.mode == ChainMode::Live && metadata.is_empty() && assigned.position > 0 {
-            // Whatever is committed below speaks of what the store knows.
-            note_safely(&parts, &mut self.parts.nodes, assigned.position).await?;
+            // Every later commit compares with the consumed offset in the store.
+            record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
         }
-        let met = Waiting::new(&parts, "the nodes of the store").until_done(self.parts.nodes.meet()).await;
-        let incarnation = met?;
+        let incarnation = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
         if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
-            let committed = Committed { offset: assigned.position, metadata: new.to_metadata() };
+            let committed = CommittedOffset { offset: assigned.position, metadata: new.to_metadata() };
             if !self.commit_era(&assigned.partition, &committed).await? {
                 return Ok(());
             }
-            tracing::warn!(era = new.era, position = assigned.position, "a new era: the nodes of the store are others");
+            let (era, position) = (new.era, assigned.position);
+            tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed");
             assigned.committed = Some(committed);
             state = new;
         }
-        tracing::info!(position = assigned.position, sequence = state.sequence, "holding the chain");
+        tracing::info!(position = assigned.position, sequence = state.sequence, "sequencer: chain acquired");
         self.parts.health.set(Condition::ChainRunning, None);
         self.parts.health.set(Condition::ChainFed, None);
         self.parts.metrics.chain_halted.set(0);
         self.parts.metrics.chain_offset.set(assigned.position as i64);
         let (messages, received) = mpsc::unbounded_channel();
-        let (safe, committed) = watch::channel(Safe::of(assigned.committed.as_ref()).map_err(bad_state)?);
-        let worker = Worker::new(
+        let (committed_chain, committed) =
+            watch::channel(CommittedChain::of(assigned.committed.as_ref()).map_err(bad_state)?);
+        let worker = ChainWorker::new(
             self.parts.clone(),
             self.mode,
             state,
             assigned.epoch,
             assigned.position,
-            self.progress_sender.clone(),
+            self.report_sender.clone(),
             committed,
         );
-        let (progress, epoch) = (self.progress_sender.clone(), assigned.epoch);
-        self.holding = Some(Holding {
+        let (reports, epoch) = (self.report_sender.clone(), assigned.epoch);
+        self.lease = Some(ChainLease {
             state: self.state_of(&assigned),
             partition: assigned.partition,
             epoch: assigned.epoch,
             messages,
             task: tasks::spawn("the worker of the chain", worker.run(received), move |why| {
-                // Without a receiver the sequencer has ended, and nobody needs to know.
-                let _ = progress.send((epoch, Progress::Stopped(Stop::Died(why))));
+                // Without a receiver the sequencer has ended, and the report has no reader.
+                let _ = reports.send((epoch, WorkerReport::Stopped(SequencerError::Died(why))));
             }),
-            handled: VecDeque::new(),
+            uncommitted: VecDeque::new(),
             latest: None,
             next: assigned.position,
-            noted: 0,
+            recorded: 0,
             committed: assigned.committed,
             start: assigned.position,
-            safe,
+            committed_chain,
         });
         Ok(())
     }
 
-    /// Says in the log that a new era begins, before anything is stamped with it: the group lets only the present holder
-    /// commit, so that no two ever work in one era. `false`: the chain is somebody else's by now.
-    async fn commit_era(&mut self, chain: &TopicPartition, committed: &Committed) -> Result<bool, Stop> {
-        let mut waiting = Waiting::new(&self.parts, "the chain").paced(ERA_PAUSE);
+    /// Commits a new era before any record is stamped with it. The group lets only the present owner of the partition
+    /// commit, so that no two sequencers work in one era. Returns `false` when the partition is no longer assigned.
+    async fn commit_era(
+        &mut self,
+        chain: &TopicPartition,
+        committed: &CommittedOffset,
+    ) -> Result<bool, SequencerError> {
+        let mut waiting = ReportedWait::new(&self.parts, "the chain").with_pauses(ERA_PAUSE);
         loop {
             match self.consumer.commit(&[(chain.clone(), committed.clone())]).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(false),
                 Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, "the new era is not committed; tried again");
-                    waiting.look_again("the commit of its new era").await;
+                    tracing::warn!(%error, "sequencer: new era not committed; retrying");
+                    waiting.pause_for("the commit of its new era").await;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// A node has forgotten: everything that is not committed is handled again, as it was decided where it was.
-    async fn rewind(&mut self) -> Result<(), Stop> {
+    /// Rewinds after a node's restart: every event that is not committed is handled again. Decisions in the log count.
+    async fn rewind(&mut self) -> Result<(), SequencerError> {
         self.parts.metrics.node_restarts.inc();
         if let ChainMode::Rebuild { .. } = self.mode {
-            return Err(Stop::Damaged(
-                "a node restarted while the store was rebuilt: begin again, with an empty set".into(),
+            return Err(SequencerError::Damaged(
+                "cannot continue the rebuild: a node restarted and may have lost writes; rebuild into an empty set"
+                    .to_owned(),
             ));
         }
-        self.let_go().await;
-        let Some(holding) = self.holding.take() else { return Ok(()) };
-        self.parts.whole.check().await.map_err(|error| Stop::Damaged(error.to_string()))?;
-        let again = holding.again();
-        let position = again.position;
-        tracing::warn!(position, "a node of the store restarted: the chain is handled again from what is committed");
-        match self.consumer.seek(&again.partition, again.position).await {
-            Ok(epoch) => self.hold_again(Assigned { epoch, ..again }, holding.state.paused).await,
-            // It is being taken away, which is heard next.
+        self.release_chain().await;
+        let Some(lease) = self.lease.take() else { return Ok(()) };
+        self.parts.ownership.verify_intact().await.map_err(|error| SequencerError::Damaged(error.to_string()))?;
+        let resumed = lease.committed_assignment();
+        let position = resumed.position;
+        tracing::warn!(position, "sequencer: node restarted, chain rewound to the committed offset");
+        match self.consumer.seek(&resumed.partition, resumed.position).await {
+            Ok(epoch) => self.reacquire_chain(AssignedPartition { epoch, ..resumed }, lease.state.paused).await,
+            // The partition is being revoked; the next poll reports the revocation.
             Err(error) if error.kind == BrokerErrorKind::NotAssigned => Ok(()),
             Err(error) => {
-                let stop = Stop::from(error);
-                if let Stop::Halt(_) = stop {
-                    self.stand(again);
+                let stop = SequencerError::from(error);
+                if let SequencerError::Halt(_) = stop {
+                    self.enter_halted(resumed);
                 }
                 Err(stop)
             }
         }
     }
 
-    /// Takes hold anew of what has been sought to where it was assigned, or has been committed since.
-    async fn hold_again(&mut self, again: Assigned, was_paused: bool) -> Result<(), Stop> {
+    /// Acquires the partition again after a seek to its committed offset.
+    async fn reacquire_chain(&mut self, resumed: AssignedPartition, was_paused: bool) -> Result<(), SequencerError> {
         if was_paused {
-            unless_taken_away(self.consumer.resume(&again.partition))?;
+            ignore_not_assigned(self.consumer.resume(&resumed.partition))?;
         }
-        self.take_hold(again).await
+        self.acquire_chain(resumed).await
     }
 
-    /// An operator has the halt of the chain lifted: as by a start, it is handled again from its committed offset.
-    async fn on_order(&mut self, order: ControlRequest<()>) -> Result<(), Stop> {
+    /// Lifts the halt of the chain at an operator's request: the chain is handled again from its committed offset, as
+    /// after a start.
+    async fn on_request(&mut self, request: ControlRequest<()>) -> Result<(), SequencerError> {
         let is_halted = |state: &PartitionState| state.halted.is_some();
-        let again = match (&self.holding, &self.standing) {
-            (None, None) => Err(Answer::NotHeld("this instance does not hold the chain".to_owned())),
-            (Some(holding), _) if is_halted(&holding.state) => Ok((holding.again(), holding.state.paused)),
-            // A start would not lift that, either.
-            (None, Some(Standing { assigned, state })) if state.begins_above().is_some() => {
-                Err(Answer::Refused(self.never_read(assigned)))
+        let resumed = match (&self.lease, &self.halted_chain) {
+            (None, None) => Err(ControlAnswer::NotHeld("this instance does not have the chain partition".to_owned())),
+            (Some(lease), _) if is_halted(&lease.state) => Ok((lease.committed_assignment(), lease.state.paused)),
+            // A start would not lift this halt, either.
+            (None, Some(HaltedChain { assigned, state })) if state.truncated_before_first_commit().is_some() => {
+                Err(ControlAnswer::Refused(self.never_read_reason(assigned)))
             }
-            (None, Some(Standing { assigned, state })) => Ok((assigned.clone(), state.paused)),
-            (Some(_), _) => {
-                Err(Answer::Refused("the chain is not halted; what it waits for, if anything, is in /state".to_owned()))
-            }
+            (None, Some(HaltedChain { assigned, state })) => Ok((assigned.clone(), state.paused)),
+            (Some(_), _) => Err(ControlAnswer::Refused("the chain is not halted; see its waits in /state".to_owned())),
         };
-        let (again, was_paused) = match again {
-            Ok(again) => again,
+        let (resumed, was_paused) = match resumed {
+            Ok(resumed) => resumed,
             Err(answer) => {
-                order.answer(answer);
+                request.answer(answer);
                 return Ok(());
             }
         };
-        // Until the log has answered it stays as it is.
-        let epoch = match self.consumer.seek(&again.partition, again.position).await {
+        // The halt stays until the log has answered the seek.
+        let epoch = match self.consumer.seek(&resumed.partition, resumed.position).await {
             Ok(epoch) => epoch,
             Err(error) => {
-                order.answer(Answer::not_read_again(&error));
-                return if error.kind.ends_the_client() { Err(error.into()) } else { Ok(()) };
+                request.answer(ControlAnswer::from_seek_error(&error));
+                return if error.kind.is_client_unusable() { Err(error.into()) } else { Ok(()) };
             }
         };
-        tracing::warn!(position = again.position, "an operator has the halt of the chain lifted");
-        // Taking hold may wait for the store for as long as that is away.
-        order.answer(Answer::Done(format!("the chain is handled again from offset {}", again.position)));
-        self.let_go().await;
-        (self.holding, self.standing) = (None, None);
-        self.hold_again(Assigned { epoch, ..again }, was_paused).await
+        tracing::warn!(position = resumed.position, "sequencer: halt lifted by an operator");
+        // Answered before acquiring, which waits for as long as the store is unavailable.
+        request.answer(ControlAnswer::Done(format!("the chain is handled again from offset {}", resumed.position)));
+        self.release_chain().await;
+        (self.lease, self.halted_chain) = (None, None);
+        self.reacquire_chain(AssignedPartition { epoch, ..resumed }, was_paused).await
     }
 
-    /// Reads nothing more while too much waits for the worker; goes on at half.
-    fn pace(&mut self) -> Result<(), Stop> {
-        let Some(holding) = &mut self.holding else { return Ok(()) };
-        if !holding.state.paused && holding.state.over_bound(&BOUNDS).is_some() {
-            unless_taken_away(self.consumer.pause(&holding.partition))?;
-            holding.state.paused = true;
-        } else if holding.state.paused && holding.state.over_half(&BOUNDS).is_none() {
-            unless_taken_away(self.consumer.resume(&holding.partition))?;
-            holding.state.paused = false;
+    /// Pauses the partition while the unhandled events exceed [`BOUNDS`], and resumes it below half of the bounds.
+    fn apply_backpressure(&mut self) -> Result<(), SequencerError> {
+        let Some(lease) = &mut self.lease else { return Ok(()) };
+        if !lease.state.paused && lease.state.exceeded_limit(&BOUNDS).is_some() {
+            ignore_not_assigned(self.consumer.pause(&lease.partition))?;
+            lease.state.paused = true;
+        } else if lease.state.paused && lease.state.exceeded_resume_limit(&BOUNDS).is_none() {
+            ignore_not_assigned(self.consumer.resume(&lease.partition))?;
+            lease.state.paused = false;
         }
         Ok(())
     }
 
-    /// What is shown of the chain, where its partition is ours.
-    fn held(&mut self) -> Option<&mut PartitionState> {
-        let held = self.holding.as_mut().map(|holding| &mut holding.state);
-        held.or(self.standing.as_mut().map(|standing| &mut standing.state))
+    /// Returns the published state of the partition, if this instance has the partition.
+    fn partition_state(&mut self) -> Option<&mut PartitionState> {
+        let owned = self.lease.as_mut().map(|lease| &mut lease.state);
+        owned.or(self.halted_chain.as_mut().map(|halted| &mut halted.state))
     }
 
-    /// Asks, beside the loop, for the end of the chain, where nothing was delivered since the last time.
-    fn ask_end(&mut self) {
+    /// Requests the end offset of the chain in a task of its own, if no message was delivered since the last request.
+    fn request_end_offset(&mut self) {
         let chain = TopicPartition { topic: self.parts.topics.chain.as_str().into(), partition: 0 };
-        let Some(state) = self.held() else { return };
-        let (is_unheard, epoch) = (state.end_is_unheard(), state.epoch);
-        if !is_unheard || self.mode != ChainMode::Live {
+        let Some(state) = self.partition_state() else { return };
+        let (needs_refresh, epoch) = (state.needs_end_offset_refresh(), state.epoch);
+        if !needs_refresh || self.mode != ChainMode::Live {
             return;
         }
-        let (broker, progress) = (self.parts.broker.clone(), self.progress_sender.clone());
+        let (broker, reports) = (self.parts.broker.clone(), self.report_sender.clone());
         tokio::spawn(async move {
-            // What is not told now is asked again. Without a receiver the sequencer has ended.
+            // A failed request is repeated at the next tick. Without a receiver the sequencer has ended.
             if let Ok((_, end)) = broker.watermarks(&chain).await {
-                let _ = progress.send((epoch, Progress::End(end)));
+                let _ = reports.send((epoch, WorkerReport::End(end)));
             }
         });
     }
 
-    fn on_progress(&mut self, epoch: u64, progress: Progress) -> Result<(), Stop> {
-        if let (Progress::End(end), Some(state)) = (&progress, self.held().filter(|state| state.epoch == epoch)) {
-            state.hear_end(*end);
+    fn on_report(&mut self, epoch: u64, report: WorkerReport) -> Result<(), SequencerError> {
+        if let (WorkerReport::End(end), Some(state)) =
+            (&report, self.partition_state().filter(|state| state.epoch == epoch))
+        {
+            state.update_high_watermark(*end);
         }
-        let Some(holding) = self.holding.as_mut().filter(|holding| holding.epoch == epoch) else { return Ok(()) };
-        match progress {
-            Progress::Handled(committed) => {
+        let Some(lease) = self.lease.as_mut().filter(|lease| lease.epoch == epoch) else { return Ok(()) };
+        match report {
+            WorkerReport::Handled(committed) => {
                 self.parts.metrics.chain_offset.set(committed.offset as i64);
-                self.parts.health.moved(Part::Chain);
-                holding.on_handled(committed);
+                self.parts.health.record_progress(Workload::Chain);
+                lease.on_handled(committed);
                 Ok(())
             }
-            Progress::Stopped(stop) => Err(stop),
-            Progress::End(_) => Ok(()),
+            WorkerReport::Stopped(stop) => Err(stop),
+            WorkerReport::End(_) => Ok(()),
         }
     }
 
-    /// A halt stays, loudly, until an operator has looked; whatever else stops the chain ends the instance.
-    fn halt(&mut self, stop: Stop) -> Result<(), Stop> {
-        // Nobody will look: a rebuild that cannot go on has failed.
-        if !matches!((&stop, self.mode), (Stop::Halt(_), ChainMode::Live)) {
+    /// Records a halt, which stays until an operator intervenes. Every other error is returned and ends the instance.
+    fn halt(&mut self, stop: SequencerError) -> Result<(), SequencerError> {
+        // A rebuild has no operator that lifts halts: a rebuild that halts has failed.
+        if !matches!((&stop, self.mode), (SequencerError::Halt(_), ChainMode::Live)) {
             return Err(stop);
         }
-        // What follows of another topic (an offset that is not there, say) is not the reason.
-        let why = self.other_topic.clone().unwrap_or_else(|| stop.to_string());
-        tracing::error!("the chain is halted: {why}");
+        // A mismatched topic is the cause of later errors (an offset out of range, say), and is reported in their
+        // place.
+        let why = self.topic_mismatch.clone().unwrap_or_else(|| stop.to_string());
+        tracing::error!(why, "sequencer: chain halted");
         let since_ms = self.parts.clock.now_ms();
-        if let Some(state) = self.held() {
+        if let Some(state) = self.partition_state() {
             state.halted = Some(Halt { why: why.clone(), since_ms });
         }
         self.parts.metrics.chain_halted.set(1);
         self.parts.health.set(Condition::ChainRunning, Some(why));
-        self.show();
+        self.publish_status();
         Ok(())
     }
 
-    /// Ends the worker, wherever it stands: what it was handling is handled again from its beginning.
-    async fn let_go(&mut self) {
-        if let Some(holding) = &mut self.holding {
-            // One that has ended may have been waited for already.
-            if !holding.task.is_finished() {
-                holding.task.abort();
-                let _ = (&mut holding.task).await;
+    /// Stops the worker and takes over its last reports. An interrupted event is handled again from its beginning.
+    async fn release_chain(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            // A finished task may have been awaited already.
+            if !lease.task.is_finished() {
+                lease.task.abort();
+                let _ = (&mut lease.task).await;
             }
-            let epoch = holding.epoch;
-            while let Ok((of, progress)) = self.progress.try_recv() {
-                if let (true, Progress::Handled(committed)) = (of == epoch, progress) {
-                    holding.on_handled(committed);
+            let epoch = lease.epoch;
+            while let Ok((reported_epoch, report)) = self.reports.try_recv() {
+                if let (true, WorkerReport::Handled(committed)) = (reported_epoch == epoch, report) {
+                    lease.on_handled(committed);
                 }
             }
         }
     }
 
-    /// Shows where the chain stands, for whoever asks meanwhile.
-    fn show(&self) {
-        let held = self.holding.as_ref().map(|holding| &holding.state);
-        let rests = held.is_none_or(|state| state.halted.is_some() || state.tracker.unfinished() == 0);
-        self.parts.health.set_idle(Part::Chain, rests);
-        let shown = held.or(self.standing.as_ref().map(|standing| &standing.state)).map(|state| {
-            let shown = state.shown(Moment::of(&self.parts.clock), &BOUNDS, 0, "too much waits for its turn");
-            state.measure(&shown);
-            shown
+    /// Publishes the state of the partition for `/state` and the metrics.
+    fn publish_status(&self) {
+        let owned = self.lease.as_ref().map(|lease| &lease.state);
+        let is_idle = owned.is_none_or(|state| state.halted.is_some() || state.tracker.unfinished() == 0);
+        self.parts.health.set_idle(Workload::Chain, is_idle);
+        let status = owned.or(self.halted_chain.as_ref().map(|halted| &halted.state)).map(|state| {
+            let moment = Moment::now(&self.parts.clock);
+            let status = state.status(moment, &BOUNDS, 0, "too many events wait for the worker");
+            state.update_metrics(&status);
+            status
         });
         self.parts
             .health
             .status_registry()
-            .publish_chain(ChainStatus { partition: shown, nodes: self.parts.nodes.status() });
+            .publish_chain(ChainStatus { partition: status, nodes: self.parts.nodes.status() });
     }
 
-    async fn commit(&mut self) -> Result<(), Stop> {
+    async fn commit(&mut self) -> Result<(), SequencerError> {
         let (commits, health) = (&mut self.commits, &self.parts.health);
-        let Some(holding) = &mut self.holding else {
-            commits.succeeded(health);
+        let Some(lease) = &mut self.lease else {
+            commits.record_success(health);
             return Ok(());
         };
-        let unnoted = self.mode == ChainMode::Live && holding.noted < holding.next;
-        let consumed = unnoted.then(|| Consumed { chain: holding.next, ..Consumed::default() });
-        let Asked { noted, look } = ask(self.parts.whole.as_ref(), &self.parts.nodes, consumed).await;
-        if let Some((_, consumed)) = noted {
-            holding.noted = consumed.chain;
+        let unrecorded = self.mode == ChainMode::Live && lease.recorded < lease.next;
+        let consumed = unrecorded.then(|| ConsumedOffsets { chain: lease.next, ..ConsumedOffsets::default() });
+        let Permit { recorded, restarts } =
+            commit_gate::check(self.parts.ownership.as_ref(), &self.parts.nodes, consumed).await;
+        if let Some((_, consumed)) = recorded {
+            lease.recorded = consumed.chain;
         }
-        let asked = match look {
-            Ok(Look::Same { asked }) => asked,
-            Ok(Look::Restarted) => return Err(Stop::NodeRestarted),
-            Err(Unasked::Now(failure, why)) => {
-                tracing::warn!(why, "the chain is not committed");
+        let polled_at = match restarts {
+            Ok(RestartPoll::Unchanged { polled_at }) => polled_at,
+            Ok(RestartPoll::Restarted) => return Err(SequencerError::NodeRestarted),
+            Err(Blocked::Temporary(failure, why)) => {
+                tracing::warn!(why, "sequencer: chain offset not committed");
                 self.parts.metrics.commit_failures.of(failure).inc();
-                commits.failed(health, why);
+                commits.record_failure(health, why);
                 return Ok(());
             }
-            Err(Unasked::Store(error)) => return Err(Stop::Damaged(error.to_string())),
-            Err(Unasked::Engine(error)) => return Err(error.into()),
+            Err(Blocked::Store(error)) => return Err(SequencerError::Damaged(error.to_string())),
+            Err(Blocked::Engine(error)) => return Err(error.into()),
         };
-        let committed = holding.safe(asked, self.parts.nodes.lag());
-        if self.other_topic.is_some() {
+        let committed = lease.latest_durable(polled_at, self.parts.nodes.lag());
+        if self.topic_mismatch.is_some() {
             return Ok(());
         }
-        // Asked also where there is nothing to commit: a chain that rests has to notice, too.
-        let why = match self.parts.guard.look(&self.parts.topics.guarded()).await {
-            Ok(Sight::Same) => None,
-            Ok(Sight::Other(why)) => {
-                self.other_topic = Some(why.clone());
-                self.let_go().await;
-                return Err(Stop::Halt(why));
+        // Checked also without an offset to commit: an idle chain has to detect a recreated topic, too.
+        let why = match self.parts.guard.check(&self.parts.topics.guarded()).await {
+            Ok(TopicCheck::Same) => None,
+            Ok(TopicCheck::Other(why)) => {
+                self.topic_mismatch = Some(why.clone());
+                self.release_chain().await;
+                return Err(SequencerError::Halt(why));
             }
-            Ok(Sight::Absent(topic)) => Some(format!("topic `{topic}` does not exist at the moment")),
-            Err(error) if error.kind.ends_the_client() => return Err(error.into()),
+            Ok(TopicCheck::Absent(topic)) => Some(format!("topic `{topic}` does not exist at the moment")),
+            Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = why {
-            tracing::warn!(why, "the chain is not committed: cannot tell whether its topics are the store's");
+            tracing::warn!(why, "sequencer: chain offset not committed, topic ids not confirmed");
             self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
-            commits.failed(health, format!("cannot tell whether the topics are the store's: {why}"));
+            commits.record_failure(health, format!("cannot confirm the ids of the chain's topics: {why}"));
             return Ok(());
         }
         let Some(committed) = committed else {
-            commits.succeeded(health);
+            commits.record_success(health);
             return Ok(());
         };
-        match self.consumer.commit(&[(holding.partition.clone(), committed.clone())]).await {
+        match self.consumer.commit(&[(lease.partition.clone(), committed.clone())]).await {
             Ok(()) => {
-                holding.handled.pop_front();
-                holding.safe.send_replace(Safe::of(Some(&committed)).map_err(bad_state)?);
-                holding.state.committed = Some(committed.clone());
-                holding.committed = Some(committed);
+                lease.uncommitted.pop_front();
+                lease.committed_chain.send_replace(CommittedChain::of(Some(&committed)).map_err(bad_state)?);
+                lease.state.committed = Some(committed.clone());
+                lease.committed = Some(committed);
                 self.parts.metrics.commits.inc();
-                commits.succeeded(health);
+                commits.record_success(health);
                 Ok(())
             }
-            Err(error) if error.kind.ends_the_client() => Err(error.into()),
+            Err(error) if error.kind.is_client_unusable() => Err(error.into()),
             Err(error) => {
-                tracing::warn!(%error, "the chain offset is not committed; tried again");
+                tracing::warn!(%error, "sequencer: chain offset not committed; retrying");
                 self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
-                commits.failed(health, error);
+                commits.record_failure(health, error);
                 Ok(())
             }
         }
     }
 }
 
-/// However it ends, what it held is shown no more: it may be started again within its process, and not be given the chain.
+/// Removes the partition from the status and the metrics however the sequencer ends: a restart within the process may
+/// not get the partition again.
 impl Drop for Sequencer {
     fn drop(&mut self) {
-        let held = self.holding.take().map(|holding| holding.partition);
-        if let Some(partition) = held.or(self.standing.take().map(|standing| standing.assigned.partition)) {
-            self.parts.metrics.forget_partition(&partition);
+        let owned = self.lease.take().map(|lease| lease.partition);
+        if let Some(partition) = owned.or(self.halted_chain.take().map(|halted| halted.assigned.partition)) {
+            self.parts.metrics.remove_partition(&partition);
         }
-        self.show();
+        self.publish_status();
     }
 }
 
-impl Holding {
-    /// As it was assigned, or as it has been committed since.
-    fn again(&self) -> Assigned {
-        Assigned {
+impl ChainLease {
+    /// Returns the assignment at its committed offset.
+    fn committed_assignment(&self) -> AssignedPartition {
+        AssignedPartition {
             partition: self.partition.clone(),
             epoch: self.epoch,
             committed: self.committed.clone(),
@@ -658,7 +690,7 @@ impl Holding {
         }
     }
 
-    fn on_handled(&mut self, committed: Committed) {
+    fn on_handled(&mut self, committed: CommittedOffset) {
         self.next = committed.offset;
         if let Some(offset) = committed.offset.checked_sub(1) {
             self.state.tracker.complete(offset, 0);
@@ -666,55 +698,67 @@ impl Holding {
         self.latest = Some(committed);
     }
 
-    /// The latest that was handled for longer than `lag` at `asked`; it stays the first of `handled` until it is committed.
-    fn safe(&mut self, asked: Instant, lag: Duration) -> Option<Committed> {
-        self.handled.extend(self.latest.take().map(|committed| (asked, committed)));
-        while self.handled.get(1).is_some_and(|(at, _)| *at + lag <= asked) {
-            self.handled.pop_front();
+    /// Returns the latest handled state that was older than the durability lag at `polled_at`, the time when the nodes'
+    /// incarnation was read. The state stays the first of `uncommitted` until it is committed.
+    fn latest_durable(&mut self, polled_at: Instant, lag: Duration) -> Option<CommittedOffset> {
+        self.uncommitted.extend(self.latest.take().map(|committed| (polled_at, committed)));
+        while self.uncommitted.get(1).is_some_and(|(handled_at, _)| *handled_at + lag <= polled_at) {
+            self.uncommitted.pop_front();
         }
-        self.handled.front().filter(|(at, _)| *at + lag <= asked).map(|(_, committed)| committed.clone())
+        self.uncommitted
+            .front()
+            .filter(|(handled_at, _)| *handled_at + lag <= polled_at)
+            .map(|(_, committed)| committed.clone())
     }
 }
 
-/// The store must be the one that the chain's committed offset speaks of.
-async fn compare_with_store(parts: &SequencerParts, chain: u64) -> Result<(), Stop> {
-    let mut waiting = Waiting::new(parts, "the chain");
+/// Verifies that the store has consumed the chain up to the committed offset.
+async fn verify_store_covers(parts: &SequencerParts, chain: u64) -> Result<(), SequencerError> {
+    let mut waiting = ReportedWait::new(parts, "the chain");
     loop {
-        match parts.whole.holds(&Consumed { chain, ..Consumed::default() }).await {
+        match parts.ownership.verify_covers(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
             Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "whether the store is the group's is asked again");
-                waiting.look_again("the meta record of the store").await;
+                tracing::warn!(%error, "sequencer: store ownership not verified; retrying");
+                waiting.pause_for("the meta record of the store").await;
             }
-            answer => return answer.map_err(|error| Stop::Damaged(error.to_string())),
+            answer => return answer.map_err(|error| SequencerError::Damaged(error.to_string())),
         }
     }
 }
 
-/// Writes into the store that the chain is consumed so far, and waits until no node can forget it.
-async fn note_safely(parts: &SequencerParts, nodes: &mut Nodes, chain: u64) -> Result<(), Stop> {
-    nodes.meet().await?;
-    let mut waiting = Waiting::new(parts, "the chain");
+/// Records the consumed chain offset in the meta record and waits until the write is durable.
+async fn record_consumed_durably(
+    parts: &SequencerParts,
+    nodes: &mut RestartDetector,
+    chain: u64,
+) -> Result<(), SequencerError> {
+    nodes.baseline().await?;
+    let mut waiting = ReportedWait::new(parts, "the chain");
     loop {
-        match parts.whole.note(&Consumed { chain, ..Consumed::default() }).await {
-            Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
-            Err(error) => return Err(Stop::Damaged(error.to_string())),
-            Ok(()) if nodes.outlast().await? => return Ok(()),
+        match parts.ownership.record_consumed(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
+            Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
+            Err(error) => return Err(SequencerError::Damaged(error.to_string())),
+            Ok(()) if nodes.wait_until_durable().await? => return Ok(()),
             Ok(()) => {}
         }
     }
 }
 
-fn bad_state(error: state::BadState) -> Stop {
-    Stop::Halt(error.to_string())
+fn bad_state(error: state::BadState) -> SequencerError {
+    SequencerError::Halt(error.to_string())
 }
 
-/// Gives up, at a shutdown, what may wait for the store or the log for as long as they do not answer. Until the chain is taken
-/// hold of there is nothing to commit.
-async fn unless(shutdown: &CancellationToken, work: impl Future<Output = Result<(), Stop>>) -> Result<(), Stop> {
+/// Runs `work` until `shutdown`: acquiring the chain waits for as long as the store or the log does not answer. Before
+/// the chain is acquired there is no offset to commit.
+async fn cancel_on_shutdown(
+    shutdown: &CancellationToken,
+    work: impl Future<Output = Result<(), SequencerError>>,
+) -> Result<(), SequencerError> {
     shutdown.run_until_cancelled(work).await.unwrap_or(Ok(()))
 }
 
-/// What the group of a sequencer is called: its own, so that rebalances of validated transactions leave the chain alone.
+/// Returns the name of the chain's consumer group. The chain has a group of its own, so that rebalances of validated
+/// transactions do not affect it.
 pub fn chain_group(group: &str) -> String {
     format!("{group}.chain")
 }

@@ -1,4 +1,4 @@
-//! How far the chain has been handled, whoever handles it: for the proof that a parent is missing.
+//! The progress of the chain, read from the commits of its group: for the proof that a parent is missing.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -9,24 +9,24 @@ use async_trait::async_trait;
 
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
-    group::proof::{ChainProgress, ChainView},
+    group::missing_parent::{ChainProgress, ChainView},
     sequencer::{
-        feed::{produced_at_ms, sequence_of},
+        chain_feed::{produced_at_ms, sequence_of},
         handler::SequencerTopics,
-        reread::{Readers, Reread},
+        reader_cache::{ReaderCache, RereadOutcome},
         state::ChainState,
     },
 };
 
-/// Reads what the chain's group has committed.
+/// Reads the progress of the chain from the offset that its group has committed.
 pub struct CommittedProgress {
     broker: Arc<dyn Broker>,
     group: String,
     topics: SequencerTopics,
-    /// Where the chain stood at the last look, and how often in a row it had moved since the one before.
+    /// The committed offset at the last look, and the number of looks in a row at which the offset had moved.
     last: Mutex<(Option<u64>, u32)>,
-    /// Kept, with what they have read: a chain that stands is looked at every second, at the same event.
-    readers: tokio::sync::Mutex<Readers>,
+    /// Readers with their buffers: a chain that does not move is read every second at the same event.
+    readers: tokio::sync::Mutex<ReaderCache>,
 }
 
 #[async_trait]
@@ -37,21 +37,21 @@ impl ChainProgress for CommittedProgress {
         let offset = committed.as_ref().map_or(0, |committed| committed.offset);
         let state =
             committed.and_then(|committed| ChainState::from_metadata(&committed.metadata).ok()).unwrap_or_default();
-        if offset < self.broker.watermarks(&chain).await?.1 && self.moved_to(offset) {
-            // It moves, so it will soon be further: no need to look at what is next.
+        if offset < self.broker.watermarks(&chain).await?.1 && self.has_moved_to(offset) {
+            // A moving chain will soon be past its next event, so that event is not read.
             return Ok(ChainView::Unknown);
         }
-        let mut view = self.first_open(&chain, offset, |_| true, produced_at_ms).await?;
-        // What the feed passes over (a repeat, or no event at all) never gets into the chain.
+        let mut view = self.find_unhandled(&chain, offset, |_| true, produced_at_ms).await?;
+        // A repeat, and a message that is no event, never gets into the chain log.
         let is_new = |message: &Message| sequence_of(message).is_ok_and(|sequence| sequence > state.sequence);
-        // Not where the feed is: what it has fed stands in the chain behind what may be much younger.
-        let (block_mined, reorgs) = state.handled();
+        // Not the position of the feed: a fed event can be in the chain log after much younger events.
+        let (block_mined, reorgs) = state.handled_offsets();
         for (topic, next) in [(&self.topics.block_mined, block_mined), (&self.topics.reorgs, reorgs)] {
             let partition = TopicPartition { topic: topic.as_str().into(), partition: 0 };
-            view = match (view, self.first_open(&partition, next, is_new, |message| message.timestamp_ms).await?) {
+            view = match (view, self.find_unhandled(&partition, next, is_new, |message| message.timestamp_ms).await?) {
                 (ChainView::Unknown, _) | (_, ChainView::Unknown) => ChainView::Unknown,
                 (ChainView::AtEnd, other) | (other, ChainView::AtEnd) => other,
-                (ChainView::Behind(one), ChainView::Behind(other)) => ChainView::Behind(one.min(other)),
+                (ChainView::Unhandled(one), ChainView::Unhandled(other)) => ChainView::Unhandled(one.min(other)),
             };
         }
         Ok(view)
@@ -59,22 +59,22 @@ impl ChainProgress for CommittedProgress {
 }
 
 impl CommittedProgress {
-    /// Of the chain whose group this is.
+    /// Makes a view of the chain that this group consumes.
     pub fn new(broker: Arc<dyn Broker>, group: String, topics: SequencerTopics) -> Self {
-        let readers = tokio::sync::Mutex::new(Readers::that_wait(WAIT));
+        let readers = tokio::sync::Mutex::new(ReaderCache::with_answer_timeout(READ_TIMEOUT));
         CommittedProgress { broker, group, topics, last: Mutex::default(), readers }
     }
 
-    fn moved_to(&self, offset: u64) -> bool {
-        // A number cannot be left half written, so a panic elsewhere does not spoil it.
+    fn has_moved_to(&self, offset: u64) -> bool {
+        // A panic in another thread cannot leave a number half written, so a poisoned lock is taken.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let moved = last.0.replace(offset) != Some(offset) && last.1 < LOOKS_SPARED;
+        let moved = last.0.replace(offset) != Some(offset) && last.1 < MAX_SKIPPED_LOOKS;
         last.1 = if moved { last.1 + 1 } else { 0 };
         moved
     }
 
-    /// The first message from `next` on that is still to be handled.
-    async fn first_open(
+    /// Finds the first message from `next` on that is not handled.
+    async fn find_unhandled(
         &self,
         partition: &TopicPartition,
         next: u64,
@@ -88,15 +88,18 @@ impl CommittedProgress {
         let mut readers = self.readers.lock().await;
         for offset in next..high {
             match readers.get(self.broker.as_ref(), partition, offset).await? {
-                Reread::Found(message) if is_open(&message) => return Ok(ChainView::Behind(time_of(&message))),
-                Reread::Found(_) | Reread::Gone => {}
-                Reread::NoAnswer => return Ok(ChainView::Unknown),
+                RereadOutcome::Found(message) if is_open(&message) => {
+                    return Ok(ChainView::Unhandled(time_of(&message)));
+                }
+                RereadOutcome::Found(_) | RereadOutcome::Gone => {}
+                RereadOutcome::NoAnswer => return Ok(ChainView::Unknown),
             }
         }
         Ok(ChainView::AtEnd)
     }
 }
 
-/// A chain that never stands still is looked at all the same, once in so many times.
-const LOOKS_SPARED: u32 = 5;
-const WAIT: Duration = Duration::from_millis(500);
+/// A chain that always moves is read once after this many looks.
+const MAX_SKIPPED_LOOKS: u32 = 5;
+/// Time to wait for one message of the log.
+const READ_TIMEOUT: Duration = Duration::from_millis(500);

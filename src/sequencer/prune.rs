@@ -1,7 +1,8 @@
-//! Forgetting, between events of the chain: whoever holds it prunes what is due at the greatest height that is committed.
+//! Pruning between events of the chain: the sequencer prunes the records that are due at the greatest committed height.
 //!
-//! What it writes bears the stamp of the last event that is committed. So whatever was done since refuses it, a sequencer that has
-//! lost the chain can do no harm, and no event that is handled again meets a pruning that came behind it.
+//! The writes have the stamp of the last committed event. A record that a later event has changed refuses them, a
+//! sequencer that has lost the chain can do no harm, and no event that is handled again meets a pruning of a later
+//! event.
 
 use std::{
     collections::BTreeMap,
@@ -11,92 +12,94 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    broker::{Broker, BrokerError, Committed, TopicPartition},
-    record::Consumed,
+    broker::{Broker, BrokerError, CommittedOffset, TopicPartition},
+    record::ConsumedOffsets,
     sequencer::{
-        Stop, ValidatedSource,
+        SequencerError, ValidatedSource,
         handler::Handler,
         state::{BadState, ChainState},
     },
-    store::prune::{Pass, PruneError, PruneSettings, Pruned, Step, Terms, Under},
+    store::prune::{PruneBasis, PruneError, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
     telemetry::PrunedKind,
 };
 
-/// How much of it is done at once.
+/// The rate and the step size of pruning.
 #[derive(Debug, Clone, Copy)]
 pub struct PruneTask {
-    /// Transactions that go in a second at the most.
+    /// Transactions pruned a second at most.
     pub per_second: u32,
-    /// Each step.
+    /// Settings of one pass and its steps.
     pub pass: PruneSettings,
 }
 
 impl PruneTask {
-    /// How long to rest after a step that did so many. Each that goes is in two: it is looked at and its parents marked, then it is buried.
-    pub fn rest_after(&self, count: u64) -> Duration {
+    /// Returns the pause after a step over `count` transactions. Each pruned transaction takes part in two steps: one
+    /// marks its parents, one writes its tombstone.
+    pub fn pause_after(&self, count: u64) -> Duration {
         Duration::from_secs_f64(count as f64 / (2.0 * f64::from(self.per_second.max(1))))
     }
 }
 
-/// How far the chain is committed: nothing below is ever handled again.
+/// The committed state of the chain. No event below its offset is handled again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Safe {
-    /// Next to read.
+pub struct CommittedChain {
+    /// The committed offset, which is the next offset to read.
     pub offset: u64,
-    /// The greatest height that the longest chain has had below it.
+    /// The greatest height of the longest chain below that offset.
     pub height: u32,
-    /// In which era it is committed.
+    /// The era of the commit.
     pub era: u32,
 }
 
-impl Safe {
-    /// What a commit of the chain says.
+impl CommittedChain {
+    /// Reads the metadata of a commit of the chain.
     ///
     /// # Errors
-    /// It says nothing of the chain's state.
-    pub fn of(committed: Option<&Committed>) -> Result<Self, BadState> {
-        let Some(committed) = committed else { return Ok(Safe::default()) };
+    /// The metadata is not the chain's state.
+    pub fn of(committed: Option<&CommittedOffset>) -> Result<Self, BadState> {
+        let Some(committed) = committed else { return Ok(CommittedChain::default()) };
         let state = ChainState::from_metadata(&committed.metadata)?;
-        Ok(Safe { offset: committed.offset, height: state.highest(), era: state.era })
+        Ok(CommittedChain { offset: committed.offset, height: state.highest(), era: state.era })
     }
 }
 
-/// How long a step may take: events come first.
+/// Time limit of a step: events come first.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
-/// How many times that a step of a single transaction, of many pages, may take.
-const MOST_PATIENCE: u32 = 6;
-/// Before what did not work is tried again.
-const TRY_AGAIN: Duration = Duration::from_secs(10);
-/// Between lines of the log about one pass.
-const TELL_EVERY: Duration = Duration::from_secs(30);
+/// Bound of the factor on [`STEP_LIMIT`] for a step of a single transaction of many pages.
+const MAX_LIMIT_FACTOR: u32 = 6;
+/// Pause before a failed step is retried.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// Time between two log lines about one pass.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The pruner of who holds the chain.
+/// Prunes, a step at a time, while this instance has the chain.
 pub(super) struct Pruner {
     task: Option<PruneTask>,
-    safe: watch::Receiver<Safe>,
-    /// What was decided before the chain was taken hold of may have been forgotten: first it is done again.
+    committed: watch::Receiver<CommittedChain>,
+    /// No pruning before this chain offset is committed: decisions from before the assignment are applied again first,
+    /// since a node may have lost their writes.
     not_before: u64,
-    pass: Option<(Pass, Started)>,
-    /// How much longer than usual a step of a single transaction may take, which has been given up so far.
-    patience: u32,
-    /// What is left of the pass can only be decided on once more than this is committed.
-    unsafe_at: Option<u64>,
-    /// Pruned, as far as is known here.
+    pass: Option<(PrunePass, Started)>,
+    /// Factor on [`STEP_LIMIT`]; doubled after a step of a single transaction has timed out.
+    limit_factor: u32,
+    /// The rest of the pass waits until a greater chain offset than this one is committed.
+    blocked_at: Option<u64>,
+    /// The height up to which this instance has pruned.
     done: u32,
     wake: Instant,
-    told: Instant,
+    last_logged: Instant,
 }
 
 impl Pruner {
-    /// One that prunes once everything below chain offset `not_before` is committed; `None`: it never does.
-    pub fn new(task: Option<PruneTask>, safe: watch::Receiver<Safe>, not_before: u64) -> Self {
+    /// Makes a pruner that starts once chain offset `not_before` is committed. Without a task the pruner never starts.
+    pub fn new(task: Option<PruneTask>, committed: watch::Receiver<CommittedChain>, not_before: u64) -> Self {
         let now = Instant::now();
-        let (pass, unsafe_at, done) = (None, None, 0);
-        Pruner { task, safe, not_before, pass, patience: 1, unsafe_at, done, wake: now, told: now }
+        let (pass, blocked_at, done) = (None, None, 0);
+        Pruner { task, committed, not_before, pass, limit_factor: 1, blocked_at, done, wake: now, last_logged: now }
     }
 
-    /// Waits until there is something to do.
-    pub async fn ready(&mut self) {
+    /// Waits until a step is due.
+    pub async fn wait_for_work(&mut self) {
         if self.task.is_none() {
             return std::future::pending().await;
         }
@@ -104,142 +107,155 @@ impl Pruner {
             if self.has_work() {
                 return tokio::time::sleep_until(self.wake).await;
             }
-            if self.safe.changed().await.is_err() {
+            if self.committed.changed().await.is_err() {
                 return std::future::pending().await;
             }
         }
     }
 
-    /// Whether there is something to do now.
-    pub fn is_ready(&mut self) -> bool {
+    /// Returns whether a step is due now.
+    pub fn is_due(&mut self) -> bool {
         self.task.is_some() && self.has_work() && Instant::now() >= self.wake
     }
 
     fn has_work(&mut self) -> bool {
-        let safe = *self.safe.borrow_and_update();
+        let committed = *self.committed.borrow_and_update();
         match &self.pass {
-            Some(_) => self.unsafe_at.is_none_or(|offset| safe.offset > offset),
-            None => safe.offset > 0 && safe.offset >= self.not_before && safe.height > self.done,
+            Some(_) => self.blocked_at.is_none_or(|offset| committed.offset > offset),
+            None => committed.offset > 0 && committed.offset >= self.not_before && committed.height > self.done,
         }
     }
 
-    /// A little of it.
-    pub async fn step(&mut self, handler: &Handler) -> Result<(), Stop> {
+    /// Runs one step of the pass, within the time limit.
+    pub async fn step(&mut self, handler: &Handler) -> Result<(), SequencerError> {
         let Some(task) = self.task else { return Ok(()) };
-        let safe = *self.safe.borrow();
-        self.unsafe_at = None;
-        let limit = STEP_LIMIT.saturating_mul(self.patience);
-        let done = tokio::time::timeout(limit, self.try_step(handler, &task, safe)).await;
+        let committed = *self.committed.borrow();
+        self.blocked_at = None;
+        let limit = STEP_LIMIT.saturating_mul(self.limit_factor);
+        let done = tokio::time::timeout(limit, self.try_step(handler, &task, committed)).await;
         let step = match done {
             Ok(Ok(step)) => step,
-            Ok(Err(Failed::Stop(stop))) => return Err(stop),
-            Ok(Err(Failed::Later(why))) => {
-                tracing::warn!(why, "pruning is tried again");
-                self.wake = Instant::now() + TRY_AGAIN;
+            Ok(Err(StepError::Stop(stop))) => return Err(stop),
+            Ok(Err(StepError::Retry(why))) => {
+                tracing::warn!(why, "prune: step failed; retrying");
+                self.wake = Instant::now() + RETRY_PAUSE;
                 return Ok(());
             }
             Err(_) => {
-                let smaller = self.pass.as_mut().map(|(pass, _)| pass.take_smaller_steps());
+                let smaller = self.pass.as_mut().map(|(pass, _)| pass.shrink_step_size());
                 if smaller == Some(false) {
-                    self.patience = self.patience.saturating_mul(2).min(MOST_PATIENCE);
+                    self.limit_factor = self.limit_factor.saturating_mul(2).min(MAX_LIMIT_FACTOR);
                 }
-                tracing::warn!(?limit, smaller, "a step of pruning took too long, and is tried again");
-                self.wake = Instant::now() + TRY_AGAIN;
+                tracing::warn!(?limit, smaller, "prune: step exceeded its time limit; retrying");
+                self.wake = Instant::now() + RETRY_PAUSE;
                 return Ok(());
             }
         };
-        self.patience = 1;
+        self.limit_factor = 1;
         if let Some((pass, _)) = &mut self.pass {
-            pass.take_larger_steps();
+            pass.grow_step_size();
         }
         match step {
-            Step::Did(count) => {
-                self.wake = Instant::now() + task.rest_after(count);
+            PruneStep::Progressed(count) => {
+                self.wake = Instant::now() + task.pause_after(count);
             }
-            Step::Until(at) => self.wake = at,
-            Step::Unsafe => self.unsafe_at = Some(safe.offset),
-            Step::Done => self.pass = None,
+            PruneStep::WaitUntil(at) => self.wake = at,
+            PruneStep::Uncommitted => self.blocked_at = Some(committed.offset),
+            PruneStep::Done => self.pass = None,
         }
-        self.tell();
+        self.log_progress();
         Ok(())
     }
 
-    async fn try_step(&mut self, handler: &Handler, task: &PruneTask, safe: Safe) -> Result<Step, Failed> {
+    async fn try_step(
+        &mut self,
+        handler: &Handler,
+        task: &PruneTask,
+        committed: CommittedChain,
+    ) -> Result<PruneStep, StepError> {
         let parts = &handler.parts;
         let (store, metrics) = (&parts.store, &parts.metrics);
         let retention = store.settings.rules.retention;
-        let under = Under::new(Terms { height: safe.height, retention, safe: safe.offset }, handler.state.era);
+        let under = PruneBasis::new(
+            PruneTerms { height: committed.height, retention, committed: committed.offset },
+            handler.state.era,
+        );
         if self.pass.is_none() {
-            // Replays from below are refused before anything is gone that they could bring back.
-            let floor = floor_of(parts.broker.as_ref(), &parts.validated, safe.offset).await;
-            let floor = floor.map_err(|error| Failed::Later(error.to_string()))?;
+            // The replay floor is written first: a replay from below could restore records that are pruned.
+            let floor = read_replay_floor(parts.broker.as_ref(), &parts.validated, committed.offset).await;
+            let floor = floor.map_err(|error| StepError::Retry(error.to_string()))?;
             let meta =
                 store.begin_pruning(&floor, &under.terms).await.map_err(|error| match error.may_be_retried() {
-                    true => Failed::Later(error.to_string()),
-                    false => Failed::Stop(Stop::Damaged(error.to_string())),
+                    true => StepError::Retry(error.to_string()),
+                    false => StepError::Stop(SequencerError::Damaged(error.to_string())),
                 })?;
             metrics.prune_horizon.set(i64::from(meta.prune_horizon));
-            self.pass = Some((Pass::new(task.pass, under), Started::now()));
+            self.pass = Some((PrunePass::new(task.pass, under), Started::now()));
         }
-        let Some((pass, started)) = &mut self.pass else { return Ok(Step::Done) };
+        let Some((pass, started)) = &mut self.pass else { return Ok(PruneStep::Done) };
         pass.advance(under);
         let before = pass.pruned();
         let step = pass.step(store, &parts.nodes).await.map_err(|error| match error {
-            PruneError::Engine(error) => Failed::Stop(error.into()),
-            PruneError::NodeRestarted => Failed::Stop(Stop::NodeRestarted),
-            error @ PruneError::Blob { .. } => Failed::Later(error.to_string()),
+            PruneError::Engine(error) => StepError::Stop(error.into()),
+            PruneError::NodeRestarted => StepError::Stop(SequencerError::NodeRestarted),
+            error @ PruneError::Blob { .. } => StepError::Retry(error.to_string()),
         })?;
         let now = pass.pruned();
         metrics.prune_examined.inc_by(now.examined - before.examined);
         metrics.pruned.of(PrunedKind::Spent).inc_by(now.spent - before.spent);
         metrics.pruned.of(PrunedKind::Conflicting).inc_by(now.conflicting - before.conflicting);
         metrics.pruned.of(PrunedKind::Tombstone).inc_by(now.tombstones - before.tombstones);
-        if step == Step::Done {
+        if step == PruneStep::Done {
             let height = pass.height();
             if now.total() > 0 {
                 let seconds = started.elapsed().as_secs_f64();
-                let Pruned { examined, spent, conflicting, tombstones, .. } = now;
-                tracing::info!(height, examined, spent, conflicting, tombstones, seconds, "pruned");
+                let PruneTotals { examined, spent, conflicting, tombstones, .. } = now;
+                tracing::info!(height, examined, spent, conflicting, tombstones, seconds, "prune: pass ended");
             }
-            store.end_pruning(height).await.map_err(|error| Failed::Later(error.to_string()))?;
+            store.end_pruning(height).await.map_err(|error| StepError::Retry(error.to_string()))?;
             metrics.prune_horizon.set(i64::from(height));
             self.done = height;
         }
         Ok(step)
     }
 
-    /// How far a long pass is.
-    fn tell(&mut self) {
+    /// Logs the progress of a long pass.
+    fn log_progress(&mut self) {
         let Some((pass, _)) = &self.pass else {
-            self.told = Instant::now();
+            self.last_logged = Instant::now();
             return;
         };
-        if self.told.elapsed() >= TELL_EVERY {
-            self.told = Instant::now();
-            tracing::info!(height = pass.height(), pruned = ?pass.pruned(), "pruning");
+        if self.last_logged.elapsed() >= LOG_INTERVAL {
+            self.last_logged = Instant::now();
+            tracing::info!(height = pass.height(), pruned = ?pass.pruned(), "prune: pass under way");
         }
     }
 }
 
-enum Failed {
-    /// The chain cannot go on.
-    Stop(Stop),
-    /// Only this cannot.
-    Later(String),
+enum StepError {
+    /// An error that stops the chain.
+    Stop(SequencerError),
+    /// An error of the pruning alone: the step is retried.
+    Retry(String),
 }
 
-/// Where whoever is started next goes on at the least; `chain`: what is committed of that.
+/// Reads the offsets from which the next instance continues at the earliest: the committed offsets of validated
+/// transactions, and the committed chain offset `chain`.
 ///
 /// # Errors
-/// The broker's.
-pub async fn floor_of(broker: &dyn Broker, validated: &ValidatedSource, chain: u64) -> Result<Consumed, BrokerError> {
+/// The broker does not answer.
+pub async fn read_replay_floor(
+    broker: &dyn Broker,
+    validated: &ValidatedSource,
+    chain: u64,
+) -> Result<ConsumedOffsets, BrokerError> {
     let count = broker.partitions(&validated.topic).await?.unwrap_or(0);
     let partitions: Vec<_> =
         (0..count).map(|partition| TopicPartition { topic: validated.topic.clone(), partition }).collect();
     let offsets = broker.committed(&validated.group, &partitions).await?;
     let known = (0..count.unsigned_abs()).zip(offsets);
     let validated = known.filter_map(|(number, committed)| Some((number, committed?.offset)));
-    Ok(Consumed { chain, validated: validated.collect::<BTreeMap<_, _>>() })
+    Ok(ConsumedOffsets { chain, validated: validated.collect::<BTreeMap<_, _>>() })
 }
 
 #[cfg(test)]
@@ -247,11 +263,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_go_in_a_second_though_each_is_in_two_steps() {
-        let pass = PruneSettings { keep_tombstones: None, step: 512, dry_run: false, alone: false };
+    fn the_rate_counts_each_transaction_once_though_it_takes_two_steps() {
+        let pass = PruneSettings { keep_tombstones: None, step_size: 512, dry_run: false, is_exclusive: false };
         let task = PruneTask { per_second: 1_000, pass };
         let (looks, burials) =
-            ([512, 512, 476].map(|count| task.rest_after(count)), [1_500].map(|count| task.rest_after(count)));
+            ([512, 512, 476].map(|count| task.pause_after(count)), [1_500].map(|count| task.pause_after(count)));
         assert_eq!(looks.into_iter().chain(burials).sum::<Duration>(), Duration::from_millis(1_500));
     }
 }

@@ -1,7 +1,7 @@
-//! `Reorg`: the longest chain changed. Its blocks leave newest first, and others come oldest first.
+//! `Reorg`: blocks are disconnected from the longest chain, newest first, and others are connected, oldest first.
 //!
-//! All of it can be done again from its beginning. What is done while blocks leave bears an earlier stamp than what is done
-//! while others come ([`At::leaving`]).
+//! A reorg is idempotent and is repeated from its beginning. Writes of the part that disconnects have an earlier stamp
+//! than writes of the part that connects ([`EventContext::is_disconnecting`]).
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::{
     event::{Block, DecisionBody, Reorg},
     record::{BlockRecord, Key, Phase, Reason, Sequenced},
     sequencer::{
-        Stop,
-        block::{coinbase_of, follows, put_block},
-        contest::Named,
+        SequencerError,
+        block::{check_follows, parse_coinbase, put_block},
+        contest::HolderState,
         decisions::DecisionLog,
-        handler::{At, Handler, subject},
-        listing::{self, Listing},
+        handler::{EventContext, Handler, decided_txid},
+        listing::{self, ListedTxReader},
         state::Tip,
-        steps::{Making, Steps},
+        steps::{DecisionMode, Steps},
     },
     store::meta::MetaError,
     text::hex_reversed,
@@ -26,51 +26,56 @@ use crate::{
 };
 
 impl Handler {
-    /// Handles a reorg; `false`: it was passed over, because its sequence is not the next.
-    pub async fn reorg(
+    /// Handles a reorg. Returns `false` when the reorg was passed over because its sequence is not the next.
+    pub async fn handle_reorg(
         &mut self,
-        at: At,
+        ctx: EventContext,
         log: &mut DecisionLog,
         reorg: &Reorg<'_>,
         message: &Bytes,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, SequencerError> {
         if !self.is_next(reorg.sequence)? {
             return Ok(false);
         }
-        let tip = self.check_reorg(at, reorg, message).await?;
-        let mut steps = Steps::new(log, at.offset, at.making);
+        let tip = self.check_reorg(ctx, reorg, message).await?;
+        let mut steps = Steps::new(log, ctx.offset, ctx.mode);
         for block in reorg.disconnected.iter().rev() {
-            Box::pin(self.disconnect(At { leaving: true, ..at }, &mut steps, block)).await?;
+            Box::pin(self.disconnect(EventContext { is_disconnecting: true, ..ctx }, &mut steps, block)).await?;
         }
-        Box::pin(self.connect(at, &mut steps, &reorg.connected, message)).await?;
+        Box::pin(self.connect(ctx, &mut steps, &reorg.connected, message)).await?;
         self.state.sequence = reorg.sequence;
         self.move_tip(tip, reorg.disconnected.len(), &reorg.connected);
         Ok(true)
     }
 
-    /// Refuses, before anything of it is done, a reorg that does not fit the chain. Answers the tip that it leads to.
-    async fn check_reorg(&self, at: At, reorg: &Reorg<'_>, message: &Bytes) -> Result<Option<Tip>, Stop> {
-        let wrong = |why: String| Stop::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
-        let tip = tip_after(self.state.tip, reorg).map_err(wrong)?;
+    /// Refuses a reorg that does not fit the chain, before its first write. Returns the tip after the reorg.
+    async fn check_reorg(
+        &self,
+        ctx: EventContext,
+        reorg: &Reorg<'_>,
+        message: &Bytes,
+    ) -> Result<Option<Tip>, SequencerError> {
+        let wrong = |why: String| SequencerError::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
+        let tip = compute_tip(self.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
-        let records = self.records_of(disconnected).await?;
-        // One that was begun is done to its end, whatever was pruned since: what it takes back was there.
-        let is_of_this = |there: &BlockRecord| there.chain_pos.is_some_and(|pos| pos.chain_offset() == at.offset);
-        if at.making == Making::Allowed && !records.iter().flatten().any(is_of_this) {
+        let records = self.read_block_records(disconnected).await?;
+        // A reorg that was begun is done to its end, whatever was pruned since: its check has passed before.
+        let is_of_this = |record: &BlockRecord| record.chain_pos.is_some_and(|pos| pos.chain_offset() == ctx.offset);
+        if ctx.mode == DecisionMode::Live && !records.iter().flatten().any(is_of_this) {
             self.check_depth(disconnected).await?.map_or(Ok(()), |why| Err(wrong(why)))?;
         }
-        for (block, there) in disconnected.iter().zip(records) {
-            if !there.is_some_and(|there| is_of(&there, block)) {
-                return Err(match self.may_have_been_forgotten(at).await? {
-                    true => Stop::NodeRestarted,
+        for (block, record) in disconnected.iter().zip(records) {
+            if !record.is_some_and(|record| is_record_of(&record, block)) {
+                return Err(match self.has_node_restarted(ctx).await? {
+                    true => SequencerError::NodeRestarted,
                     false => wrong(format!("block {} was never connected", hex_reversed(&block.hash))),
                 });
             }
         }
         self.check_ids(connected).await?;
         for block in disconnected.iter().chain(connected) {
-            coinbase_of(block)?;
-            self.check_objects(at, block).await?;
+            parse_coinbase(block)?;
+            self.check_objects(ctx, block).await?;
         }
         for block in connected {
             self.check_coinbase(block, message).await?;
@@ -78,107 +83,125 @@ impl Handler {
         Ok(tip)
     }
 
-    /// Why a block may not leave: what it lists may have been pruned, and could not become unmined again.
-    async fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<Option<String>, Stop> {
-        let meta = self.answer("the meta record", self.parts.store.meta()).await;
+    /// Returns the reason why a block cannot be disconnected: its listed transactions may have been pruned, and a
+    /// pruned transaction cannot become unmined again.
+    async fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<Option<String>, SequencerError> {
+        let meta = self.wait_for("the meta record", self.parts.store.meta()).await;
         let meta = meta.map_err(|error| match error {
             MetaError::Engine(error) => error.into(),
-            error => Stop::Damaged(error.to_string()),
+            error => SequencerError::Damaged(error.to_string()),
         })?;
         let floor = meta.map_or(0, |meta| meta.reorg_floor);
         let too_deep = disconnected.iter().find(|block| block.height <= floor && floor > 0);
         Ok(too_deep.map(|block| {
             format!(
-                "block {} at height {} is to leave, but what was mined up to height {floor} may have been pruned \
-                 (store.block_height_retention): rebuild into an empty set without pruning, and go on with that",
+                "block {} at height {} is to leave, but transactions mined up to height {floor} may have been pruned \
+                 (store.block_height_retention); rebuild into an empty set without pruning, and continue with that set",
                 hex_reversed(&block.hash),
                 block.height
             )
         }))
     }
 
-    async fn may_have_been_forgotten(&self, at: At) -> Result<bool, Stop> {
-        match at.making {
-            Making::Allowed => Ok(self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await?),
-            Making::Replaying => Ok(false),
+    async fn has_node_restarted(&self, ctx: EventContext) -> Result<bool, SequencerError> {
+        match ctx.mode {
+            DecisionMode::Live => Ok(self.wait_for("the nodes of the store", self.parts.nodes.has_restarted()).await?),
+            DecisionMode::Replay => Ok(false),
         }
     }
 
-    /// A block leaves the longest chain: what it lists returns to unmined, its coinbase falls, and all that descends from it.
-    async fn disconnect(&self, at: At, steps: &mut Steps<'_>, block: &Block<'_>) -> Result<(), Stop> {
-        let coinbase = coinbase_of(block)?.txid();
-        let mut done = self.done_before(at, block, false).await?;
-        self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
-        self.unset_mined(at, block, &[coinbase]).await?;
-        let mut listing = Listing::of(block).pass_over(done);
+    /// Disconnects a block: its listed transactions become unmined; its coinbase and the descendants of the coinbase
+    /// become conflicting.
+    async fn disconnect(
+        &self,
+        ctx: EventContext,
+        steps: &mut Steps<'_>,
+        block: &Block<'_>,
+    ) -> Result<(), SequencerError> {
+        let coinbase = parse_coinbase(block)?.txid();
+        let mut done = self.read_progress(ctx, block, false).await?;
+        self.apply_decided(ctx, vec![put_block(ctx, block, false, done + 1)]).await?;
+        self.unset_mined(ctx, block, &[coinbase]).await?;
+        let mut listing = ListedTxReader::new(block).skip(done);
         loop {
-            let chunk = self.next_listed(at, &mut listing).await?;
+            let chunk = self.read_next_listed(ctx, &mut listing).await?;
             if chunk.is_empty() {
                 break;
             }
             done += chunk.len() as u64;
             let txids: Vec<Txid> = chunk.into_iter().map(|listed| listed.txid).collect();
-            self.unset_mined(at, block, &txids).await?;
-            if done < listing::count(block) {
-                self.apply_decided(at, vec![put_block(at, block, false, done + 1)]).await?;
+            self.unset_mined(ctx, block, &txids).await?;
+            if done < listing::count_transactions(block) {
+                self.apply_decided(ctx, vec![put_block(ctx, block, false, done + 1)]).await?;
             }
         }
-        // By its height, too: of two blocks with one coinbase that leave at once only the earlier one has a decision.
+        // Compared with the height, too: of two disconnected blocks with one coinbase only the earlier has a decision.
         let is_of_block = |body: &DecisionBody| match body {
             DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. } => {
                 (*txid, *height) == (coinbase, block.height)
             }
             _ => false,
         };
-        let body = match steps.existing_that(is_of_block) {
+        let body = match steps.take_existing_matching(is_of_block) {
             Some(body) => body,
-            // Rare, and a part of every future here: boxed.
-            None if Box::pin(self.counts_by_earlier(at, block, coinbase)).await? => return Ok(()),
-            None => steps.decide(Box::pin(self.judge_disconnected(at, coinbase, block.height))).await?,
+            // Boxed: rare, and else a part of every future here.
+            None if Box::pin(self.fall_back_to_earlier_block(ctx, block, coinbase)).await? => return Ok(()),
+            None => steps.decide(Box::pin(self.evaluate_disconnected(ctx, coinbase, block.height))).await?,
         };
-        if subject(&body) != Some(coinbase) {
+        if decided_txid(&body) != Some(coinbase) {
             let name = hex_reversed(&block.hash);
-            return Err(Stop::Halt(format!("chain offset {}: block {name} leaves, but {body:?}", at.offset)));
+            return Err(SequencerError::Halt(format!(
+                "chain offset {}: block {name} leaves, but {body:?}",
+                ctx.offset
+            )));
         }
-        Box::pin(self.carry_out(at, steps, body)).await
+        Box::pin(self.apply_verdict(ctx, steps, body)).await
     }
 
-    async fn unset_mined(&self, at: At, block: &Block<'_>, txids: &[Txid]) -> Result<(), Stop> {
+    async fn unset_mined(&self, ctx: EventContext, block: &Block<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
         let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
-        let rows = txids.iter().map(|txid| at.row(Phase::Apply, Key::master(*txid), unset.clone()));
-        self.apply_decided(at, rows.collect()).await
+        let rows = txids.iter().map(|txid| ctx.row(Phase::Apply, Key::master(*txid), unset.clone()));
+        self.apply_decided(ctx, rows.collect()).await
     }
 
-    async fn judge_disconnected(&self, at: At, coinbase: Txid, height: u32) -> Result<DecisionBody, Stop> {
-        let named = self.contest_holders(at, Phase::Apply, vec![coinbase]).await?;
-        let live = named.get(&coinbase) == Some(&Named::Live);
+    async fn evaluate_disconnected(
+        &self,
+        ctx: EventContext,
+        coinbase: Txid,
+        height: u32,
+    ) -> Result<DecisionBody, SequencerError> {
+        let holder_states = self.contest_holders(ctx, Phase::Apply, vec![coinbase]).await?;
+        let live = holder_states.get(&coinbase) == Some(&HolderState::Live);
         Ok(DecisionBody::Conflicting { txid: coinbase, reason: Reason::Disconnected, height, live })
     }
 }
 
-fn is_of(record: &BlockRecord, block: &Block<'_>) -> bool {
+fn is_record_of(record: &BlockRecord, block: &Block<'_>) -> bool {
     (record.hash, record.previous, record.height) == (block.hash, block.previous, block.height)
 }
 
-/// Where a reorg leads from this tip, or why it does not fit. Pure.
-fn tip_after(mut tip: Option<Tip>, reorg: &Reorg<'_>) -> Result<Option<Tip>, String> {
+/// Computes the tip after a reorg from this tip. Pure.
+///
+/// # Errors
+/// The reason why the reorg does not fit the tip.
+fn compute_tip(mut tip: Option<Tip>, reorg: &Reorg<'_>) -> Result<Option<Tip>, String> {
     let mut names = BTreeMap::new();
     for block in reorg.disconnected.iter().chain(&reorg.connected) {
         if *names.entry(block.block_id).or_insert(block.hash) != block.hash {
-            return Err(format!("two blocks of it have the id {}", block.block_id));
+            return Err(format!("two blocks of the reorg have the id {}", block.block_id));
         }
     }
     for block in reorg.disconnected.iter().rev() {
         let is_tip = |tip: &Tip| (tip.hash, tip.height) == (block.hash, block.height);
         if !tip.as_ref().is_some_and(is_tip) {
             let name = hex_reversed(&block.hash);
-            let there = tip.map_or("nothing".to_owned(), |tip| hex_reversed(&tip.hash));
-            return Err(format!("block {name} at height {} is to leave, but the tip is {there}", block.height));
+            let current = tip.map_or("nothing".to_owned(), |tip| hex_reversed(&tip.hash));
+            return Err(format!("block {name} at height {} is to leave, but the tip is {current}", block.height));
         }
         tip = Tip::below(block);
     }
     for block in &reorg.connected {
-        follows(tip, block)?;
+        check_follows(tip, block)?;
         tip = Some(Tip::of(block));
     }
     Ok(tip)
@@ -210,7 +233,7 @@ mod tests {
             |all: &[(u8, u8, u32)]| all.iter().map(|(id, previous, height)| block(*id, *previous, *height)).collect();
         let tip = tip.map(|(id, height)| Tip { hash: [id; 32], height, block_id: Some(id.into()) });
         let reorg = Reorg { sequence: 1, disconnected: blocks(leave), connected: blocks(come) };
-        Ok(tip_after(tip, &reorg)?.map(|tip| (tip.hash[0], tip.height)))
+        Ok(compute_tip(tip, &reorg)?.map(|tip| (tip.hash[0], tip.height)))
     }
 
     #[test]
@@ -225,19 +248,19 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
-        let told = |tip, leave: &[_], come: &[_]| after(tip, leave, come).unwrap_err();
+    fn a_reorg_that_does_not_fit_is_refused_by_name() {
+        let reason_of = |tip, leave: &[_], come: &[_]| after(tip, leave, come).unwrap_err();
         let tip = Some((2, 11));
-        assert!(told(tip, &[(1, 0, 10)], &[]).contains("is to leave, but the tip is 0202"));
-        assert!(told(tip, &[(2, 1, 10)], &[]).contains("is to leave"), "another height");
-        assert!(told(tip, &[(7, 8, 10), (2, 1, 11)], &[]).contains("is to leave, but the tip is 0101"));
-        assert!(told(None, &[(2, 1, 11)], &[]).contains("the tip is nothing"));
-        assert!(told(tip, &[(2, 1, 11)], &[(3, 2, 11)]).contains("but the tip is 0101"));
-        assert!(told(tip, &[(2, 1, 11)], &[(3, 1, 12)]).contains("says that it is at height 12"));
-        assert!(told(tip, &[], &[(3, 2, 12), (4, 2, 13)]).contains("but the tip is 0303"));
+        assert!(reason_of(tip, &[(1, 0, 10)], &[]).contains("is to leave, but the tip is 0202"));
+        assert!(reason_of(tip, &[(2, 1, 10)], &[]).contains("is to leave"), "another height");
+        assert!(reason_of(tip, &[(7, 8, 10), (2, 1, 11)], &[]).contains("is to leave, but the tip is 0101"));
+        assert!(reason_of(None, &[(2, 1, 11)], &[]).contains("the tip is nothing"));
+        assert!(reason_of(tip, &[(2, 1, 11)], &[(3, 2, 11)]).contains("but the tip is 0101"));
+        assert!(reason_of(tip, &[(2, 1, 11)], &[(3, 1, 12)]).contains("says that it is at height 12"));
+        assert!(reason_of(tip, &[], &[(3, 2, 12), (4, 2, 13)]).contains("but the tip is 0303"));
         let mut twice = [block(3, 2, 12), block(4, 3, 13)];
         twice[1].block_id = 3;
         let reorg = Reorg { sequence: 1, disconnected: vec![], connected: twice.to_vec() };
-        assert!(tip_after(None, &reorg).unwrap_err().contains("have the id 3"));
+        assert!(compute_tip(None, &reorg).unwrap_err().contains("have the id 3"));
     }
 }

@@ -1,55 +1,56 @@
-//! The chain's own state. It travels in the metadata of the committed chain offset, so that it is always the state *of
-//! that offset*.
+//! The state of the chain. The metadata of the committed chain offset contains it, so that it is always the state of
+//! that very offset.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{engine::Incarnation, event::Block, text::one_line};
 
-/// Which blocks the chain has seen when its offset was committed, and where its sources and decisions go on.
+/// The state of the chain at a committed offset: the tip, and the positions in the source topics and in the decisions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChainState {
-    /// `sequence` of the last block or reorg that was handled; 0 before the first.
+    /// Sequence of the last block or reorg that was handled; 0 before the first.
     #[serde(rename = "seq")]
     pub sequence: u64,
     /// Tip of the longest chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tip: Option<Tip>,
-    /// Offset in `utxo.block-mined` to feed from: what is below has been handled, or is in the chain, or was refused.
+    /// Offset in `utxo.block-mined` to feed from. Every message below is in the chain log, or handled, or refused.
     #[serde(rename = "mined")]
     pub block_mined_next: u64,
-    /// Offset in `utxo.reorgs` to feed from, likewise.
+    /// Offset in `utxo.reorgs` to feed from. Every message below is in the chain log, or handled, or refused.
     #[serde(rename = "reorgs")]
     pub reorgs_next: u64,
-    /// Where in the two topics begins what is not handled, where that is below where they are fed from: the rest is in the chain, whose
-    /// messages are in no order of time.
+    /// Offsets in `utxo.block-mined` and `utxo.reorgs` of the first message that is not handled, if these are below the
+    /// offsets to feed from. The messages in between are in the chain log, which is not in the order of their times.
     #[serde(default, rename = "open", skip_serializing_if = "Option::is_none")]
     pub unhandled: Option<(u64, u64)>,
-    /// Offset in `utxo.decisions` from which the decisions on what is not handled yet must be read.
+    /// Offset in `utxo.decisions` from which the decisions on events that are not handled must be read.
     #[serde(rename = "decisions")]
     pub decisions_from: u64,
-    /// What the decisions topic is known by, once it holds any: the beginning of its [`topic_id`](crate::store::meta::topic_id).
+    /// The beginning of the id of the decisions topic ([`read_topic_id`](crate::store::meta::read_topic_id)); empty
+    /// before its first message.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub decisions_id: String,
-    /// The greatest height that the longest chain has had, where that is above its tip: by it is decided what may be forgotten.
+    /// The greatest height that the longest chain has had, if above the height of the tip; 0 else. Pruning goes by it.
     #[serde(default, rename = "top", skip_serializing_if = "is_zero")]
     pub highest: u32,
-    /// How often the chain has gone back because a node of the store had forgotten; part of every stamp.
+    /// The number of times that the nodes of the store have changed their incarnation; part of every stamp.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub era: u32,
-    /// The incarnation of the store's nodes in that era, in short; empty for a store that forgets nothing.
+    /// A short hash of the nodes' incarnation in that era; empty for a store that cannot lose writes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nodes: String,
-    /// Header times of the last blocks of the longest chain, oldest first, seconds since the epoch: of eleven, and of as many as a reorg
-    /// may take away without the median of eleven being lost.
+    /// Header times of the last blocks of the longest chain, oldest first, in seconds since the epoch: 11 for the
+    /// median time, and 64 more that a reorg can disconnect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub times: Vec<u32>,
 }
 
-/// Blocks whose median time is that of the chain.
+/// Blocks whose median header time is the median time of the chain.
 const MEDIAN_OF: usize = 11;
-/// Some 800 bytes in a commit.
-const TIMES: usize = MEDIAN_OF + 64;
+/// Header times kept: some 800 bytes in a commit.
+const MAX_TIMES: usize = MEDIAN_OF + 64;
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -62,74 +63,77 @@ pub struct Tip {
     /// Block hash, internal order.
     #[serde(with = "hex::serde")]
     pub hash: [u8; 32],
-    /// Its height.
+    /// Height of the block.
     pub height: u32,
-    /// Its local id; not known where blocks have left and none came in their place.
+    /// Local id of the block; unknown after a reorg that connected no block.
     #[serde(default, rename = "id", skip_serializing_if = "Option::is_none")]
     pub block_id: Option<u32>,
 }
 
 impl Tip {
-    /// Once this block is on the longest chain.
+    /// Returns the tip after this block was connected.
     pub fn of(block: &Block<'_>) -> Self {
         Tip { hash: block.hash, height: block.height, block_id: Some(block.block_id) }
     }
 
-    /// Once this block has left; `None`: nothing was below it.
+    /// Returns the tip after this block was disconnected; `None` at height 0.
     pub fn below(block: &Block<'_>) -> Option<Self> {
         Some(Tip { hash: block.previous, height: block.height.checked_sub(1)?, block_id: None })
     }
 }
 
-/// What is wrong with the metadata of a committed chain offset.
+/// The error of metadata of a committed chain offset that is not the chain's state.
 #[derive(Debug, thiserror::Error)]
 #[error("the metadata of the committed chain offset is not the chain's state: {}", one_line(&.0.to_string()))]
 pub struct BadState(#[from] serde_json::Error);
 
 impl ChainState {
-    /// Reads the metadata of a commit; a group that never committed is at the beginning.
+    /// Reads the metadata of a commit. Empty metadata is the state before the first event.
     pub fn from_metadata(metadata: &str) -> Result<Self, BadState> {
         if metadata.is_empty() { Ok(ChainState::default()) } else { Ok(serde_json::from_str(metadata)?) }
     }
 
-    /// Offsets in `utxo.block-mined` and `utxo.reorgs`: everything below is handled, or never will be.
-    pub fn handled(&self) -> (u64, u64) {
+    /// Returns offsets in `utxo.block-mined` and `utxo.reorgs`: every message below is handled, or never will be.
+    pub fn handled_offsets(&self) -> (u64, u64) {
         self.unhandled.unwrap_or((self.block_mined_next, self.reorgs_next))
     }
 
-    /// So far the topics are fed, and so far what they hold is handled.
-    pub fn note_sources(&mut self, fed: (u64, u64), handled: (u64, u64)) {
+    /// Records the offsets up to which the two topics are fed, and up to which they are handled.
+    pub fn record_sources(&mut self, fed: (u64, u64), handled: (u64, u64)) {
         self.block_mined_next = self.block_mined_next.max(fed.0).max(handled.0);
         self.reorgs_next = self.reorgs_next.max(fed.1).max(handled.1);
         self.unhandled = Some(handled).filter(|handled| *handled != (self.block_mined_next, self.reorgs_next));
     }
 
-    /// Blocks have left and others have come, oldest first; what the tip is then.
-    pub fn move_tip(&mut self, tip: Option<Tip>, left: usize, came: &[Block<'_>]) {
+    /// Moves the tip after `disconnected` blocks have left the longest chain and the blocks `connected`, oldest first,
+    /// have joined.
+    pub fn move_tip(&mut self, tip: Option<Tip>, disconnected: usize, connected: &[Block<'_>]) {
         let highest = self.highest();
         self.tip = tip;
         self.highest = if highest > tip.map_or(0, |tip| tip.height) { highest } else { 0 };
-        self.times.truncate(self.times.len().saturating_sub(left));
-        self.times.extend(came.iter().map(|block| block.time));
-        self.times.drain(..self.times.len().saturating_sub(TIMES));
+        self.times.truncate(self.times.len().saturating_sub(disconnected));
+        self.times.extend(connected.iter().map(|block| block.time));
+        self.times.drain(..self.times.len().saturating_sub(MAX_TIMES));
     }
 
-    /// The greatest height that the longest chain has had.
+    /// Returns the greatest height that the longest chain has had.
     pub fn highest(&self) -> u32 {
         self.highest.max(self.tip.map_or(0, |tip| tip.height))
     }
 
-    /// The median of the header times of the last eleven blocks, seconds since the epoch; of fewer where no more are known. `None`: of none.
+    /// Returns the median of the header times of the last eleven blocks, in seconds since the epoch; of fewer if fewer
+    /// are known. `None` before the first block.
     pub fn median_time(&self) -> Option<u32> {
         let mut last = self.times[self.times.len().saturating_sub(MEDIAN_OF)..].to_vec();
         last.sort_unstable();
         last.get(last.len() / 2).copied()
     }
 
-    /// Refuses what nothing could follow: counters that are at their end are damage, or somebody's mischief.
+    /// Refuses a state whose counters have their greatest value. No event could follow such a state, which only damage
+    /// or a hostile producer can make.
     ///
     /// # Errors
-    /// Which counter it is.
+    /// The name of the counter, and the state.
     pub fn checked(self) -> Result<Self, String> {
         for (counter, ended) in [("sequence", self.sequence == u64::MAX), ("era", self.era == u32::MAX)] {
             if ended {
@@ -139,8 +143,8 @@ impl ChainState {
         Ok(self)
     }
 
-    /// The state in which whoever takes the chain goes on over nodes of this incarnation. `None`: they are the same, and
-    /// so is the state.
+    /// Returns the state in a new era for nodes of this incarnation, or `None` when the incarnation is that of the
+    /// state.
     pub fn in_new_era(&self, incarnation: &Incarnation) -> Option<Self> {
         let mut nodes = incarnation.0.clone();
         if !nodes.is_empty() {
@@ -149,7 +153,7 @@ impl ChainState {
         (nodes != self.nodes).then(|| ChainState { era: self.era + 1, nodes, ..self.clone() })
     }
 
-    /// The metadata for a commit: well below Kafka's 4,096 bytes.
+    /// Returns the metadata for a commit: well below Kafka's limit of 4,096 bytes.
     pub fn to_metadata(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and hexadecimal text always serialise"))
     }
@@ -172,7 +176,7 @@ mod tests {
             highest: u32::MAX,
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
-            times: vec![u32::MAX; TIMES],
+            times: vec![u32::MAX; MAX_TIMES],
         };
         let metadata = state.to_metadata();
         assert!(metadata.len() < 1_500, "{metadata}");
@@ -205,7 +209,7 @@ mod tests {
         assert!(!state.to_metadata().contains("top"), "it says nothing that the tip does not");
     }
 
-    /// Bitcoin's rule: of an even number the later of the two in the middle.
+    /// Bitcoin's rule: of an even number of times the later of the two in the middle.
     #[test]
     fn the_median_time_is_of_the_last_eleven_blocks_and_follows_a_reorg() {
         let mut state = ChainState::default();
@@ -222,8 +226,8 @@ mod tests {
         state.move_tip(None, 100, &[block(7)]);
         assert_eq!((state.median_time(), state.times.len()), (Some(7), 1));
         (0..200).for_each(|time| state.move_tip(None, 0, &[block(time)]));
-        assert_eq!((state.median_time(), state.times.len()), (Some(194), TIMES));
-        state.move_tip(None, TIMES - MEDIAN_OF, &[]);
+        assert_eq!((state.median_time(), state.times.len()), (Some(194), MAX_TIMES));
+        state.move_tip(None, MAX_TIMES - MEDIAN_OF, &[]);
         assert_eq!(state.median_time(), Some(130));
     }
 }

@@ -1,79 +1,81 @@
-//! The decisions on one chain event, taken one after the other.
+//! The decisions on one chain event, one step after the other.
 //!
-//! A handler is written as if it decided everything itself: each [`Steps::decide`] answers with the decision that is in
-//! the log already, or else makes one, writes it ahead and reads it back. So what a crash interrupted goes on where it
-//! stood, and a rebuild applies what was decided without deciding anything.
+//! A handler is written as if it decided everything itself: each [`Steps::decide`] returns the decision that is in the
+//! log already, or else makes one, writes it ahead and reads it back. An event that a crash interrupted thus continues
+//! where it was, and a rebuild applies the decisions of the log without deciding anything.
 
 use crate::{
     event::DecisionBody,
-    sequencer::{Stop, decisions::DecisionLog},
+    sequencer::{SequencerError, decisions::DecisionLog},
 };
 
-/// Whether new decisions may be made.
+/// The mode of a handler: to make decisions, or only to apply decisions of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Making {
-    /// They may.
-    Allowed,
-    /// Below the frontier of a rebuild everything has been decided.
-    Replaying,
+pub enum DecisionMode {
+    /// New decisions may be made and outcomes published.
+    Live,
+    /// A rebuild below its frontier: only decisions of the log are applied.
+    Replay,
 }
 
-/// The decisions on one chain event. Futures hold it as `&mut`, also to read only: its log is `Send`, and not `Sync`.
+/// The decisions on one chain event. Futures borrow it as `&mut`, also for reads: its log is `Send`, but not `Sync`.
 pub struct Steps<'a> {
     log: &'a mut DecisionLog,
     chain_offset: u64,
     next: u32,
-    making: Making,
-    /// Every decision so far was in the log already.
-    again: bool,
+    mode: DecisionMode,
+    /// True while every decision so far was in the log already.
+    all_from_log: bool,
 }
 
 impl<'a> Steps<'a> {
-    /// Before the first step of the event at `chain_offset`.
-    pub fn new(log: &'a mut DecisionLog, chain_offset: u64, making: Making) -> Self {
-        Steps { log, chain_offset, next: 0, making, again: true }
+    /// Starts before the first step of the event at `chain_offset`.
+    pub fn new(log: &'a mut DecisionLog, chain_offset: u64, mode: DecisionMode) -> Self {
+        Steps { log, chain_offset, next: 0, mode, all_from_log: true }
     }
 
-    /// The next decision, if it is in the log already.
-    pub fn existing(&mut self) -> Option<DecisionBody> {
-        let (body, next) = self.log.table().whole(self.chain_offset, self.next)?;
+    /// Takes the next decision, if the log has it already.
+    pub fn take_existing(&mut self) -> Option<DecisionBody> {
+        let (body, next) = self.log.table().next_joined(self.chain_offset, self.next)?;
         self.next = next;
         Some(body)
     }
 
-    /// Whether the next decision is in the log already.
+    /// Returns whether the log has the next decision already.
     pub fn has_existing(&self) -> bool {
-        self.log.table().whole(self.chain_offset, self.next).is_some()
+        self.log.table().next_joined(self.chain_offset, self.next).is_some()
     }
 
-    /// Reads what others have decided meanwhile.
-    pub async fn catch_up(&mut self) -> Result<(), Stop> {
-        if self.making == Making::Allowed {
+    /// Reads the decisions that other sequencers have written meanwhile.
+    pub async fn catch_up(&mut self) -> Result<(), SequencerError> {
+        if self.mode == DecisionMode::Live {
             self.log.catch_up().await?;
         }
         Ok(())
     }
 
-    /// Writes the last decision on the event. Somebody else's in its place: this handler missed something, and the event
-    /// must be handled again from its beginning.
-    pub async fn close(&mut self) -> Result<(), Stop> {
+    /// Writes `Closed`, the last decision on the event.
+    ///
+    /// # Errors
+    /// `Behind` when another sequencer's decision is in that place: the event must be handled again from its beginning.
+    pub async fn close(&mut self) -> Result<(), SequencerError> {
         match self.decide(async { Ok(DecisionBody::Closed) }).await? {
             DecisionBody::Closed => Ok(()),
-            _ => Err(Stop::Behind(self.chain_offset)),
+            _ => Err(SequencerError::Behind(self.chain_offset)),
         }
     }
 
-    /// Whether everything decided so far is applied again, perhaps to a store that has forgotten, and in which others have
-    /// moved on meanwhile.
+    /// Returns whether all decisions so far are applied again: a node may have lost the first writes, and later events
+    /// may have changed the records meanwhile.
     pub fn is_applied_again(&self) -> bool {
-        self.again && self.making == Making::Allowed
+        self.all_from_log && self.mode == DecisionMode::Live
     }
 
-    /// The next decision, if it is in the log already and `wanted`; whatever closed the event before it is passed over.
-    pub fn existing_that(&mut self, wanted: impl Fn(&DecisionBody) -> bool) -> Option<DecisionBody> {
+    /// Takes the next decision, if the log has it already and `wanted` accepts it. A `Closed` before it is skipped.
+    pub fn take_existing_matching(&mut self, wanted: impl Fn(&DecisionBody) -> bool) -> Option<DecisionBody> {
         let mut from = self.next;
         loop {
-            let (body, next) = self.log.table().whole(self.chain_offset, from)?;
+            let (body, next) = self.log.table().next_joined(self.chain_offset, from)?;
             if body == DecisionBody::Closed {
                 from = next;
             } else if wanted(&body) {
@@ -85,50 +87,50 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Passes over what closed the event: it is open again.
-    pub fn pass_over_closed(&mut self) {
-        while let Some((DecisionBody::Closed, next)) = self.log.table().whole(self.chain_offset, self.next) {
+    /// Skips every `Closed` at this place: the event is open again.
+    pub fn skip_closed(&mut self) {
+        while let Some((DecisionBody::Closed, next)) = self.log.table().next_joined(self.chain_offset, self.next) {
             self.next = next;
         }
     }
 
-    /// The last record of the decision that was taken last.
-    pub fn last_taken(&self) -> Option<u32> {
+    /// Returns the step of the last record that was taken.
+    pub fn last_taken_step(&self) -> Option<u32> {
         self.next.checked_sub(1)
     }
 
-    /// The record of a step that was taken.
-    pub fn taken(&self, step: u32) -> Option<&DecisionBody> {
+    /// Returns the record of a step that was taken.
+    pub fn taken_record(&self, step: u32) -> Option<&DecisionBody> {
         self.log.table().get(self.chain_offset, step).filter(|_| step < self.next)
     }
 
-    /// Whether any decision was taken.
-    pub fn any(&self) -> bool {
+    /// Returns whether any decision was taken.
+    pub fn has_decisions(&self) -> bool {
         self.next > 0
     }
 
-    /// The next decision: the one in the log, or what `make` comes to.
+    /// Returns the next decision: the one in the log, or else the one that `make` returns, written ahead and read back.
     pub async fn decide(
         &mut self,
-        make: impl Future<Output = Result<DecisionBody, Stop>>,
-    ) -> Result<DecisionBody, Stop> {
-        if let Some(body) = self.existing() {
+        make: impl Future<Output = Result<DecisionBody, SequencerError>>,
+    ) -> Result<DecisionBody, SequencerError> {
+        if let Some(body) = self.take_existing() {
             return Ok(body);
         }
-        if self.making == Making::Replaying {
-            return Err(Stop::Halt(format!(
-                "chain offset {}: step {} was never decided, though it lies below the frontier",
+        if self.mode == DecisionMode::Replay {
+            return Err(SequencerError::Halt(format!(
+                "chain offset {}: step {} has no decision, though the offset is below the rebuild's frontier",
                 self.chain_offset, self.next
             )));
         }
-        self.again = false;
+        self.all_from_log = false;
         let body = make.await?;
-        // Afterwards: what was read has to be a store from which nothing that was applied was missing.
-        if self.log.has_forgotten().await? {
-            return Err(Stop::NodeRestarted);
+        // Checked after `make`: the decision is valid only if no node lost writes while the store was read.
+        if self.log.have_nodes_restarted().await? {
+            return Err(SequencerError::NodeRestarted);
         }
         self.log.publish(self.chain_offset, body).await?;
-        // Without a whole decision somebody else's parts stand between: they, or ours behind them, are read anew.
-        self.existing().ok_or(Stop::Behind(self.chain_offset))
+        // No whole decision: parts of another sequencer are in between. The event is handled again with all parts.
+        self.take_existing().ok_or(SequencerError::Behind(self.chain_offset))
     }
 }

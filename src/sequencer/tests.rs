@@ -1,4 +1,4 @@
-//! The consumer of the chain on a log and a store in memory.
+//! Tests of the sequencer on a log and a store in memory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,24 +7,24 @@ use bytes::Bytes;
 use super::*;
 use crate::{
     broker::{
-        Broker, BrokerError, Committing, NewTopic, Produce,
+        Broker, BrokerError, CommitFuture, NewTopic, OutgoingMessage,
         identity::TopicGuard,
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
     engine::{
         conformance::RULES,
-        fault::{FaultEngine, Faults},
+        fault::{EngineFaults, FaultEngine},
         memory::MemoryEngine,
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
     group::notify::TxNotifier,
     status::Health,
     store::{
-        create::{Creator, Identity, Processes},
-        nodes::Nodes,
+        create::{Creator, CreatorIdentity, ProcessVisibility},
+        ownership::UnverifiedStore,
+        restart_detector::RestartDetector,
         testing,
-        whole::Unaccounted,
     },
     telemetry::Metrics,
 };
@@ -47,12 +47,14 @@ pub(super) async fn parts() -> SequencerParts {
     let names = ["block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
     broker.create_topics(&names.map(new)).await.unwrap();
     let store = testing::store(100);
-    let identity = Identity { owner: 1, process_id: 1, hostname: "here".to_owned(), sees: Processes::None };
+    let hostname = "here".to_owned();
+    let process_visibility = ProcessVisibility::None;
+    let identity = CreatorIdentity { owner: 1, process_id: 1, hostname, process_visibility };
     SequencerParts {
         creator: Creator::new(store.clone(), clock.clone(), identity),
-        nodes: Nodes::new(store.engine.clone(), Duration::ZERO),
+        nodes: RestartDetector::new(store.engine.clone(), Duration::ZERO),
         guard: TopicGuard::unguarded(),
-        whole: Arc::new(Unaccounted),
+        ownership: Arc::new(UnverifiedStore),
         tx_notifier: TxNotifier::default(),
         verdicts: Arc::default(),
         monitor: None,
@@ -65,7 +67,7 @@ pub(super) async fn parts() -> SequencerParts {
             prune: None,
             block_wait: Duration::from_secs(10),
             mined_batch_size: 64,
-            cone_chunk: 2,
+            descendants_per_decision: 2,
             commit_interval: Duration::from_millis(100),
         },
         metrics: Arc::new(Metrics::new()),
@@ -74,7 +76,7 @@ pub(super) async fn parts() -> SequencerParts {
     }
 }
 
-/// A block that waits for `listed`, and behind it more repeats than may be read ahead.
+/// Produces a block that waits for `listed`, and `repeats` repeated reorgs after it.
 async fn fill(parts: &SequencerParts, listed: &Bytes, repeats: usize) {
     let coinbase = testing::coinbase(5_000);
     let txid = testing::txid(listed);
@@ -91,17 +93,17 @@ async fn fill(parts: &SequencerParts, listed: &Bytes, repeats: usize) {
     let block = Event::BlockMined(BlockMined { sequence: 1, block }).encode();
     let repeat = Event::Reorg(Reorg { sequence: 1, disconnected: vec![], connected: vec![] }).encode();
     let payloads = std::iter::once(block).chain(std::iter::repeat_n(repeat, repeats));
-    let message = |payload: Vec<u8>| Produce {
+    let message = |payload: Vec<u8>| OutgoingMessage {
         topic: "chain".into(),
         partition: Some(0),
         payload: payload.into(),
-        ..Produce::default()
+        ..OutgoingMessage::default()
     };
     parts.producer.produce_all(payloads.map(message).collect()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn behind_a_block_that_waits_only_so_much_is_read_and_then_all_of_it() {
+async fn a_waiting_block_bounds_the_events_that_are_read_ahead() {
     let parts = parts().await;
     parts.store.plant(testing::seeded(1, 2)).await;
     let listed = testing::transaction(&[(testing::outpoint(crate::tx::Txid([1; 32]), 0), 1_000)], &[600]);
@@ -131,10 +133,10 @@ async fn behind_a_block_that_waits_only_so_much_is_read_and_then_all_of_it() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_does_not_wait_for_nodes_that_do_not_answer() {
     let parts = parts().await;
-    let memory = Arc::new(MemoryEngine::forgetful(RULES, parts.clock.clone(), Duration::from_secs(1)));
-    let engine = Arc::new(FaultEngine::forgetful(memory, parts.clock.clone(), 1));
-    engine.set(Faults { failed_read: 1.0, ..Faults::default() });
-    let parts = SequencerParts { nodes: Nodes::new(engine, Duration::from_secs(5)), ..parts };
+    let memory = Arc::new(MemoryEngine::with_loss_window(RULES, parts.clock.clone(), Duration::from_secs(1)));
+    let engine = Arc::new(FaultEngine::with_restarts(memory, parts.clock.clone(), 1));
+    engine.set(EngineFaults { failed_read: 1.0, ..EngineFaults::default() });
+    let parts = SequencerParts { nodes: RestartDetector::new(engine, Duration::from_secs(5)), ..parts };
     let consumer = parts.broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(Sequencer::new(parts.clone(), ChainMode::Live, consumer).run(shutdown.clone()));
@@ -145,16 +147,16 @@ async fn a_shutdown_does_not_wait_for_nodes_that_do_not_answer() {
     tokio::time::timeout(Duration::from_secs(5), running).await.unwrap().unwrap().unwrap();
 }
 
-/// A member from whom the chain is being taken away as soon as it is paused, and who has not heard of it.
-struct Leaving(Box<dyn Consumer>, bool);
+/// A consumer whose partition is being revoked once it is paused, before the revocation is polled.
+struct RevokedConsumer(Box<dyn Consumer>, bool);
 
 #[async_trait::async_trait]
-impl Consumer for Leaving {
-    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+impl Consumer for RevokedConsumer {
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError> {
         self.0.poll().await
     }
 
-    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+    fn commit(&mut self, offsets: &[(TopicPartition, CommittedOffset)]) -> CommitFuture {
         self.0.commit(offsets)
     }
 
@@ -164,14 +166,14 @@ impl Consumer for Leaving {
 
     fn pause(&mut self, partition: &TopicPartition) -> Result<(), BrokerError> {
         if self.1 {
-            return Err(BrokerError::new(BrokerErrorKind::NotAssigned, "pause", "it is leaving"));
+            return Err(BrokerError::new(BrokerErrorKind::NotAssigned, "pause", "the partition is being revoked"));
         }
         self.1 = true;
         self.0.pause(partition)
     }
 
     fn resume(&mut self, _: &TopicPartition) -> Result<(), BrokerError> {
-        Err(BrokerError::new(BrokerErrorKind::NotAssigned, "resume", "it is leaving"))
+        Err(BrokerError::new(BrokerErrorKind::NotAssigned, "resume", "the partition is being revoked"))
     }
 
     fn finish_revocation(&mut self) {
@@ -184,19 +186,19 @@ impl Consumer for Leaving {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chain_that_is_being_taken_away_is_paused_no_more_and_ends_nobody() {
+async fn a_refused_pause_during_a_revocation_does_not_end_the_sequencer() {
     let parts = parts().await;
     parts.store.plant(testing::seeded(1, 2)).await;
     let listed = testing::transaction(&[(testing::outpoint(crate::tx::Txid([1; 32]), 0), 1_000)], &[600]);
     fill(&parts, &listed, 2 * BOUNDS.span as usize).await;
     let consumer = parts.broker.subscribe("g.chain", &["chain".to_owned()]).await.unwrap();
     let shutdown = CancellationToken::new();
-    let sequencer = Sequencer::new(parts.clone(), ChainMode::Live, Box::new(Leaving(consumer, false)));
+    let sequencer = Sequencer::new(parts.clone(), ChainMode::Live, Box::new(RevokedConsumer(consumer, false)));
     let running = tokio::spawn(sequencer.run(shutdown.clone()));
     tokio::time::sleep(Duration::from_secs(5)).await;
     parts.store.accept(&listed).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert!(!running.is_finished(), "what is heard next is that it is revoked");
+    assert!(!running.is_finished(), "the next poll reports the revocation");
     shutdown.cancel();
     running.await.unwrap().unwrap();
 }

@@ -1,5 +1,5 @@
-//! Applies a verdict: has the losers and what descends from them fall, moves the slots, settles what is left behind, and
-//! gives second chances.
+//! Applies a verdict: marks the losers and their descendants conflicting, moves slots to the winner, settles the slots
+//! of the losers, and publishes second chances.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,24 +11,24 @@ use bytes::Bytes;
 
 use crate::{
     engine::Row,
-    event::{Action, Command, DecidedInput, DecisionBody, Event, OutcomeKind},
+    event::{Command, CommandAction, DecidedInput, DecisionBody, Event, OutcomeKind},
     record::{
         HeldSlot, Key, Outcome, Page, Phase, Reason, Rejection, Reply, Respend, RespendChecks, RespendSlot, Sequenced,
         Slot, SpendSlot, SpendingData, TxState, Verdict,
     },
     sequencer::{
-        Stop,
-        cone::{Cone, Loser},
-        contest::{Named, only_live},
-        handler::{At, BODIES_AT_ONCE, Handler, Patience, distinct},
-        steps::{Making, Steps},
-        waiting::{Waiting, names},
+        SequencerError,
+        contest::{HolderState, filter_live},
+        descendants::{Descendants, LosingTx},
+        handler::{BODIES_AT_ONCE, EventContext, Handler, RestartGrace, distinct},
+        steps::{DecisionMode, Steps},
+        waiting::{ReportedWait, format_missing},
     },
     tx::{Outpoint, Txid},
 };
 
-/// A transaction that becomes live, what it gets, and from whom.
-struct Win<'a> {
+/// A transaction that becomes live, with its inputs, their holders and the losers.
+struct AcceptedTx<'a> {
     txid: Txid,
     height: u32,
     inputs: &'a [DecidedInput],
@@ -37,46 +37,58 @@ struct Win<'a> {
 }
 
 /// Slots that are settled at once: some megabytes of rows.
-const SETTLED_AT_ONCE: usize = 10_000;
-/// Outcomes that are on their way at once.
-const TOLD_AT_ONCE: usize = 10_000;
+const SETTLE_BATCH_SLOTS: usize = 10_000;
+/// Outcomes that are published at once.
+const OUTCOME_BATCH: usize = 10_000;
 
 impl Handler {
-    /// Does what a verdict says, the last that was taken of `steps`. Every part is idempotent, so it can be done again from
-    /// its beginning.
-    pub async fn carry_out(&self, at: At, steps: &mut Steps<'_>, body: DecisionBody) -> Result<(), Stop> {
-        // As of the verdict: its cone may have been decided on only in part when a node forgot.
+    /// Applies a verdict, the decision that was taken last of `steps`. Each part is idempotent, so that a verdict can
+    /// be applied again from its beginning.
+    pub async fn apply_verdict(
+        &self,
+        ctx: EventContext,
+        steps: &mut Steps<'_>,
+        body: DecisionBody,
+    ) -> Result<(), SequencerError> {
+        // Read before the decisions on its descendants: these may be new after a node lost writes.
         let applied_again = steps.is_applied_again();
         match body {
             DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
-                let win = Win { txid, height, inputs: &inputs, losers: &losers, by_block };
-                self.accept(at, steps, applied_again, win).await
+                let accepted = AcceptedTx { txid, height, inputs: &inputs, losers: &losers, by_block };
+                self.apply_accepted(ctx, steps, applied_again, accepted).await
             }
             DecisionBody::Conflicting { txid, reason, height, live } => {
-                let loser = Loser { txid, reason, was_live: live };
-                let cone = Box::pin(self.fell(at, steps, applied_again, height, vec![loser], None)).await?;
-                let settled = self.settle(at, applied_again, steps, &cone).await?;
-                self.second_chances(at, &settled, None, &cone).await?;
+                let loser = LosingTx { txid, reason, was_live: live };
+                let descendants =
+                    Box::pin(self.mark_descendants_conflicting(ctx, steps, applied_again, height, vec![loser], None))
+                        .await?;
+                let settled = self.settle_descendants(ctx, applied_again, steps, &descendants).await?;
+                self.publish_second_chances(ctx, &settled, None, &descendants).await?;
                 if let Reason::MissingParent { parent } = reason {
-                    self.chance_if_it_came(at, txid, parent).await?;
+                    self.reconsider_if_parent_is_live(ctx, txid, parent).await?;
                 }
-                self.tell_conflicting(at, steps, &cone).await
+                self.publish_conflicting_outcomes(ctx, steps, &descendants).await
             }
-            DecisionBody::PassedOver { txid } => self.settle_passed_over(at, applied_again, txid).await,
+            DecisionBody::PassedOver { txid } => self.settle_passed_over(ctx, applied_again, txid).await,
             DecisionBody::Cone { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
-            | DecisionBody::AcceptedPart { .. } => Err(Stop::Halt(format!(
-                "chain offset {}: a decision stands where a verdict should: {body:?}",
-                at.offset
-            ))),
+            | DecisionBody::AcceptedPart { .. } => {
+                Err(SequencerError::Halt(format!("chain offset {}: expected a verdict, found {body:?}", ctx.offset)))
+            }
         }
     }
 
-    async fn accept(&self, at: At, steps: &mut Steps<'_>, applied_again: bool, win: Win<'_>) -> Result<(), Stop> {
-        let Win { txid, height, inputs, losers, by_block } = win;
-        let wins = at.making == Making::Allowed || self.ends_live(at, &txid);
-        let contested = self.contest_again(at, applied_again, txid, inputs, losers).await?;
+    async fn apply_accepted(
+        &self,
+        ctx: EventContext,
+        steps: &mut Steps<'_>,
+        applied_again: bool,
+        accepted: AcceptedTx<'_>,
+    ) -> Result<(), SequencerError> {
+        let AcceptedTx { txid, height, inputs, losers, by_block } = accepted;
+        let wins = ctx.mode == DecisionMode::Live || self.is_live_at_frontier(ctx, &txid);
+        let contested = self.contest_decided_holders(ctx, applied_again, txid, inputs, losers).await?;
         let input_of = |loser: &Txid| {
             inputs
                 .iter()
@@ -85,199 +97,207 @@ impl Handler {
                 .map_or(0, |held| held.input)
         };
         let reason_of = |loser: &Txid| Reason::DoubleSpend { input: input_of(loser), winner: txid };
-        let lost = losers
+        let losing = losers
             .iter()
-            .map(|loser| Loser { txid: *loser, reason: reason_of(loser), was_live: true })
+            .map(|loser| LosingTx { txid: *loser, reason: reason_of(loser), was_live: true })
             .collect::<Vec<_>>();
-        let cone = if lost.is_empty() {
-            Cone::default()
+        let descendants = if losing.is_empty() {
+            Descendants::default()
         } else {
-            Box::pin(self.fell(at, steps, applied_again, height, lost, Some(txid))).await?
+            Box::pin(self.mark_descendants_conflicting(ctx, steps, applied_again, height, losing, Some(txid))).await?
         };
         let mined_at = by_block.then_some(height);
-        if wins && let Some(page) = self.respend(at, applied_again, txid, inputs, mined_at).await? {
-            // What is stored now may be by another event than what was decided on.
-            if by_block || applied_again || at.making == Making::Replaying {
-                self.adopt_proven(at, applied_again, txid).await?;
+        if wins && let Some(page) = self.respend_inputs(ctx, applied_again, txid, inputs, mined_at).await? {
+            // The stored body may be of another event than the body that was decided on.
+            if by_block || applied_again || ctx.mode == DecisionMode::Replay {
+                self.store_proven_claims(ctx, applied_again, txid).await?;
             }
-            self.accept_others(at, &page).await?;
-            self.apply_decided(at, vec![at.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
+            self.accept_extra_pages(ctx, &page).await?;
+            self.apply_decided(ctx, vec![ctx.row(Phase::Apply, Key::master(txid), Sequenced::Accept)]).await?;
             let parents = inputs.iter().map(|input| (input.outpoint.txid, txid));
-            self.note_children(at, applied_again, parents, false).await?;
+            self.update_conflicting_children(ctx, applied_again, parents, false).await?;
         }
-        let settled = self.settle(at, applied_again, steps, &cone).await?;
-        self.publish_reconsider(at, &contested).await?;
-        self.second_chances(at, &settled, Some(txid), &cone).await?;
-        self.tell(at, vec![(txid, OutcomeKind::Accepted)]).await?;
-        self.tell_conflicting(at, steps, &cone).await
+        let settled = self.settle_descendants(ctx, applied_again, steps, &descendants).await?;
+        self.publish_reconsider(ctx, &contested).await?;
+        self.publish_second_chances(ctx, &settled, Some(txid), &descendants).await?;
+        self.publish_outcomes(ctx, vec![(txid, OutcomeKind::Accepted)]).await?;
+        self.publish_conflicting_outcomes(ctx, steps, &descendants).await
     }
 
-    /// Contests, before a decision is applied, what it takes slots from. They were contested when it was made, but not in
-    /// this store: it may have forgotten, or be a rebuild, whose events come in another order. Answers those that have
-    /// become live meanwhile: each gets its own turn.
-    async fn contest_again(
+    /// Contests the holders from which an `Accepted` decision takes slots, before the decision is applied. They were
+    /// contested when it was made, but this store may have lost that, and a rebuild applies events in another order.
+    /// Returns the holders that are live by now: each gets a `Reconsider`.
+    async fn contest_decided_holders(
         &self,
-        at: At,
+        ctx: EventContext,
         applied_again: bool,
         winner: Txid,
         inputs: &[DecidedInput],
         losers: &[Txid],
-    ) -> Result<Vec<Txid>, Stop> {
-        if at.making == Making::Replaying {
-            // Should it wait for what this very decision gives it: a stub makes it come.
-            self.contest_holders(at, Phase::Apply, vec![winner]).await?;
+    ) -> Result<Vec<Txid>, SequencerError> {
+        if ctx.mode == DecisionMode::Replay {
+            // The winner may wait for a slot that this very decision gives to it. A stub makes the pipeline store it.
+            self.contest_holders(ctx, Phase::Apply, vec![winner]).await?;
         }
         if !applied_again {
             return Ok(Vec::new());
         }
         let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
         let holders = holders.filter(|holder| *holder != winner && !losers.contains(holder)).collect();
-        let live = self.contest_holders(at, Phase::Apply, holders).await?;
-        Ok(only_live(live))
+        let live = self.contest_holders(ctx, Phase::Apply, holders).await?;
+        Ok(filter_live(live))
     }
 
-    /// The masters of those that are there.
-    pub(super) async fn whole_of(&self, txids: &[Txid]) -> Result<Vec<Arc<Page>>, Stop> {
+    /// Reads the masters of these transactions and leaves out the absent ones.
+    pub(super) async fn read_existing_masters(&self, txids: &[Txid]) -> Result<Vec<Arc<Page>>, SequencerError> {
         Ok(self.masters(txids).await?.into_iter().flatten().collect())
     }
 
-    /// Moves every slot of an accepted transaction to it, and answers its master; `None`: a later event has deleted it, and given its
-    /// slots away. `mined_at`: the height of the block that lets it win.
-    async fn respend(
+    /// Gives each input slot of an accepted transaction to that transaction and returns its master. `None`: a later
+    /// event has deleted the transaction and given its slots away. `mined_at` is the height of the block by which the
+    /// transaction wins.
+    async fn respend_inputs(
         &self,
-        at: At,
+        ctx: EventContext,
         applied_again: bool,
         txid: Txid,
         inputs: &[DecidedInput],
         mined_at: Option<u32>,
-    ) -> Result<Option<Arc<Page>>, Stop> {
-        let page = self.wait_for_bodies(at, applied_again, &[txid]).await?.pop();
+    ) -> Result<Option<Arc<Page>>, SequencerError> {
+        let page = self.wait_for_bodies(ctx, applied_again, &[txid]).await?.pop();
         let Some(page) = page.filter(|page| page.pruned.is_none()) else { return Ok(None) };
-        let slots: BTreeMap<Outpoint, _> = self.inputs_of(&page).await?.into_iter().collect();
+        let slots: BTreeMap<Outpoint, _> = self.read_inputs(&page).await?.into_iter().collect();
         let mut open: Vec<DecidedInput> = inputs.to_vec();
-        let mut waits = Vec::new();
-        let mut mended = BTreeSet::new();
-        let patience = Patience::new(applied_again);
-        let mut waiting = Waiting::new(&self.parts, format!("chain offset {}: the slots of {txid}", at.offset));
+        let mut unsettled = Vec::new();
+        let mut slots_added = BTreeSet::new();
+        let grace = RestartGrace::new(applied_again);
+        let mut waiting = ReportedWait::new(&self.parts, format!("chain offset {}: the slots of {txid}", ctx.offset));
         while !open.is_empty() {
             let mut rows = Vec::new();
             for input in &open {
                 let slot = slots.get(&input.outpoint).cloned().ok_or_else(|| {
-                    Stop::Halt(format!("the decision on {txid} names {}, which it does not spend", input.outpoint))
+                    SequencerError::Halt(format!(
+                        "the decision on {txid} names {}, which {txid} does not spend",
+                        input.outpoint
+                    ))
                 })?;
                 let respend = Respend {
                     to: txid,
                     slots: vec![RespendSlot { slot, from: input.holder.filter(|holder| holder.txid != txid) }],
                     checks: RespendChecks::Decided,
                 };
-                rows.push(at.row(Phase::Apply, self.place(input.outpoint).0, Sequenced::Respend(respend)));
+                rows.push(ctx.row(Phase::Apply, self.locate(input.outpoint).0, Sequenced::Respend(respend)));
             }
             let outcomes = self.apply_to_slots(rows).await?;
             for (input, outcome) in open.drain(..).zip(outcomes) {
                 match outcome {
                     Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
-                    // A later event has seen to this slot already.
+                    // A later event has already changed this slot.
                     Outcome::Rejected(Rejection::StaleStamp(_)) => {}
-                    // Nor can it be frozen but by one: whoever this is given to had fallen before that, and does so again.
+                    // A frozen slot was frozen by a later event: the winner was conflicting before that freeze, and
+                    // becomes conflicting again when later events are applied again.
                     Outcome::Rejected(Rejection::Frozen(_)) if applied_again => {}
                     Outcome::Rejected(Rejection::SpentBy(_, own)) if own.txid == txid => {
-                        return Err(Stop::Halt(format!(
+                        return Err(SequencerError::Halt(format!(
                             "the store is damaged: {} names input {} of {txid}, but its input {} spends it",
                             input.outpoint, own.input, input.input
                         )));
                     }
-                    Outcome::Rejected(Rejection::SpentBy(_, stranger)) => {
-                        waits.push(self.give_way(at, txid, &input, stranger).await?);
+                    Outcome::Rejected(Rejection::SpentBy(_, unexpected)) => {
+                        unsettled.push(self.displace_unexpected_holder(ctx, txid, &input, unexpected).await?);
                     }
-                    // A rebuild stores a contestant before its parents: they are on their way.
+                    // A rebuild stores a contestant before its parents, which are stored later.
                     Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(_)) => {
-                        waits.push(input);
+                        unsettled.push(input);
                     }
-                    // The same block lists the parent, at the other side of Genesis than its event said, and has yet to
-                    // set it mined: decisions that are in the log are carried out first.
+                    // The same block lists the parent, which lies on the other side of Genesis than its event said, and
+                    // sets it mined only later: decisions that are in the log are applied first.
                     Outcome::Rejected(Rejection::NoSuchOutput(_))
-                        if mined_at.is_some() && mended.insert(input.outpoint) =>
+                        if mined_at.is_some() && slots_added.insert(input.outpoint) =>
                     {
                         if let Some(height) = mined_at {
-                            Box::pin(self.add_slots_of(at, input.outpoint.txid, height)).await?;
+                            Box::pin(self.read_and_add_slots(ctx, input.outpoint.txid, height)).await?;
                         }
-                        waits.push(input);
+                        unsettled.push(input);
                     }
                     Outcome::Rejected(rejection) => {
-                        return Err(Stop::Halt(format!(
+                        return Err(SequencerError::Halt(format!(
                             "the decision that {txid} gets {} cannot be applied: {rejection:?}",
                             input.outpoint
                         )));
                     }
                 }
             }
-            open = std::mem::take(&mut waits);
+            open = std::mem::take(&mut unsettled);
             if !open.is_empty() {
-                if patience.is_over() {
-                    self.call_for(at, distinct(open.iter().map(|input| input.outpoint.txid))).await?;
+                if grace.has_expired() {
+                    self.create_missing_stubs(ctx, distinct(open.iter().map(|input| input.outpoint.txid))).await?;
                 }
-                waiting.look_again(&names(open.iter().map(|input| input.outpoint))).await;
+                waiting.pause_for(&format_missing(open.iter().map(|input| input.outpoint))).await;
             }
         }
         Ok(Some(page))
     }
 
-    /// A stranger holds a slot that a decision gives away: a node forgot that it had been taken. The stranger is
-    /// contested; where it is live already, a contest of the winner would find them both, so the slot moves and the
-    /// stranger gets its own turn.
-    async fn give_way(
+    /// Handles a holder that the decision does not name: a node lost the spend of the slot's former holder. The
+    /// unexpected holder is contested. If it is live already, a contest of the winner would find both live, so the slot
+    /// moves and the unexpected holder gets a `Reconsider`.
+    async fn displace_unexpected_holder(
         &self,
-        at: At,
+        ctx: EventContext,
         txid: Txid,
         input: &DecidedInput,
-        stranger: SpendingData,
-    ) -> Result<DecidedInput, Stop> {
-        tracing::warn!(%txid, outpoint = %input.outpoint, stranger = %stranger.txid, "a decided slot was taken by a stranger");
-        let live = self.contest_holders(at, Phase::Apply, vec![stranger.txid]).await?;
-        if live.get(&stranger.txid) == Some(&Named::Live) && at.making == Making::Allowed {
-            self.publish_reconsider(at, &[stranger.txid]).await?;
+        unexpected: SpendingData,
+    ) -> Result<DecidedInput, SequencerError> {
+        let (outpoint, holder) = (input.outpoint, unexpected.txid);
+        tracing::warn!(%txid, %outpoint, %holder, "verdict: unexpected holder displaced");
+        let live = self.contest_holders(ctx, Phase::Apply, vec![unexpected.txid]).await?;
+        if live.get(&unexpected.txid) == Some(&HolderState::Live) && ctx.mode == DecisionMode::Live {
+            self.publish_reconsider(ctx, &[unexpected.txid]).await?;
         }
-        Ok(DecidedInput { holder: Some(stranger), ..input.clone() })
+        Ok(DecidedInput { holder: Some(unexpected), ..input.clone() })
     }
 
-    /// Settles every slot of a cone, and names its members to their parents. Answers which slots those are, but for those of what
-    /// fell itself, which nobody can take: whether this very call has freed them is not to be known, since a write whose reply was
-    /// lost is done again.
-    async fn settle(
+    /// Settles the slots of the losers and their descendants and lists each of them in `conflictingCs` of its parents.
+    ///
+    /// Returns the settled slots, except outputs of the members themselves, which nothing can spend. The result cannot
+    /// say which slots this call has freed: a write whose reply was lost is done again.
+    async fn settle_descendants(
         &self,
-        at: At,
+        ctx: EventContext,
         applied_again: bool,
         steps: &mut Steps<'_>,
-        cone: &Cone,
-    ) -> Result<BTreeSet<Outpoint>, Stop> {
+        descendants: &Descendants,
+    ) -> Result<BTreeSet<Outpoint>, SequencerError> {
         let mut settled = BTreeSet::new();
-        for number in 0..cone.chunks() {
-            let members = self.members(at, steps, cone, number);
+        for number in 0..descendants.chunks() {
+            let members = self.members(ctx, steps, descendants, number);
             for members in members.chunks(BODIES_AT_ONCE) {
                 let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
-                let held = self.settle_all(at, applied_again, &self.whole_of(&txids).await?).await?;
+                let held =
+                    self.settle_transactions(ctx, applied_again, &self.read_existing_masters(&txids).await?).await?;
                 let outpoints = held.into_iter().map(|(outpoint, _)| outpoint);
-                settled.extend(outpoints.filter(|outpoint| !cone.contains(&outpoint.txid)));
+                settled.extend(outpoints.filter(|outpoint| !descendants.contains(&outpoint.txid)));
             }
         }
         Ok(settled)
     }
 
-    /// Settles every slot of these transactions, and names them to their parents. Answers which slots those are.
-    pub(super) async fn settle_all(
+    /// Settles the slots of these transactions, lists them in `conflictingCs` of their parents, and returns the slots.
+    pub(super) async fn settle_transactions(
         &self,
-        at: At,
+        ctx: EventContext,
         applied_again: bool,
         pages: &[Arc<Page>],
-    ) -> Result<Vec<(Outpoint, HeldSlot)>, Stop> {
+    ) -> Result<Vec<(Outpoint, HeldSlot)>, SequencerError> {
         let mut held = Vec::new();
         for page in pages {
-            // One that was stored after it had fallen has pages that nobody has flagged.
-            self.flag_others(at, page).await?;
-            held.extend(held_by(page.txid, &self.inputs_of(page).await?));
+            // A transaction that was stored after its verdict has pages that are not flagged yet.
+            self.flag_extra_pages(ctx, page).await?;
+            held.extend(list_held_slots(page.txid, &self.read_inputs(page).await?));
         }
-        // Who is not there while a decision is applied again to a store that forgets was there when it was made, and comes
-        // again: but for those that were missing by verdict.
+        // A parent that is absent while a decision is applied again to a store that lost writes existed when the
+        // decision was made, and comes again. Parents that are missing by verdict are the exception.
         let missing: BTreeSet<Txid> = pages
             .iter()
             .filter_map(|page| match page.state() {
@@ -285,59 +305,59 @@ impl Handler {
                 _ => None,
             })
             .collect();
-        let forgotten = applied_again && self.parts.nodes.may_forget();
-        // Those of one record go together, or they would be in each other's way.
+        let forgotten = applied_again && self.parts.nodes.can_lose_writes();
+        // Slots of one record are settled in one batch: rows for one record in several batches would contend.
         held.sort_unstable_by_key(|(outpoint, _)| *outpoint);
-        for held in held.chunks(SETTLED_AT_ONCE) {
-            self.settle_slots(at, held, |parent| !forgotten || missing.contains(&parent)).await?;
+        for held in held.chunks(SETTLE_BATCH_SLOTS) {
+            self.settle_slots(ctx, held, |parent| !forgotten || missing.contains(&parent)).await?;
             let children = held.iter().map(|(outpoint, held)| (outpoint.txid, held.holder.txid));
-            self.note_children(at, applied_again, children, true).await?;
+            self.update_conflicting_children(ctx, applied_again, children, true).await?;
         }
         Ok(held)
     }
 
-    /// The slots of a parent that is not there are settled on a stub: a spend that is still on its way must not land on them
-    /// should the parent come after all. In a rebuild a parent that is not there is only late, and nothing is on its way;
-    /// the same goes for one that a node has forgotten.
+    /// Settles slots. The slots of an absent parent are settled on a stub: a late spend must not take them if the
+    /// parent comes after all. `may_be_absent` returns whether an absent parent gets a stub. In a rebuild an absent
+    /// parent is only late and no spend is late, so no stub is needed; the same holds for a parent that a node lost.
     pub(super) async fn settle_slots(
         &self,
-        at: At,
+        ctx: EventContext,
         inputs: &[(Outpoint, HeldSlot)],
         may_be_absent: impl Fn(Txid) -> bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SequencerError> {
         let rows = inputs
             .iter()
-            .map(|(outpoint, held)| at.row(Phase::Apply, self.place(*outpoint).0, Sequenced::Settle(vec![*held])));
+            .map(|(outpoint, held)| ctx.row(Phase::Apply, self.locate(*outpoint).0, Sequenced::Settle(vec![*held])));
         let rows: Vec<Row> = rows.collect();
         let outcomes = self.apply_to_slots(rows.clone()).await?;
-        if at.making == Making::Replaying {
+        if ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
-        let absent = self.absent_parents(&rows, &outcomes, &may_be_absent).await?;
-        // Its master came after its page had been looked for: so by now the page has come, too, if there is one.
-        let came = |(row, outcome): &(&Row, &Outcome)| {
+        let absent = self.find_absent_parents(&rows, &outcomes, &may_be_absent).await?;
+        // The master appeared after its page was read as absent, so the page exists by now, if there is one.
+        let appeared = |(row, outcome): &(&Row, &Outcome)| {
             **outcome == Outcome::AlreadyApplied(Reply::None)
                 && matches!(row.key, Key::Page(parent, 1..) if may_be_absent(parent) && !absent.contains(&parent))
         };
-        let came: Vec<Row> = rows.iter().zip(&outcomes).filter(came).map(|(row, _)| row.clone()).collect();
-        self.apply_to_slots(came).await?;
+        let appeared: Vec<Row> = rows.iter().zip(&outcomes).filter(appeared).map(|(row, _)| row.clone()).collect();
+        self.apply_to_slots(appeared).await?;
         if absent.is_empty() {
             return Ok(());
         }
-        if self.answer("the nodes of the store", self.parts.nodes.have_restarted()).await? {
-            return Err(Stop::NodeRestarted);
+        if self.wait_for("the nodes of the store", self.parts.nodes.has_restarted()).await? {
+            return Err(SequencerError::NodeRestarted);
         }
         let again: Vec<Row> = rows
             .into_iter()
             .filter(|row| matches!(row.key, Key::Page(parent, _) if absent.contains(&parent)))
             .collect();
-        let stub = |key| at.row(Phase::Apply, key, Sequenced::MarkContested);
+        let stub = |key| ctx.row(Phase::Apply, key, Sequenced::MarkContested);
         let masters = absent.iter().copied().map(Key::master).map(stub).collect();
         self.apply(masters).await?;
-        // A page beyond the first has a place of its own for its marks, as long as it is not known which pages there are.
+        // A page beyond the first keeps its marks in a stub of its own while the number of pages is unknown.
         let mut stubs = BTreeSet::new();
         for absent in absent.chunks(BODIES_AT_ONCE) {
-            let masters = self.whole_of(absent).await?;
+            let masters = self.read_existing_masters(absent).await?;
             stubs.extend(masters.iter().filter(|master| master.utxos.is_none()).map(|master| master.txid));
         }
         let beyond: BTreeSet<Key> = again
@@ -350,13 +370,13 @@ impl Handler {
         Ok(())
     }
 
-    /// The parents that are not there, as settling their slots shows: a page besides the master may be there before it.
-    async fn absent_parents(
+    /// Returns the absent parents, as the outcomes of settling show them: another page can exist before its master.
+    async fn find_absent_parents(
         &self,
         rows: &[Row],
         outcomes: &[Outcome],
         may_be_absent: &impl Fn(Txid) -> bool,
-    ) -> Result<Vec<Txid>, Stop> {
+    ) -> Result<Vec<Txid>, SequencerError> {
         let (mut absent, mut unknown) = (Vec::new(), Vec::new());
         for (row, outcome) in rows.iter().zip(outcomes) {
             match (row.key, outcome) {
@@ -366,7 +386,7 @@ impl Handler {
                 _ => {}
             }
         }
-        // On a stub the marks of its other pages have yet to find their places.
+        // A stub has no slots: the marks of its other pages need stubs of their own.
         let no_slots = |master: &Option<Arc<Page>>| {
             master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none())
         };
@@ -378,29 +398,37 @@ impl Handler {
         Ok(distinct(absent))
     }
 
-    /// A contest that changes nothing still leaves a conflicting transaction without slots: its event may have taken some
+    /// Settles the slots of a conflicting transaction whose contest was passed over: its event may have taken slots
     /// before it found its own record contested.
-    async fn settle_passed_over(&self, at: At, applied_again: bool, txid: Txid) -> Result<(), Stop> {
+    async fn settle_passed_over(
+        &self,
+        ctx: EventContext,
+        applied_again: bool,
+        txid: Txid,
+    ) -> Result<(), SequencerError> {
         if let Some(page) = self.master(txid).await?
             && matches!(page.state(), TxState::Conflicting(Verdict::Conflicting(_)))
         {
-            self.settle_all(at, applied_again, &[page]).await?;
+            self.settle_transactions(ctx, applied_again, &[page]).await?;
         }
         Ok(())
     }
 
-    /// Names conflicting children to their parents, or takes the names away; pairs of a parent and a child. A parent that a node forgot,
-    /// `applied_again`, is waited for: it comes without the names of its children, and they would have no second chance.
-    async fn note_children(
+    /// Adds conflicting children to `conflictingCs` of their parents, or removes them; `children` are pairs of a parent
+    /// and a child. With `applied_again` a parent that a node lost is waited for: it comes again without
+    /// `conflictingCs`, and its children would get no second chance.
+    async fn update_conflicting_children(
         &self,
-        at: At,
+        ctx: EventContext,
         applied_again: bool,
         children: impl Iterator<Item = (Txid, Txid)>,
         conflicting: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SequencerError> {
         let mut open: BTreeSet<(Txid, Txid)> = children.collect();
-        let mut waiting =
-            Waiting::new(&self.parts, format!("chain offset {}: parents that are told of their children", at.offset));
+        let mut waiting = ReportedWait::new(
+            &self.parts,
+            format!("chain offset {}: the parents of conflicting transactions", ctx.offset),
+        );
         loop {
             let rows = open.iter().map(|(parent, child)| {
                 let operation = if conflicting {
@@ -408,62 +436,68 @@ impl Handler {
                 } else {
                     Sequenced::RemoveConflictingChild(*child)
                 };
-                at.row(Phase::Apply, Key::master(*parent), operation)
+                ctx.row(Phase::Apply, Key::master(*parent), operation)
             });
             let outcomes = self.apply(rows.collect()).await?;
             let mut absent = outcomes.iter().map(|outcome| *outcome == Outcome::Rejected(Rejection::NotFound));
             open.retain(|_| absent.next() == Some(true));
-            if open.is_empty() || !applied_again || self.returning.is_spent() {
+            if open.is_empty() || !applied_again || self.parent_grace.is_inactive() {
                 return Ok(());
             }
-            waiting.look_again(&names(open.iter().map(|(parent, _)| *parent))).await;
+            waiting.pause_for(&format_missing(open.iter().map(|(parent, _)| *parent))).await;
         }
     }
 
-    /// Publishes `Reconsider` for the conflicting transactions that name a settled slot which nobody holds now, or what was
-    /// accepted. One that fails triggers nothing, so this ends.
-    pub(super) async fn second_chances(
+    /// Publishes `Reconsider` for the conflicting transactions that name a settled slot without a holder, or an output
+    /// of the accepted transaction. A `Reconsider` that fails triggers nothing, so that the chances end.
+    pub(super) async fn publish_second_chances(
         &self,
-        at: At,
+        ctx: EventContext,
         settled: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
-        cone: &Cone,
-    ) -> Result<(), Stop> {
-        if at.making == Making::Replaying || (settled.is_empty() && accepted.is_none()) {
+        descendants: &Descendants,
+    ) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay || (settled.is_empty() && accepted.is_none()) {
             return Ok(());
         }
         let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
         let mut chances = BTreeSet::new();
         for parents in parents.chunks(BODIES_AT_ONCE) {
-            let parents = self.whole_of(parents).await?;
-            let slots = parents.iter().flat_map(|parent| settled.range(outputs_of(parent.txid))).copied();
-            let slots = self.slots_of(&parents, slots).await?;
+            let parents = self.read_existing_masters(parents).await?;
+            let slots = parents.iter().flat_map(|parent| settled.range(output_range(parent.txid))).copied();
+            let slots = self.read_slots(&parents, slots).await?;
             for parent in parents {
-                let own = slots.range(outputs_of(parent.txid));
+                let own = slots.range(output_range(parent.txid));
                 let freed: BTreeSet<Outpoint> =
                     own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
-                // Who lost to a live rival has freed nothing: a parent of many outputs may have as many children that lost.
+                // A loser against a live rival has freed no slot: a parent with many outputs may have as many
+                // conflicting children.
                 if freed.is_empty() && accepted != Some(parent.txid) {
                     continue;
                 }
-                let mut children = children_that_lost(&parent);
-                children.retain(|child| !cone.contains(child));
+                let mut children = list_conflicting_children(&parent);
+                children.retain(|child| !descendants.contains(child));
                 let freed = &freed;
-                let deserves = |child: Arc<Page>| async move { self.deserves_a_chance(&child, freed, accepted).await };
-                chances.extend(self.deserving(&children, deserves).await?);
+                let deserves =
+                    |child: Arc<Page>| async move { self.deserves_second_chance(&child, freed, accepted).await };
+                chances.extend(self.filter_deserving(&children, deserves).await?);
             }
         }
-        self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
+        self.publish_reconsider(ctx, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// Those of these transactions that deserve a second chance, by their bodies.
-    async fn deserving<F>(&self, txids: &[Txid], deserves: impl Fn(Arc<Page>) -> F) -> Result<Vec<Txid>, Stop>
+    /// Returns the transactions whose bodies satisfy `deserves`.
+    async fn filter_deserving<F>(
+        &self,
+        txids: &[Txid],
+        deserves: impl Fn(Arc<Page>) -> F,
+    ) -> Result<Vec<Txid>, SequencerError>
     where
-        F: Future<Output = Result<bool, Stop>>,
+        F: Future<Output = Result<bool, SequencerError>>,
     {
         let mut found = Vec::new();
         for chunk in txids.chunks(BODIES_AT_ONCE) {
-            for page in self.whole_of(chunk).await? {
+            for page in self.read_existing_masters(chunk).await? {
                 if deserves(page.clone()).await? {
                     found.push(page.txid);
                 }
@@ -472,66 +506,77 @@ impl Handler {
         Ok(found)
     }
 
-    /// A missing parent that comes while its absence is decided on is live, and nobody decides on it. One that comes after its
-    /// child's slots were settled finds a stub, and is contested: its verdict gives the second chance.
-    async fn chance_if_it_came(&self, at: At, child: Txid, parent: Txid) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
+    /// Publishes a `Reconsider` for a child whose missing parent became live between the decision and its application:
+    /// no verdict on that parent would give the chance. A parent that comes after its child's slots were settled finds
+    /// a stub and is contested, and its verdict gives the chance.
+    async fn reconsider_if_parent_is_live(
+        &self,
+        ctx: EventContext,
+        child: Txid,
+        parent: Txid,
+    ) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
-        let came = self.master(parent).await?.is_some_and(|parent| parent.state() == TxState::Live);
-        if came { self.publish_reconsider(at, &[child]).await } else { Ok(()) }
+        let appeared = self.master(parent).await?.is_some_and(|parent| parent.state() == TxState::Live);
+        if appeared { self.publish_reconsider(ctx, &[child]).await } else { Ok(()) }
     }
 
     /// Publishes a `Reconsider` for a conflicting transaction whose contest was passed over, unless the reason of its
-    /// verdict still bars it. A transaction can fall before its event has stored a body: then no parent lists it in
-    /// `conflictingCs`, and the parent may have become live again before the contest is handled. From here on the
+    /// verdict still bars it.
+    ///
+    /// A transaction can become conflicting before its event has stored a body. Then no parent lists it in
+    /// `conflictingCs`, and the parent may have become live again before the contest is handled. From this point on the
     /// parents list it.
-    pub(super) async fn reconsider_unless_barred(&self, at: At, txid: Txid) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
+    pub(super) async fn reconsider_unless_barred(&self, ctx: EventContext, txid: Txid) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
         let Some(page) = self.master(txid).await? else { return Ok(()) };
-        if self.is_barred_as_it_fell(&page).await? {
+        if self.is_barred_by_verdict(&page).await? {
             return Ok(());
         }
-        self.publish_reconsider(at, &[txid]).await
+        self.publish_reconsider(ctx, &[txid]).await
     }
 
-    /// Second chances when these may have been unlocked, by a command or by a block that lists them, or are coinbases
-    /// that count by an earlier block again, or this output of one of them is no longer frozen. A verdict names what
-    /// barred its transaction first, and a chance that fails changes no verdict: so they are for whoever that bars no
-    /// longer, since what bars them to the end may be this. Whom it still bars its own end gives a chance.
-    pub(super) async fn chances_after_lifting(
+    /// Publishes second chances for the children of `parents` after a bar was lifted: a lock by a command or by a block
+    /// that lists the parent, a freeze of `output`, or the immaturity of a coinbase that counts by an earlier block
+    /// again.
+    ///
+    /// A verdict names only the first bar of its transaction, and a chance that fails changes no verdict. So the chance
+    /// is given to each child that its named bar does not bar any more: the lifted bar may have been the last. The end
+    /// of its named bar gives the chance to every other child.
+    pub(super) async fn publish_chances_after_lifting(
         &self,
-        at: At,
+        ctx: EventContext,
         parents: &[Txid],
         output: Option<Outpoint>,
-    ) -> Result<(), Stop> {
-        if at.making == Making::Replaying || parents.is_empty() {
+    ) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay || parents.is_empty() {
             return Ok(());
         }
         let deserves = |child: Arc<Page>| async move {
-            let names = match output {
-                Some(output) => self.inputs_of(&child).await?.iter().any(|(outpoint, _)| *outpoint == output),
+            let spends_output = match output {
+                Some(output) => self.read_inputs(&child).await?.iter().any(|(outpoint, _)| *outpoint == output),
                 None => true,
             };
-            Ok(names && !self.is_barred_as_it_fell(&child).await?)
+            Ok(spends_output && !self.is_barred_by_verdict(&child).await?)
         };
         let mut chances = BTreeSet::new();
-        for parent in self.whole_of(parents).await? {
-            chances.extend(self.deserving(&children_that_lost(&parent), deserves).await?);
+        for parent in self.read_existing_masters(parents).await? {
+            chances.extend(self.filter_deserving(&list_conflicting_children(&parent), deserves).await?);
         }
-        self.publish_reconsider(at, &chances.into_iter().collect::<Vec<_>>()).await
+        self.publish_reconsider(ctx, &chances.into_iter().collect::<Vec<_>>()).await
     }
 
-    /// The output that an input of a stored transaction spends.
-    async fn outpoint_of(&self, page: &Page, input: u32) -> Result<Option<Outpoint>, Stop> {
-        let inputs = self.inputs_of(page).await?;
+    /// Returns the output that an input of a stored transaction spends.
+    async fn find_outpoint(&self, page: &Page, input: u32) -> Result<Option<Outpoint>, SequencerError> {
+        let inputs = self.read_inputs(page).await?;
         Ok(inputs.into_iter().find(|(_, slot)| slot.input == input).map(|(outpoint, _)| outpoint))
     }
 
-    /// Whether what the verdict on a transaction names bars it still, or for good.
-    async fn is_barred_as_it_fell(&self, child: &Page) -> Result<bool, Stop> {
+    /// Returns whether the reason in the verdict on a transaction still bars it, or bars it for good.
+    async fn is_barred_by_verdict(&self, child: &Page) -> Result<bool, SequencerError> {
         let TxState::Conflicting(Verdict::Conflicting(reason)) = child.state() else { return Ok(true) };
         match reason {
             Reason::Locked { parent } | Reason::MissingParent { parent } | Reason::ConflictingParent { parent } => {
@@ -539,86 +584,94 @@ impl Handler {
                 Ok(parent.is_none_or(|parent| parent.state() != TxState::Live || parent.locked))
             }
             Reason::DoubleSpend { input, .. } | Reason::Frozen { input } | Reason::NoSuchOutput { input } => {
-                let Some(outpoint) = self.outpoint_of(child, input).await? else { return Ok(true) };
-                let parents = self.whole_of(&[outpoint.txid]).await?;
-                let slots = self.slots_of(&parents, [outpoint].into_iter()).await?;
+                let Some(outpoint) = self.find_outpoint(child, input).await? else { return Ok(true) };
+                let parents = self.read_existing_masters(&[outpoint.txid]).await?;
+                let slots = self.read_slots(&parents, [outpoint].into_iter()).await?;
                 let free =
                     parents.first().zip(slots.get(&outpoint)).is_some_and(|(parent, slot)| is_free(parent, slot));
                 Ok(!free)
             }
             // A coinbase may count by an earlier block again.
             Reason::Immature { input } => {
-                let Some(outpoint) = self.outpoint_of(child, input).await? else { return Ok(true) };
+                let Some(outpoint) = self.find_outpoint(child, input).await? else { return Ok(true) };
                 let height = child.unmined_since().unwrap_or(u32::MAX);
                 let parent = self.master(outpoint.txid).await?;
                 Ok(parent.is_none_or(|parent| parent.spending_height.is_some_and(|from| from > height)))
             }
-            // The bar passes with the height.
+            // The bar ends with the height, without an event of its own.
             Reason::NotYetSpendable { .. } => Ok(false),
             _ => Ok(true),
         }
     }
 
-    /// Whether one that lost, and not for good, names one of these outputs, or any of this transaction.
-    async fn deserves_a_chance(
+    /// Returns whether a child that is not refused for good spends one of these outputs, or an output of the accepted
+    /// transaction.
+    async fn deserves_second_chance(
         &self,
         child: &Page,
         freed: &BTreeSet<Outpoint>,
         accepted: Option<Txid>,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, SequencerError> {
         let refused_for_good = match child.state() {
-            TxState::Conflicting(Verdict::Conflicting(reason)) => reason.is_for_good(),
+            TxState::Conflicting(Verdict::Conflicting(reason)) => reason.is_permanent(),
             _ => true,
         };
-        let names = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);
-        Ok(!refused_for_good && self.inputs_of(child).await?.iter().any(|(outpoint, _)| names(outpoint)))
+        let is_freed = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);
+        Ok(!refused_for_good && self.read_inputs(child).await?.iter().any(|(outpoint, _)| is_freed(outpoint)))
     }
 
-    pub(super) async fn publish_reconsider(&self, at: At, txids: &[Txid]) -> Result<(), Stop> {
+    pub(super) async fn publish_reconsider(&self, ctx: EventContext, txids: &[Txid]) -> Result<(), SequencerError> {
         let messages = txids.iter().map(|txid| {
             let mut cause = blake3::Hasher::new();
-            cause.update(&at.offset.to_le_bytes()).update(&txid.0);
+            cause.update(&ctx.offset.to_le_bytes()).update(&txid.0);
             let mut id = [0; 16];
             id.copy_from_slice(&cause.finalize().as_bytes()[..16]);
-            let event = Event::Command(Command { id, action: Action::Reconsider { txid: *txid } });
+            let event = Event::Command(Command { id, action: CommandAction::Reconsider { txid: *txid } });
             self.message(&self.parts.topics.chain, Some(0), Bytes::copy_from_slice(&txid.0), event.encode().into())
         });
         self.produce(messages.collect()).await
     }
 
-    async fn tell_conflicting(&self, at: At, steps: &mut Steps<'_>, cone: &Cone) -> Result<(), Stop> {
-        for number in 0..cone.chunks() {
-            let members = self.members(at, steps, cone, number);
-            let outcome = |loser: &Loser| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason });
-            for members in members.chunks(TOLD_AT_ONCE) {
-                self.tell(at, members.iter().map(outcome).collect()).await?;
+    async fn publish_conflicting_outcomes(
+        &self,
+        ctx: EventContext,
+        steps: &mut Steps<'_>,
+        descendants: &Descendants,
+    ) -> Result<(), SequencerError> {
+        for number in 0..descendants.chunks() {
+            let members = self.members(ctx, steps, descendants, number);
+            let outcome = |loser: &LosingTx| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason });
+            for members in members.chunks(OUTCOME_BATCH) {
+                self.publish_outcomes(ctx, members.iter().map(outcome).collect()).await?;
             }
         }
         Ok(())
     }
 }
 
-/// The slots that these inputs may hold, without what their outputs are: that would keep the bodies.
-pub(super) fn held_by(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outpoint, HeldSlot)> {
+/// Returns the slots that these inputs may hold. The result has no output contents, which would keep the bodies in
+/// memory.
+pub(super) fn list_held_slots(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outpoint, HeldSlot)> {
     let held = |slot: &SpendSlot| HeldSlot { offset: slot.offset, holder: SpendingData { txid, input: slot.input } };
     inputs.iter().map(|(outpoint, slot)| (*outpoint, held(slot))).collect()
 }
 
-fn children_that_lost(parent: &Page) -> Vec<Txid> {
+fn list_conflicting_children(parent: &Page) -> Vec<Txid> {
     parent.master.iter().flat_map(|master| master.conflicting_children.iter().copied()).collect()
 }
 
-fn outputs_of(txid: Txid) -> RangeInclusive<Outpoint> {
+fn output_range(txid: Txid) -> RangeInclusive<Outpoint> {
     Outpoint { txid, vout: 0 }..=Outpoint { txid, vout: u32::MAX }
 }
 
-/// Whether nobody holds this slot of a transaction, or only who is conflicting: a loser's own event may take it again before
+/// Returns whether a slot has no holder, or only a conflicting one: a loser's own event may take the slot again before
 /// it finds its record contested.
 fn is_free(master: &Page, slot: &Slot) -> bool {
-    let lost = |txid: &Txid| master.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
+    let is_conflicting =
+        |txid: &Txid| master.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
     match slot {
         Slot::Unspent(_) => true,
-        Slot::Spent(_, holder) => lost(&holder.txid),
+        Slot::Spent(_, holder) => is_conflicting(&holder.txid),
         Slot::Nil | Slot::Frozen(_) => false,
     }
 }

@@ -1,4 +1,4 @@
-//! The waits of the chain: silent at first, and then said by readiness for as long as they last.
+//! Waits of the chain: readiness reports a wait that takes long, for as long as it lasts.
 
 use std::{
     fmt::Display,
@@ -10,93 +10,95 @@ use tokio::time::Instant;
 
 use crate::{sequencer::SequencerParts, status::Condition, tx::Txid};
 
-/// First and longest pause between looks at something that is waited for.
-pub const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// The first and the longest pause between two checks of a wait.
+pub const POLL_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// A wait says that it goes on at least so often.
-const STILL: Duration = Duration::from_secs(10);
+/// The longest pause between two heartbeats of a wait.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// One wait. The state page has it while it lasts. When it takes longer than a block may wait for its transactions, the chain counts as halted, with what it
-/// waits for, until the wait is over (or given up).
-pub struct Waiting<'a> {
+/// A wait of the sequencer. The state page shows the wait while it lasts. A wait that is longer than
+/// `sequencer.block_wait_ms` makes the chain count as halted, with the name of the missing thing, until the wait is
+/// over or dropped.
+pub struct ReportedWait<'a> {
     parts: &'a SequencerParts,
     condition: Condition,
     about: String,
     since_ms: u64,
     pause: Duration,
     longest: Duration,
-    told: bool,
-    /// What the state page knows it by.
+    is_reported: bool,
+    /// Number of the wait on the state page.
     number: u64,
 }
 
-impl<'a> Waiting<'a> {
-    /// A wait that begins now; `about` says who waits.
+impl<'a> ReportedWait<'a> {
+    /// Begins a wait; `about` names the waiting part.
     pub fn new(parts: &'a SequencerParts, about: impl Into<String>) -> Self {
-        let (pause, longest) = LOOK_AGAIN;
+        let (pause, longest) = POLL_PAUSE;
         let since_ms = parts.clock.steady_ms();
         let condition = Condition::ChainRunning;
         let number = parts.health.status_registry().start_wait();
         parts.beat();
-        Waiting { parts, condition, about: about.into(), since_ms, pause, longest, told: false, number }
+        ReportedWait { parts, condition, about: about.into(), since_ms, pause, longest, is_reported: false, number }
     }
 
-    /// A wait of another part of readiness.
-    pub fn of(mut self, condition: Condition) -> Self {
+    /// Sets another readiness condition than `ChainRunning`.
+    pub fn with_condition(mut self, condition: Condition) -> Self {
         self.condition = condition;
         self
     }
 
-    /// With another first and longest pause.
-    pub fn paced(mut self, (pause, longest): (Duration, Duration)) -> Self {
+    /// Sets another first and longest pause.
+    pub fn with_pauses(mut self, (pause, longest): (Duration, Duration)) -> Self {
         (self.pause, self.longest) = (pause, longest);
         self
     }
 
-    /// Who waits.
+    /// Returns the name of the waiting part.
     pub fn about(&self) -> &str {
         &self.about
     }
 
-    /// Pauses before the next look at what is `missing`.
-    pub async fn look_again(&mut self, missing: &str) {
-        self.show(missing);
+    /// Reports that `missing` is waited for, and pauses before the next check.
+    pub async fn pause_for(&mut self, missing: &str) {
+        self.publish(missing);
         if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
-            self.tell(missing);
+            self.report_long_wait(missing);
         }
-        self.attend(tokio::time::sleep(self.pause)).await;
+        self.run_short(tokio::time::sleep(self.pause)).await;
         self.pause = (self.pause * 2).min(self.longest);
     }
 
-    /// Waits for what ends by itself, before long or not: who waits so does not stand.
-    pub async fn attend<T>(&self, work: impl Future<Output = T>) -> T {
-        attended(self.parts, pin!(work)).await
+    /// Awaits work that ends by itself and sends heartbeats meanwhile. The wait is not reported.
+    pub async fn run_short<T>(&self, work: impl Future<Output = T>) -> T {
+        run_with_heartbeat(self.parts, pin!(work)).await
     }
 
-    /// Waits for work that tries again by itself, for as long as it takes; says so where it is the blob store that does not answer.
-    pub async fn until_done<T>(mut self, work: impl Future<Output = T>) -> T {
-        // Futures here are large: it is kept once, and what goes on with it is small.
+    /// Awaits work that retries by itself, for as long as it takes. A long wait is reported; a blob store that does not
+    /// answer is named.
+    pub async fn run<T>(mut self, work: impl Future<Output = T>) -> T {
+        // Futures here are large: this one is pinned once, and the wrapper around it is small.
         let work = pin!(work);
-        let mut work = pin!(attended(self.parts, work));
-        self.show("an answer");
+        let mut work = pin!(run_with_heartbeat(self.parts, work));
+        self.publish("an answer");
         if let Ok(done) = tokio::time::timeout(self.limit(), work.as_mut()).await {
             return done;
         }
-        let mut trouble = self.parts.store.trouble.watched();
+        let mut blob_status = self.parts.store.blob_status.subscribe();
         loop {
-            let blobs = trouble.borrow_and_update().as_ref().map(|why| format!("the blob store ({why})"));
-            let missing = blobs.as_deref().unwrap_or("an answer");
-            self.show(missing);
-            self.tell(missing);
+            let blob_store = blob_status.borrow_and_update().as_ref().map(|why| format!("the blob store ({why})"));
+            let missing = blob_store.as_deref().unwrap_or("an answer");
+            self.publish(missing);
+            self.report_long_wait(missing);
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                Ok(()) = trouble.changed() => {}
+                Ok(()) = blob_status.changed() => {}
             }
         }
     }
 
-    fn show(&self, missing: &str) {
+    fn publish(&self, missing: &str) {
         self.parts.health.status_registry().publish_wait(self.number, &self.about, missing, self.since_ms);
     }
 
@@ -104,16 +106,16 @@ impl<'a> Waiting<'a> {
         self.parts.settings.block_wait
     }
 
-    /// Says it again each time: another wait inside this one may have ended meanwhile.
-    fn tell(&mut self, missing: &str) {
+    /// Sets the readiness condition at each call: another wait inside this one may have ended and cleared it.
+    fn report_long_wait(&mut self, missing: &str) {
         let why = format!("{}: still waiting for {missing}", self.about);
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.is_reported, true) {
             tracing::error!("{why}");
         }
-        self.say(Some(why));
+        self.set_condition(Some(why));
     }
 
-    fn say(&self, why: Option<String>) {
+    fn set_condition(&self, why: Option<String>) {
         if self.condition == Condition::ChainRunning {
             self.parts.metrics.chain_halted.set(i64::from(why.is_some()));
         }
@@ -121,21 +123,21 @@ impl<'a> Waiting<'a> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for ReportedWait<'_> {
     fn drop(&mut self) {
         self.parts.health.status_registry().end_wait(self.number);
-        if self.told {
-            self.say(None);
+        if self.is_reported {
+            self.set_condition(None);
         }
     }
 }
 
-async fn attended<T>(parts: &SequencerParts, mut work: Pin<&mut impl Future<Output = T>>) -> T {
+async fn run_with_heartbeat<T>(parts: &SequencerParts, mut work: Pin<&mut impl Future<Output = T>>) -> T {
     let Some(monitor) = &parts.monitor else { return work.await };
     loop {
         parts.beat();
-        let due = monitor.next_beat().min(Instant::now() + STILL);
-        // The work first: what has ended costs no timer.
+        let due = monitor.next_beat().min(Instant::now() + HEARTBEAT_INTERVAL);
+        // Biased: work that has ended needs no timer.
         tokio::select! {
             biased;
             done = &mut work => return done,
@@ -144,13 +146,13 @@ async fn attended<T>(parts: &SequencerParts, mut work: Pin<&mut impl Future<Outp
     }
 }
 
-/// What a message about a wait names at the most.
-const NAMED: usize = 10;
+/// Greatest number of names in a message about a wait.
+const MAX_NAMED: usize = 10;
 
-/// Names what is waited for: the first few, and how many more there are.
-pub fn names<T: Display>(missing: impl IntoIterator<Item = T>) -> String {
+/// Lists missing things: the first few, and the number of the others.
+pub fn format_missing<T: Display>(missing: impl IntoIterator<Item = T>) -> String {
     let mut missing = missing.into_iter();
-    let mut names: Vec<String> = missing.by_ref().take(NAMED).map(|one| one.to_string()).collect();
+    let mut names: Vec<String> = missing.by_ref().take(MAX_NAMED).map(|name| name.to_string()).collect();
     match missing.count() {
         0 => {}
         more => names.push(format!("and {more} more")),
@@ -161,14 +163,14 @@ pub fn names<T: Display>(missing: impl IntoIterator<Item = T>) -> String {
 /// The reference's placeholder for the coinbase in the list of a block.
 const COINBASE_PLACEHOLDER: Txid = Txid([0xff; 32]);
 
-/// Names the transactions that a block lists and that are waited for. No event brings the reference's placeholder.
-pub fn names_of_listed(missing: &[Txid]) -> String {
-    let names = names(missing);
+/// Lists the missing transactions of a block. No event has the reference's placeholder, so that a message explains it.
+pub fn format_missing_listed(missing: &[Txid]) -> String {
+    let names = format_missing(missing);
     match missing.contains(&COINBASE_PLACEHOLDER) {
         false => names,
         true => format!(
-            "{names}; {COINBASE_PLACEHOLDER} is the reference's placeholder of the coinbase: the list of a block's event begins \
-             behind the coinbase, without it"
+            "{names}; {COINBASE_PLACEHOLDER} is the reference's placeholder of the coinbase: a block's event must list \
+             its transactions without the coinbase and without the placeholder"
         ),
     }
 }
@@ -180,11 +182,15 @@ mod tests {
     #[test]
     fn the_placeholder_of_the_coinbase_is_recognised() {
         let other = Txid([7; 32]);
-        assert_eq!(names_of_listed(&[other]), other.to_string());
-        let told = names_of_listed(&[other, COINBASE_PLACEHOLDER]);
-        assert!(told.starts_with(&other.to_string()) && told.contains("placeholder of the coinbase"), "{told}");
-        // Beyond what is named one by one, too.
-        let many: Vec<Txid> = (0..NAMED as u8 + 5).map(|byte| Txid([byte; 32])).chain([COINBASE_PLACEHOLDER]).collect();
-        assert!(names_of_listed(&many).contains("placeholder of the coinbase"));
+        assert_eq!(format_missing_listed(&[other]), other.to_string());
+        let message = format_missing_listed(&[other, COINBASE_PLACEHOLDER]);
+        assert!(
+            message.starts_with(&other.to_string()) && message.contains("placeholder of the coinbase"),
+            "{message}"
+        );
+        // Also where the placeholder is beyond the listed names.
+        let many: Vec<Txid> =
+            (0..MAX_NAMED as u8 + 5).map(|byte| Txid([byte; 32])).chain([COINBASE_PLACEHOLDER]).collect();
+        assert!(format_missing_listed(&many).contains("placeholder of the coinbase"));
     }
 }

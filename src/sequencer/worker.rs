@@ -1,80 +1,81 @@
-//! Handles the chain's events while its partition is ours.
+//! Handles the events of the chain while this instance has the chain partition.
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    broker::{Batch, Committed, Message},
-    event::{Action, DeadLetter, DeadLetterClass, Event},
+    broker::{CommittedOffset, Message, MessageBatch},
+    event::{CommandAction, DeadLetter, DeadLetterClass, Event},
     liveness::LoopMonitor,
     sequencer::{
-        ChainMode, SequencerParts, Stop,
+        ChainMode, SequencerError, SequencerParts,
+        chain_feed::{ChainFeed, FeedProgress, source_offset},
         decisions::DecisionLog,
-        feed::{Feed, Passed, source_offset},
-        handler::{At, Handler},
-        prune::{Pruner, Safe},
+        handler::{EventContext, Handler},
+        prune::{CommittedChain, Pruner},
         state::ChainState,
-        steps::Making,
-        waiting::Waiting,
+        steps::DecisionMode,
+        waiting::ReportedWait,
     },
-    store::meta::{MetaError, chain_id},
+    store::meta::{MetaError, compute_chain_id},
     telemetry::EventKind,
 };
 
-/// What a worker tells, or who looks where the chain ends.
+/// A report to the sequencer's loop, from the worker or from a request of the end offset.
 #[derive(Debug)]
-pub enum Progress {
-    /// The chain ends there.
+pub enum WorkerReport {
+    /// The end offset of the chain.
     End(u64),
-    /// Everything below this offset is handled.
-    Handled(Committed),
-    /// It does not go on.
-    Stopped(Stop),
+    /// Every event below this offset is handled.
+    Handled(CommittedOffset),
+    /// The worker has stopped.
+    Stopped(SequencerError),
 }
 
+/// First and longest pause before the decisions of a sequencer that is ahead are read again.
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Handles one event after the other.
-pub struct Worker {
+/// Handles the events of the chain, one after the other.
+pub struct ChainWorker {
     handler: Handler,
-    /// Beats with each event, with each wait and while that lasts, and while there is nothing to do.
+    /// Beats with each event, during each wait, and while the worker is idle.
     monitor: LoopMonitor,
     mode: ChainMode,
     epoch: u64,
     position: u64,
-    progress: mpsc::UnboundedSender<(u64, Progress)>,
-    safe: watch::Receiver<Safe>,
-    /// Of the two topics that are fed, offsets: what is below is handled.
+    reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
+    committed: watch::Receiver<CommittedChain>,
+    /// Offsets in `utxo.block-mined` and `utxo.reorgs`: every message below is handled.
     handled: (u64, u64),
 }
 
-impl Worker {
-    /// A worker that goes on at chain offset `position`, after `state`; `safe` says what is committed.
+impl ChainWorker {
+    /// Makes a worker that continues at chain offset `position`, after `state`. The pruner goes by `committed`.
     pub fn new(
         parts: SequencerParts,
         mode: ChainMode,
         state: ChainState,
         epoch: u64,
         position: u64,
-        progress: mpsc::UnboundedSender<(u64, Progress)>,
-        safe: watch::Receiver<Safe>,
+        reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
+        committed: watch::Receiver<CommittedChain>,
     ) -> Self {
-        let handled = state.handled();
+        let handled = state.handled_offsets();
         let monitor = parts.health.liveness().watch_loop("the chain's worker");
         let parts = SequencerParts { monitor: Some(monitor.clone()), ..parts };
-        Worker { handler: Handler::new(parts, state), monitor, mode, epoch, position, progress, safe, handled }
+        ChainWorker { handler: Handler::new(parts, state), monitor, mode, epoch, position, reports, committed, handled }
     }
 
-    /// Runs until it is aborted or cannot go on.
-    pub async fn run(mut self, messages: mpsc::UnboundedReceiver<Batch>) {
+    /// Runs until the task is aborted or an error stops the worker.
+    pub async fn run(mut self, messages: mpsc::UnboundedReceiver<MessageBatch>) {
         if let Err(stop) = Box::pin(self.work(messages)).await {
-            // Without a receiver the sequencer has ended, and nobody needs to know.
-            let _ = self.progress.send((self.epoch, Progress::Stopped(stop)));
+            // Without a receiver the sequencer has ended, and the report has no reader.
+            let _ = self.reports.send((self.epoch, WorkerReport::Stopped(stop)));
         }
     }
 
-    async fn work(&mut self, messages: mpsc::UnboundedReceiver<Batch>) -> Result<(), Stop> {
+    async fn work(&mut self, messages: mpsc::UnboundedReceiver<MessageBatch>) -> Result<(), SequencerError> {
         let parts = &self.handler.parts;
         let opened = DecisionLog::open(
             parts.broker.clone(),
@@ -83,31 +84,32 @@ impl Worker {
             self.handler.state.decisions_from,
             self.position,
         );
-        let mut log = self.handler.answer("the decisions", Box::pin(opened)).await?.over(parts);
+        let mut log = self.handler.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
-            let (_, nothing) = watch::channel(Passed::default());
+            let (_, nothing) = watch::channel(FeedProgress::default());
             return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }
-        // Its waits are no sign of the worker's life.
-        let of_feed = SequencerParts { monitor: None, ..parts.clone() };
-        let feed = self.handler.answer("the feed", Feed::open(&of_feed, &self.handler.state, self.position)).await?;
-        let passed = feed.passed();
+        // Without the monitor: a wait of the feed does not show that the worker is alive.
+        let feed_parts = SequencerParts { monitor: None, ..parts.clone() };
+        let feed =
+            self.handler.wait_for("the feed", ChainFeed::open(&feed_parts, &self.handler.state, self.position)).await?;
+        let feed_progress = feed.subscribe_progress();
         tokio::select! {
-            // A run must replay from its seed, and an unbiased select throws dice of its own.
+            // A simulated run must repeat from its seed, and an unbiased select uses random numbers of its own.
             biased;
             fed = Box::pin(feed.run()) => fed,
-            handled = Box::pin(self.handle_all(&mut log, messages, passed)) => handled,
+            handled = Box::pin(self.handle_all(&mut log, messages, feed_progress)) => handled,
         }
     }
 
     async fn handle_all(
         &mut self,
         log: &mut DecisionLog,
-        mut messages: mpsc::UnboundedReceiver<Batch>,
-        mut passed: watch::Receiver<Passed>,
-    ) -> Result<(), Stop> {
-        let mut asked = false;
-        let mut pruner = self.pruner(log);
+        mut messages: mpsc::UnboundedReceiver<MessageBatch>,
+        mut feed_progress: watch::Receiver<FeedProgress>,
+    ) -> Result<(), SequencerError> {
+        let mut has_topic_id = false;
+        let mut pruner = self.make_pruner(log);
         let monitor = self.monitor.clone();
         loop {
             monitor.beat();
@@ -117,25 +119,25 @@ impl Worker {
                     Some(batch) => batch,
                     None => return Ok(()),
                 },
-                // What the feed refuses makes no event here.
-                Ok(()) = passed.changed() => {
-                    self.tell(&mut passed);
+                // A message that the feed refuses makes no chain event, but progress.
+                Ok(()) = feed_progress.changed() => {
+                    self.report_handled(&mut feed_progress);
                     continue;
                 }
-                () = pruner.ready() => {
+                () = pruner.wait_for_work() => {
                     Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
                     continue;
                 }
                 () = tokio::time::sleep_until(monitor.next_beat()) => continue,
             };
-            // What was read of another topic of that name is no event of this chain.
+            // A message of a recreated topic is no event of this chain.
             let confirmed = async {
                 let parts = &self.handler.parts;
                 parts.guard.confirm(&parts.topics.guarded()).await
             };
-            self.handler.answer("the topics of the chain", confirmed).await?;
+            self.handler.wait_for("the topics of the chain", confirmed).await?;
             for message in batch.messages {
-                // The broker may repeat what it has delivered.
+                // The broker may deliver a message twice.
                 if message.offset < self.position {
                     continue;
                 }
@@ -143,78 +145,79 @@ impl Worker {
                 if message.offset == 0 {
                     self.bind_chain(&message).await?;
                 }
-                Box::pin(self.handle_with_others(log, &message)).await?;
-                self.handler.let_go_of_bodies().await;
+                Box::pin(self.handle_until_current(log, &message)).await?;
+                self.handler.clear_body_cache().await;
                 let next = message.offset + 1;
                 self.position = next;
                 let state = &mut self.handler.state;
-                state.decisions_from = log.handled_below(next);
-                if state.decisions_from > 0 && state.decisions_id.is_empty() && !asked {
-                    match monitor.enter("what the decisions are known by", log.id()).await {
-                        Ok(id) => (asked, state.decisions_id) = (true, id),
-                        Err(error) => tracing::warn!(%error, "what the decisions topic is known by is asked again"),
+                state.decisions_from = log.forget_handled(next);
+                if state.decisions_from > 0 && state.decisions_id.is_empty() && !has_topic_id {
+                    match monitor.enter("the id of the decisions topic", log.read_short_id()).await {
+                        Ok(id) => (has_topic_id, state.decisions_id) = (true, id),
+                        Err(error) => tracing::warn!(%error, "sequencer: id of the decisions topic not read; retrying"),
                     }
                 }
-                self.tell(&mut passed);
+                self.report_handled(&mut feed_progress);
             }
-            // A chain that is never idle must not keep it from its work.
-            if pruner.is_ready() {
+            // A chain that is never idle must not starve the pruner.
+            if pruner.is_due() {
                 Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
             }
         }
     }
 
-    /// Holds the store to the chain that begins with this message, before anything of it is applied.
-    async fn bind_chain(&self, first: &Message) -> Result<(), Stop> {
-        let id = chain_id(first.timestamp_ms, &first.key, &first.payload);
+    /// Binds the store to the chain that begins with this message, before its first event is applied.
+    async fn bind_chain(&self, first: &Message) -> Result<(), SequencerError> {
+        let id = compute_chain_id(first.timestamp_ms, &first.key, &first.payload);
         let parts = &self.handler.parts;
-        let mut waiting = Waiting::new(parts, "the chain");
+        let mut waiting = ReportedWait::new(parts, "the chain");
         loop {
-            match self.handler.answer("the store", parts.whole.bind_chain(id)).await {
-                Err(error) if error.may_be_retried() => waiting.look_again("the meta record of the store").await,
-                Err(error @ MetaError::ChainRecreated { .. }) => return Err(Stop::Halt(error.to_string())),
-                bound => return bound.map_err(|error| Stop::Damaged(error.to_string())),
+            match self.handler.wait_for("the store", parts.ownership.bind_chain(id)).await {
+                Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
+                Err(error @ MetaError::ChainRecreated { .. }) => return Err(SequencerError::Halt(error.to_string())),
+                bound => return bound.map_err(|error| SequencerError::Damaged(error.to_string())),
             }
         }
     }
 
-    /// A rebuild keeps everything: whoever goes on with it prunes.
-    fn pruner(&self, log: &DecisionLog) -> Pruner {
+    /// Makes the pruner. A rebuild does not prune; the instance that continues with the store does.
+    fn make_pruner(&self, log: &DecisionLog) -> Pruner {
         let task = self.handler.parts.settings.prune.filter(|_| self.mode == ChainMode::Live);
         let retains = self.handler.parts.store.settings.rules.retention > 0;
-        Pruner::new(task.filter(|_| retains), self.safe.clone(), log.table().decided_below())
+        Pruner::new(task.filter(|_| retains), self.committed.clone(), log.table().decided_below())
     }
 
-    /// Tells how far the chain is, and the feed.
-    fn tell(&mut self, passed: &mut watch::Receiver<Passed>) {
-        let Passed { block_mined, reorgs, sequence } = *passed.borrow_and_update();
+    /// Reports the handled state of the chain, with the progress of the feed.
+    fn report_handled(&mut self, feed_progress: &mut watch::Receiver<FeedProgress>) {
+        let FeedProgress { block_mined, reorgs, sequence } = *feed_progress.borrow_and_update();
         let state = &mut self.handler.state;
         if state.sequence >= sequence {
-            // Behind the last that was handled there are repeats and dead letters.
+            // Messages after the last handled one are repeats and dead letters.
             self.handled = (self.handled.0.max(block_mined), self.handled.1.max(reorgs));
         }
-        state.note_sources((block_mined, reorgs), self.handled);
+        state.record_sources((block_mined, reorgs), self.handled);
         self.handler.publish_tip();
         let state = &self.handler.state;
-        let committed = Committed { offset: self.position, metadata: state.to_metadata() };
-        // Without a receiver the sequencer has ended, and nobody needs to know.
-        let _ = self.progress.send((self.epoch, Progress::Handled(committed)));
+        let committed = CommittedOffset { offset: self.position, metadata: state.to_metadata() };
+        // Without a receiver the sequencer has ended, and the report has no reader.
+        let _ = self.reports.send((self.epoch, WorkerReport::Handled(committed)));
     }
 
-    /// Another sequencer that does not know yet that it lost the partition may be ahead: then what it decided is in the
-    /// log, and the event is handled again from its beginning.
-    async fn handle_with_others(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
+    /// Handles one event, also while another sequencer that has not noticed its revocation is ahead: its decisions are
+    /// in the log, and the event is handled again from its beginning with them.
+    async fn handle_until_current(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), SequencerError> {
         let parts = self.handler.parts.clone();
-        let mut behind = None;
+        let mut waiting = None;
         loop {
             match self.handle(log, message).await {
-                // Ends when the log shows what was decided, or when the group takes the partition away.
-                Err(Stop::Behind(offset)) => {
-                    tracing::warn!(offset, "another sequencer is ahead: reading what it decided");
-                    let about = || Waiting::new(&parts, format!("chain offset {offset}")).paced(PAUSE_BEHIND);
-                    behind
+                // The loop ends once the log shows the decisions, or when the group revokes the partition.
+                Err(SequencerError::Behind(offset)) => {
+                    tracing::warn!(offset, "sequencer: another sequencer is ahead; reading its decisions");
+                    let about =
+                        || ReportedWait::new(&parts, format!("chain offset {offset}")).with_pauses(PAUSE_BEHIND);
+                    waiting
                         .get_or_insert_with(about)
-                        .look_again("what another sequencer, which is ahead, decided")
+                        .pause_for("what another sequencer, which is ahead, decided")
                         .await;
                     log.catch_up().await?;
                 }
@@ -223,63 +226,69 @@ impl Worker {
         }
     }
 
-    async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), Stop> {
-        let making = match self.mode {
-            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => Making::Replaying,
-            _ => Making::Allowed,
+    async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), SequencerError> {
+        let mode = match self.mode {
+            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => DecisionMode::Replay,
+            _ => DecisionMode::Live,
         };
-        let at = At { offset: message.offset, era: self.handler.state.era, making, leaving: false };
+        let ctx = EventContext { offset: message.offset, era: self.handler.state.era, mode, is_disconnecting: false };
         let event = match Event::decode(&message.payload) {
             Ok(event) => event,
-            Err(error) => return self.bury(at, message, error.to_string()).await,
+            Err(error) => return self.publish_dead_letter(ctx, message, error.to_string()).await,
         };
         if let Some(kind) = EventKind::of_chain(&event) {
             self.handler.parts.metrics.events.of(kind).inc();
         }
         self.handler.parts.health.status_registry().publish_event(Some((message.offset, event.kind().name())));
-        self.handle_event(at, log, message, event).await?;
-        // One that stops the chain is still the one that it is at.
+        self.handle_event(ctx, log, message, event).await?;
+        // An event that stops the chain stays the current event in `/state`.
         self.handler.parts.health.status_registry().publish_event(None);
         Ok(())
     }
 
     async fn handle_event(
         &mut self,
-        at: At,
+        ctx: EventContext,
         log: &mut DecisionLog,
         message: &Message,
         event: Event<'_>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), SequencerError> {
         match event {
             Event::BlockMined(block) => {
-                if Box::pin(self.handler.block_mined(at, log, &block, &message.payload)).await? {
-                    note_handled(&mut self.handled.0, message);
+                if Box::pin(self.handler.handle_block_mined(ctx, log, &block, &message.payload)).await? {
+                    advance_handled(&mut self.handled.0, message);
                 }
                 Ok(())
             }
-            Event::Contest(contest) => Box::pin(self.handler.contest(at, log, &contest)).await,
+            Event::Contest(contest) => Box::pin(self.handler.handle_contest(ctx, log, &contest)).await,
             Event::Command(command) => match command.action {
-                Action::Reconsider { txid } => Box::pin(self.handler.reconsider(at, log, txid)).await,
-                _ => Box::pin(self.handler.command(at, log, &command, message.timestamp_ms)).await,
+                CommandAction::Reconsider { txid } => Box::pin(self.handler.handle_reconsider(ctx, log, txid)).await,
+                _ => Box::pin(self.handler.handle_command(ctx, log, &command, message.timestamp_ms)).await,
             },
             Event::Reorg(reorg) => {
-                if Box::pin(self.handler.reorg(at, log, &reorg, &message.payload)).await? {
-                    note_handled(&mut self.handled.1, message);
+                if Box::pin(self.handler.handle_reorg(ctx, log, &reorg, &message.payload)).await? {
+                    advance_handled(&mut self.handled.1, message);
                 }
                 Ok(())
             }
             other => {
-                self.bury(at, message, format!("a {} event does not belong in this topic", other.kind().name())).await
+                let why = format!("a {} event does not belong in this topic", other.kind().name());
+                self.publish_dead_letter(ctx, message, why).await
             }
         }
     }
 
-    async fn bury(&self, at: At, message: &Message, why: String) -> Result<(), Stop> {
-        if at.making == Making::Replaying {
+    async fn publish_dead_letter(
+        &self,
+        ctx: EventContext,
+        message: &Message,
+        why: String,
+    ) -> Result<(), SequencerError> {
+        if ctx.mode == DecisionMode::Replay {
             return Ok(());
         }
         let parts = &self.handler.parts;
-        tracing::error!(offset = at.offset, why, "dead letter in the chain");
+        tracing::error!(offset = ctx.offset, why, "sequencer: chain event refused; publishing a dead letter");
         let letter = DeadLetter {
             topic: parts.topics.chain.clone(),
             partition: 0,
@@ -289,12 +298,12 @@ impl Worker {
             message: why,
             timestamp_ms: message.timestamp_ms,
         };
-        self.handler.bury_letter(message.clone(), &letter).await
+        self.handler.publish_dead_letter(message.clone(), &letter).await
     }
 }
 
-/// The feed need not read again what is handled.
-fn note_handled(next: &mut u64, message: &Message) {
+/// Advances the handled offset of a source topic past the message from which this event was fed.
+fn advance_handled(next: &mut u64, message: &Message) {
     if let Some(offset) = source_offset(message) {
         *next = (*next).max(offset.saturating_add(1));
     }

@@ -1,5 +1,5 @@
-//! What operators ask of a loop that runs. They write a line on its desk, and the loop itself does what it says, in its turn, and answers:
-//! nothing that is a loop's is touched by anybody else.
+//! Operators' requests to running loops. A request waits in a [`ControlQueue`]; the loop takes it, carries it out
+//! between two turns, and answers. No other task changes the state of a loop.
 
 use std::{
     collections::BTreeSet,
@@ -11,62 +11,64 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::broker::{BrokerError, BrokerErrorKind};
 
-/// What may be asked about a partition of validated transactions.
+/// A command on a partition of validated transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartitionCommand {
-    /// Lifts its halt: it is read again from its committed offset.
+    /// Lifts the halt: the partition is read again from its committed offset.
     Retry,
-    /// Nothing more is read of it here.
+    /// Stops the reads of the partition by this instance.
     Pause,
-    /// It is read on.
+    /// Continues the reads of the partition.
     Resume,
 }
 
-/// An answer of a loop.
+/// Answer of a loop to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// What was done, or is being done.
+pub enum ControlAnswer {
+    /// The request was carried out, or is in progress; says what was done.
     Done(String),
-    /// It is held by another instance, or by none.
+    /// The partition, or the chain, is not assigned to this instance.
     NotHeld(String),
-    /// There is nothing to lift, or it cannot be lifted so.
+    /// The request does not apply: nothing is halted or paused, or another remedy is needed.
     Refused(String),
-    /// It may be asked again.
+    /// A later request may succeed.
     NotNow(String),
 }
 
-impl Answer {
-    /// What was to be read again from where it was committed is not, and stays as it was.
-    pub fn not_read_again(error: &BrokerError) -> Self {
+impl ControlAnswer {
+    /// Answer for a failed seek to the committed offset; the halt stays.
+    pub fn from_seek_error(error: &BrokerError) -> Self {
         match error.kind {
-            BrokerErrorKind::NotAssigned => Answer::NotHeld("it is being taken away from this instance".to_owned()),
-            BrokerErrorKind::Retryable => Answer::NotNow(format!("the log does not answer: {error}")),
-            _ => Answer::Refused(format!("it cannot be read from where it was committed: {error}")),
+            BrokerErrorKind::NotAssigned => {
+                ControlAnswer::NotHeld("the partition is being revoked from this instance".to_owned())
+            }
+            BrokerErrorKind::Retryable => ControlAnswer::NotNow(format!("the log does not answer: {error}")),
+            _ => ControlAnswer::Refused(format!("cannot read from the committed offset: {error}")),
         }
     }
 }
 
-/// Something that is asked of a loop.
+/// A request to a loop.
 #[derive(Debug)]
 pub struct ControlRequest<T> {
-    /// What.
-    pub what: T,
-    answer: oneshot::Sender<Answer>,
+    /// The command to carry out.
+    pub command: T,
+    answer: oneshot::Sender<ControlAnswer>,
 }
 
 impl<T> ControlRequest<T> {
-    /// Answers. Who asked may have gone.
-    pub fn answer(self, answer: Answer) {
+    /// Answers the request, also where the asking task no longer waits.
+    pub fn answer(self, answer: ControlAnswer) {
         let _ = self.answer.send(answer);
     }
 }
 
-/// So many orders wait at the most.
-const WAITING: usize = 16;
-/// A loop that drains answers once it has.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
+/// Most requests that wait for one loop.
+const QUEUE_CAPACITY: usize = 16;
+/// Longest wait for an answer: a loop that drains answers after the drain.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where orders for one loop are left.
+/// Queue of the requests to one loop.
 #[derive(Debug)]
 pub struct ControlQueue<T>(Mutex<Option<mpsc::Sender<ControlRequest<T>>>>);
 
@@ -77,53 +79,55 @@ impl<T> Default for ControlQueue<T> {
 }
 
 impl<T> ControlQueue<T> {
-    /// The loop that begins now takes the orders from here on.
+    /// Opens the queue for a loop that starts now; an earlier loop gets no more requests.
     pub fn open(&self) -> mpsc::Receiver<ControlRequest<T>> {
-        let (orders, received) = mpsc::channel(WAITING);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(orders);
+        let (requests, received) = mpsc::channel(QUEUE_CAPACITY);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
         received
     }
 
-    /// Asks the loop, and waits for its answer.
-    pub async fn ask(&self, what: T) -> Answer {
-        let not_held = || Answer::NotHeld("nothing is held here: this instance has not begun, or has ended".to_owned());
-        let orders = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    /// Sends a request to the loop and waits for the answer.
+    pub async fn ask(&self, command: T) -> ControlAnswer {
+        let not_running = "this instance has no partition: the loop has not started, or has ended";
+        let not_held = || ControlAnswer::NotHeld(not_running.to_owned());
+        let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (answer, answered) = oneshot::channel();
-        match orders.map(|orders| orders.try_send(ControlRequest { what, answer })) {
+        match requests.map(|requests| requests.try_send(ControlRequest { command, answer })) {
             Some(Ok(())) => {}
             Some(Err(mpsc::error::TrySendError::Full(_))) => {
-                return Answer::NotNow(format!("{WAITING} requests wait already"));
+                return ControlAnswer::NotNow(format!("{QUEUE_CAPACITY} requests wait already"));
             }
             Some(Err(mpsc::error::TrySendError::Closed(_))) | None => return not_held(),
         }
-        match tokio::time::timeout(ANSWERED_WITHIN, answered).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
             Ok(answer) => answer.unwrap_or_else(|_| not_held()),
-            Err(_) => Answer::NotNow(format!(
-                "no answer within {} s: it may be done yet; /state says so",
-                ANSWERED_WITHIN.as_secs()
+            Err(_) => ControlAnswer::NotNow(format!(
+                "no answer within {} s: the request may still be carried out; look at /state",
+                ANSWER_TIMEOUT.as_secs()
             )),
         }
     }
 }
 
-/// The desks of an instance.
+/// The request queues of an instance, and the partitions that operators have paused.
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Of the pipeline: what is asked about a partition.
+    /// Queue of the pipeline: commands by partition.
     pub partitions: ControlQueue<(i32, PartitionCommand)>,
-    /// Of the sequencer: that the halt of the chain is lifted.
+    /// Queue of the sequencer: requests to lift the halt of the chain.
     pub chain: ControlQueue<()>,
-    /// What is paused by hand, for as long as the process lives: a rebalance that hands a partition back lets nobody read it.
+    /// Partitions that an operator has paused, until the process ends: a partition that a rebalance assigns again stays
+    /// paused.
     paused: Mutex<BTreeSet<i32>>,
 }
 
 impl Control {
-    /// Whether a partition is paused by hand, whenever it is held here.
+    /// True where an operator has paused the partition, assigned or not.
     pub fn is_paused(&self, partition: i32) -> bool {
         self.paused().contains(&partition)
     }
 
-    /// Has it paused, or no longer; `false`: it was so already.
+    /// Records that an operator pauses or resumes a partition; `false`: no change.
     pub fn set_paused(&self, partition: i32, paused: bool) -> bool {
         if paused { self.paused().insert(partition) } else { self.paused().remove(&partition) }
     }
@@ -138,22 +142,22 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_loop_that_began_last_answers_and_nobody_waits_for_one_that_is_gone() {
+    async fn the_loop_that_started_last_answers_and_no_request_waits_for_an_ended_one() {
         let control = Control::default();
-        let held = |answer: Answer| !matches!(answer, Answer::NotHeld(_));
-        assert!(!held(control.partitions.ask((1, PartitionCommand::Pause)).await), "none has begun");
+        let is_held = |answer: ControlAnswer| !matches!(answer, ControlAnswer::NotHeld(_));
+        assert!(!is_held(control.partitions.ask((1, PartitionCommand::Pause)).await), "no loop has started");
         drop(control.partitions.open());
-        assert!(!held(control.partitions.ask((1, PartitionCommand::Pause)).await), "it has ended");
-        let mut orders = control.partitions.open();
+        assert!(!is_held(control.partitions.ask((1, PartitionCommand::Pause)).await), "the loop has ended");
+        let mut requests = control.partitions.open();
         let (answer, ()) = tokio::join!(control.partitions.ask((2, PartitionCommand::Retry)), async {
-            let order = orders.recv().await.unwrap();
-            assert_eq!(order.what, (2, PartitionCommand::Retry));
-            order.answer(Answer::Done("it goes on".into()));
+            let request = requests.recv().await.unwrap();
+            assert_eq!(request.command, (2, PartitionCommand::Retry));
+            request.answer(ControlAnswer::Done("it goes on".into()));
         });
-        assert_eq!(answer, Answer::Done("it goes on".into()));
+        assert_eq!(answer, ControlAnswer::Done("it goes on".into()));
         assert!(
-            matches!(control.partitions.ask((1, PartitionCommand::Pause)).await, Answer::NotNow(_)),
-            "the loop stands"
+            matches!(control.partitions.ask((1, PartitionCommand::Pause)).await, ControlAnswer::NotNow(_)),
+            "the loop does not answer"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Whether this process lives and whether it is ready, as the rest of it says.
+//! Liveness and readiness of the process, as its loops report them.
 
 use std::{
     collections::BTreeMap,
@@ -15,92 +15,93 @@ use serde::Serialize;
 use super::{control::Control, registry::StatusRegistry};
 use crate::{clock::Clock, liveness::LivenessMonitor};
 
-/// What must hold for this process to be ready.
+/// A condition of readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
-    /// It is a member of its group and has its partitions (maybe none), and is not draining.
+    /// The instance is a member of its group, knows its partitions (maybe none), and does not drain.
     Assigned,
-    /// The log answers.
+    /// The log answers requests of the instance.
     BrokerReachable,
-    /// The store answers.
+    /// The store answers requests of the instance.
     StoreReachable,
-    /// No validated partition is halted.
+    /// No partition of validated transactions is halted.
     PartitionsRunning,
-    /// The sequencer, if it is here, is not halted.
+    /// The chain is not halted, if this instance has the chain.
     ChainRunning,
-    /// No block or reorg is missing that the chain would go on with.
+    /// The chain waits for no missing block or reorg.
     ChainFed,
-    /// What is done is committed, by the pipeline: else a restart would do all of it again.
+    /// The pipeline commits its completed events: a restart would repeat uncommitted events.
     OffsetsCommitted,
-    /// The same of the sequencer.
+    /// The sequencer commits its completed events.
     ChainCommitted,
 }
 
-/// What has to move for itself: that the one does hides no stall of the other.
+/// A part of the work with a stall of its own: progress of one part hides no stall of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The validated transactions.
+pub enum Workload {
+    /// Work of the pipeline on validated transactions.
     Transactions,
-    /// The chain.
+    /// Work of the sequencer on the chain.
     Chain,
 }
 
-/// Whether a part has something to do, and when something of it last came to an end.
+/// Activity of a workload, and the time of its last progress.
 #[derive(Debug)]
-struct Movement {
+struct Activity {
     idle: AtomicBool,
-    at_ms: AtomicU64,
+    progress_ms: AtomicU64,
 }
 
-/// Follows the commits of one group: a few may fail, which heals by itself; many in a row are for somebody to look at.
+/// Turns the commits of one group into a condition: a few failures heal, many in a row need an operator.
 #[derive(Debug)]
-pub struct Commits {
+pub struct CommitHealth {
     condition: Condition,
-    failed: u32,
+    failures: u32,
 }
 
-/// So many in a row may fail without a word: a rebalance, or a node that restarts, takes a few.
-const MAY_FAIL: u32 = 10;
+/// Failed commits in a row at which the condition is no longer met. A rebalance, or a node restart, causes a few.
+const MAX_QUIET_FAILURES: u32 = 10;
 
-impl Commits {
-    /// Speaks for [`Condition::OffsetsCommitted`] or [`Condition::ChainCommitted`].
+impl CommitHealth {
+    /// Sets `condition`: [`Condition::OffsetsCommitted`] or [`Condition::ChainCommitted`].
     pub fn new(condition: Condition) -> Self {
-        Commits { condition, failed: 0 }
+        CommitHealth { condition, failures: 0 }
     }
 
-    /// Nothing was committed, and why.
-    pub fn failed(&mut self, health: &Health, why: impl Display) {
-        self.failed = self.failed.saturating_add(1);
-        if self.failed >= MAY_FAIL {
-            let why = format!("nothing was committed {} times in a row: {why}", self.failed);
+    /// Records that a commit failed or was not tried, with the reason.
+    pub fn record_failure(&mut self, health: &Health, why: impl Display) {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures >= MAX_QUIET_FAILURES {
+            let why = format!("nothing was committed {} times in a row: {why}", self.failures);
             health.set(self.condition, Some(why));
         }
     }
 
-    /// Everything was that could be.
-    pub fn succeeded(&mut self, health: &Health) {
-        if std::mem::take(&mut self.failed) >= MAY_FAIL {
+    /// Records that a commit has stored all offsets that could be committed.
+    pub fn record_success(&mut self, health: &Health) {
+        if std::mem::take(&mut self.failures) >= MAX_QUIET_FAILURES {
             health.set(self.condition, None);
         }
     }
 }
 
-/// An answer about health.
+/// Answer of `/health/live` or `/health/ready`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// Whether all is well.
+pub struct HealthReport {
+    /// True where no reason speaks against health.
     pub ok: bool,
-    /// What is not, and why.
+    /// Reasons by the name of the condition or stall.
     pub reasons: BTreeMap<&'static str, String>,
-    /// Which event waits for longer than usual, and for what: worth a look, but nothing is wrong here.
+    /// The event that waits for longer than usual, and its missing parent or flag. A wait is no failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waits: Option<String>,
 }
 
-/// The health of a process; shared by those who know and those who ask.
+/// Health of a process, shared by the loops that report and the servers that answer.
 ///
-/// It starts unready: what nobody has spoken for yet ([`Condition::Assigned`], [`Condition::StoreReachable`]) does not hold.
+/// A process starts unready: [`Condition::Assigned`] and [`Condition::StoreReachable`] are not met until a loop sets
+/// them.
 #[derive(Debug)]
 pub struct Health {
     clock: Clock,
@@ -108,33 +109,33 @@ pub struct Health {
     liveness: LivenessMonitor,
     status_registry: StatusRegistry,
     control: Control,
-    conditions: Mutex<Conditions>,
+    conditions: Mutex<ConditionStates>,
     waits: Mutex<Option<String>>,
-    movements: [Movement; 2],
+    activities: [Activity; 2],
 }
 
 #[derive(Debug, Default)]
-struct Conditions {
-    /// Why each one that is not met is not.
+struct ConditionStates {
+    /// Conditions that are not met, with the reason.
     unmet: BTreeMap<Condition, String>,
-    /// Since when each has been as it is, where that is not since the start: milliseconds since the epoch.
+    /// Time of the last change of a condition, milliseconds since the epoch; absent: no change since the start.
     changed_ms: BTreeMap<Condition, u64>,
 }
 
-/// How a condition stands.
+/// Status of one condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConditionStatus {
-    /// Whether it holds.
+    /// True where the condition is met.
     pub met: bool,
-    /// Since when it has been as it is, milliseconds since the epoch.
+    /// Time since which `met` has not changed, milliseconds since the epoch.
     pub since_ms: u64,
-    /// Why it does not hold.
+    /// Reason why the condition is not met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl Condition {
-    /// All of them.
+    /// All conditions, in the order of declaration.
     pub const ALL: [Condition; 8] = [
         Condition::Assigned,
         Condition::BrokerReachable,
@@ -146,12 +147,13 @@ impl Condition {
         Condition::ChainCommitted,
     ];
 
-    /// Whether nothing can be expected to move while it is unmet. The others name a part that stands; the rest has to go on.
-    fn excuses_all(self) -> bool {
+    /// True where no workload can progress while the condition is unmet. The other conditions concern one partition or
+    /// the chain, and the rest must progress.
+    fn excuses_every_stall(self) -> bool {
         matches!(self, Condition::Assigned | Condition::BrokerReachable | Condition::StoreReachable)
     }
 
-    /// As reports name it.
+    /// Name of the condition in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Condition::Assigned => "assigned",
@@ -167,45 +169,45 @@ impl Condition {
 }
 
 impl Health {
-    /// Health that fails when, with work at hand, nothing moves for `stall_limit`.
+    /// Health whose liveness fails when a workload that is not idle has made no progress for `stall_limit`.
     pub fn new(clock: Clock, stall_limit: Duration) -> Self {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
         Self {
-            movements: [(), ()]
-                .map(|()| Movement { idle: AtomicBool::new(true), at_ms: AtomicU64::new(clock.steady_ms()) }),
+            activities: [(), ()]
+                .map(|()| Activity { idle: AtomicBool::new(true), progress_ms: AtomicU64::new(clock.steady_ms()) }),
             liveness: LivenessMonitor::new(clock.clone(), None),
             status_registry: StatusRegistry::new(clock.clone()),
             control: Control::default(),
             clock,
             stall_limit,
-            conditions: Mutex::new(Conditions { unmet: starting.into(), ..Conditions::default() }),
+            conditions: Mutex::new(ConditionStates { unmet: starting.into(), ..ConditionStates::default() }),
             waits: Mutex::default(),
         }
     }
 
-    /// With loops that may not stand still for `limit`; `None`: nobody looks.
-    pub fn watched(mut self, limit: Option<Duration>) -> Self {
+    /// Sets the longest time that a loop may go without a beat; `None`: the watchdog is disabled.
+    pub fn with_watchdog(mut self, limit: Option<Duration>) -> Self {
         self.liveness = LivenessMonitor::new(self.clock.clone(), limit);
         self
     }
 
-    /// The loops of the loops of this process.
+    /// Monitor of the loops of this process.
     pub fn liveness(&self) -> &LivenessMonitor {
         &self.liveness
     }
 
-    /// What the loops show of themselves.
+    /// Statuses that the loops publish.
     pub fn status_registry(&self) -> &StatusRegistry {
         &self.status_registry
     }
 
-    /// Where operators ask something of the loops.
+    /// Queues of operators' requests to the loops.
     pub fn control(&self) -> &Control {
         &self.control
     }
 
-    /// Says that a condition holds (`None`) or why it does not.
+    /// Sets a condition as met (`None`) or as not met, with the reason.
     pub fn set(&self, condition: Condition, reason: Option<String>) {
         let mut conditions = self.conditions();
         let is_met = reason.is_none();
@@ -217,75 +219,79 @@ impl Health {
             conditions.changed_ms.insert(condition, self.clock.now_ms());
         }
         drop(conditions);
-        // What stood for it needs time to move again.
-        if before.is_some() && condition.excuses_all() {
-            [Part::Transactions, Part::Chain].into_iter().for_each(|part| self.moved(part));
+        // The workloads that the condition has stopped need time for their next progress.
+        if before.is_some() && condition.excuses_every_stall() {
+            [Workload::Transactions, Workload::Chain].into_iter().for_each(|workload| self.record_progress(workload));
         }
     }
 
-    /// Something came to an end: an answer of the store, an acknowledgement, an event; or it waits for what a restart would not bring.
-    pub fn moved(&self, part: Part) {
-        self.movement(part).at_ms.store(self.clock.steady_ms(), Relaxed);
+    /// Records progress of a workload: an answer of the store, an acknowledgement, a completed event. A wait that a
+    /// restart would not end counts, too.
+    pub fn record_progress(&self, workload: Workload) {
+        self.activity(workload).progress_ms.store(self.clock.steady_ms(), Relaxed);
     }
 
-    /// Whether there is nothing to do. The time to a stall begins when there is something again.
-    pub fn set_idle(&self, part: Part, idle: bool) {
-        if self.movement(part).idle.swap(idle, Relaxed) && !idle {
-            self.moved(part);
+    /// Records that a workload has no work, or has work again. The time to a stall starts with new work.
+    pub fn set_idle(&self, workload: Workload, idle: bool) {
+        if self.activity(workload).idle.swap(idle, Relaxed) && !idle {
+            self.record_progress(workload);
         }
     }
 
-    fn movement(&self, part: Part) -> &Movement {
-        let [transactions, chain] = &self.movements;
-        match part {
-            Part::Transactions => transactions,
-            Part::Chain => chain,
+    fn activity(&self, workload: Workload) -> &Activity {
+        let [transactions, chain] = &self.activities;
+        match workload {
+            Workload::Transactions => transactions,
+            Workload::Chain => chain,
         }
     }
 
-    /// For how long a part with something to do has not moved.
-    fn stands(&self, part: Part) -> Duration {
-        let Movement { idle, at_ms } = self.movement(part);
-        let since_ms = self.clock.steady_ms().saturating_sub(at_ms.load(Relaxed));
+    /// Time without progress of a workload that is not idle; zero: idle.
+    fn stalled_for(&self, workload: Workload) -> Duration {
+        let Activity { idle, progress_ms } = self.activity(workload);
+        let since_ms = self.clock.steady_ms().saturating_sub(progress_ms.load(Relaxed));
         if idle.load(Relaxed) { Duration::ZERO } else { Duration::from_millis(since_ms) }
     }
 
-    /// Ready: every condition holds.
-    pub fn ready(&self) -> Report {
+    /// Report of readiness: ready while every condition is met.
+    pub fn ready(&self) -> HealthReport {
         let reasons: BTreeMap<_, _> =
             self.conditions().unmet.iter().map(|(condition, reason)| (condition.name(), reason.clone())).collect();
-        Report { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
+        HealthReport { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
-    /// How each condition stands, by its name.
-    pub fn conditions_now(&self) -> BTreeMap<&'static str, ConditionStatus> {
-        let Conditions { unmet, changed_ms } = &*self.conditions();
-        let standing = |condition: Condition| {
+    /// Status of each condition, by name.
+    pub fn condition_statuses(&self) -> BTreeMap<&'static str, ConditionStatus> {
+        let ConditionStates { unmet, changed_ms } = &*self.conditions();
+        let status_of = |condition: Condition| {
             let reason = unmet.get(&condition).cloned();
             let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.status_registry.started_ms());
             (condition.name(), ConditionStatus { met: reason.is_none(), since_ms, reason })
         };
-        Condition::ALL.into_iter().map(standing).collect()
+        Condition::ALL.into_iter().map(status_of).collect()
     }
 
-    /// Alive: idle, or moving, or kept from moving by what a restart would not mend: no store, no broker, or no partition. A halted
-    /// partition, or chain, is no excuse for the others; who works on them says so by [`set_idle`](Self::set_idle).
-    pub fn live(&self) -> Report {
+    /// Report of liveness. A process is live while each workload is idle or has progressed, or while the store, the
+    /// broker or the assignment is missing: a restart would not help. A halted partition, or a halted chain, excuses no
+    /// stall of the rest; the loops count halted work as idle ([`set_idle`](Self::set_idle)).
+    pub fn live(&self) -> HealthReport {
         let mut reasons = BTreeMap::new();
-        if !self.conditions().unmet.keys().any(|condition| condition.excuses_all()) {
-            for (part, name, what) in
-                [(Part::Transactions, "stalled", "nothing"), (Part::Chain, "chain_stalled", "nothing of the chain")]
-            {
-                let standing = self.stands(part);
-                if standing > self.stall_limit {
-                    reasons.insert(name, format!("{what} has moved for {} s", standing.as_secs()));
+        if !self.conditions().unmet.keys().any(|condition| condition.excuses_every_stall()) {
+            for (workload, name, what) in [
+                (Workload::Transactions, "stalled", "nothing"),
+                (Workload::Chain, "chain_stalled", "nothing of the chain"),
+            ] {
+                let stalled = self.stalled_for(workload);
+                if stalled > self.stall_limit {
+                    reasons.insert(name, format!("{what} has moved for {} s", stalled.as_secs()));
                 }
             }
         }
-        Report { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
+        HealthReport { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
-    /// Says which event waits for longer than usual, and for what; no condition of anything.
+    /// Publishes the event that waits for longer than usual, and its missing parent or flag. No condition depends on
+    /// the wait.
     pub fn set_wait(&self, what: Option<String>) {
         *self.waits() = what;
     }
@@ -294,8 +300,8 @@ impl Health {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn conditions(&self) -> MutexGuard<'_, Conditions> {
-        // No change can be left half done, so a panic elsewhere does not spoil it.
+    fn conditions(&self) -> MutexGuard<'_, ConditionStates> {
+        // No panic can leave a change half done.
         self.conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -309,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_ready_when_all_conditions_hold_and_says_which_do_not() {
+    async fn a_process_is_ready_when_all_conditions_are_met_and_names_the_others() {
         let health = health();
         assert_eq!(health.ready().reasons.keys().copied().collect::<Vec<_>>(), ["assigned", "store_reachable"]);
         health.set(Condition::Assigned, None);
@@ -324,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_condition_says_since_when_it_stands_so() {
+    async fn each_condition_has_the_time_of_its_last_change() {
         let health = health();
         tokio::time::advance(Duration::from_secs(1)).await;
         health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
@@ -333,51 +339,55 @@ mod tests {
         health.set(Condition::BrokerReachable, Some("no answer".to_owned()));
         health.set(Condition::Assigned, None);
         health.set(Condition::ChainFed, None);
-        let conditions = health.conditions_now();
+        let conditions = health.condition_statuses();
         assert_eq!(conditions.len(), 8);
         let of = |name| {
             let ConditionStatus { met, since_ms, reason } = &conditions[name];
             (*met, *since_ms, reason.as_deref())
         };
         assert_eq!(of("assigned"), (true, 1_002_000, None));
-        assert_eq!(of("broker_reachable"), (false, 1_001_000, Some("no answer")), "it is the same outage");
-        assert_eq!(of("store_reachable"), (false, 1_000_000, Some("connection refused")), "never was it reachable");
+        assert_eq!(of("broker_reachable"), (false, 1_001_000, Some("no answer")), "another reason is the same outage");
+        assert_eq!(
+            of("store_reachable"),
+            (false, 1_000_000, Some("connection refused")),
+            "the store was never reachable"
+        );
         assert_eq!(of("chain_fed"), (true, 1_000_000, None));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_lives_while_it_is_idle_or_moves_or_stands_for_a_named_reason() {
+    async fn a_process_is_live_while_idle_or_progressing_or_stopped_by_an_outage() {
         let health = health();
         health.set(Condition::Assigned, None);
         health.set(Condition::StoreReachable, None);
         tokio::time::advance(Duration::from_secs(600)).await;
         assert!(health.live().ok, "idle");
-        health.set_idle(Part::Transactions, false);
+        health.set_idle(Workload::Transactions, false);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(health.live().ok, "at the limit");
-        health.moved(Part::Transactions);
+        health.record_progress(Workload::Transactions);
         tokio::time::advance(Duration::from_secs(61)).await;
         let report = health.live();
         assert!(!report.ok);
         assert_eq!(report.reasons["stalled"], "nothing has moved for 61 s");
-        health.set_idle(Part::Transactions, false);
-        assert!(!health.live().ok, "busy as before is no progress");
+        health.set_idle(Workload::Transactions, false);
+        assert!(!health.live().ok, "work without progress is a stall");
         health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
-        assert!(health.live().ok, "a restart does not mend the store");
+        assert!(health.live().ok, "a restart does not help the store");
         health.set(Condition::StoreReachable, None);
-        assert!(health.live().ok, "what stood for the store may go on first");
+        assert!(health.live().ok, "work that waited for the store has the time to progress");
         tokio::time::advance(Duration::from_secs(61)).await;
         for condition in [Condition::PartitionsRunning, Condition::ChainRunning, Condition::ChainFed] {
             health.set(condition, Some("halted".to_owned()));
         }
-        assert!(!health.live().ok, "what stands elsewhere is no reason for the rest to stand");
-        health.moved(Part::Transactions);
+        assert!(!health.live().ok, "a halt excuses no stall of the rest");
+        health.record_progress(Workload::Transactions);
         assert!(health.live().ok);
-        health.set_idle(Part::Chain, false);
+        health.set_idle(Workload::Chain, false);
         tokio::time::advance(Duration::from_secs(61)).await;
-        health.moved(Part::Transactions);
+        health.record_progress(Workload::Transactions);
         assert_eq!(health.live().reasons["chain_stalled"], "nothing of the chain has moved for 61 s");
-        health.moved(Part::Chain);
+        health.record_progress(Workload::Chain);
         assert!(health.live().ok);
     }
 }

@@ -1,7 +1,8 @@
-//! The status of an instance: what its loops publish, and what operators ask of its loops. HTTP (`api`) shows and relays both.
+//! Status of an instance: the reports that its loops publish, and operators' requests to the loops. HTTP (`api`) serves
+//! both.
 
 pub mod control;
 pub mod health;
 pub mod registry;
 
-pub use health::{Commits, Condition, Health, Report};
+pub use health::{CommitHealth, Condition, Health, HealthReport};

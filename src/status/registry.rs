@@ -1,5 +1,7 @@
-//! The state page: what an instance is at, as its loops last showed it. Nothing here waits for them, so it answers while the store, or
-//! the log, does not. What is shown is counts, offsets, names and reasons; no setting is, so that no secret can be.
+//! The state page: statuses that the loops of an instance publish.
+//!
+//! The page waits for no loop, so that it answers while the store or the log does not. The page has counts, offsets,
+//! names and reasons, and no settings: no secret can appear.
 
 use std::{
     collections::BTreeMap,
@@ -11,207 +13,208 @@ use std::{
 
 use serde::Serialize;
 
-use super::health::{ConditionStatus, Health, Report};
+use super::health::{ConditionStatus, Health, HealthReport};
 use crate::clock::Clock;
 
-/// What is waited for is shown once it has taken so long: every answer of the store is waited for.
-const WAIT_SHOWN_MS: u64 = 1_000;
-/// At most so many waits are shown.
-const WAITS_SHOWN: usize = 16;
-/// At most so many bytes of what is waited for.
-const WAIT_BYTES: usize = 2_000;
+/// Age from which a wait is on the page: shorter waits are ordinary answers of the store.
+const MIN_WAIT_MS: u64 = 1_000;
+/// Most waits on the page.
+const MAX_WAITS: usize = 16;
+/// Most bytes of the text of a wait.
+const MAX_WAIT_BYTES: usize = 2_000;
 
-/// Who this is.
+/// Identity of the instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct InstanceStatus {
-    /// How it is named in the brokers' logs.
+    /// Name of the client in the brokers' logs.
     pub client_id: String,
-    /// Of a static member.
+    /// Instance id of a static member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance_id: Option<String>,
     /// The consumer group of the validated transactions; that of the chain is `GROUP.chain`.
     pub group: String,
-    /// What its machine calls itself.
+    /// Name of the machine, by its own account.
     pub hostname: String,
-    /// Its number there.
+    /// Id of the process on the machine.
     pub process_id: u32,
 }
 
-/// The event of a partition that was read first of those that are not completed.
+/// The event of a partition that was read first and is not completed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct InFlightStatus {
-    /// Its offset.
+    /// Offset of the event.
     pub offset: u64,
-    /// Since it was read here.
+    /// Time since this instance read the event.
     pub age_seconds: f64,
 }
 
-/// Why a partition, or the chain, does not go on until an operator has looked.
+/// A halt of a partition or of the chain, which needs an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HaltStatus {
-    /// In one line.
+    /// Reason of the halt in one line.
     pub why: String,
-    /// Since when, milliseconds since the epoch.
+    /// Time of the halt, milliseconds since the epoch.
     pub since_ms: u64,
 }
 
-/// One partition that is held here.
+/// Status of one assigned partition.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct PartitionStatus {
-    /// Its topic.
+    /// Topic of the partition.
     pub topic: String,
-    /// Its number.
+    /// Number of the partition.
     pub partition: i32,
-    /// Of its assignment.
+    /// Epoch of the assignment.
     pub epoch: u64,
-    /// Offset of the next event to be read.
+    /// Offset of the next event to read.
     pub position: u64,
-    /// Every event before this offset is completed.
+    /// Every event below this offset is completed.
     pub watermark: u64,
-    /// What the group has committed, as far as this instance knows; `null`: nothing.
+    /// Committed offset of the group, as this instance knows it; `null`: none.
     pub committed: Option<u64>,
-    /// The end of the partition, as last heard.
+    /// Last known end offset of the partition.
     pub high_watermark: u64,
-    /// It was read to its end.
+    /// True where the partition was read to its end.
     pub at_end: bool,
-    /// Messages between the watermark and the end.
+    /// Messages from the watermark to the end offset.
     pub lag_messages: u64,
-    /// Age, by its timestamp, of the oldest event that is not completed; where none is and there is more to read, of the latest
-    /// that was read.
+    /// Age, by its timestamp, of the oldest event that is not completed. Where every event read is completed and more
+    /// can be read: age of the last event read.
     pub lag_seconds: f64,
-    /// Events read and not completed.
+    /// Number of events that are read and not completed.
     pub unfinished_events: u64,
-    /// Their bytes.
+    /// Payload bytes of the events that are read and not completed.
     pub unfinished_bytes: u64,
-    /// The first of them.
+    /// The event that was read first of those not completed; `null`: none.
     pub oldest_in_flight: Option<InFlightStatus>,
-    /// Transactions that wait for a parent or a flag.
+    /// Number of parked transactions.
     pub parked: u64,
-    /// Why nothing is read for now; `null`: it is.
+    /// Reason why the partition is not read; `null`: it is read.
     pub paused: Option<&'static str>,
-    /// Why it does not go on until an operator has looked; `null`: it does.
+    /// The halt of the partition; `null`: none.
     pub halted: Option<HaltStatus>,
 }
 
-/// What a store may forget, and whether it has.
+/// Durability of the store's writes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct NodesStatus {
-    /// How long what is complete waits before its offset is committed, ms; 0: the store forgets nothing.
+    /// Time from the completion of an event to its durability, ms; 0: the store loses no acknowledged write.
     pub durability_lag_ms: u64,
-    /// The incarnation of its nodes that is compared with: another one means that everything uncommitted is done again. Empty where
-    /// nothing is forgotten.
+    /// Expected incarnation of the store's nodes: another incarnation makes the instance repeat every uncommitted
+    /// event. Empty where the store loses no acknowledged write.
     pub incarnation: String,
 }
 
-/// The pipeline: the validated transactions.
+/// Status of the pipeline, which applies the validated transactions.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct PipelineStatus {
-    /// Transactions that move.
+    /// Number of transactions in flight, without the parked ones.
     pub in_flight: u64,
-    /// Transactions that wait for a parent or a flag.
+    /// Number of parked transactions.
     pub parked: u64,
-    /// Transactions that are done, and that the store may still forget.
-    pub not_safe: u64,
-    /// Bytes of events read and not completed, of all partitions together.
+    /// Number of completed events whose writes are not durable yet.
+    #[serde(rename = "not_safe")]
+    pub not_durable: u64,
+    /// Payload bytes of the events read and not completed, over all partitions.
     pub unfinished_bytes: u64,
-    /// So many they may be.
+    /// Limit of `unfinished_bytes`, `ingest.unfinished_bytes_total`.
     pub unfinished_bytes_bound: u64,
-    /// And so many those of one partition, as long as as many partitions are held here.
+    /// Limit of one partition at the present number of assigned partitions.
     pub partition_bytes_bound: u64,
-    /// The store.
+    /// Durability of the store's writes.
     pub nodes: NodesStatus,
-    /// What is held here.
+    /// Status of each assigned partition.
     pub partitions: Vec<PartitionStatus>,
 }
 
-/// What happened in the consumer groups since this process began, that of the chain included.
+/// Rebalances and commits of the consumer groups since the process started, the chain's group included.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct GroupStatus {
-    /// How often partitions were assigned, given up in order, and lost.
+    /// Number of rebalances by kind: `assigned`, `revoked`, `lost`.
     pub rebalances: BTreeMap<&'static str, u64>,
-    /// Commits that failed, or were not tried, by why.
+    /// Number of commits that failed or were not tried, by reason.
     pub commit_failures: BTreeMap<&'static str, u64>,
-    /// When what moves had to come to its end last; `null`: it never had.
+    /// The last drain; `null`: none yet.
     pub last_drain: Option<DrainStatus>,
 }
 
-/// A drain.
+/// A drain: the time until the events in flight were completed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct DrainStatus {
-    /// Why: partitions were given up, or the instance stopped.
+    /// Reason of the drain: `revocation` or `shutdown`.
     pub reason: &'static str,
-    /// How long it took.
+    /// Duration of the drain.
     pub seconds: f64,
-    /// When it had, milliseconds since the epoch.
+    /// End of the drain, milliseconds since the epoch.
     pub ended_ms: u64,
 }
 
-/// What the sequencer says of its membership.
+/// Status of the sequencer's membership in the chain's group.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ChainStatus {
-    /// The chain's partition; `null`: another instance holds it.
+    /// Partition of the chain; `null`: another instance has the chain.
     pub partition: Option<PartitionStatus>,
-    /// The store.
+    /// Durability of the store's writes.
     pub nodes: NodesStatus,
 }
 
-/// Where the chain stands: as of the last event that was handled here.
+/// Tip of the chain after the last event that this instance handled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TipStatus {
     /// Height of the last block of the longest chain.
     pub height: Option<u32>,
-    /// Its hash, as people write it.
+    /// Hash of that block, in the usual byte order.
     pub hash: Option<String>,
-    /// `sequence` of the last block or reorg.
+    /// Field `sequence` of the last block or reorg.
     pub sequence: u64,
-    /// How often the chain has gone back because a node of the store had forgotten.
+    /// Number of rewinds of the chain after a restart of the store's nodes.
     pub era: u32,
 }
 
-/// The chain event that is being handled.
+/// The event of the chain that the sequencer handles at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EventStatus {
-    /// Its offset.
+    /// Offset of the event.
     pub offset: u64,
-    /// What it asks for.
+    /// Kind of the event.
     pub kind: &'static str,
-    /// Since when, milliseconds since the epoch.
+    /// Start of the handling, milliseconds since the epoch.
     pub since_ms: u64,
 }
 
-/// Something that the chain waits for.
+/// A wait of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WaitStatus {
-    /// Who waits.
+    /// The event, or the step of the event, that waits.
     pub about: String,
-    /// For what: the first few, where they are many.
+    /// The missing transactions, answers or offsets; the first few, where they are many.
     pub missing: String,
-    /// Since when, milliseconds since the epoch.
+    /// Start of the wait, milliseconds since the epoch.
     pub since_ms: u64,
 }
 
-/// A loop that must turn: should it not for `run.watchdog_ms`, the process is ended.
+/// A monitored loop. The watchdog ends the process when a loop does not turn for `run.watchdog_ms`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LoopStatus {
-    /// Which.
+    /// Name of the loop.
     pub name: String,
-    /// What it waits for within its turn.
+    /// The wait that the loop has entered; `null`: none.
     pub waits_for: Option<&'static str>,
-    /// Since it last turned.
+    /// Time since the last beat of the loop.
     pub age_seconds: f64,
 }
 
-/// Something, and when it was shown.
+/// A published status with its age.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct At<T> {
-    /// Since it was shown: it is no newer than that.
+struct Timed<T> {
+    /// Time since the status was published.
     age_seconds: f64,
     #[serde(flatten)]
-    shown: T,
+    published: T,
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct PublishedStatus {
     instance: InstanceStatus,
     store: &'static str,
     group: GroupStatus,
@@ -222,165 +225,165 @@ struct Shown {
     waits: BTreeMap<u64, WaitStatus>,
 }
 
-/// Where the loops show what they are at, and whoever asks finds it.
+/// Registry in which the loops publish their statuses for the state page.
 #[derive(Debug)]
 pub struct StatusRegistry {
     clock: Clock,
     started: (u64, u64),
     next_wait: AtomicU64,
-    shown: Mutex<Shown>,
+    published: Mutex<PublishedStatus>,
 }
 
-/// The whole page.
+/// The state page as JSON.
 #[derive(Debug, Serialize)]
 pub struct StatePage {
-    /// Of this program.
+    /// Version of the program.
     version: &'static str,
     instance: InstanceStatus,
-    /// Which engine.
+    /// Name of the store's engine.
     store: &'static str,
-    /// Milliseconds since the epoch.
+    /// Start of the process, milliseconds since the epoch.
     started_ms: u64,
     uptime_seconds: f64,
     ready: bool,
-    live: Report,
+    live: HealthReport,
     conditions: BTreeMap<&'static str, ConditionStatus>,
     loops: Vec<LoopStatus>,
     group: GroupStatus,
-    /// `null`: it has not begun.
-    pipeline: Option<At<PipelineStatus>>,
+    /// Status of the pipeline; `null`: the pipeline has not started.
+    pipeline: Option<Timed<PipelineStatus>>,
     chain: ChainPage,
 }
 
-/// The chain, on the page.
+/// The part of the page about the chain.
 #[derive(Debug, Serialize)]
 struct ChainPage {
-    /// Whether this instance holds it.
+    /// True where this instance has the chain's partition.
     held: bool,
-    /// `null`: this instance takes no part in it, or has not begun.
+    /// Membership of the sequencer; absent: no sequencer, or the sequencer has not started.
     #[serde(flatten)]
-    member: Option<At<ChainStatus>>,
+    member: Option<Timed<ChainStatus>>,
     tip: Option<TipStatus>,
     event: Option<EventStatus>,
     waits_for: Vec<WaitStatus>,
 }
 
 impl StatusRegistry {
-    /// Nothing is shown.
+    /// Creates a registry without published statuses.
     pub fn new(clock: Clock) -> Self {
         let started = (clock.now_ms(), clock.steady_ms());
-        StatusRegistry { clock, started, next_wait: AtomicU64::new(0), shown: Mutex::default() }
+        StatusRegistry { clock, started, next_wait: AtomicU64::new(0), published: Mutex::default() }
     }
 
-    /// When this process began, milliseconds since the epoch.
+    /// Start of the process, milliseconds since the epoch.
     pub fn started_ms(&self) -> u64 {
         self.started.0
     }
 
-    /// Says who this is.
+    /// Publishes the identity of the instance.
     pub fn publish_instance(&self, instance: InstanceStatus) {
-        self.shown().instance = instance;
+        self.published().instance = instance;
     }
 
-    /// Says which engine keeps the state.
+    /// Publishes the name of the store's engine.
     pub fn publish_store(&self, name: &'static str) {
-        self.shown().store = name;
+        self.published().store = name;
     }
 
-    /// Shows what has happened in the groups.
+    /// Publishes the counts of the consumer groups.
     pub fn publish_group(&self, group: GroupStatus) {
-        self.shown().group = group;
+        self.published().group = group;
     }
 
-    /// Shows the pipeline as it is now.
+    /// Publishes the current status of the pipeline.
     pub fn publish_pipeline(&self, pipeline: PipelineStatus) {
-        self.shown().pipeline = Some((self.clock.steady_ms(), pipeline));
+        self.published().pipeline = Some((self.clock.steady_ms(), pipeline));
     }
 
-    /// Shows whether the chain is held here, and how far it is.
+    /// Publishes the sequencer's membership. Without the chain's partition, tip and event are removed.
     pub fn publish_chain(&self, chain: ChainStatus) {
         let now_ms = self.clock.steady_ms();
-        let mut shown = self.shown();
+        let mut published = self.published();
         if chain.partition.is_none() {
-            (shown.tip, shown.event) = (None, None);
+            (published.tip, published.event) = (None, None);
         }
-        shown.chain = Some((now_ms, chain));
+        published.chain = Some((now_ms, chain));
     }
 
-    /// Shows where the chain stands.
+    /// Publishes the tip of the chain.
     pub fn publish_tip(&self, tip: TipStatus) {
-        self.shown().tip = Some(tip);
+        self.published().tip = Some(tip);
     }
 
-    /// Shows which event of the chain is being handled: its offset and kind; `None`: none is.
+    /// Publishes offset and kind of the event that the sequencer handles; `None`: no event.
     pub fn publish_event(&self, event: Option<(u64, &'static str)>) {
         let since_ms = self.clock.now_ms();
-        self.shown().event = event.map(|(offset, kind)| EventStatus { offset, kind, since_ms });
+        self.published().event = event.map(|(offset, kind)| EventStatus { offset, kind, since_ms });
     }
 
-    /// A number for a wait of the chain.
+    /// Returns a new number for a wait of the chain.
     pub fn start_wait(&self) -> u64 {
         self.next_wait.fetch_add(1, Relaxed)
     }
 
-    /// Shows what a wait is for; `since_ms` by the steady clock.
+    /// Publishes a wait with its missing items; `since_ms`: start of the wait by the steady clock.
     pub fn publish_wait(&self, number: u64, about: &str, missing: &str, since_ms: u64) {
         let waited_ms = self.clock.steady_ms().saturating_sub(since_ms);
         let since_ms = self.clock.now_ms().saturating_sub(waited_ms);
-        let mut end = missing.len().min(WAIT_BYTES);
+        let mut end = missing.len().min(MAX_WAIT_BYTES);
         while !missing.is_char_boundary(end) {
             end -= 1;
         }
         let wait = WaitStatus { about: about.to_owned(), missing: missing[..end].to_owned(), since_ms };
-        self.shown().waits.insert(number, wait);
+        self.published().waits.insert(number, wait);
     }
 
-    /// A wait is over.
+    /// Removes a wait that has ended.
     pub fn end_wait(&self, number: u64) {
-        self.shown().waits.remove(&number);
+        self.published().waits.remove(&number);
     }
 
-    /// Everything, with what `health` says.
+    /// Returns the page with the published statuses and the conditions of `health`.
     pub fn page(&self, health: &Health) -> StatePage {
         let now_ms = self.clock.steady_ms();
         let age = |shown_ms: u64| now_ms.saturating_sub(shown_ms) as f64 / 1_000.0;
-        let long_since_ms = self.clock.now_ms().saturating_sub(WAIT_SHOWN_MS);
-        let conditions = health.conditions_now();
+        let long_since_ms = self.clock.now_ms().saturating_sub(MIN_WAIT_MS);
+        let conditions = health.condition_statuses();
         let live = health.live();
         let loops = health.liveness().loops().into_iter().map(|monitor| LoopStatus {
             name: monitor.name,
             waits_for: monitor.waits_for,
             age_seconds: monitor.since.as_secs_f64(),
         });
-        let shown = self.shown();
-        let chain = shown.chain.clone();
+        let published = self.published();
+        let chain = published.chain.clone();
         StatePage {
             version: env!("CARGO_PKG_VERSION"),
-            instance: shown.instance.clone(),
-            store: shown.store,
+            instance: published.instance.clone(),
+            store: published.store,
             started_ms: self.started.0,
             uptime_seconds: age(self.started.1),
             ready: conditions.values().all(|condition| condition.met),
             live,
             conditions,
             loops: loops.collect(),
-            group: shown.group.clone(),
-            pipeline: shown.pipeline.clone().map(|(at_ms, shown)| At { age_seconds: age(at_ms), shown }),
+            group: published.group.clone(),
+            pipeline: published.pipeline.clone().map(|(at_ms, published)| Timed { age_seconds: age(at_ms), published }),
             chain: ChainPage {
                 held: chain.as_ref().is_some_and(|(_, chain)| chain.partition.is_some()),
-                member: chain.map(|(at_ms, shown)| At { age_seconds: age(at_ms), shown }),
-                tip: shown.tip.clone(),
-                event: shown.event.clone(),
+                member: chain.map(|(at_ms, published)| Timed { age_seconds: age(at_ms), published }),
+                tip: published.tip.clone(),
+                event: published.event.clone(),
                 waits_for: {
-                    let long = shown.waits.values().filter(|wait| wait.since_ms <= long_since_ms);
-                    long.take(WAITS_SHOWN).cloned().collect()
+                    let long = published.waits.values().filter(|wait| wait.since_ms <= long_since_ms);
+                    long.take(MAX_WAITS).cloned().collect()
                 },
             },
         }
     }
 
-    fn shown(&self) -> MutexGuard<'_, Shown> {
-        // No change can be left half done, so a panic elsewhere does not spoil it.
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    fn published(&self) -> MutexGuard<'_, PublishedStatus> {
+        // No panic can leave a change half done.
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The body of a transaction, wherever it is kept.
+//! Reading a transaction's body, inline or from the blob store.
 
 use std::borrow::Cow;
 
@@ -10,75 +10,75 @@ use crate::{
 
 use super::Store;
 
-/// Why a body cannot be had.
+/// Reasons why a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
-    /// It is in a blob store, and this store is set up without one.
-    #[error("the body of {txid} is in the blob store, and this store has none")]
-    External {
-        /// Whose.
+    /// The master refers to a blob, and this store has no blob store.
+    #[error("cannot read the body of {txid}: it is in the blob store, and none is configured; set store.blobs.url")]
+    NoBlobStore {
+        /// Transaction that the body belongs to.
         txid: Txid,
     },
-    /// The blob that the master refers to is not there, though its blob store is.
+    /// The blob store answers, and does not have the blob that the master refers to.
     #[error("the body of {txid} is not in the blob store, where it should be")]
-    NoBlob {
-        /// Whose.
+    BlobMissing {
+        /// Transaction that the body belongs to.
         txid: Txid,
     },
-    /// What the blob store has is not what its name says.
-    #[error("the body of {txid}: {error}")]
+    /// The blob store refused the request, or the blob does not match its name.
+    #[error("cannot read the body of {txid}: {error}")]
     Blob {
-        /// Whose.
+        /// Transaction that the body belongs to.
         txid: Txid,
-        /// What is wrong.
+        /// Error of the blob store.
         error: BlobError,
     },
-    /// The master has none, though it has slots.
+    /// The master has slots and no body.
     #[error("{txid} has slots but no body")]
     Missing {
-        /// Whose.
+        /// Transaction that the body belongs to.
         txid: Txid,
     },
-    /// It is no transaction.
+    /// The stored bytes are no transaction.
     #[error("the body of {txid} is damaged: {error}")]
     Damaged {
-        /// Whose.
+        /// Transaction that the body belongs to.
         txid: Txid,
-        /// What is wrong with it.
+        /// Error of the parser.
         error: ParseError,
     },
-    /// It is another transaction.
+    /// The stored bytes are another transaction.
     #[error("the body of {txid} is damaged: it hashes to {found}")]
     OtherTransaction {
-        /// Whose.
+        /// Transaction that the body belongs to.
         txid: Txid,
-        /// What was found.
+        /// Id to which the stored bytes hash.
         found: Txid,
     },
 }
 
-/// A body that was looked at once: transactions parse, and can be walked without failing.
+/// A body whose bytes were parsed once, so that walking its outputs cannot fail.
 #[derive(Debug, Clone, Copy)]
 pub enum ParsedBody<'a> {
-    /// Whole.
+    /// The body of a whole transaction.
     Transaction(Transaction<'a>),
-    /// Partial: outputs by index, gaps `None`.
+    /// The outputs of a partial transaction by index; gaps are `None`.
     Outputs(&'a [Option<StoredOutput>]),
 }
 
 impl BodyError {
-    /// Whether what is stored is not what it should be, rather than out of reach.
-    pub fn is_damage(&self) -> bool {
-        !matches!(self, BodyError::External { .. })
+    /// Returns whether the stored body is damaged, as opposed to a store without a blob store.
+    fn is_damage(&self) -> bool {
+        !matches!(self, BodyError::NoBlobStore { .. })
     }
 }
 
 impl Store {
-    /// The body of the transaction that `master` is the master of. The one place that knows where bodies are. Asks the blob store
-    /// for as long as it does not answer.
+    /// Returns the body of a master's transaction: every reader of bodies comes here. A request to the blob store is
+    /// repeated until the blob store answers.
     ///
     /// # Errors
-    /// It is missing, or damaged; or in a blob store that this store does not know.
+    /// [`BodyError`] for a body that is missing or damaged, or is a blob of a store that has no blob store here.
     pub async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
         match master.body() {
             Some(Body::External(blob)) => Box::pin(self.external_body(master, *blob)).await.map(Cow::Owned),
@@ -87,14 +87,14 @@ impl Store {
         }
     }
 
-    /// The same; `None`: what is stored is damaged, or gone.
+    /// Like [`body`](Self::body), with `None` for a body that is damaged or missing.
     ///
     /// # Errors
-    /// It is in a blob store that this store does not know.
-    pub(super) async fn body_unless_damaged<'a>(&self, master: &'a Page) -> Result<Option<Cow<'a, Body>>, BodyError> {
+    /// [`BodyError::NoBlobStore`]
+    pub(super) async fn read_intact_body<'a>(&self, master: &'a Page) -> Result<Option<Cow<'a, Body>>, BodyError> {
         match self.body(master).await {
             Err(error) if error.is_damage() => {
-                tracing::warn!(%error, "it counts as missing");
+                tracing::warn!(txid = %master.txid, %error, "store: stored body unreadable; treating it as missing");
                 Ok(None)
             }
             found => found.map(Some),
@@ -103,22 +103,25 @@ impl Store {
 }
 
 impl<'a> ParsedBody<'a> {
+    /// Parses a body of the transaction `txid`.
+    ///
     /// # Errors
-    /// Bytes that are no transaction; a body that was not fetched.
+    /// [`BodyError::Damaged`] for bytes that are no transaction; [`BodyError::NoBlobStore`] for a body that was not
+    /// fetched.
     pub fn parse(txid: Txid, body: &'a Body) -> Result<Self, BodyError> {
         match body {
             Body::Transaction(bytes) => Transaction::parse(bytes)
                 .map(ParsedBody::Transaction)
                 .map_err(|error| BodyError::Damaged { txid, error }),
             Body::Outputs(outputs) => Ok(ParsedBody::Outputs(outputs)),
-            Body::External(_) => Err(BodyError::External { txid }),
+            Body::External(_) => Err(BodyError::NoBlobStore { txid }),
         }
     }
 
-    /// Whether it is the body of `txid`. A partial one cannot be told.
+    /// Verifies that the body hashes to `txid`. The outputs of a partial transaction have no hash: they always pass.
     ///
     /// # Errors
-    /// It hashes to another id.
+    /// [`BodyError::OtherTransaction`]
     pub fn belongs_to(&self, txid: Txid) -> Result<(), BodyError> {
         match self {
             ParsedBody::Transaction(transaction) => match transaction.txid() {
@@ -129,7 +132,7 @@ impl<'a> ParsedBody<'a> {
         }
     }
 
-    /// Output `vout`; `None` where there is none, or a gap.
+    /// Returns output `vout`; `None` for a gap, and beyond the last output.
     pub fn output(&self, vout: u32) -> Option<Output<'a>> {
         match self {
             ParsedBody::Transaction(transaction) => transaction.outputs().nth(vout as usize),
@@ -137,7 +140,7 @@ impl<'a> ParsedBody<'a> {
         }
     }
 
-    /// All outputs by index; gaps `None`.
+    /// Returns all outputs by index, with `None` for a gap.
     pub fn outputs(&self) -> Box<dyn Iterator<Item = Option<Output<'a>>> + Send + 'a> {
         match self {
             ParsedBody::Transaction(transaction) => Box::new(transaction.outputs().map(Some)),
@@ -145,7 +148,7 @@ impl<'a> ParsedBody<'a> {
         }
     }
 
-    /// The whole transaction, where it is one.
+    /// Returns the transaction; `None` for a partial one.
     pub fn transaction(&self) -> Option<&Transaction<'a>> {
         match self {
             ParsedBody::Transaction(transaction) => Some(transaction),

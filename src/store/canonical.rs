@@ -1,6 +1,6 @@
-//! The canonical form of a transaction: the bytes that the digest is made of, laid down in `schemas/digest.md`.
+//! The canonical form of a transaction: the bytes that the state digest hashes (`schemas/digest.md`).
 //!
-//! It is logical: where pages begin and how an engine lays bodies out does not show, nor do hints and bookkeeping.
+//! The form is logical. Page boundaries, the place of a body, hints and bookkeeping do not change the form.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -11,7 +11,7 @@ use crate::{
 
 use super::body::ParsedBody;
 
-/// Version of the form; its first byte.
+/// Version of the canonical form, its first byte.
 pub const VERSION: u8 = 1;
 
 const COINBASE: u8 = 1;
@@ -23,18 +23,19 @@ const MISSING: u8 = 4;
 const SPENDABLE_FROM: u8 = 0x10;
 const REASSIGNED: u8 = 0x20;
 
-/// Blocks that are known not to be on the longest chain: the others are, or came before this store (block 0).
+/// Ids of the blocks that are known not to be on the longest chain. All other blocks are on the longest chain, or are
+/// older than this store (block 0).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SideBlocks(pub BTreeSet<u32>);
 
 impl SideBlocks {
-    /// The triples of the longest chain, ascending, each once.
-    pub fn without(&self, mined: &[MinedIn]) -> BTreeSet<MinedIn> {
+    /// Returns the triples of the longest chain, ascending and without duplicates.
+    pub fn on_longest_chain(&self, mined: &[MinedIn]) -> BTreeSet<MinedIn> {
         mined.iter().filter(|mined| !self.0.contains(&mined.block_id)).copied().collect()
     }
 }
 
-/// Kind of body and its BLAKE3.
+/// The kind of a body and its BLAKE3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyHash {
     kind: u8,
@@ -42,8 +43,7 @@ pub struct BodyHash {
 }
 
 impl BodyHash {
-    /// Of a body. Bytes that are no transaction are hashed as they are: telling damage is not the digest's task, but it
-    /// must show.
+    /// Hashes a body. Bytes that are no transaction are hashed as they are, since damage must change the digest.
     pub fn of(body: &Body) -> Self {
         match body {
             Body::Transaction(bytes) => BodyHash {
@@ -67,12 +67,12 @@ impl BodyHash {
         }
     }
 
-    /// The BLAKE3 alone.
+    /// Returns the BLAKE3 without the kind.
     pub fn hash(self) -> [u8; 32] {
         self.hash
     }
 
-    /// Of a transaction whose body is missing.
+    /// Hash of a body that is missing.
     pub const MISSING: BodyHash = BodyHash { kind: 2, hash: [0; 32] };
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for BodyHash {
     }
 }
 
-/// In extended form, whichever it is stored in.
+/// Hashes the extended form, whichever form is stored.
 fn hash_extended(transaction: &Transaction<'_>) -> [u8; 32] {
     if transaction.is_extended() {
         return *blake3::hash(transaction.raw()).as_bytes();
@@ -99,8 +99,10 @@ fn hash_extended(transaction: &Transaction<'_>) -> [u8; 32] {
     }
 }
 
-/// Appends what comes before the slots. Nothing, and `false`, where `page` is no master with slots: stubs, tombstones
-/// and other pages have no canonical form of their own.
+/// Appends the part of the form before the slots.
+///
+/// Returns `false` and appends nothing for a page that is no master with slots: stubs, tombstones and other pages have
+/// no canonical form of their own.
 pub fn write_head(page: &Page, body: BodyHash, side: &SideBlocks, out: &mut Vec<u8>) -> bool {
     let Some(master) = page.master.as_deref().filter(|_| page.utxos.is_some()) else { return false };
     out.push(VERSION);
@@ -112,7 +114,7 @@ pub fn write_head(page: &Page, body: BodyHash, side: &SideBlocks, out: &mut Vec<
     write_optional(master.unmined_since, out);
     write_optional(master.preserve_until, out);
     write_verdict(master.verdict, out);
-    let mined = side.without(&master.mined);
+    let mined = side.on_longest_chain(&master.mined);
     write_count(mined.len(), out);
     for MinedIn { block_id, height, subtree } in mined {
         for number in [block_id, height, subtree] {
@@ -123,14 +125,14 @@ pub fn write_head(page: &Page, body: BodyHash, side: &SideBlocks, out: &mut Vec<
     true
 }
 
-/// Appends the slots of one page.
+/// Appends the slots of one page to the form.
 pub fn write_slots(page: &Page, out: &mut Vec<u8>) {
     for (slot, offset) in page.utxos.iter().flatten().zip(0..) {
         let spendable_from = page.utxo_spendable_in.get(&offset);
         let reassigned: Vec<_> = page.reassignments.iter().filter(|entry| entry.offset == offset).collect();
-        let more = if spendable_from.is_some() { SPENDABLE_FROM } else { 0 }
+        let flags = if spendable_from.is_some() { SPENDABLE_FROM } else { 0 }
             | if reassigned.is_empty() { 0 } else { REASSIGNED };
-        write_slot(slot, more, out);
+        write_slot(slot, flags, out);
         out.extend(spendable_from.into_iter().flat_map(|height| height.to_le_bytes()));
         if !reassigned.is_empty() {
             write_count(reassigned.len(), out);
@@ -139,19 +141,19 @@ pub fn write_slots(page: &Page, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends slots whose page is missing.
+/// Appends `count` slots of a page that is missing.
 pub fn write_missing_slots(count: u32, out: &mut Vec<u8>) {
     out.resize(out.len() + count as usize, MISSING);
 }
 
-fn write_slot(slot: &Slot, more: u8, out: &mut Vec<u8>) {
+fn write_slot(slot: &Slot, flags: u8, out: &mut Vec<u8>) {
     let kind = match slot {
         Slot::Nil => 0,
         Slot::Unspent(_) => 1,
         Slot::Spent(..) => 2,
         Slot::Frozen(_) => 3,
     };
-    out.push(kind | more);
+    out.push(kind | flags);
     out.extend(slot.hash().into_iter().flat_map(|hash| hash.0));
     if let Some(spender) = slot.spender() {
         out.extend(spender.txid.0);
@@ -181,7 +183,7 @@ fn flags(page: &Page) -> u8 {
 
 fn write_verdict(verdict: Option<Verdict>, out: &mut Vec<u8>) {
     out.push(match verdict {
-        // What is live is live: that it was contested once says nothing.
+        // A live transaction has one form, whether it was contested once or not.
         None | Some(Verdict::Accepted) => 0,
         Some(Verdict::Pending) => 1,
         Some(Verdict::Conflicting(_)) => 3,
@@ -219,7 +221,7 @@ fn write_optional(number: Option<u32>, out: &mut Vec<u8>) {
     out.extend(number.into_iter().flat_map(u32::to_le_bytes));
 }
 
-/// Counts fit: a record is far smaller than 4 GiB.
+/// Appends a count as four bytes. A record is far smaller than 4 GiB, so that every count fits.
 fn write_count(count: usize, out: &mut Vec<u8>) {
     out.extend((count as u32).to_le_bytes());
 }

@@ -1,8 +1,10 @@
-//! Compares two stores by the digests of their transactions, and names the first that differ.
+//! Comparison of two stores by the digests of their transactions; names the first transactions that differ.
 //!
-//! In bounded memory, whatever they hold. The digest of a store is a sum, and so is that of every part of it: one scan of each
-//! adds up by the first two bytes of the txid. Then only what lies under prefixes whose sums differ is digested again, the least
-//! txids first and so many at a time; usually one pass is enough, since every such prefix holds a difference.
+//! Memory is bounded. The digest of a store is a sum, and so is the digest of every part of a store:
+//!
+//! 1. One scan of each store adds the digests up by the first two bytes of the txid (the prefix).
+//! 2. Only transactions under prefixes with different sums are digested again, a bounded number at a time, in the order
+//!    of the txids. Every such prefix has a difference, so that one pass is usually enough.
 
 use std::{cell::Cell, collections::BTreeMap, fmt};
 
@@ -14,25 +16,25 @@ use super::{
     Store,
     canonical::SideBlocks,
     digest::{StateDigest, SurveyError, Surveyor},
-    scan::Scan,
+    scan::SetScan,
 };
 
 mod fields;
 
-use fields::Seen;
-pub use fields::{Field, MOST_FIELDS};
+use fields::ComparedTx;
+pub use fields::{FieldDifference, MAX_FIELDS};
 
 const PREFIXES: usize = 1 << 16;
-/// Digests of one store held at a time: some fifty megabytes.
-const HELD: usize = 500_000;
+/// Largest number of digests of one store in memory, about 50 MB.
+const MAX_DIGESTS: usize = 500_000;
 
-/// One of the two.
+/// Sides of a comparison: its two stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// The first.
+    /// The first store, `--store`.
     Store,
-    /// The one that it is compared with.
+    /// The second store, `--against`.
     Against,
 }
 
@@ -45,149 +47,155 @@ impl fmt::Display for Side {
     }
 }
 
-/// One of the two could not be read.
+/// Failure to read one of the two stores.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("--{side}: {error}")]
 pub struct CompareError {
-    /// Which.
+    /// Store that could not be read.
     pub side: Side,
-    /// Why.
+    /// Error of the scan.
     pub error: SurveyError,
 }
 
-/// What one of the two holds.
+/// Size and digest of one store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// Transactions that the digest covers.
+    /// Number of transactions that the digest covers.
     pub transactions: u64,
-    /// The digest.
+    /// State digest of the store.
     pub digest: StateDigest,
 }
 
-/// A transaction that is not the same in both.
+/// A transaction that is not equal in both stores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// Its id.
+    /// Id of the transaction.
     pub txid: Txid,
-    /// How it differs.
+    /// Difference between the two stores.
     #[serde(flatten)]
-    pub how: How,
+    pub kind: DifferenceKind,
 }
 
-/// How a transaction differs.
+/// Kinds of differences of one transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum How {
-    /// It is in one store only.
+pub enum DifferenceKind {
+    /// Only one store has the transaction.
     OnlyIn(Side),
-    /// These fields of its canonical form do, and perhaps more: at the most [`MOST_FIELDS`] are told. None at all: it has changed
-    /// since it was digested.
-    Fields(Vec<Field>),
+    /// Fields of the canonical form that differ, at most [`MAX_FIELDS`]. The list is empty when the transaction has
+    /// changed since it was digested.
+    Fields(Vec<FieldDifference>),
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Comparison {
-    /// Of the first store.
+    /// Size and digest of the first store.
     pub store: Total,
-    /// Of the other one.
+    /// Size and digest of the second store.
     pub against: Total,
-    /// The first transactions that differ, ascending by the bytes of the txid (internal order, as in `dump`).
+    /// First transactions that differ, ascending by the bytes of the txid (internal order, as in `dump`).
     pub first: Vec<Difference>,
-    /// So many differ at the least: as many as are named where those are all.
+    /// Lower bound of the number of differing transactions; the exact number where all of them are named.
     pub at_least: u64,
 }
 
 impl Comparison {
-    /// Whether both hold the same.
+    /// Returns whether both stores have the same state.
     pub fn is_same(&self) -> bool {
         self.store.digest == self.against.digest
     }
 }
 
-/// Compares two stores, and names the first `limit` transactions that differ. `progress` is told how many transactions were seen
-/// so far, in both and in all scans.
+/// Compares two stores and names the first `limit` transactions that differ.
 ///
-/// Where one of them changes meanwhile, what is named may not be all that differs, or no longer differ.
+/// `progress` is called with the number of transactions read so far, over both stores and all scans. While a store
+/// changes, the result may miss a difference, or name a transaction that no longer differs.
 ///
 /// # Errors
-/// One of them could not be read; as [`Store::survey`].
+/// [`CompareError`] with the error of [`Store::survey`] for the store that could not be read.
 pub async fn compare(
     store: &Store,
     against: &Store,
     limit: usize,
     progress: impl Fn(u64),
 ) -> Result<Comparison, CompareError> {
-    Comparer { store, against, held: HELD, seen: Cell::new(0), progress }.compare(limit).await
+    Comparer { store, against, max_digests: MAX_DIGESTS, scanned: Cell::new(0), progress }.compare(limit).await
 }
 
 struct Comparer<'a, P> {
     store: &'a Store,
     against: &'a Store,
-    /// Digests of one store held at a time.
-    held: usize,
-    seen: Cell<u64>,
+    /// Largest number of digests of one store in memory.
+    max_digests: usize,
+    /// Number of transactions read so far.
+    scanned: Cell<u64>,
     progress: P,
 }
 
 impl<P: Fn(u64)> Comparer<'_, P> {
     async fn compare(&self, limit: usize) -> Result<Comparison, CompareError> {
-        let (mut sums, mut other) = (Sums::new(), Sums::new());
+        let (mut sums, mut other) = (PrefixSums::new(), PrefixSums::new());
         tokio::try_join!(
             self.scan(Side::Store, |_| true, |txid, digest| sums.add(txid, digest)),
             self.scan(Side::Against, |_| true, |txid, digest| other.add(txid, digest)),
         )?;
-        let differ: Vec<usize> = (0..PREFIXES).filter(|prefix| sums.parts[*prefix] != other.parts[*prefix]).collect();
-        let found = self.first(&differ, limit).await?;
-        let at_least = differ.len().max(found.len()) as u64;
-        let first = self.told(found).await?;
+        let differing: Vec<usize> =
+            (0..PREFIXES).filter(|prefix| sums.by_prefix[*prefix] != other.by_prefix[*prefix]).collect();
+        let found = self.find_first(&differing, limit).await?;
+        let at_least = differing.len().max(found.len()) as u64;
+        let first = self.describe(found).await?;
         Ok(Comparison { store: sums.total, against: other.total, first, at_least })
     }
 
-    /// How those differ that were found.
-    async fn told(&self, found: Vec<(Txid, Option<Side>)>) -> Result<Vec<Difference>, CompareError> {
-        let side = async |side: Side| match self.on(side).blocks().await {
+    /// Reads the transactions that were found, and names their differences.
+    async fn describe(&self, found: Vec<(Txid, Option<Side>)>) -> Result<Vec<Difference>, CompareError> {
+        let read_blocks = async |side: Side| match self.store_on(side).blocks().await {
             Ok((blocks, _)) => Ok(blocks),
             Err(error) => Err(CompareError { side, error: error.into() }),
         };
-        let (blocks, other_blocks) = (side(Side::Store).await?, side(Side::Against).await?);
-        let seen = async |side: Side, blocks: &SideBlocks, txid: Txid| {
-            Seen::read(self.on(side), blocks, txid).await.map_err(|error| CompareError { side, error })
+        let (blocks, other_blocks) = (read_blocks(Side::Store).await?, read_blocks(Side::Against).await?);
+        let read = async |side: Side, blocks: &SideBlocks, txid: Txid| {
+            ComparedTx::read(self.store_on(side), blocks, txid).await.map_err(|error| CompareError { side, error })
         };
         let mut first = Vec::with_capacity(found.len());
         for (txid, only_in) in found {
-            let how = match only_in {
-                Some(side) => How::OnlyIn(side),
+            let kind = match only_in {
+                Some(side) => DifferenceKind::OnlyIn(side),
                 None => {
-                    let here = seen(Side::Store, &blocks, txid).await?;
-                    let there = seen(Side::Against, &other_blocks, txid).await?;
-                    How::Fields(here.zip(there).map_or(Vec::new(), |(here, there)| fields::differing(&here, &there)))
+                    let here = read(Side::Store, &blocks, txid).await?;
+                    let there = read(Side::Against, &other_blocks, txid).await?;
+                    DifferenceKind::Fields(
+                        here.zip(there).map_or(Vec::new(), |(here, there)| fields::find_differing(&here, &there)),
+                    )
                 }
             };
-            first.push(Difference { txid, how });
+            first.push(Difference { txid, kind });
         }
         Ok(first)
     }
 
-    /// The first transactions under these prefixes that differ, ascending; each with the side that it is on, where it is on one only.
-    async fn first(&self, differ: &[usize], limit: usize) -> Result<Vec<(Txid, Option<Side>)>, CompareError> {
+    /// Returns the first differing transactions under these prefixes, ascending; with a side where only that store has
+    /// the transaction.
+    async fn find_first(&self, differing: &[usize], limit: usize) -> Result<Vec<(Txid, Option<Side>)>, CompareError> {
         let mut found = Vec::new();
         let mut from = Txid([0; 32]);
         while found.len() < limit {
-            // Each prefix holds a difference, but perhaps the one that the last pass stopped in.
+            // One prefix more than the missing differences: the prefix in which the last pass stopped may have none
+            // left.
             let enough = limit - found.len() + 1;
-            let rest = &differ[differ.partition_point(|prefix| *prefix < prefix_of(&from))..];
+            let rest = &differing[differing.partition_point(|prefix| *prefix < prefix_of(&from))..];
             let prefixes = &rest[..enough.min(rest.len())];
             let Some(last) = prefixes.last() else { break };
             let wanted = |txid: &Txid| *txid >= from && prefixes.binary_search(&prefix_of(txid)).is_ok();
-            let (mut here, mut there) = (Least::new(self.held), Least::new(self.held));
+            let (mut here, mut there) = (SmallestTxids::new(self.max_digests), SmallestTxids::new(self.max_digests));
             tokio::try_join!(
                 self.scan(Side::Store, wanted, |txid, digest| here.add(txid, digest)),
                 self.scan(Side::Against, wanted, |txid, digest| there.add(txid, digest)),
             )?;
             let end = here.end.into_iter().chain(there.end).min();
-            found.extend(differences(&here.digests, &there.digests, end));
-            from = match end.or_else(|| beginning_of(last + 1)) {
+            found.extend(find_differences(&here.digests, &there.digests, end));
+            from = match end.or_else(|| first_txid_of(last + 1)) {
                 Some(next) => next,
                 None => break,
             };
@@ -196,14 +204,14 @@ impl<P: Fn(u64)> Comparer<'_, P> {
         Ok(found)
     }
 
-    fn on(&self, side: Side) -> &Store {
+    fn store_on(&self, side: Side) -> &Store {
         match side {
             Side::Store => self.store,
             Side::Against => self.against,
         }
     }
 
-    /// Digests whatever is wanted of one store.
+    /// Scans one store, and calls `each` with the digests of the transactions that are `wanted`.
     async fn scan(
         &self,
         side: Side,
@@ -211,52 +219,52 @@ impl<P: Fn(u64)> Comparer<'_, P> {
         mut each: impl FnMut(Txid, StateDigest),
     ) -> Result<(), CompareError> {
         let failed = |error: SurveyError| CompareError { side, error };
-        let mut surveyor = Surveyor::of(self.on(side)).await.map_err(|error| failed(error.into()))?;
-        let mut scan = Scan::new(self.on(side), Set::Transactions);
+        let mut surveyor = Surveyor::of(self.store_on(side)).await.map_err(|error| failed(error.into()))?;
+        let mut scan = SetScan::new(self.store_on(side), Set::Transactions);
         while let Some(masters) = scan.next_masters().await.map_err(|error| failed(error.into()))? {
             for master in masters {
-                self.seen.set(self.seen.get() + 1);
+                self.scanned.set(self.scanned.get() + 1);
                 if wanted(&master.txid)
                     && let Some(digest) = surveyor.transaction(&master).await.map_err(failed)?
                 {
                     each(master.txid, digest);
                 }
             }
-            (self.progress)(self.seen.get());
+            (self.progress)(self.scanned.get());
         }
         Ok(())
     }
 }
 
-/// The digests of one store, added up by prefix.
-struct Sums {
+/// The digests of one store, added up by prefix and in all.
+struct PrefixSums {
     total: Total,
-    parts: Vec<StateDigest>,
+    by_prefix: Vec<StateDigest>,
 }
 
-impl Sums {
+impl PrefixSums {
     fn new() -> Self {
-        Sums { total: Total::default(), parts: vec![StateDigest::default(); PREFIXES] }
+        PrefixSums { total: Total::default(), by_prefix: vec![StateDigest::default(); PREFIXES] }
     }
 
     fn add(&mut self, txid: Txid, digest: StateDigest) {
         self.total.transactions += 1;
         self.total.digest += digest;
-        self.parts[prefix_of(&txid)] += digest;
+        self.by_prefix[prefix_of(&txid)] += digest;
     }
 }
 
-/// The digests of the least txids, no more than `most`.
-struct Least {
+/// The digests of the smallest txids, at most `capacity` of them.
+struct SmallestTxids {
     digests: BTreeMap<Txid, StateDigest>,
-    most: usize,
-    /// From here on there was no room.
+    capacity: usize,
+    /// The smallest txid that did not fit; `None`: every txid fitted.
     end: Option<Txid>,
 }
 
-impl Least {
-    fn new(most: usize) -> Self {
-        Least { digests: BTreeMap::new(), most, end: None }
+impl SmallestTxids {
+    fn new(capacity: usize) -> Self {
+        SmallestTxids { digests: BTreeMap::new(), capacity, end: None }
     }
 
     fn add(&mut self, txid: Txid, digest: StateDigest) {
@@ -264,24 +272,24 @@ impl Least {
             return;
         }
         self.digests.insert(txid, digest);
-        if self.digests.len() > self.most {
+        if self.digests.len() > self.capacity {
             self.end = self.digests.pop_last().map(|(txid, _)| txid);
         }
     }
 }
 
-/// Whatever differs below `end`, ascending.
-fn differences(
+/// Returns the txids below `end` that differ, ascending.
+fn find_differences(
     here: &BTreeMap<Txid, StateDigest>,
     there: &BTreeMap<Txid, StateDigest>,
     end: Option<Txid>,
 ) -> Vec<(Txid, Option<Side>)> {
-    let of_here = here.iter().filter_map(|(txid, digest)| match there.get(txid) {
+    let from_here = here.iter().filter_map(|(txid, digest)| match there.get(txid) {
         None => Some((*txid, Some(Side::Store))),
         Some(other) => (other != digest).then_some((*txid, None)),
     });
-    let of_there = there.keys().filter(|txid| !here.contains_key(txid)).map(|txid| (*txid, Some(Side::Against)));
-    let mut found: Vec<_> = of_here.chain(of_there).filter(|(txid, _)| end.is_none_or(|end| *txid < end)).collect();
+    let from_there = there.keys().filter(|txid| !here.contains_key(txid)).map(|txid| (*txid, Some(Side::Against)));
+    let mut found: Vec<_> = from_here.chain(from_there).filter(|(txid, _)| end.is_none_or(|end| *txid < end)).collect();
     found.sort_unstable_by_key(|(txid, _)| *txid);
     found
 }
@@ -290,8 +298,8 @@ fn prefix_of(txid: &Txid) -> usize {
     usize::from(u16::from_be_bytes([txid.0[0], txid.0[1]]))
 }
 
-/// The least txid of a prefix; `None` beyond the last.
-fn beginning_of(prefix: usize) -> Option<Txid> {
+/// Returns the smallest txid of a prefix; `None` beyond the last prefix.
+fn first_txid_of(prefix: usize) -> Option<Txid> {
     let [high, low] = u16::try_from(prefix).ok()?.to_be_bytes();
     let mut txid = [0; 32];
     (txid[0], txid[1]) = (high, low);

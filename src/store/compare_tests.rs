@@ -1,4 +1,4 @@
-//! What is planted is what is named.
+//! Planted differences are found, and no others.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ async fn compared(store: &Store, against: &Store, limit: usize) -> Comparison {
     compare(store, against, limit, |_| ()).await.unwrap()
 }
 
-/// A partial transaction under this txid.
-fn under(txid: Txid) -> Page {
+/// Returns a partial transaction with this txid.
+fn partial(txid: Txid) -> Page {
     Page { txid, ..seeded(0, 2) }
 }
 
 #[tokio::test]
-async fn stores_that_hold_the_same_do_not_differ() {
+async fn stores_with_the_same_state_do_not_differ() {
     let (one, other) = (holding([sample()]).await, holding([sample()]).await);
     let found = compared(&one, &other, 10).await;
     assert!(found.is_same() && found.first.is_empty() && found.at_least == 0, "{found:?}");
@@ -31,42 +31,44 @@ async fn stores_that_hold_the_same_do_not_differ() {
     assert_eq!(found.store.digest, one.survey(|_| ()).await.unwrap().digest);
 }
 
-/// Each thing that the digest covers has a field of its own, with both values.
+/// Each change that the digest covers shows in a field of its own.
 #[tokio::test]
-async fn whatever_differs_is_told() {
+async fn each_covered_field_is_named_with_both_values() {
     let (mut seen, same) = (BTreeSet::new(), holding([sample()]).await);
     for (what, change) in changes().into_iter().filter(|(what, _)| *what != "txid") {
         let mut page = sample();
         change(&mut page);
         let found = compared(&same, &holding([page]).await, 10).await;
-        let [Difference { txid, how: How::Fields(fields) }] = &found.first[..] else { panic!("{what}: {found:?}") };
+        let [Difference { txid, kind: DifferenceKind::Fields(fields) }] = &found.first[..] else {
+            panic!("{what}: {found:?}")
+        };
         assert_eq!(*txid, sample().txid, "{what}");
         assert!(!fields.is_empty() && fields.iter().all(|field| field.store != field.against), "{what}: {fields:?}");
-        let told: Vec<String> = fields.iter().map(|field| format!("{}: {}", field.field, field.against)).collect();
-        assert!(seen.insert(told.clone()), "{what}: {told:?} was told of another change");
+        let lines: Vec<String> = fields.iter().map(|field| format!("{}: {}", field.field, field.against)).collect();
+        assert!(seen.insert(lines.clone()), "{what}: {lines:?} was named for another change");
     }
-    let told = seen.into_iter().flatten().collect::<Vec<_>>();
+    let lines = seen.into_iter().flatten().collect::<Vec<_>>();
     for field in ["spendingHeight: 201", "locked: true", "unminedSince: 0", "output 2: gap", "verdict: pending"] {
-        assert!(told.iter().any(|line| line == field), "{field}: {told:#?}");
+        assert!(lines.iter().any(|line| line == field), "{field}: {lines:#?}");
     }
-    assert!(told.iter().any(|line| line.starts_with("slot 1: spent, hash ") && line.contains("by input 1 of 0909")));
+    assert!(lines.iter().any(|line| line.starts_with("slot 1: spent, hash ") && line.contains("by input 1 of 0909")));
 }
 
 #[tokio::test]
-async fn of_a_wide_transaction_the_first_fields_are_told() {
+async fn only_the_first_fields_of_a_wide_transaction_are_named() {
     let wide = |script: u32| {
-        let mut page = under(Txid([3; 32]));
+        let mut page = partial(Txid([3; 32]));
         let slots = (0..50).map(|slot| crate::record::Slot::Unspent(crate::tx::UtxoHash([(slot + script) as u8; 32])));
         page.utxos = Some(slots.collect());
         page
     };
     let found = compared(&holding([wide(0)]).await, &holding([wide(1)]).await, 1).await;
-    let [Difference { how: How::Fields(fields), .. }] = &found.first[..] else { panic!("{found:?}") };
-    assert_eq!((fields.len(), fields[0].field.as_str()), (MOST_FIELDS, "slot 0"));
+    let [Difference { kind: DifferenceKind::Fields(fields), .. }] = &found.first[..] else { panic!("{found:?}") };
+    assert_eq!((fields.len(), fields[0].field.as_str()), (MAX_FIELDS, "slot 0"));
 }
 
 #[tokio::test]
-async fn who_cannot_be_read_is_named() {
+async fn an_error_names_the_store_that_cannot_be_read() {
     let mut page = page(&coinbase(50));
     master(&mut page).body = Some(crate::record::Body::External(crate::record::Blob::First));
     let (good, bad) = (holding([sample()]).await, holding([page]).await);
@@ -75,16 +77,16 @@ async fn who_cannot_be_read_is_named() {
     assert!(error.to_string().starts_with("--against: ") && error.to_string().contains("blob store"), "{error}");
 }
 
-/// What is done to a transaction that both stores hold.
+/// Difference that is planted in one transaction.
 #[derive(Debug, Clone, Copy)]
 enum Planted {
-    Nothing,
-    Gone(Side),
-    Other,
+    Equal,
+    Absent(Side),
+    Locked,
 }
 
 fn planted() -> impl Strategy<Value = (Txid, Planted)> {
-    // Some share a prefix, or nearly all of the txid.
+    // Some txids share a prefix, or all bytes but a few.
     let txid = (prop_oneof![Just([0, 0]), Just([0, 1]), Just([255, 255]), any::<[u8; 2]>()], any::<u8>(), 0..3u8);
     let txid = txid.prop_map(|([high, low], middle, last)| {
         let mut txid = [7; 32];
@@ -92,51 +94,59 @@ fn planted() -> impl Strategy<Value = (Txid, Planted)> {
         Txid(txid)
     });
     let planted = prop_oneof![
-        3 => Just(Planted::Nothing),
-        1 => Just(Planted::Gone(Side::Store)),
-        1 => Just(Planted::Gone(Side::Against)),
-        1 => Just(Planted::Other),
+        3 => Just(Planted::Equal),
+        1 => Just(Planted::Absent(Side::Store)),
+        1 => Just(Planted::Absent(Side::Against)),
+        1 => Just(Planted::Locked),
     ];
     (txid, planted)
 }
 
 proptest! {
-    /// Also where far fewer are held at a time than differ.
+    /// The capacity for digests is mostly far smaller than the number of differences.
     #[test]
-    fn exactly_the_first_that_differ_are_named(
-        transactions in prop::collection::btree_map(planted().prop_map(|(txid, _)| txid), planted().prop_map(|(_, planted)| planted), 0..40),
+    fn exactly_the_first_differing_transactions_are_named(
+        transactions in prop::collection::btree_map(
+            planted().prop_map(|(txid, _)| txid),
+            planted().prop_map(|(_, planted)| planted),
+            0..40,
+        ),
         limit in 0..12usize,
-        held in 1..6usize,
+        max_digests in 1..6usize,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (here, there) = (store(100), store(100));
             let mut expected = Vec::new();
             for (txid, planted) in transactions {
-                let page = under(txid);
+                let page = partial(txid);
                 match planted {
-                    Planted::Gone(Side::Store) => there.plant(page).await,
-                    Planted::Gone(Side::Against) => here.plant(page).await,
-                    Planted::Nothing => {
+                    Planted::Absent(Side::Store) => there.plant(page).await,
+                    Planted::Absent(Side::Against) => here.plant(page).await,
+                    Planted::Equal => {
                         here.plant(page.clone()).await;
                         there.plant(page).await;
                     }
-                    Planted::Other => {
+                    Planted::Locked => {
                         there.plant(Page { locked: true, ..page.clone() }).await;
                         here.plant(page).await;
                     }
                 }
-                let locked = || Field { field: "locked".into(), store: "false".into(), against: "true".into() };
+                let locked = || {
+                    let (store, against) = ("false".into(), "true".into());
+                    FieldDifference { field: "locked".into(), store, against }
+                };
                 expected.extend(match planted {
-                    Planted::Nothing => None,
-                    Planted::Gone(Side::Store) => Some((txid, How::OnlyIn(Side::Against))),
-                    Planted::Gone(Side::Against) => Some((txid, How::OnlyIn(Side::Store))),
-                    Planted::Other => Some((txid, How::Fields(vec![locked()]))),
+                    Planted::Equal => None,
+                    Planted::Absent(Side::Store) => Some((txid, DifferenceKind::OnlyIn(Side::Against))),
+                    Planted::Absent(Side::Against) => Some((txid, DifferenceKind::OnlyIn(Side::Store))),
+                    Planted::Locked => Some((txid, DifferenceKind::Fields(vec![locked()]))),
                 });
             }
-            let comparer = Comparer { store: &here, against: &there, held, seen: Cell::new(0), progress: |_| () };
+            let (scanned, progress) = (Cell::new(0), |_| ());
+            let comparer = Comparer { store: &here, against: &there, max_digests, scanned, progress };
             let found = comparer.compare(limit).await.unwrap();
-            let named: Vec<_> = found.first.iter().map(|one| (one.txid, one.how.clone())).collect();
+            let named: Vec<_> = found.first.iter().map(|one| (one.txid, one.kind.clone())).collect();
             assert_eq!(named, expected[..limit.min(expected.len())]);
             assert_eq!(found.is_same(), expected.is_empty());
             assert!((named.len()..=expected.len()).contains(&(found.at_least as usize)));

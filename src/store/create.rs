@@ -1,7 +1,8 @@
-//! Creating a transaction over several pages, or one whose body goes to the blob store: who drives [`steps`] on a store.
+//! Creation of a transaction of several pages, or of a transaction whose body goes to the blob store: runs [`steps`] on
+//! a store.
 //!
-//! A few pages at a time are made, sent and forgotten, so that a transaction of a million outputs is never in memory as a whole but
-//! for its bytes; and so are only a few such creations of one instance.
+//! Memory is bounded. A few pages at a time are built, sent and dropped, so that of a transaction of a million outputs
+//! only the bytes are in memory as a whole. One instance runs a few such creations at a time.
 
 pub mod steps;
 
@@ -27,84 +28,89 @@ use crate::{
     },
     store::{
         Store,
-        external::{engine_error, page_with_body},
-        recovery::{CompleteError, NotRestored},
+        external::{into_engine_error, with_body_replaced},
+        recovery::{CompleteError, RestoreError},
     },
     tx::Txid,
 };
 
-use steps::{Creation, Kind, Seen, Step};
+use steps::{Creation, CreationKind, CreationStep, ExistingMaster};
 
-/// A lock record lasts so long, and so much longer a record that is to be created, but no longer than the last; ms.
+/// Lifetime of a lock record in ms: base, addition for each record to create, maximum.
 const TTL_MS: (u64, u64, u64) = (30_000, 2_000, 300_000);
-/// Pages of one transaction that are made and sent at once: some ten megabytes where they are full.
+/// Pages of one transaction that are built and sent at once, about 10 MB where the pages are full.
 const PAGES_AT_ONCE: u32 = 8;
-/// Transactions that one instance creates at once.
+/// Creations that one instance runs at once.
 const CREATIONS_AT_ONCE: usize = 4;
 
-/// Who gives up waits no longer for his lock record to be released.
-const RELEASE_WITHIN: Duration = Duration::from_secs(2);
+/// Time for which a cancelled creation waits for the release of its lock record.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Who creates: what its lock records say, for people, and the token that fences their release.
+/// Identity of a creator. Lock records show the identity to operators; the owner fences the release of a lock record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// Random, of this instance alone.
+pub struct CreatorIdentity {
+    /// Random number of this instance.
     pub owner: u64,
-    /// Of the process.
+    /// Process id of this instance.
     pub process_id: u32,
-    /// Where it runs.
+    /// Host on which this instance runs.
     pub hostname: String,
-    /// Whether it can see which processes run there.
-    pub sees: Processes,
+    /// Processes whose end this instance can detect.
+    pub process_visibility: ProcessVisibility,
 }
 
-/// Which processes somebody can see.
+/// Processes whose end an instance can detect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Processes {
-    /// None: whoever holds a lock record may still be at it.
+pub enum ProcessVisibility {
+    /// No process: the holder of a lock record counts as running until the lock record expires.
     None,
-    /// Those of its own host.
-    OfItsHost,
+    /// The processes of the same host, by `/proc`.
+    SameHost,
 }
 
-impl Identity {
-    /// Whether whoever holds this lock record is known to have died: a process of this host that does not run, or an earlier life of
-    /// this very process (in a container they have one number). Should it live all the same, somewhere under the same names, work is
-    /// done twice, and nothing worse.
-    fn knows_dead(&self, held: &LockRecord) -> bool {
-        let is_here = self.sees == Processes::OfItsHost && held.hostname == self.hostname && held.owner != self.owner;
-        is_here && (held.process_id == self.process_id || !Path::new(&format!("/proc/{}", held.process_id)).exists())
+impl CreatorIdentity {
+    /// Returns whether the holder of a lock record is known to have ended.
+    ///
+    /// The holder is then a process of this host that does not run, or an earlier process with the same id (the usual
+    /// case in a container). If the holder runs under the same names elsewhere, pages are written twice, which does no
+    /// harm.
+    fn is_known_dead(&self, found: &LockRecord) -> bool {
+        let is_same_host = self.process_visibility == ProcessVisibility::SameHost
+            && found.hostname == self.hostname
+            && found.owner != self.owner;
+        is_same_host
+            && (found.process_id == self.process_id || !Path::new(&format!("/proc/{}", found.process_id)).exists())
     }
 }
 
-/// A transaction that takes more than one write, as it is to be stored.
+/// A transaction that takes more than one write, ready to be stored.
 #[derive(Debug, Clone)]
-pub struct Paged {
-    /// Page 0, as that of a live transaction, with its body.
+pub struct PagedTx {
+    /// Page 0 as of a live transaction, with the body.
     pub master: Arc<Page>,
-    /// The others; none, where it has one page and its body goes to the blob store.
+    /// The other pages; none where only the body makes a second write.
     pub others: Arc<OtherPages>,
-    /// How it starts.
-    pub starts: Starts,
+    /// State in which the transaction starts.
+    pub initial_state: InitialState,
 }
 
-impl Paged {
-    fn kind(&self) -> Kind {
-        match self.starts {
-            Starts::Live | Starts::Coinbase(_) => Kind::Live,
-            Starts::Contested => Kind::Contested,
+impl PagedTx {
+    fn kind(&self) -> CreationKind {
+        match self.initial_state {
+            InitialState::Live | InitialState::Coinbase(_) => CreationKind::Live,
+            InitialState::Contested => CreationKind::Contested,
         }
     }
 }
 
-/// How a transaction starts.
+/// States in which a transaction can start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Starts {
-    /// Live.
+pub enum InitialState {
+    /// Live, from the event of the transaction.
     Live,
-    /// Contested, with no verdict yet.
+    /// Contested, without a verdict.
     Contested,
-    /// As the coinbase of the block that the sequencer handles under this stamp.
+    /// Live, as the coinbase of the block that the sequencer handles under this stamp.
     Coinbase(Stamp),
 }
 
@@ -113,296 +119,323 @@ pub enum Starts {
 pub struct Creator {
     store: Store,
     clock: Clock,
-    identity: Arc<Identity>,
+    identity: Arc<CreatorIdentity>,
     permits: Arc<Semaphore>,
 }
 
 impl Creator {
-    /// Of one instance.
-    pub fn new(store: Store, clock: Clock, identity: Identity) -> Self {
+    /// Creates the creator of one instance.
+    pub fn new(store: Store, clock: Clock, identity: CreatorIdentity) -> Self {
         let permits = Arc::new(Semaphore::new(CREATIONS_AT_ONCE));
         Creator { store, clock, identity: Arc::new(identity), permits }
     }
 
-    /// Where it creates.
+    /// Returns the store into which this creator writes.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Creates it, or completes what others have begun. The answer is that of creating one page; [`Rejection::Held`] where
-    /// somebody else is at it, who is not known to have died. `told` hears of the troubles of the store and of the blob store: `None` once they answer again.
+    /// Creates a transaction, or completes a creation that another creator began.
+    ///
+    /// The outcome is the one of creating a single page, or [`Rejection::Held`] while another creator holds the lock
+    /// record and is not known to have ended. `report` is called with each error of the store and of the blob store
+    /// that is retried, and with `None` once both answer again.
     ///
     /// # Errors
-    /// The engine failed for good.
+    /// [`CompleteError`] for an error of the engine that no retry heals, and for a page that is missing under its
+    /// master.
     pub async fn create(
         &self,
-        work: &Paged,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        work: &PagedTx,
+        report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
-        self.create_in_turn(work, &AtomicBool::default(), told).await
+        self.create_with_permit(work, &AtomicBool::default(), report).await
     }
 
-    /// The same, until it is given up: `None`. What is there then is what a kill leaves, and whoever comes next completes it. The lock
-    /// record, which only saves work, is given back, so that he need not wait until it ends; where the store does not answer at once it is
-    /// left to end, as after a kill.
+    /// Like [`create`](Self::create), until `cancelled`: then `None`.
+    ///
+    /// A cancelled creation leaves the same records as a killed one, and the next creator completes the transaction.
+    /// The lock record is released, so that the next creator need not wait. If the store does not answer within 2 s,
+    /// the lock record stays until it expires, as after a kill.
     ///
     /// # Errors
     /// As [`create`](Self::create).
-    pub async fn create_unless(
+    pub async fn create_unless_cancelled(
         &self,
-        given_up: &CancellationToken,
-        work: &Paged,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        cancelled: &CancellationToken,
+        work: &PagedTx,
+        report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Option<Result<Outcome, CompleteError>> {
         let may_hold = AtomicBool::default();
-        let ended = given_up.run_until_cancelled(self.create_in_turn(work, &may_hold, told)).await;
-        if ended.is_none() && may_hold.into_inner() {
-            let release = self.rows(&Step::Release, work).await;
-            // One try: nobody waits for it.
-            let _ = tokio::time::timeout(RELEASE_WITHIN, self.store.engine.apply(&release)).await;
+        let result = cancelled.run_until_cancelled(self.create_with_permit(work, &may_hold, report)).await;
+        if result.is_none() && may_hold.into_inner() {
+            let release = self.build_rows(&CreationStep::Release, work).await;
+            // One try is enough: the lock record expires otherwise.
+            let _ = tokio::time::timeout(RELEASE_TIMEOUT, self.store.engine.apply(&release)).await;
         }
-        ended
+        result
     }
 
-    async fn create_in_turn(
+    async fn create_with_permit(
         &self,
-        work: &Paged,
+        work: &PagedTx,
         may_hold: &AtomicBool,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
         let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE);
-        match self.until_ended(&creation, work, Some(&self.permits), may_hold, &mut told).await? {
-            Outcome::Rejected(Rejection::Held(held)) if self.identity.knows_dead(&held) => {
-                tracing::info!(txid = %work.others.txid(), process = held.process_id, "its creator has died: done by another");
+        match self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, &mut report).await? {
+            Outcome::Rejected(Rejection::Held(held)) if self.identity.is_known_dead(&held) => {
+                tracing::info!(
+                    txid = %work.others.txid(),
+                    process = held.process_id,
+                    "create: the holder of the lock record has ended; completing the creation"
+                );
                 let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
-                self.until_ended(&creation, work, Some(&self.permits), may_hold, told).await
+                self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, report).await
             }
             outcome => Ok(outcome),
         }
     }
 
-    /// The same, whoever else may be at it: for the sequencer, which cannot wait for a lock record to end.
+    /// Like [`create`](Self::create), without a lock record: the sequencer cannot wait until another creator's lock
+    /// record expires.
     ///
     /// # Errors
     /// As [`create`](Self::create).
-    pub async fn create_now(&self, work: &Paged) -> Result<Outcome, CompleteError> {
+    pub async fn create_without_lock_record(&self, work: &PagedTx) -> Result<Outcome, CompleteError> {
         let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
-        self.until_ended(&creation, work, None, &AtomicBool::default(), |_| {}).await
+        self.retry_until_body_stored(&creation, work, None, &AtomicBool::default(), |_| {}).await
     }
 
-    /// Begins anew, after a pause, whenever the blob store did not take the body: nothing was written then, and the lock record is
-    /// released. Nobody else waits for the permit of who pauses.
-    async fn until_ended(
+    /// Runs a creation, and begins again after a pause whenever the blob store did not take the body: no page was
+    /// written then, and the lock record is released. The pause holds no permit, so that other creations continue.
+    async fn retry_until_body_stored(
         &self,
         creation: &Creation,
-        work: &Paged,
+        work: &PagedTx,
         permits: Option<&Semaphore>,
         may_hold: &AtomicBool,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
-        let mut pauses = self.store.pauses(Some(Key::master(work.others.txid())));
-        let mut waits_for_blobs = false;
-        let mut asking = None;
+        let mut backoff = self.store.new_backoff(Some(Key::master(work.others.txid())));
+        let mut is_blob_store_failing = false;
+        let mut blob_wait = None;
         loop {
-            // The engine that answers in between does not speak for the blob store.
-            let tell = |failed: Option<&EngineError>| {
-                if failed.is_some() || !waits_for_blobs {
-                    told(failed);
+            // An answer of the engine in between does not mean that the blob store answers.
+            let report_engine = |failed: Option<&EngineError>| {
+                if failed.is_some() || !is_blob_store_failing {
+                    report(failed);
                 }
             };
-            let ended = {
+            let result = {
                 let _permit = match permits {
-                    // Closed never: it is ours alone.
+                    // The semaphore is never closed.
                     Some(permits) => permits.acquire().await.ok(),
                     None => None,
                 };
-                self.drive(creation.clone(), work, may_hold, tell).await
+                self.run_steps(creation.clone(), work, may_hold, report_engine).await
             };
-            match ended {
-                // Not of the engine, which was asked until it answered.
+            match result {
+                // Errors of the engine were retried below: this error is the blob store's.
                 Err(CompleteError::Engine(error)) if error.may_be_retried() => {
-                    tracing::warn!(%error, "tried again");
-                    waits_for_blobs = true;
-                    asking.get_or_insert_with(|| self.store.trouble.asking()).heard(Some(&error));
-                    told(Some(&error));
+                    tracing::warn!(%error, "create: retrying, the blob store did not take the body");
+                    is_blob_store_failing = true;
+                    blob_wait.get_or_insert_with(|| self.store.blob_status.begin_wait()).record_failure(Some(&error));
+                    report(Some(&error));
                 }
-                ended => {
-                    if waits_for_blobs {
-                        told(None);
+                result => {
+                    if is_blob_store_failing {
+                        report(None);
                     }
-                    return ended.inspect(|outcome| tell_end(work, outcome));
+                    return result.inspect(|outcome| log_end(work, outcome));
                 }
             }
-            pauses.pause().await;
+            backoff.pause().await;
         }
     }
 
-    /// To the end, or to where the blob store does not take the body, or the engine one of the records.
-    async fn drive(
+    /// Runs the steps of a creation to its end, or to the first error. An error releases the lock record.
+    async fn run_steps(
         &self,
         mut creation: Creation,
-        work: &Paged,
+        work: &PagedTx,
         may_hold: &AtomicBool,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
         let mut work = Cow::Borrowed(work);
-        let failed = loop {
+        let error = loop {
             may_hold.store(creation.may_hold_lock_record(), Ordering::Relaxed);
-            match self.take_step(&mut creation, &mut work, &mut told).await {
+            match self.take_step(&mut creation, &mut work, &mut report).await {
                 Ok(None) => {}
                 Ok(Some(outcome)) => return Ok(outcome),
                 Err(error) => break error,
             }
         };
         if creation.holds_lock_record()
-            && let Err(error) = self.store.apply(self.rows(&Step::Release, &work).await).await
+            && let Err(error) = self.store.apply(self.build_rows(&CreationStep::Release, &work).await).await
         {
-            tracing::warn!(%error, "whoever comes next waits until the lock record ends");
+            tracing::warn!(%error, "create: cannot release the lock record; the next creator waits until it expires");
         }
-        Err(failed)
+        Err(error)
     }
 
-    /// Answers what all of it came to, when that was the last step.
+    /// Runs one step; returns the outcome of the creation after the last step.
     async fn take_step(
         &self,
         creation: &mut Creation,
-        work: &mut Cow<'_, Paged>,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        work: &mut Cow<'_, PagedTx>,
+        report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Option<Outcome>, CompleteError> {
         match creation.step().clone() {
-            Step::Ended(outcome) => return Ok(Some(outcome)),
-            Step::Look => {
+            CreationStep::Ended(outcome) => return Ok(Some(outcome)),
+            CreationStep::ReadMaster => {
                 let master = self.store.master(work.others.txid()).await?;
-                creation.looked(Seen::of(master.as_ref(), &create_master(work, self.clock.now_ms())));
+                creation.on_master_read(ExistingMaster::of(
+                    master.as_ref(),
+                    &build_master_create(work, self.clock.now_ms()),
+                ));
             }
-            Step::Body => {
-                if let Some(body) = Box::pin(self.store.placed_once(&work.master)).await.map_err(engine_error)? {
-                    work.to_mut().master = page_with_body(&work.master, body);
+            CreationStep::Body => {
+                if let Some(body) =
+                    Box::pin(self.store.externalize_once(&work.master)).await.map_err(into_engine_error)?
+                {
+                    work.to_mut().master = with_body_replaced(&work.master, body);
                 }
-                creation.body_stored();
+                creation.on_body_stored();
             }
             step => {
-                if let (Step::Others(pages), true) = (&step, creation.pages_were_there()) {
-                    self.may_be_made_again(work, pages).await?;
+                if let (CreationStep::Others(pages), true) = (&step, creation.has_matching_master()) {
+                    self.check_recreatable(work, pages).await?;
                 }
-                let outcomes = self.store.apply_telling(self.rows(&step, work).await, told).await?;
-                tell_progress(&step, work, &outcomes);
-                creation.answered(&outcomes);
+                let outcomes = self.store.apply_reporting(self.build_rows(&step, work).await, report).await?;
+                log_progress(&step, work, &outcomes);
+                creation.on_outcomes(&outcomes);
             }
         }
         Ok(None)
     }
 
-    /// A page that is gone from under its master would come again with its slots free, though they may have been spent. Over a store that
-    /// forgets, those who spent them come again, too, where the page is made by the event that made it before.
-    async fn may_be_made_again(&self, work: &Paged, pages: &Range<u32>) -> Result<(), CompleteError> {
+    /// Verifies that pages that are missing under their master may be created again.
+    ///
+    /// A page that is created again has free slots, although its slots may have been spent. That is right only for an
+    /// engine that can lose writes, and for the event that made the page before: the events of the lost spends are then
+    /// read again, too.
+    ///
+    /// # Errors
+    /// [`CompleteError::MissingPage`] for a missing page that may not be created again.
+    async fn check_recreatable(&self, work: &PagedTx, pages: &Range<u32>) -> Result<(), CompleteError> {
         let txid = work.others.txid();
-        let made_at = |page: &Page| page.master.as_ref().map(|bins| bins.created_at);
-        let why = if !self.store.may_forget() {
-            NotRestored::Lasting
-        } else if self.store.master(txid).await?.is_some_and(|there| made_at(&there) < made_at(&work.master)) {
-            NotRestored::OfAnotherEvent
+        let created_at = |page: &Page| page.master.as_ref().map(|bins| bins.created_at);
+        let why = if !self.store.can_lose_writes() {
+            RestoreError::EngineKeepsWrites
+        } else if self.store.master(txid).await?.is_some_and(|stored| created_at(&stored) < created_at(&work.master)) {
+            RestoreError::OtherEvent
         } else {
             return Ok(());
         };
-        let there = self.store.pages(txid, pages.start, pages.end).await?;
-        match there.iter().zip(pages.clone()).find(|(page, _)| page.is_none()) {
+        let stored = self.store.pages(txid, pages.start, pages.end).await?;
+        match stored.iter().zip(pages.clone()).find(|(page, _)| page.is_none()) {
             Some((_, page)) => Err(CompleteError::MissingPage { txid, page, why }),
             None => Ok(()),
         }
     }
 
-    async fn rows(&self, step: &Step, work: &Paged) -> Vec<Row> {
+    async fn build_rows(&self, step: &CreationStep, work: &PagedTx) -> Vec<Row> {
         let now_ms = self.clock.now_ms();
         let lock_record = |operation| vec![Row { key: Key::LockRecord(work.others.txid()), operation }];
         match step {
-            Step::Acquire => {
-                let taken = self.lock_record(work.others.count() + 1, now_ms);
-                lock_record(Operation::AcquireLockRecord { lock_record: taken, now_ms })
+            CreationStep::Acquire => {
+                let new = self.new_lock_record(work.others.count() + 1, now_ms);
+                lock_record(Operation::AcquireLockRecord { lock_record: new, now_ms })
             }
-            Step::Release => lock_record(Operation::ReleaseLockRecord { owner: self.identity.owner }),
-            Step::Others(pages) => {
+            CreationStep::Release => lock_record(Operation::ReleaseLockRecord { owner: self.identity.owner }),
+            CreationStep::Others(pages) => {
                 let mut rows = Vec::new();
                 for number in pages.clone() {
-                    // Thousands of hashes each: others have their turn in between.
+                    // Each page takes thousands of hashes: other tasks run in between.
                     tokio::task::yield_now().await;
-                    rows.extend(other_pages(work, number..number + 1, now_ms));
+                    rows.extend(build_page_creates(work, number..number + 1, now_ms));
                 }
                 rows
             }
-            step => rows_of_pages(step, work, now_ms),
+            step => build_page_rows(step, work, now_ms),
         }
     }
 
-    fn lock_record(&self, expected_recs: u32, now_ms: u64) -> LockRecord {
-        let Identity { owner, process_id, hostname, .. } = self.identity.as_ref().clone();
+    fn new_lock_record(&self, expected_recs: u32, now_ms: u64) -> LockRecord {
+        let CreatorIdentity { owner, process_id, hostname, .. } = self.identity.as_ref().clone();
         let expires_at = now_ms + lock_record_ttl_ms(expected_recs);
         LockRecord { created_at: now_ms, expires_at, process_id, hostname, expected_recs, owner }
     }
 }
 
-/// How long the lock record of a transaction of so many records lasts, ms.
-pub fn lock_record_ttl_ms(records: u32) -> u64 {
-    let (base, each, most) = TTL_MS;
-    (base + each * u64::from(records)).min(most)
+/// Returns the lifetime in ms of the lock record of a transaction of `records` records.
+fn lock_record_ttl_ms(records: u32) -> u64 {
+    let (base, each, max) = TTL_MS;
+    (base + each * u64::from(records)).min(max)
 }
 
-/// What a step asks for of the pages.
-pub(crate) fn rows_of_pages(step: &Step, work: &Paged, now_ms: u64) -> Vec<Row> {
+/// Builds the rows with which a step changes pages.
+pub(crate) fn build_page_rows(step: &CreationStep, work: &PagedTx, now_ms: u64) -> Vec<Row> {
     let on_master = |operation| vec![Row { key: Key::master(work.others.txid()), operation }];
     match step {
-        Step::Others(pages) => other_pages(work, pages.clone(), now_ms),
-        Step::Master => on_master(create_master(work, now_ms)),
-        Step::Clear(pages) => clear(work.others.txid(), pages.clone()),
-        Step::ClearMaster => on_master(Operation::ClearCreating),
-        Step::Acquire | Step::Look | Step::Body | Step::Release | Step::Ended(_) => Vec::new(),
+        CreationStep::Others(pages) => build_page_creates(work, pages.clone(), now_ms),
+        CreationStep::Master => on_master(build_master_create(work, now_ms)),
+        CreationStep::Clear(pages) => build_clear_rows(work.others.txid(), pages.clone()),
+        CreationStep::ClearMaster => on_master(Operation::ClearCreating),
+        CreationStep::Acquire
+        | CreationStep::ReadMaster
+        | CreationStep::Body
+        | CreationStep::Release
+        | CreationStep::Ended(_) => Vec::new(),
     }
 }
 
-fn other_pages(work: &Paged, pages: Range<u32>, now_ms: u64) -> Vec<Row> {
+fn build_page_creates(work: &PagedTx, pages: Range<u32>, now_ms: u64) -> Vec<Row> {
     let row = |number| {
         let page = Arc::new(work.others.page(number, now_ms));
-        let operation = match work.starts {
-            Starts::Contested => Operation::CreateContested(page),
-            Starts::Live | Starts::Coinbase(_) => Operation::Create(page),
+        let operation = match work.initial_state {
+            InitialState::Contested => Operation::CreateContested(page),
+            InitialState::Live | InitialState::Coinbase(_) => Operation::Create(page),
         };
         Row { key: Key::Page(work.others.txid(), number), operation }
     };
     pages.map(row).collect()
 }
 
-pub(crate) fn create_master(work: &Paged, now_ms: u64) -> Operation {
-    // One page is there or not.
+pub(crate) fn build_master_create(work: &PagedTx, now_ms: u64) -> Operation {
+    // A transaction of one page is never half created.
     let creating_at = (work.others.count() > 0).then_some(now_ms);
     let creating = || Arc::new(Page { creating_at, ..Page::clone(&work.master) });
-    match work.starts {
-        Starts::Live => Operation::Create(creating()),
-        Starts::Contested => Operation::CreateContested(Arc::new(Page::clone(&work.master).contested())),
-        Starts::Coinbase(stamp) => Operation::Sequenced(stamp, Sequenced::CreateCoinbase(creating())),
+    match work.initial_state {
+        InitialState::Live => Operation::Create(creating()),
+        InitialState::Contested => Operation::CreateContested(Arc::new(Page::clone(&work.master).contested())),
+        InitialState::Coinbase(stamp) => Operation::Sequenced(stamp, Sequenced::CreateCoinbase(creating())),
     }
 }
 
-/// The rows that clear `creating` on these pages.
-pub(super) fn clear(txid: Txid, pages: Range<u32>) -> Vec<Row> {
+/// Builds the rows that clear `creating` on these pages.
+pub(super) fn build_clear_rows(txid: Txid, pages: Range<u32>) -> Vec<Row> {
     pages.map(|number| Row { key: Key::Page(txid, number), operation: Operation::ClearCreating }).collect()
 }
 
-/// The seed's log lines (`000_eaac0d3352205430.txt`, section 9).
-fn tell_progress(step: &Step, work: &Paged, outcomes: &[Outcome]) {
+/// Writes the log lines of the reference document (`000_eaac0d3352205430.txt`, section 9).
+fn log_progress(step: &CreationStep, work: &PagedTx, outcomes: &[Outcome]) {
     let txid = work.others.txid();
     let first = match step {
-        Step::Others(pages) | Step::Clear(pages) => pages.start,
+        CreationStep::Others(pages) | CreationStep::Clear(pages) => pages.start,
         _ => 0,
     };
     for (outcome, number) in outcomes.iter().zip(first..) {
         match (step, outcome) {
             (
-                Step::Others(_) | Step::Master,
+                CreationStep::Others(_) | CreationStep::Master,
                 Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::Exists(TxState::Creating | TxState::Live)),
             ) => tracing::info!(
-                "[StoreTransactionExternally] Record {number} already exists for tx {txid} (completing previous attempt)"
+                "[StoreTransactionExternally] Record {number} already exists for tx {txid} \
+                 (completing previous attempt)"
             ),
-            (Step::Clear(_) | Step::ClearMaster, Outcome::Rejected(rejection)) => tracing::warn!(
+            (CreationStep::Clear(_) | CreationStep::ClearMaster, Outcome::Rejected(rejection)) => tracing::warn!(
                 code = rejection.code(),
                 "[clearCreatingFlag] Failed to clear creating flag for {} record {number} of tx {txid}",
                 if number == 0 { "master" } else { "child" }
@@ -412,13 +445,13 @@ fn tell_progress(step: &Step, work: &Paged, outcomes: &[Outcome]) {
     }
 }
 
-fn tell_end(work: &Paged, outcome: &Outcome) {
-    let fell = matches!(
+fn log_end(work: &PagedTx, outcome: &Outcome) {
+    let is_barred = matches!(
         outcome,
         Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_)))
             | Outcome::AlreadyApplied(Reply::State(TxState::Pruned(_)))
     );
-    if fell && work.starts != Starts::Contested {
+    if is_barred && work.initial_state != InitialState::Contested {
         let txid = work.others.txid();
         tracing::warn!("[StoreTransactionExternally] Transaction {txid} created but creating flag not cleared");
     }

@@ -1,8 +1,8 @@
-//! A digest of the logical state, so that two stores, or a store and a rebuild, can be compared: the sum modulo 2^256 of
-//! the BLAKE3 of each transaction's [canonical form](super::canonical). In the same scan everything is counted.
+//! The state digest, which compares two stores or a store and its rebuild: the sum modulo 2^256 of the BLAKE3 of each
+//! transaction's [canonical form](super::canonical). The same scan counts the state.
 //!
-//! A sum needs no order and no joining, so that a scan in any order and in bounded memory will do: it visits masters, and
-//! reads a transaction's other pages by their keys, a few at a time.
+//! A sum needs no order. The scan visits masters in any order, and reads the other pages of a transaction by their
+//! keys, a few at a time, so that memory is bounded.
 
 use std::{fmt, ops::AddAssign, str::FromStr, sync::Arc};
 
@@ -19,68 +19,68 @@ use super::{
     body::{BodyError, ParsedBody},
     canonical::{self, BodyHash, SideBlocks},
     into_page,
-    scan::Scan,
+    scan::SetScan,
     stats::{SlotCounts, StoreStats},
 };
 
-/// Pages of one transaction held at a time: some ten megabytes where they are full.
+/// Number of pages of one transaction in memory at a time, about 10 MB where the pages are full.
 pub(super) const PAGES_AT_A_TIME: u32 = 8;
 
 /// The digest of a state: a number below 2^256 as 32 little-endian bytes, shown in hex in that order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct StateDigest(pub [u8; 32]);
 
-/// The text was not 64 hexadecimal digits.
+/// Error of a text that is not 64 hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a state digest (64 hexadecimal digits)")]
 pub struct ParseDigestError(String);
 
-/// What a scan of a whole store found.
+/// Result of a scan of a whole store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Survey {
-    /// Of the logical state.
+    /// Digest of the logical state.
     pub digest: StateDigest,
-    /// The same without what is conflicting: histories that differ only by what has lost, or has left, end alike by it.
+    /// Digest without the conflicting transactions: equal for histories that differ only in refused transactions.
     pub digest_without_conflicting: StateDigest,
-    /// Counts.
+    /// Counts of transactions, slots and blocks.
     pub stats: StoreStats,
 }
 
-/// Why a scan did not come to its end.
+/// Reasons why a scan did not end.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SurveyError {
-    /// The engine failed.
+    /// Error of the engine that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A body could not be fetched.
+    /// Body that this store cannot read.
     #[error(transparent)]
     Body(#[from] BodyError),
 }
 
 impl Store {
-    /// Scans the store: its digest and its counts. `progress` is told how many transactions were seen so far.
+    /// Scans the store for its digest and its counts. `progress` is called with the number of transactions read so far.
     ///
-    /// Both are of one state only where nothing changes meanwhile.
+    /// Digest and counts belong to one state only if the store does not change during the scan.
     ///
     /// # Errors
-    /// The engine failed for good, or a body is where this store cannot read. Damage is no error: it shows in the
-    /// digest, and [`verify`](super::verify) names it.
+    /// [`SurveyError`] for an error of the engine that no retry heals, and for a body that this store cannot read.
+    /// Damage is no error: damage changes the digest, and [`verify`](super::verify) names the damage.
     pub async fn survey(&self, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
         let mut surveyor = Surveyor::of(self).await?;
-        let mut scan = Scan::new(self, Set::Transactions);
+        let mut scan = SetScan::new(self, Set::Transactions);
         while let Some(masters) = scan.next_masters().await? {
             for master in masters {
                 surveyor.transaction(&master).await?;
             }
-            progress(surveyor.seen);
+            progress(surveyor.scanned);
         }
         Ok(surveyor.survey)
     }
 
-    /// The blocks that are not on the longest chain, and how many are.
+    /// Reads the blocks that are not on the longest chain, and the number of the blocks that are.
     pub(super) async fn blocks(&self) -> Result<(SideBlocks, u64), EngineError> {
         let (mut side, mut longest) = (SideBlocks::default(), 0);
-        let mut scan = Scan::new(self, Set::Blocks);
+        let mut scan = SetScan::new(self, Set::Blocks);
         while let Some(records) = scan.next().await? {
             for (_, record) in records {
                 match record {
@@ -93,37 +93,37 @@ impl Store {
         Ok((side, longest))
     }
 
-    /// Pages `from..to` of a transaction; `None` where one is missing.
+    /// Reads the pages `from..to` of a transaction; `None` stands for a missing page.
     pub(crate) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
         let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
         Ok(self.read(keys).await?.into_iter().map(into_page).collect())
     }
 }
 
-/// Digests transactions one after the other, and counts what it sees.
+/// A scan in progress: digests transactions one after the other, and counts them.
 pub(super) struct Surveyor<'a> {
     store: &'a Store,
     side: SideBlocks,
     survey: Survey,
-    seen: u64,
+    scanned: u64,
 }
 
 impl<'a> Surveyor<'a> {
-    /// Reads which blocks are on the longest chain.
+    /// Creates a surveyor; reads the blocks that are not on the longest chain.
     pub(super) async fn of(store: &'a Store) -> Result<Self, EngineError> {
         let (side, blocks) = store.blocks().await?;
         let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
-        Ok(Surveyor { store, side, survey: Survey { stats, ..Survey::default() }, seen: 0 })
+        Ok(Surveyor { store, side, survey: Survey { stats, ..Survey::default() }, scanned: 0 })
     }
 
-    /// The digest of one transaction; `None` where that of the store leaves it out.
+    /// Returns the digest of one transaction; `None` for a stub and for a pruned transaction.
     pub(super) async fn transaction(&mut self, master: &Page) -> Result<Option<StateDigest>, SurveyError> {
-        self.seen += 1;
+        self.scanned += 1;
         if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
             self.survey.stats.add(master, None, SlotCounts::default());
             return Ok(None);
         }
-        let body = self.store.body_unless_damaged(master).await?;
+        let body = self.store.read_intact_body(master).await?;
         self.with_body(master, body.as_deref()).await.map_err(SurveyError::from)
     }
 
@@ -143,7 +143,7 @@ impl<'a> Surveyor<'a> {
             let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
             for (page, number) in self.store.pages(master.txid, next, to).await?.into_iter().zip(next..) {
                 match page {
-                    // The pruner has begun with this transaction: the master's turn is last.
+                    // The pruner has begun with this transaction; the pruner replaces the master last.
                     Some(page) if page.pruned.is_some() => {
                         self.survey.stats.tombstones += 1;
                         return Ok(None);
@@ -174,14 +174,14 @@ impl<'a> Surveyor<'a> {
     }
 }
 
-/// How many slots page `number` of a transaction should have.
+/// Returns the number of slots that page `number` of a transaction should have.
 pub(super) fn slots_of_page(master: &Page, number: u32, batch_size: u32) -> u32 {
     let total = master.master.as_ref().map_or(0, |bins| bins.total_utxos);
     total.saturating_sub(number.saturating_mul(batch_size)).min(batch_size)
 }
 
 impl AddAssign for StateDigest {
-    /// Modulo 2^256.
+    /// Adds modulo 2^256, least significant byte first.
     fn add_assign(&mut self, other: Self) {
         let mut carry = 0;
         for (byte, other) in self.0.iter_mut().zip(other.0) {

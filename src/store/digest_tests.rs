@@ -1,4 +1,4 @@
-//! What the digest covers, what it does not, and its golden samples.
+//! Tests of the fields that the digest covers, of the fields it leaves out, and of its golden samples.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::record::{
     Blob, MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
-    build::{Listed, Start},
+    build::{BlockListing, NewTxState},
 };
 use crate::store::testing::*;
 use crate::tx::UtxoHash;
 
-/// A store that holds these pages and nothing else.
+/// Returns a store with these pages and two blocks.
 pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> Store {
     let store = store(100);
     store.sequenced(Key::Block(3), crate::record::Sequenced::PutBlock(block(3, true))).await;
@@ -34,7 +34,7 @@ fn holder(id: u8, input: u32) -> SpendingData {
     SpendingData { txid: Txid([id; 32]), input }
 }
 
-/// Three outputs, the second spent, the third frozen; a coinbase by its flag, mined on the longest chain.
+/// Returns a page of three outputs, the second spent, the third frozen; a coinbase that is mined on the longest chain.
 pub(in crate::store) fn sample() -> Page {
     let mut page = seeded(7, 3);
     let slots = page.utxos.as_mut().unwrap();
@@ -52,7 +52,7 @@ fn slot(page: &mut Page, at: usize) -> &mut Slot {
 
 pub(in crate::store) type Change = (&'static str, fn(&mut Page));
 
-/// Of the [`sample`], each thing that the digest covers.
+/// Returns a change of the [`sample`] for each field that the digest covers.
 pub(in crate::store) fn changes() -> [Change; 26] {
     [
         ("txid", |page| page.txid.0[0] ^= 1),
@@ -100,7 +100,7 @@ pub(in crate::store) fn changes() -> [Change; 26] {
 }
 
 #[tokio::test]
-async fn each_thing_that_it_covers_changes_it() {
+async fn each_covered_field_changes_the_digest() {
     let mut seen = vec![("nothing", digest([sample()]).await)];
     for (what, change) in changes() {
         let mut page = sample();
@@ -113,9 +113,9 @@ async fn each_thing_that_it_covers_changes_it() {
     }
 }
 
-/// It was contested, or its block had left: what is live is live.
+/// A live transaction has one form, whether it was contested or its block was disconnected once.
 #[tokio::test]
-async fn that_it_was_accepted_does_not_count() {
+async fn an_accepted_verdict_does_not_change_the_digest() {
     let mut page = sample();
     let never_contested = digest([page.clone()]).await;
     master(&mut page).verdict = Some(Verdict::Accepted);
@@ -129,7 +129,7 @@ fn reassignment() -> Reassignment {
 }
 
 #[tokio::test]
-async fn every_field_of_a_reassignment_counts() {
+async fn every_field_of_a_reassignment_changes_the_digest() {
     let changes: [fn(&mut Reassignment); 6] = [
         |entry| entry.offset = 1,
         |entry| entry.utxo_hash.0[0] = 9,
@@ -150,7 +150,7 @@ async fn every_field_of_a_reassignment_counts() {
 }
 
 #[tokio::test]
-async fn every_reason_counts() {
+async fn every_reason_changes_the_digest() {
     let id = Txid([5; 32]);
     let reasons = [
         Reason::DoubleSpend { input: 1, winner: id },
@@ -182,7 +182,7 @@ async fn every_reason_counts() {
 }
 
 #[tokio::test]
-async fn what_is_only_bookkeeping_does_not_change_it() {
+async fn bookkeeping_does_not_change_the_digest() {
     let changes: [Change; 10] = [
         ("contested", |page| _ = page.contested.insert(0)),
         ("created at", |page| master(page).created_at += 1),
@@ -207,7 +207,7 @@ async fn what_is_only_bookkeeping_does_not_change_it() {
 }
 
 #[tokio::test]
-async fn triples_are_a_set() {
+async fn the_order_of_mined_triples_does_not_change_the_digest() {
     let mined = |ids: [u32; 2]| {
         let mut page = sample();
         master(&mut page).mined = ids.map(|block_id| MinedIn { block_id, height: 100, subtree: 0 }).to_vec();
@@ -217,7 +217,7 @@ async fn triples_are_a_set() {
 }
 
 #[tokio::test]
-async fn a_block_that_leaves_the_longest_chain_takes_its_triples_along() {
+async fn a_disconnected_block_removes_its_mined_triples_from_the_digest() {
     let on_three = || {
         let mut page = sample();
         master(&mut page).mined.push(MinedIn { block_id: 3, height: 103, subtree: 0 });
@@ -234,7 +234,7 @@ async fn a_block_that_leaves_the_longest_chain_takes_its_triples_along() {
 }
 
 #[tokio::test]
-async fn stubs_and_what_is_pruned_are_left_out() {
+async fn stubs_and_pruned_transactions_are_left_out() {
     let store = holding([sample()]).await;
     let before = survey(&store).await;
     store.sequenced(Key::master(Txid([1; 32])), crate::record::Sequenced::MarkContested).await;
@@ -251,15 +251,17 @@ async fn stubs_and_what_is_pruned_are_left_out() {
     assert_eq!(digest([]).await, StateDigest::default());
 }
 
-/// Seven outputs, of which one is data, on pages of `batch_size`; spent, frozen and reassigned on different pages.
+/// Returns seven outputs, one of them data, on pages of `batch_size`, with spent, frozen and reassigned slots.
 fn paged(batch_size: u32) -> Vec<Page> {
     let parent = outpoint(Txid([1; 32]), 0);
     let mut bytes = transaction(&[(parent, 900)], &[1, 2, 3, 4, 5, 6, 7]).to_vec();
     // Output 3 becomes data.
     let at = bytes.windows(2).rposition(|pair| pair == [0x51, 3]).unwrap();
     bytes[at..at + 2].copy_from_slice(&[0x00, 0x6a]);
-    let start =
-        Start { listed: Listed::LongestChain(MinedIn { block_id: 3, height: 103, subtree: 1 }), ..Start::default() };
+    let start = NewTxState {
+        listed: BlockListing::LongestChain(MinedIn { block_id: 3, height: 103, subtree: 1 }),
+        ..NewTxState::default()
+    };
     let mut pages = pages(&bytes.into(), &start, batch_size);
     let mut at = |vout: u32, change: &dyn Fn(&mut Page, u32)| {
         change(&mut pages[(vout / batch_size) as usize], vout % batch_size);
@@ -282,7 +284,7 @@ fn paged(batch_size: u32) -> Vec<Page> {
 }
 
 #[tokio::test]
-async fn page_boundaries_do_not_show() {
+async fn page_boundaries_do_not_change_the_digest() {
     let mut surveys = Vec::new();
     for batch_size in [1, 2, 3, 5, 100] {
         let store = store(batch_size);
@@ -298,12 +300,12 @@ async fn page_boundaries_do_not_show() {
     let stats = &surveys[0].stats;
     assert_eq!((stats.transactions, stats.inputs, stats.outputs, stats.slots), (1, 1, 7, 6));
     assert_eq!((stats.spent_inside, stats.unspent, stats.frozen), (1, 5, 1));
-    // All but the spent 2, the data output's 4, and the reassigned 6, which holds 5 now.
+    // All outputs but the spent 2, the data output of 4, and the reassigned 6, whose slot has 5 now.
     assert_eq!(stats.unspent_satoshis, 28 - 2 - 4 - 6 + 5);
 }
 
 #[tokio::test]
-async fn a_missing_page_shows_and_does_not_stop_the_scan() {
+async fn a_missing_page_changes_the_digest_and_does_not_stop_the_scan() {
     let whole = store(2);
     let damaged = store(2);
     for page in paged(2) {
@@ -313,12 +315,12 @@ async fn a_missing_page_shows_and_does_not_stop_the_scan() {
         whole.plant(page).await;
     }
     assert_ne!(survey(&whole).await.digest, survey(&damaged).await.digest);
-    // Outputs 4 and 5 are gone; what comes behind them is still matched with its own amount.
+    // Outputs 4 and 5 are missing; the outputs after them still have their own amounts.
     assert_eq!(survey(&damaged).await.stats.unspent_satoshis, 1 + 3 + 7);
 }
 
 #[tokio::test]
-async fn the_format_that_a_coinbase_came_in_does_not_show() {
+async fn the_format_of_a_coinbase_does_not_change_the_digest() {
     let standard = coinbase(50);
     let mut extended = Vec::new();
     crate::tx::Transaction::parse(&standard).unwrap().write_extended(&mut extended, |_, _| None).unwrap();
@@ -326,7 +328,7 @@ async fn the_format_that_a_coinbase_came_in_does_not_show() {
 }
 
 #[tokio::test]
-async fn an_external_body_is_named() {
+async fn an_unreadable_external_body_is_named() {
     let mut page = page(&coinbase(50));
     master(&mut page).body = Some(Body::External(Blob::First));
     let txid = page.txid.to_string();
@@ -335,7 +337,7 @@ async fn an_external_body_is_named() {
 }
 
 #[tokio::test]
-async fn seeded_parents_are_counted_apart() {
+async fn seeded_parents_are_counted_separately() {
     let store = store(100);
     store.plant(seeded(1, 3)).await;
     let parent = Txid([1; 32]);
@@ -343,9 +345,9 @@ async fn seeded_parents_are_counted_apart() {
     store.accept(&bytes).await;
     store.accept(&transaction(&[(outpoint(txid(&bytes), 1), 800)], &[800])).await;
     store.plant(page(&coinbase(5_000))).await;
-    let mut told = 0;
-    let stats = store.survey(|seen| told = seen).await.unwrap().stats;
-    assert_eq!(told, 4);
+    let mut scanned = 0;
+    let stats = store.survey(|count| scanned = count).await.unwrap().stats;
+    assert_eq!(scanned, 4);
     let expected = StoreStats {
         transactions: 3,
         coinbases: 1,
@@ -402,7 +404,7 @@ fn a_sum_carries_and_wraps() {
     assert!("01".parse::<StateDigest>().is_err());
 }
 
-/// The canonical form of a page as `schemas/digest.md` shows it.
+/// Returns the canonical form of a page as in `schemas/digest.md`.
 fn form(page: &Page) -> Vec<u8> {
     let mut form = Vec::new();
     let body = master(&mut page.clone()).body.clone().unwrap();
@@ -412,7 +414,7 @@ fn form(page: &Page) -> Vec<u8> {
     form
 }
 
-/// A partial transaction that shows every field.
+/// Returns a partial transaction that has a value in every field.
 fn full_sample() -> Page {
     let mut page = Page { conflicting: true, ..sample() };
     page.utxo_spendable_in.insert(0, 1_100);
@@ -426,7 +428,7 @@ fn full_sample() -> Page {
 }
 
 #[tokio::test]
-async fn the_golden_samples_are_those_of_the_schema() {
+async fn the_golden_samples_match_the_schema() {
     let schema = include_str!("../../schemas/digest.md");
     let listed: String = schema.chars().filter(|c| !c.is_whitespace()).collect();
     for (name, page) in [("coinbase", page(&coinbase(50))), ("partial", full_sample())] {

@@ -1,4 +1,4 @@
-//! What the digest covers, in words: one object a transaction.
+//! The state that the digest covers, as readable objects: one object for each transaction.
 
 use std::fmt;
 
@@ -15,91 +15,91 @@ use super::{
     canonical::SideBlocks,
     digest::{PAGES_AT_A_TIME, SurveyError, slots_of_page},
     read::state_name,
-    scan::Scan,
+    scan::SetScan,
     verify::Holder,
 };
 
-/// A transaction as the digest sees it: fields that are `false`, absent or empty there are left out.
+/// A transaction as the digest covers it; fields that are `false`, absent or empty are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Dumped {
-    /// Its id.
+pub struct DumpedTx {
+    /// Id of the transaction.
     pub txid: Txid,
-    /// `live`, `creating` or `conflicting`.
+    /// State: `live`, `creating` or `conflicting`.
     pub state: &'static str,
-    /// The transaction in extended format, as it is stored; hex.
+    /// Transaction as it is stored, in extended format; hex. Absent for a partial transaction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tx: Option<String>,
-    /// Of a partial transaction: its outputs, gaps `null`.
+    /// Outputs of a partial transaction; gaps are `null`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outputs: Option<Vec<Option<DumpedOutput>>>,
-    /// Coinbase.
+    /// Set for a coinbase transaction.
     #[serde(skip_serializing_if = "is_false")]
     pub coinbase: bool,
-    /// Outputs not spendable yet.
+    /// Set while the transaction is locked: its outputs are not spendable yet.
     #[serde(skip_serializing_if = "is_false")]
     pub locked: bool,
-    /// Frozen as a whole.
+    /// Set for a transaction that is frozen as a whole.
     #[serde(skip_serializing_if = "is_false")]
     pub frozen: bool,
-    /// Conflicting.
+    /// Set for a conflicting transaction.
     #[serde(skip_serializing_if = "is_false")]
     pub conflicting: bool,
-    /// Height from which a coinbase is spendable.
+    /// Height from which the outputs of a coinbase are spendable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spending_height: Option<u32>,
-    /// Height since which no block of the longest chain lists it.
+    /// Height since which no block of the longest chain lists the transaction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unmined_since: Option<u32>,
-    /// Height until which it is kept.
+    /// Height until which the transaction is not pruned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preserve_until: Option<u32>,
-    /// Of a transaction that was contested: `pending`, `accepted` or `conflicting`.
+    /// Verdict of a transaction that was contested: `pending`, `accepted` or `conflicting`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<&'static str>,
-    /// Why it is conflicting.
+    /// Reason of the verdict `conflicting`, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Blocks of the longest chain that list it.
+    /// Blocks of the longest chain that list the transaction.
     pub mined: Vec<DumpedMined>,
-    /// Over all pages; the place in the list is the `vout`.
+    /// Slots of all pages; the index in the list is the `vout`.
     pub slots: Vec<DumpedSlot>,
 }
 
-/// An output.
+/// An output of a partial transaction or of a reassignment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DumpedOutput {
-    /// Satoshis.
+    /// Amount of the output in satoshis.
     pub satoshis: u64,
-    /// Locking script, hex.
+    /// Locking script of the output, hex.
     pub script: String,
 }
 
 /// A block that lists a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DumpedMined {
-    /// Local id of the block.
+    /// Id of the block in this store.
     pub block_id: u32,
-    /// Its height.
+    /// Height of the block.
     pub height: u32,
-    /// The subtree that lists the transaction.
+    /// Index of the subtree that lists the transaction.
     pub subtree: u32,
 }
 
-/// A slot.
+/// A slot of one output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DumpedSlot {
-    /// `nil`, `unspent`, `spent`, `frozen`, or `missing` where its page is.
+    /// State of the slot: `nil`, `unspent`, `spent`, `frozen`, or `missing` where the page is missing.
     pub state: &'static str,
-    /// What it commits to.
+    /// UTXO hash to which the slot commits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hash: Option<UtxoHash>,
-    /// Who spends it.
+    /// Input that spends the output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spender: Option<Holder>,
-    /// Height from which it is spendable.
+    /// Height from which the output is spendable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spendable_from: Option<u32>,
-    /// Oldest first.
+    /// Reassignments of the slot, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reassignments: Vec<DumpedReassignment>,
 }
@@ -107,30 +107,30 @@ pub struct DumpedSlot {
 /// A reassignment of a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DumpedReassignment {
-    /// Hash before.
+    /// UTXO hash before the reassignment.
     pub utxo_hash: UtxoHash,
-    /// Hash after.
+    /// UTXO hash after the reassignment.
     pub new_utxo_hash: UtxoHash,
-    /// Height of the reassignment.
+    /// Block height of the reassignment.
     pub block_height: u32,
-    /// The new owner's output.
+    /// Output that the slot stands for afterwards.
     pub output: DumpedOutput,
 }
 
 impl Store {
-    /// Gives `each` every transaction that the digest covers; goes on for as long as it answers `Ok`.
+    /// Calls `each` with every transaction that the digest covers, until `each` returns an error.
     ///
-    /// In the order of the scan: memory and fjall engines scan in the order of the txids' bytes (internal order, not that
-    /// of the text); from others the caller sorts what comes. Holds one transaction at a time.
+    /// Transactions come in the order of the scan. The memory and fjall engines scan by the bytes of the txid (internal
+    /// order, not the order of the text); for other engines the caller sorts. One transaction at a time is in memory.
     ///
     /// # Errors
-    /// As [`Store::survey`], or what `each` answered.
-    pub async fn dump<E: From<SurveyError>>(&self, mut each: impl FnMut(Dumped) -> Result<(), E>) -> Result<(), E> {
+    /// The error of [`Store::survey`], or the error that `each` returned.
+    pub async fn dump<E: From<SurveyError>>(&self, mut each: impl FnMut(DumpedTx) -> Result<(), E>) -> Result<(), E> {
         let (side, _) = self.blocks().await.map_err(SurveyError::from)?;
-        let mut scan = Scan::new(self, Set::Transactions);
+        let mut scan = SetScan::new(self, Set::Transactions);
         while let Some(masters) = scan.next_masters().await.map_err(SurveyError::from)? {
             for master in masters {
-                if let Some(dumped) = self.dumped(&master, &side).await? {
+                if let Some(dumped) = self.dump_transaction(&master, &side).await? {
                     each(dumped)?;
                 }
             }
@@ -138,24 +138,30 @@ impl Store {
         Ok(())
     }
 
-    /// One transaction as the digest sees it; `None` where it leaves it out.
+    /// Reads one transaction as the digest covers it; `None` for a stub and for a pruned transaction.
     ///
     /// # Errors
-    /// As [`Store::survey`].
-    pub(super) async fn dumped(&self, master: &Page, side: &SideBlocks) -> Result<Option<Dumped>, SurveyError> {
+    /// The error of [`Store::survey`].
+    pub(super) async fn dump_transaction(
+        &self,
+        master: &Page,
+        side: &SideBlocks,
+    ) -> Result<Option<DumpedTx>, SurveyError> {
         if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
             return Ok(None);
         }
-        let Some(slots) = self.dumped_slots(master).await? else { return Ok(None) };
+        let Some(slots) = self.dump_slots(master).await? else { return Ok(None) };
         let Some(bins) = master.master.as_deref() else { return Ok(None) };
-        let (tx, outputs) = match self.body_unless_damaged(master).await?.as_deref() {
+        let (tx, outputs) = match self.read_intact_body(master).await?.as_deref() {
             Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
-            Some(Body::Outputs(outputs)) => (None, Some(outputs.iter().map(|one| one.as_ref().map(output)).collect())),
+            Some(Body::Outputs(outputs)) => {
+                (None, Some(outputs.iter().map(|one| one.as_ref().map(dump_output)).collect()))
+            }
             Some(Body::External(_)) | None => (None, None),
         };
-        let mined = side.without(&bins.mined).into_iter();
-        let (verdict, reason) = verdict_words(bins.verdict);
-        Ok(Some(Dumped {
+        let mined = side.on_longest_chain(&bins.mined).into_iter();
+        let (verdict, reason) = verdict_texts(bins.verdict);
+        Ok(Some(DumpedTx {
             txid: master.txid,
             state: state_name(master.state()),
             tx,
@@ -176,20 +182,20 @@ impl Store {
         }))
     }
 
-    /// The slots of all pages; `None` once the pruner has begun with them.
-    async fn dumped_slots(&self, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
+    /// Reads the slots of all pages; `None` once the pruner has begun with the transaction.
+    async fn dump_slots(&self, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
         let end = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
-        let mut slots = slots_of(master);
+        let mut slots = dump_page_slots(master);
         let mut next = 1;
         while next < end {
             let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
             for (page, number) in self.pages(master.txid, next, to).await?.into_iter().zip(next..) {
                 match page {
                     Some(page) if page.pruned.is_some() => return Ok(None),
-                    Some(page) => slots.extend(slots_of(&page)),
+                    Some(page) => slots.extend(dump_page_slots(&page)),
                     None => {
                         let missing = slots_of_page(master, number, self.settings.utxo_batch_size);
-                        slots.extend((0..missing).map(|_| slot("missing", &Slot::Nil)));
+                        slots.extend((0..missing).map(|_| dump_slot("missing", &Slot::Nil)));
                     }
                 }
             }
@@ -199,21 +205,21 @@ impl Store {
     }
 }
 
-fn slots_of(page: &Page) -> Vec<DumpedSlot> {
+fn dump_page_slots(page: &Page) -> Vec<DumpedSlot> {
     let slots = page.utxos.iter().flatten().zip(0..);
     slots
-        .map(|(there, offset)| {
+        .map(|(stored, offset)| {
             let reassigned = page.reassignments.iter().filter(|entry| entry.offset == offset);
             DumpedSlot {
                 spendable_from: page.utxo_spendable_in.get(&offset).copied(),
-                reassignments: reassigned.map(reassignment).collect(),
-                ..slot(slot_name(there), there)
+                reassignments: reassigned.map(dump_reassignment).collect(),
+                ..dump_slot(name_slot_state(stored), stored)
             }
         })
         .collect()
 }
 
-fn slot_name(slot: &Slot) -> &'static str {
+fn name_slot_state(slot: &Slot) -> &'static str {
     match slot {
         Slot::Nil => "nil",
         Slot::Unspent(_) => "unspent",
@@ -222,51 +228,57 @@ fn slot_name(slot: &Slot) -> &'static str {
     }
 }
 
-fn slot(state: &'static str, slot: &Slot) -> DumpedSlot {
+fn dump_slot(state: &'static str, slot: &Slot) -> DumpedSlot {
     let spender = slot.spender().map(Holder::from);
     DumpedSlot { state, hash: slot.hash(), spender, spendable_from: None, reassignments: Vec::new() }
 }
 
-fn reassignment(entry: &crate::record::Reassignment) -> DumpedReassignment {
+fn dump_reassignment(entry: &crate::record::Reassignment) -> DumpedReassignment {
     DumpedReassignment {
         utxo_hash: entry.utxo_hash,
         new_utxo_hash: entry.new_utxo_hash,
         block_height: entry.block_height,
-        output: output(&entry.output),
+        output: dump_output(&entry.output),
     }
 }
 
-fn output(output: &StoredOutput) -> DumpedOutput {
+fn dump_output(output: &StoredOutput) -> DumpedOutput {
     DumpedOutput { satoshis: output.satoshis, script: hex::encode(&output.script) }
 }
 
-fn verdict_words(verdict: Option<Verdict>) -> (Option<&'static str>, Option<String>) {
+fn verdict_texts(verdict: Option<Verdict>) -> (Option<&'static str>, Option<String>) {
     match verdict {
         None => (None, None),
         Some(Verdict::Pending) => (Some("pending"), None),
         Some(Verdict::Accepted) => (Some("accepted"), None),
-        Some(Verdict::Conflicting(reason)) => (Some("conflicting"), Some(InWords(reason).to_string())),
+        Some(Verdict::Conflicting(reason)) => (Some("conflicting"), Some(ReasonText(reason).to_string())),
     }
 }
 
-/// A reason as a person reads it.
-pub struct InWords(pub Reason);
+/// Text of a reason, for people.
+pub struct ReasonText(pub Reason);
 
-impl fmt::Display for InWords {
+impl fmt::Display for ReasonText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Reason::DoubleSpend { input, winner } => write!(f, "what input {input} names is spent by {winner}"),
+            Reason::DoubleSpend { input, winner } => {
+                write!(f, "the output that input {input} spends is spent by {winner}")
+            }
             Reason::ConflictingParent { parent } => write!(f, "parent {parent} is conflicting"),
             Reason::MissingParent { parent } => write!(f, "parent {parent} is missing"),
             Reason::PrunedParent { parent } => write!(f, "parent {parent} was pruned"),
-            Reason::Immature { input } => write!(f, "what input {input} names is an immature coinbase"),
-            Reason::Mismatch { input } => write!(f, "what input {input} names differs from the stored output"),
-            Reason::NoSuchOutput { input } => write!(f, "what input {input} names does not exist or has no slot"),
-            Reason::NotYetSpendable { input } => write!(f, "what input {input} names is not spendable yet"),
-            Reason::Frozen { input } => write!(f, "what input {input} names is frozen"),
+            Reason::Immature { input } => write!(f, "the output that input {input} spends is an immature coinbase"),
+            Reason::Mismatch { input } => {
+                write!(f, "the output that input {input} spends differs from the stored output")
+            }
+            Reason::NoSuchOutput { input } => {
+                write!(f, "the output that input {input} spends does not exist or has no slot")
+            }
+            Reason::NotYetSpendable { input } => write!(f, "the output that input {input} spends is not spendable yet"),
+            Reason::Frozen { input } => write!(f, "the output that input {input} spends is frozen"),
             Reason::Locked { parent } => write!(f, "parent {parent} is locked"),
-            Reason::History { input } => write!(f, "what input {input} names has a history"),
-            Reason::Found => f.write_str("it was found contested"),
+            Reason::History { input } => write!(f, "the output that input {input} spends has a history"),
+            Reason::Found => f.write_str("its record was found contested"),
             Reason::Command => f.write_str("by command"),
             Reason::Disconnected => f.write_str("a coinbase whose block left the longest chain"),
             Reason::Seeded => f.write_str("a partial transaction came first"),
@@ -284,7 +296,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        record::{Key, Reassignment, Sequenced, SpendingData, build::Start},
+        record::{Key, Reassignment, Sequenced, SpendingData, build::NewTxState},
         store::testing::*,
     };
 
@@ -301,11 +313,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn transactions_come_by_txid_and_say_what_the_digest_covers() {
+    async fn transactions_come_by_txid_with_every_covered_field() {
         let store = store(2);
         let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[10, 20, 30]);
         let id = txid(&bytes);
-        let mut pages = pages(&bytes, &Start::default(), 2);
+        let mut pages = pages(&bytes, &NewTxState::default(), 2);
         pages[1].utxo_spendable_in.insert(0, 700);
         let output = StoredOutput { satoshis: 5, script: script(9) };
         let (utxo_hash, new_utxo_hash) = (UtxoHash([3; 32]), UtxoHash([4; 32]));
@@ -347,10 +359,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_loser_says_why_and_a_missing_page_shows() {
+    async fn a_conflicting_transaction_has_a_reason_and_a_missing_page_shows() {
         let store = store(2);
         let reason = Reason::DoubleSpend { input: 0, winner: Txid([6; 32]) };
-        let start = Start { verdict: Some(Verdict::Conflicting(reason)), ..Start::default() };
+        let start = NewTxState { verdict: Some(Verdict::Conflicting(reason)), ..NewTxState::default() };
         let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[10, 20, 30]);
         store.plant(pages(&bytes, &start, 2).remove(0)).await;
         let line = &lines(&store).await[0];
@@ -360,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_reader_can_stop() {
+    async fn an_error_of_the_reader_stops_the_dump() {
         let store = store(2);
         for id in 1..4 {
             store.plant(seeded(id, 1)).await;

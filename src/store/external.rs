@@ -1,65 +1,72 @@
-//! Bodies outside the records: put into the blob store before the record that refers to them, and read for as long as it takes.
+//! Bodies in the blob store: written before the record that refers to them, and read with retries.
 //!
-//! `DESIGN.md` section 5 and `semantics.md`, "External"; seed `003_f428a83e5197ea21.txt`, "External Blob Storage". What the blob
-//! store cannot do now is tried again: an event that needs it waits, as it waits for the engine.
+//! `docs/semantics.md`, "External", and the reference document `003_f428a83e5197ea21.txt`, "External Blob Storage". A
+//! failed request is retried: an event waits for the blob store as it waits for the engine.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse},
     engine::{EngineError, ErrorKind, Row},
-    record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::Inline},
+    record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::InlineBodies},
     tx::Txid,
 };
 
 use super::{Store, body::BodyError};
 
 impl Store {
-    /// Which bodies are kept with their masters.
-    pub fn inline(&self) -> Inline {
-        if self.blobs.is_some() { Inline::UpTo(self.settings.inline_limit) } else { Inline::All }
+    /// Returns the rule by which bodies stay inline in their masters.
+    pub fn inline(&self) -> InlineBodies {
+        if self.blobs.is_some() { InlineBodies::UpTo(self.settings.inline_limit) } else { InlineBodies::All }
     }
 
-    /// The body of a master as its record is to have it: in the blob store, if it belongs there. One try.
+    /// Puts the body of a master into the blob store, if it belongs there, in one try.
+    ///
+    /// Returns the reference for the record; `None`: the body stays inline.
     ///
     /// # Errors
-    /// The blob store's.
-    pub(crate) async fn placed_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
+    /// The error of the blob store.
+    pub(crate) async fn externalize_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
         let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
         match (&self.blobs, master.body()) {
-            (Some(blobs), Some(body)) if !self.inline().takes(body, others) => {
-                let _asking = self.trouble.asking();
-                keep(blobs, master, body).await
+            (Some(blobs), Some(body)) if !self.inline().is_inline(body, others) => {
+                let _wait = self.blob_status.begin_wait();
+                put_body(blobs, master, body).await
             }
             _ => Ok(None),
         }
     }
 
-    /// The claims of an event about the transaction of `master` as its record is to have them: their body in the blob store, if it
-    /// belongs there.
+    /// Puts the claimed body of an event into the blob store, if it belongs there, and returns the claims with the
+    /// reference for the record of `master`.
     ///
     /// # Errors
-    /// What trying again does not heal.
-    pub(crate) async fn placed(&self, master: &Page, claimed: ClaimedBody) -> Result<ClaimedBody, EngineError> {
+    /// An error that no retry heals.
+    pub(crate) async fn externalize_claims(
+        &self,
+        master: &Page,
+        claimed: ClaimedBody,
+    ) -> Result<ClaimedBody, EngineError> {
         let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
         match &self.blobs {
-            Some(blobs) if !self.inline().takes(&claimed.body, others) => {
-                let body = self.kept(blobs, master, &claimed.body, |_| {}).await?;
+            Some(blobs) if !self.inline().is_inline(&claimed.body, others) => {
+                let body = self.put_body_with_retries(blobs, master, &claimed.body, |_| {}).await?;
                 Ok(ClaimedBody { body: body.unwrap_or(claimed.body), ..claimed })
             }
             _ => Ok(claimed),
         }
     }
 
-    /// A row that the engine found too big, with its body in the blob store instead.
+    /// Returns a row that the engine found too big, with its body in the blob store instead.
     ///
     /// # Errors
-    /// `too_big`, where it has no body that could go there, or there is no blob store; and what trying again does not heal.
-    pub(crate) async fn lighter(
+    /// `too_big` for a row without such a body, or without a blob store; an error of the blob store that no retry
+    /// heals.
+    pub(crate) async fn externalize_body(
         &self,
         row: &Row,
         too_big: EngineError,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Row, EngineError> {
         let (Key::Page(txid, _), Some(body)) = (row.key, row.operation.body()) else { return Err(too_big) };
         let Some(blobs) = &self.blobs else {
@@ -67,30 +74,30 @@ impl Store {
             return Err(EngineError { message, ..too_big });
         };
         let page = row.operation.created().cloned().unwrap_or_else(|| Page::empty(txid).into());
-        match self.kept(blobs, &page, body, told).await? {
+        match self.put_body_with_retries(blobs, &page, body, report).await? {
             Some(body) => Ok(Row { key: row.key, operation: with_body(&row.operation, body) }),
             None => Err(too_big),
         }
     }
 
-    /// The body of an external transaction, as a record would have it inline.
+    /// Reads the body of an external transaction in the form of an inline body.
     ///
     /// # Errors
-    /// There is no such blob, or it is damaged; there is no blob store.
+    /// [`BodyError`] for a blob that is missing or damaged, and for a store without a blob store.
     pub(super) async fn external_body(&self, master: &Page, blob: Blob) -> Result<Body, BodyError> {
         let txid = master.txid;
-        let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
-        let found = self.asked(txid, || async {
+        let blobs = self.blobs.as_ref().ok_or(BodyError::NoBlobStore { txid })?;
+        let found = self.retry_blob_request(txid, || async {
             if master.is_partial() {
-                Ok(blobs.kept_outputs(txid, blob).await?.map(|partial| partial.body()))
+                Ok(blobs.load_outputs(txid, blob).await?.map(|partial| partial.body()))
             } else {
-                Ok(blobs.kept_tx(txid, blob, reuse(master)).await?.map(Body::Transaction))
+                Ok(blobs.load_tx(txid, blob, predict_reuse(master)).await?.map(Body::Transaction))
             }
         });
-        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
+        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
     }
 
-    /// Some outputs of an external whole transaction, by index, without all of it in memory.
+    /// Reads some outputs of an external whole transaction by index, without the whole transaction in memory.
     ///
     /// # Errors
     /// As [`external_body`](Self::external_body).
@@ -100,46 +107,48 @@ impl Store {
         blob: Blob,
         vouts: &[u32],
     ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
-        let blobs = self.blobs.as_ref().ok_or(BodyError::External { txid })?;
-        let found = self.asked(txid, || blobs.kept_tx_outputs(txid, blob, vouts, Reuse::Likely));
-        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::NoBlob { txid })
+        let blobs = self.blobs.as_ref().ok_or(BodyError::NoBlobStore { txid })?;
+        let found = self.retry_blob_request(txid, || blobs.load_tx_outputs(txid, blob, vouts, Reuse::Likely));
+        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
     }
 
-    /// Asks the blob store about a transaction until it answers.
-    async fn asked<T, F>(&self, txid: Txid, ask: impl Fn() -> F) -> Result<T, BlobError>
+    /// Repeats a request about a transaction until the blob store answers.
+    async fn retry_blob_request<T, F>(&self, txid: Txid, request: impl Fn() -> F) -> Result<T, BlobError>
     where
         F: Future<Output = Result<T, BlobError>>,
     {
-        let asking = self.trouble.asking();
-        let told = |failed: Option<&BlobError>| asking.heard(failed);
-        let pauses = self.pauses(Some(Key::master(txid)));
-        pauses.until_answered_telling(BlobError::may_be_repeated, ask, told).await
+        let wait = self.blob_status.begin_wait();
+        let report = |failed: Option<&BlobError>| wait.record_failure(failed);
+        let backoff = self.new_backoff(Some(Key::master(txid)));
+        backoff.retry_notify(BlobError::may_be_retried, request, report).await
     }
 
-    /// Puts a body into the blob store, for as long as it takes; `told` hears what keeps it from that, and `None` when it is done.
-    async fn kept(
+    /// Puts a body into the blob store with retries. `report` is called with each error that is retried, and with
+    /// `None` at the end.
+    async fn put_body_with_retries(
         &self,
         blobs: &BlobStore,
         page: &Page,
         body: &Body,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Option<Body>, EngineError> {
-        let put = || async { keep(blobs, page, body).await.map_err(engine_error) };
-        let asking = self.trouble.asking();
-        let told = |failed: Option<&EngineError>| {
-            asking.heard(failed);
-            told(failed);
+        let put = || async { put_body(blobs, page, body).await.map_err(into_engine_error) };
+        let wait = self.blob_status.begin_wait();
+        let report = |failed: Option<&EngineError>| {
+            wait.record_failure(failed);
+            report(failed);
         };
-        self.pauses(Some(Key::master(page.txid))).until_answered_telling(EngineError::may_be_retried, put, told).await
+        self.new_backoff(Some(Key::master(page.txid))).retry_notify(EngineError::may_be_retried, put, report).await
     }
 }
 
-/// What a record of `page` says of a body that is in the blob store; `None`: it is there already, or can only be with the record.
-async fn keep(blobs: &BlobStore, page: &Page, body: &Body) -> Result<Option<Body>, BlobError> {
+/// Puts a body into the blob store, and returns the reference for the record of `page`. `None`: the body is a reference
+/// already, or can only be inline.
+async fn put_body(blobs: &BlobStore, page: &Page, body: &Body) -> Result<Option<Body>, BlobError> {
     let blob = match body {
-        Body::Transaction(bytes) => blobs.keep_tx(page.txid, bytes.clone()).await?,
-        Body::Outputs(outputs) => match partial(page, outputs) {
-            Some(partial) => blobs.keep_outputs(&partial).await?,
+        Body::Transaction(bytes) => blobs.store_tx(page.txid, bytes.clone()).await?,
+        Body::Outputs(outputs) => match partial_tx(page, outputs) {
+            Some(partial) => blobs.store_outputs(&partial).await?,
             None => return Ok(None),
         },
         Body::External(_) => return Ok(None),
@@ -147,7 +156,7 @@ async fn keep(blobs: &BlobStore, page: &Page, body: &Body) -> Result<Option<Body
     Ok(Some(Body::External(blob)))
 }
 
-fn partial(page: &Page, outputs: &[Option<StoredOutput>]) -> Option<PartialTx> {
+fn partial_tx(page: &Page, outputs: &[Option<StoredOutput>]) -> Option<PartialTx> {
     let height = page.master.as_ref()?.mined.first()?.height;
     let known = outputs.iter().zip(0..).filter_map(|(output, vout)| Some((vout, output.clone()?)));
     Some(PartialTx { txid: page.txid, height, coinbase: page.is_coinbase, outputs: known.collect() })
@@ -155,10 +164,10 @@ fn partial(page: &Page, outputs: &[Option<StoredOutput>]) -> Option<PartialTx> {
 
 fn with_body(operation: &Operation, body: Body) -> Operation {
     match operation {
-        Operation::Create(page) => Operation::Create(page_with_body(page, body)),
-        Operation::CreateContested(page) => Operation::CreateContested(page_with_body(page, body)),
+        Operation::Create(page) => Operation::Create(with_body_replaced(page, body)),
+        Operation::CreateContested(page) => Operation::CreateContested(with_body_replaced(page, body)),
         Operation::Sequenced(stamp, Sequenced::CreateCoinbase(page)) => {
-            Operation::Sequenced(*stamp, Sequenced::CreateCoinbase(page_with_body(page, body)))
+            Operation::Sequenced(*stamp, Sequenced::CreateCoinbase(with_body_replaced(page, body)))
         }
         Operation::Sequenced(stamp, Sequenced::ReplaceBody(claimed)) => {
             Operation::Sequenced(*stamp, Sequenced::ReplaceBody(ClaimedBody { body, ..claimed.clone() }))
@@ -167,8 +176,8 @@ fn with_body(operation: &Operation, body: Body) -> Operation {
     }
 }
 
-/// The same master with its body elsewhere.
-pub(super) fn page_with_body(page: &Arc<Page>, body: Body) -> Arc<Page> {
+/// Returns the same master with another body.
+pub(super) fn with_body_replaced(page: &Arc<Page>, body: Body) -> Arc<Page> {
     let mut page = Page::clone(page);
     let slots = page.utxos.as_ref().map_or(0, Vec::len);
     if let Some(inline) = page.master.as_mut().and_then(|master| master.body.replace(body)) {
@@ -177,9 +186,10 @@ pub(super) fn page_with_body(page: &Arc<Page>, body: Body) -> Arc<Page> {
     Arc::new(page)
 }
 
-/// What keeps a body out of the blob store, to those who wait for the engine: for all but bytes that are not what they should be
-/// there is a remedy outside, and asking again does no harm.
-pub(super) fn engine_error(error: BlobError) -> EngineError {
+/// Converts an error of the blob store into an error of the engine, for callers that wait for both.
+///
+/// Every error but invalid bytes may be retried: an operator can remove its cause, and a retry does no harm.
+pub(super) fn into_engine_error(error: BlobError) -> EngineError {
     let kind = match error.kind {
         BlobErrorKind::Unknown => ErrorKind::Unknown,
         BlobErrorKind::Retryable | BlobErrorKind::Denied | BlobErrorKind::Corrupt => ErrorKind::Retryable,
@@ -189,11 +199,13 @@ pub(super) fn engine_error(error: BlobError) -> EngineError {
     EngineError { kind, operation: error.operation, key: error.path, message }
 }
 
-/// Whether a transaction will be read again soon: where two of its outputs or more can still be spent (`semantics.md`, "Reads").
-fn reuse(master: &Page) -> Reuse {
-    let left = master.record_utxos.saturating_sub(master.spent_utxos);
-    let open_pages = master.master.as_ref().is_some_and(|bins| bins.total_extra_recs as usize > bins.spent_pages.len());
-    if left >= 2 || open_pages { Reuse::Likely } else { Reuse::Unlikely }
+/// Predicts whether a transaction is read again soon: when at least two of its outputs can still be spent
+/// (`docs/semantics.md`, "Reads").
+fn predict_reuse(master: &Page) -> Reuse {
+    let unspent = master.record_utxos.saturating_sub(master.spent_utxos);
+    let has_open_pages =
+        master.master.as_ref().is_some_and(|bins| bins.total_extra_recs as usize > bins.spent_pages.len());
+    if unspent >= 2 || has_open_pages { Reuse::Likely } else { Reuse::Unlikely }
 }
 
 #[cfg(test)]

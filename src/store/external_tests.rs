@@ -7,16 +7,16 @@ use super::*;
 use crate::{
     blob::{
         BlobName, BlobOptions,
-        fault::{Fault, FaultStore},
+        fault::{BlobFault, FaultStore},
     },
     clock::Clock,
     engine::{
         ErrorKind,
-        fault::{FaultEngine, Faults},
+        fault::{EngineFaults, FaultEngine},
     },
     record::{Outcome, Reply, TxState, Verdict},
     store::{
-        create::{Creator, Identity, Paged, Processes, Starts},
+        create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::{StateDigest, SurveyError},
         read::ReadError,
         testing::{self, outpoint, transaction, txid},
@@ -26,44 +26,50 @@ use crate::{
 };
 
 const PAGE: u32 = 2;
-/// Any body is larger.
+/// Inline limit below every body.
 const NONE_INLINE: u64 = 0;
 
-/// An empty store, with a blob store that can fail.
+/// Returns an empty store with a blob store that can fail.
 fn store(inline_limit: u64) -> (Store, FaultStore) {
     let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
-    let blobs = BlobStore::new(Arc::new(objects.clone()), BlobOptions { keep: Duration::ZERO, ..Default::default() });
+    let blobs =
+        BlobStore::new(Arc::new(objects.clone()), BlobOptions { cache_time: Duration::ZERO, ..Default::default() });
     let mut store = testing::store(PAGE).with_blobs(Some(blobs));
     store.settings.inline_limit = inline_limit;
     (store, objects)
 }
 
 /// Creates a whole transaction as the pipeline does.
-async fn create(store: &Store, bytes: &Bytes, starts: Starts) -> Outcome {
+async fn create(store: &Store, bytes: &Bytes, initial_state: InitialState) -> Outcome {
     let parsed = Transaction::parse(bytes).unwrap();
     let setting = testing::setting(store.settings.utxo_batch_size);
-    let start = crate::record::build::Start::default();
-    let pages = crate::record::build::pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
-    let pages = pages.keeping(store.inline(), &setting);
+    let start = crate::record::build::NewTxState::default();
+    let pages = crate::record::build::build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
+    let pages = pages.place_body(store.inline(), &setting);
     let Some(others) = pages.others else {
         let row = Row { key: Key::master(parsed.txid()), operation: Operation::Create(pages.master.into()) };
         return store.apply_one(row).await.unwrap();
     };
-    let work = Paged { master: pages.master.into(), others: others.into(), starts };
+    let work = PagedTx { master: pages.master.into(), others: others.into(), initial_state };
     creator(store).create(&work, |_| {}).await.unwrap()
 }
 
 fn creator(store: &Store) -> Creator {
-    let identity = Identity { owner: 1, process_id: 1, hostname: "here".into(), sees: Processes::None };
+    let identity = CreatorIdentity {
+        owner: 1,
+        process_id: 1,
+        hostname: "here".into(),
+        process_visibility: ProcessVisibility::None,
+    };
     Creator::new(store.clone(), Clock::simulated(1_000), identity)
 }
 
-/// A seeded parent and its child of so many outputs.
+/// Stores a seeded parent and a child with this number of outputs; returns the bytes of the child.
 async fn family(store: &Store, outputs: usize) -> Bytes {
     store.plant(testing::seeded(1, 2)).await;
     let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &vec![100; outputs]);
-    store.take_inputs(&bytes).await;
-    create(store, &bytes, Starts::Live).await;
+    store.spend_inputs(&bytes).await;
+    create(store, &bytes, InitialState::Live).await;
     bytes
 }
 
@@ -88,7 +94,7 @@ async fn dumped(store: &Store) -> Vec<serde_json::Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_a_body_is_shows_nowhere_but_in_the_record() {
+async fn the_place_of_a_body_shows_only_in_the_record() {
     for outputs in [1, 5] {
         let (external, _) = store(NONE_INLINE);
         let inline = testing::store(PAGE);
@@ -111,18 +117,18 @@ async fn where_a_body_is_shows_nowhere_but_in_the_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_it_is_with_the_outputs_of_a_partial_transaction() {
-    let seed = |store: &Store| {
+async fn the_place_of_the_outputs_of_a_partial_transaction_does_not_show() {
+    let with_page = |store: &Store| {
         let mut page = testing::seeded(1, 2);
         page.txid = Txid([1; 32]);
         (store.clone(), page)
     };
     let (external, _) = store(NONE_INLINE);
-    let (external, page) = seed(&external);
-    let body = external.placed_once(&page).await.unwrap().unwrap();
+    let (external, page) = with_page(&external);
+    let body = external.externalize_once(&page).await.unwrap().unwrap();
     assert_eq!(body, Body::External(Blob::First));
-    let placed = page_with_body(&Arc::new(page.clone()), body);
-    assert!(placed.is_partial() && !placed.is_other_kind_than(&page) && !page.is_other_kind_than(&placed));
+    let placed = with_body_replaced(&Arc::new(page.clone()), body);
+    assert!(placed.is_partial() && !placed.differs_in_kind(&page) && !page.differs_in_kind(&placed));
     external.plant(Page::clone(&placed)).await;
     let inline = testing::store(PAGE);
     inline.plant(page.clone()).await;
@@ -134,65 +140,72 @@ async fn so_it_is_with_the_outputs_of_a_partial_transaction() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_gone_or_damaged_is_said_by_name() {
+async fn a_missing_or_damaged_blob_is_reported_with_its_txid() {
     let (store, objects) = store(NONE_INLINE);
     let bytes = family(&store, 3).await;
     let id = txid(&bytes);
-    let sound = digest(&store).await;
+    let undamaged = digest(&store).await;
     let master = store.master(id).await.unwrap().unwrap();
 
-    objects.fail_all(Some(Fault::OtherBytes));
+    objects.fail_all(Some(BlobFault::OtherBytes));
     let error = store.body(&master).await.unwrap_err();
     assert!(matches!(error, BodyError::Blob { .. }) && error.to_string().contains(&id.to_string()), "{error}");
     objects.fail_all(None);
-    assert_eq!(digest(&store).await, sound);
+    assert_eq!(digest(&store).await, undamaged);
 
     store.blobs.as_ref().unwrap().delete(BlobName::tx(id)).await.unwrap();
-    assert_eq!(store.body(&master).await.unwrap_err(), BodyError::NoBlob { txid: id });
+    assert_eq!(store.body(&master).await.unwrap_err(), BodyError::BlobMissing { txid: id });
     let child = transaction(&[(outpoint(id, 2), 100)], &[100]);
     let error = store.previous_outputs(&Transaction::parse(&child).unwrap()).await.unwrap_err();
-    assert!(matches!(error, ReadError::Body(BodyError::NoBlob { .. })), "{error}");
-    assert_ne!(digest(&store).await, sound, "damage shows");
+    assert!(matches!(error, ReadError::Body(BodyError::BlobMissing { .. })), "{error}");
+    assert_ne!(digest(&store).await, undamaged, "damage changes the digest");
     let found = violations(&store).await;
     assert!(matches!(&found[..], [Violation::Body { txid, .. }] if *txid == id), "{found:?}");
 
     let without = Store { blobs: None, ..store.clone() };
-    assert_eq!(without.body(&master).await.unwrap_err(), BodyError::External { txid: id });
-    assert!(matches!(without.survey(|_| {}).await, Err(SurveyError::Body(BodyError::External { .. }))));
+    assert_eq!(without.body(&master).await.unwrap_err(), BodyError::NoBlobStore { txid: id });
+    assert!(matches!(without.survey(|_| {}).await, Err(SurveyError::Body(BodyError::NoBlobStore { .. }))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blob_store_that_is_away_is_waited_for_and_named() {
-    for fault in [Fault::LostRequest, Fault::Denied] {
+async fn requests_wait_for_a_failing_blob_store_and_name_it() {
+    for fault in [BlobFault::LostRequest, BlobFault::Denied] {
         let (store, objects) = store(NONE_INLINE);
         objects.fail_all(Some(fault));
         let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[100; 5]);
         let parsed = Transaction::parse(&bytes).unwrap();
-        let start = crate::record::build::Start::default();
+        let start = crate::record::build::NewTxState::default();
         let setting = testing::setting(PAGE);
-        let pages = crate::record::build::pages_of(&parsed, bytes.clone(), txid(&bytes), &setting, &start).unwrap();
-        let work = Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts: Starts::Live };
-        let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let pages = crate::record::build::build_pages(&parsed, bytes.clone(), txid(&bytes), &setting, &start).unwrap();
+        let work = PagedTx {
+            master: pages.master.into(),
+            others: pages.others.unwrap().into(),
+            initial_state: InitialState::Live,
+        };
+        let (sender, mut reports) = tokio::sync::mpsc::unbounded_channel();
         let creator = creator(&store);
         let creating = tokio::spawn(async move {
-            let tell = |failed: Option<&EngineError>| sender.send(failed.map(|error| error.to_string())).unwrap();
-            creator.create(&work, tell).await
+            let report = |failed: Option<&EngineError>| sender.send(failed.map(|error| error.to_string())).unwrap();
+            creator.create(&work, report).await
         });
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!creating.is_finished());
         let lock_record = store.read(vec![Key::LockRecord(txid(&bytes)), Key::Page(txid(&bytes), 1)]).await.unwrap();
-        assert_eq!(lock_record, [None, None], "nothing is held, and nothing refers to what is not there");
+        assert_eq!(lock_record, [None, None], "no lock record is held, and no record refers to a missing blob");
         objects.fail_all(None);
         assert_eq!(creating.await.unwrap().unwrap(), Outcome::Applied(Reply::None));
-        let mut says = Vec::new();
-        while let Ok(said) = told.try_recv() {
-            says.push(said);
+        let mut received = Vec::new();
+        while let Ok(report) = reports.try_recv() {
+            received.push(report);
         }
-        let first = says.iter().position(Option::is_some).unwrap();
-        let last = says.iter().rposition(Option::is_some).unwrap();
-        assert!(says[first].as_ref().unwrap().contains("blob store"), "{says:?}");
-        assert!(says[first..=last].iter().all(Option::is_some), "it is not reachable until it is: {says:?}");
-        assert_eq!(says.last(), Some(&None));
+        let first = received.iter().position(Option::is_some).unwrap();
+        let last = received.iter().rposition(Option::is_some).unwrap();
+        assert!(received[first].as_ref().unwrap().contains("blob store"), "{received:?}");
+        assert!(
+            received[first..=last].iter().all(Option::is_some),
+            "no report of success before the last failure: {received:?}"
+        );
+        assert_eq!(received.last(), Some(&None));
 
         let master = store.master(txid(&bytes)).await.unwrap().unwrap();
         objects.fail_all(Some(fault));
@@ -208,13 +221,14 @@ async fn a_blob_store_that_is_away_is_waited_for_and_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_engine_finds_too_big_goes_to_the_blob_store() {
+async fn a_body_too_big_for_the_engine_goes_to_the_blob_store() {
     let (store, _) = store(u64::MAX);
     let small = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[100]);
     let [large, otherwise] =
         [1_000, 1_001].map(|claimed| transaction(&[(outpoint(Txid([2; 32]), 0), claimed)], &[100, 100]));
     let longest_body = Some(small.len() as u64);
-    let bounded = FaultEngine::new(store.engine.clone(), 1).with(Faults { longest_body, ..Faults::default() });
+    let bounded =
+        FaultEngine::new(store.engine.clone(), 1).with(EngineFaults { longest_body, ..EngineFaults::default() });
     let store = Store { engine: Arc::new(bounded), ..store };
     for bytes in [&small, &large] {
         let page = testing::page(bytes).contested();
@@ -225,7 +239,7 @@ async fn what_the_engine_finds_too_big_goes_to_the_blob_store() {
     assert_eq!(body(txid(&small)).await, Body::Transaction(small.clone()));
     assert_eq!(body(txid(&large)).await, Body::External(Blob::First));
 
-    // Other claims get a blob of their own.
+    // A body with other claims gets a blob of its own.
     let claimed =
         ClaimedBody { body: Body::Transaction(otherwise.clone()), fee: 7, extended_size: otherwise.len() as u64 };
     for _ in 0..2 {
@@ -237,7 +251,7 @@ async fn what_the_engine_finds_too_big_goes_to_the_blob_store() {
     }
     let first = ClaimedBody { body: Body::Transaction(large.clone()), ..claimed };
     store.apply(vec![replace(&large, first)]).await.unwrap();
-    assert_eq!(body(txid(&large)).await, Body::External(Blob::First), "nothing was overwritten");
+    assert_eq!(body(txid(&large)).await, Body::External(Blob::First), "the first blob was not overwritten");
 
     let without = Store { blobs: None, ..store.clone() };
     let page = testing::page(&transaction(&[(outpoint(Txid([3; 32]), 0), 1_000)], &[100, 100]));

@@ -1,25 +1,25 @@
-//! The multi-record protocols over one-record operations, and reads.
+//! Protocols that change several records, built on operations on one record, and the reads of the state.
 
-pub mod asked;
+pub mod blob_status;
 pub mod body;
 pub mod canonical;
+pub mod commit_gate;
 pub mod compare;
 pub mod create;
 pub mod digest;
 pub mod dump;
 pub mod external;
 pub mod meta;
-pub mod nodes;
+pub mod ownership;
 pub mod prune;
 pub mod queries;
 pub mod read;
 pub mod recovery;
+pub mod restart_detector;
 pub mod sentinels;
 pub mod stats;
 pub mod topics;
-pub mod trouble;
 pub mod verify;
-pub mod whole;
 
 mod scan;
 #[cfg(test)]
@@ -37,108 +37,118 @@ use crate::{
     tx::{Network, Txid},
 };
 
-use trouble::BlobTrouble;
+use blob_status::BlobStatus;
 
-/// What a store is set up for.
+/// Settings of a store.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreSettings {
-    /// Decides which outputs get a slot.
+    /// Network whose rules decide which outputs get a slot.
     pub network: Network,
-    /// What operations do.
+    /// Rules that the operations follow.
     pub rules: Rules,
-    /// Slots a page; fixed for the life of a set.
+    /// Slots of a page; fixed for the life of a set.
     pub utxo_batch_size: u32,
-    /// Rows a batch.
+    /// Largest number of rows in one batch.
     pub batch_size: usize,
-    /// Batches on their way at once.
+    /// Largest number of batches that are sent at once.
     pub concurrency: usize,
-    /// First and longest pause before a failed row is sent again, or the blob store asked.
+    /// First and longest pause before a failed row or a failed blob request is sent again.
     pub retry_pause: (Duration, Duration),
-    /// Bodies of more bytes go to the blob store, where there is one, and those of several pages.
+    /// Largest body in bytes that the master holds inline. With a blob store, larger bodies and the bodies of
+    /// transactions of several pages are blobs.
     pub inline_limit: u64,
 }
 
-/// A store: an engine, and how it is used. Cheap to clone.
+/// An engine with the settings and the blob store that belong to its records. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
-    /// Where the records live.
+    /// Engine that holds the records.
     pub engine: Arc<dyn RecordEngine>,
-    /// How it is used.
+    /// Settings of this store.
     pub settings: StoreSettings,
-    /// Where bodies of large transactions are, if anywhere.
+    /// Blob store with the bodies of large transactions; `None`: every body is inline.
     pub blobs: Option<BlobStore>,
-    /// What it waits for there.
-    pub trouble: BlobTrouble,
-    /// Where blocks refer to for what they list, if anywhere.
+    /// Failure of the blob store for which requests of this handle wait.
+    pub blob_status: BlobStatus,
+    /// Objects to which block events can refer for their transaction lists; `None`: not configured.
     pub objects: Option<Objects>,
 }
 
 impl Store {
-    /// A store on an engine that is open, without blobs.
+    /// Creates a store on an open engine, without a blob store and without objects.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        Store { engine, settings, blobs: None, trouble: BlobTrouble::default(), objects: None }
+        Store { engine, settings, blobs: None, blob_status: BlobStatus::default(), objects: None }
     }
 
-    /// The same records, with this blob store beside them.
+    /// Returns the same store with this blob store.
     pub fn with_blobs(self, blobs: Option<BlobStore>) -> Self {
         Store { blobs, ..self }
     }
 
-    /// The same records, with blocks that may refer to these objects.
+    /// Returns the same store with these objects for block events.
     pub fn with_objects(self, objects: Option<Objects>) -> Self {
         Store { objects, ..self }
     }
 
-    /// The same store for who says by himself what he waits for.
-    pub fn apart(&self) -> Self {
-        Store { trouble: BlobTrouble::default(), ..self.clone() }
+    /// Returns the same store with a blob status of its own, for a task that reports its waits for blobs separately.
+    pub fn with_own_blob_status(&self) -> Self {
+        Store { blob_status: BlobStatus::default(), ..self.clone() }
     }
 
-    /// Whether its nodes may forget what they have acknowledged.
-    pub fn may_forget(&self) -> bool {
-        !self.engine.may_forget().is_zero()
+    /// Returns whether the engine can lose writes that it has acknowledged.
+    pub fn can_lose_writes(&self) -> bool {
+        !self.engine.loss_window().is_zero()
     }
 
-    /// Applies rows of which no two need an order, in batches; what failed and may be retried is sent again until it has
-    /// an outcome, and what is too big without its body. `outcome[i]` belongs to `rows[i]`.
+    /// Applies rows in batches; no two rows may depend on each other's order.
+    ///
+    /// A row whose error may be retried is sent again until it has an outcome. A row that is too big is sent again with
+    /// its body in the blob store. `outcome[i]` belongs to `rows[i]`.
+    ///
+    /// # Errors
+    /// The first error that may not be retried.
     pub async fn apply(&self, rows: Vec<Row>) -> Result<Vec<Outcome>, EngineError> {
-        self.apply_telling(rows, |_| {}).await
+        self.apply_reporting(rows, |_| {}).await
     }
 
-    /// The same; `told` hears what keeps the store from answering, and `None` when it has answered.
-    pub async fn apply_telling(
+    /// Like [`apply`](Self::apply); calls `report` with each error that is retried, and with `None` once every row has
+    /// an outcome.
+    pub async fn apply_reporting(
         &self,
         rows: Vec<Row>,
-        told: impl FnMut(Option<&EngineError>) + Send,
+        report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Vec<Outcome>, EngineError> {
         let engine = &self.engine;
-        // Rare, and a part of every future here: boxed.
-        let lighter = |row: Row, too_big| Box::pin(async move { self.lighter(&row, too_big, |_| {}).await });
-        let pauses = self.pauses(rows.first().map(|row| row.key));
-        self.until_done(pauses, rows, |rows| async move { engine.apply(&rows).await }, lighter, told).await
+        // Boxed: the future is rarely polled, and would enlarge every future of this function.
+        let externalize_body =
+            |row: Row, too_big| Box::pin(async move { self.externalize_body(&row, too_big, |_| {}).await });
+        let backoff = self.new_backoff(rows.first().map(|row| row.key));
+        self.retry_until_done(backoff, rows, |rows| async move { engine.apply(&rows).await }, externalize_body, report)
+            .await
     }
 
-    /// Applies one operation.
+    /// Applies one row like [`apply`](Self::apply).
     pub async fn apply_one(&self, row: Row) -> Result<Outcome, EngineError> {
         let mut outcomes = self.apply(vec![row]).await?;
         Ok(outcomes.pop().unwrap_or_else(|| unreachable!("one outcome for one row")))
     }
 
-    /// Reads records; `record[i]` belongs to `keys[i]`.
+    /// Reads records with retries; `record[i]` belongs to `keys[i]`, and `None` stands for an absent record.
     pub async fn read(&self, keys: Vec<Key>) -> Result<Vec<Option<Record>>, EngineError> {
         let engine = &self.engine;
-        let lighter = |_: Key, too_big| std::future::ready(Err(too_big));
-        let pauses = self.pauses(keys.first().copied());
-        self.until_done(pauses, keys, |keys| async move { engine.read(&keys).await }, lighter, |_| {}).await
+        let externalize_body = |_: Key, too_big| std::future::ready(Err(too_big));
+        let backoff = self.new_backoff(keys.first().copied());
+        self.retry_until_done(backoff, keys, |keys| async move { engine.read(&keys).await }, externalize_body, |_| {})
+            .await
     }
 
-    /// Reads master records; `None`: there is none.
+    /// Reads the masters of several transactions; `None` stands for an absent master.
     pub async fn masters(&self, txids: &[Txid]) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
         let records = self.read(txids.iter().map(|txid| Key::master(*txid)).collect()).await?;
         Ok(records.into_iter().map(into_page).collect())
     }
 
-    /// Reads one master record.
+    /// Reads the master of one transaction; `None`: no master exists.
     pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, EngineError> {
         Ok(self
             .read(vec![Key::master(txid)])
@@ -149,18 +159,20 @@ impl Store {
             .and_then(|record| into_page(Some(record))))
     }
 
-    /// The pauses between tries: by what is tried first, so that two tasks, or two instances, do not try again in step.
-    pub(crate) fn pauses(&self, tried: Option<Key>) -> Backoff {
-        Backoff::of(self.settings.retry_pause, tried.map(|key| key.to_string()).unwrap_or_default().as_bytes())
+    /// Returns the pauses between the tries of a request. The first key seeds the pauses, so that two tasks or two
+    /// instances do not retry in step.
+    pub(crate) fn new_backoff(&self, first: Option<Key>) -> Backoff {
+        Backoff::from_key(self.settings.retry_pause, first.map(|key| key.to_string()).unwrap_or_default().as_bytes())
     }
 
-    async fn until_done<I, O, F, L>(
+    /// Sends items in batches until each has an output. Replaces an item that is too big by `externalize_body`.
+    async fn retry_until_done<I, O, F, L>(
         &self,
-        mut pauses: Backoff,
+        mut backoff: Backoff,
         mut items: Vec<I>,
         send: impl Fn(Vec<I>) -> F,
-        lighter: impl Fn(I, EngineError) -> L,
-        mut told: impl FnMut(Option<&EngineError>) + Send,
+        externalize_body: impl Fn(I, EngineError) -> L,
+        mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Vec<O>, EngineError>
     where
         I: Clone,
@@ -170,45 +182,45 @@ impl Store {
         let mut outputs: Vec<Option<O>> = items.iter().map(|_| None).collect();
         let mut pending: Vec<usize> = (0..items.len()).collect();
         while !pending.is_empty() {
-            let (mut failed, mut too_big, mut in_trouble) = (Vec::new(), Vec::new(), false);
+            let (mut failed, mut too_big, mut has_failed) = (Vec::new(), Vec::new(), false);
             let batches: Vec<&[usize]> = pending.chunks(self.settings.batch_size.max(1)).collect();
             let mut unsent = batches.iter().map(|batch| {
-                let sent = send(batch.iter().map(|&place| items[place].clone()).collect());
+                let sent = send(batch.iter().map(|&index| items[index].clone()).collect());
                 async move { (*batch, sent.await) }
             });
             let mut sent: FuturesUnordered<_> = unsent.by_ref().take(self.settings.concurrency.max(1)).collect();
             while let Some((batch, results)) = sent.next().await {
                 sent.extend(unsent.next());
-                for (&place, result) in batch.iter().zip(results) {
+                for (&index, result) in batch.iter().zip(results) {
                     match result {
-                        Ok(output) => outputs[place] = Some(output),
+                        Ok(output) => outputs[index] = Some(output),
                         Err(error) if error.may_be_retried() => {
-                            tracing::warn!(%error, "tried again");
-                            told(Some(&error));
-                            in_trouble = true;
-                            failed.push(place);
+                            tracing::warn!(%error, "store: retrying a failed request");
+                            report(Some(&error));
+                            has_failed = true;
+                            failed.push(index);
                         }
-                        Err(error) if error.kind == ErrorKind::TooBig => too_big.push((place, error)),
+                        Err(error) if error.kind == ErrorKind::TooBig => too_big.push((index, error)),
                         Err(error) => return Err(error),
                     }
                 }
             }
             drop(sent);
-            for (place, error) in too_big {
-                items[place] = lighter(items[place].clone(), error).await?;
-                failed.push(place);
+            for (index, error) in too_big {
+                items[index] = externalize_body(items[index].clone(), error).await?;
+                failed.push(index);
             }
             pending = failed;
-            if in_trouble {
-                pauses.pause().await;
+            if has_failed {
+                backoff.pause().await;
             }
         }
-        told(None);
+        report(None);
         Ok(outputs.into_iter().flatten().collect())
     }
 }
 
-/// The page in a record, where it is one.
+/// Returns the page of a record; `None` where the record is absent or of another kind.
 pub fn into_page(record: Option<Record>) -> Option<Arc<Page>> {
     match record {
         Some(Record::Page(page)) => Some(page),

@@ -1,10 +1,15 @@
-//! Forgetting (`DESIGN.md` section 8): what is spent by what is mined, and what is conflicting, after so many blocks, and without ever bringing a
-//! coin back.
+//! Pruning (`docs/protocols/pruning.md`): replaces the records of transactions that are spent by mined transactions, or
+//! that are conflicting, with tombstones after the retention. No pruned output becomes spendable again.
 //!
-//! An index finds what may be due; [`rule`] decides by what is read then. [`Pass`] does it, step by step: what is due settles its
-//! slots, or marks those that it spends as "spender pruned"; once no node can forget that, its other pages and then its master
-//! become tombstones; after some more blocks its blob goes and the tombstones do. A pass that was killed anywhere begins
-//! again: whatever is not done yet is found by the index.
+//! An index finds transactions that may be due, and a pure rule (`rule.rs`) decides by the records. [`PrunePass`]
+//! prunes in steps:
+//!
+//! 1. A due transaction that is conflicting settles its slots; any other marks the slots that it spends "spender
+//!    pruned".
+//! 2. Once no node can lose these marks, the other pages and then the master become tombstones.
+//! 3. After `prune.keep_tombstones` blocks the blob is deleted and the tombstones shrink to their names.
+//!
+//! A pass that was killed at any point begins again: the index finds whatever is not done yet.
 
 mod blocks;
 mod pass;
@@ -18,72 +23,76 @@ use serde::Serialize;
 
 use crate::{blob::BlobError, engine::EngineError, record::Stamp, tx::Txid};
 
-pub use pass::{Pass, Step};
-pub use rule::{Facts, Ruling, Spenders, Terms, rule};
+pub use pass::{PrunePass, PruneStep};
+pub use rule::PruneTerms;
 
-/// How a pass goes about it.
+use rule::{PruneFacts, Ruling, Spenders, rule};
+
+/// Settings of a pruning pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PruneSettings {
-    /// Blocks for which tombstones are kept; `None`: for good.
+    /// Number of blocks for which whole tombstones are kept; `None`: for ever.
     pub keep_tombstones: Option<u32>,
-    /// Transactions looked at in one step.
-    pub step: usize,
-    /// Nothing is changed: what would be is counted.
+    /// Greatest number of transactions examined in one step.
+    pub step_size: usize,
+    /// Counts the transactions that would be pruned, and changes nothing.
     pub dry_run: bool,
-    /// Nobody else is at the store, nor comes back to it: the blobs of what has fallen go, too. Of who stops for a while between looking
-    /// whether a blob is wanted and deleting it, and is stopped for good then, nobody learns that it is gone; and a block may have
-    /// brought its transaction back meanwhile.
-    pub alone: bool,
+    /// No other process writes to the store: blobs of conflicting transactions are deleted, too. Beside other writers
+    /// such a deletion is not safe: a pruner could stop between the check and the deletion while a block brings the
+    /// transaction back, and no later check finds the missing blob if the pruner dies after the deletion.
+    pub is_exclusive: bool,
 }
 
-/// What a pass has come to so far.
+/// Counts of a pruning pass so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Pruned {
-    /// Transactions looked at.
+pub struct PruneTotals {
+    /// Number of transactions examined.
     pub examined: u64,
-    /// Of these spent by what is mined, and pruned.
+    /// Number of pruned transactions that were spent by mined transactions.
     pub spent: u64,
-    /// Conflicting ones, pruned.
+    /// Number of pruned transactions that were conflicting.
     pub conflicting: u64,
-    /// Not due yet.
+    /// Number of transactions that are not due yet.
     pub kept: u64,
-    /// Tombstones that are gone, or have shrunk to their names.
+    /// Number of tombstones that have shrunk to their names.
     pub tombstones: u64,
-    /// Not pruned, since their bodies are damaged or gone: what they spend is not known.
+    /// Number of transactions that are not pruned because their bodies are damaged or missing: the outpoints that they
+    /// spend are not known.
     pub damaged: u64,
 }
 
-impl Pruned {
-    /// Everything that was changed for good.
+impl PruneTotals {
+    /// Number of pruned transactions and shrunk tombstones.
     pub fn total(&self) -> u64 {
         self.spent + self.conflicting + self.tombstones
     }
 }
 
-/// Why a pass does not go on.
+/// Reason why a step of a pass failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PruneError {
-    /// The engine failed.
+    /// The engine answered with an error that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// What was written may be gone.
+    /// A node has restarted, so that the marks of this pass may be lost.
     #[error("a node of the store restarted")]
     NodeRestarted,
-    /// A blob is not deleted.
-    #[error("the blob of {txid} cannot be deleted: {why}")]
+    /// A blob could not be deleted.
+    #[error("cannot delete the blob of {txid}: {why}")]
     Blob {
-        /// Whose.
+        /// Txid of the blob's transaction.
         txid: Txid,
-        /// Why.
+        /// Error of the blob store.
         why: BlobError,
     },
 }
 
-/// What a pass goes by.
+/// Committed state of the chain on which a pass is based.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Under {
-    /// By what is decided.
-    pub terms: Terms,
-    /// Of the last event that is committed, phase `Prune`: whatever was done since refuses it, and will be looked at again.
+pub struct PruneBasis {
+    /// Height, retention and committed chain offset by which the rule decides.
+    pub terms: PruneTerms,
+    /// Stamp of the last committed chain event, phase `Prune`: a record that a later event has changed refuses the
+    /// write and is examined again.
     pub stamp: Stamp,
 }

@@ -1,4 +1,5 @@
-//! What the seeds ask of a whole store: which transactions are unmined, and which stand against one another (`semantics.md`, "Reads").
+//! Queries over a whole store: unmined transactions, their parents, blocks, and transactions in conflict
+//! (`docs/semantics.md`, "Reads").
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -19,55 +20,56 @@ use super::{
     Store,
     body::ParsedBody,
     into_page,
-    read::{Fields, ReadError, StoredTransaction, inpoints_of},
-    scan::Scan,
+    read::{ReadError, ReadFields, StoredTransaction, inpoints_of},
+    scan::SetScan,
 };
 
 /// A transaction that no block of the longest chain lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Unmined {
-    /// ms since the epoch.
+pub struct UnminedTx {
+    /// Time of the creation, ms since the epoch.
     pub created_at: u64,
-    /// Its id.
+    /// Txid of the transaction.
     pub txid: Txid,
-    /// Height since which.
+    /// Height since which the transaction is unmined.
     pub unmined_since: u32,
-    /// It is half created.
+    /// The transaction is half created.
     pub creating: bool,
 }
 
 /// A parent of a transaction that has been unmined for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PreservedParent {
-    /// Its id.
+    /// Txid of the parent.
     pub txid: Txid,
-    /// Height until which it is not pruned, whatever becomes of its children; `None`: as long as one of them is unmined.
+    /// Height of `preserveUntil`, until which the parent is not pruned. `None`: the parent is kept while a child is
+    /// unmined.
     pub preserve_until: Option<u32>,
 }
 
-/// Which block, or blocks.
+/// Selection of one block or of all blocks of a height.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockName {
-    /// By its local id.
+    /// Local id of the block.
     Id(u32),
-    /// By its hash, internal order.
+    /// Hash of the block, in internal byte order.
     Hash([u8; 32]),
-    /// All of this height.
+    /// Height, selecting all blocks of it.
     Height(u32),
 }
 
-/// Neither a local id nor a hash.
+/// Error for a text that is neither a local id nor a hash.
 #[derive(Debug, thiserror::Error)]
 #[error("`{}` is neither the local id of a block nor a hash of 64 hexadecimal digits", one_line(.0))]
-pub struct NotABlockName(String);
+pub struct InvalidBlockName(String);
 
 impl FromStr for BlockName {
-    type Err = NotABlockName;
+    type Err = InvalidBlockName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let by_id = name.parse().ok().map(BlockName::Id);
         let by_hash = || name.parse().ok().map(|Txid(hash)| BlockName::Hash(hash));
-        by_id.or_else(by_hash).ok_or_else(|| NotABlockName(name.to_owned()))
+        by_id.or_else(by_hash).ok_or_else(|| InvalidBlockName(name.to_owned()))
     }
 }
 
@@ -81,34 +83,34 @@ impl fmt::Display for BlockName {
     }
 }
 
-/// Transactions that hang together, nearest first.
+/// Related transactions, nearest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct Related {
-    /// Each once.
+pub struct RelatedTxs {
+    /// Txids of the transactions, each once.
     pub txids: Vec<Txid>,
-    /// There are more than were asked for.
+    /// True if more transactions exist than the limit allows.
     pub more: bool,
 }
 
 impl Store {
-    /// Transactions that no block of the longest chain lists and that are not conflicting, oldest first: all of them at
-    /// once, since no index has their order; some 50 bytes each.
+    /// Reads all transactions that are unmined and not conflicting, oldest first. The list is returned as a whole,
+    /// about 50 bytes for each transaction, since no index has their order.
     ///
     /// # Errors
-    /// The engine failed for good.
-    pub async fn unmined(&self) -> Result<Vec<Unmined>, EngineError> {
+    /// The engine answers with an error that no retry heals.
+    pub async fn unmined(&self) -> Result<Vec<UnminedTx>, EngineError> {
         self.unmined_until(u64::MAX).await
     }
 
-    /// Those among them that have been unmined since `cutoff`, a height, or longer.
+    /// Reads the transactions that are unmined since the height `cutoff` or before, and not conflicting, oldest first.
     ///
     /// # Errors
-    /// The engine failed for good.
-    pub async fn old_unmined(&self, cutoff: u32) -> Result<Vec<Unmined>, EngineError> {
+    /// The engine answers with an error that no retry heals.
+    pub async fn old_unmined(&self, cutoff: u32) -> Result<Vec<UnminedTx>, EngineError> {
         self.unmined_until(cutoff.into()).await
     }
 
-    async fn unmined_until(&self, cutoff: u64) -> Result<Vec<Unmined>, EngineError> {
+    async fn unmined_until(&self, cutoff: u64) -> Result<Vec<UnminedTx>, EngineError> {
         let keys = self.query(Index::UnminedSince, 0, cutoff, usize::MAX).await?;
         let mut unmined = Vec::new();
         for keys in keys.chunks(self.settings.batch_size.max(1)) {
@@ -119,26 +121,26 @@ impl Store {
                     TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_) => continue,
                 };
                 let Some(bins) = page.master.as_deref() else { continue };
-                // Mined since the index was asked.
+                // A block has listed the transaction since the index query.
                 let Some(unmined_since) = bins.unmined_since else { continue };
-                unmined.push(Unmined { created_at: bins.created_at, txid: page.txid, unmined_since, creating });
+                unmined.push(UnminedTx { created_at: bins.created_at, txid: page.txid, unmined_since, creating });
             }
         }
         unmined.sort_unstable();
-        // A query may tell of a record twice.
+        // A query may return a record twice.
         unmined.dedup_by_key(|unmined| unmined.txid);
         Ok(unmined)
     }
 
-    /// The parents of [`old_unmined`](Self::old_unmined) transactions that are there, by their ids: what the seed preserves by height, and
-    /// the pruner keeps as long as a spender is unmined.
+    /// Reads the parents of [`old_unmined`](Self::old_unmined) transactions that exist, in the order of their txids.
+    /// The reference document preserves these parents by height; the pruner keeps them while a spender is unmined.
     ///
     /// # Errors
-    /// The engine failed for good, or a body cannot be had.
+    /// The engine answers with an error that no retry heals, or a body cannot be read.
     pub async fn preserved_parents(&self, cutoff: u32) -> Result<Vec<PreservedParent>, ReadError> {
         let mut parents = BTreeSet::new();
         for unmined in self.old_unmined(cutoff).await? {
-            let Some(stored) = self.get(unmined.txid, Fields { body: true, slots: false }).await? else { continue };
+            let Some(stored) = self.get(unmined.txid, ReadFields { body: true, slots: false }).await? else { continue };
             parents.extend(outpoints_of(&stored)?.into_iter().map(|outpoint| outpoint.txid));
         }
         let parents: Vec<Txid> = parents.into_iter().collect();
@@ -152,17 +154,17 @@ impl Store {
         Ok(preserved)
     }
 
-    /// The blocks of this name, by their local ids. But for one that is named by its id all that are known are looked at.
+    /// Finds the blocks of this name, in the order of their local ids. A hash or height scans all block records.
     ///
     /// # Errors
-    /// The engine failed for good.
+    /// The engine answers with an error that no retry heals.
     pub async fn find_blocks(&self, name: BlockName) -> Result<Vec<BlockRecord>, EngineError> {
         let mut found = Vec::new();
         if let BlockName::Id(id) = name {
             found.extend(self.read(vec![Key::Block(id)]).await?.into_iter().filter_map(into_block));
             return Ok(found);
         }
-        let mut scan = Scan::new(self, Set::Blocks);
+        let mut scan = SetScan::new(self, Set::Blocks);
         while let Some(records) = scan.next().await? {
             let blocks = records.into_iter().filter_map(|(_, record)| into_block(Some(record)));
             found.extend(blocks.filter(|block| match name {
@@ -176,27 +178,28 @@ impl Store {
         Ok(found)
     }
 
-    /// The conflicting transactions that descend from this one, at most `limit`.
+    /// Reads the conflicting descendants of this transaction, at most `limit`.
     ///
     /// # Errors
-    /// The engine failed for good.
-    pub async fn conflicting_descendants(&self, txid: Txid, limit: usize) -> Result<Related, EngineError> {
-        let mut walk = Walk::from([txid], limit);
+    /// The engine answers with an error that no retry heals.
+    pub async fn conflicting_descendants(&self, txid: Txid, limit: usize) -> Result<RelatedTxs, EngineError> {
+        let mut walk = BreadthFirstWalk::from([txid], limit);
         while let Some(next) = walk.next() {
             let master = self.master(next).await?;
             let children = master.iter().flat_map(|page| page.master.as_deref());
-            walk.found(children.flat_map(|bins| bins.conflicting_children.iter().copied()));
+            walk.add(children.flat_map(|bins| bins.conflicting_children.iter().copied()));
         }
-        Ok(walk.others_than(&txid))
+        Ok(walk.into_related(&txid))
     }
 
-    /// Who would become conflicting if this transaction won: whoever holds what it spends, and all that spends their outputs; at most
-    /// `limit`. `None`: there is no such transaction, or only a part of it.
+    /// Reads the transactions that would become conflicting if this transaction won: the other holders of the slots
+    /// that it spends, and the descendants of these; at most `limit`. `None`: the transaction does not exist or has no
+    /// body.
     ///
     /// # Errors
-    /// The engine failed for good, or what should be there could not be read.
-    pub async fn counter_conflicting(&self, txid: Txid, limit: usize) -> Result<Option<Related>, ReadError> {
-        let Some(stored) = self.get(txid, Fields { body: true, slots: false }).await? else { return Ok(None) };
+    /// The engine answers with an error that no retry heals, or a page or body cannot be read.
+    pub async fn counter_conflicting(&self, txid: Txid, limit: usize) -> Result<Option<RelatedTxs>, ReadError> {
+        let Some(stored) = self.get(txid, ReadFields { body: true, slots: false }).await? else { return Ok(None) };
         if stored.body.is_none() {
             return Ok(None);
         }
@@ -205,13 +208,13 @@ impl Store {
             let holder = self.slot(outpoint).await?.and_then(|slot| slot.spender());
             rivals.extend(holder.map(|holder| holder.txid).filter(|holder| *holder != txid));
         }
-        let mut walk = Walk::from(rivals, limit);
+        let mut walk = BreadthFirstWalk::from(rivals, limit);
         while let Some(next) = walk.next() {
-            let stored = self.get(next, Fields { slots: true, body: false }).await?;
+            let stored = self.get(next, ReadFields { slots: true, body: false }).await?;
             let slots = stored.iter().flat_map(|stored| &stored.slots);
-            walk.found(slots.filter_map(|slot| slot.spender()).map(|SpendingData { txid, .. }| txid));
+            walk.add(slots.filter_map(|slot| slot.spender()).map(|SpendingData { txid, .. }| txid));
         }
-        Ok(Some(walk.others_than(&txid)))
+        Ok(Some(walk.into_related(&txid)))
     }
 }
 
@@ -230,48 +233,48 @@ fn outpoints_of(stored: &StoredTransaction) -> Result<Vec<Outpoint>, ReadError> 
     Ok(spends.parent_txids.into_iter().zip(spends.indexes).flat_map(of_parent).collect())
 }
 
-/// A walk in breadth over transactions, each met once.
-struct Walk {
-    met: Vec<Txid>,
+/// A breadth-first walk over transactions, each visited once.
+struct BreadthFirstWalk {
+    visited: Vec<Txid>,
     known: BTreeSet<Txid>,
-    open: VecDeque<Txid>,
+    pending: VecDeque<Txid>,
     limit: usize,
     more: bool,
 }
 
-impl Walk {
+impl BreadthFirstWalk {
     fn from(first: impl IntoIterator<Item = Txid>, limit: usize) -> Self {
-        let (met, known, open) = (Vec::new(), BTreeSet::new(), VecDeque::new());
-        // Where it begins is not counted.
-        let mut walk = Walk { met, known, open, limit: limit.saturating_add(1), more: false };
-        walk.found(first);
+        let (visited, known, pending) = (Vec::new(), BTreeSet::new(), VecDeque::new());
+        // The start is not counted towards the limit.
+        let mut walk = BreadthFirstWalk { visited, known, pending, limit: limit.saturating_add(1), more: false };
+        walk.add(first);
         walk
     }
 
     fn next(&mut self) -> Option<Txid> {
-        self.open.pop_front()
+        self.pending.pop_front()
     }
 
-    fn found(&mut self, txids: impl IntoIterator<Item = Txid>) {
+    fn add(&mut self, txids: impl IntoIterator<Item = Txid>) {
         for txid in txids {
             if self.known.contains(&txid) {
                 continue;
             }
-            if self.met.len() >= self.limit {
+            if self.visited.len() >= self.limit {
                 self.more = true;
                 return;
             }
             self.known.insert(txid);
-            self.met.push(txid);
-            self.open.push_back(txid);
+            self.visited.push(txid);
+            self.pending.push_back(txid);
         }
     }
 
-    fn others_than(mut self, txid: &Txid) -> Related {
-        self.met.retain(|met| met != txid);
-        self.more |= self.met.len() >= self.limit;
-        self.met.truncate(self.limit - 1);
-        Related { txids: self.met, more: self.more }
+    fn into_related(mut self, txid: &Txid) -> RelatedTxs {
+        self.visited.retain(|visited| visited != txid);
+        self.more |= self.visited.len() >= self.limit;
+        self.visited.truncate(self.limit - 1);
+        RelatedTxs { txids: self.visited, more: self.more }
     }
 }
 

@@ -1,12 +1,12 @@
 use crate::{
-    record::{Key, Page, Sequenced, Verdict, build::Start},
+    record::{Key, Page, Sequenced, Verdict, build::NewTxState},
     store::testing::*,
 };
 
 use super::*;
 
 #[tokio::test]
-async fn unmined_are_listed_oldest_first() {
+async fn unmined_transactions_are_listed_oldest_first() {
     let store = store(100);
     let mut planted = Vec::new();
     for (id, created_at, since) in [(1, 30, 0), (2, 10, 200), (3, 20, 100), (4, 20, 100)] {
@@ -36,17 +36,17 @@ fn bins_verdict(page: &mut Page) {
 
 const PARENT: Txid = Txid([1; 32]);
 
-/// Parent 1, `a` spends it, `b` spends that; `rival` spends what `a` does.
+/// A parent; `a` spends the parent, `b` spends `a`, and `rival` spends the outpoint of `a` and an output of `b`.
 async fn family() -> (Store, [Txid; 3]) {
     let store = store(1);
     let a = transaction(&[(outpoint(PARENT, 0), 1_000)], &[900, 50]);
     let b = transaction(&[(outpoint(txid(&a), 1), 50)], &[40]);
     let rival = transaction(&[(outpoint(PARENT, 0), 1_000), (outpoint(txid(&b), 0), 40)], &[800]);
     store.plant(seeded(1, 1)).await;
-    for page in pages(&a, &Start::default(), 1) {
+    for page in pages(&a, &NewTxState::default(), 1) {
         store.plant(page).await;
     }
-    store.take_inputs(&a).await;
+    store.spend_inputs(&a).await;
     store.accept(&b).await;
     let mut page = page(&rival).contested();
     page.conflicting = true;
@@ -55,13 +55,14 @@ async fn family() -> (Store, [Txid; 3]) {
 }
 
 #[tokio::test]
-async fn whoever_wins_has_those_against_it_who_hold_its_slots_and_all_that_spends_them() {
+async fn holders_of_the_slots_and_their_descendants_are_counter_conflicting() {
     let (store, [a, b, rival]) = family().await;
     let against = store.counter_conflicting(rival, 10).await.unwrap().unwrap();
-    assert_eq!(against, Related { txids: vec![a, b], more: false });
+    assert_eq!(against, RelatedTxs { txids: vec![a, b], more: false });
     let against = store.counter_conflicting(rival, 1).await.unwrap().unwrap();
-    assert_eq!(against, Related { txids: vec![a], more: true });
-    assert_eq!(store.counter_conflicting(a, 10).await.unwrap(), Some(Related::default()), "it holds its own");
+    assert_eq!(against, RelatedTxs { txids: vec![a], more: true });
+    let against = store.counter_conflicting(a, 10).await.unwrap();
+    assert_eq!(against, Some(RelatedTxs::default()), "the transaction holds its own slots");
     assert_eq!(store.counter_conflicting(Txid([9; 32]), 10).await.unwrap(), None);
 }
 
@@ -80,7 +81,7 @@ async fn conflicting_descendants_are_listed_nearest_first_and_once() {
 }
 
 #[tokio::test]
-async fn parents_of_what_has_been_unmined_for_long_are_listed() {
+async fn parents_of_old_unmined_transactions_are_listed() {
     let (store, [a, b, _]) = family().await;
     store.sequenced(Key::master(a), Sequenced::Preserve { until: 700 }).await;
     let old = store.old_unmined(HEIGHT).await.unwrap();

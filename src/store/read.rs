@@ -1,4 +1,4 @@
-//! Reads: transactions, spends and previous outputs, however many pages they lie on (`semantics.md`, "Reads").
+//! Reads of transactions, spends and previous outputs, over any number of pages (`docs/semantics.md`, "Reads").
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,177 +20,178 @@ use super::{
     into_page,
 };
 
-/// What a frozen slot has in place of a spender: 36 × `0xFF`.
-pub const FROZEN: SpendingData = SpendingData { txid: Txid([0xFF; 32]), input: u32::MAX };
+/// Value in place of a spender for a frozen slot: 36 × `0xFF`.
+pub const FROZEN_SPENDER: SpendingData = SpendingData { txid: Txid([0xFF; 32]), input: u32::MAX };
 
-/// Why something that should be there could not be read.
+/// Reason why a record or body that should exist could not be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    /// The engine failed.
+    /// The engine answered with an error that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The body could not be had.
+    /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
-    /// The store is damaged: a page that the master tells of is not there.
+    /// The store is damaged: a page that the master counts is absent.
     #[error("page {page} of {txid} is missing")]
     MissingPage {
-        /// Whose.
+        /// Txid of the transaction.
         txid: Txid,
-        /// Which.
+        /// Number of the page.
         page: u32,
     },
-    /// No such transaction, or only a stub or a tombstone of it.
-    #[error("the previous transaction of input {input} is not here: {outpoint}")]
+    /// The previous transaction is absent, a stub or a tombstone.
+    #[error("the previous transaction of input {input} is not in the store: {outpoint}")]
     NoPreviousTransaction {
-        /// The input that names it.
+        /// Index of the input.
         input: u32,
-        /// What it names.
+        /// The outpoint that the input names.
         outpoint: Outpoint,
     },
-    /// The transaction has no such output, or one that cannot be spent.
+    /// The previous transaction has no such output, or an output without a slot.
     #[error("the previous output of input {input} does not exist or has no slot: {outpoint}")]
     NoPreviousOutput {
-        /// The input that names it.
+        /// Index of the input.
         input: u32,
-        /// What it names.
+        /// The outpoint that the input names.
         outpoint: Outpoint,
     },
 }
 
-/// Which parts of a transaction to read besides its master.
+/// Parts of a transaction to read besides the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Fields {
-    /// The slots of all pages.
+pub struct ReadFields {
+    /// Reads the slots of all pages if set.
     pub slots: bool,
-    /// The body.
+    /// Reads the body if set.
     pub body: bool,
 }
 
-impl Fields {
-    /// Only what the master itself tells.
-    pub const MASTER: Fields = Fields { slots: false, body: false };
-    /// Everything.
-    pub const ALL: Fields = Fields { slots: true, body: true };
+impl ReadFields {
+    /// Reads the master alone.
+    pub const MASTER: ReadFields = ReadFields { slots: false, body: false };
+    /// Master, slots of all pages, and body.
+    pub const ALL: ReadFields = ReadFields { slots: true, body: true };
 }
 
-/// A transaction as it was read; also a stub or a tombstone, which have neither slots nor body.
+/// A transaction read from the store. A stub or a tombstone has neither slots nor body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTransaction {
-    /// Its page 0.
+    /// The master, page 0.
     pub master: Arc<Page>,
-    /// Where asked for: the slots of all pages; the place in the list is the `vout`.
+    /// Slots of all pages, by `vout`, if [`ReadFields::slots`] was set.
     pub slots: Vec<Slot>,
-    /// Where asked for.
+    /// The body, if [`ReadFields::body`] was set.
     pub body: Option<Body>,
 }
 
-/// Everything about a transaction. Numbers whose bin is absent are 0, lists empty.
+/// All stored data of a transaction. A number whose bin is absent is 0, a list is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TxMeta {
-    /// Its id.
+    /// Id of the transaction.
     pub txid: Txid,
-    /// How it stands: `live`, `creating`, `conflicting`, `stub` or `pruned`.
+    /// State of the transaction: `live`, `creating`, `conflicting`, `stub` or `pruned`.
     pub state: &'static str,
-    /// The transaction as it is stored; `None` for a partial one, a stub, a tombstone.
+    /// The stored transaction; `None` for a partial transaction, a stub or a tombstone.
     #[serde(serialize_with = "as_hex")]
     pub tx: Option<Bytes>,
-    /// What it spends.
+    /// Outpoints that the transaction spends.
     pub tx_inpoints: TxInpoints,
-    /// Satoshis.
+    /// Fee of the transaction in satoshis.
     pub fee: u64,
-    /// Bytes, in standard format.
+    /// Size in standard format, bytes.
     pub size_in_bytes: u64,
-    /// Bytes, in extended format.
+    /// Size in extended format, bytes.
     pub extended_size: u64,
-    /// Blocks that list it, by local id; with `block_heights` and `subtree_idxs` in parallel.
+    /// Local ids of the blocks that list the transaction, parallel to `block_heights` and `subtree_idxs`.
     pub block_ids: Vec<u32>,
-    /// Their heights.
+    /// Heights of the blocks that list the transaction.
     pub block_heights: Vec<u32>,
-    /// The subtree of each block that lists it.
+    /// Index of the subtree in each block that lists the transaction.
     pub subtree_idxs: Vec<u32>,
-    /// Lock time.
+    /// Lock time of the transaction.
     pub lock_time: u32,
-    /// Whether it is a coinbase.
+    /// The transaction is a coinbase.
     pub is_coinbase: bool,
-    /// Outputs not spendable yet.
+    /// The outputs are not spendable yet.
     pub locked: bool,
-    /// Conflicting, or contested and without a verdict.
+    /// The transaction is conflicting, or contested without a verdict.
     pub conflicting: bool,
-    /// Children that are conflicting.
+    /// Txids of the children that are conflicting.
     pub conflicting_children: Vec<Txid>,
-    /// Half created.
+    /// The transaction is half created.
     pub creating: bool,
-    /// Frozen as a whole.
+    /// The transaction is frozen as a whole.
     pub frozen: bool,
-    /// Height since which no block of the longest chain lists it; `None` while one does. Height 0 is a height.
+    /// Height since which the transaction is unmined; `None` while a block of the longest chain lists the transaction.
+    /// Height 0 is a height.
     pub unmined_since: Option<u32>,
-    /// ms since the epoch.
+    /// Time of the creation, ms since the epoch.
     pub created_at: u64,
-    /// Who spends each output, over all pages; a frozen one has [`FROZEN`].
+    /// Spender of each output, over all pages; a frozen output has [`FROZEN_SPENDER`].
     #[serde(serialize_with = "as_spenders")]
     pub spending_data: Vec<Option<SpendingData>>,
 }
 
-/// What a transaction spends: parents in the order in which it first names them, and in parallel the lists of their
-/// output indexes.
+/// Outpoints that a transaction spends: the parents in the order of their first mention in the inputs, and in parallel
+/// the list of output indexes of each parent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct TxInpoints {
-    /// The parents.
+    /// Txids of the parents.
     pub parent_txids: Vec<Txid>,
-    /// Of each parent, the outputs that are spent.
+    /// Indexes of the spent outputs of each parent.
     pub indexes: Vec<Vec<u32>>,
 }
 
-/// Whether an output can be spent: the first thing that bars it, in the order in which a spend is refused.
+/// Answer to the question whether an output can be spent: the first obstacle in the order in which a spend is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpendStatus {
-    /// No such transaction.
+    /// The transaction does not exist.
     NotFound,
-    /// It was pruned, at this height.
+    /// The transaction was pruned at this height.
     Pruned(u32),
-    /// It is half created.
+    /// The transaction is half created.
     Creating,
-    /// It is conflicting or contested.
+    /// The transaction is conflicting or contested.
     Conflicting(Verdict),
-    /// Its outputs are not spendable yet.
+    /// The transaction is locked: its outputs are not spendable yet.
     Locked,
-    /// A coinbase, spendable from this height on.
+    /// The transaction is a coinbase, spendable from this height on.
     Immature(u32),
-    /// No such output, or one without a slot.
+    /// The output does not exist or has no slot.
     NoSuchOutput,
-    /// The slot commits to this.
+    /// The slot has this other hash.
     HashMismatch(UtxoHash),
     /// The slot or the transaction is frozen.
     Frozen,
-    /// The slot has a history, so that only the sequencer gives it away; who holds it now.
+    /// The slot has a history, so that only the sequencer can give it to a spender; the present spender, if any.
     Contested(Option<SpendingData>),
-    /// Spent.
+    /// The output is spent by this input.
     Spent(SpendingData),
-    /// Barred until this height.
+    /// The output is frozen until this height.
     NotYetSpendable(u32),
-    /// Free.
+    /// The output can be spent.
     Unspent,
 }
 
 impl Store {
-    /// Reads a transaction; `None`: there is no record of it.
-    pub async fn get(&self, txid: Txid, fields: Fields) -> Result<Option<StoredTransaction>, ReadError> {
+    /// Reads a transaction. `None`: the transaction has no record.
+    pub async fn get(&self, txid: Txid, fields: ReadFields) -> Result<Option<StoredTransaction>, ReadError> {
         match self.master(txid).await? {
             Some(master) => self.with_fields(master, fields).await.map(Some),
             None => Ok(None),
         }
     }
 
-    /// Reads transactions, the masters in batches; `result[i]` belongs to `txids[i]`, and what is wrong with one does
-    /// not concern the others.
+    /// Reads transactions, the masters in batches. `result[i]` belongs to `txids[i]`; an error of one transaction does
+    /// not affect the others.
     ///
     /// # Errors
-    /// The engine failed for good.
+    /// The engine answers with an error that no retry heals.
     pub async fn batch_get(
         &self,
         txids: &[Txid],
-        fields: Fields,
+        fields: ReadFields,
     ) -> Result<Vec<Result<Option<StoredTransaction>, ReadError>>, EngineError> {
         let mut found = Vec::with_capacity(txids.len());
         for master in self.masters(txids).await? {
@@ -202,16 +203,17 @@ impl Store {
         Ok(found)
     }
 
-    /// Reads everything about a transaction; `None`: there is no record of it.
+    /// Reads all stored data of a transaction. `None`: the transaction has no record.
     pub async fn get_meta(&self, txid: Txid) -> Result<Option<TxMeta>, ReadError> {
-        match self.get(txid, Fields::ALL).await? {
-            Some(stored) => Ok(Some(meta_of(&stored)?)),
+        match self.get(txid, ReadFields::ALL).await? {
+            Some(stored) => Ok(Some(tx_meta(&stored)?)),
             None => Ok(None),
         }
     }
 
-    /// Whether an output can be spent, by a transaction that names it by `hash` (`None`: not compared) and can first be
-    /// in the block of `height` (`None`: maturity and bars until a height are not looked at).
+    /// Reads whether an output can be spent. `hash` is the hash of the output that the spender names (`None`: not
+    /// compared); `height` is the height of the first block that can list the spender (`None`: maturity and freezes
+    /// until a height are not checked).
     pub async fn get_spend(
         &self,
         outpoint: Outpoint,
@@ -219,43 +221,43 @@ impl Store {
         height: Option<u32>,
     ) -> Result<SpendStatus, ReadError> {
         let Outpoint { txid, .. } = outpoint;
-        let (number, offset) = self.place(outpoint);
+        let (number, offset) = self.locate_slot(outpoint);
         let mut records = self.read(vec![Key::master(txid), Key::Page(txid, number)]).await?.into_iter().map(into_page);
         let (Some(master), page) = (records.next().flatten(), records.next().flatten()) else {
             return Ok(SpendStatus::NotFound);
         };
         if let Some(page) = page {
             let verdict = master.verdict().unwrap_or(Verdict::Pending);
-            let barred = match by_record(&page, verdict, height) {
-                // A page alone does not know why.
+            let barred = match record_status(&page, verdict, height) {
+                // The reason is in the master.
                 Some(SpendStatus::Creating) if number > 0 => {
-                    by_record(&master, verdict, height).or(Some(SpendStatus::Creating))
+                    record_status(&master, verdict, height).or(Some(SpendStatus::Creating))
                 }
                 barred => barred,
             };
-            return Ok(barred.unwrap_or_else(|| by_slot(&page, offset, hash, height)));
+            return Ok(barred.unwrap_or_else(|| slot_status(&page, offset, hash, height)));
         }
         let has_page = master.master.as_ref().is_some_and(|bins| number <= bins.total_extra_recs);
-        match by_record(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
+        match record_status(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
             Some(status) => Ok(status),
             None if has_page => Err(ReadError::MissingPage { txid, page: number }),
             None => Ok(SpendStatus::NoSuchOutput),
         }
     }
 
-    /// The slot of an output, whatever bars it; `None` where there is none.
+    /// Reads the slot of an output, also of one that cannot be spent. `None`: the output has no slot.
     pub async fn slot(&self, outpoint: Outpoint) -> Result<Option<Slot>, EngineError> {
-        let (number, offset) = self.place(outpoint);
+        let (number, offset) = self.locate_slot(outpoint);
         let page = self.read(vec![Key::Page(outpoint.txid, number)]).await?.pop().and_then(into_page);
         let slot = page.and_then(|page| page.utxos.as_ref()?.get(offset as usize).copied());
         Ok(slot.filter(|slot| *slot != Slot::Nil))
     }
 
-    /// The outputs that a transaction spends, in the order of its inputs: what turns standard format into extended. Each
-    /// parent's body is hashed again, and a reassigned output is the new owner's. A coinbase spends none.
+    /// Reads the outputs that a transaction spends, in the order of its inputs, as extended format needs them. The body
+    /// of each parent is hashed again; a reassigned output is that of the new owner. A coinbase spends no output.
     ///
     /// # Errors
-    /// The first input whose previous output cannot be had, and why.
+    /// The first input whose previous output cannot be read, with the reason.
     pub async fn previous_outputs(&self, transaction: &Transaction<'_>) -> Result<Vec<StoredOutput>, ReadError> {
         if transaction.is_coinbase() {
             return Ok(Vec::new());
@@ -266,7 +268,7 @@ impl Store {
             parents.entry(outpoint.txid).or_default().push((input, *outpoint));
         }
         let mut keys: BTreeSet<Key> = parents.keys().map(|txid| Key::master(*txid)).collect();
-        keys.extend(named.iter().map(|outpoint| Key::Page(outpoint.txid, self.place(*outpoint).0)));
+        keys.extend(named.iter().map(|outpoint| Key::Page(outpoint.txid, self.locate_slot(*outpoint).0)));
         let keys: Vec<Key> = keys.into_iter().collect();
         let pages: BTreeMap<Key, Arc<Page>> = self
             .read(keys.clone())
@@ -282,12 +284,12 @@ impl Store {
         Ok(outputs.into_iter().flatten().collect())
     }
 
-    /// The page that an output's slot lies on, and its place there.
-    pub(crate) fn place(&self, outpoint: Outpoint) -> (u32, u32) {
+    /// Returns the page of an output's slot and the offset of the slot in that page.
+    pub(crate) fn locate_slot(&self, outpoint: Outpoint) -> (u32, u32) {
         outpoint.place(self.settings.utxo_batch_size.max(1))
     }
 
-    async fn with_fields(&self, master: Arc<Page>, fields: Fields) -> Result<StoredTransaction, ReadError> {
+    async fn with_fields(&self, master: Arc<Page>, fields: ReadFields) -> Result<StoredTransaction, ReadError> {
         let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
         let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
             return Ok(stored);
@@ -323,7 +325,7 @@ impl Store {
         };
         for &(input, outpoint) in inputs {
             let stored = stored.as_ref().ok_or(ReadError::NoPreviousTransaction { input, outpoint })?;
-            let (number, offset) = self.place(outpoint);
+            let (number, offset) = self.locate_slot(outpoint);
             let page = pages.get(&Key::Page(parent, number));
             let output = page.and_then(|page| output_of(page, offset, stored.get(&outpoint.vout)));
             outputs[input as usize] = Some(output.ok_or(ReadError::NoPreviousOutput { input, outpoint })?);
@@ -331,7 +333,8 @@ impl Store {
         Ok(())
     }
 
-    /// These outputs of a stored transaction, those that it has; its body is hashed again. Of a large one only they are held.
+    /// Reads these outputs of a stored transaction, as far as they exist. The body is hashed again; only these outputs
+    /// of a blob are kept in memory.
     async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let txid = master.txid;
         if let (Some(Body::External(blob)), false) = (master.body(), master.is_partial()) {
@@ -347,14 +350,15 @@ impl Store {
         Ok(vouts.into_iter().filter_map(at).collect())
     }
 
-    /// Keys of pages whose `index` lies in `from..=to`, ascending by that value, at most `limit`; what failed and may be retried is.
+    /// Reads at most `limit` keys of pages whose value of `index` is in `from..=to`, in ascending order of that value.
+    /// Queries that fail with a retryable error are repeated.
     pub(super) async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         let ask = || self.engine.query(index, from, to, limit);
-        self.pauses(None).until_answered(EngineError::may_be_retried, ask).await
+        self.new_backoff(None).retry(EngineError::may_be_retried, ask).await
     }
 }
 
-/// The output in a slot: that of the body, unless it was reassigned.
+/// The output of a slot: the output of the body, unless the slot was reassigned.
 fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<StoredOutput> {
     let slot = page.utxos.as_ref()?.get(offset as usize)?;
     slot.hash()?;
@@ -364,7 +368,7 @@ fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<
     stored.cloned()
 }
 
-fn by_record(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {
+fn record_status(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {
     match page.state() {
         TxState::Pruned(height) => return Some(SpendStatus::Pruned(height)),
         _ if page.creating_at.is_some() => return Some(SpendStatus::Creating),
@@ -377,7 +381,7 @@ fn by_record(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<Spend
     page.spending_height.filter(|from| height.is_some_and(|height| *from > height)).map(SpendStatus::Immature)
 }
 
-fn by_slot(page: &Page, offset: u32, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
+fn slot_status(page: &Page, offset: u32, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
     let slot = page.utxos.as_ref().and_then(|slots| slots.get(offset as usize)).copied().unwrap_or(Slot::Nil);
     let Some(found) = slot.hash() else { return SpendStatus::NoSuchOutput };
     if hash.is_some_and(|hash| hash != found) {
@@ -398,7 +402,7 @@ fn by_slot(page: &Page, offset: u32, hash: Option<UtxoHash>, height: Option<u32>
     }
 }
 
-fn meta_of(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
+fn tx_meta(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
     let page = &*stored.master;
     let bins = page.master.as_deref();
     let mined = bins.map(|bins| &*bins.mined).unwrap_or_default();
@@ -441,21 +445,21 @@ pub(super) fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
     }
     let mut places = BTreeMap::new();
     for Outpoint { txid, vout } in transaction.inputs().map(|input| input.outpoint) {
-        let place = *places.entry(txid).or_insert_with(|| {
+        let index = *places.entry(txid).or_insert_with(|| {
             inpoints.parent_txids.push(txid);
             inpoints.indexes.push(Vec::new());
             inpoints.indexes.len() - 1
         });
-        inpoints.indexes[place].push(vout);
+        inpoints.indexes[index].push(vout);
     }
     inpoints
 }
 
 fn spending_data(slot: &Slot) -> Option<SpendingData> {
-    if matches!(slot, Slot::Frozen(_)) { Some(FROZEN) } else { slot.spender() }
+    if matches!(slot, Slot::Frozen(_)) { Some(FROZEN_SPENDER) } else { slot.spender() }
 }
 
-/// The word for a state.
+/// Returns the name of a state, as in [`TxMeta::state`].
 pub fn state_name(state: TxState) -> &'static str {
     match state {
         TxState::Live => "live",
@@ -470,7 +474,7 @@ fn as_hex<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, 
     bytes.as_ref().map(hex::encode).serialize(serializer)
 }
 
-/// A spender as `txid:input`.
+/// Serializes each spender as `txid:input`.
 fn as_spenders<S: Serializer>(spenders: &[Option<SpendingData>], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(
         spenders.iter().map(|spender| spender.map(|spender| format!("{}:{}", spender.txid, spender.input))),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::record::{Blob, Reason, Reassignment, Sequenced, Verdict, build::Start};
+use crate::record::{Blob, Reason, Reassignment, Sequenced, Verdict, build::NewTxState};
 use crate::store::testing::*;
 use crate::tx::utxo_hash;
 
@@ -13,7 +13,7 @@ fn holder(id: u8, input: u32) -> SpendingData {
 async fn paged_store() -> (Store, Bytes) {
     let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[10, 11, 12, 13, 14, 15, 16]);
     let store = store(2);
-    let mut pages = pages(&bytes, &Start::default(), 2);
+    let mut pages = pages(&bytes, &NewTxState::default(), 2);
     let slot = |page: &mut Page, at: usize, new: fn(UtxoHash) -> Slot| {
         let slot = &mut page.utxos.as_mut().unwrap()[at];
         *slot = new(slot.hash().unwrap());
@@ -32,25 +32,25 @@ async fn paged_store() -> (Store, Bytes) {
 }
 
 #[tokio::test]
-async fn slots_come_from_all_pages() {
+async fn slots_are_read_from_all_pages() {
     let (store, bytes) = paged_store().await;
     let id = txid(&bytes);
-    let stored = store.get(id, Fields::ALL).await.unwrap().unwrap();
+    let stored = store.get(id, ReadFields::ALL).await.unwrap().unwrap();
     assert_eq!(stored.slots.len(), 7);
     assert_eq!(stored.body, Some(Body::Transaction(bytes.clone())));
     let meta = store.get_meta(id).await.unwrap().unwrap();
-    assert_eq!(meta.spending_data, [None, None, None, Some(holder(8, 6)), Some(FROZEN), None, None]);
+    assert_eq!(meta.spending_data, [None, None, None, Some(holder(8, 6)), Some(FROZEN_SPENDER), None, None]);
     assert_eq!(meta.tx, Some(bytes));
-    let only_master = store.get(id, Fields::MASTER).await.unwrap().unwrap();
+    let only_master = store.get(id, ReadFields::MASTER).await.unwrap().unwrap();
     assert_eq!((only_master.slots.len(), only_master.body), (0, None));
-    assert_eq!(store.get(Txid([2; 32]), Fields::ALL).await.unwrap(), None);
+    assert_eq!(store.get(Txid([2; 32]), ReadFields::ALL).await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_missing_page_is_named() {
+async fn a_missing_page_is_an_error_with_its_number() {
     let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[1, 2, 3, 4]);
     let store = store(2);
-    store.plant(pages(&bytes, &Start::default(), 2).remove(0)).await;
+    store.plant(pages(&bytes, &NewTxState::default(), 2).remove(0)).await;
     let id = txid(&bytes);
     let error = store.get_meta(id).await.unwrap_err();
     assert!(matches!(error, ReadError::MissingPage { page: 1, .. }), "{error}");
@@ -59,7 +59,7 @@ async fn a_missing_page_is_named() {
 }
 
 #[tokio::test]
-async fn meta_tells_everything() {
+async fn tx_meta_has_all_stored_data() {
     let store = store(100);
     store.plant(seeded(1, 4)).await;
     store.plant(seeded(2, 1)).await;
@@ -104,7 +104,7 @@ async fn meta_tells_everything() {
 }
 
 #[tokio::test]
-async fn a_stub_and_a_coinbase_read_as_what_they_are() {
+async fn a_stub_and_a_coinbase_are_read_with_their_states() {
     let store = store(100);
     store.sequenced(Key::master(PARENT), Sequenced::MarkContested).await;
     let stub = store.get_meta(PARENT).await.unwrap().unwrap();
@@ -116,22 +116,22 @@ async fn a_stub_and_a_coinbase_read_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn an_external_body_is_an_error_by_name() {
+async fn a_body_in_a_missing_blob_store_is_an_error() {
     let mut external = page(&coinbase(50));
     master(&mut external).body = Some(Body::External(Blob::First));
     let (store, id) = (store(100), external.txid);
     store.plant(external).await;
-    assert!(matches!(store.get_meta(id).await, Err(ReadError::Body(BodyError::External { .. }))));
-    assert!(store.get(id, Fields { slots: true, body: false }).await.is_ok());
-    let found = store.batch_get(&[Txid([9; 32]), id], Fields::ALL).await.unwrap();
+    assert!(matches!(store.get_meta(id).await, Err(ReadError::Body(BodyError::NoBlobStore { .. }))));
+    assert!(store.get(id, ReadFields { slots: true, body: false }).await.is_ok());
+    let found = store.batch_get(&[Txid([9; 32]), id], ReadFields::ALL).await.unwrap();
     assert!(matches!(&found[..], [Ok(None), Err(ReadError::Body(_))]));
 }
 
 type Change = fn(&mut Page);
 
-/// What bars a spend, from the last in order to the first: each outranks those before it.
+/// Obstacles to a spend, from the last to the first in the order of refusal: each one precedes those before it.
 #[tokio::test]
-async fn the_order_of_refusal() {
+async fn spend_status_follows_the_order_of_refusal() {
     let bars: [(Change, SpendStatus); 9] = [
         (|page| _ = page.utxo_spendable_in.insert(0, 300), SpendStatus::NotYetSpendable(300)),
         (
@@ -166,7 +166,7 @@ async fn the_order_of_refusal() {
 }
 
 #[tokio::test]
-async fn the_rest_of_the_spend_states() {
+async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
     let store = store(100);
     let at = |vout| outpoint(PARENT, vout);
     assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::NotFound);
@@ -195,7 +195,7 @@ async fn the_rest_of_the_spend_states() {
 }
 
 #[tokio::test]
-async fn spends_are_looked_up_on_their_page() {
+async fn spend_status_is_read_from_the_page_of_the_output() {
     let (store, bytes) = paged_store().await;
     let expected = [
         SpendStatus::Unspent,
@@ -213,7 +213,7 @@ async fn spends_are_looked_up_on_their_page() {
     }
 }
 
-/// A transaction in standard format that spends these.
+/// A transaction in standard format with these inputs.
 fn standard(inputs: &[Outpoint]) -> Vec<u8> {
     let inputs: Vec<_> = inputs.iter().map(|outpoint| (*outpoint, 0)).collect();
     let bytes = transaction(&inputs, &[1]);
@@ -227,7 +227,7 @@ async fn previous(store: &Store, inputs: &[Outpoint]) -> Result<Vec<StoredOutput
 }
 
 #[tokio::test]
-async fn previous_outputs_come_in_the_order_of_the_inputs() {
+async fn previous_outputs_are_in_the_order_of_the_inputs() {
     let (store, bytes) = paged_store().await;
     store.plant(seeded(1, 2)).await;
     let at = |vout| outpoint(txid(&bytes), vout);
@@ -240,7 +240,7 @@ async fn previous_outputs_come_in_the_order_of_the_inputs() {
 }
 
 #[tokio::test]
-async fn previous_outputs_that_are_not_there_are_named_with_their_input() {
+async fn a_missing_previous_output_is_an_error_with_its_input() {
     let store = store(2);
     let mut partial = seeded(1, 2);
     partial.utxos.as_mut().unwrap()[1] = Slot::Nil;
@@ -255,7 +255,7 @@ async fn previous_outputs_that_are_not_there_are_named_with_their_input() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_the_transactions_is_refused() {
+async fn a_body_of_another_transaction_is_refused() {
     let mut other = page(&transaction(&[(outpoint(PARENT, 0), 5)], &[1]));
     other.txid = Txid([9; 32]);
     let store = store(2);

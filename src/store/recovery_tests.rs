@@ -4,17 +4,17 @@ use super::*;
 use crate::{
     blob::{
         BlobOptions, BlobStore,
-        fault::{Fault, FaultStore},
+        fault::{BlobFault, FaultStore},
     },
-    record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::Start},
-    store::{StoreSettings, read::Fields, testing},
+    record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::NewTxState},
+    store::{StoreSettings, read::ReadFields, testing},
     telemetry::{Metrics, OperationKind, WatchedEngine},
 };
 
-/// A transaction of five outputs, two a page: its master and others as they are after this many have been cleared.
+/// A transaction of five outputs, two a page, after `creating` was cleared on this many of the other pages.
 async fn half_created(store: &Store, cleared: u32) -> Txid {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
-    for mut page in testing::pages(&bytes, &Start::default(), 2).into_iter().rev() {
+    for mut page in testing::pages(&bytes, &NewTxState::default(), 2).into_iter().rev() {
         page.creating_at = (page.number == 0 || page.number > cleared).then_some(77);
         store.plant(page).await;
     }
@@ -27,7 +27,7 @@ async fn are_live(store: &Store, txid: Txid) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_half_created_is_completed_from_wherever_it_stands() {
+async fn a_half_created_transaction_is_completed_from_every_step() {
     for cleared in 0..3 {
         let store = testing::store(2);
         let txid = half_created(&store, cleared).await;
@@ -40,62 +40,63 @@ async fn what_is_half_created_is_completed_from_wherever_it_stands() {
     }
 }
 
-/// A half-created transaction without its page 2, and all its slots as they were.
-async fn with_a_page_gone(store: &Store) -> (Txid, Vec<Slot>) {
+/// A half-created transaction without its page 2, and the slots of all its pages.
+async fn without_page_2(store: &Store) -> (Txid, Vec<Slot>) {
     let whole = testing::store(2);
     let txid = half_created(&whole, 0).await;
     for page in whole.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
         store.plant(Page::clone(&page)).await;
     }
-    (txid, whole.get(txid, Fields::ALL).await.unwrap().unwrap().slots)
+    (txid, whole.get(txid, ReadFields::ALL).await.unwrap().unwrap().slots)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_that_a_node_forgot_is_made_again() {
+async fn a_page_that_a_node_lost_is_restored() {
     let store = testing::forgetful_store(2);
-    let (txid, slots) = with_a_page_gone(&store).await;
+    let (txid, slots) = without_page_2(&store).await;
     store.complete(txid).await.unwrap();
     assert!(are_live(&store, txid).await);
-    assert_eq!(store.get(txid, Fields::ALL).await.unwrap().unwrap().slots, slots);
+    assert_eq!(store.get(txid, ReadFields::ALL).await.unwrap().unwrap().slots, slots);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_that_nobody_can_have_forgotten_is_named_and_not_made_again() {
+async fn a_missing_page_is_not_restored_over_an_engine_that_loses_nothing() {
     let store = testing::store(2);
-    let (txid, _) = with_a_page_gone(&store).await;
-    let told = store.complete(txid).await.unwrap_err();
-    assert!(matches!(told, CompleteError::MissingPage { page: 2, why: NotRestored::Lasting, .. }), "{told}");
+    let (txid, _) = without_page_2(&store).await;
+    let error = store.complete(txid).await.unwrap_err();
+    let why = RestoreError::EngineKeepsWrites;
+    assert!(matches!(&error, CompleteError::MissingPage { page: 2, why: found, .. } if *found == why), "{error}");
     assert_eq!(store.pages(txid, 2, 3).await.unwrap(), [None]);
     assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
     let swept = store.sweep(NOW).await.unwrap();
-    assert_eq!(swept.damaged, [Damaged { txid, problem: told.to_string() }]);
+    assert_eq!(swept.damaged, [DamagedTx { txid, problem: error.to_string() }]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_that_cannot_be_made_is_named_with_what_is_wrong_and_nothing_is_live() {
+async fn a_page_whose_body_cannot_be_read_is_reported_and_not_restored() {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
     let txid = testing::txid(&bytes);
     let (blobs, objects) = (BlobStore::memory(), FaultStore::new(Arc::new(InMemory::new()), 1));
     let damaged = BlobStore::new(Arc::new(objects.clone()), BlobOptions::default());
     damaged.put_tx(txid, bytes.clone()).await.unwrap();
-    objects.fail_all(Some(Fault::OtherBytes));
+    objects.fail_all(Some(BlobFault::OtherBytes));
     for (blobs, words) in
-        [(None, "this store has none"), (Some(blobs), "not in the blob store"), (Some(damaged), "corrupt")]
+        [(None, "none is configured"), (Some(blobs), "not in the blob store"), (Some(damaged), "corrupt")]
     {
         let store = testing::forgetful_store(2).with_blobs(blobs);
-        let mut master = testing::pages(&bytes, &Start::default(), 2).remove(0);
+        let mut master = testing::pages(&bytes, &NewTxState::default(), 2).remove(0);
         testing::master(&mut master).body = Some(Body::External(Blob::First));
         master.creating_at = Some(7);
         store.plant(master).await;
-        let told = store.complete(txid).await.unwrap_err();
-        assert!(matches!(told, CompleteError::MissingPage { page: 1, why: NotRestored::Body(_), .. }), "{told}");
-        assert!(told.to_string().contains(words), "{told}");
+        let error = store.complete(txid).await.unwrap_err();
+        assert!(matches!(error, CompleteError::MissingPage { page: 1, why: RestoreError::Body(_), .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
         assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_contested_is_left_to_the_sequencer() {
+async fn a_contested_transaction_is_not_completed() {
     let store = testing::store(2);
     let txid = half_created(&store, 0).await;
     let reason = Reason::Command;
@@ -109,7 +110,7 @@ async fn what_is_contested_is_left_to_the_sequencer() {
 const NOW: Sweep = Sweep { now_ms: 10_000_000, older_than_ms: 120_000, dry_run: false };
 
 #[tokio::test(start_paused = true)]
-async fn the_sweep_completes_what_is_old_and_tells_the_rest() {
+async fn the_sweep_completes_old_transactions_and_lists_the_others() {
     let store = testing::store(2);
     let half = half_created(&store, 1).await;
     let orphan =
@@ -118,7 +119,8 @@ async fn the_sweep_completes_what_is_old_and_tells_the_rest() {
     store.plant(orphan.clone()).await;
     store.plant(young).await;
     let contested = testing::transaction(&[(testing::outpoint(Txid([8; 32]), 0), 1_000)], &[100; 3]);
-    for mut page in testing::pages(&contested, &Start { verdict: Some(Verdict::Pending), ..Start::default() }, 2) {
+    let start = NewTxState { verdict: Some(Verdict::Pending), ..NewTxState::default() };
+    for mut page in testing::pages(&contested, &start, 2) {
         if page.number > 0 {
             (page.conflicting, page.creating_at) = (false, Some(78));
         }
@@ -140,7 +142,7 @@ async fn the_sweep_completes_what_is_old_and_tells_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_sweep_leaves_an_attempt_alone_that_may_be_running() {
+async fn the_sweep_skips_a_creation_that_may_be_running() {
     let store = testing::store(2);
     let txid = half_created(&store, 0).await;
     let hostname = "here".to_owned();
@@ -150,17 +152,17 @@ async fn the_sweep_leaves_an_attempt_alone_that_may_be_running() {
     store.must_apply(Key::LockRecord(txid), acquire).await;
     let swept = store.sweep(NOW).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![txid], vec![]));
-    let mut held = Vec::new();
-    store.lock_records(|txid, lock_record| held.push((txid, lock_record))).await.unwrap();
-    assert_eq!(held, [(txid, lock_record)]);
+    let mut lock_records = Vec::new();
+    store.lock_records(|txid, lock_record| lock_records.push((txid, lock_record))).await.unwrap();
+    assert_eq!(lock_records, [(txid, lock_record)]);
     let swept = store.sweep(Sweep { now_ms: NOW.now_ms + 1, ..NOW }).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![], vec![txid]));
-    assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "it has run out");
+    assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "the lock record has expired");
 }
 
-/// A page has tens of thousands of slots.
+/// A page can have tens of thousands of slots.
 #[tokio::test(start_paused = true)]
-async fn the_sweep_holds_a_few_pages_at_once() {
+async fn the_sweep_reads_few_pages_at_once() {
     let metrics = Arc::new(Metrics::new());
     let store = testing::store(2);
     let engine = Arc::new(WatchedEngine::new(store.engine.clone(), metrics.clone()));
@@ -175,9 +177,9 @@ async fn the_sweep_holds_a_few_pages_at_once() {
     assert_eq!(metrics.engine_seconds.of(OperationKind::Read).get_sample_count(), 80 / u64::from(PAGES_AT_A_TIME));
 }
 
-/// More than are asked for at once, and more of one millisecond than that.
+/// More transactions than one query returns, and more of one millisecond than one query returns.
 #[tokio::test(start_paused = true)]
-async fn the_sweep_finds_everything() {
+async fn the_sweep_finds_more_transactions_than_one_query_returns() {
     let store = testing::store(2);
     for number in 0..350_u32 {
         let mut txid = [1; 32];

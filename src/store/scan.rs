@@ -1,4 +1,4 @@
-//! Walking a whole set in bounded memory.
+//! Scan of a whole set in bounded memory.
 
 use std::sync::Arc;
 
@@ -9,36 +9,36 @@ use crate::{
 
 use super::Store;
 
-/// Records read at a time: some megabytes of ordinary transactions.
-const BATCH: usize = 1_000;
+/// Number of records read at a time: some megabytes of ordinary transactions.
+const RECORDS_PER_BATCH: usize = 1_000;
 
-/// A scan of one set, a batch at a time; what failed and may be retried is.
-pub(super) struct Scan<'a> {
+/// A scan of one set in batches. Reads that fail with a retryable error are repeated.
+pub(super) struct SetScan<'a> {
     store: &'a Store,
     set: Set,
     batch: usize,
-    state: State,
+    state: ScanState,
 }
 
-enum State {
+enum ScanState {
     At(Option<Cursor>),
     Ended,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> SetScan<'a> {
     pub(super) fn new(store: &'a Store, set: Set) -> Self {
-        Scan { store, set, batch: BATCH, state: State::At(None) }
+        SetScan { store, set, batch: RECORDS_PER_BATCH, state: ScanState::At(None) }
     }
 
     pub(super) fn with_batch(self, batch: usize) -> Self {
-        Scan { batch, ..self }
+        SetScan { batch, ..self }
     }
 
-    /// The next records, never none of them; `None` at the end.
+    /// Reads the next records, at least one. `None`: the scan has reached the end.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<(Key, Record)>>, EngineError> {
-        while let State::At(cursor) = &self.state {
+        while let ScanState::At(cursor) = &self.state {
             let page = self.fetch(cursor.clone()).await?;
-            self.state = page.next.map_or(State::Ended, |cursor| State::At(Some(cursor)));
+            self.state = page.next.map_or(ScanState::Ended, |cursor| ScanState::At(Some(cursor)));
             if !page.records.is_empty() {
                 return Ok(Some(page.records));
             }
@@ -46,7 +46,7 @@ impl<'a> Scan<'a> {
         Ok(None)
     }
 
-    /// The masters among the next records; `None` at the end.
+    /// Reads the next records and returns the masters among them. `None`: the scan has reached the end.
     pub(super) async fn next_masters(&mut self) -> Result<Option<impl Iterator<Item = Arc<Page>>>, EngineError> {
         let master = |(key, record)| match (key, record) {
             (Key::Page(_, 0), Record::Page(master)) => Some(master),
@@ -56,7 +56,7 @@ impl<'a> Scan<'a> {
     }
 
     async fn fetch(&self, cursor: Option<Cursor>) -> Result<ScanPage, EngineError> {
-        let ask = || self.store.engine.scan(self.set, cursor.clone(), self.batch);
-        self.store.pauses(None).until_answered(EngineError::may_be_retried, ask).await
+        let send = || self.store.engine.scan(self.set, cursor.clone(), self.batch);
+        self.store.new_backoff(None).retry(EngineError::may_be_retried, send).await
     }
 }

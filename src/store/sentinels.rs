@@ -1,8 +1,8 @@
-//! Sentinels: small records that lie in many partitions of a namespace (`DESIGN.md`, section 9). A node or a device that is gone takes
-//! some of them with it, and one that is missing tells that a part of the namespace is gone, whatever else is there.
+//! Sentinels: small records in many partitions of a namespace (`docs/protocols/node-restart.md`). A node or device that
+//! is lost takes some sentinels along, so that a missing sentinel shows that a part of the namespace is lost.
 //!
-//! They count only once the meta record says so ([`MetaRecord::has_sentinels`]), and that is written when no node can forget them any more:
-//! so a store that was made before there were sentinels, or is being made, is told from one that has lost some.
+//! Sentinels count only once the meta record has [`MetaRecord::has_sentinels`], which is written when no node can lose
+//! the sentinels any more. So a store without sentinels, or with new ones, differs from a store that has lost some.
 
 use super::{Store, meta::MetaError};
 use crate::{
@@ -11,13 +11,13 @@ use crate::{
 };
 
 impl Store {
-    /// Writes the sentinels where this engine [may lose parts](crate::engine::RecordEngine::may_lose_parts) and the meta record does not
-    /// say yet that they are there. Answers whether it did: they have to outlast the nodes before they are
-    /// [noted](Self::note_sentinels).
+    /// Writes the sentinels if this engine [can lose parts](crate::engine::RecordEngine::may_lose_parts) and the meta
+    /// record does not have [`MetaRecord::has_sentinels`] yet. Returns whether sentinels were written: these have to be
+    /// durable before [`record_sentinels`](Self::record_sentinels).
     ///
     /// # Errors
-    /// The engine's.
-    pub async fn plant_sentinels(&self, meta: &MetaRecord) -> Result<bool, MetaError> {
+    /// The engine answers with an error that no retry heals.
+    pub async fn write_sentinels(&self, meta: &MetaRecord) -> Result<bool, MetaError> {
         if !self.engine.may_lose_parts() || meta.has_sentinels {
             return Ok(false);
         }
@@ -26,19 +26,19 @@ impl Store {
         Ok(true)
     }
 
-    /// Says in the meta record that the sentinels are there, and no node can forget them.
+    /// Records in the meta record that the sentinels exist and are durable.
     ///
     /// # Errors
-    /// As [`change_meta`](Self::change_meta).
-    pub async fn note_sentinels(&self) -> Result<MetaRecord, MetaError> {
+    /// The errors of [`change_meta`](Self::change_meta).
+    pub async fn record_sentinels(&self) -> Result<MetaRecord, MetaError> {
         self.change_meta(|meta| Ok(MetaRecord { has_sentinels: true, ..meta })).await
     }
 
-    /// Looks whether all sentinels are there; asks nothing of an engine that has none.
+    /// Verifies that all sentinels exist. Over an engine without sentinels nothing is read.
     ///
     /// # Errors
-    /// [`MetaError::PartLost`]; or nobody knows.
-    pub async fn check_sentinels(&self, meta: &MetaRecord) -> Result<(), MetaError> {
+    /// [`MetaError::PartLost`], or the sentinels could not be read.
+    pub async fn verify_sentinels(&self, meta: &MetaRecord) -> Result<(), MetaError> {
         if !self.engine.may_lose_parts() {
             return Ok(());
         }
@@ -63,8 +63,8 @@ mod tests {
         record::Rules,
         store::{
             meta::MetaExpectations,
+            ownership::{GroupStore, StoreOwnership},
             testing::store,
-            whole::{GroupStore, WholeStore},
         },
         tx::Network,
     };
@@ -73,57 +73,57 @@ mod tests {
         MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
 
     fn in_parts() -> (Arc<MemoryEngine>, Store) {
-        let engine = Arc::new(MemoryEngine::new(Rules::main(288)).in_parts());
+        let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
         (engine.clone(), Store { engine, ..store(5) })
     }
 
     async fn with_sentinels() -> (Arc<MemoryEngine>, Store) {
         let (engine, store) = in_parts();
         let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        assert!(store.plant_sentinels(&meta).await.unwrap());
-        let meta = store.note_sentinels().await.unwrap();
-        assert!(!store.plant_sentinels(&meta).await.unwrap(), "a second time");
+        assert!(store.write_sentinels(&meta).await.unwrap());
+        let meta = store.record_sentinels().await.unwrap();
+        assert!(!store.write_sentinels(&meta).await.unwrap(), "a second time");
         (engine, store)
     }
 
     #[tokio::test]
-    async fn one_that_is_missing_or_anothers_is_a_part_that_is_lost() {
+    async fn a_missing_or_foreign_sentinel_is_a_lost_part() {
         for record in [None, Some(Record::Sentinel([9; 16]))] {
             let (engine, store) = with_sentinels().await;
             let group = GroupStore { store: store.clone(), expected: EXPECTED };
-            group.check().await.unwrap();
+            group.verify_intact().await.unwrap();
             engine.put(Key::Sentinel(7), record.clone());
             engine.put(Key::Sentinel(255), record);
-            let error = group.check().await.unwrap_err();
+            let error = group.verify_intact().await.unwrap_err();
             assert!(matches!(error, MetaError::PartLost { missing: 2, all: 256 }), "{error}");
             assert!(error.to_string().contains("replay --rebuild") && !error.may_be_retried(), "{error}");
             assert!(store.open_meta(EXPECTED, true, [2; 16]).await.is_err(), "a start");
-            assert!(store.look_at_meta(EXPECTED, true).await.is_err(), "run --check");
+            assert!(store.inspect_meta(EXPECTED, true).await.is_err(), "run --check");
         }
     }
 
-    /// A store that was made before there were any, or whose maker died before they had outlasted the nodes.
+    /// A store without sentinels, or whose first instance died before the sentinels were durable.
     #[tokio::test]
-    async fn before_they_are_noted_none_is_missed() {
+    async fn no_sentinel_is_missed_before_they_are_recorded() {
         let (engine, store) = in_parts();
         let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
         store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
-        assert!(store.plant_sentinels(&meta).await.unwrap());
+        assert!(store.write_sentinels(&meta).await.unwrap());
         engine.put(Key::Sentinel(3), None);
         let meta = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
-        assert!(store.check_sentinels(&meta).await.is_err(), "whoever noted them now would be wrong");
-        assert!(store.plant_sentinels(&meta).await.unwrap());
-        store.check_sentinels(&meta).await.unwrap();
-        store.note_sentinels().await.unwrap();
+        assert!(store.verify_sentinels(&meta).await.is_err(), "the sentinels must not be recorded yet");
+        assert!(store.write_sentinels(&meta).await.unwrap());
+        store.verify_sentinels(&meta).await.unwrap();
+        store.record_sentinels().await.unwrap();
         store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
     }
 
     #[tokio::test]
-    async fn an_engine_that_is_lost_as_a_whole_has_none() {
+    async fn an_engine_that_is_lost_as_a_whole_has_no_sentinels() {
         let store = store(5);
         let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        assert!(!store.plant_sentinels(&meta).await.unwrap());
+        assert!(!store.write_sentinels(&meta).await.unwrap());
         assert_eq!(store.read(vec![Key::Sentinel(0)]).await.unwrap(), [None]);
-        store.check_sentinels(&meta).await.unwrap();
+        store.verify_sentinels(&meta).await.unwrap();
     }
 }

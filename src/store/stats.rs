@@ -1,4 +1,4 @@
-//! What a store holds, counted.
+//! Counts over the transactions and blocks of a store.
 
 use std::ops::AddAssign;
 
@@ -11,70 +11,70 @@ use crate::{
 
 use super::body::ParsedBody;
 
-/// Counts over a whole store. But for `seeded`, `spent_outside` and those that say otherwise, they are of *live*
-/// transactions that came whole, out of the log; partial parents are counted apart.
+/// Counts over a whole store. A count is over *live* whole transactions unless its description says otherwise; partial
+/// transactions are counted in `seeded` and `spent_outside`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct StoreStats {
-    /// Block records on the longest chain.
+    /// Number of block records on the longest chain.
     pub blocks: u64,
-    /// Block records that are not on it.
+    /// Number of block records that are not on the longest chain.
     pub side_blocks: u64,
-    /// Live transactions, coinbases included.
+    /// Number of live whole transactions, coinbases included.
     pub transactions: u64,
-    /// Coinbases among them.
+    /// Number of coinbases among these transactions.
     pub coinbases: u64,
-    /// Their inputs; a coinbase has none.
+    /// Number of inputs; a coinbase has none.
     pub inputs: u64,
-    /// Their outputs.
+    /// Number of outputs, with and without a slot.
     pub outputs: u64,
-    /// Outputs that got a slot.
+    /// Number of outputs with a slot.
     pub slots: u64,
-    /// Slots that are spent.
+    /// Number of spent slots.
     pub spent_inside: u64,
-    /// Slots of partial transactions that are spent.
+    /// Number of spent slots of partial transactions.
     pub spent_outside: u64,
-    /// Slots that are not spent; frozen and locked ones are among them.
+    /// Number of slots that are not spent, frozen and locked ones included.
     pub unspent: u64,
-    /// What those hold, satoshis.
+    /// Satoshis of all unspent slots.
     pub unspent_satoshis: u128,
-    /// Slots that are frozen.
+    /// Number of frozen slots, those of partial transactions included.
     pub frozen: u64,
-    /// Transactions that are locked.
+    /// Number of locked transactions.
     pub locked: u64,
-    /// Transactions that no block of the longest chain lists.
+    /// Number of transactions that no block of the longest chain lists.
     pub unmined: u64,
-    /// Transactions on more than one page.
+    /// Number of transactions on more than one page.
     pub paged: u64,
-    /// Transactions that are not live because they are conflicting, or contested and without a verdict yet.
+    /// Number of transactions that are conflicting, or contested without a verdict.
     pub conflicting: u64,
-    /// Transactions that are half created.
+    /// Number of half-created transactions.
     pub creating: u64,
-    /// All transactions that were ever contested, whatever became of them; stubs too.
+    /// Number of all transactions that were ever contested, stubs included.
     pub contested: u64,
-    /// Contested transactions without a body.
+    /// Number of contested transactions without a body.
     pub stubs: u64,
-    /// Transactions that were pruned and left a tombstone.
+    /// Number of tombstones of pruned transactions.
     pub tombstones: u64,
-    /// Partial transactions.
+    /// Counts of partial transactions.
     pub seeded: SeededStats,
 }
 
-/// Counts of partial transactions: parents that came with only some of their outputs.
+/// Counts of partial transactions: transactions of which only some outputs are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct SeededStats {
-    /// How many.
+    /// Number of partial transactions.
     pub transactions: u64,
-    /// Outputs that are known.
+    /// Number of known outputs.
     pub outputs: u64,
-    /// Outputs that got a slot.
+    /// Number of outputs with a slot.
     pub slots: u64,
-    /// Slots that are not spent.
+    /// Number of slots that are not spent.
     pub unspent: u64,
-    /// What those hold, satoshis.
+    /// Satoshis of all unspent slots.
     pub unspent_satoshis: u128,
 }
 
-/// The slots of one transaction, counted page by page.
+/// Counts of the slots of one transaction, added up page by page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct SlotCounts {
     slots: u64,
@@ -84,11 +84,11 @@ pub(super) struct SlotCounts {
 }
 
 impl SlotCounts {
-    /// Counts one page. `outputs` are those of its slots, and go on with those of the next page.
+    /// Counts the slots of one page. `outputs` begins with the outputs of this page and continues with the next page.
     pub(super) fn count<'a>(page: &Page, outputs: &mut dyn Iterator<Item = Option<Output<'a>>>) -> Self {
         let mut counts = SlotCounts::default();
         for (slot, offset) in page.utxos.iter().flatten().zip(0..) {
-            // Taken in step with the slots, nil ones too.
+            // Each slot has an output, nil slots too.
             let output = outputs.next().flatten();
             if *slot == Slot::Nil {
                 continue;
@@ -119,7 +119,7 @@ impl AddAssign for SlotCounts {
 }
 
 impl StoreStats {
-    /// Counts one transaction by its master, and its slots if it has any.
+    /// Counts one transaction by its master and slots.
     pub(super) fn add(&mut self, master: &Page, body: Option<&ParsedBody<'_>>, slots: SlotCounts) {
         self.contested += u64::from(master.verdict().is_some());
         match (master.state(), body) {

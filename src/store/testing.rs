@@ -1,4 +1,4 @@
-//! Stores and transactions that the tests share. Output `n` of everything here is guarded by the script `51 n`.
+//! Stores and transactions for unit tests. Output `n` of every transaction here has the script `51 n` (hexadecimal).
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::{
     record::{
         BlockRecord, Body, Key, Marks, Master, MinedIn, Operation, Outcome, Page, Phase, Rules, Sequenced, Spend,
         SpendSlot, Stamp, StoredOutput,
-        build::{Seed, SeededOutput, Setting, Start, pages_of, seeded_pages},
+        build::{KnownOutput, KnownOutputs, NewTxState, PageParams, build_pages, build_partial_pages},
     },
     tx::{Network, Outpoint, Output, Transaction, Txid, utxo_hash, varint},
 };
 
-/// The height at which everything here is created.
+/// Height at which every record here is created.
 pub(crate) const HEIGHT: u32 = 100;
 
 const RULES: Rules = Rules::main(288);
@@ -26,9 +26,9 @@ pub(crate) fn store(utxo_batch_size: u32) -> Store {
     store_on(MemoryEngine::new(RULES), utxo_batch_size)
 }
 
-/// The same on one that may forget, within a second.
+/// An empty store on a memory engine that can lose the writes of the last second.
 pub(crate) fn forgetful_store(utxo_batch_size: u32) -> Store {
-    let engine = MemoryEngine::forgetful(RULES, Clock::simulated(0), Duration::from_secs(1));
+    let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(0), Duration::from_secs(1));
     store_on(engine, utxo_batch_size)
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn script(vout: u32) -> Bytes {
     Bytes::from(vec![0x51, vout as u8])
 }
 
-/// A transaction in extended format; an input is what it spends, and how much that holds.
+/// A transaction in extended format. Each input is an outpoint and its satoshis; each output is its satoshis.
 pub(crate) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes {
     let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0xef];
     varint::write(&mut bytes, inputs.len() as u64);
@@ -67,7 +67,7 @@ pub(crate) fn transaction(inputs: &[(Outpoint, u64)], outputs: &[u64]) -> Bytes 
     bytes.into()
 }
 
-/// A coinbase in standard format.
+/// A coinbase transaction in standard format with one output.
 pub(crate) fn coinbase(satoshis: u64) -> Bytes {
     let mut bytes = vec![1, 0, 0, 0, 1];
     bytes.extend([0; 32]);
@@ -86,14 +86,14 @@ pub(crate) fn outpoint(txid: Txid, vout: u32) -> Outpoint {
     Outpoint { txid, vout }
 }
 
-pub(crate) fn setting(batch_size: u32) -> Setting {
-    Setting { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5 }
+pub(crate) fn setting(batch_size: u32) -> PageParams {
+    PageParams { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5 }
 }
 
-/// Its pages, all created, with the body in the master however many there are.
-pub(crate) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> {
+/// Pages of a transaction as after the create, with the body inline in the master.
+pub(crate) fn pages(bytes: &Bytes, start: &NewTxState, batch_size: u32) -> Vec<Page> {
     let parsed = Transaction::parse(bytes).unwrap();
-    let mut pages = pages_of(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap().all(5);
+    let mut pages = build_pages(&parsed, bytes.clone(), txid(bytes), &setting(batch_size), start).unwrap().all(5);
     for page in &mut pages {
         page.creating_at = None;
         page.conflicting = start.verdict.is_some();
@@ -102,16 +102,16 @@ pub(crate) fn pages(bytes: &Bytes, start: &Start, batch_size: u32) -> Vec<Page> 
     pages
 }
 
-/// The one page of a transaction that fits one.
+/// The master of a transaction of at most 100 outputs.
 pub(crate) fn page(bytes: &Bytes) -> Page {
-    pages(bytes, &Start::default(), 100).remove(0)
+    pages(bytes, &NewTxState::default(), 100).remove(0)
 }
 
 /// A partial transaction with this id whose outputs hold 1,000 satoshis each.
 pub(crate) fn seeded(id: u8, outputs: u32) -> Page {
-    let output = |vout| SeededOutput { vout, output: StoredOutput { satoshis: 1_000, script: script(vout) } };
-    let seed = Seed { txid: Txid([id; 32]), coinbase: false, outputs: (0..outputs).map(output).collect() };
-    seeded_pages(&seed, &setting(100)).unwrap().master
+    let output = |vout| KnownOutput { vout, output: StoredOutput { satoshis: 1_000, script: script(vout) } };
+    let seed = KnownOutputs { txid: Txid([id; 32]), coinbase: false, outputs: (0..outputs).map(output).collect() };
+    build_partial_pages(&seed, &setting(100)).unwrap().master
 }
 
 pub(crate) fn master(page: &mut Page) -> &mut Master {
@@ -133,7 +133,7 @@ pub(crate) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
 }
 
 impl Store {
-    /// Puts a page as it is, where there is none.
+    /// Writes a page unchanged under a key without a record.
     pub(crate) async fn plant(&self, page: Page) {
         let key = Key::Page(page.txid, page.number);
         let contested = page.conflicting;
@@ -148,16 +148,16 @@ impl Store {
         self.must_apply(key, Operation::Sequenced(stamp, operation)).await;
     }
 
-    /// Creates a transaction and takes what it spends.
+    /// Creates a transaction and spends its inputs.
     pub(crate) async fn accept(&self, bytes: &Bytes) {
-        self.take_inputs(bytes).await;
-        for page in pages(bytes, &Start::default(), self.settings.utxo_batch_size) {
+        self.spend_inputs(bytes).await;
+        for page in pages(bytes, &NewTxState::default(), self.settings.utxo_batch_size) {
             self.plant(page).await;
         }
     }
 
-    /// Takes the slots that a transaction names, without creating it.
-    pub(crate) async fn take_inputs(&self, bytes: &Bytes) {
+    /// Spends the inputs of a transaction, without creating the transaction.
+    pub(crate) async fn spend_inputs(&self, bytes: &Bytes) {
         let parsed = Transaction::parse(bytes).unwrap();
         for (input, number) in parsed.inputs().zip(0..) {
             let previous = input.previous.unwrap();

@@ -1,21 +1,21 @@
-//! Binds a store to the topics that it is made from.
+//! Binds a store to the topics whose events the store consumes.
 //!
-//! The ids live in the meta record: the record belongs to the store, all instances of a group share it, and it outlives
-//! what the coordinator forgets with a deleted topic (the committed offsets and all that was said with them).
+//! The topic ids are in the meta record: all instances of a group share the record, and it stays when the coordinator
+//! deletes the committed offsets and their metadata together with a topic.
 
 use std::collections::BTreeMap;
 
 use super::{
     Store,
-    meta::{MetaError, topic_id},
+    meta::{MetaError, read_topic_id},
 };
 use crate::{
-    broker::{Broker, BrokerError, TopicId, TopicIdentity, TopicPartition, identity::recreated},
+    broker::{Broker, BrokerError, TopicId, TopicIdentity, TopicPartition, identity::describe_recreated},
     event::Topic,
     record::{BoundTopic, MetaRecord},
 };
 
-/// A topic as it was found.
+/// A topic of the cluster with its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundTopic {
     /// Purpose of the topic.
@@ -24,21 +24,21 @@ pub struct FoundTopic {
     pub name: String,
     /// Id of the topic; `None`: the cluster gives none.
     pub id: Option<TopicId>,
-    /// Number of partitions.
+    /// Number of partitions of the topic.
     pub partitions: i32,
-    /// Where the cluster gives no id: the beginning of the id of each partition's record at offset 0; `None`: the
-    /// partition is empty. A partition that no longer holds its first record is left out.
+    /// First records, for a cluster without topic ids: the first 8 bytes of the id of each partition's record at offset
+    /// 0; `None`: the partition is empty. A partition that no longer holds its first record is left out.
     pub first: BTreeMap<u32, Option<[u8; 8]>>,
 }
 
-/// Looks which topics are there, by their ids or else by their first records.
+/// Reads the identities of these topics: their ids, or else their first records.
 ///
 /// # Errors
 /// The broker does not answer, or a topic does not exist.
 pub async fn find_topics(broker: &dyn Broker, names: &[(Topic, String)]) -> Result<Vec<FoundTopic>, BrokerError> {
-    let asked: Vec<String> = names.iter().map(|(_, name)| name.clone()).collect();
+    let names_only: Vec<String> = names.iter().map(|(_, name)| name.clone()).collect();
     let mut found = Vec::with_capacity(names.len());
-    for ((topic, name), identity) in names.iter().zip(broker.identify(&asked).await?) {
+    for ((topic, name), identity) in names.iter().zip(broker.identify(&names_only).await?) {
         let unknown = || BrokerError::unknown_topic("look up topic ids", name);
         let TopicIdentity { id, partitions } = identity.ok_or_else(unknown)?;
         let first = if id.is_some() { BTreeMap::new() } else { first_records(broker, name, partitions).await? };
@@ -59,11 +59,11 @@ async fn first_records(
         if low > 0 {
             continue;
         }
-        let id = topic_id(broker, &partition).await?.map(|id| {
+        let id = read_topic_id(broker, &partition).await?.map(|id| {
             let [begin, ..] = *id.as_chunks::<8>().0 else { return [0; 8] };
             begin
         });
-        // A record that came, or went, in between says nothing.
+        // A record that was written or deleted between the two questions proves nothing.
         if id.is_some() || high == 0 {
             first.insert(number.unsigned_abs(), id);
         }
@@ -71,36 +71,37 @@ async fn first_records(
     Ok(first)
 }
 
-/// Whether a topic is the one that the store was made from, or the first of its kind.
+/// Verifies that a topic is the one to which the store is bound, or that the store is not bound to such a topic yet.
 ///
 /// # Errors
 /// [`MetaError::TopicRecreated`]
-pub fn is_bound_to(meta: &MetaRecord, found: &FoundTopic) -> Result<(), MetaError> {
+pub fn verify_topic_binding(meta: &MetaRecord, found: &FoundTopic) -> Result<(), MetaError> {
     let Some(bound) = meta.topics.get(found.topic.default_name()) else { return Ok(()) };
-    let anew = |store: &[u8], now: Option<&[u8]>| MetaError::TopicRecreated {
-        told: recreated(&found.name, &hex::encode(store), &now.map_or_else(|| "none".to_owned(), hex::encode)),
+    let recreated_error = |store: &[u8], now: Option<&[u8]>| {
+        let now = now.map_or_else(|| "none".to_owned(), hex::encode);
+        MetaError::TopicRecreated { message: describe_recreated(&found.name, &hex::encode(store), &now) }
     };
     if let (Some(store), Some(now)) = (&bound.id, &found.id) {
-        return if store == now { Ok(()) } else { Err(anew(store, Some(now))) };
+        return if store == now { Ok(()) } else { Err(recreated_error(store, Some(now))) };
     }
     let others = bound.first.iter().filter_map(|(partition, store)| {
         let now = found.first.get(partition)?.as_ref();
-        (now != Some(store)).then(|| anew(store, now.map(<[u8; 8]>::as_slice)))
+        (now != Some(store)).then(|| recreated_error(store, now.map(<[u8; 8]>::as_slice)))
     });
     others.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Whether a topic is told from others by its id.
-pub fn is_known_by_id(found: &[FoundTopic], topic: Topic) -> bool {
-    found.iter().any(|one| one.topic == topic && one.id.is_some())
+/// Returns whether the cluster gives the topic an id.
+pub fn has_topic_id(found: &[FoundTopic], topic: Topic) -> bool {
+    found.iter().any(|found| found.topic == topic && found.id.is_some())
 }
 
 fn bind(mut meta: MetaRecord, found: &[FoundTopic]) -> Result<MetaRecord, MetaError> {
-    for one in found {
-        is_bound_to(&meta, one)?;
-        let first = one.first.iter().filter_map(|(partition, id)| Some((*partition, (*id)?)));
-        let bound: &mut BoundTopic = meta.topics.entry(one.topic.default_name().to_owned()).or_default();
-        bound.id = bound.id.or(one.id);
+    for topic in found {
+        verify_topic_binding(&meta, topic)?;
+        let first = topic.first.iter().filter_map(|(partition, id)| Some((*partition, (*id)?)));
+        let bound: &mut BoundTopic = meta.topics.entry(topic.topic.default_name().to_owned()).or_default();
+        bound.id = bound.id.or(topic.id);
         bound.first.extend(first);
     }
     meta.topics.retain(|_, bound| *bound != BoundTopic::default());
@@ -108,11 +109,10 @@ fn bind(mut meta: MetaRecord, found: &[FoundTopic]) -> Result<MetaRecord, MetaEr
 }
 
 impl Store {
-    /// Holds the store to these topics: ids that are seen for the first time are written down, any other refused from
-    /// then on.
+    /// Binds the store to these topics: a first id is recorded, and later any other id is refused.
     ///
     /// # Errors
-    /// [`MetaError::TopicRecreated`], or as [`change_meta`](Self::change_meta).
+    /// [`MetaError::TopicRecreated`], or the errors of [`change_meta`](Self::change_meta).
     pub async fn bind_topics(&self, found: &[FoundTopic]) -> Result<MetaRecord, MetaError> {
         self.change_meta(|meta| bind(meta, found)).await
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_bound_at_first_sight_and_refuses_another_topic_by_both_ids() {
+    fn a_store_is_bound_to_the_first_topic_id_and_refuses_another() {
         let bound = bind(MetaRecord::default(), &[found(Some(1), &[])]).unwrap();
         assert_eq!(bind(bound.clone(), &[found(Some(1), &[])]).unwrap(), bound);
         let error = bind(bound.clone(), &[found(Some(2), &[])]).unwrap_err().to_string();
@@ -146,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn without_ids_the_first_records_tell_topics_apart() {
+    fn without_ids_the_first_records_identify_topics() {
         let empty = bind(MetaRecord::default(), &[found(None, &[(0, None), (1, None)])]).unwrap();
-        assert_eq!(empty, MetaRecord::default(), "nothing is known yet");
+        assert_eq!(empty, MetaRecord::default(), "no record is known yet");
         let bound = bind(empty, &[found(None, &[(0, Some(7)), (1, None)])]).unwrap();
         let later = bind(bound.clone(), &[found(None, &[(0, Some(7)), (1, Some(8))])]).unwrap();
         for (partitions, fits) in [
@@ -158,9 +158,9 @@ mod tests {
             (vec![(0, Some(9)), (1, Some(8))], false),
             (vec![(0, Some(7)), (1, None)], false),
         ] {
-            assert_eq!(is_bound_to(&later, &found(None, &partitions)).is_ok(), fits, "{partitions:?}");
+            assert_eq!(verify_topic_binding(&later, &found(None, &partitions)).is_ok(), fits, "{partitions:?}");
         }
-        // A cluster that gives ids from now on is believed.
+        // An id counts from the time on at which the cluster gives one.
         assert!(bind(later, &[found(Some(1), &[])]).unwrap().topics["utxo.validated-txs"].id.is_some());
     }
 }

@@ -1,8 +1,8 @@
-//! Holds the state to its invariants, in both directions: every live transaction's inputs name it, and every slot that
-//! names a spender is named by that spender (`DESIGN.md`, section 9).
+//! Verifies the invariants of the stored state in both directions: each slot that an input of a live transaction names
+//! names that input, and each spender that a slot names spends the slot.
 //!
-//! One scan; what a record says of other records is asked of them in batches of bounded size. A store that changes
-//! meanwhile can show violations that are none: verify one that is at rest.
+//! Verification is one scan. A record is checked against other records in batches of bounded size. A store that changes
+//! during the scan can show false violations: stop the group first.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -18,149 +18,149 @@ use super::{
     Store,
     body::ParsedBody,
     digest::{PAGES_AT_A_TIME, slots_of_page},
-    scan::Scan,
+    scan::SetScan,
 };
 
-mod questions;
+mod cross_checks;
 mod unbarred;
 
-use questions::Questions;
-use unbarred::Losers;
+use cross_checks::CrossChecks;
+use unbarred::UnbarredSearch;
 
-/// One thing that must not be.
+/// A violated invariant of the stored state.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "violation", rename_all = "snake_case")]
 pub enum Violation {
-    /// A live transaction's input: the slot does not name it.
+    /// The slot that an input of a live transaction names does not name this input.
     InputNotTaken {
-        /// The live transaction.
+        /// Txid of the live transaction.
         txid: Txid,
-        /// Its input.
+        /// Index of the input.
         input: u32,
-        /// The slot that the input names.
+        /// The outpoint that the input names.
         outpoint: Outpoint,
         /// The transaction and input that the slot names instead, if any.
         holder: Option<Holder>,
     },
-    /// A live transaction's input: the parent, whole, has no such slot.
+    /// An input of a live transaction names a slot that its parent does not have.
     NoSuchSlot {
-        /// The live transaction.
+        /// Txid of the live transaction.
         txid: Txid,
-        /// Its input.
+        /// Index of the input.
         input: u32,
-        /// What it names.
+        /// The outpoint that the input names.
         outpoint: Outpoint,
     },
-    /// A live transaction spends an output of one that is not.
+    /// A live transaction spends an output of a conflicting transaction.
     ConflictingParent {
-        /// The live transaction.
+        /// Txid of the live transaction.
         txid: Txid,
-        /// The conflicting one.
+        /// Txid of the conflicting parent.
         parent: Txid,
     },
     /// A slot names a spender that has no record.
     SpenderMissing {
-        /// The slot.
+        /// Outpoint of the slot.
         outpoint: Outpoint,
-        /// Whom it names.
+        /// The spender that the slot names.
         spender: Holder,
     },
-    /// A slot names a transaction that does not spend it.
+    /// A slot names a transaction that does not spend the slot.
     SpenderNeverNamedIt {
-        /// The slot.
+        /// Outpoint of the slot.
         outpoint: Outpoint,
-        /// Whom it names.
+        /// The spender that the slot names.
         spender: Holder,
     },
     /// A slot names a transaction that is conflicting by verdict.
     ConflictingHoldsSlot {
-        /// The slot.
+        /// Outpoint of the slot.
         outpoint: Outpoint,
-        /// Whom it names.
+        /// The spender that the slot names.
         spender: Holder,
     },
     /// A page is half created, though nothing bars its transaction.
     Creating {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// Which page.
+        /// Number of the page.
         page: u32,
-        /// Since when, ms since the epoch.
+        /// Time since which the page is creating, ms since the epoch.
         since: u64,
     },
     /// A count disagrees with the slots.
     Count {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// On which page.
+        /// Number of the page.
         page: u32,
-        /// The bin.
+        /// Name of the bin.
         bin: &'static str,
-        /// What it says.
+        /// The count that the bin holds.
         stored: u64,
-        /// What the slots say.
+        /// The number of slots.
         counted: u64,
     },
     /// The set of all-spent pages disagrees with a page.
     SpentPages {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// The page.
+        /// Number of the page.
         page: u32,
-        /// Whether the set lists it.
+        /// The set lists the page.
         listed: bool,
     },
-    /// A page has another flag than its master.
+    /// A flag of a page differs from the flag of its master.
     Flag {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// The page.
+        /// Number of the page.
         page: u32,
-        /// The bin.
+        /// Name of the bin.
         bin: &'static str,
     },
-    /// The master tells of a page that is not there.
+    /// A page is absent that the master counts.
     MissingPage {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// Which.
+        /// Number of the page.
         page: u32,
     },
-    /// A page whose master is not there, or does not tell of it.
+    /// A page exists whose master is absent, or does not count the page.
     OrphanedPage {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// Which.
+        /// Number of the page.
         page: u32,
     },
-    /// A body is missing or damaged, or where this store cannot read it.
+    /// A body is missing, damaged, or in a place that this store cannot read.
     Body {
-        /// Of which transaction.
+        /// Txid of the transaction.
         txid: Txid,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// A slot commits to another output than the one stored.
+    /// The hash in a slot belongs to another output than the stored one.
     SlotHash {
-        /// The slot.
+        /// Outpoint of the slot.
         outpoint: Outpoint,
     },
     /// A transaction is conflicting and not due to be pruned, though all of its parents are live and all of its slots
     /// are free.
     Unbarred {
-        /// The conflicting transaction.
+        /// Txid of the conflicting transaction.
         txid: Txid,
         /// The reason of its verdict, which no longer holds.
         reason: String,
     },
 }
 
-/// A transaction and its input: who spends a slot.
+/// The spender of a slot: a transaction and one of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Holder {
-    /// The transaction.
+    /// Txid of the spender.
     pub txid: Txid,
-    /// Its input.
+    /// Index of the input.
     pub input: u32,
 }
 
@@ -213,7 +213,7 @@ impl fmt::Display for Violation {
             }
             Flag { txid, page, bin } => write!(f, "{bin} on page {page} of {txid} is not as on its master"),
             MissingPage { txid, page } => write!(f, "page {page} of {txid} is missing"),
-            OrphanedPage { txid, page } => write!(f, "page {page} of {txid} has no master that tells of it"),
+            OrphanedPage { txid, page } => write!(f, "page {page} of {txid} has no master that counts it"),
             Body { txid, problem } => write!(f, "body of {txid}: {problem}"),
             SlotHash { outpoint } => write!(f, "the slot of {outpoint} commits to another output than the stored one"),
             Unbarred { txid, reason } => write!(
@@ -226,78 +226,78 @@ impl fmt::Display for Violation {
 }
 
 impl Store {
-    /// Verifies the whole store: `found` is told each violation, `progress` how many transactions were seen so far.
-    /// Answers how many there were. A transaction that is contested and without a verdict may hold slots: it is
-    /// between two states, not in a wrong one.
+    /// Verifies the whole store and returns the number of transactions. `found` is called with each violation,
+    /// `progress` with the number of transactions seen so far. A contested transaction without a verdict may hold
+    /// slots: the transaction is between two states, and not in a wrong one.
     ///
     /// # Errors
-    /// The engine failed for good; what was found until then was told.
+    /// The engine answers with an error that no retry heals. `found` has been called with every violation until then.
     pub async fn verify(
         &self,
         mut progress: impl FnMut(u64),
         mut found: impl FnMut(Violation),
     ) -> Result<u64, EngineError> {
         let mut seen = 0;
-        let mut scan = Scan::new(self, Set::Transactions);
+        let mut scan = SetScan::new(self, Set::Transactions);
         let mut verifier = Verifier {
             store: self,
-            questions: Questions::default(),
-            losers: Losers::default(),
-            highest: 0,
+            cross_checks: CrossChecks::default(),
+            unbarred_search: UnbarredSearch::default(),
+            greatest_height: 0,
             found: &mut found,
         };
         while let Some(records) = scan.next().await? {
             for (_, record) in records {
                 if let Record::Page(page) = record {
                     seen += u64::from(page.number == 0);
-                    verifier.page(&page).await?;
+                    verifier.check_page(&page).await?;
                 }
             }
             progress(seen);
         }
-        verifier.questions.ask(self, verifier.found).await?;
-        verifier.losers.ask(self).await?;
-        verifier.losers.tell(verifier.highest, verifier.found);
+        verifier.cross_checks.run(self, verifier.found).await?;
+        verifier.unbarred_search.run(self).await?;
+        verifier.unbarred_search.report(verifier.greatest_height, verifier.found);
         Ok(seen)
     }
 }
 
 struct Verifier<'a, F> {
     store: &'a Store,
-    questions: Questions,
-    losers: Losers,
+    cross_checks: CrossChecks,
+    unbarred_search: UnbarredSearch,
     /// The greatest height at which a transaction is mined.
-    highest: u32,
+    greatest_height: u32,
     found: &'a mut F,
 }
 
 impl<F: FnMut(Violation)> Verifier<'_, F> {
-    /// Looks at one record; what others have to say is asked as soon as there are enough questions.
-    async fn page(&mut self, page: &Page) -> Result<(), EngineError> {
+    /// Checks one page. Checks against other records are gathered and run in batches.
+    async fn check_page(&mut self, page: &Page) -> Result<(), EngineError> {
         if let Some(since) = page.creating_at.filter(|_| page.number == 0) {
             (self.found)(Violation::Creating { txid: page.txid, page: page.number, since });
         }
         let Some(slots) = page.utxos.as_deref() else { return Ok(()) };
-        own_counts(page, slots, self.found);
+        check_slot_counts(page, slots, self.found);
         let first = page.number.saturating_mul(self.store.settings.utxo_batch_size);
         for (slot, offset) in slots.iter().zip(0..) {
             let Some(spender) = slot.spender().filter(|_| !page.pruned_spenders.contains(&offset)) else { continue };
             let outpoint = Outpoint { txid: page.txid, vout: first.saturating_add(offset) };
-            self.questions.slot(outpoint, spender.into());
-            self.ask_if_many().await?;
+            self.cross_checks.add_slot(outpoint, spender.into());
+            self.run_full_batches().await?;
         }
         match page.master.as_deref() {
-            Some(bins) => self.master(page, bins).await,
+            Some(bins) => self.check_master(page, bins).await,
             None => {
-                self.questions.page(page.txid, page.number, page.creating_at);
+                self.cross_checks.add_page(page.txid, page.number, page.creating_at);
                 Ok(())
             }
         }
     }
 
-    async fn master(&mut self, master: &Page, bins: &Master) -> Result<(), EngineError> {
+    async fn check_master(&mut self, master: &Page, bins: &Master) -> Result<(), EngineError> {
         let txid = master.txid;
-        self.highest = bins.mined.iter().map(|mined| mined.height).fold(self.highest, u32::max);
+        self.greatest_height = bins.mined.iter().map(|mined| mined.height).fold(self.greatest_height, u32::max);
         let body = match self.store.body(master).await {
             Ok(body) => Some(body),
             Err(error) => {
@@ -315,27 +315,32 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         if let Some(Err(error)) = parsed.as_ref().map(|body| body.belongs_to(txid)) {
             (self.found)(Violation::Body { txid, problem: error.to_string() });
         }
-        self.slots(master, bins, parsed.as_ref()).await?;
+        self.check_slots(master, bins, parsed.as_ref()).await?;
         let transaction = parsed.as_ref().and_then(ParsedBody::transaction);
         let Some(transaction) = transaction.filter(|transaction| !transaction.is_coinbase()) else { return Ok(()) };
         if master.state() != TxState::Live {
-            self.losers.add(self.store, master, transaction);
-            return self.ask_if_many().await;
+            self.unbarred_search.add(self.store, master, transaction);
+            return self.run_full_batches().await;
         }
         for (input, number) in transaction.inputs().zip(0..) {
-            let place = self.store.place(input.outpoint);
-            self.questions.input(Holder { txid, input: number }, input.outpoint, place);
-            self.ask_if_many().await?;
+            let slot = self.store.locate_slot(input.outpoint);
+            self.cross_checks.add_input(Holder { txid, input: number }, input.outpoint, slot);
+            self.run_full_batches().await?;
         }
         Ok(())
     }
 
-    /// The slots of all pages against the body and against what the master says of them.
-    async fn slots(&mut self, master: &Page, bins: &Master, body: Option<&ParsedBody<'_>>) -> Result<(), EngineError> {
+    /// Checks the slots of all pages against the body and against the master.
+    async fn check_slots(
+        &mut self,
+        master: &Page,
+        bins: &Master,
+        body: Option<&ParsedBody<'_>>,
+    ) -> Result<(), EngineError> {
         let txid = master.txid;
         let batch_size = self.store.settings.utxo_batch_size;
         let mut outputs = body.into_iter().flat_map(ParsedBody::outputs);
-        let mut counted = own_slots(master, 0, &mut outputs, body.is_some(), self.found);
+        let mut counted = check_slot_hashes(master, 0, &mut outputs, body.is_some(), self.found);
         let end = bins.total_extra_recs.saturating_add(1);
         let mut next = 1;
         while next < end {
@@ -344,10 +349,11 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
                 match page {
                     Some(page) if page.utxos.is_some() => {
                         let first = number.saturating_mul(batch_size);
-                        counted += own_slots(&page, first, &mut outputs, body.is_some(), self.found);
-                        against_master(&page, master, bins, self.found);
+                        counted += check_slot_hashes(&page, first, &mut outputs, body.is_some(), self.found);
+                        check_against_master(&page, master, bins, self.found);
                     }
-                    // A tombstone: the pruner has begun, and will come back for the master. A stub of a page: damage.
+                    // The pruner has begun with the pages and will write the master's tombstone. A stub of a page is a
+                    // violation.
                     Some(page) if page.pruned.is_some() => return Ok(()),
                     _ => {
                         let missing = slots_of_page(master, number, batch_size);
@@ -365,18 +371,18 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         Ok(())
     }
 
-    async fn ask_if_many(&mut self) -> Result<(), EngineError> {
-        if self.questions.are_many() {
-            self.questions.ask(self.store, self.found).await?;
+    async fn run_full_batches(&mut self) -> Result<(), EngineError> {
+        if self.cross_checks.is_full() {
+            self.cross_checks.run(self.store, self.found).await?;
         }
-        if self.losers.are_many() { self.losers.ask(self.store).await } else { Ok(()) }
+        if self.unbarred_search.is_full() { self.unbarred_search.run(self.store).await } else { Ok(()) }
     }
 }
 
-/// The counts of a page against its slots.
-fn own_counts(page: &Page, slots: &[Slot], found: &mut impl FnMut(Violation)) {
+/// Checks the counts of a page against its slots.
+fn check_slot_counts(page: &Page, slots: &[Slot], found: &mut impl FnMut(Violation)) {
     let spent = slots.iter().filter(|slot| slot.spender().is_some()).count() as u64;
-    // A reassignment counts as one more, so that its page is never all-spent.
+    // A reassignment counts as a slot more, so that its page is never all spent.
     let used = (slots.iter().filter(|slot| **slot != Slot::Nil).count() + page.reassignments.len()) as u64;
     check_count(page, "spentUtxos", u64::from(page.spent_utxos), spent, found);
     check_count(page, "recordUtxos", u64::from(page.record_utxos), used, found);
@@ -388,8 +394,8 @@ fn check_count(page: &Page, bin: &'static str, stored: u64, counted: u64, found:
     }
 }
 
-/// The slots of a page against its stored outputs; how many there are.
-fn own_slots<'a>(
+/// Checks the slots of a page against its stored outputs, and returns the number of slots.
+fn check_slot_hashes<'a>(
     page: &Page,
     first: u32,
     outputs: &mut dyn Iterator<Item = Option<crate::tx::Output<'a>>>,
@@ -415,10 +421,10 @@ fn own_slots<'a>(
     slots.len() as u64
 }
 
-/// Another page against what its master says of it.
-fn against_master(page: &Page, master: &Page, bins: &Master, found: &mut impl FnMut(Violation)) {
+/// Checks the flags of another page, and the set of all-spent pages, against the master.
+fn check_against_master(page: &Page, master: &Page, bins: &Master, found: &mut impl FnMut(Violation)) {
     let (txid, number) = (page.txid, page.number);
-    // Until the verdict it is `creating` that bars the other pages of who is contested.
+    // Until the verdict `creating` bars the other pages of a contested transaction.
     let barred = page.conflicting || (master.conflicting && page.creating_at.is_some());
     let flags = [
         ("conflicting", barred, master.conflicting),
@@ -432,16 +438,16 @@ fn against_master(page: &Page, master: &Page, bins: &Master, found: &mut impl Fn
         }
     }
     let listed = bins.spent_pages.contains(&number);
-    // Who spent the last slot may have said so behind the sequencer that freed it again: then the set is early, and the pruner, who
-    // counts for himself, waits.
+    // The report of the spend that took the last slot may arrive after the sequencer has freed the slot again. Then the
+    // set lists the page too early, which does no harm: the pruner counts the slots.
     let may_be_early = listed && !page.contested.is_empty();
-    if listed != page.all_spent() && !may_be_early {
+    if listed != page.is_all_spent() && !may_be_early {
         found(Violation::SpentPages { txid, page: number, listed });
     }
 }
 
-/// Whether a spender may not hold slots: it is conflicting by verdict.
-fn lost(spender: &Page) -> bool {
+/// Returns whether a spender is conflicting by verdict, so that it must not hold slots.
+fn is_conflicting_by_verdict(spender: &Page) -> bool {
     spender.conflicting && matches!(spender.verdict(), Some(Verdict::Conflicting(_)))
 }
 

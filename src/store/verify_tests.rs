@@ -3,7 +3,7 @@ use bytes::Bytes;
 use super::*;
 use crate::record::{
     Blob, Body, Key, MinedIn, Reason, Sequenced, SpendingData,
-    build::{Listed, Start},
+    build::{BlockListing, NewTxState},
 };
 use crate::store::testing::*;
 use crate::tx::UtxoHash;
@@ -22,7 +22,7 @@ fn spend_of_parent(vouts: &[u32], output: u64) -> Bytes {
     transaction(&inputs, &[output])
 }
 
-/// A store with seeded parents of five outputs.
+/// A store with a partial transaction of five outputs.
 async fn with_parent() -> Store {
     let store = store(100);
     store.plant(seeded(1, 5)).await;
@@ -30,14 +30,14 @@ async fn with_parent() -> Store {
 }
 
 fn conflicting(bytes: &Bytes, verdict: Verdict) -> Page {
-    pages(bytes, &Start { verdict: Some(verdict), ..Start::default() }, 100).remove(0)
+    pages(bytes, &NewTxState { verdict: Some(verdict), ..NewTxState::default() }, 100).remove(0)
 }
 
 const LOST: Verdict = Verdict::Conflicting(Reason::Command);
 
-/// Every kind of record that a healthy store has.
+/// A store with every kind of record of a healthy store.
 #[tokio::test]
-async fn a_clean_store_has_none() {
+async fn a_healthy_store_has_no_violations() {
     let store = with_parent().await;
     store.sequenced(Key::Block(3), Sequenced::PutBlock(block(3, true))).await;
     store.plant(page(&coinbase(5_000))).await;
@@ -46,25 +46,25 @@ async fn a_clean_store_has_none() {
     store.mine(txid(&first), 3).await;
     let second = transaction(&[(outpoint(txid(&first), 0), 500)], &[400, 50]);
     store.accept(&second).await;
-    // A loser whose slot is the winner's; a contested one without a verdict that holds a slot; a stub.
+    // A conflicting transaction whose slot another one holds; a contested one that holds a slot; a stub.
     store.plant(conflicting(&transaction(&[(outpoint(txid(&first), 0), 500)], &[1]), LOST)).await;
     let waiting = spend_of_parent(&[1], 7);
-    store.take_inputs(&waiting).await;
+    store.spend_inputs(&waiting).await;
     store.plant(conflicting(&waiting, Verdict::Pending)).await;
     store.sequenced(Key::master(Txid([8; 32])), Sequenced::MarkContested).await;
     store.sequenced(Key::master(PARENT), Sequenced::Freeze { offset: 4 }).await;
-    // A spender that was pruned and is gone.
+    // A spender that was pruned and has no record.
     let mut pruned = seeded(2, 1);
     take(&mut pruned, 0, 9, 0);
     pruned.pruned_spenders.insert(0);
     store.plant(pruned).await;
-    let mut told = 0;
-    assert_eq!(store.verify(|seen| told = seen, |violation| panic!("{violation}")).await.unwrap(), 8);
-    assert_eq!(told, 8);
+    let mut progress = 0;
+    assert_eq!(store.verify(|seen| progress = seen, |violation| panic!("{violation}")).await.unwrap(), 8);
+    assert_eq!(progress, 8);
 }
 
 #[tokio::test]
-async fn a_clean_store_of_many_pages_has_none() {
+async fn a_healthy_store_of_many_pages_has_no_violations() {
     for (batch_size, all_spent) in [(1, Some(6)), (2, Some(3)), (5, None)] {
         let store = store(batch_size);
         for page in paged(batch_size, |_| ()) {
@@ -79,11 +79,12 @@ async fn a_clean_store_of_many_pages_has_none() {
     }
 }
 
-/// Seven outputs on pages, mined, and changed.
+/// The pages of a mined transaction of seven outputs, after `change`.
 fn paged(batch_size: u32, change: impl FnOnce(&mut Vec<Page>)) -> Vec<Page> {
     let bytes = transaction(&[(outpoint(Txid([7; 32]), 0), 90)], &[1, 2, 3, 4, 5, 6, 7]);
     let mined_in = MinedIn { block_id: 0, height: 100, subtree: 0 };
-    let mut pages = pages(&bytes, &Start { listed: Listed::LongestChain(mined_in), ..Start::default() }, batch_size);
+    let start = NewTxState { listed: BlockListing::LongestChain(mined_in), ..NewTxState::default() };
+    let mut pages = pages(&bytes, &start, batch_size);
     change(&mut pages);
     pages
 }
@@ -95,7 +96,7 @@ fn take(page: &mut Page, at: usize, id: u8, input: u32) {
 }
 
 #[tokio::test]
-async fn a_live_transaction_whose_slot_is_free_or_anothers() {
+async fn a_slot_of_a_live_input_that_is_free_or_taken_is_a_violation() {
     let store = with_parent().await;
     let rival = spend_of_parent(&[1], 5);
     store.accept(&rival).await;
@@ -115,7 +116,7 @@ fn id(bytes: &Bytes) -> Txid {
 }
 
 #[tokio::test]
-async fn the_right_transaction_with_another_input_is_not_named() {
+async fn a_slot_that_names_another_input_of_the_spender_is_a_violation() {
     let store = store(100);
     let live = page(&spend_of_parent(&[0], 6));
     let mut parent = seeded(1, 1);
@@ -134,7 +135,7 @@ async fn the_right_transaction_with_another_input_is_not_named() {
 }
 
 #[tokio::test]
-async fn an_input_that_names_no_slot() {
+async fn an_input_that_names_no_slot_is_a_violation() {
     let store = with_parent().await;
     let live = page(&spend_of_parent(&[5], 6));
     let txid = live.txid;
@@ -143,7 +144,7 @@ async fn an_input_that_names_no_slot() {
 }
 
 #[tokio::test]
-async fn a_live_child_of_a_conflicting_parent() {
+async fn a_live_child_of_a_conflicting_parent_is_a_violation() {
     let store = store(100);
     let parent = conflicting(&coinbase(9), LOST);
     let (parent_id, child) = (parent.txid, page(&transaction(&[(outpoint(parent.txid, 0), 9)], &[9])));
@@ -154,7 +155,7 @@ async fn a_live_child_of_a_conflicting_parent() {
 }
 
 #[tokio::test]
-async fn parents_that_are_gone_or_pruned_or_stubs_are_no_violation() {
+async fn absent_pruned_and_stub_parents_are_no_violation() {
     let store = store(100);
     store.plant(page(&spend_of_parent(&[0], 6))).await;
     assert_eq!(violations(&store).await, []);
@@ -163,10 +164,10 @@ async fn parents_that_are_gone_or_pruned_or_stubs_are_no_violation() {
 }
 
 #[tokio::test]
-async fn a_spender_without_a_record() {
+async fn a_spender_without_a_record_is_a_violation() {
     let store = with_parent().await;
     let bytes = spend_of_parent(&[2], 6);
-    store.take_inputs(&bytes).await;
+    store.spend_inputs(&bytes).await;
     let spender = Holder { txid: id(&bytes), input: 0 };
     assert_eq!(violations(&store).await, [Violation::SpenderMissing { outpoint: outpoint(PARENT, 2), spender }]);
     store.plant(page(&bytes)).await;
@@ -174,7 +175,7 @@ async fn a_spender_without_a_record() {
 }
 
 #[tokio::test]
-async fn a_spender_that_never_named_the_slot_or_has_no_inputs() {
+async fn a_spender_that_does_not_spend_the_slot_is_a_violation() {
     let store = store(100);
     let other = page(&coinbase(9));
     let mut parent = seeded(1, 2);
@@ -198,12 +199,12 @@ async fn a_spender_that_never_named_the_slot_or_has_no_inputs() {
 }
 
 #[tokio::test]
-async fn a_loser_that_still_holds_slots_as_stub_and_whole() {
+async fn a_conflicting_transaction_that_holds_slots_is_a_violation() {
     let store = with_parent().await;
     let whole = spend_of_parent(&[0], 6);
     let stub = spend_of_parent(&[1], 7);
-    store.take_inputs(&whole).await;
-    store.take_inputs(&stub).await;
+    store.spend_inputs(&whole).await;
+    store.spend_inputs(&stub).await;
     store.plant(conflicting(&whole, LOST)).await;
     let reason = Reason::Command;
     store.sequenced(Key::master(id(&stub)), Sequenced::MarkConflicting { reason, height: 1 }).await;
@@ -212,7 +213,7 @@ async fn a_loser_that_still_holds_slots_as_stub_and_whole() {
         spender: Holder { txid: id(bytes), input: 0 },
     };
     assert_eq!(violations(&store).await, [holds(0, &whole), holds(1, &stub)]);
-    // Pruned, it must have given them back before.
+    // A pruned transaction must have settled its slots before.
     store.sequenced(Key::master(id(&whole)), Sequenced::Prune { height: 900, keep_until: None }).await;
     assert_eq!(violations(&store).await, [holds(0, &whole), holds(1, &stub)]);
 }
@@ -220,11 +221,11 @@ async fn a_loser_that_still_holds_slots_as_stub_and_whole() {
 type Damage = fn(&mut Vec<Page>);
 
 #[tokio::test]
-async fn what_is_wrong_with_the_pages_of_one_transaction() {
+async fn each_damage_of_a_page_is_its_own_violation() {
     let txid = paged(2, |_| ()).remove(0).txid;
     let count = |page, bin, stored, counted| Violation::Count { txid, page, bin, stored, counted };
     let slot_hash = |vout| Violation::SlotHash { outpoint: outpoint(txid, vout) };
-    let gone = |vout| Violation::SpenderMissing {
+    let missing_spender = |vout| Violation::SpenderMissing {
         outpoint: outpoint(txid, vout),
         spender: Holder { txid: Txid([9; 32]), input: 0 },
     };
@@ -248,7 +249,10 @@ async fn what_is_wrong_with_the_pages_of_one_transaction() {
             |pages| _ = master(&mut pages[0]).spent_pages.insert(4),
             vec![Violation::SpentPages { txid, page: 4, listed: true }],
         ),
-        (|pages| take(&mut pages[3], 0, 9, 0), vec![gone(6), Violation::SpentPages { txid, page: 3, listed: false }]),
+        (
+            |pages| take(&mut pages[3], 0, 9, 0),
+            vec![missing_spender(6), Violation::SpentPages { txid, page: 3, listed: false }],
+        ),
         (|pages| drop(pages.remove(2)), vec![Violation::MissingPage { txid, page: 2 }]),
         (|pages| drop(pages.remove(0)), [1, 2, 3].map(|page| Violation::OrphanedPage { txid, page }).to_vec()),
         (
@@ -277,7 +281,7 @@ async fn what_is_wrong_with_the_pages_of_one_transaction() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_missing_damaged_another_transactions_or_elsewhere() {
+async fn a_missing_damaged_foreign_or_external_body_is_a_violation() {
     let other = coinbase(6);
     let bodies = [
         (None, "no body"),
@@ -298,9 +302,9 @@ async fn bodies_that_are_missing_damaged_another_transactions_or_elsewhere() {
     }
 }
 
-/// More records and questions than one batch holds; and the last ones count like the first.
+/// More records and checks than one batch holds: the last batch counts like the first.
 #[tokio::test]
-async fn a_large_store_is_asked_in_batches() {
+async fn a_large_store_is_checked_in_batches() {
     let store = store(100);
     let mut previous = coinbase(1_000_000);
     store.plant(page(&previous)).await;
@@ -313,21 +317,21 @@ async fn a_large_store_is_asked_in_batches() {
         }
         previous = next;
     }
-    let mut told = Vec::new();
+    let mut progress = Vec::new();
     let mut found = 0;
     let seen = store.verify(
-        |seen| told.push(seen),
+        |seen| progress.push(seen),
         |violation| {
             assert!(matches!(violation, Violation::InputNotTaken { holder: None, .. }), "{violation}");
             found += 1;
         },
     );
     assert_eq!(seen.await.unwrap(), 1_201);
-    assert_eq!((found, told.len() > 1, told.last()), (3, true, Some(&1_201)));
+    assert_eq!((found, progress.len() > 1, progress.last()), (3, true, Some(&1_201)));
 }
 
 #[test]
-fn violations_read_well_and_serialise() {
+fn violations_are_displayed_and_serialized() {
     let violation = Violation::InputNotTaken {
         txid: Txid([2; 32]),
         input: 4,
@@ -341,20 +345,22 @@ fn violations_read_well_and_serialise() {
     assert_eq!(json["outpoint"], outpoint(PARENT, 3).to_string());
 }
 
-/// The store says so itself where a second chance was lost: nothing else would.
+/// A lost second chance shows only in the state of the store.
 #[tokio::test]
-async fn a_conflicting_transaction_that_nothing_bars() {
+async fn a_conflicting_transaction_that_nothing_bars_is_a_violation() {
     let parent_fell = Verdict::Conflicting(Reason::ConflictingParent { parent: PARENT });
     let lost = spend_of_parent(&[0, 1], 7);
-    let is_lost = |found: &[Violation]| matches!(found, [Violation::Unbarred { txid: of, reason }] if *of == txid(&lost) && reason.contains("parent"));
+    let is_lost = |found: &[Violation]| {
+        let [Violation::Unbarred { txid: of, reason }] = found else { return false };
+        *of == txid(&lost) && reason.contains("parent")
+    };
     for verdict in [parent_fell, Verdict::Conflicting(Reason::DoubleSpend { input: 1, winner: Txid([9; 32]) })] {
         let store = with_parent().await;
         store.plant(conflicting(&lost, verdict)).await;
         let found = violations(&store).await;
         assert!(matches!(&found[..], [Violation::Unbarred { txid: of, .. }] if *of == txid(&lost)), "{found:?}");
     }
-    // What bars it, one thing at a time: a live rival, a lock, a freeze, an undecided rival, and an
-    // operator's word.
+    // Each of these bars the transaction: a live rival, a lock, a freeze, an undecided rival, a verdict by command.
     let rival = spend_of_parent(&[1], 9);
     let store = with_parent().await;
     store.plant(conflicting(&lost, parent_fell)).await;
@@ -369,7 +375,7 @@ async fn a_conflicting_transaction_that_nothing_bars() {
     }
     let store = with_parent().await;
     store.plant(conflicting(&lost, parent_fell)).await;
-    store.take_inputs(&rival).await;
+    store.spend_inputs(&rival).await;
     store.plant(conflicting(&rival, Verdict::Pending)).await;
     assert_eq!(violations(&store).await, []);
     let store = with_parent().await;
@@ -378,5 +384,5 @@ async fn a_conflicting_transaction_that_nothing_bars() {
     let store = with_parent().await;
     let due = Page { delete_at_height: Some(0), ..conflicting(&lost, parent_fell) };
     store.plant(due).await;
-    assert_eq!(violations(&store).await, [], "it is due to be pruned");
+    assert_eq!(violations(&store).await, [], "the transaction is due to be pruned");
 }

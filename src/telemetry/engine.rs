@@ -1,4 +1,4 @@
-//! An engine that is watched: every call is timed, every outcome and error counted.
+//! Metrics of an engine: every call is timed, and every outcome and error is counted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,14 +11,14 @@ use crate::{
     record::{Key, Outcome, Record},
 };
 
-/// A decorator: does what the engine below does, and counts it.
+/// Decorator that forwards every call to an engine and records its metrics.
 pub struct WatchedEngine {
     engine: Arc<dyn RecordEngine>,
     metrics: Arc<Metrics>,
 }
 
 impl WatchedEngine {
-    /// Watches `engine`.
+    /// Records the calls of `engine` in `metrics`.
     pub fn new(engine: Arc<dyn RecordEngine>, metrics: Arc<Metrics>) -> Self {
         WatchedEngine { engine, metrics }
     }
@@ -89,8 +89,8 @@ impl RecordEngine for WatchedEngine {
         result
     }
 
-    fn may_forget(&self) -> Duration {
-        self.engine.may_forget()
+    fn loss_window(&self) -> Duration {
+        self.engine.loss_window()
     }
 
     fn may_lose_parts(&self) -> bool {
@@ -118,7 +118,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn what_an_engine_does_is_counted() {
+    async fn calls_outcomes_and_errors_of_an_engine_are_counted() {
         let metrics = Arc::new(Metrics::new());
         let engine = WatchedEngine::new(Arc::new(MemoryEngine::new(Rules::main(288))), metrics.clone());
         let key = Key::master(Txid([1; 32]));

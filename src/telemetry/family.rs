@@ -1,4 +1,4 @@
-//! How metrics are made and how their labels are resolved once.
+//! Registration of metrics; label values are resolved once.
 
 use std::{collections::BTreeMap, marker::PhantomData, sync::OnceLock};
 
@@ -10,16 +10,16 @@ use prometheus::{
 use super::OperationKind;
 use crate::record::Outcome;
 
-/// A label whose values are known beforehand.
+/// A label with a fixed list of values.
 pub trait Label: Copy + 'static {
-    /// Its values, as metrics show them.
+    /// Values of the label, as metrics show them.
     const VALUES: &'static [&'static str];
 
-    /// Which of them this is.
+    /// Index of this value in [`VALUES`](Self::VALUES).
     fn index(self) -> usize;
 }
 
-/// One metric for each value of a label, all resolved (and shown, from zero) from the start.
+/// Metrics by the values of a label. Every value is resolved at the start and shown from zero.
 pub struct Family<L, M> {
     metrics: Box<[M]>,
     label: PhantomData<fn(L)>,
@@ -36,30 +36,30 @@ impl<L: Label, M> Family<L, M> {
         Self { metrics: L::VALUES.iter().map(|value| resolve(value)).collect(), label: PhantomData }
     }
 
-    /// The metric for this value.
+    /// Metric of this label value.
     pub fn of(&self, label: L) -> &M {
         &self.metrics[label.index()]
     }
 
-    /// This value, as the metrics show it.
+    /// Name of this label value in the metrics.
     pub fn name_of(&self, label: L) -> &'static str {
         L::VALUES[label.index()]
     }
 }
 
 impl<L: Label> Counters<L> {
-    /// The sum over all values of the label.
+    /// Sum over all values of the label.
     pub fn total(&self) -> u64 {
         self.metrics.iter().map(IntCounter::get).sum()
     }
 
-    /// All of them as they are now, by the value of the label.
+    /// Current counts by the value of the label.
     pub fn now(&self) -> BTreeMap<&'static str, u64> {
         L::VALUES.iter().copied().zip(self.metrics.iter().map(IntCounter::get)).collect()
     }
 }
 
-/// The commonest outcomes first: they are searched in this order.
+/// Codes of outcomes, the most frequent first: the list is searched in this order.
 const CODES: &[&str] = &[
     APPLIED,
     ALREADY_APPLIED,
@@ -89,19 +89,19 @@ const CODES: &[&str] = &[
 const APPLIED: &str = "APPLIED";
 const ALREADY_APPLIED: &str = "ALREADY_APPLIED";
 
-/// Counts outcomes by operation and code; each pair is resolved, and shown, when it first happens.
-pub struct Outcomes {
+/// Counts outcomes by operation and code. A pair is resolved, and shown, at its first outcome.
+pub struct OutcomeCounters {
     vec: IntCounterVec,
     handles: Box<[OnceLock<IntCounter>]>,
 }
 
-impl Outcomes {
+impl OutcomeCounters {
     fn new(vec: IntCounterVec) -> Self {
         let size = OperationKind::VALUES.len() * CODES.len();
         Self { vec, handles: (0..size).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Counts one outcome.
+    /// Counts one outcome of an operation.
     pub fn count(&self, kind: OperationKind, outcome: &Outcome) {
         let code = match outcome {
             Outcome::Applied(_) => APPLIED,
@@ -116,19 +116,19 @@ impl Outcomes {
     }
 }
 
-/// Sizes of batches: powers of two up to what a batch can be.
+/// Buckets of batch sizes: powers of two up to the largest batch.
 fn size_buckets() -> Vec<f64> {
     (0..=16).map(|power| f64::from(1_u32 << power)).collect()
 }
 
-/// From 50 µs (memory) to 60 s (a store in trouble, a drain).
+/// Buckets of times in seconds: from 50 µs (memory) to 60 s (a slow store, a drain).
 const SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 20.0, 60.0,
 ];
 
-/// A field of [`Metrics`](super::Metrics): knows how to make itself.
-pub(super) trait Field: Sized {
+/// Type of a field of [`Metrics`](super::Metrics), which can register itself.
+pub(super) trait MetricField: Sized {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self>;
 }
 
@@ -137,44 +137,44 @@ fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -
     Ok(collector)
 }
 
-impl Field for IntCounter {
+impl MetricField for IntCounter {
     fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
         register(registry, IntCounter::new(name, help)?)
     }
 }
 
-impl Field for IntGauge {
+impl MetricField for IntGauge {
     fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
         register(registry, IntGauge::new(name, help)?)
     }
 }
 
-impl Field for Histogram {
+impl MetricField for Histogram {
     fn register(registry: &Registry, name: &str, help: &str, _: &[&str]) -> Result<Self> {
         register(registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(size_buckets()))?)
     }
 }
 
-impl Field for IntGaugeVec {
+impl MetricField for IntGaugeVec {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
         register(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
     }
 }
 
-impl Field for GaugeVec {
+impl MetricField for GaugeVec {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
         register(registry, GaugeVec::new(Opts::new(name, help), labels)?)
     }
 }
 
-impl<L: Label> Field for Counters<L> {
+impl<L: Label> MetricField for Counters<L> {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
         register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
             .map(|vec| Family::new(|value| vec.with_label_values(&[value])))
     }
 }
 
-impl<L: Label> Field for Histograms<L> {
+impl<L: Label> MetricField for Histograms<L> {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
         let options = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
         register(registry, HistogramVec::new(options, labels)?)
@@ -182,8 +182,8 @@ impl<L: Label> Field for Histograms<L> {
     }
 }
 
-impl Field for Outcomes {
+impl MetricField for OutcomeCounters {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
-        register(registry, IntCounterVec::new(Opts::new(name, help), labels)?).map(Outcomes::new)
+        register(registry, IntCounterVec::new(Opts::new(name, help), labels)?).map(OutcomeCounters::new)
     }
 }

@@ -1,13 +1,13 @@
-//! The labels whose values are known beforehand.
+//! Labels of metrics with a fixed list of values.
 
 use super::Label;
 use crate::{
     engine::ErrorKind,
-    event::{Action, Command, DeadLetterClass, Event},
+    event::{Command, CommandAction, DeadLetterClass, Event},
     record::{Operation, Sequenced},
 };
 
-/// Enums as labels.
+/// Declares enums that implement [`Label`].
 macro_rules! labels {
     ($(
         $(#[$attribute:meta])*
@@ -27,15 +27,15 @@ macro_rules! labels {
 }
 
 labels! {
-    /// What an engine is asked to do.
+    /// Operation of the engine.
     OperationKind {
-        /// Puts a page.
+        /// Creates a page of a transaction.
         Create = "create",
         /// Stores a contested transaction.
         CreateContested = "create_contested",
-        /// Takes slots.
+        /// Spends slots of a page.
         Spend = "spend",
-        /// Clears `creating`.
+        /// Clears the flag `creating` of a page.
         ClearCreating = "clear_creating",
         /// Copies hints between the pages of a transaction.
         Housekeeping = "housekeeping",
@@ -47,91 +47,91 @@ labels! {
         Mined = "mined",
         /// Any other operation of the sequencer.
         Sequenced = "sequenced",
-        /// Makes a tombstone.
+        /// Replaces a record with a tombstone.
         Prune = "prune",
         /// Reads records by key.
         Read = "read",
         /// Finds records by an index.
         Query = "query",
-        /// Reads a set.
+        /// Reads a page of a set.
         Scan = "scan",
     }
 
-    /// What an event asks for.
+    /// Kind of an event.
     EventKind {
-        /// `Validated`
+        /// A validated transaction (event `Validated`).
         Validated = "validated",
-        /// `Seeded`
+        /// A partial transaction (event `Seeded`).
         Seeded = "seeded",
-        /// `BlockMined`
+        /// A mined block (event `BlockMined`).
         BlockMined = "block_mined",
-        /// `Reorg`
+        /// A reorganization of the chain (event `Reorg`).
         Reorg = "reorg",
-        /// `Contest`
+        /// A contested transaction (event `Contest`).
         Contest = "contest",
-        /// `Reconsider`
+        /// A second chance (command `Reconsider`).
         Reconsider = "reconsider",
-        /// Any other command.
+        /// Any other command of an operator.
         Command = "command",
     }
 
-    /// How a transaction left the pipeline.
+    /// Result with which a transaction left the pipeline.
     Completion {
-        /// It is live.
+        /// The transaction is live.
         Live = "live",
-        /// It is stored contested, and its fate is the sequencer's.
+        /// The transaction is stored as contested, and the sequencer decides.
         Contested = "contested",
-        /// It is a dead letter.
+        /// The event was published as a dead letter.
         DeadLetter = "dead_letter",
-        /// It was done already: pruned, or passed over.
+        /// The event was done before: the transaction is pruned, or was passed over.
         PassedOver = "passed_over",
     }
 
-    /// What became of a contested transaction.
+    /// Verdict on a contested transaction.
     VerdictKind {
-        /// It is live.
+        /// The transaction is live.
         Accepted = "accepted",
-        /// It is conflicting.
+        /// The transaction is conflicting.
         Conflicting = "conflicting",
     }
 
-    /// What was pruned.
+    /// Kind of a pruned record.
     PrunedKind {
-        /// A transaction, all of whose outputs are spent by what is mined.
+        /// A transaction with every output spent by mined transactions.
         Spent = "spent",
-        /// A conflicting transaction.
+        /// A transaction that is conflicting.
         Conflicting = "conflicting",
-        /// What was left of a transaction.
+        /// A tombstone that was shrunk.
         Tombstone = "tombstone",
     }
 
-    /// What a blob store is asked to do.
+    /// Operation of a blob store.
     BlobOperation {
-        /// Stores a transaction.
+        /// Stores a whole transaction.
         PutTx = "put_tx",
-        /// Reads a transaction, or some of its outputs.
+        /// Reads a transaction, or some outputs of one.
         GetTx = "get_tx",
         /// Stores outputs of a partial transaction.
         PutOutputs = "put_outputs",
         /// Reads outputs of a partial transaction.
         GetOutputs = "get_outputs",
-        /// Asks whether there is a blob.
+        /// Looks up whether a blob exists.
         Exists = "exists",
-        /// Deletes a blob.
+        /// Deletes one stored blob.
         Delete = "delete",
     }
 
-    /// The two sorts of blobs.
+    /// Kind of a blob.
     BlobLabel {
-        /// A whole transaction.
+        /// Body of a whole transaction.
         Tx = "tx",
-        /// Outputs of a partial one.
+        /// Outputs of a partial transaction.
         Outputs = "outputs",
     }
 
     /// Class of a blob store's error: the caller's possible reaction.
     BlobFailure {
-        /// Nothing was done; a repeat may succeed.
+        /// The store has done nothing; a repeat may succeed.
         Retryable = "retryable",
         /// The outcome is unknown; a repeat is idempotent.
         Unknown = "unknown",
@@ -143,47 +143,47 @@ labels! {
         Invalid = "invalid",
     }
 
-    /// Which way bytes went.
-    Direction {
-        /// From the store.
+    /// Direction of a transfer.
+    TransferDirection {
+        /// Bytes read from the blob store.
         Read = "read",
-        /// To the store, whatever became of them.
+        /// Bytes sent to the blob store, whatever the outcome of the request.
         Written = "written",
     }
 
-    /// Whether it was at hand.
+    /// Result of a lookup in the cache.
     CacheResult {
-        /// It was.
+        /// The body was in the cache.
         Hit = "hit",
-        /// It was not.
+        /// The body was not in the cache.
         Miss = "miss",
     }
 
-    /// Why nothing was committed.
+    /// Reason why no offset was committed.
     CommitFailure {
-        /// What is consumed could not be written into the store first.
+        /// The consumed offsets could not be recorded in the meta record.
         Store = "store",
-        /// Nobody knew whether a node of the store had forgotten.
+        /// The store did not answer whether one of its nodes has restarted.
         Nodes = "nodes",
-        /// The broker refused it, or did not answer.
+        /// The broker refused the commit, or did not answer.
         Broker = "broker",
     }
 
-    /// Why what moved had to come to its end.
-    Drain {
-        /// Partitions were given up.
+    /// Reason of a drain.
+    DrainReason {
+        /// Partitions of the instance were revoked.
         Revocation = "revocation",
-        /// The instance stopped.
+        /// The instance shut down.
         Shutdown = "shutdown",
     }
 
-    /// What happened to the assignment.
-    Rebalance {
-        /// Partitions were added.
+    /// Change of the assignment.
+    RebalanceChange {
+        /// Partitions were assigned to the instance.
         Assigned = "assigned",
-        /// Partitions were given up in order.
+        /// Partitions were revoked after a drain.
         Revoked = "revoked",
-        /// Partitions were gone before they could be given up.
+        /// Partitions were lost without a chance to commit.
         Lost = "lost",
     }
 }
@@ -209,13 +209,13 @@ impl From<&Operation> for OperationKind {
 }
 
 impl EventKind {
-    /// The kind of an event that stands in the chain; `None`: it does not belong there.
+    /// Kind of an event of the chain log; `None`: the event does not belong there.
     pub fn of_chain(event: &Event<'_>) -> Option<Self> {
         Some(match event {
             Event::BlockMined(_) => EventKind::BlockMined,
             Event::Reorg(_) => EventKind::Reorg,
             Event::Contest(_) => EventKind::Contest,
-            Event::Command(Command { action: Action::Reconsider { .. }, .. }) => EventKind::Reconsider,
+            Event::Command(Command { action: CommandAction::Reconsider { .. }, .. }) => EventKind::Reconsider,
             Event::Command(_) => EventKind::Command,
             _ => return None,
         })

@@ -1,4 +1,4 @@
-//! Where log records go.
+//! Set-up of logging: format, filter and destination of log records.
 
 use std::io::{self, IsTerminal};
 
@@ -12,25 +12,25 @@ word_types! {
     LogFormat {
         /// Pretty on a terminal, JSON otherwise.
         Auto = "auto",
-        /// One line for people.
+        /// Readable text, a line for each record.
         Pretty = "pretty",
-        /// One JSON object a line.
+        /// JSON, an object on each line.
         Json = "json",
     }
 }
 
-/// Logging could not be set up.
+/// Error of the set-up of logging.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
-    /// The filter is not one.
+    /// The filter has a syntax error.
     #[error("{filter:?} is no log filter")]
     Filter {
-        /// What was given.
+        /// The text of the filter.
         filter: String,
-        /// What is wrong with it.
+        /// Error of the parser.
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Somebody has set it up already.
+    /// Logging was set up before in this process.
     #[error("logging is set up already")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }

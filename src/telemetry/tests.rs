@@ -8,16 +8,17 @@ fn line<'a>(text: &'a str, start: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn every_metric_has_the_prefix_and_a_help_text() {
+fn every_metric_has_a_standard_prefix_and_a_help_text() {
     let metrics = Metrics::new();
     metrics.partition(&TopicPartition { topic: "t".into(), partition: 0 });
     metrics.outcomes.count(OperationKind::Spend, &Outcome::Applied(Reply::None));
-    metrics.show_health(true, [("assigned", true)]);
+    metrics.publish_health(true, [("assigned", true)]);
     let text = metrics.encode().unwrap();
     let mut seen = 0;
     for name in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         seen += 1;
-        assert!(name.starts_with("utxo_"), "{name}");
+        let standard = ["process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"];
+        assert!(name.starts_with("utxo_") || standard.contains(&name), "{name}");
         let help = line(&text, &format!("# HELP {name} ")).unwrap_or_default();
         assert!(help.len() > 10 && help.ends_with('.'), "{name}: {help:?}");
     }
@@ -44,7 +45,7 @@ fn outcomes_are_counted_by_operation_and_code() {
 }
 
 #[test]
-fn families_keep_their_labels_apart() {
+fn each_label_value_has_a_metric_of_its_own() {
     let metrics = Metrics::new();
     metrics.dead_letters.of(DeadLetterClass::MissingParent).inc();
     metrics.store_errors.of(ErrorKind::TooBig).inc_by(3);
@@ -58,13 +59,13 @@ fn families_keep_their_labels_apart() {
 }
 
 #[test]
-fn a_forgotten_partition_is_not_shown() {
+fn a_removed_partition_is_not_shown() {
     let metrics = Metrics::new();
-    let [kept, gone] = [0, 1].map(|partition| TopicPartition { topic: "t".into(), partition });
-    metrics.partition(&kept).watermark.set(7);
-    metrics.partition(&gone).watermark.set(8);
+    let [assigned, removed] = [0, 1].map(|partition| TopicPartition { topic: "t".into(), partition });
+    metrics.partition(&assigned).watermark.set(7);
+    metrics.partition(&removed).watermark.set(8);
     assert_eq!(metrics.encode().unwrap().matches("{partition=\"1\",topic=\"t\"}").count(), 14);
-    metrics.forget_partition(&gone);
+    metrics.remove_partition(&removed);
     let text = metrics.encode().unwrap();
     assert_eq!(line(&text, "utxo_watermark_offset{partition=\"0\",topic=\"t\"}"), Some("7"));
     assert!(!text.contains("partition=\"1\""), "{text}");
@@ -77,7 +78,7 @@ fn two_sets_of_metrics_do_not_mix() {
     assert_eq!((one.contests.get(), other.contests.get()), (1, 0));
 }
 
-/// Collects what is logged.
+/// Writer that collects the log.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -116,7 +117,7 @@ fn json_logs_are_one_object_a_line_and_pretty_ones_are_not() {
 fn a_bad_filter_and_a_second_set_up_are_errors() {
     let bad = init_logging(LogFormat::Json, "a=b=c").unwrap_err();
     assert!(bad.to_string().contains("a=b=c"), "{bad}");
-    // Errors only, as the tests that follow in this process log through it too.
+    // Later tests of this process log through the same set-up: the filter passes errors only.
     init_logging(LogFormat::Json, "error").unwrap();
     assert!(log::log_enabled!(log::Level::Error), "the log crate is not bridged");
     let twice = init_logging(LogFormat::Json, "error").unwrap_err();

@@ -1,4 +1,4 @@
-//! [`TransactionBuilder`]: makes transactions from their parts.
+//! [`TransactionBuilder`]: builds the bytes of a transaction from inputs and outputs.
 
 use super::{
     Outpoint, PreviousOutput,
@@ -7,8 +7,8 @@ use super::{
     varint,
 };
 
-/// Puts a transaction together, in either format, for those that invent transactions: generators, benches, tests.
-/// What it writes parses as long as there is at least one input; it refuses nothing, so that invalid ones can be made.
+/// Builds a transaction in either format, for generators, benches and tests. The bytes parse as long as the transaction
+/// has an input. The builder refuses nothing, so that invalid transactions can be built.
 #[derive(Debug, Clone)]
 pub struct TransactionBuilder {
     version: u32,
@@ -25,7 +25,7 @@ struct InputParts {
 }
 
 impl Default for TransactionBuilder {
-    /// Version 1, lock time 0, nothing in it.
+    /// Returns a builder with version 1, lock time 0, no input and no output.
     fn default() -> Self {
         TransactionBuilder { version: 1, lock_time: 0, inputs: Vec::new(), output_count: 0, outputs: Vec::new() }
     }
@@ -46,8 +46,8 @@ impl TransactionBuilder {
         self
     }
 
-    /// Adds an input: what it spends, the unlocking script, the sequence number, and the output that it spends
-    /// (`None`: 0 satoshis and an empty script in extended format, as in a coinbase).
+    /// Adds an input: the outpoint, the unlocking script, the sequence number and the previous output. Without a
+    /// previous output the extended format gets 0 satoshis and an empty script, as in a coinbase.
     #[must_use]
     pub fn input(
         mut self,
@@ -62,11 +62,11 @@ impl TransactionBuilder {
         varint::write(&mut standard, script.len() as u64);
         standard.extend_from_slice(script);
         standard.extend_from_slice(&sequence.to_le_bytes());
-        self.inputs.push(InputParts { standard, previous: previous.map(encoded) });
+        self.inputs.push(InputParts { standard, previous: previous.map(encode_output) });
         self
     }
 
-    /// Adds an output.
+    /// Adds an output of so many satoshis behind a locking script.
     #[must_use]
     pub fn output(mut self, satoshis: u64, script: &[u8]) -> Self {
         Output { satoshis, script }.write(&mut self.outputs);
@@ -74,23 +74,23 @@ impl TransactionBuilder {
         self
     }
 
-    /// Its bytes in standard format.
+    /// Returns the transaction's bytes in standard format.
     pub fn standard(&self) -> Vec<u8> {
         self.encode(&[], |_| &[])
     }
 
-    /// Its bytes in extended format.
+    /// Returns the transaction's bytes in extended format.
     pub fn extended(&self) -> Vec<u8> {
         self.encode(&EXTENDED_MARKER, |input| input.previous.as_deref().unwrap_or(&NO_PREVIOUS))
     }
 
-    fn encode(&self, marker: &[u8], behind: fn(&InputParts) -> &[u8]) -> Vec<u8> {
+    fn encode(&self, marker: &[u8], input_suffix: fn(&InputParts) -> &[u8]) -> Vec<u8> {
         let mut bytes = self.version.to_le_bytes().to_vec();
         bytes.extend_from_slice(marker);
         varint::write(&mut bytes, self.inputs.len() as u64);
         for input in &self.inputs {
             bytes.extend_from_slice(&input.standard);
-            bytes.extend_from_slice(behind(input));
+            bytes.extend_from_slice(input_suffix(input));
         }
         varint::write(&mut bytes, self.output_count);
         bytes.extend_from_slice(&self.outputs);
@@ -99,7 +99,7 @@ impl TransactionBuilder {
     }
 }
 
-fn encoded(output: PreviousOutput<'_>) -> Vec<u8> {
+fn encode_output(output: PreviousOutput<'_>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(output.encoded_len());
     output.write(&mut bytes);
     bytes

@@ -1,51 +1,51 @@
-//! What can be wrong with a transaction or a block: with its bytes ([`ParseError`]), or with what they say
-//! ([`InvalidTransaction`]).
+//! Errors of transactions and blocks: [`ParseError`] for malformed bytes, [`InvalidTransaction`] for well-formed
+//! transactions that break a rule.
 
 use std::fmt;
 
 use super::Outpoint;
 
-/// Bytes that are no transaction or block, and where.
+/// Error of bytes that are no transaction or block, with the position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("at byte {at}: {kind}")]
 pub struct ParseError {
-    /// Byte position, from the start of what was parsed, at which the thing named in `kind` starts.
+    /// Position, in bytes from the start of the parsed bytes, at which the field named in `kind` starts.
     pub at: usize,
-    /// What is wrong there.
+    /// Problem of the bytes at that position.
     pub kind: ParseErrorKind,
 }
 
-/// What is wrong with some bytes; the strings name the field.
+/// Problem of some bytes. The strings name the field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseErrorKind {
-    /// The bytes end within a field: at least `missing` more are needed.
+    /// The bytes end within a field, which needs at least `missing` more bytes.
     Truncated {
-        /// The field that is incomplete.
+        /// Name of the incomplete field.
         field: &'static str,
-        /// How many bytes it lacks.
+        /// Least number of missing bytes.
         missing: u64,
     },
-    /// A VarInt that has a shorter encoding.
+    /// A VarInt is not in its shortest encoding.
     NonMinimal {
-        /// The count or length that is written so.
+        /// Name of the count or length.
         field: &'static str,
     },
-    /// A count of things that cannot fit into the bytes that are left, however small each of them is.
+    /// A count of elements that the remaining bytes cannot hold, even at the least size of an element.
     CountBeyondBytes {
-        /// The count.
+        /// Name of the count.
         field: &'static str,
-        /// Its value.
+        /// Value of the count.
         count: u64,
-        /// How many bytes are left behind it.
+        /// Number of bytes after the count.
         left: usize,
     },
-    /// The segregated-witness marker (`00 01` in place of the input count): there is no witness data on this chain.
+    /// The segregated-witness marker (`00 01` in place of the input count). This chain has no witness data.
     SegwitMarker,
-    /// A transaction in extended format within a block: a block holds what miners hashed.
+    /// A transaction within a block is in extended format. A block holds the standard format, which miners hashed.
     ExtendedInBlock,
-    /// A transaction without inputs.
+    /// The transaction has no inputs.
     NoInputs,
-    /// Bytes behind the end; holds how many.
+    /// Bytes follow the end; holds their number.
     TrailingBytes(usize),
 }
 
@@ -59,33 +59,33 @@ impl fmt::Display for ParseErrorKind {
             Self::CountBeyondBytes { field, count, left } => {
                 write!(f, "the {field} is {count}, which cannot fit into the {left} bytes that are left")
             }
-            Self::SegwitMarker => f.write_str("segwit marker: a transaction with witness data is not of this chain"),
-            Self::ExtendedInBlock => f.write_str("a transaction in extended format: a block holds the standard one"),
+            Self::SegwitMarker => f.write_str("segwit marker: this chain has no transactions with witness data"),
+            Self::ExtendedInBlock => f.write_str("a transaction in extended format: a block holds the standard format"),
             Self::NoInputs => f.write_str("the input count is zero"),
-            Self::TrailingBytes(count) => write!(f, "{count} bytes behind the end"),
+            Self::TrailingBytes(count) => write!(f, "{count} bytes after the end"),
         }
     }
 }
 
 impl ParseError {
-    /// The same error, told from the start of something that begins `offset` bytes earlier.
+    /// Moves the position by `offset`: the error as seen from bytes that begin `offset` bytes earlier.
     pub(super) fn shifted(self, offset: usize) -> Self {
         ParseError { at: self.at + offset, ..self }
     }
 
-    /// Whether more bytes could make it right: the input is cut short rather than damaged.
+    /// Returns whether more bytes could make the input valid: the input is cut short rather than damaged.
     pub fn is_truncation(&self) -> bool {
         matches!(self.kind, ParseErrorKind::Truncated { .. } | ParseErrorKind::CountBeyondBytes { .. })
     }
 }
 
-/// A well-formed transaction that no store may hold.
+/// Rule that a well-formed transaction breaks, so that no store may hold the transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTransaction {
-    /// It creates nothing.
-    #[error("outputs: there are none")]
+    /// The transaction has no outputs.
+    #[error("outputs: the transaction has none")]
     NoOutputs,
-    /// The outputs hold more than the inputs bring.
+    /// The outputs exceed the previous outputs.
     #[error("output satoshis: {outputs} exceed the {inputs} of the previous outputs")]
     Overspend {
         /// Sum of the previous outputs, satoshis.
@@ -96,35 +96,35 @@ pub enum InvalidTransaction {
     /// The previous outputs add up to more than 2^64 − 1 satoshis.
     #[error("previous satoshis of input {input}: the sum overflows")]
     InputSumOverflow {
-        /// The input at which it happens.
+        /// Index of the input at which the sum overflows.
         input: usize,
     },
     /// The outputs add up to more than 2^64 − 1 satoshis.
     #[error("satoshis of output {vout}: the sum overflows")]
     OutputSumOverflow {
-        /// The output at which it happens.
+        /// Index of the output at which the sum overflows.
         vout: usize,
     },
-    /// The outputs add up to more satoshis than there can be.
-    #[error("output satoshis: {satoshis} are more than the 2,100,000,000,000,000 that there can be")]
+    /// The sum of the outputs exceeds [`MAX_MONEY`](super::MAX_MONEY).
+    #[error("output satoshis: {satoshis} exceed the limit of 2,100,000,000,000,000 (21 million coins)")]
     TooMuchMoney {
         /// Sum of the outputs, satoshis.
         satoshis: u64,
     },
     /// Two inputs spend the same output.
-    #[error("outpoint of input {input}: {outpoint} is named by an earlier input too")]
+    #[error("outpoint of input {input}: an earlier input names {outpoint}, too")]
     DuplicateOutpoint {
-        /// The first input that repeats an earlier one.
+        /// Index of the first input that repeats an earlier input.
         input: usize,
-        /// What both name.
+        /// Outpoint that both inputs name.
         outpoint: Outpoint,
     },
-    /// An input of a transaction in standard format that is no coinbase.
+    /// An input has no previous output: the transaction is in standard format and no coinbase.
     #[error("previous output of input {input}: missing for {outpoint}")]
     MissingPreviousOutput {
-        /// The input.
+        /// Index of the input.
         input: usize,
-        /// What it spends.
+        /// Outpoint that the input spends.
         outpoint: Outpoint,
     },
 }

@@ -1,11 +1,11 @@
-//! The chain's hashes: double SHA-256, and what a slot commits to.
+//! Hashes of the chain: double SHA-256 and the UTXO hash.
 
 use sha2::{Digest, Sha256};
 
 use super::{Txid, UtxoHash, varint};
 
-/// SHA-256 of the SHA-256 of the concatenated parts. Feeding the parts as they are was measured to be no slower than
-/// gathering them in a buffer first, for parts as small as those of a payment.
+/// Returns SHA-256 of the SHA-256 of the concatenated parts. Hashing part by part was measured to be as fast as
+/// gathering the parts in a buffer first, also for parts as small as those of a payment.
 #[inline]
 pub fn double_sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
     let mut first = Sha256::new();
@@ -15,11 +15,11 @@ pub fn double_sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] 
     Sha256::digest(first.finalize()).into()
 }
 
-/// What the slot of output `vout` of `txid` commits to: SHA-256 of the txid in internal order, the output index as a
-/// VarInt, the locking script without its length, and the satoshis as a VarInt.
+/// Returns the UTXO hash, to which the slot of output `vout` of `txid` commits: SHA-256 of the txid in internal order,
+/// the output index as a VarInt, the locking script without its length, and the satoshis as a VarInt.
 ///
-/// A script that ends in the bytes of a larger VarInt collides with another amount: compare script and satoshis too, or
-/// [`amount_size`].
+/// A script that ends in the first bytes of a larger VarInt collides with another script and amount. A comparison of
+/// two outputs must therefore also compare script and satoshis, or [`amount_size`].
 pub fn utxo_hash(txid: &Txid, vout: u32, script: &[u8], satoshis: u64) -> UtxoHash {
     let hash = Sha256::new()
         .chain_update(txid.0)
@@ -30,8 +30,8 @@ pub fn utxo_hash(txid: &Txid, vout: u32, script: &[u8], satoshis: u64) -> UtxoHa
     UtxoHash(hash.into())
 }
 
-/// How many bytes an amount takes at the end of what [`utxo_hash`] hashes: 1, 3, 5 or 9. Where that is the same, too, script and
-/// amount are.
+/// Returns the number of bytes that an amount takes at the end of the input of [`utxo_hash`]: 1, 3, 5 or 9. Two outputs
+/// with equal UTXO hash and equal amount size have equal script and amount.
 pub fn amount_size(satoshis: u64) -> u8 {
     varint::encoded_len(satoshis) as u8
 }
@@ -43,9 +43,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever else the same bytes can be taken for has an amount of another size.
+        /// Any other split of the same bytes into script and amount has an amount of another size.
         #[test]
-        fn the_size_of_the_amount_says_where_it_parts_from_the_script(
+        fn amount_sizes_distinguish_outputs_of_equal_hash(
             script in prop::collection::vec(prop_oneof![Just(0xfd), Just(0xfe), Just(0xff), any::<u8>()], 0..20),
             satoshis in prop_oneof![0_u64..300, any::<u32>().prop_map(u64::from), any::<u64>()],
         ) {

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The text was not 64 hexadecimal digits (for an outpoint: followed by `:` and an output index).
+/// Error of a text that is no id: an id is 64 hexadecimal digits, in an outpoint followed by `:` and an output index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not {1}")]
 pub struct ParseIdError(String, &'static str);
@@ -13,23 +13,24 @@ pub struct ParseIdError(String, &'static str);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
 pub struct Txid(pub [u8; 32]);
 
-/// What a slot commits to: see [`crate::tx::utxo_hash`]. Shown in internal order: it has no customary text form.
+/// Hash of an output, to which its slot commits: see [`crate::tx::utxo_hash`]. Text is in internal order, because no
+/// reversed form is customary.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
 pub struct UtxoHash(pub [u8; 32]);
 
-/// One output of one transaction.
+/// Name of one output of one transaction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode)]
 pub struct Outpoint {
     /// The transaction that created the output.
     pub txid: Txid,
-    /// Its index there.
+    /// Index of the output in that transaction.
     pub vout: u32,
 }
 
 impl Outpoint {
-    /// The page that its slot lies on, and its place there, with so many slots a page.
-    pub fn place(self, slots_a_page: u32) -> (u32, u32) {
-        (self.vout / slots_a_page, self.vout % slots_a_page)
+    /// Returns the page of the output's slot and the offset within the page, for pages of so many slots.
+    pub fn place(self, slots_per_page: u32) -> (u32, u32) {
+        (self.vout / slots_per_page, self.vout % slots_per_page)
     }
 }
 
@@ -121,7 +122,8 @@ impl FromStr for UtxoHash {
 }
 serde_as_text!(UtxoHash);
 
-/// A map by transaction id with a fixed hash: runs from one seed must not differ, and no code relies on the iteration order.
+/// Map by transaction id with a fixed hash function, because two runs from one seed must not differ. No code relies on
+/// the iteration order.
 pub type TxidMap<V> = std::collections::HashMap<Txid, V, foldhash::fast::FixedState>;
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Transaction wire formats (standard and extended), transaction ids, UTXO hashes, fees and block files.
 //!
-//! Everything here is a view of bytes that somebody else owns: [`Transaction`] and [`block::Block`] check them once and
-//! borrow from them ever after.
+//! [`Transaction`] and [`block::RawBlock`] are views: parsing checks the bytes once, and the view borrows the bytes.
 
 mod builder;
 mod check;

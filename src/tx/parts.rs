@@ -1,16 +1,16 @@
-//! The inputs and outputs of a transaction, as iterators over its bytes.
+//! Inputs and outputs of a transaction, as iterators over its bytes.
 
 use std::{borrow::Cow, iter::FusedIterator};
 
-use super::{Outpoint, Txid, error::ParseError, reader::Reader, varint};
+use super::{Outpoint, Txid, error::ParseError, reader::ByteReader, varint};
 
-/// Why the iterators cannot fail: they walk bytes that `Transaction::parse` has walked.
+/// Reason why the iterators cannot fail: `Transaction::parse` has walked the same bytes.
 const CHECKED: &str = "parsing has walked these bytes";
 
-/// What an input without known previous output carries in extended format: 0 satoshis and an empty script.
+/// Previous output of an input without a known one in extended format: 0 satoshis and an empty script.
 pub(super) const NO_PREVIOUS: [u8; 9] = [0; 9];
 
-/// Which of the two serialisations some bytes are in.
+/// Serialisation of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Standard,
@@ -18,7 +18,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The size of an input whose scripts are empty.
+    /// Returns the size of an input whose scripts are empty, in bytes.
     pub(super) fn least_input(self) -> usize {
         match self {
             Format::Standard => 41,
@@ -27,23 +27,23 @@ impl Format {
     }
 }
 
-/// The size of an output whose script is empty.
+/// Size of an output whose script is empty, in bytes.
 pub(super) const LEAST_OUTPUT: usize = 9;
 
-/// One output: what it holds and the script that guards it.
+/// Output of a transaction: the amount and the locking script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Output<'a> {
-    /// The amount, in satoshis.
+    /// Amount of the output, in satoshis.
     pub satoshis: u64,
-    /// The locking script.
+    /// Locking script, without its length.
     pub script: &'a [u8],
 }
 
-/// The output that an input spends.
+/// Output that an input spends.
 pub type PreviousOutput<'a> = Output<'a>;
 
 impl<'a> Output<'a> {
-    /// Size of the serialised output, in bytes.
+    /// Returns the size of the serialised output, in bytes.
     pub fn encoded_len(&self) -> usize {
         8 + varint::encoded_len(self.script.len() as u64) + self.script.len()
     }
@@ -57,40 +57,40 @@ impl<'a> Output<'a> {
 
     /// Reads one output that takes up all of `bytes`.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = ByteReader::new(bytes);
         let output = Output::read(&mut reader)?;
         reader.finish()?;
         Ok(output)
     }
 
-    /// Reads the output that starts at byte `at`; where the next one starts, too.
+    /// Reads the output that starts at byte `at`. Returns the output and the byte at which the next output starts.
     pub fn read_at(bytes: &'a [u8], at: usize) -> Result<(Self, usize), ParseError> {
-        let mut reader = Reader::starting_at(bytes, at.min(bytes.len()));
+        let mut reader = ByteReader::starting_at(bytes, at.min(bytes.len()));
         let output = Output::read(&mut reader)?;
         Ok((output, reader.position()))
     }
 
     #[inline]
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, ParseError> {
+    pub(super) fn read(reader: &mut ByteReader<'a>) -> Result<Self, ParseError> {
         Ok(Output { satoshis: reader.u64("output satoshis")?, script: reader.script("locking script")? })
     }
 
     #[inline]
-    fn read_previous(reader: &mut Reader<'a>) -> Result<Self, ParseError> {
+    fn read_previous(reader: &mut ByteReader<'a>) -> Result<Self, ParseError> {
         Ok(Output { satoshis: reader.u64("previous satoshis")?, script: reader.script("previous locking script")? })
     }
 }
 
-/// One input: what it spends and the script that unlocks it.
+/// Input of a transaction: the outpoint that the input spends, and the unlocking script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Input<'a> {
-    /// The output that it spends.
+    /// Output that the input spends.
     pub outpoint: Outpoint,
-    /// The unlocking script.
+    /// Unlocking script, without its length.
     pub script: &'a [u8],
-    /// The sequence number.
+    /// Sequence number of the input.
     pub sequence: u32,
-    /// The output that it spends, when the transaction is in extended format.
+    /// Previous output, present when the transaction is in extended format.
     pub previous: Option<PreviousOutput<'a>>,
     raw: &'a [u8],
     standard_len: usize,
@@ -99,24 +99,24 @@ pub struct Input<'a> {
 impl<'a> Input<'a> {
     /// Reads one input in extended format that takes up all of `bytes`.
     pub fn parse_extended(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = ByteReader::new(bytes);
         let input = Input::read(&mut reader, Format::Extended)?;
         reader.finish()?;
         Ok(input)
     }
 
-    /// Its bytes in the transaction, in the transaction's own format.
+    /// Returns the input's bytes in the transaction's own format.
     pub fn raw(&self) -> &'a [u8] {
         self.raw
     }
 
-    /// Its bytes in standard format.
+    /// Returns the input's bytes in standard format.
     pub fn raw_standard(&self) -> &'a [u8] {
         &self.raw[..self.standard_len]
     }
 
-    /// Its bytes in extended format: borrowed where the transaction is in that format, otherwise (a coinbase) with
-    /// 0 satoshis and an empty script in place of a previous output.
+    /// Returns the input's bytes in extended format. The bytes are borrowed where the transaction is in that format.
+    /// Otherwise (a coinbase) 0 satoshis and an empty script take the place of the previous output.
     pub fn raw_extended(&self) -> Cow<'a, [u8]> {
         match self.previous {
             Some(_) => Cow::Borrowed(self.raw),
@@ -125,7 +125,7 @@ impl<'a> Input<'a> {
     }
 
     #[inline]
-    pub(super) fn read(reader: &mut Reader<'a>, format: Format) -> Result<Self, ParseError> {
+    pub(super) fn read(reader: &mut ByteReader<'a>, format: Format) -> Result<Self, ParseError> {
         let start = reader.position();
         let outpoint = Outpoint { txid: Txid(reader.array("outpoint")?), vout: reader.u32("outpoint")? };
         let script = reader.script("unlocking script")?;
@@ -139,10 +139,10 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The inputs of a transaction, in order. See [`super::Transaction::inputs`].
+/// Iterator over the inputs of a transaction, in order. See [`super::Transaction::inputs`].
 #[derive(Debug, Clone)]
 pub struct Inputs<'a> {
-    pub(super) reader: Reader<'a>,
+    pub(super) reader: ByteReader<'a>,
     pub(super) left: usize,
     pub(super) format: Format,
 }
@@ -161,15 +161,15 @@ impl<'a> Iterator for Inputs<'a> {
     }
 }
 
-/// The outputs of a transaction, in order. See [`super::Transaction::outputs`].
+/// Iterator over the outputs of a transaction, in order. See [`super::Transaction::outputs`].
 #[derive(Debug, Clone)]
 pub struct Outputs<'a> {
-    pub(super) reader: Reader<'a>,
+    pub(super) reader: ByteReader<'a>,
     pub(super) left: usize,
 }
 
 impl Outputs<'_> {
-    /// At which byte of the transaction the next output starts: see [`Output::read_at`].
+    /// Returns the byte of the transaction at which the next output starts, for [`Output::read_at`].
     pub fn position(&self) -> usize {
         self.reader.position()
     }
@@ -189,7 +189,7 @@ impl<'a> Iterator for Outputs<'a> {
     }
 }
 
-/// The serialised outputs of a transaction, in order. See [`super::Transaction::raw_outputs`].
+/// Iterator over the serialised outputs of a transaction, in order. See [`super::Transaction::raw_outputs`].
 #[derive(Debug, Clone)]
 pub struct RawOutputs<'a>(pub(super) Outputs<'a>);
 

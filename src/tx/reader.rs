@@ -1,4 +1,5 @@
-//! A position in bytes that others sent: every read is bounded by what is there, and an error says where and what.
+//! [`ByteReader`]: reads foreign bytes. Every read is bounded by the remaining bytes, and an error has the position and
+//! the field.
 
 use super::{
     error::{ParseError, ParseErrorKind},
@@ -6,20 +7,20 @@ use super::{
 };
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reader<'a> {
+pub(super) struct ByteReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Reader { bytes, at: 0 }
+        ByteReader { bytes, at: 0 }
     }
 
-    /// Starts at `at`, which must not lie behind the end.
+    /// Creates a reader that starts at byte `at`, which must not exceed the length.
     pub(super) fn starting_at(bytes: &'a [u8], at: usize) -> Self {
         debug_assert!(at <= bytes.len());
-        Reader { bytes, at }
+        ByteReader { bytes, at }
     }
 
     pub(super) fn position(&self) -> usize {
@@ -30,12 +31,12 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
-    /// What lies ahead, not consumed.
+    /// Returns the remaining bytes without consuming them.
     pub(super) fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
 
-    /// The bytes from `start` up to here.
+    /// Returns the bytes from `start` to the position.
     pub(super) fn since(&self, start: usize) -> &'a [u8] {
         &self.bytes[start..self.at]
     }
@@ -82,15 +83,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A VarInt length and as many bytes.
+    /// Reads a VarInt length and as many bytes.
     #[inline]
     pub(super) fn script(&mut self, field: &'static str) -> Result<&'a [u8], ParseError> {
         let len = self.varint(field)?;
         self.take(len, field)
     }
 
-    /// A count of things of at least `least` bytes each: one that cannot be true is refused before anything is
-    /// walked or allocated on its word.
+    /// Reads a count of elements of at least `least` bytes each. A count that the remaining bytes cannot hold is
+    /// refused before a loop or an allocation uses the count.
     pub(super) fn count(&mut self, field: &'static str, least: usize) -> Result<usize, ParseError> {
         let at = self.at;
         let count = self.varint(field)?;
@@ -100,7 +101,7 @@ impl<'a> Reader<'a> {
         Ok(count as usize)
     }
 
-    /// Refuses bytes that nothing has asked for.
+    /// Refuses bytes after the last field.
     pub(super) fn finish(self) -> Result<(), ParseError> {
         match self.left() {
             0 => Ok(()),

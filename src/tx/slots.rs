@@ -1,4 +1,4 @@
-//! Which outputs can be spent and so get a slot.
+//! Rules for spendable outputs: only a spendable output gets a slot.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,7 @@ use super::Txid;
 const OP_FALSE: u8 = 0x00;
 const OP_RETURN: u8 = 0x6a;
 
-/// Before Genesis a longer locking script could not be executed, so its output could never be spent.
+/// Before Genesis nodes did not execute a longer locking script, so that its output can never be spent.
 const MAX_SCRIPT_BEFORE_GENESIS: usize = 10_000;
 
 /// The coinbase of the genesis block: 4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b.
@@ -18,29 +18,29 @@ const GENESIS_COINBASE: Txid = Txid([
     0xc3, 0x88, 0x8a, 0x51, 0x32, 0x3a, 0x9f, 0xb8, 0xaa, 0x4b, 0x1e, 0x5e, 0x4a,
 ]);
 
-/// A chain: decides from which height the Genesis rules hold.
+/// Chain of a store; determines the height from which the Genesis rules hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// The main chain.
+    /// The main chain, where coins have value.
     #[default]
     Main,
-    /// The public test chain.
+    /// The public test chain (testnet3).
     Test,
-    /// Private chains of tests.
+    /// A private chain of a test.
     Regtest,
 }
 
-/// The text names no network.
+/// Error of a text that names no network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no network: main, test or regtest")]
 pub struct UnknownNetwork(String);
 
 impl Network {
-    /// All of them.
+    /// Every network, in the order of the enum.
     pub const ALL: [Network; 3] = [Network::Main, Network::Test, Network::Regtest];
 
-    /// The first height at which the Genesis rules hold, as the Bitcoin SV node has it.
+    /// Returns the first height at which the Genesis rules hold, as in the Bitcoin SV node.
     pub const fn genesis_activation_height(self) -> u32 {
         match self {
             Network::Main => 620_538,
@@ -49,7 +49,8 @@ impl Network {
         }
     }
 
-    /// The coinbase of the genesis block. No node connects that block, so that its output can never be spent.
+    /// Returns the coinbase of the genesis block. No node connects the outputs of that block, so that they can never be
+    /// spent.
     pub const fn genesis_coinbase(self) -> Txid {
         match self {
             Network::Main | Network::Test | Network::Regtest => GENESIS_COINBASE,
@@ -79,9 +80,16 @@ impl FromStr for Network {
     }
 }
 
-/// Whether an output of this transaction with this locking script, created at `height`, gets a slot. From Genesis on
-/// all do but those that start with `OP_FALSE OP_RETURN`; before, also not those that start with `OP_RETURN` or are
-/// longer than 10,000 bytes. The output of the genesis block's coinbase gets none.
+/// Returns whether an output of this transaction with this locking script, created at `height`, gets a slot.
+///
+/// | locking script | before Genesis | from Genesis on |
+/// |---|---|---|
+/// | starts with `OP_FALSE OP_RETURN` | no slot | no slot |
+/// | starts with `OP_RETURN` | no slot | slot |
+/// | is longer than 10,000 bytes | no slot | slot |
+/// | any other | slot | slot |
+///
+/// The output of the genesis block's coinbase never gets a slot.
 pub fn has_slot(txid: &Txid, script: &[u8], height: u32, network: Network) -> bool {
     if script.starts_with(&[OP_FALSE, OP_RETURN]) || *txid == network.genesis_coinbase() {
         return false;

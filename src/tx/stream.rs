@@ -1,4 +1,4 @@
-//! [`TransactionStream`]: a transaction that comes piece by piece, checked and hashed without ever being held whole.
+//! [`TransactionStream`]: checks and hashes a transaction piece by piece, without the whole transaction in memory.
 
 use std::collections::BTreeMap;
 
@@ -12,56 +12,56 @@ use super::{
     varint::{self, VarIntError},
 };
 
-/// Satoshis and locking script of an output that was asked for.
+/// Satoshis and locking script of a wanted output.
 pub type FoundOutput = (u64, Vec<u8>);
 
-/// What a stream of bytes was.
+/// Result of a [`TransactionStream`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamedTransaction {
-    /// Its id.
+    /// Id of the transaction.
     pub txid: Txid,
-    /// Whether it came in extended format.
+    /// The bytes were in extended format.
     pub extended: bool,
-    /// Whether it is a coinbase: one input that names no output.
+    /// The transaction is a coinbase: one input that names no output.
     pub coinbase: bool,
-    /// The outputs that were asked for, by index; those that it does not have are absent.
+    /// Wanted outputs by index; an output that the transaction does not have is absent.
     pub outputs: BTreeMap<u32, FoundOutput>,
 }
 
-/// Reads one transaction, in either format, from pieces of any size. It refuses what [`Transaction::parse`] refuses, and keeps
-/// no more than the outputs that it was asked for.
+/// Reads one transaction, in either format, from pieces of any size. The stream refuses the same bytes as
+/// [`Transaction::parse`], and keeps only the wanted outputs.
 ///
 /// [`Transaction::parse`]: super::Transaction::parse
 #[derive(Debug)]
 pub struct TransactionStream {
-    /// Of all bytes.
+    /// Length of all bytes, as announced.
     len: u64,
     at: u64,
-    step: Step,
-    /// The start of a field that is not yet whole.
+    step: ParseStep,
+    /// Bytes of the field that is not complete yet.
     pending: Vec<u8>,
     hasher: Sha256,
     extended: bool,
     coinbase: bool,
-    /// Inputs, then outputs, that are still to come.
+    /// Number of inputs, then of outputs, that are not read yet.
     left: u64,
     vout: u32,
-    /// Ascending.
+    /// Indexes of the wanted outputs, ascending.
     wanted: Vec<u32>,
     satoshis: u64,
     outputs: BTreeMap<u32, FoundOutput>,
 }
 
-/// What comes next.
+/// Field that comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum ParseStep {
     Version,
-    /// The extended marker, or the input count of the standard format.
+    /// Extended marker, or the input count of the standard format.
     Format,
     InputCount,
     Outpoint,
-    ScriptLen(Part),
-    Script(Part, u64),
+    ScriptLen(ScriptKind),
+    Script(ScriptKind, u64),
     Sequence,
     PreviousSatoshis,
     OutputCount,
@@ -70,26 +70,26 @@ enum Step {
     End,
 }
 
-/// How the bytes of a field are told.
-enum Field {
+/// Length of a field: fixed, or that of a VarInt.
+enum FieldLen {
     Bytes(usize),
     VarInt,
 }
 
-/// The three scripts there are.
+/// Scripts of a transaction in extended format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ScriptKind {
     Unlocking,
     Previous,
     Locking,
 }
 
-impl Part {
+impl ScriptKind {
     fn name(self) -> &'static str {
         match self {
-            Part::Unlocking => "unlocking script",
-            Part::Previous => "previous locking script",
-            Part::Locking => "locking script",
+            ScriptKind::Unlocking => "unlocking script",
+            ScriptKind::Previous => "previous locking script",
+            ScriptKind::Locking => "locking script",
         }
     }
 }
@@ -97,14 +97,14 @@ impl Part {
 const OUTPOINT_LEN: usize = 36;
 
 impl TransactionStream {
-    /// For `len` bytes that are to come; keeps the outputs of these indexes.
+    /// Creates a stream for `len` bytes. The stream keeps the outputs with the wanted indexes.
     pub fn new(len: u64, wanted: impl IntoIterator<Item = u32>) -> Self {
         let mut wanted: Vec<u32> = wanted.into_iter().collect();
         wanted.sort_unstable();
         TransactionStream {
             len,
             at: 0,
-            step: Step::Version,
+            step: ParseStep::Version,
             pending: Vec::with_capacity(OUTPOINT_LEN),
             hasher: Sha256::new(),
             extended: false,
@@ -117,53 +117,53 @@ impl TransactionStream {
         }
     }
 
-    /// Takes the next bytes.
+    /// Reads the next bytes.
     ///
     /// # Errors
-    /// What is wrong, and at which byte. After an error nothing more may be pushed.
+    /// Fails at the first malformed field, with its byte position. After an error no more bytes may be pushed.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), ParseError> {
         while !bytes.is_empty() {
             bytes = match self.step {
-                Step::Script(part, left) => self.script(part, left, bytes),
-                Step::End => {
+                ParseStep::Script(part, left) => self.read_script(part, left, bytes),
+                ParseStep::End => {
                     let left = usize::try_from(self.len.saturating_sub(self.at)).unwrap_or(usize::MAX);
                     return Err(self.error(self.at, ParseErrorKind::TrailingBytes(left.max(bytes.len()))));
                 }
-                _ => self.field(bytes)?,
+                _ => self.read_field(bytes)?,
             };
-            self.pass_empty_scripts();
+            self.leave_finished_script();
         }
         Ok(())
     }
 
-    /// What it was, once all has been pushed.
+    /// Returns the result after the last byte.
     ///
     /// # Errors
-    /// The bytes ended too early.
+    /// Fails where the bytes end within the transaction.
     pub fn finish(self) -> Result<StreamedTransaction, ParseError> {
         let kind = |missing| ParseErrorKind::Truncated { field: self.step.name(), missing };
         match self.step {
-            Step::End => Ok(StreamedTransaction {
+            ParseStep::End => Ok(StreamedTransaction {
                 txid: Txid(Sha256::digest(self.hasher.finalize()).into()),
                 extended: self.extended,
                 coinbase: self.coinbase,
                 outputs: self.outputs,
             }),
-            Step::Script(_, left) => Err(self.error(self.at, kind(left))),
+            ParseStep::Script(_, left) => Err(self.error(self.at, kind(left))),
             _ => Err(self.error(self.field_at(), kind(1))),
         }
     }
 
-    /// Takes some of a field, or all that is missing of it; answers what is left of `bytes`.
-    fn field<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], ParseError> {
-        let whole = match self.step.field() {
-            Field::Bytes(len) => len,
-            Field::VarInt => match self.pending.first().unwrap_or(&bytes[0]) {
+    /// Reads the missing bytes of a field, as many as there are. Returns the rest of `bytes`.
+    fn read_field<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], ParseError> {
+        let whole = match self.step.field_len() {
+            FieldLen::Bytes(len) => len,
+            FieldLen::VarInt => match self.pending.first().unwrap_or(&bytes[0]) {
                 0xff => 9,
                 0xfe => 5,
                 0xfd => 3,
-                // Standard format has no transaction without inputs: this is a marker, or nothing.
-                0 if self.step == Step::Format => EXTENDED_MARKER.len(),
+                // No transaction in standard format has 0 inputs: the byte begins a marker, or is an error.
+                0 if self.step == ParseStep::Format => EXTENDED_MARKER.len(),
                 _ => 1,
             },
         };
@@ -171,50 +171,54 @@ impl TransactionStream {
         self.pending.extend_from_slice(taken);
         self.at += taken.len() as u64;
         if self.pending.len() == whole || self.is_segwit() {
-            self.take_field()?;
+            self.finish_field()?;
             self.pending.clear();
         }
         Ok(rest)
     }
 
-    /// Told as soon as two bytes show it, as the whole parser does.
+    /// Returns whether the first two bytes are a segwit marker, so that the error comes as early as in the whole
+    /// parser.
     fn is_segwit(&self) -> bool {
-        self.step == Step::Format && self.pending.starts_with(&[0, 1])
+        self.step == ParseStep::Format && self.pending.starts_with(&[0, 1])
     }
 
-    /// The field in `pending` is whole.
-    fn take_field(&mut self) -> Result<(), ParseError> {
-        let is_marker = self.step == Step::Format && self.pending[0] == 0;
-        if !is_marker && self.step != Step::PreviousSatoshis && self.step != Step::ScriptLen(Part::Previous) {
+    /// Reads the complete field in `pending` and moves to the next step.
+    fn finish_field(&mut self) -> Result<(), ParseError> {
+        let is_marker = self.step == ParseStep::Format && self.pending[0] == 0;
+        if !is_marker
+            && self.step != ParseStep::PreviousSatoshis
+            && self.step != ParseStep::ScriptLen(ScriptKind::Previous)
+        {
             self.hasher.update(&self.pending);
         }
         self.step = match self.step {
-            Step::Version => Step::Format,
-            Step::Format if is_marker => self.marker()?,
-            Step::Format | Step::InputCount => self.input_count()?,
-            Step::Outpoint => {
+            ParseStep::Version => ParseStep::Format,
+            ParseStep::Format if is_marker => self.read_marker()?,
+            ParseStep::Format | ParseStep::InputCount => self.read_input_count()?,
+            ParseStep::Outpoint => {
                 self.coinbase &= self.pending[..32] == Outpoint::NULL.txid.0 && self.pending[32..] == [0xff; 4];
-                Step::ScriptLen(Part::Unlocking)
+                ParseStep::ScriptLen(ScriptKind::Unlocking)
             }
-            Step::ScriptLen(part) => Step::Script(part, self.script_len(part)?),
-            Step::Sequence if self.extended => Step::PreviousSatoshis,
-            Step::Sequence => self.next_input(),
-            Step::PreviousSatoshis => Step::ScriptLen(Part::Previous),
-            Step::OutputCount => {
-                self.left = self.count("output count", LEAST_OUTPUT)?;
+            ParseStep::ScriptLen(part) => ParseStep::Script(part, self.read_script_len(part)?),
+            ParseStep::Sequence if self.extended => ParseStep::PreviousSatoshis,
+            ParseStep::Sequence => self.next_input(),
+            ParseStep::PreviousSatoshis => ParseStep::ScriptLen(ScriptKind::Previous),
+            ParseStep::OutputCount => {
+                self.left = self.read_count("output count", LEAST_OUTPUT)?;
                 self.first_output()
             }
-            Step::Satoshis => {
+            ParseStep::Satoshis => {
                 self.satoshis = self.pending.first_chunk().copied().map_or(0, u64::from_le_bytes);
-                Step::ScriptLen(Part::Locking)
+                ParseStep::ScriptLen(ScriptKind::Locking)
             }
-            Step::LockTime => Step::End,
-            step @ (Step::Script(..) | Step::End) => step,
+            ParseStep::LockTime => ParseStep::End,
+            step @ (ParseStep::Script(..) | ParseStep::End) => step,
         };
         Ok(())
     }
 
-    fn marker(&mut self) -> Result<Step, ParseError> {
+    fn read_marker(&mut self) -> Result<ParseStep, ParseError> {
         let at = self.field_at();
         if self.is_segwit() {
             return Err(self.error(at, ParseErrorKind::SegwitMarker));
@@ -223,49 +227,49 @@ impl TransactionStream {
             return Err(self.error(at, ParseErrorKind::NoInputs));
         }
         self.extended = true;
-        Ok(Step::InputCount)
+        Ok(ParseStep::InputCount)
     }
 
-    fn input_count(&mut self) -> Result<Step, ParseError> {
+    fn read_input_count(&mut self) -> Result<ParseStep, ParseError> {
         let format = if self.extended { Format::Extended } else { Format::Standard };
         let at = self.field_at();
-        self.left = self.count("input count", format.least_input())?;
+        self.left = self.read_count("input count", format.least_input())?;
         self.coinbase = self.left == 1;
-        if self.left == 0 { Err(self.error(at, ParseErrorKind::NoInputs)) } else { Ok(Step::Outpoint) }
+        if self.left == 0 { Err(self.error(at, ParseErrorKind::NoInputs)) } else { Ok(ParseStep::Outpoint) }
     }
 
-    fn next_input(&mut self) -> Step {
+    fn next_input(&mut self) -> ParseStep {
         self.left -= 1;
-        if self.left == 0 { Step::OutputCount } else { Step::Outpoint }
+        if self.left == 0 { ParseStep::OutputCount } else { ParseStep::Outpoint }
     }
 
-    fn first_output(&self) -> Step {
-        if self.left == 0 { Step::LockTime } else { Step::Satoshis }
+    fn first_output(&self) -> ParseStep {
+        if self.left == 0 { ParseStep::LockTime } else { ParseStep::Satoshis }
     }
 
-    /// Takes some of a script, or all that is missing of it; answers what is left of `bytes`.
-    fn script<'b>(&mut self, part: Part, left: u64, bytes: &'b [u8]) -> &'b [u8] {
+    /// Reads the missing bytes of a script, as many as there are. Returns the rest of `bytes`.
+    fn read_script<'b>(&mut self, part: ScriptKind, left: u64, bytes: &'b [u8]) -> &'b [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
         self.at += taken.len() as u64;
-        if part != Part::Previous {
+        if part != ScriptKind::Previous {
             self.hasher.update(taken);
         }
-        if part == Part::Locking
+        if part == ScriptKind::Locking
             && let Some((_, script)) = self.outputs.get_mut(&self.vout)
         {
             script.extend_from_slice(taken);
         }
-        self.step = Step::Script(part, left - taken.len() as u64);
+        self.step = ParseStep::Script(part, left - taken.len() as u64);
         rest
     }
 
-    /// A script of which nothing is left takes no bytes to end.
-    fn pass_empty_scripts(&mut self) {
-        let Step::Script(part, 0) = self.step else { return };
+    /// Moves past a script of which no byte is left. An empty script has no byte that could end it.
+    fn leave_finished_script(&mut self) {
+        let ParseStep::Script(part, 0) = self.step else { return };
         self.step = match part {
-            Part::Unlocking => Step::Sequence,
-            Part::Previous => self.next_input(),
-            Part::Locking => {
+            ScriptKind::Unlocking => ParseStep::Sequence,
+            ScriptKind::Previous => self.next_input(),
+            ScriptKind::Locking => {
                 self.vout += 1;
                 self.left -= 1;
                 self.first_output()
@@ -273,21 +277,21 @@ impl TransactionStream {
         };
     }
 
-    fn script_len(&mut self, part: Part) -> Result<u64, ParseError> {
-        let len = self.varint(part.name())?;
+    fn read_script_len(&mut self, part: ScriptKind) -> Result<u64, ParseError> {
+        let len = self.read_varint(part.name())?;
         let rest = self.len.saturating_sub(self.at);
         if len > rest {
             return Err(self.error(self.at, ParseErrorKind::Truncated { field: part.name(), missing: len - rest }));
         }
-        if part == Part::Locking && self.wanted.binary_search(&self.vout).is_ok() {
+        if part == ScriptKind::Locking && self.wanted.binary_search(&self.vout).is_ok() {
             self.outputs.insert(self.vout, (self.satoshis, Vec::new()));
         }
         Ok(len)
     }
 
-    /// One that cannot be true is refused before anything is walked on its word.
-    fn count(&self, field: &'static str, least: usize) -> Result<u64, ParseError> {
-        let (count, left) = (self.varint(field)?, self.len.saturating_sub(self.at));
+    /// Reads a count. A count that the announced bytes cannot hold is refused before a loop uses the count.
+    fn read_count(&self, field: &'static str, least: usize) -> Result<u64, ParseError> {
+        let (count, left) = (self.read_varint(field)?, self.len.saturating_sub(self.at));
         if count > left / least as u64 {
             let left = usize::try_from(left).unwrap_or(usize::MAX);
             let at = self.field_at();
@@ -296,7 +300,7 @@ impl TransactionStream {
         Ok(count)
     }
 
-    fn varint(&self, field: &'static str) -> Result<u64, ParseError> {
+    fn read_varint(&self, field: &'static str) -> Result<u64, ParseError> {
         let kind = match varint::read(&self.pending) {
             Ok((value, _)) => return Ok(value),
             Err(VarIntError::NonMinimal) => ParseErrorKind::NonMinimal { field },
@@ -305,7 +309,7 @@ impl TransactionStream {
         Err(self.error(self.field_at(), kind))
     }
 
-    /// Where the field in `pending` starts.
+    /// Returns the position at which the field in `pending` starts.
     fn field_at(&self) -> u64 {
         self.at - self.pending.len() as u64
     }
@@ -315,28 +319,30 @@ impl TransactionStream {
     }
 }
 
-impl Step {
-    fn field(self) -> Field {
+impl ParseStep {
+    fn field_len(self) -> FieldLen {
         match self {
-            Step::Version | Step::Sequence | Step::LockTime => Field::Bytes(4),
-            Step::Outpoint => Field::Bytes(OUTPOINT_LEN),
-            Step::PreviousSatoshis | Step::Satoshis => Field::Bytes(8),
-            Step::Format | Step::InputCount | Step::OutputCount | Step::ScriptLen(_) => Field::VarInt,
-            Step::Script(..) | Step::End => Field::Bytes(0),
+            ParseStep::Version | ParseStep::Sequence | ParseStep::LockTime => FieldLen::Bytes(4),
+            ParseStep::Outpoint => FieldLen::Bytes(OUTPOINT_LEN),
+            ParseStep::PreviousSatoshis | ParseStep::Satoshis => FieldLen::Bytes(8),
+            ParseStep::Format | ParseStep::InputCount | ParseStep::OutputCount | ParseStep::ScriptLen(_) => {
+                FieldLen::VarInt
+            }
+            ParseStep::Script(..) | ParseStep::End => FieldLen::Bytes(0),
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Step::Version => "version",
-            Step::Format | Step::InputCount => "input count",
-            Step::Outpoint => "outpoint",
-            Step::ScriptLen(part) | Step::Script(part, _) => part.name(),
-            Step::Sequence => "sequence",
-            Step::PreviousSatoshis => "previous satoshis",
-            Step::OutputCount => "output count",
-            Step::Satoshis => "output satoshis",
-            Step::LockTime | Step::End => "lock time",
+            ParseStep::Version => "version",
+            ParseStep::Format | ParseStep::InputCount => "input count",
+            ParseStep::Outpoint => "outpoint",
+            ParseStep::ScriptLen(part) | ParseStep::Script(part, _) => part.name(),
+            ParseStep::Sequence => "sequence",
+            ParseStep::PreviousSatoshis => "previous satoshis",
+            ParseStep::OutputCount => "output count",
+            ParseStep::Satoshis => "output satoshis",
+            ParseStep::LockTime | ParseStep::End => "lock time",
         }
     }
 }

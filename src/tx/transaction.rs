@@ -1,4 +1,4 @@
-//! [`Transaction`]: a view of the bytes of one transaction, in standard or in extended format.
+//! [`Transaction`]: view of the bytes of one transaction, in standard or in extended format.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use super::{
     error::{ParseError, ParseErrorKind},
     hash::double_sha256,
     parts::{Format, Input, Inputs, LEAST_OUTPUT, NO_PREVIOUS, Output, Outputs, RawOutputs},
-    reader::Reader,
+    reader::ByteReader,
 };
 
-/// What follows the version in extended format. In standard format these bytes would mean no inputs, no outputs and a
-/// lock time, which is no transaction, so that the two cannot be confused.
+/// Marker after the version in extended format. In standard format the same bytes would mean no inputs, no outputs and
+/// a lock time. No transaction is like that, so that the formats cannot be confused.
 pub(super) const EXTENDED_MARKER: [u8; 6] = [0, 0, 0, 0, 0, 0xef];
 const SEGWIT_MARKER: [u8; 2] = [0, 1];
 pub(super) const VERSION_LEN: usize = 4;
 
 impl Outpoint {
-    /// What the only input of a coinbase names: no output at all.
+    /// Outpoint of the only input of a coinbase, which names no output.
     pub const NULL: Outpoint = Outpoint { txid: Txid([0; 32]), vout: u32::MAX };
 }
 
-/// One well-formed transaction, borrowed from its bytes. Nothing is copied or allocated: parsing walks the bytes once
-/// and refuses what is malformed, so that inputs and outputs can be walked again without failing.
+/// View of one well-formed transaction. Parsing copies and allocates nothing: it walks the bytes once and refuses
+/// malformed bytes, so that later walks over inputs and outputs cannot fail.
 ///
-/// Well-formed is not yet valid: see [`Transaction::check`].
+/// A well-formed transaction may still be invalid: see [`Transaction::check`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Transaction<'a> {
     raw: &'a [u8],
@@ -44,20 +44,20 @@ impl<'a> Transaction<'a> {
     /// Reads one transaction, in either format, that takes up all of `bytes`.
     ///
     /// # Errors
-    /// What is wrong, and at which byte: truncation, trailing bytes, VarInts that are not the shortest, counts that
-    /// cannot be true, no inputs, a segwit marker.
+    /// Fails at truncation, trailing bytes, a VarInt that is not the shortest, a count that the bytes cannot hold, a
+    /// transaction without inputs, and a segwit marker. The error has the byte position.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let (transaction, len) = Self::parse_prefix(bytes)?;
-        Reader::starting_at(bytes, len).finish()?;
+        ByteReader::starting_at(bytes, len).finish()?;
         Ok(transaction)
     }
 
-    /// Reads the transaction at the start of `bytes`; returns its length in bytes too.
+    /// Reads the transaction at the start of `bytes`. Returns the transaction and its length in bytes.
     ///
     /// # Errors
-    /// As [`Transaction::parse`], but for trailing bytes.
+    /// Fails as [`Transaction::parse`], except for trailing bytes.
     pub fn parse_prefix(bytes: &'a [u8]) -> Result<(Self, usize), ParseError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = ByteReader::new(bytes);
         let version = reader.u32("version")?;
         let format = read_format(&mut reader)?;
 
@@ -100,63 +100,67 @@ impl<'a> Transaction<'a> {
         Ok((transaction, len))
     }
 
-    /// Its bytes, in the format that they came in.
+    /// Returns the bytes in the format that was parsed.
     pub fn raw(&self) -> &'a [u8] {
         self.raw
     }
 
-    /// Whether the bytes are in extended format: each input with its previous output.
+    /// Returns whether the bytes are in extended format: each input with its previous output.
     pub fn is_extended(&self) -> bool {
         self.format == Format::Extended
     }
 
-    /// Whether it is a coinbase: one input that names no output.
+    /// Returns whether the transaction is a coinbase: one input that names no output.
     pub fn is_coinbase(&self) -> bool {
         self.coinbase
     }
 
-    /// The version number.
+    /// Returns the version number of the transaction.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// The lock time: a height, or from 500,000,000 on a time in seconds.
+    /// Returns the lock time: a height below 500,000,000, otherwise a time in seconds since the epoch.
     pub fn lock_time(&self) -> u32 {
         self.lock_time
     }
 
-    /// How many inputs: at least one.
+    /// Returns the number of inputs, at least one.
     pub fn input_count(&self) -> usize {
         self.input_count
     }
 
-    /// How many outputs: may be none.
+    /// Returns the number of outputs, possibly none.
     pub fn output_count(&self) -> usize {
         self.output_count
     }
 
-    /// The inputs, in order.
+    /// Returns the inputs, in order.
     pub fn inputs(&self) -> Inputs<'a> {
-        Inputs { reader: Reader::starting_at(self.raw, self.inputs_at), left: self.input_count, format: self.format }
+        Inputs {
+            reader: ByteReader::starting_at(self.raw, self.inputs_at),
+            left: self.input_count,
+            format: self.format,
+        }
     }
 
-    /// The outputs, in order.
+    /// Returns the outputs, in order.
     pub fn outputs(&self) -> Outputs<'a> {
-        Outputs { reader: Reader::starting_at(self.raw, self.outputs_at), left: self.output_count }
+        Outputs { reader: ByteReader::starting_at(self.raw, self.outputs_at), left: self.output_count }
     }
 
-    /// The outputs, in order, each as its bytes: satoshis, script length, script.
+    /// Returns the bytes of each output, in order: satoshis, script length, script.
     pub fn raw_outputs(&self) -> RawOutputs<'a> {
         RawOutputs(self.outputs())
     }
 
-    /// Size in standard format, in bytes.
+    /// Returns the size in standard format, in bytes.
     pub fn standard_len(&self) -> usize {
         self.standard_len
     }
 
-    /// Size in extended format, in bytes. Bytes in standard format (as those of a coinbase are) count with 0 satoshis
-    /// and an empty script for each previous output.
+    /// Returns the size in extended format, in bytes. Bytes in standard format (as those of a coinbase) count with
+    /// 0 satoshis and an empty script for each previous output.
     pub fn extended_len(&self) -> usize {
         match self.format {
             Format::Extended => self.raw.len(),
@@ -164,7 +168,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Double SHA-256 of the standard format. Computed at each call.
+    /// Returns the double SHA-256 of the standard format. Every call computes the hash.
     pub fn txid(&self) -> Txid {
         Txid(match self.format {
             Format::Standard => double_sha256([self.raw]),
@@ -176,7 +180,8 @@ impl<'a> Transaction<'a> {
         })
     }
 
-    /// What both formats share besides the inputs: version, input count, and all from the output count on.
+    /// Returns the bytes that both formats share besides the inputs: version, input count, and all from the output
+    /// count on.
     pub(super) fn standard_parts(&self) -> [&'a [u8]; 3] {
         let input_count_at = match self.format {
             Format::Standard => VERSION_LEN,
@@ -199,7 +204,7 @@ impl fmt::Debug for Transaction<'_> {
     }
 }
 
-fn read_format(reader: &mut Reader<'_>) -> Result<Format, ParseError> {
+fn read_format(reader: &mut ByteReader<'_>) -> Result<Format, ParseError> {
     let at = reader.position();
     let rest = reader.rest();
     if rest.starts_with(&EXTENDED_MARKER) {
@@ -215,7 +220,7 @@ fn read_format(reader: &mut Reader<'_>) -> Result<Format, ParseError> {
     }
 }
 
-fn read_input_count(reader: &mut Reader<'_>, format: Format) -> Result<usize, ParseError> {
+fn read_input_count(reader: &mut ByteReader<'_>, format: Format) -> Result<usize, ParseError> {
     let at = reader.position();
     match reader.count("input count", format.least_input())? {
         0 => Err(reader.error(at, ParseErrorKind::NoInputs)),

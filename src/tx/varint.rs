@@ -1,20 +1,20 @@
 //! VarInt, the chain's variable-length integer: one byte up to 252, else a tag byte and 2, 4 or 8 bytes little-endian.
 
-/// Why bytes are no VarInt.
+/// Error of bytes that are no VarInt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VarIntError {
-    /// The bytes end too early.
+    /// The bytes end within the VarInt.
     #[error("VarInt cut short, {missing} bytes missing")]
     Truncated {
-        /// How many bytes are missing.
+        /// Number of missing bytes.
         missing: usize,
     },
-    /// A shorter encoding exists, so that one value would have several byte forms (and a transaction several ids).
+    /// The value has a shorter encoding. Longer encodings would give one transaction several ids.
     #[error("VarInt not in its shortest encoding")]
     NonMinimal,
 }
 
-/// A VarInt in its bytes, on the stack.
+/// Encoded VarInt, held on the stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoded {
     bytes: [u8; 9],
@@ -28,7 +28,7 @@ impl AsRef<[u8]> for Encoded {
     }
 }
 
-/// Reads the VarInt at the start of `bytes`: its value, and how many bytes it takes.
+/// Reads the VarInt at the start of `bytes`. Returns the value and the length of the VarInt in bytes.
 #[inline]
 pub fn read(bytes: &[u8]) -> Result<(u64, usize), VarIntError> {
     match bytes.first() {
@@ -53,7 +53,7 @@ fn read_tagged(tag: u8, rest: &[u8]) -> Result<(u64, usize), VarIntError> {
     if value < least { Err(VarIntError::NonMinimal) } else { Ok((value, 1 + width)) }
 }
 
-/// How many bytes `value` takes: 1, 3, 5 or 9.
+/// Returns the number of bytes that `value` takes: 1, 3, 5 or 9.
 #[inline]
 pub const fn encoded_len(value: u64) -> usize {
     match value {
@@ -64,7 +64,7 @@ pub const fn encoded_len(value: u64) -> usize {
     }
 }
 
-/// The shortest encoding of `value`.
+/// Returns the shortest encoding of `value`.
 #[inline]
 pub fn encode(value: u64) -> Encoded {
     let len = encoded_len(value);

@@ -1,19 +1,19 @@
-//! Writing a transaction in either format.
+//! Writes a transaction in standard or in extended format.
 
 use super::{Outpoint, PreviousOutput, Transaction, parts::NO_PREVIOUS, transaction::EXTENDED_MARKER};
 
-/// The extended format was asked for, but what an input spends is not known.
+/// Error of a conversion to the extended format: the previous output of an input is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("previous output of input {input}: {outpoint} is unknown")]
 pub struct UnknownPreviousOutput {
-    /// The input.
+    /// Index of the input.
     pub input: usize,
-    /// What it spends.
+    /// Outpoint that the input spends.
     pub outpoint: Outpoint,
 }
 
 impl Transaction<'_> {
-    /// Appends the standard format.
+    /// Appends the transaction in standard format.
     pub fn write_standard(&self, to: &mut Vec<u8>) {
         to.reserve(self.standard_len());
         let [version, input_count, outputs] = self.standard_parts();
@@ -25,11 +25,12 @@ impl Transaction<'_> {
         to.extend_from_slice(outputs);
     }
 
-    /// Appends the extended format. `previous` is asked, with the input's index, for what an input spends where the
-    /// bytes themselves do not tell; a coinbase spends nothing (0 satoshis, empty script) and is not asked about.
+    /// Appends the transaction in extended format. Where the bytes are in standard format, `previous` returns the
+    /// output that an input spends, from the input's index and outpoint. The input of a coinbase spends no output: it
+    /// gets 0 satoshis and an empty script without a call of `previous`.
     ///
     /// # Errors
-    /// The first outpoint that `previous` does not know; then `to` is as it was.
+    /// Fails at the first outpoint that `previous` does not know. `to` is then unchanged.
     pub fn write_extended<'p>(
         &self,
         to: &mut Vec<u8>,

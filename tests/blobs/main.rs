@@ -1,10 +1,10 @@
-//! Blob stores on what they are used on: S3 and a web server, and processes that are killed. And how much memory a large
-//! transaction takes. A binary of its own, because it counts every allocation.
+//! Tests of blob stores on S3 and behind a web server, of killed writers, and of the memory that a large transaction
+//! takes. The tests are a binary of their own, because its allocator counts every allocation.
 
-// The lint's exemption for tests does not reach the helpers beside them.
+// Clippy exempts tests from these lints, but not the helper functions of tests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod killed;
+mod killed_writer;
 mod memory;
 #[cfg(feature = "aws")]
 mod s3;
@@ -15,10 +15,11 @@ mod web;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Tests here run one by one: what one allocates must not be counted as another's.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Waits until no other test runs. Tests of this binary run one at a time, because the allocator counts the allocations
+/// of all threads together.
+fn acquire_serial_guard() -> MutexGuard<'static, ()> {
+    static SERIAL: Mutex<()> = Mutex::new(());
+    SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn block_on<T>(work: impl Future<Output = T>) -> T {
@@ -27,12 +28,12 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
 
 #[cfg(not(feature = "aws"))]
 #[test]
-fn s3() {
-    eprintln!("SKIPPED: tests on S3: built without --features aws");
+fn s3_tests_are_skipped_without_the_feature_aws() {
+    eprintln!("SKIPPED: tests on S3: built without the feature aws");
 }
 
 #[cfg(not(feature = "http"))]
 #[test]
-fn web() {
-    eprintln!("SKIPPED: tests of blobs behind a web server: built without --features http");
+fn web_tests_are_skipped_without_the_feature_http() {
+    eprintln!("SKIPPED: tests of blobs behind a web server: built without the feature http");
 }

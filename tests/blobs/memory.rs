@@ -1,4 +1,4 @@
-//! How much memory a large transaction takes, by counting what is allocated.
+//! Tests of the memory that transactions take, with an allocator that counts the allocated bytes.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -10,56 +10,59 @@ use std::{
 
 use bytes::Bytes;
 use utxo_store::{
-    blob::{BlobAccess, BlobOptions, BlobUrl, Intent, Put, Reuse, open},
+    blob::{BlobAccess, BlobOptions, BlobUrl, Intent, PutOutcome, Reuse, open},
     broker::Message,
     event::Validated,
     ingest::plan::{EventRef, PlanSettings, Planner},
-    prepare::{PrepareSettings, Prepared, prepare},
-    record::{Rules, build::Inline},
+    prepare::{PrepareSettings, PreparedEvent, prepare},
+    record::{Rules, build::InlineBodies},
     replay::Mode,
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
-use crate::{alone, block_on};
+use crate::{acquire_serial_guard, block_on};
 
-struct Counting;
+/// The system's allocator with two counters of bytes.
+struct CountingAllocator;
 
-static NOW: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that are allocated now.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+/// Greatest value of [`ALLOCATED`] since the last call of [`measure_peak`].
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything on to the system's allocator, and counts.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: the system's allocator serves every call, with unchanged arguments; the counters touch no allocated memory.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
-        PEAK.fetch_max(now, Relaxed);
+        let allocated = ALLOCATED.fetch_add(layout.size(), Relaxed) + layout.size();
+        PEAK.fetch_max(allocated, Relaxed);
         unsafe { System.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.dealloc(at, layout) }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Relaxed);
+        unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What `work` needs at most beyond what is there already.
-async fn peak<T>(work: impl Future<Output = T>) -> (T, usize) {
-    let before = NOW.load(Relaxed);
+/// Returns the result of `work`, and the most bytes that were allocated during `work` beyond those allocated before.
+async fn measure_peak<T>(work: impl Future<Output = T>) -> (T, usize) {
+    let before = ALLOCATED.load(Relaxed);
     PEAK.store(before, Relaxed);
-    let done = work.await;
-    (done, PEAK.load(Relaxed) - before)
+    let result = work.await;
+    (result, PEAK.load(Relaxed) - before)
 }
 
 const MIB: usize = 1 << 20;
-/// Threads, stacks and folders of the runtime.
+/// Allowance for the runtime's threads, stacks and directory handles, in bytes.
 const SLACK: usize = MIB;
 
 #[test]
-fn a_large_transaction_is_written_and_searched_piece_by_piece() {
-    let _alone = alone();
-    // 4,000 outputs of 32 KiB: 125 MiB.
+fn a_large_transaction_is_written_and_searched_in_pieces() {
+    let _serial = acquire_serial_guard();
+    // 4,000 outputs of 32 KiB take 125 MiB.
     let script = vec![0x51; 32 << 10];
     let previous = Output { satoshis: 1, script: b"\x51" };
     let mut builder =
@@ -77,30 +80,31 @@ fn a_large_transaction_is_written_and_searched_piece_by_piece() {
     block_on(async {
         let store = open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
         store.claim([1; 16], true).await.unwrap();
-        let (put, needed) = peak(store.put_tx(txid, bytes.clone())).await;
-        eprintln!("to write {} MiB took {} KiB besides", bytes.len() / MIB, needed / 1024);
-        assert!(put.unwrap() == Put::Stored && needed < 2 * MIB + SLACK, "{needed}");
+        let (put, needed) = measure_peak(store.put_tx(txid, bytes.clone())).await;
+        eprintln!("writing {} MiB took {} KiB besides the event", bytes.len() / MIB, needed / 1024);
+        assert!(put.unwrap() == PutOutcome::Stored && needed < 2 * MIB + SLACK, "took {needed} bytes");
 
-        let (put, needed) = peak(store.put_tx(txid, bytes.clone())).await;
-        eprintln!("to find it written already took {} KiB", needed / 1024);
-        assert!(put.unwrap() == Put::AlreadyStored && needed < 4 * MIB + SLACK, "{needed}");
+        let (put, needed) = measure_peak(store.put_tx(txid, bytes.clone())).await;
+        eprintln!("finding the blob already stored took {} KiB", needed / 1024);
+        assert!(put.unwrap() == PutOutcome::AlreadyStored && needed < 4 * MIB + SLACK, "took {needed} bytes");
 
-        let (found, needed) = peak(store.tx_outputs(txid, &[0, 3_999], Reuse::Unlikely)).await;
-        eprintln!("to read two of its outputs, and check the rest, took {} KiB", needed / 1024);
-        assert!(found.unwrap().unwrap().len() == 2 && needed < 4 * MIB + SLACK, "{needed}");
+        let (found, needed) = measure_peak(store.tx_outputs(txid, &[0, 3_999], Reuse::Unlikely)).await;
+        eprintln!("reading two outputs, and checking the other bytes, took {} KiB", needed / 1024);
+        assert!(found.unwrap().unwrap().len() == 2 && needed < 4 * MIB + SLACK, "took {needed} bytes");
 
-        let (found, needed) = peak(store.get_tx(txid, Reuse::Unlikely)).await;
-        eprintln!("to read all of it took {} MiB", needed / MIB);
-        assert!(found.unwrap() == Some(bytes.clone()) && needed < bytes.len() + 4 * MIB + SLACK, "{needed}");
+        let (found, needed) = measure_peak(store.get_tx(txid, Reuse::Unlikely)).await;
+        eprintln!("reading the whole transaction took {} MiB", needed / MIB);
+        assert!(found.unwrap() == Some(bytes.clone()) && needed < bytes.len() + 4 * MIB + SLACK, "took {needed} bytes");
     });
 }
 
-/// What events like it take for each byte of payload while they wait: prepared, in memory of their own, and in the planner.
-fn times_payload(tx: &TransactionBuilder) -> f64 {
-    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: Inline::All };
+/// Returns the bytes of memory for each payload byte of events that wait with transactions like `tx`: each event is
+/// prepared, detached from its batch, and in the planner.
+fn measure_memory_per_payload_byte(tx: &TransactionBuilder) -> f64 {
+    let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: InlineBodies::All };
     let plan = PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules: Rules::main(288) };
     let mut planner = Planner::new(plan);
-    let (mut payloads, before) = (0, NOW.load(Relaxed));
+    let (mut payloads, before) = (0, ALLOCATED.load(Relaxed));
     for number in 0..200 {
         let bytes = tx.clone().lock_time(number).extended();
         let txid = Transaction::parse(&bytes).unwrap().txid();
@@ -108,35 +112,41 @@ fn times_payload(tx: &TransactionBuilder) -> f64 {
         payloads += payload.len();
         let key = Bytes::copy_from_slice(&txid.0);
         let message = Message { offset: 0, timestamp_ms: 1, key, payload, headers: Vec::new() };
-        let Ok(Prepared::Validated(prepared)) = prepare(&settings, &message) else { panic!("it is sound") };
+        let Ok(PreparedEvent::Validated(prepared)) = prepare(&settings, &message) else {
+            panic!("the transaction is valid")
+        };
         let event = EventRef { timestamp_ms: 1, partition: 0, offset: number.into(), epoch: 1 };
-        planner.submit(event, Arc::new(prepared.apart()), Mode::Normal, 0);
+        planner.submit(event, Arc::new(prepared.detach_from_batch()), Mode::Normal, 0);
         while planner.next_action().is_some() {}
     }
-    (NOW.load(Relaxed) - before) as f64 / payloads as f64
+    (ALLOCATED.load(Relaxed) - before) as f64 / payloads as f64
 }
 
-/// `ingest.unfinished_bytes` counts payloads; its help says what they take.
+/// `ingest.unfinished_bytes_per_partition` counts payload bytes. The help of `ingest.unfinished_bytes_total` states the
+/// memory for each payload byte.
 #[test]
-fn what_waits_takes_so_many_times_its_payload() {
-    let _alone = alone();
+fn a_waiting_transaction_takes_a_bounded_multiple_of_its_payload() {
+    let _serial = acquire_serial_guard();
     let script = [0x76; 25];
     let previous = |script| Some(Output { satoshis: 10_000, script });
     let outpoint = |vout| Outpoint { txid: Txid([1; 32]), vout };
     let usual = TransactionBuilder::default().input(outpoint(0), &[0x51; 107], 0, previous(&script[..]));
     let usual = usual.output(1, &script).output(1, &script);
     let small = TransactionBuilder::default().input(outpoint(0), b"", 0, previous(b"\x51")).output(1, b"\x51");
-    let from_many = (0..1_000).fold(TransactionBuilder::default(), |tx, vout| {
+    let many_inputs = (0..1_000).fold(TransactionBuilder::default(), |tx, vout| {
         tx.input(Outpoint { txid: Txid([vout as u8; 32]), vout }, b"", 0, previous(b"\x51"))
     });
-    let from_many = from_many.output(1, b"\x51");
-    let into_many = TransactionBuilder::default().input(outpoint(0), b"", 0, previous(b"\x51"));
-    let into_many = (0..1_000).fold(into_many, |tx, _| tx.output(1, b"\x51"));
-    for (what, tx, most) in
-        [("usual", usual, 8.0), ("small", small, 20.0), ("from many", from_many, 5.0), ("into many", into_many, 10.0)]
-    {
-        let times = times_payload(&tx);
-        eprintln!("{what}: {times:.1} times its payload");
-        assert!(times < most, "{what}: {times}");
+    let many_inputs = many_inputs.output(1, b"\x51");
+    let many_outputs = TransactionBuilder::default().input(outpoint(0), b"", 0, previous(b"\x51"));
+    let many_outputs = (0..1_000).fold(many_outputs, |tx, _| tx.output(1, b"\x51"));
+    for (shape, tx, limit) in [
+        ("usual", usual, 8.0),
+        ("small", small, 20.0),
+        ("many inputs", many_inputs, 5.0),
+        ("many outputs", many_outputs, 10.0),
+    ] {
+        let times = measure_memory_per_payload_byte(&tx);
+        eprintln!("{shape}: {times:.1} times the payload");
+        assert!(times < limit, "{shape}: {times} times the payload");
     }
 }

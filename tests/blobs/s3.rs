@@ -1,4 +1,4 @@
-//! The suite on S3, in one request and in parts, and what its failures come to.
+//! The conformance suite on S3, with blobs in one request and in parts, and the errors for failures of S3.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use axum::{
 };
 use utxo_store::{
     blob::{
-        BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, Intent, OpenBlobError, Put, Reuse,
+        BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, Intent, OpenBlobError, PutOutcome, Reuse,
         conformance::{self, transaction},
         open,
     },
@@ -16,13 +16,13 @@ use utxo_store::{
 };
 
 use crate::{
-    alone, block_on,
+    acquire_serial_guard, block_on,
     s3_server::{Conditions, S3Server},
 };
 
-const OURS: [u8; 16] = [1; 16];
-/// The least that S3 takes as a part.
-const PART: usize = 5 << 20;
+const STORE_ID: [u8; 16] = [1; 16];
+/// Smallest part that S3 accepts, in bytes.
+const MIN_PART_BYTES: usize = 5 << 20;
 
 fn access(secret: &str) -> BlobAccess {
     BlobAccess { login: Some(("test".into(), secret.into())), retries: 2 }
@@ -32,67 +32,68 @@ fn url(server: &S3Server, prefix: &str) -> BlobUrl {
     format!("s3://bucket/{prefix}?region=us-east-1&endpoint={}", server.endpoint()).parse().unwrap()
 }
 
-async fn opened(server: &S3Server, prefix: &str, options: BlobOptions) -> BlobStore {
+async fn open_store(server: &S3Server, prefix: &str, options: BlobOptions) -> BlobStore {
     let store = open(&url(server, prefix), Intent::Write, &access("test"), options).await.unwrap();
-    store.claim(OURS, true).await.unwrap();
+    store.claim(STORE_ID, true).await.unwrap();
     store
 }
 
 #[test]
-fn s3() {
-    let _alone = alone();
+fn s3_store_conforms_and_reports_failures() {
+    let _serial = acquire_serial_guard();
     let Some(server) = S3Server::start(Conditions::Honoured) else { return };
     block_on(async {
-        conforms(&server).await;
-        large_ones_go_in_parts(&server).await;
-        a_bucket_that_is_not_there_is_not_empty(&server).await;
-        // Last: the server is stopped for a while.
-        a_server_that_does_not_answer_is_given_up(&server).await;
+        check_conformance(&server).await;
+        check_blobs_in_parts(&server).await;
+        check_missing_bucket(&server).await;
+        // The unresponsive server comes last, because the check pauses the server for a while.
+        check_unresponsive_server(&server).await;
     });
     let endpoint = server.endpoint();
     drop(server);
-    block_on(a_server_that_is_away_is_retryable(&endpoint));
+    block_on(check_unreachable_server(&endpoint));
 }
 
 #[test]
 fn a_server_that_ignores_conditions_is_refused() {
-    let _alone = alone();
+    let _serial = acquire_serial_guard();
     let Some(server) = S3Server::start(Conditions::Ignored) else { return };
     block_on(async {
         for prefix in ["", "prefix"] {
             let store =
                 open(&url(&server, prefix), Intent::Write, &access("test"), BlobOptions::default()).await.unwrap();
             for is_first in [true, false] {
-                let error = store.claim(OURS, is_first).await.unwrap_err();
+                let error = store.claim(STORE_ID, is_first).await.unwrap_err();
                 assert!(matches!(error, OpenBlobError::Overwrites { .. }), "{error}");
             }
         }
     });
 }
 
-/// Nothing comes back while a body is sent: on a slow line that is longer than an answer may take.
+/// A server answers an upload only after the last byte. On a slow connection that takes longer than the time limit for
+/// an answer.
 #[test]
-fn a_body_may_take_longer_than_an_answer() {
-    let _alone = alone();
+fn an_upload_may_take_longer_than_the_time_limit_for_an_answer() {
+    let _serial = acquire_serial_guard();
     block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(slow)).await });
+        let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer_late)).await });
         let url: BlobUrl = format!("s3://bucket?region=us-east-1&endpoint={endpoint}").parse().unwrap();
         let (txid, bytes) = transaction(904, 5, 30, 1);
-        // The bytes have minutes.
+        // At one byte per second the time limit grows by minutes.
         let options = BlobOptions { timeout: TIMEOUT, least_rate: 1, ..BlobOptions::default() };
         let store = open(&url, Intent::Write, &BlobAccess { retries: 0, ..access("test") }, options).await.unwrap();
-        store.claim(OURS, false).await.unwrap();
-        assert_eq!(store.put_tx(txid, bytes).await.unwrap(), Put::Stored);
+        store.claim(STORE_ID, false).await.unwrap();
+        assert_eq!(store.put_tx(txid, bytes).await.unwrap(), PutOutcome::Stored);
         server.abort();
     });
 }
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A bucket with a mark and nothing else, whose line is slow: an answer to a write comes late.
-async fn slow(method: Method, uri: Uri) -> Result<([(&'static str, &'static str); 1], String), StatusCode> {
+/// Answers as a bucket that contains only the mark of the blob store, and answers a write late.
+async fn answer_late(method: Method, uri: Uri) -> Result<([(&'static str, &'static str); 1], String), StatusCode> {
     let is_mark = uri.path().ends_with("utxo-store.blobs");
     match method {
         Method::GET if is_mark => {
@@ -107,11 +108,11 @@ async fn slow(method: Method, uri: Uri) -> Result<([(&'static str, &'static str)
     }
 }
 
-async fn conforms(server: &S3Server) {
-    conformance::run(&opened(server, "whole", BlobOptions::default()).await).await;
-    // What another process has written, and one that only reads.
+async fn check_conformance(server: &S3Server) {
+    conformance::run(&open_store(server, "whole", BlobOptions::default()).await).await;
+    // A reader sees a blob that another process has written, and cannot write.
     let (txid, bytes) = transaction(900, 5, 30, 1);
-    opened(server, "whole", BlobOptions::default()).await.put_tx(txid, bytes.clone()).await.unwrap();
+    open_store(server, "whole", BlobOptions::default()).await.put_tx(txid, bytes.clone()).await.unwrap();
     let reader = open(&url(server, "whole"), Intent::Read, &access("test"), BlobOptions::default()).await.unwrap();
     assert_eq!(reader.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes.clone()));
     assert_eq!(reader.put_tx(txid, bytes).await.unwrap_err().kind, BlobErrorKind::Denied);
@@ -119,62 +120,62 @@ async fn conforms(server: &S3Server) {
     assert!(matches!(missing, Err(OpenBlobError::Missing { .. })), "{missing:?}");
 }
 
-async fn large_ones_go_in_parts(server: &S3Server) {
+async fn check_blobs_in_parts(server: &S3Server) {
     let metrics = Arc::new(Metrics::new());
-    let options = BlobOptions { part_bytes: Some(PART), metrics, ..BlobOptions::default() };
-    let store = opened(server, "parts", options).await;
+    let options = BlobOptions { part_bytes: Some(MIN_PART_BYTES), metrics, ..BlobOptions::default() };
+    let store = open_store(server, "parts", options).await;
     conformance::run(&store).await;
-    // Three parts; then two who claim differently at once.
+    // The first blob has three parts. Then two writers upload different claims of one transaction at once.
     let (txid, bytes) = transaction(901, 6_000, 2_000, 1);
-    assert!(bytes.len() > 2 * PART);
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::Stored);
-    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), Put::AlreadyStored);
+    assert!(bytes.len() > 2 * MIN_PART_BYTES);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(store.put_tx(txid, bytes.clone()).await.unwrap(), PutOutcome::AlreadyStored);
     assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap(), Some(bytes));
     let [(txid, one), (_, other)] = [1, 2].map(|claim| transaction(902, 6_000, 2_000, claim));
     let (first, second) = tokio::join!(store.put_tx(txid, one.clone()), store.put_tx(txid, other.clone()));
     let stored = store.get_tx(txid, Reuse::Unlikely).await.unwrap().unwrap();
     match (first.unwrap(), second.unwrap()) {
-        (Put::Stored, Put::OtherStored) => assert!(stored == one),
-        (Put::OtherStored, Put::Stored) => assert!(stored == other),
-        both => panic!("{both:?}"),
+        (PutOutcome::Stored, PutOutcome::OtherStored) => assert!(stored == one),
+        (PutOutcome::OtherStored, PutOutcome::Stored) => assert!(stored == other),
+        outcomes => panic!("{outcomes:?}"),
     }
 }
 
-async fn a_bucket_that_is_not_there_is_not_empty(server: &S3Server) {
+async fn check_missing_bucket(server: &S3Server) {
     let url: BlobUrl = format!("s3://nowhere?region=us-east-1&endpoint={}", server.endpoint()).parse().unwrap();
     let store = open(&url, Intent::Write, &access("test"), BlobOptions::default()).await.unwrap();
-    assert!(matches!(store.claim(OURS, false).await, Err(OpenBlobError::Missing { .. })));
-    let error = store.claim(OURS, true).await.unwrap_err();
+    assert!(matches!(store.claim(STORE_ID, false).await, Err(OpenBlobError::Missing { .. })));
+    let error = store.claim(STORE_ID, true).await.unwrap_err();
     assert!(error.to_string().contains("utxo-store.blobs") && !error.to_string().contains('\n'), "{error}");
 }
 
-async fn a_server_that_does_not_answer_is_given_up(server: &S3Server) {
+async fn check_unresponsive_server(server: &S3Server) {
     let options = BlobOptions { timeout: Duration::from_secs(1), ..BlobOptions::default() };
-    let store = opened(server, "whole", options).await;
+    let store = open_store(server, "whole", options).await;
     let (txid, bytes) = transaction(903, 5, 30, 1);
     server.pause();
     let error = store.put_tx(txid, bytes.clone()).await.unwrap_err();
-    assert!(error.may_be_repeated(), "{error}");
+    assert!(error.may_be_retried(), "{error}");
     let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
     assert_eq!(error.kind, BlobErrorKind::Retryable, "{error}");
     server.resume();
-    let mut tries = 0;
+    let mut attempts = 0;
     let put = loop {
         match store.put_tx(txid, bytes.clone()).await {
             Ok(put) => break put,
-            Err(error) => assert!(error.may_be_repeated() && tries < 100, "{error}"),
+            Err(error) => assert!(error.may_be_retried() && attempts < 100, "{error}"),
         }
-        tries += 1;
+        attempts += 1;
     };
-    assert_ne!(put, Put::OtherStored);
+    assert_ne!(put, PutOutcome::OtherStored);
     assert_eq!(store.get_tx(txid, Reuse::Likely).await.unwrap(), Some(bytes));
     assert!(store.exists(BlobName::tx(txid)).await.unwrap());
 }
 
-async fn a_server_that_is_away_is_retryable(endpoint: &str) {
+async fn check_unreachable_server(endpoint: &str) {
     let url: BlobUrl = format!("s3://bucket?region=us-east-1&endpoint={endpoint}").parse().unwrap();
     let options = BlobOptions { timeout: Duration::from_secs(2), ..BlobOptions::default() };
     let store = open(&url, Intent::Write, &access("secret-word"), options).await.unwrap();
-    let error = store.claim(OURS, false).await.unwrap_err();
-    assert!(error.may_be_repeated() && !error.to_string().contains("secret-word"), "{error}");
+    let error = store.claim(STORE_ID, false).await.unwrap_err();
+    assert!(error.may_be_retried() && !error.to_string().contains("secret-word"), "{error}");
 }

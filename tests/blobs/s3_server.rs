@@ -1,5 +1,5 @@
-//! A server that speaks S3's protocol, for tests: `moto` from PyPI, in a virtual environment that is made on first use, as a process
-//! of its own on a free loopback port, killed when it is dropped.
+//! A server with the protocol of S3, for tests: `moto` from PyPI. The first use installs `moto` into a virtual
+//! environment. The server is a child process on a free loopback port and is killed on drop.
 
 use std::{
     fs,
@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Honours `If-None-Match: *`, also when an upload in parts is completed.
+/// This version honours `If-None-Match: *`, also when an upload in parts is completed.
 const PACKAGE: &str = "moto[server]==5.2.5";
 const VERSION: &str = "5.2.5";
-/// Generous: two cores may be shared by many.
-const START_BOUND: Duration = Duration::from_secs(120);
+/// Time for the server's start, long because many processes may share two cores.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// It looks whether there is an object and then puts one, on many threads: a lock makes that one step, as it is in S3.
+/// Python program of the server. `moto` checks for an object and then writes the object, on many threads; the lock
+/// makes the two steps atomic, as in S3.
 const SERVER: &str = r#"
 import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -30,12 +31,12 @@ def one_at_a_time(environ, start_response):
 run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
 "#;
 
-/// What the server does where a request says `If-None-Match: *`.
+/// Treatment of a write with the header `If-None-Match: *`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Conditions {
-    /// Refuses it where there is such an object.
+    /// Refuses the write where the object exists.
     Honoured,
-    /// Overwrites what there is, as some servers do.
+    /// Overwrites the object, as some servers do.
     Ignored,
 }
 
@@ -46,9 +47,9 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts a server; `None`, with a loud line, when it cannot be had.
+    /// Starts a server. Prints a line `SKIPPED: …` and returns `None` where `moto` cannot be installed.
     pub fn start(conditions: Conditions) -> Option<Self> {
-        let python = match python() {
+        let python = match install_moto() {
             Ok(python) => python,
             Err(problem) => {
                 eprintln!("SKIPPED: tests on S3: {problem}");
@@ -67,41 +68,41 @@ impl S3Server {
         let mut server = S3Server { process, address: format!("127.0.0.1:{port}") };
         let start = Instant::now();
         while TcpStream::connect(&server.address).is_err() {
-            assert!(start.elapsed() < START_BOUND, "moto does not answer");
-            let ended = server.process.try_wait().unwrap();
-            assert!(ended.is_none(), "moto ended with {ended:?}");
+            assert!(start.elapsed() < START_TIMEOUT, "moto does not answer within {START_TIMEOUT:?}");
+            let status = server.process.try_wait().unwrap();
+            assert!(status.is_none(), "moto ended with {status:?}");
             std::thread::sleep(Duration::from_millis(100));
         }
         server.create_bucket();
         Some(server)
     }
 
-    /// `http://host:port`.
+    /// Returns the server's URL: `http://host:port`.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Stops it from answering, without closing its connections.
+    /// Stops the server's process without closing its connections: requests get no answer.
     pub fn pause(&self) {
         self.signal("STOP");
     }
 
-    /// Has it answer again.
+    /// Lets the stopped process go on.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
     fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([format!("-{name}"), self.process.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        let status = Command::new("kill").args([format!("-{name}"), self.process.id().to_string()]).status().unwrap();
+        assert!(status.success(), "kill -{name} ended with {status}");
     }
 
-    /// By hand: the client under test makes none.
+    /// Creates the bucket by a plain HTTP request, because the client under test creates no buckets.
     fn create_bucket(&self) {
         use std::io::{Read, Write};
         let mut connection = TcpStream::connect(&self.address).unwrap();
         let host = &self.address;
-        // It looks at who asks only for the service's name.
+        // `moto` reads only the service's name from the header and checks no signature.
         let authorization =
             "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
         let request = format!(
@@ -116,33 +117,36 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // It holds nothing that outlives the test.
+        // Errors do not matter: the server has no state that outlives the test.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The interpreter of an environment that has the server; the error says what is missing.
-fn python() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(".moto").join(VERSION);
-    let python = folder.join("bin/python");
-    if folder.join("complete").exists() {
+/// Returns the Python interpreter of a virtual environment with `moto`, which the first call installs.
+///
+/// # Errors
+/// Returns the command that failed and the last line of its error output.
+fn install_moto() -> Result<PathBuf, String> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(".moto").join(VERSION);
+    let python = directory.join("bin/python");
+    if directory.join("complete").exists() {
         return Ok(python);
     }
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
     run(Command::new(&python).args(["-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGE]))?;
-    fs::write(folder.join("complete"), "").map_err(|error| error.to_string())?;
+    fs::write(directory.join("complete"), "").map_err(|error| error.to_string())?;
     Ok(python)
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
-    let shown = format!("{command:?}");
+    let command_line = format!("{command:?}");
     match command.stdin(Stdio::null()).output() {
-        Err(error) => Err(format!("{shown}: {error}")),
+        Err(error) => Err(format!("{command_line}: {error}")),
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let told = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{shown}: {}", told.lines().last().unwrap_or("failed without a word")))
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{command_line}: {}", stderr.lines().last().unwrap_or("failed without a message")))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Blobs behind a web server: read, never written.
+//! Tests of blobs behind a web server, which are read and never written.
 
 use std::{
     fs,
@@ -22,50 +22,51 @@ use utxo_store::blob::{
     conformance::transaction, open,
 };
 
-use crate::{alone, block_on};
+use crate::{acquire_serial_guard, block_on};
 
-/// Serves a directory, or always answers with this status (0: as files are).
+/// A web server's state: the directory that it serves, and the status of every answer. With status 0 the server answers
+/// with the files of the directory.
 #[derive(Clone)]
-struct Served {
+struct WebServer {
     root: PathBuf,
     status: Arc<AtomicU16>,
 }
 
-async fn file(State(served): State<Served>, Path(path): Path<String>) -> Result<Bytes, StatusCode> {
-    match served.status.load(Ordering::SeqCst) {
-        0 => fs::read(served.root.join(path)).map(Bytes::from).map_err(|_| StatusCode::NOT_FOUND),
+async fn serve_file(State(server): State<WebServer>, Path(path): Path<String>) -> Result<Bytes, StatusCode> {
+    match server.status.load(Ordering::SeqCst) {
+        0 => fs::read(server.root.join(path)).map(Bytes::from).map_err(|_| StatusCode::NOT_FOUND),
         200 => Ok(Bytes::from_static(b"<html>Under maintenance, please come back later</html>")),
         status => Err(StatusCode::from_u16(status).unwrap()),
     }
 }
 
-async fn opened(url: &BlobUrl) -> Result<BlobStore, OpenBlobError> {
+async fn open_store(url: &BlobUrl) -> Result<BlobStore, OpenBlobError> {
     let options = BlobOptions { timeout: Duration::from_secs(5), ..BlobOptions::default() };
     open(url, Intent::Write, &BlobAccess { retries: 1, ..BlobAccess::default() }, options).await
 }
 
 #[test]
-fn web() {
-    let _alone = alone();
+fn blobs_behind_a_web_server_are_read_and_never_written() {
+    let _serial = acquire_serial_guard();
     let root = tempfile::tempdir().unwrap();
     block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let status = Arc::new(AtomicU16::new(0));
-        let served = Served { root: root.path().to_owned(), status: status.clone() };
-        let app = Router::new().route("/utxo/{*path}", get(file)).with_state(served);
+        let state = WebServer { root: root.path().to_owned(), status: status.clone() };
+        let app = Router::new().route("/utxo/{*path}", get(serve_file)).with_state(state);
         let server = tokio::spawn(async move { axum::serve(listener, app).await });
         let url: BlobUrl = format!("http://{address}/utxo").parse().unwrap();
-        assert!(matches!(opened(&url).await, Err(OpenBlobError::Missing { .. })));
+        assert!(matches!(open_store(&url).await, Err(OpenBlobError::Missing { .. })));
 
         let directory = BlobUrl::Directory(root.path().to_owned());
-        let written = open(&directory, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
-        written.claim([1; 16], true).await.unwrap();
+        let writer = open(&directory, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap();
+        writer.claim([1; 16], true).await.unwrap();
         let [(small, small_bytes), (large, large_bytes)] = [transaction(1, 5, 30, 1), transaction(2, 3_000, 2_000, 1)];
-        written.put_tx(small, small_bytes.clone()).await.unwrap();
-        written.put_tx(large, large_bytes.clone()).await.unwrap();
+        writer.put_tx(small, small_bytes.clone()).await.unwrap();
+        writer.put_tx(large, large_bytes.clone()).await.unwrap();
 
-        let store = opened(&url).await.unwrap();
+        let store = open_store(&url).await.unwrap();
         assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()));
         assert_eq!(store.get_tx(large, Reuse::Unlikely).await.unwrap(), Some(large_bytes));
         assert!(store.tx_outputs(large, &[2_999], Reuse::Unlikely).await.unwrap().unwrap().contains_key(&2_999));
@@ -79,18 +80,18 @@ fn web() {
             assert_eq!(error.kind, BlobErrorKind::Denied, "{error}");
         }
 
-        for (answer, kind) in [
+        for (code, kind) in [
             (404, BlobErrorKind::Retryable),
             (403, BlobErrorKind::Denied),
             (503, BlobErrorKind::Retryable),
             (200, BlobErrorKind::Corrupt),
         ] {
-            status.store(answer, Ordering::SeqCst);
+            status.store(code, Ordering::SeqCst);
             let error = store.get_tx(small, Reuse::Unlikely).await.unwrap_err();
-            assert_eq!(error.kind, kind, "{answer}: {error}");
+            assert_eq!(error.kind, kind, "status {code}: {error}");
             assert!(!error.to_string().contains('\n'), "{error}");
             status.store(0, Ordering::SeqCst);
-            assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()), "{answer}");
+            assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()), "after {code}");
         }
         server.abort();
     });

@@ -1,15 +1,15 @@
-//! Damage to inputs: what libFuzzer would try, without what it learns.
+//! Damage to inputs, as libFuzzer would try, but without coverage feedback.
 
-use utxo_store::seeded::Seeded;
+use utxo_store::rng::SplitMix64;
 
-/// Numbers at which formats change their mind.
+/// Numbers at the limits of the formats.
 const EDGES: [u64; 12] = [0, 1, 0x7f, 0x80, 0xfc, 0xfd, 0xff, 0xffff, 0x1_0000, 0x7fff_ffff, u32::MAX as u64, u64::MAX];
 
-/// Longer inputs are cut: a short one says as much, and sooner.
+/// Length at which inputs are cut: a short input finds the same faults sooner.
 const LONGEST: usize = 8_192;
 
-/// One of `inputs` with one to four things wrong with it.
-pub fn damaged(random: &mut Seeded, inputs: &[Vec<u8>]) -> Vec<u8> {
+/// Returns one of `inputs` with one to four defects.
+pub fn damaged(random: &mut SplitMix64, inputs: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = random.pick(inputs).clone();
     for _ in 0..1 + random.below(4) {
         damage(random, &mut bytes, inputs);
@@ -18,7 +18,7 @@ pub fn damaged(random: &mut Seeded, inputs: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-fn damage(random: &mut Seeded, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
+fn damage(random: &mut SplitMix64, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
     let at = random.below(bytes.len() as u64) as usize;
     let Some(byte) = bytes.get_mut(at) else { return bytes.push(random.next_u64() as u8) };
     match random.below(10) {
@@ -48,14 +48,14 @@ fn damage(random: &mut Seeded, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
     }
 }
 
-/// The end of a piece that starts at `at`: mostly a short one.
-fn end(random: &mut Seeded, at: usize, len: usize) -> usize {
+/// Returns the end of a piece that starts at `at`, mostly a short piece.
+fn end(random: &mut SplitMix64, at: usize, len: usize) -> usize {
     let longest = if random.below(4) == 0 { len } else { 40 };
     (at + random.below(longest as u64 + 1) as usize).min(len)
 }
 
-/// An edge, of any width and in either byte order, over what is there.
-fn put_number(random: &mut Seeded, bytes: &mut [u8]) {
+/// Writes a limit number over the bytes, in any width and either byte order.
+fn put_number(random: &mut SplitMix64, bytes: &mut [u8]) {
     let width = (1 << random.below(4)).min(bytes.len());
     let edge = random.pick(&EDGES).to_le_bytes();
     bytes[..width].copy_from_slice(&edge[..width]);

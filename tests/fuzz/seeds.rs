@@ -1,4 +1,5 @@
-//! What the fuzzers start from: real blocks (`tests/data`), the golden samples of `schemas/`, the sample configuration.
+//! The inputs that the fuzzers start from: real blocks (`tests/data`), the golden samples of `schemas/`, the sample
+//! configuration.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use utxo_store::{
     generate::Parents,
     tx::{
         Outpoint, Output, Transaction, TransactionBuilder, Txid,
-        block::{Block, BlockFile, FileNetwork},
+        block::{BlockFile, FileNetwork, RawBlock},
     },
 };
 
@@ -21,12 +22,12 @@ const CHAIN: &str = "tests/data/mainnet-0-4312.blk";
 const BLOCKS: [&str; 3] =
     ["tests/data/mainnet-277647.block", "tests/data/mainnet-384188.block", "tests/data/mainnet-384189.block"];
 
-/// Larger ones only slow a fuzzer down.
+/// Size limit in bytes: larger transactions only slow a fuzzer down.
 const LARGEST_TRANSACTION: usize = 1_500;
 
 const KINDS: [&str; 8] = ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome"];
 
-/// The seeds of a target, in the order of their names.
+/// Returns the seeds of a target, in the order of their names.
 pub fn of(target: &str) -> Seeds {
     let mut seeds = match target {
         "transaction" => transactions(),
@@ -38,7 +39,7 @@ pub fn of(target: &str) -> Seeds {
         "configuration" => configurations(),
         "store_url" => numbered("url", STORE_URLS),
         "commit_metadata" => numbered("metadata", COMMIT_METADATA),
-        other => panic!("where do the seeds of {other} come from?"),
+        other => panic!("the target {other} has no seeds"),
     };
     seeds.sort();
     seeds
@@ -60,11 +61,11 @@ fn numbered(name: &str, texts: &[&str]) -> Seeds {
     (0..).zip(texts).map(|(index, text)| (format!("{name}-{index:02}"), text.as_bytes().to_vec())).collect()
 }
 
-fn blocks(bytes: &[u8]) -> impl Iterator<Item = Block<'_>> {
+fn blocks(bytes: &[u8]) -> impl Iterator<Item = RawBlock<'_>> {
     BlockFile::new(bytes).unwrap().blocks().map(|block| block.unwrap())
 }
 
-/// How a transaction looks from afar; of those that look the same one is enough.
+/// Returns the shape of a transaction; one transaction of each shape is enough.
 fn look(transaction: &Transaction<'_>) -> (usize, usize, bool, usize, usize) {
     let longest = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0).next_multiple_of(64);
     (
@@ -89,7 +90,8 @@ fn transactions() -> Seeds {
     seeds.into_values().chain(edges(TransactionBuilder::standard)).collect()
 }
 
-/// Scripts whose lengths are the last of one form of VarInt and the first of the next; and the last in the longer form.
+/// Returns transactions with scripts of the last length of one VarInt form and the first of the next, and the last
+/// length in the longer form.
 fn edges(format: fn(&TransactionBuilder) -> Vec<u8>) -> Seeds {
     let outpoint = Outpoint { txid: Txid([9; 32]), vout: 1 };
     let with_script = |len: usize| {
@@ -149,7 +151,7 @@ fn dead_letters() -> Seeds {
     seeds
 }
 
-fn framed(network: FileNetwork, blocks: &[Block<'_>]) -> Vec<u8> {
+fn framed(network: FileNetwork, blocks: &[RawBlock<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for block in blocks {
         bytes.extend(network.block_file_magic());
@@ -161,15 +163,15 @@ fn framed(network: FileNetwork, blocks: &[Block<'_>]) -> Vec<u8> {
 
 fn block_files() -> Seeds {
     let file = data(CHAIN);
-    let chain: Vec<Block<'_>> = blocks(&file).collect();
+    let chain: Vec<RawBlock<'_>> = blocks(&file).collect();
     let mut seeds = vec![
         ("framed-main".to_owned(), framed(FileNetwork::Main, &chain[..3])),
         ("framed-test".to_owned(), framed(FileNetwork::Test, &chain[..2])),
         ("framed-regtest-zeros".to_owned(), [framed(FileNetwork::Regtest, &chain[..1]), vec![0; 40]].concat()),
         ("framed-170".to_owned(), framed(FileNetwork::Main, &chain[169..171])),
     ];
-    // One with each number of transactions that there is.
-    let by_count: BTreeMap<usize, &Block<'_>> =
+    // One block for each number of transactions that occurs.
+    let by_count: BTreeMap<usize, &RawBlock<'_>> =
         chain.iter().filter(|block| block.raw().len() < 8_000).map(|it| (it.transaction_count(), it)).collect();
     seeds.extend(by_count.iter().map(|(count, block)| (format!("bare-{count}"), block.raw().to_vec())));
     seeds
@@ -191,7 +193,8 @@ const CONFIGURATIONS: &[&str] = &[
     "[kafka.topics]\nchain = \"utxo.reorgs\"\n[ingest]\nretry_pause_ms = 6000\nflag_grace_ms = 600_000\n",
     "[kafka.properties]\nenable.auto.commit = true\n\"group.id\" = \"x\"\nssl = [1]\n",
     "[ingest]\ndead_letter_ratio = 1\n[http]\nlisten = \"[::]:0\"\n[sequencer]\nenabled = false\n",
-    "[kafka.security]\nprotocol = \"sasl_plaintext\"\nmechanism = \"PLAIN\"\nusername = \"me\"\npassword = \"hunter2-and-more\"\n",
+    "[kafka.security]\nprotocol = \"sasl_plaintext\"\nmechanism = \"PLAIN\"\nusername = \"me\"\n\
+     password = \"hunter2-and-more\"\n",
     "kafka.topics.chain = 'mine'\nkafka = { group = \"g\" }\n",
     "\n---\nUTXO_STORE__KAFKA__BROKERS=a:1\nUTXO_STORE__INGEST__BATCH_SIZE=17\nUTXO_STORE__SEQUENCER__ENABLED=false\n",
     "\n---\nUTXO_STORE__KAFKA__PROPERTIES__SASL_PASSWORD=0123\nUTXO_STORE__INGEST__DEAD_LETTER_RATIO=1e-3\n",
@@ -219,7 +222,13 @@ const COMMIT_METADATA: &[&str] = &[
     r#"{"read":-9223372036854775808}"#,
     r#"{"oldest":[1231731025000,42],"read":1231731026000,"end":false,"bound":true,"pos":57}"#,
     r#"{"read":1231731026000,"end":true,"bound":false,"pos":18446744073709551615}"#,
-    r#"{"oldest":[1231731025000,42],"wait":{"named":[[1231731025000,42,18446744073709551615],[1231731025001,43,7]],"rest":[1231731025002,44]},"read":1231731026000,"end":true,"pos":57}"#,
+    concat!(
+        r#"{"oldest":[1231731025000,42],"wait":{"named":[[1231731025000,42,18446744073709551615],"#,
+        r#"[1231731025001,43,7]],"rest":[1231731025002,44]},"read":1231731026000,"end":true,"pos":57}"#
+    ),
     r#"{"seq":0,"mined":0,"reorgs":0,"decisions":0}"#,
-    r#"{"seq":7,"tip":{"hash":"00000000d1145790a8694403d4063f323d499e655c83426834d4ce2f8dd4a2ee","height":170,"id":171},"mined":8,"reorgs":0,"decisions":12}"#,
+    concat!(
+        r#"{"seq":7,"tip":{"hash":"00000000d1145790a8694403d4063f323d499e655c83426834d4ce2f8dd4a2ee","#,
+        r#""height":170,"id":171},"mined":8,"reorgs":0,"decisions":12}"#
+    ),
 ];

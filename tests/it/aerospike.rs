@@ -1,4 +1,4 @@
-//! The engine on a real Aerospike: conformance, what is native, what it refuses to start on, a server that dies.
+//! The engine on a real Aerospike: conformance, native operations, refusals at a start, a server that dies.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -19,10 +19,11 @@ use utxo_store::{
 
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
-    commands, demo, group_store, pipeline,
+    commands, demo, group_store,
+    harness::{self, Made, World, WorldSettings},
+    pipeline,
     pruning::{self, RETENTION},
     rebuild, reorgs,
-    world::{self, Made, World, WorldSettings},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -48,7 +49,7 @@ fn hash(slot: u32) -> UtxoHash {
     UtxoHash([slot as u8; 32])
 }
 
-/// A live master whose body is external, so that hashes alone count.
+/// Builds a live master with an external body, so that only the hashes count.
 fn page(number: u32, slots: u32) -> Page {
     let mut page = Page::stub(txid(number), Verdict::Pending);
     page.conflicting = false;
@@ -96,9 +97,9 @@ async fn must_apply(engine: &dyn RecordEngine, rows: &[Row]) {
     }
 }
 
-/// What uncontested transactions need is one request each, without a read, also where many spend of one.
+/// The operations of uncontested transactions take one request each and no read, also where many spend from one record.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_way_of_an_uncontested_transaction_needs_no_read() {
+async fn uncontested_transactions_need_no_read() {
     let Some(server) = AerospikeServer::start() else { return };
     let engine = open(&server.settings()).await;
     let all = |row: fn(u32) -> Row| (0..100).map(row).collect::<Vec<Row>>();
@@ -106,19 +107,20 @@ async fn the_way_of_an_uncontested_transaction_needs_no_read() {
     must_apply(&engine, &all(|number| spend(number, 0, 1_000 + number))).await;
     must_apply(&engine, &all(set_mined)).await;
     must_apply(&engine, &(0..200).map(|row| spend(row / 2, 1 + row % 2, 2_000 + row)).collect::<Vec<_>>()).await;
-    let work = engine.work();
-    assert_eq!((work.unread, work.native), (100, 300), "{work:?}");
-    assert_eq!((work.read, work.refused, work.lost), (0, 0, 0), "{work:?}");
+    let counts = engine.group_counts();
+    assert_eq!((counts.blind_writes, counts.native), (100, 300), "{counts:?}");
+    assert_eq!((counts.reads, counts.refused, counts.lost_races), (0, 0, 0), "{counts:?}");
 
-    // More spends of one record than a request takes.
+    // A record takes more spends than one request does.
     must_apply(&engine, &[create(1_000, 300)]).await;
     must_apply(&engine, &(0..300).map(|slot| spend(1_000, slot, 3_000 + slot)).collect::<Vec<_>>()).await;
     let wide = engine.read(&[Key::master(txid(1_000))]).await.remove(0).unwrap().unwrap();
     assert_eq!(wide.page().unwrap().spent_utxos, 300);
-    let work = engine.work();
-    assert_eq!((work.unread, work.native, work.read, work.refused, work.lost), (101, 303, 0, 0, 0), "{work:?}");
+    let counts = engine.group_counts();
+    assert_eq!((counts.blind_writes, counts.native), (101, 303), "{counts:?}");
+    assert_eq!((counts.reads, counts.refused, counts.lost_races), (0, 0, 0), "{counts:?}");
 
-    // Mined and spent in full: due. And a repeat is recognised.
+    // A record that is mined and spent in full is due. A repeated operation is recognised.
     let record = engine.read(&[Key::master(txid(0))]).await.remove(0).unwrap().unwrap();
     assert_eq!(record.page().unwrap().delete_at_height, Some(150 + RULES.retention));
     let again = engine.apply(&[spend(0, 1, 2_000), set_mined(0)]).await;
@@ -136,7 +138,7 @@ async fn refusal(settings: &AerospikeSettings) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_fit_is_refused_with_its_remedy() {
+async fn an_unfit_server_is_refused_with_a_remedy() {
     let Some(server) = AerospikeServer::start() else { return };
     open(&server.settings()).await.close().await.unwrap();
     let mut wrong = server.settings();
@@ -166,16 +168,16 @@ async fn a_namespace_without_ttl_or_with_small_records_is_refused() {
     assert!(refusal(&settings).await.contains("raise `max-record-size`"));
     settings.access.utxo_batch_size = Some(14_000);
     let engine = open(&settings).await;
-    // The record that does not fit says so, and nothing else suffers.
+    // Only the record that does not fit is refused.
     let answers = engine.apply(&[create(1, 40_000), create(2, 1)]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind, ErrorKind::TooBig);
     assert!(matches!(answers[1], Ok(Outcome::Applied(_))));
 }
 
 /// Spends of one record go together, and together they do not fit.
-/// Protects: those for which there is room are done, and only the others hear that the record is too big.
+/// Protects: the spends with room are applied, and only the others are refused as too big.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_the_spends_of_a_full_record_those_that_fit_are_done() {
+async fn spends_of_a_full_record_are_applied_as_far_as_they_fit() {
     let narrow = FIT.replace("max-record-size 8M", "max-record-size 128K");
     let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: &narrow }) else { return };
     let engine = open(&server.settings()).await;
@@ -190,7 +192,7 @@ async fn of_the_spends_of_a_full_record_those_that_fit_are_done() {
             }
         }
     }
-    // A slot takes as many bytes as its spender, or one less: there is room for two or three.
+    // A spent slot takes as many bytes as its spender, or one less: there is room for two or three spends.
     let slots = fits - 3;
     must_apply(&engine, &[create(1, slots)]).await;
     let spends: Vec<Row> = (0..8).map(|slot| spend(1, slot, 100 + slot)).collect();
@@ -204,9 +206,9 @@ async fn of_the_spends_of_a_full_record_those_that_fit_are_done() {
     assert_eq!(taken, done);
 }
 
-/// The configuration that is shipped is one that the checks pass.
+/// The shipped configuration file passes the checks of a start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_shipped_configuration_passes() {
+async fn the_shipped_configuration_passes_the_start_checks() {
     let shipped = include_str!("../../deploy/aerospike.conf")
         .replace("port 3000", "port {SERVICE}")
         .replace("port 3001", "port {FABRIC}")
@@ -221,19 +223,19 @@ async fn the_shipped_configuration_passes() {
     options.access.utxo_batch_size = Some(20_000);
     let engine = utxo_store::engine::open(&server.url(), &options).await.unwrap();
     assert_eq!(engine.name(), "aerospike");
-    assert_eq!(engine.may_forget(), Duration::from_secs(2));
-    // A page of the greatest size, spent in full: a device that is busy asks for another try.
+    assert_eq!(engine.loss_window(), Duration::from_secs(2));
+    // A page of the greatest size is spent in full; a busy device asks for a retry.
     apply_until_done(engine.as_ref(), &[create(1, 20_000)]).await;
     for from in (0..20_000).step_by(100) {
         let rows: Vec<Row> = (from..from + 100).map(|slot| spend(1, slot, slot)).collect();
         apply_until_done(engine.as_ref(), &rows).await;
     }
     let record = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap().unwrap();
-    assert!(record.page().unwrap().all_spent());
+    assert!(record.page().unwrap().is_all_spent());
     engine.close().await.unwrap();
 }
 
-/// Sends rows until each is done, as every caller does; whether any had to be sent again.
+/// Sends rows until each is done, as every caller does; returns whether any row was sent again.
 async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
     let mut again = false;
     loop {
@@ -249,9 +251,10 @@ async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
     }
 }
 
-/// Killed and started again while batches are on their way: nothing is answered wrongly, and everything gets done.
+/// The server is killed and started again during batches: no row is answered wrongly, and every row is applied in the
+/// end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_and_comes_back() {
+async fn batches_complete_after_the_server_was_killed() {
     let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
     let engine = Arc::new(open(&server.settings()).await);
     let work = {
@@ -263,7 +266,7 @@ async fn a_server_that_is_killed_and_comes_back() {
                 let numbers = 64 * batch..64 * (batch + 1);
                 let creates: Vec<Row> = numbers.clone().map(|number| create(number, 2)).collect();
                 let spends: Vec<Row> = numbers.map(|number| spend(number, 0, 1 << 20)).collect();
-                // What the server forgot by dying must come again, as a replay does it.
+                // Writes that the server lost are repeated, as a replay repeats them.
                 loop {
                     interrupted |= apply_until_done(engine.as_ref(), &creates).await;
                     let answers = engine.apply(&spends).await;
@@ -284,18 +287,19 @@ async fn a_server_that_is_killed_and_comes_back() {
     engine.close().await.unwrap();
 }
 
-/// A namespace that takes no writes any more, as a full one: what comes waits, readiness says for what, and goes on once there is room.
+/// The namespace takes no writes, as a full one. Events wait, readiness names the reason, and the writes continue once
+/// there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_namespace_is_waited_for() {
+async fn writes_wait_for_room_in_a_full_namespace() {
     let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else { return };
     let world = world_on(&server).await;
     // The engine has waited until the server is ready.
     let client = aerospike::Client::new(&Default::default(), &server.settings().hosts).await.unwrap();
-    // The server looks for itself whether there is room, every few seconds.
+    // The server checks by itself every few seconds whether there is room.
     let room = async |percent: u32| {
         let what = format!("set-config:context=namespace;id=test;stop-writes-sys-memory-pct={percent}");
-        let said = client.info(&Default::default(), &[&what]).await.unwrap();
-        assert!(said.values().all(|said| said.eq_ignore_ascii_case("ok")), "{said:?}");
+        let answers = client.info(&Default::default(), &[&what]).await.unwrap();
+        assert!(answers.values().all(|answer| answer.eq_ignore_ascii_case("ok")), "{answers:?}");
     };
     let seed = world.seed(1, 200).await;
     let running = world.start();
@@ -305,7 +309,7 @@ async fn a_full_namespace_is_waited_for() {
         || running.health.ready().reasons.values().any(|why| why.contains("the namespace is full (stop-writes)"));
     let mut made = Vec::new();
     while !is_named() {
-        made.push(world::spend(&[seed.coin(made.len() as u32)], 1, 1));
+        made.push(harness::spend(&[seed.coin(made.len() as u32)], 1, 1));
         world.validate(made.last().unwrap()).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -318,13 +322,13 @@ async fn a_full_namespace_is_waited_for() {
     world.check("a full namespace").await;
 }
 
-/// What a device or a node takes with it is missed at a start, whatever else is there.
+/// A start detects records that were lost with a device or a node, whatever else is stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_of_the_namespace_that_is_gone_is_missed_at_a_start() {
+async fn a_start_detects_a_lost_part_of_the_namespace() {
     let Some(server) = AerospikeServer::start() else { return };
     let (mut world, settings) = (World::with_settings(WorldSettings::calm()).await, server.settings());
     let engine = AerospikeEngine::open(&settings, world.store.settings.rules).await.unwrap();
-    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    world.settings.durability_lag = Some(engine.loss_window() + Duration::from_millis(100));
     let world = world.over(Arc::new(engine));
     world.seed(1, 2).await;
     for _ in 0..2 {
@@ -338,20 +342,22 @@ async fn a_part_of_the_namespace_that_is_gone_is_missed_at_a_start() {
         let key = aerospike::Key::new(&*settings.namespace, format!("{}_meta", settings.set), user_key).unwrap();
         assert!(client.delete(&Default::default(), &key).await.unwrap(), "sentinel {number}");
     }
-    let why = group_store::refused(&world, &world.store).await.to_string();
+    let why = group_store::start_error(&world, &world.store).await.to_string();
     assert!(why.contains("of the store's 256 sentinels, 3 are missing") && why.contains("replay --rebuild"), "{why}");
 }
 
-/// The same for as long as the server lives, an error while it does not answer, and another one afterwards.
+/// The incarnation stays the same while the server lives, is an error while the server does not answer, and is another
+/// one afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_incarnation_tells_that_the_server_was_killed() {
+async fn a_killed_server_changes_the_incarnation() {
     let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
     let engine = open(&server.settings()).await;
     let mut known = engine.incarnation().await.unwrap();
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(engine.incarnation().await.unwrap(), known);
-        assert_eq!(open(&server.settings()).await.incarnation().await.unwrap(), known, "asked by somebody else");
+        let again = open(&server.settings()).await.incarnation().await.unwrap();
+        assert_eq!(again, known, "another client reads the same incarnation");
         server.kill();
         assert_eq!(engine.incarnation().await.unwrap_err().kind, ErrorKind::Retryable);
         server.restart();
@@ -368,9 +374,9 @@ async fn the_incarnation_tells_that_the_server_was_killed() {
     engine.close().await.unwrap();
 }
 
-/// A power cut takes what was acknowledged and not yet flushed; the pipeline goes back to what it had committed.
+/// A power cut loses writes that were acknowledged and not flushed; the pipeline rewinds to its committed offsets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pipeline_whose_server_is_killed_ends_in_the_state_of_its_rebuild() {
+async fn a_pipeline_equals_its_rebuild_after_the_server_was_killed() {
     let Some(mut server) = AerospikeServer::start_own(Setup { durable: true, namespace: FIT }) else { return };
     let world = world_on(&server).await;
     let seed = world.seed(1, 60).await;
@@ -380,9 +386,9 @@ async fn a_pipeline_whose_server_is_killed_ends_in_the_state_of_its_rebuild() {
     }
     let mut made = Vec::new();
     for vout in 0..60 {
-        let parent = world::spend(&[seed.coin(vout)], 1, 1);
-        let rival = (vout % 10 == 3).then(|| world::spend(&[seed.coin(vout)], 1, 2));
-        let child = world::spend(&[parent.coin(0)], 1, 3);
+        let parent = harness::spend(&[seed.coin(vout)], 1, 1);
+        let rival = (vout % 10 == 3).then(|| harness::spend(&[seed.coin(vout)], 1, 2));
+        let child = harness::spend(&[parent.coin(0)], 1, 3);
         for tx in [Some(&parent), rival.as_ref(), Some(&child)].into_iter().flatten() {
             world.validate(tx).await;
         }
@@ -390,7 +396,7 @@ async fn a_pipeline_whose_server_is_killed_ends_in_the_state_of_its_rebuild() {
         made.push(child);
         tokio::time::sleep(Duration::from_millis(50)).await;
         if vout == 40 {
-            assert!(world.page(&made[2 * 39]).await.is_some(), "there is something to forget");
+            assert!(world.page(&made[2 * 39]).await.is_some(), "the server has writes to lose");
             server.kill();
             server.restart();
         }
@@ -400,58 +406,58 @@ async fn a_pipeline_whose_server_is_killed_ends_in_the_state_of_its_rebuild() {
     tokio::time::timeout(Duration::from_secs(120), world.until_consumed()).await.unwrap();
     let restarts = running.metrics.node_restarts.get();
     running.stop().await;
-    assert!(restarts >= 2, "the pipeline and the chain have both seen it: {restarts}");
+    assert!(restarts >= 2, "the pipeline and the chain have both detected the restart: {restarts}");
     world.check_without_model("a server was killed").await;
 }
 
-/// The scenarios of the pipeline, at the pace of a real server, with the rebuild in memory to compare with. At once: most
-/// of their time goes by in waiting until an offset may be committed.
+/// The scenarios of the pipeline at the pace of a real server, compared with a rebuild in memory. The scenarios run at
+/// the same time, because most of their time is spent waiting for durable offsets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pipeline_on_aerospike() {
+async fn pipeline_scenarios_pass_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
     let world = || world_on(&server);
     tokio::join!(
-        async { pipeline::a_chain(world().await).await },
-        async { pipeline::two_rivals(world().await).await },
-        async { pipeline::a_listed_loser(world().await).await },
-        async { pipeline::a_missing_parent(world().await).await },
-        async { pipeline::poison(world().await).await },
-        async { pipeline::a_waiting_block(world().await).await },
+        async { pipeline::run_chain_of_transactions(world().await).await },
+        async { pipeline::run_two_rivals(world().await).await },
+        async { pipeline::run_listed_loser(world().await).await },
+        async { pipeline::run_missing_parent(world().await).await },
+        async { pipeline::run_poison(world().await).await },
+        async { pipeline::run_waiting_block(world().await).await },
     );
 }
 
-/// What miners and operators decide: reorgs, side chains, coinbases of several records, commands, forgetting. Each ends with the model,
-/// the checks of `verify`, and a rebuild of the same digest.
+/// Scenarios of miners and operators: reorgs, side chains, coinbases of several records, commands, pruning. Each ends
+/// with the model, the checks of `verify`, and a rebuild of the same digest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_chain_on_aerospike() {
+async fn chain_scenarios_pass_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
     let plain = || world_on(&server);
     let paged = || world_with(&server, WorldSettings::paged(2));
     let pruned = || world_with(&server, WorldSettings::pruned(RETENTION));
-    // Each is large: on the heap.
+    // Each future is large and lives on the heap.
     let histories: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![
-        Box::pin(async { reorgs::there_and_back(plain().await).await }),
-        Box::pin(async { reorgs::a_side_chain(plain().await).await }),
-        Box::pin(async { reorgs::coinbases_swap(paged().await, None).await }),
-        Box::pin(async { reorgs::coinbases_swap(paged().await, Some(30)).await }),
-        Box::pin(async { commands::frozen_and_given_away(paged().await, Some(20)).await }),
-        Box::pin(async { commands::barred(paged().await, None).await }),
-        Box::pin(async { commands::made_conflicting_and_deleted(paged().await, Some(40)).await }),
-        Box::pin(async { pruning::pruned_and_repeated(pruned().await).await }),
+        Box::pin(async { reorgs::run_reorg_and_back(plain().await).await }),
+        Box::pin(async { reorgs::run_side_chain(plain().await).await }),
+        Box::pin(async { reorgs::run_coinbase_swap(paged().await, None).await }),
+        Box::pin(async { reorgs::run_coinbase_swap(paged().await, Some(30)).await }),
+        Box::pin(async { commands::run_freeze_and_reassign(paged().await, Some(20)).await }),
+        Box::pin(async { commands::run_barred(paged().await, None).await }),
+        Box::pin(async { commands::run_conflicting_and_deleted(paged().await, Some(40)).await }),
+        Box::pin(async { pruning::run_pruned_and_repeated(pruned().await).await }),
     ];
     futures_util::future::join_all(histories).await;
 }
 
 /// A transaction above `max-record-size`, and the remedy that needs no other server.
-/// Protects: it halts its partition by its id, not the instance at every start.
+/// Protects: the transaction halts its partition by its id, not the instance at every start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_above_max_record_size_halts_its_partition_until_there_is_a_blob_store() {
+async fn a_transaction_above_max_record_size_halts_until_a_blob_store_exists() {
     let narrow = FIT.replace("max-record-size 8M", "max-record-size 128K");
     let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: &narrow }) else { return };
     let mut world = world_on(&server).await;
     let large = Made { outputs: vec![(1_000_000, vec![0x51; 9_000]); 20], ..World::partial(1, 1) };
     world.produce_partial(&large).await;
-    let child = world::spend(&[large.coin(0)], 1, 1);
+    let child = harness::spend(&[large.coin(0)], 1, 1);
     world.validate(&child).await;
     let running = world.start();
     let why = loop {
@@ -475,25 +481,25 @@ async fn what_is_above_max_record_size_halts_its_partition_until_there_is_a_blob
     world.check("what was too big is in the blob store").await;
 }
 
-/// What the group has consumed in memory, into a server of which nobody knows whether it has just restarted.
+/// Rebuilds a group's events from memory into a server that may just have restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rebuild_into_aerospike() {
+async fn a_rebuild_into_aerospike_has_the_live_digest() {
     let Some(server) = AerospikeServer::start() else { return };
     let engine = open(&server.settings()).await;
     let mut world = World::new().await;
     let seed = world.seed(1, 2).await;
     for tag in 1..=3 {
-        world.validate(&world::spend(&[seed.coin(u32::from(tag / 2))], 1, tag)).await;
+        world.validate(&harness::spend(&[seed.coin(u32::from(tag / 2))], 1, tag)).await;
     }
     world.run_until_consumed().await;
-    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    world.settings.durability_lag = Some(engine.loss_window() + Duration::from_millis(100));
     let (store, ended) = rebuild::rebuild_into(&world, Arc::new(engine)).await;
     ended.unwrap();
     let digest = async |store: &Store| store.survey(|_| {}).await.unwrap().digest.to_string();
     assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
-/// Offsets wait no longer than they must.
+/// Returns a world on this server with the shortest durability lag that is allowed.
 async fn world_on(server: &AerospikeServer) -> World {
     world_with(server, WorldSettings::calm()).await
 }
@@ -501,13 +507,13 @@ async fn world_on(server: &AerospikeServer) -> World {
 async fn world_with(server: &AerospikeServer, settings: WorldSettings) -> World {
     let mut world = World::with_settings(settings).await;
     let engine = AerospikeEngine::open(&server.settings(), world.store.settings.rules).await.unwrap();
-    world.settings.durability_lag = Some(engine.may_forget() + Duration::from_millis(100));
+    world.settings.durability_lag = Some(engine.loss_window() + Duration::from_millis(100));
     world.over(Arc::new(engine))
 }
 
-/// Real blocks, contested ones too, killed on the way; the rebuild on fjall has the same digest.
+/// Real blocks, contested ones too, with kills; the rebuild on fjall has the same digest.
 #[test]
-fn a_demo_on_aerospike() {
+fn demos_pass_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
     let (block, outputs) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
     let args = ["--blocks", &block, "--prevouts", &outputs, "--kills", "2"];
@@ -515,18 +521,18 @@ fn a_demo_on_aerospike() {
     demo::assert_counts(&report, &[("transactions", 213), ("spent_outside", 670), ("unspent", 707), ("kills", 2)]);
     let report = demo::shown(&[&args[..], &["--contended", "--seed", "3", "--store", &server.url()]].concat());
     assert_eq!(report["rivalry"]["rivals_won"], 0);
-    let apart = ["--externalize-all", "--utxo-batch-size", "1", "--contended", "--seed", "5", "--store"];
-    let report = demo::shown(&[&args[..], &apart[..], &[&server.url()]].concat());
+    let blob_args = ["--externalize-all", "--utxo-batch-size", "1", "--contended", "--seed", "5", "--store"];
+    let report = demo::shown(&[&args[..], &blob_args[..], &[&server.url()]].concat());
     assert_eq!(report["rivalry"]["rivals_won"], 0);
 }
 
-/// The stories, and the first real blocks with reorgs: what stands in the end is what stands without.
+/// The stories, and the first real blocks with reorgs: the final state is the one without reorgs.
 #[test]
-fn reorgs_and_stories_on_aerospike() {
+fn demo_reorgs_and_stories_pass_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
     for scenario in demo::SCENARIOS {
-        let told = demo::told(&["--scenario", scenario, "--store", &server.url()]);
-        assert_eq!(told, demo::told(&["--scenario", scenario]), "{scenario}");
+        let story = demo::run_story(&["--scenario", scenario, "--store", &server.url()]);
+        assert_eq!(story, demo::run_story(&["--scenario", scenario]), "{scenario}");
     }
-    demo::end_as_without_reorgs(&["--store", &server.url()]);
+    demo::assert_reorgs_change_nothing_live(&["--store", &server.url()]);
 }

@@ -1,5 +1,5 @@
-//! A real Aerospike for tests: one that is said to run (`AEROSPIKE_HOSTS`), else `asd` from PATH as a process of its own
-//! on free loopback ports, else a container where a container engine runs.
+//! A real Aerospike for tests: a running one that `AEROSPIKE_HOSTS` names, else a process of `asd` from PATH on free
+//! loopback ports, else a container where a container engine runs.
 
 use std::{
     fs,
@@ -13,36 +13,37 @@ use std::{
 use utxo_store::engine::aerospike::AerospikeSettings;
 
 const IMAGE: &str = "aerospike/aerospike-server:8.1.0.3";
-/// Generous: two cores may be shared by many.
+/// Time limit of a start; two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
-/// How a server of a test's own is set up.
+/// The configuration of a server that belongs to one test.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup<'a> {
-    /// Keeps its records in a file, where they are again after a restart, as far as they were flushed; otherwise in memory.
+    /// Keeps the records in a file that survives a restart as far as it was flushed; otherwise the records are in
+    /// memory.
     pub durable: bool,
-    /// What the namespace says besides.
+    /// Further lines of the namespace.
     pub namespace: &'a str,
 }
 
-/// What the store's start-up checks want.
+/// A namespace that passes the start checks of the store.
 pub const FIT: &str = "replication-factor 1\n  nsup-period 120\n  max-record-size 8M";
 
-/// A server that tests may fill, each in a set of its own.
+/// A server that tests share, each with its own set.
 pub struct AerospikeServer {
     hosts: String,
     namespace: String,
     own: Option<Own>,
 }
 
-/// A server that belongs to this test.
+/// A server that belongs to one test.
 enum Own {
     Process { process: Child, command: PathBuf, folder: tempfile::TempDir },
     Container(String),
 }
 
 impl AerospikeServer {
-    /// A server in memory; `None`, with a loud line, when none can be had.
+    /// Starts a server in memory; `None`, with a line on standard error, when no server is available.
     pub fn start() -> Option<Self> {
         if let Ok(hosts) = std::env::var("AEROSPIKE_HOSTS") {
             let namespace = std::env::var("AEROSPIKE_NAMESPACE").unwrap_or_else(|_| "test".into());
@@ -59,13 +60,13 @@ impl AerospikeServer {
         None
     }
 
-    /// A server of this test's own, which may be killed.
+    /// Starts a server of this test's own, which the test may kill.
     pub fn start_own(setup: Setup<'_>) -> Option<Self> {
         Self::start_configured(&configuration(setup))
     }
 
-    /// A server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`, `{FABRIC}`
-    /// and `{HEARTBEAT}` stand for a folder and ports.
+    /// Starts a server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`,
+    /// `{FABRIC}` and `{HEARTBEAT}` stand for a folder and ports.
     pub fn start_configured(configuration: &str) -> Option<Self> {
         let Some(command) = in_path("asd") else {
             eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
@@ -74,17 +75,17 @@ impl AerospikeServer {
         Some(Self::process(command, configuration))
     }
 
-    /// Settings for a set that nobody else uses.
+    /// Returns settings with a set that no other test uses.
     pub fn settings(&self) -> AerospikeSettings {
         AerospikeSettings::new(self.hosts.as_str(), self.namespace.as_str(), own_set())
     }
 
-    /// A store URL with a set that nobody else uses.
+    /// Returns a store URL with a set that no other test uses.
     pub fn url(&self) -> String {
         format!("aerospike://{}/{}?set={}", self.hosts, self.namespace, own_set())
     }
 
-    /// The process, where it is this test's own.
+    /// Returns the id of the process, where the server is this test's own.
     #[allow(dead_code, reason = "the bench, which shares this file, measures it")]
     pub fn process_id(&self) -> Option<u32> {
         match &self.own {
@@ -95,15 +96,17 @@ impl AerospikeServer {
 
     /// Ends the server as a power cut would.
     pub fn kill(&mut self) {
-        let Some(Own::Process { process, .. }) = &mut self.own else { panic!("not a server of this test") };
+        let Some(Own::Process { process, .. }) = &mut self.own else {
+            panic!("the server does not belong to this test")
+        };
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
-    /// Starts it again where it was.
+    /// Starts the server again with its folder and ports.
     pub fn restart(&mut self) {
         let Some(Own::Process { process, command, folder }) = &mut self.own else {
-            panic!("not a server of this test")
+            panic!("the server does not belong to this test")
         };
         *process = spawn(command, folder.path());
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
@@ -144,7 +147,7 @@ impl AerospikeServer {
 
 impl Drop for AerospikeServer {
     fn drop(&mut self) {
-        // It holds nothing that outlives the test.
+        // Only this test uses the server.
         match &mut self.own {
             Some(Own::Process { process, .. }) => {
                 let _ = process.kill();
@@ -158,7 +161,7 @@ impl Drop for AerospikeServer {
     }
 }
 
-/// Distinct between processes as well, for a server that outlives them.
+/// Returns a name that is distinct between processes too, for a server that outlives them.
 fn own_set() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     format!("it{}n{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
@@ -175,29 +178,29 @@ fn engine_runs() -> bool {
 }
 
 fn spawn(command: &Path, folder: &Path) -> Child {
-    let said = fs::File::create(folder.join("said.log")).unwrap();
+    let output = fs::File::create(folder.join("server.log")).unwrap();
     Command::new(command)
         .args(["--foreground", "--config-file"])
         .arg(folder.join("aerospike.conf"))
         .stdin(Stdio::null())
-        .stdout(said.try_clone().unwrap())
-        .stderr(said)
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
         .spawn()
         .unwrap()
 }
 
-/// A port that answers is not enough: the client asks until the partitions are there.
+/// Waits until the port accepts connections; the client then waits for the partitions.
 fn wait_until_it_answers(hosts: &str, mut ended: impl FnMut() -> bool, folder: &Path) {
     let start = Instant::now();
     while TcpStream::connect(hosts).is_err() {
-        let log = || fs::read_to_string(folder.join("said.log")).unwrap_or_default();
+        let log = || fs::read_to_string(folder.join("server.log")).unwrap_or_default();
         assert!(start.elapsed() < START_BOUND, "Aerospike does not answer: {}", log());
         assert!(!ended(), "Aerospike ended: {}", log());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Held at once, so that they differ.
+/// Binds all ports at once, so that they differ.
 fn free_ports<const N: usize>() -> [u16; N] {
     let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     held.map(|listener| listener.local_addr().unwrap().port())
@@ -223,7 +226,8 @@ fn configuration(setup: Setup<'_>) -> String {
          network {{\n\
          \x20 service {{\n    address 127.0.0.1\n    port {{SERVICE}}\n  }}\n\
          \x20 fabric {{\n    address 127.0.0.1\n    port {{FABRIC}}\n  }}\n\
-         \x20 heartbeat {{\n    mode mesh\n    address 127.0.0.1\n    port {{HEARTBEAT}}\n    interval 150\n    timeout 10\n  }}\n\
+         \x20 heartbeat {{\n    mode mesh\n    address 127.0.0.1\n    port {{HEARTBEAT}}\n    interval 150\n\
+             timeout 10\n  }}\n\
          }}\n\
          namespace test {{\n  {}\n  {storage}\n}}\n",
         setup.namespace

@@ -1,5 +1,5 @@
-//! Bad input of every kind, through the binary: a dead letter that says why and whence, or one line and exit code 1; and
-//! the rest goes on.
+//! Bad input of every kind, through the binary: a dead letter with reason and source, or one line and exit code 1. All
+//! other input is handled.
 
 use std::fs;
 
@@ -10,15 +10,15 @@ use utxo_store::{
 
 use crate::{
     cli::{stderr, utxo_store},
+    harness::{Coin, coinbase, spend},
     made_blocks::MadeBlock,
     run::{Bench, PARTITIONS, until},
-    world::{Coin, coinbase, spend},
 };
 
 const TXS: &str = "validated-txs";
 const BLOCKS: &str = "block-mined";
 
-/// The output of a transaction that `Bench::seed` produces.
+/// Returns the output of a transaction that `Bench::seed` produces.
 fn seeded(tag: u8) -> Coin {
     Coin { outpoint: Outpoint { txid: Txid([tag; 32]), vout: 0 }, satoshis: 1_000, script: vec![0x51] }
 }
@@ -27,7 +27,7 @@ fn validated(tx: &[u8]) -> Vec<u8> {
     Validated { tx, height: 200, locked: false }.encode()
 }
 
-/// A transaction over one seeded output of 1,000 satoshis, with such outputs.
+/// Builds a transaction that spends one seeded output of 1,000 satoshis and makes these outputs.
 fn over(tag: u8, outputs: &[u64]) -> TransactionBuilder {
     let Coin { outpoint, satoshis, script } = seeded(tag);
     let builder = TransactionBuilder::default();
@@ -39,7 +39,7 @@ struct Poison {
     key: Vec<u8>,
     payload: Vec<u8>,
     class: DeadLetterClass,
-    says: &'static str,
+    reason: &'static str,
 }
 
 fn poison() -> Vec<Poison> {
@@ -47,12 +47,12 @@ fn poison() -> Vec<Poison> {
     let whole = over(1, &[900]).extended();
     let mut newer = validated(&whole);
     newer[1] = SCHEMA_VERSION + 1;
-    let of = |payload: Vec<u8>, class, says| Poison { key: vec![7; 32], payload, class, says };
-    let at_height = |tx: Vec<u8>, height, class, says| {
+    let of = |payload: Vec<u8>, class, reason| Poison { key: vec![7; 32], payload, class, reason };
+    let at_height = |tx: Vec<u8>, height, class, reason| {
         let key = Transaction::parse(&tx).unwrap().txid().0.to_vec();
-        Poison { key, payload: Validated { tx: &tx, height, locked: false }.encode(), class, says }
+        Poison { key, payload: Validated { tx: &tx, height, locked: false }.encode(), class, reason }
     };
-    let keyed = |tx, class, says| at_height(tx, 200, class, says);
+    let keyed = |tx, class, reason| at_height(tx, 200, class, reason);
     vec![
         of(b"dear diary".to_vec(), Decode, "not an event"),
         of(Vec::new(), Decode, ""),
@@ -60,14 +60,14 @@ fn poison() -> Vec<Poison> {
         of(validated(&whole[..whole.len() - 3]), Decode, "at byte"),
         of(validated(&whole), Decode, "is not the transaction's id"),
         keyed(over(1, &[600, 401]).extended(), Invalid, "output satoshis: 1001 exceed the 1000"),
-        keyed(over(1, &[]).extended(), Invalid, "outputs: there are none"),
+        keyed(over(1, &[]).extended(), Invalid, "outputs: the transaction has none"),
         keyed(over(1, &[900]).standard(), Invalid, "previous output of input 0: missing"),
         at_height(whole, u32::MAX, Invalid, "height: 4294967295 is not below 2147483648"),
     ]
 }
 
 #[test]
-fn poison_becomes_dead_letters_with_reason_and_source_and_the_rest_goes_on() {
+fn poison_becomes_dead_letters_with_reason_and_source() {
     let bench = Bench::new();
     bench.seed(2);
     let poison = poison();
@@ -86,13 +86,13 @@ fn poison_becomes_dead_letters_with_reason_and_source_and_the_rest_goes_on() {
     let sources: Vec<_> = (0..PARTITIONS).map(|partition| bench.messages(TXS, partition)).collect();
     let letters: Vec<_> = (0..PARTITIONS).flat_map(|partition| bench.messages("dead-letters", partition)).collect();
     assert_eq!(letters.len(), poison.len());
-    for Poison { key, payload, class, says } in &poison {
+    for Poison { key, payload, class, reason } in &poison {
         let letter = letters.iter().find(|letter| letter.payload == payload[..] && letter.key == key[..]).unwrap();
-        let said = DeadLetter::from_headers(&letter.headers).unwrap();
-        assert_eq!((said.class, &said.topic), (*class, &bench.topic(TXS)), "{said:?}");
-        assert!(said.message.contains(says) && !said.message.contains('\n'), "{says}: {said:?}");
-        let source = &sources[said.partition as usize][said.offset as usize];
-        assert_eq!((&source.payload, &source.key, source.offset), (&letter.payload, &letter.key, said.offset));
+        let details = DeadLetter::from_headers(&letter.headers).unwrap();
+        assert_eq!((details.class, &details.topic), (*class, &bench.topic(TXS)), "{details:?}");
+        assert!(details.message.contains(reason) && !details.message.contains('\n'), "{reason}: {details:?}");
+        let source = &sources[details.partition as usize][details.offset as usize];
+        assert_eq!((&source.payload, &source.key, source.offset), (&letter.payload, &letter.key, details.offset));
     }
     let log = fs::read_to_string(bench.path("run.log")).unwrap();
     assert!(!log.contains("panicked"), "{log}");
@@ -103,7 +103,7 @@ fn poison_becomes_dead_letters_with_reason_and_source_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_block_that_names_an_unknown_transaction_halts_the_chain_by_name_and_nothing_else() {
+fn a_block_with_an_unknown_transaction_halts_only_the_chain() {
     let bench = Bench::new();
     bench.seed(1);
     let waits = [("UTXO_STORE__SEQUENCER__BLOCK_WAIT_MS", "200"), ("UTXO_STORE__INGEST__FLAG_GRACE_MS", "100")];
@@ -127,14 +127,14 @@ fn a_block_that_names_an_unknown_transaction_halts_the_chain_by_name_and_nothing
 
     let letters: Vec<_> = (0..PARTITIONS).flat_map(|partition| bench.messages("dead-letters", partition)).collect();
     let [letter] = letters.as_slice() else { panic!("{letters:?}") };
-    let said = DeadLetter::from_headers(&letter.headers).unwrap();
+    let details = DeadLetter::from_headers(&letter.headers).unwrap();
     assert_eq!(
-        (said.topic, said.partition, said.offset, said.class),
+        (details.topic, details.partition, details.offset, details.class),
         (bench.topic(BLOCKS), 0, 0, DeadLetterClass::Decode)
     );
 }
 
-/// Runs a command that must fail, in one line with these words.
+/// Runs a command that must fail with one line that contains these words.
 #[track_caller]
 fn assert_refused(args: &[&str], words: &[&str]) {
     let output = utxo_store(args, &[]);
@@ -144,7 +144,7 @@ fn assert_refused(args: &[&str], words: &[&str]) {
     assert!(output.stdout.is_empty(), "{args:?}");
 }
 
-/// Every command that only reads a store.
+/// Returns every command that only reads a store.
 fn reading(store: &str) -> [Vec<&str>; 5] {
     const TXID: &str = "0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
     const OUTPOINT: &str = "0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098:0";
@@ -158,7 +158,7 @@ fn reading(store: &str) -> [Vec<&str>; 5] {
 }
 
 #[test]
-fn whoever_only_reads_a_store_does_not_create_one_under_a_mistyped_path() {
+fn read_commands_create_no_store_at_a_mistyped_path() {
     let directory = tempfile::tempdir().unwrap();
     let typo = directory.path().join("deep/stor");
     let url = format!("fjall://{}", typo.display());
@@ -169,7 +169,7 @@ fn whoever_only_reads_a_store_does_not_create_one_under_a_mistyped_path() {
 }
 
 #[test]
-fn whoever_only_reads_a_store_says_that_it_is_damaged() {
+fn read_commands_report_a_damaged_store() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("version"), "nonsense").unwrap();
     let url = format!("fjall://{}", directory.path().display());
@@ -179,7 +179,7 @@ fn whoever_only_reads_a_store_says_that_it_is_damaged() {
 }
 
 #[test]
-fn a_file_that_is_missing_or_cut_in_half_is_named() {
+fn a_missing_or_truncated_file_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let cut = directory.path().join("cut.block");
     let block = fs::read(format!("{}/tests/data/mainnet-277647.block", env!("CARGO_MANIFEST_DIR"))).unwrap();

@@ -1,4 +1,4 @@
-//! A store and its blob store belong together: no instance works on the one without the other.
+//! Tests that a store and its blob store belong together: no instance works on the one without the other.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -10,11 +10,11 @@ use utxo_store::{
     record::Rules,
     store::{
         Store,
-        meta::{MetaError, MetaExpectations, Rebuild},
+        meta::{MetaError, MetaExpectations, RebuildAttempt},
     },
 };
 
-use crate::world::{MAY_FORGET, World, spend};
+use crate::harness::{LOSS_WINDOW, World, spend};
 
 const RULES: Rules = Rules::main(288);
 
@@ -23,7 +23,7 @@ async fn blobs(root: &Path) -> BlobStore {
     open(&url, Intent::Write, &BlobAccess::default(), BlobOptions::default()).await.unwrap()
 }
 
-/// How an instance over this store ends, with this blob store; one that goes on is shut down.
+/// Returns how an instance over this store ends with this blob store; an instance that becomes ready is shut down.
 async fn run(world: &World, blobs: Option<BlobStore>) -> Result<(), InstanceError> {
     let parts = world.parts(&Store::new(world.nodes.clone(), world.store.settings).with_blobs(blobs));
     let (shutdown, health) = (CancellationToken::new(), parts.health.clone());
@@ -35,8 +35,8 @@ async fn run(world: &World, blobs: Option<BlobStore>) -> Result<(), InstanceErro
     instance.await.unwrap().map(drop)
 }
 
-/// A world that has lived with the blob store at `root`.
-async fn lived(root: &Path) -> World {
+/// Returns a world that has run with the blob store at `root`.
+async fn world_with_blobs(root: &Path) -> World {
     let world = World::new().await;
     let store = world.store.clone().with_blobs(Some(blobs(root).await));
     let parts = world.parts(&store);
@@ -51,14 +51,14 @@ async fn lived(root: &Path) -> World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_with_blobs_is_not_run_without_them_nor_over_others_nor_over_an_empty_mount_point() {
+async fn an_instance_refuses_a_missing_foreign_or_empty_blob_store() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("blobs");
-    let world = lived(&root).await;
+    let world = world_with_blobs(&root).await;
     run(&world, Some(blobs(&root).await)).await.unwrap();
 
     let error = run(&world, None).await.unwrap_err();
-    assert!(matches!(error, InstanceError::Meta(MetaError::WithoutBlobs)), "{error}");
+    assert!(matches!(error, InstanceError::Meta(MetaError::NoBlobStore)), "{error}");
 
     let others = folder.path().join("others");
     blobs(&others).await.claim([9; 16], true).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_store_with_blobs_is_not_run_without_them_nor_over_others_nor_over_an_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_has_lived_without_blobs_gets_them_once() {
+async fn a_store_without_blobs_accepts_one_blob_store_once() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::new().await;
     run(&world, None).await.unwrap();
@@ -83,39 +83,39 @@ async fn a_store_that_has_lived_without_blobs_gets_them_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_node_can_forget_that_a_store_has_blobs_once_anything_begins() {
+async fn the_blob_flag_of_the_meta_record_is_durable_before_an_instance_begins() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::forgetful().await;
     world.seed(1, 1).await;
     world.run_until_consumed().await;
     run(&world, Some(blobs(&folder.path().join("one")).await)).await.unwrap();
-    world.nodes.forget(MAY_FORGET, |_| true).unwrap();
+    world.nodes.restart_nodes(LOSS_WINDOW, |_| true).unwrap();
     assert!(world.store.meta().await.unwrap().unwrap().has_blobs);
 }
 
-/// A store for a rebuild of this world, in this engine.
+/// Returns a store for a rebuild of this world, in this engine.
 fn target(world: &World, engine: &Arc<MemoryEngine>, blobs: BlobStore) -> Store {
     Store::new(engine.clone(), world.store.settings).with_blobs(Some(blobs))
 }
 
-/// One try of a rebuild: each would name a new store differently.
+/// Runs one rebuild; each rebuild would give a new store another id.
 async fn rebuild(world: &World, store: &Store, id: u8) -> Result<(), InstanceError> {
     let parts = InstanceParts { store_id: [id; 16], ..world.parts(store) };
     instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.map(drop)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_has_a_blob_store_of_its_own() {
+async fn a_rebuild_needs_a_blob_store_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("blobs");
-    let world = lived(&root).await;
+    let world = world_with_blobs(&root).await;
     let engine = Arc::new(MemoryEngine::new(RULES));
     let error = rebuild(&world, &target(&world, &engine, blobs(&root).await), 8).await.unwrap_err();
     assert!(matches!(&error, InstanceError::Blobs(OpenBlobError::OtherStore { .. })), "{error}");
 
     let own = folder.path().join("own");
     let store = target(&world, &engine, blobs(&own).await);
-    rebuild(&world, &store, 9).await.expect("it can be tried again");
+    rebuild(&world, &store, 9).await.expect("the rebuild can be repeated");
     let meta = store.meta().await.unwrap().unwrap();
     assert!(meta.has_blobs && meta.rebuilding.is_none());
     blobs(&own).await.claim(meta.store_id, false).await.unwrap();
@@ -123,31 +123,32 @@ async fn a_rebuild_has_a_blob_store_of_its_own() {
     assert!(matches!(&error, InstanceError::NotEmpty), "{error}");
 }
 
-/// Killed before it has said whose the blobs are, before the store knows that it has some, and before the first record.
+/// The rebuild is killed before it has claimed the blob store, before the meta record names a blob store, and before
+/// the first record.
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_that_was_killed_as_it_began_is_repeated_into_the_same_place() {
+async fn a_rebuild_killed_at_its_start_can_be_repeated_into_the_same_store() {
     for killed_after in 1..=3 {
         let folder = tempfile::tempdir().unwrap();
-        let world = lived(&folder.path().join("blobs")).await;
+        let world = world_with_blobs(&folder.path().join("blobs")).await;
         let (engine, own) = (Arc::new(MemoryEngine::new(RULES)), folder.path().join("own"));
         let store = target(&world, &engine, blobs(&own).await);
         let settings = store.settings;
         let expected =
             MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
         let meta = store
-            .begin_rebuild(expected, Rebuild { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
+            .begin_rebuild(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
             .await
             .unwrap();
         if killed_after > 1 {
             blobs(&own).await.claim(meta.store_id, true).await.unwrap();
         }
         if killed_after > 2 {
-            store.note_blobs().await.unwrap();
+            store.record_blob_store().await.unwrap();
         }
         rebuild(&world, &target(&world, &engine, blobs(&own).await), 9).await.unwrap();
         blobs(&own).await.claim([8; 16], false).await.unwrap();
 
-        // Another store of records does not get these blobs, whatever it holds.
+        // Another record store does not get these blobs, whatever it holds.
         let other = target(&world, &Arc::new(MemoryEngine::new(RULES)), blobs(&own).await);
         let error = rebuild(&world, &other, 9).await.unwrap_err();
         assert!(matches!(&error, InstanceError::Blobs(OpenBlobError::OtherStore { .. })), "{error}");

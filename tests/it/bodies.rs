@@ -1,32 +1,32 @@
-//! Bodies in a blob store, through pipeline, sequencer and rebuild: nothing shows where a body is but its record; and what the
-//! blob store cannot do is waited for and said, or halts by name.
+//! Bodies in a blob store, through pipeline, sequencer and rebuild. Only the record shows where a body is stored. An
+//! operation that the blob store cannot do is waited for and named, or halts by name.
 
 use std::{slice, sync::Arc, time::Duration};
 
 use utxo_store::{
     blob::{
         BlobName, BlobOptions, BlobStore,
-        fault::{Fault, FaultStore},
+        fault::{BlobFault, FaultStore},
     },
     record::{Blob, Body, Reason, TxState, Verdict},
 };
 
-use crate::world::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming, wide_coinbase};
+use crate::harness::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming, wide_coinbase};
 
-/// Whatever has more than one page or so many bytes goes to the blob store: transactions of two inputs do.
+/// Bodies of more bytes go to the blob store, as do bodies of several pages: transactions of two inputs do.
 const LIMIT: u64 = 120;
 
-/// A world whose blob store can fail.
+/// Returns a world whose blob store can fail.
 async fn world(page_size: u32, limit: u64) -> (World, FaultStore) {
     let mut world = World::with_settings(WorldSettings::with_blobs(page_size, limit)).await;
     let objects = FaultStore::new(world.objects.clone(), 1);
-    // Nothing is kept: every read can fail.
-    let options = BlobOptions { keep: Duration::ZERO, ..BlobOptions::default() };
+    // The cache keeps nothing, so that every read can fail.
+    let options = BlobOptions { cache_time: Duration::ZERO, ..BlobOptions::default() };
     world.store.blobs = Some(BlobStore::new(Arc::new(objects.clone()), options));
     (world, objects)
 }
 
-/// What its record says of its body.
+/// Returns the blob that the record of a transaction names.
 async fn blob(world: &World, made: &Made) -> Option<Blob> {
     match world.page(made).await.unwrap().body() {
         Some(Body::External(blob)) => Some(*blob),
@@ -39,12 +39,12 @@ async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
 }
 
-/// The same outputs, said to hold more than they do.
+/// Returns the same outputs with claims of one satoshi more.
 fn more(coins: &[Coin]) -> Vec<Coin> {
     coins.iter().map(|coin| Coin { satoshis: coin.satoshis + 1, ..coin.clone() }).collect()
 }
 
-/// Why it is not ready.
+/// Returns the reasons why the instance is not ready.
 fn reasons(running: &Running) -> String {
     format!("{:?}", running.health.ready().reasons)
 }
@@ -55,13 +55,13 @@ async fn until(mut is_so: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    waited.await.expect("it does not come to that");
+    waited.await.expect("the condition holds in time");
 }
 
-/// Whole and partial transactions, of one page and of several, a coinbase, spends of their first and last pages, a double spend
-/// that a block turns round, and claims that are wrong, before an honest event and instead of one.
+/// Whole and partial transactions of one page and of several, a coinbase, spends of the first and last pages, a double
+/// spend that a block reverses, and wrong claims, before an honest event and instead of one.
 #[tokio::test(start_paused = true)]
-async fn whatever_becomes_of_a_large_transaction() {
+async fn large_transactions_end_as_the_model_expects() {
     for limit in [0, LIMIT] {
         let (world, _) = world(2, limit).await;
         let running = world.start();
@@ -86,7 +86,7 @@ async fn whatever_becomes_of_a_large_transaction() {
             state(&world, &only_lie).await,
             TxState::Conflicting(Verdict::Conflicting(Reason::Mismatch { input: 0 }))
         );
-        // What is decided on is what the later event says: it has a blob of its own, and the record says which.
+        // The decision is on the later event: its body has a blob of its own, and the record names the blob.
         assert!(matches!(blob(&world, &honest).await, Some(Blob::Other(_))));
         let coinbase = wide_coinbase(7, 5);
         world.mine_with(1, 1, 101, &coinbase, &[&many, &rival, &only_lie]).await;
@@ -105,11 +105,12 @@ async fn whatever_becomes_of_a_large_transaction() {
     }
 }
 
-/// The hash of a slot runs script and amount into one another: an output of 33 satoshis whose script ends in `fd` and a byte has that
-/// of a shorter script with thousands.
-/// Protects: such a claim is refused wherever the outputs are, with the record, in the blob store or with another page's master.
+/// The hash of a slot concatenates script and amount: an output of 33 satoshis whose script ends in `fd` and a byte has
+/// the hash of a shorter script with thousands of satoshis.
+/// Protects: such a claim is refused wherever the outputs are stored, with the record, in the blob store or with
+/// another page's master.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_moves_bytes_from_the_script_to_the_amount() {
+async fn a_claim_that_moves_bytes_from_script_to_amount_is_refused() {
     for (page_size, limit) in [(8, u64::MAX), (8, 0), (1, u64::MAX), (1, 0)] {
         let (world, _) = world(page_size, limit).await;
         let outputs = (0..3).map(|vout| (66, vec![0x52, 0xfd, vout])).collect();
@@ -137,11 +138,13 @@ async fn a_claim_that_moves_bytes_from_the_script_to_the_amount() {
     }
 }
 
-/// Protects: what waits for the blob store is no dead letter and is not lost, readiness names the blob store for as long as it lasts,
-/// and the rest goes on.
+/// Protects: an event that waits for the blob store is no dead letter and is not lost, readiness names the blob store
+/// as long as the outage lasts, and all other events are handled.
 #[tokio::test(start_paused = true)]
-async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
-    for fault in [Fault::LostRequest, Fault::Denied, Fault::Slow(Duration::from_secs(3_600)), Fault::LostReply] {
+async fn events_wait_for_an_unavailable_or_read_only_blob_store() {
+    for fault in
+        [BlobFault::LostRequest, BlobFault::Denied, BlobFault::Slow(Duration::from_secs(3_600)), BlobFault::LostReply]
+    {
         let (world, objects) = world(2, LIMIT).await;
         let seed = world.seed(1, 2).await;
         let running = world.start();
@@ -153,7 +156,7 @@ async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
         until(|| reasons(&running).contains("blob store")).await;
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert!(reasons(&running).contains("blob store"), "{fault:?}: {}", reasons(&running));
-        assert_eq!(world.page(&large).await, None, "{fault:?}: nothing refers to what is not there");
+        assert_eq!(world.page(&large).await, None, "{fault:?}: no record refers to a missing body");
         assert_eq!(state(&world, &small).await, TxState::Live, "{fault:?}");
         objects.fail_all(None);
         world.until_consumed().await;
@@ -161,7 +164,7 @@ async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
         assert_eq!(state(&world, &large).await, TxState::Live);
         assert_eq!(world.count("dead-letters").await, 0, "{fault:?}");
 
-        // The sequencer needs what is stored of a loser: whose slots it settles.
+        // The sequencer needs the stored body of a loser to settle its slots.
         objects.fail_all(Some(fault));
         let rivals = [2, 3].map(|tag| spend(&[large.coin(4), large.coin(0)], 1, tag));
         world.validate(&rivals[0]).await;
@@ -176,14 +179,14 @@ async fn a_blob_store_that_is_away_or_read_only_is_waited_for() {
 }
 
 /// Some of the partitions go to another instance.
-/// Protects: whoever waits for the blob store on behalf of a partition waits no longer once that is taken away.
+/// Protects: a task that waits for the blob store for a partition ends once the partition is revoked.
 #[tokio::test(start_paused = true)]
-async fn a_rebalance_while_the_blob_store_is_away_adds_nobody_who_waits() {
+async fn a_rebalance_during_a_blob_outage_adds_no_requests() {
     let (world, objects) = world(2, LIMIT).await;
     let seed = world.seed(1, 12).await;
     let first = world.start();
     world.until_consumed().await;
-    objects.fail_all(Some(Fault::LostRequest));
+    objects.fail_all(Some(BlobFault::LostRequest));
     let large: Vec<Made> = (0..12).map(|vout| spend(&[seed.coin(vout)], 5, 1)).collect();
     for made in &large {
         world.validate(made).await;
@@ -210,16 +213,16 @@ async fn a_rebalance_while_the_blob_store_is_away_adds_nobody_who_waits() {
     world.check("a rebalance of an outage").await;
 }
 
-/// The blob store is away, refuses, or does not answer.
-const AWAY: [Fault; 3] = [Fault::LostRequest, Fault::Denied, Fault::Slow(Duration::from_secs(3_600))];
+/// Faults of a blob store that is unavailable, refuses, or does not answer.
+const AWAY: [BlobFault; 3] = [BlobFault::LostRequest, BlobFault::Denied, BlobFault::Slow(Duration::from_secs(3_600))];
 
-/// How readiness says that the chain waits for the blob store.
+/// The reason of readiness while the chain waits for the blob store.
 const WAITS: &str = "the store: still waiting for the blob store";
 
-/// A contest that needs a body, while the blob store does not answer.
-/// Protects: the chain waits, says for what, and goes on.
+/// A contest needs a body while the blob store does not answer.
+/// Protects: the chain waits, names the blob store, and continues.
 #[tokio::test(start_paused = true)]
-async fn the_chain_waits_for_a_blob_store_that_is_away() {
+async fn the_chain_waits_for_an_unavailable_blob_store() {
     for fault in AWAY {
         let (world, objects) = world(2, LIMIT).await;
         let seed = world.seed(1, 2).await;
@@ -227,13 +230,13 @@ async fn the_chain_waits_for_a_blob_store_that_is_away() {
         let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 5, 2));
         world.validate(&winner).await;
         world.until_consumed().await;
-        // Its blob is asked for, and put, and then it cannot be read.
+        // The blob is looked up and put; after that it cannot be read.
         (3..10_000).for_each(|request| objects.fail_at(request, fault));
         world.validate(&loser).await;
         until(|| reasons(&running).contains(WAITS)).await;
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert!(reasons(&running).contains(WAITS), "{fault:?}: {}", reasons(&running));
-        objects.unscript();
+        objects.clear_script();
         world.until_consumed().await;
         until(|| running.health.ready().ok).await;
         running.stop().await;
@@ -242,10 +245,10 @@ async fn the_chain_waits_for_a_blob_store_that_is_away() {
     }
 }
 
-/// A block whose coinbase is to be created, with several pages, while the blob store takes nothing.
-/// Protects: the chain waits before there is any record of it, says for what, and goes on.
+/// A block brings a coinbase of several pages while the blob store takes no object.
+/// Protects: the chain waits before any record of the coinbase exists, names the blob store, and continues.
 #[tokio::test(start_paused = true)]
-async fn the_chain_waits_to_store_what_a_block_brings() {
+async fn the_chain_waits_to_store_a_coinbase() {
     for fault in AWAY {
         let (world, objects) = world(2, LIMIT).await;
         let running = world.start();
@@ -255,7 +258,7 @@ async fn the_chain_waits_to_store_what_a_block_brings() {
         until(|| reasons(&running).contains(WAITS)).await;
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert!(reasons(&running).contains(WAITS), "{fault:?}: {}", reasons(&running));
-        assert_eq!(world.page(&coinbase).await, None, "{fault:?}: nothing refers to what is not there");
+        assert_eq!(world.page(&coinbase).await, None, "{fault:?}: no record refers to a missing body");
         objects.fail_all(None);
         world.until_consumed().await;
         until(|| running.health.ready().ok).await;
@@ -265,7 +268,7 @@ async fn the_chain_waits_to_store_what_a_block_brings() {
     }
 }
 
-/// Protects: a body is read once for one event, however often it is asked for.
+/// Protects: one event reads a body once, however often the body is needed.
 #[tokio::test(start_paused = true)]
 async fn a_contest_reads_a_body_once() {
     let (world, objects) = world(2, LIMIT).await;
@@ -277,15 +280,15 @@ async fn a_contest_reads_a_body_once() {
     let before = objects.requests();
     world.validate(&loser).await;
     world.until_consumed().await;
-    assert_eq!(objects.requests() - before, 3, "it is asked for, put, and read");
+    assert_eq!(objects.requests() - before, 3, "the blob is looked up, put, and read");
     running.stop().await;
     world.check("a contest").await;
 }
 
-/// The block waits for the parent of a transaction that is conflicting for the lack of it.
-/// Protects: who waits reads no body again and again.
+/// The block waits for the parent of a transaction that is conflicting because the parent is missing.
+/// Protects: a waiting block does not read bodies repeatedly.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_waits_reads_the_bodies_that_it_lists_once() {
+async fn a_waiting_block_reads_each_listed_body_once() {
     let (world, objects) = world(2, LIMIT).await;
     let seed = world.seed(1, 1).await;
     let running = world.start();
@@ -306,10 +309,10 @@ async fn a_block_that_waits_reads_the_bodies_that_it_lists_once() {
     world.check("a block that waited").await;
 }
 
-/// Protects: what is damaged or gone is said by its name; the chain halts there, and an instance that is started once it is mended
-/// goes on.
+/// Protects: a damaged or missing body is named by its txid; the chain halts there, and an instance that is started
+/// after the repair continues.
 #[tokio::test(start_paused = true)]
-async fn a_blob_that_is_gone_or_damaged_halts_the_chain_by_name() {
+async fn a_missing_or_damaged_blob_halts_the_chain_by_name() {
     for is_gone in [true, false] {
         let (world, objects) = world(2, LIMIT).await;
         let seed = world.seed(1, 2).await;
@@ -323,7 +326,7 @@ async fn a_blob_that_is_gone_or_damaged_halts_the_chain_by_name() {
         if is_gone {
             blobs.delete(BlobName::tx(second.txid)).await.unwrap();
         } else {
-            objects.fail_all(Some(Fault::OtherBytes));
+            objects.fail_all(Some(BlobFault::OtherBytes));
         }
         world.mine(1, &[&second]).await;
         let named = format!("the body of {}{}", second.txid, if is_gone { " is not in the blob store" } else { ": " });

@@ -1,4 +1,4 @@
-//! Authorities and certificates that a test makes for itself, with `openssl`.
+//! Authorities and certificates that a test makes with `openssl`.
 
 use std::{
     fs,
@@ -8,14 +8,15 @@ use std::{
 
 use tempfile::TempDir;
 
-/// What the key of the encrypted client certificate is encrypted with.
+/// Password of the encrypted key of the client certificate.
 pub const KEY_PASSWORD: &str = "planted-key-password-5d1c";
 
-/// Certificates of one authority (`ca.pem`): a server's for `localhost`, and a client's; and another authority, which signed nothing.
+/// Certificates of one authority (`ca.pem`): a server certificate for `localhost` and a client certificate; and another
+/// authority that signed neither.
 pub struct Certificates(TempDir);
 
 impl Certificates {
-    /// Makes them; `None`, with a loud line, when `openssl` is missing.
+    /// Makes the certificates; `None`, with a line on standard error, when `openssl` is missing.
     pub fn make() -> Option<Self> {
         let there = Command::new("openssl").arg("version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if there.is_err() {
@@ -24,10 +25,15 @@ impl Certificates {
         }
         let made = Certificates(tempfile::tempdir().unwrap());
         let at = made.0.path();
-        // The machine's own may say anything.
-        fs::write(at.join("openssl.cnf"), "[req]\ndistinguished_name=name\nx509_extensions=authority\n[name]\n\
-             [authority]\nbasicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n[server]\nsubjectAltName=DNS:localhost\n\
-             [client]\nextendedKeyUsage=clientAuth\n").unwrap();
+        // The machine's own configuration may have other settings.
+        fs::write(
+            at.join("openssl.cnf"),
+            "[req]\ndistinguished_name=name\nx509_extensions=authority\n[name]\n\
+             [authority]\nbasicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n\
+             [server]\nsubjectAltName=DNS:localhost\n\
+             [client]\nextendedKeyUsage=clientAuth\n",
+        )
+        .unwrap();
         for authority in ["ca", "stranger"] {
             openssl(
                 at,
@@ -48,10 +54,10 @@ impl Certificates {
         Some(made)
     }
 
-    /// A new certificate for a server, by this authority, in the place of the last.
+    /// Replaces the server certificate by a new one of this authority.
     pub fn serve_by(&self, authority: &str) {
         self.sign("server", authority);
-        // As Kafka takes it: the key and then its chain.
+        // Kafka reads the key and then its chain.
         let parts = ["server.key", "server.crt", &format!("{authority}.pem")];
         let parts = parts.map(|part| fs::read_to_string(self.path(part)).unwrap());
         fs::write(self.path("server.pem"), parts.concat()).unwrap();

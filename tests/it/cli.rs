@@ -41,7 +41,7 @@ fn the_printed_sample_passes_the_check() {
 }
 
 #[test]
-fn a_bad_configuration_is_exit_code_2_and_a_line_for_each_error() {
+fn a_bad_configuration_prints_each_error_and_exits_with_2() {
     let variables = [("UTXO_STORE__LOG__FORMAT", "xml"), ("UTXO_STORE__KAFKA__COLOUR", "red")];
     let check = utxo_store(&["config", "check", "--config", "/nonexistent.toml"], &variables);
     assert_eq!(check.status.code(), Some(2));
@@ -67,7 +67,7 @@ fn a_blob_store_that_cannot_serve_the_store_is_a_bad_configuration() {
 }
 
 #[test]
-fn a_rebuild_needs_a_place_of_its_own_for_blobs_where_the_store_has_one() {
+fn a_rebuild_of_a_store_with_blobs_needs_its_own_blob_url() {
     let live = [("UTXO_STORE__STORE__BLOBS__URL", "file:///var/lib/blobs")];
     let replay = ["replay", "--rebuild", "--store", "fjall:///nonexistent/rebuilt"];
     for (blobs, says) in [
@@ -83,7 +83,7 @@ fn a_rebuild_needs_a_place_of_its_own_for_blobs_where_the_store_has_one() {
 }
 
 #[test]
-fn what_librdkafka_refuses_is_a_bad_configuration() {
+fn a_property_refused_by_librdkafka_is_a_bad_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("utxo-store.toml");
     let tls = if cfg!(feature = "tls") { 0 } else { 2 };
@@ -96,7 +96,7 @@ fn what_librdkafka_refuses_is_a_bad_configuration() {
 }
 
 #[test]
-fn what_cannot_work_is_a_bad_configuration_that_says_what_to_write() {
+fn an_unusable_setting_is_refused_with_the_value_to_write() {
     let aerospike = |nodes: &str| format!("aerospike://{nodes}/ns?externalStore=file:///b");
     for (variable, value, write) in [
         ("KAFKA__BROKERS", "::1:9092".to_owned(), "write [::1]:9092"),
@@ -116,9 +116,10 @@ fn what_cannot_work_is_a_bad_configuration_that_says_what_to_write() {
         let variable = format!("UTXO_STORE__{variable}");
         for args in [&["config", "check"][..], &["run"]] {
             let check = utxo_store(args, &[(&variable, &value)]);
-            let told = stderr(&check);
-            assert_eq!(check.status.code(), Some(2), "{args:?} {value}: {told}");
-            assert!(told.lines().count() == 1 && told.contains(write) && told.contains(&variable), "{value}: {told}");
+            let printed = stderr(&check);
+            assert_eq!(check.status.code(), Some(2), "{args:?} {value}: {printed}");
+            assert_eq!(printed.lines().count(), 1, "{value}: {printed}");
+            assert!(printed.contains(write) && printed.contains(&variable), "{value}: {printed}");
         }
     }
     for (variable, value, built) in [
@@ -135,11 +136,11 @@ fn what_cannot_work_is_a_bad_configuration_that_says_what_to_write() {
 fn variables_of_the_reference_are_named_in_a_warning() {
     let variables = [("TERANODE_KAFKA_HOSTS", "secret"), ("TERANODE_UTXOSTORE", "secret"), ("PATH", "/bin")];
     let check = utxo_store(&["config", "check"], &variables);
-    let told = stderr(&check);
-    assert_eq!(check.status.code(), Some(0), "{told}");
+    let printed = stderr(&check);
+    assert_eq!(check.status.code(), Some(0), "{printed}");
     assert!(
-        told.lines().count() == 1 && told.contains("not read: TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE;"),
-        "{told}"
+        printed.lines().count() == 1 && printed.contains("not read: TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE;"),
+        "{printed}"
     );
-    assert!(!told.contains("secret"), "{told}");
+    assert!(!printed.contains("secret"), "{printed}");
 }

@@ -1,53 +1,55 @@
-//! Commands through the whole pipeline: what each does, and that it does so once, whoever dies where.
+//! Commands through the whole pipeline: the effect of each command, and that it happens once, whenever an instance
+//! dies.
 
 use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
-    cli::command::{Asked, Became, Topics, ask, audit},
-    event::{Action, Command, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
+    cli::command::{CommandOutcome, CommandTopics, PendingCommand, list_commands, submit_commands},
+    event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
     record::{Reason, Slot, TxState, Verdict},
     tx::Txid,
 };
 
 use crate::{
+    harness::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming},
     model::Logs,
-    regressions::held::{Held, is_create_of},
-    world::{Coin, Made, Running, World, WorldSettings, spend, spend_claiming},
+    regressions::holding_engine::{HoldingEngine, is_create_of},
 };
 
 impl World {
     /// Publishes a command under this id.
-    pub async fn command(&self, id: u8, action: Action<'_>) {
+    pub async fn command(&self, id: u8, action: CommandAction<'_>) {
         let key = action.subject().0;
         self.produce("chain", &key, Event::Command(Command { id: [id; 16], action }).encode()).await;
     }
 
-    /// What became of the command with this id, each time that it was told.
+    /// Returns the outcomes of the command with this id, in the order of the chain.
     pub async fn results(&self, id: u8) -> Vec<CommandResult> {
         let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
-        let told = logs.outcomes.iter().filter_map(|logged| match Event::decode(&logged.message.payload).unwrap() {
-            Event::Outcome(outcome) => Some((outcome.chain_offset, outcome.kind)),
-            _ => None,
-        });
-        let mut told: Vec<_> = told
+        let outcomes =
+            logs.outcomes.iter().filter_map(|logged| match Event::decode(&logged.message.payload).unwrap() {
+                Event::Outcome(outcome) => Some((outcome.chain_offset, outcome.kind)),
+                _ => None,
+            });
+        let mut outcomes: Vec<_> = outcomes
             .filter_map(|(at, kind)| match kind {
                 OutcomeKind::Command { id: named, result } if named == [id; 16] => Some((at, result)),
                 _ => None,
             })
             .collect();
-        told.sort_by_key(|(at, _)| *at);
-        // Whoever died before it had committed tells it again.
-        told.dedup();
-        told.into_iter().map(|(_, result)| result).collect()
+        outcomes.sort_by_key(|(at, _)| *at);
+        // A sequencer that died before its commit is followed by one that publishes the outcome again.
+        outcomes.dedup();
+        outcomes.into_iter().map(|(_, result)| result).collect()
     }
 
     pub async fn slot(&self, coin: &Coin) -> Slot {
-        self.store.slot(coin.outpoint).await.unwrap().expect("it has a slot")
+        self.store.slot(coin.outpoint).await.unwrap().expect("the output has a slot")
     }
 }
 
-/// The code of a command that was refused, or what else became of it.
-async fn became(world: &World, id: u8) -> String {
+/// Returns the code of a refused command, or another word for its outcome.
+async fn outcome_of(world: &World, id: u8) -> String {
     match world.results(id).await.pop() {
         Some(CommandResult::Refused { code, message }) => {
             assert!(!message.is_empty() && !message.contains('\n'), "{message:?}");
@@ -55,7 +57,7 @@ async fn became(world: &World, id: u8) -> String {
         }
         Some(CommandResult::Applied) => "done".to_owned(),
         Some(CommandResult::AlreadyApplied) => "nothing".to_owned(),
-        None => "untold".to_owned(),
+        None => "none".to_owned(),
     }
 }
 
@@ -63,14 +65,14 @@ async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
 }
 
-async fn lost_for(world: &World, made: &Made) -> Option<Reason> {
+async fn conflict_reason(world: &World, made: &Made) -> Option<Reason> {
     match state(world, made).await {
         TxState::Conflicting(Verdict::Conflicting(reason)) => Some(reason),
         _ => None,
     }
 }
 
-/// Whoever holds the chain is killed so late, if at all; then somebody else goes on.
+/// Times in ms after which the first instance is killed, if at all; a second instance then continues.
 const KILLS: [Option<u64>; 8] = [None, Some(0), Some(1), Some(2), Some(4), Some(7), Some(12), Some(40)];
 
 async fn consume(world: &World, kill_after_ms: Option<u64>) {
@@ -82,22 +84,22 @@ async fn consume(world: &World, kill_after_ms: Option<u64>) {
     world.run_until_consumed().await;
 }
 
-/// Output 3 lies on the second page where there are several.
+/// Output 3 lies on the second page where there are two.
 #[tokio::test(start_paused = true)]
-async fn an_output_is_frozen_given_to_a_new_owner_and_spent_by_no_other() {
+async fn a_frozen_output_is_reassigned_and_spent_only_by_the_new_owner() {
     for page_size in [1_000, 2] {
         for kill in KILLS {
-            frozen_and_given_away(World::with_settings(WorldSettings::paged(page_size)).await, kill).await;
+            run_freeze_and_reassign(World::with_settings(WorldSettings::paged(page_size)).await, kill).await;
         }
     }
 }
 
-pub async fn frozen_and_given_away(world: World, kill: Option<u64>) {
+pub async fn run_freeze_and_reassign(world: World, kill: Option<u64>) {
     let what = format!("pages of {}, killed after {kill:?}", world.store.settings.utxo_batch_size);
     let seed = world.seed(1, 4).await;
     let (coin, outpoint) = (seed.coin(3), seed.coin(3).outpoint);
     let new = Coin { script: vec![0x53, 0x99], ..coin.clone() };
-    let reassign = Action::Reassign {
+    let reassign = CommandAction::Reassign {
         outpoint,
         utxo_hash: coin.utxo_hash(),
         new_script: &new.script,
@@ -106,20 +108,20 @@ pub async fn frozen_and_given_away(world: World, kill: Option<u64>) {
         spendable_after: 1_000,
     };
     world.command(1, reassign.clone()).await;
-    world.command(2, Action::Freeze { outpoint }).await;
-    world.command(3, Action::Freeze { outpoint }).await;
+    world.command(2, CommandAction::Freeze { outpoint }).await;
+    world.command(3, CommandAction::Freeze { outpoint }).await;
     consume(&world, kill).await;
     for (id, expected) in [(1, "NOT_FROZEN"), (2, "done"), (3, "ALREADY_FROZEN")] {
-        assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
+        assert_eq!(outcome_of(&world, id).await, expected, "{what}, command {id}");
     }
     let old = spend(std::slice::from_ref(&coin), 1, 1);
     world.validate_at(&old, 200).await;
     consume(&world, kill).await;
-    assert_eq!(lost_for(&world, &old).await, Some(Reason::Frozen { input: 0 }), "{what}");
+    assert_eq!(conflict_reason(&world, &old).await, Some(Reason::Frozen { input: 0 }), "{what}");
 
     let other = utxo_store::tx::UtxoHash([7; 32]);
-    let Action::Reassign { height, spendable_after, .. } = reassign else { unreachable!() };
-    let wrong = Action::Reassign {
+    let CommandAction::Reassign { height, spendable_after, .. } = reassign else { unreachable!() };
+    let wrong = CommandAction::Reassign {
         outpoint,
         utxo_hash: other,
         new_script: &new.script,
@@ -130,11 +132,11 @@ pub async fn frozen_and_given_away(world: World, kill: Option<u64>) {
     world.command(4, wrong).await;
     world.command(5, reassign.clone()).await;
     world.command(6, reassign).await;
-    world.command(7, Action::Unfreeze { outpoint }).await;
+    world.command(7, CommandAction::Unfreeze { outpoint }).await;
     consume(&world, kill).await;
     let expected = [(4, "UTXO_HASH_MISMATCH"), (5, "done"), (6, "ALREADY_REASSIGNED"), (7, "NOT_FROZEN")];
     for (id, expected) in expected {
-        assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
+        assert_eq!(outcome_of(&world, id).await, expected, "{what}, command {id}");
     }
     let one = std::slice::from_ref;
     let claiming = |claimed: &Coin, tag| spend_claiming(one(&coin), one(claimed), 1, tag);
@@ -144,38 +146,39 @@ pub async fn frozen_and_given_away(world: World, kill: Option<u64>) {
     consume(&world, kill).await;
     world.validate_at(&owners, 1_100).await;
     consume(&world, kill).await;
-    assert_eq!(lost_for(&world, &as_before).await, Some(Reason::Mismatch { input: 0 }), "{what}");
-    assert_eq!(lost_for(&world, &early).await, Some(Reason::NotYetSpendable { input: 0 }), "{what}");
+    assert_eq!(conflict_reason(&world, &as_before).await, Some(Reason::Mismatch { input: 0 }), "{what}");
+    assert_eq!(conflict_reason(&world, &early).await, Some(Reason::NotYetSpendable { input: 0 }), "{what}");
     assert_eq!(world.slot(&coin).await.spender().map(|by| by.txid), Some(owners.txid), "{what}");
     world.check(&what).await;
 }
 
-/// A child waits for its parent's lock, or has waited too long; and one is barred by a freeze until that ends.
+/// A child waits for the lock of its parent, or has waited too long; another child is barred by a freeze until the
+/// unfreeze.
 #[tokio::test(start_paused = true)]
-async fn what_a_lock_or_a_freeze_has_barred_has_a_second_chance() {
+async fn a_child_barred_by_a_lock_or_freeze_has_a_second_chance() {
     for kill in KILLS {
-        barred(World::with_settings(WorldSettings::paged(2)).await, kill).await;
+        run_barred(World::with_settings(WorldSettings::paged(2)).await, kill).await;
     }
 }
 
-pub async fn barred(world: World, kill: Option<u64>) {
+pub async fn run_barred(world: World, kill: Option<u64>) {
     let what = format!("killed after {kill:?}");
     let seed = world.seed(1, 3).await;
     let parent = spend(&[seed.coin(0)], 4, 1);
     let (child, barred) = (spend(&[parent.coin(3)], 1, 2), spend(&[seed.coin(1)], 1, 3));
     world.validate(&parent).await;
-    world.command(1, Action::Lock { txid: parent.txid }).await;
-    world.command(2, Action::Lock { txid: parent.txid }).await;
-    world.command(3, Action::Freeze { outpoint: seed.coin(1).outpoint }).await;
+    world.command(1, CommandAction::Lock { txid: parent.txid }).await;
+    world.command(2, CommandAction::Lock { txid: parent.txid }).await;
+    world.command(3, CommandAction::Freeze { outpoint: seed.coin(1).outpoint }).await;
     consume(&world, kill).await;
-    assert_eq!([became(&world, 1).await, became(&world, 2).await], ["done", "nothing"], "{what}");
+    assert_eq!([outcome_of(&world, 1).await, outcome_of(&world, 2).await], ["done", "nothing"], "{what}");
     world.validate(&child).await;
     world.validate(&barred).await;
     consume(&world, kill).await;
-    assert_eq!(lost_for(&world, &child).await, Some(Reason::Locked { parent: parent.txid }), "{what}");
-    assert_eq!(lost_for(&world, &barred).await, Some(Reason::Frozen { input: 0 }), "{what}");
-    world.command(4, Action::Unlock { txid: parent.txid }).await;
-    world.command(5, Action::Unfreeze { outpoint: seed.coin(1).outpoint }).await;
+    assert_eq!(conflict_reason(&world, &child).await, Some(Reason::Locked { parent: parent.txid }), "{what}");
+    assert_eq!(conflict_reason(&world, &barred).await, Some(Reason::Frozen { input: 0 }), "{what}");
+    world.command(4, CommandAction::Unlock { txid: parent.txid }).await;
+    world.command(5, CommandAction::Unfreeze { outpoint: seed.coin(1).outpoint }).await;
     consume(&world, kill).await;
     for made in [&child, &barred] {
         assert_eq!(state(&world, made).await, TxState::Live, "{what}");
@@ -183,11 +186,11 @@ pub async fn barred(world: World, kill: Option<u64>) {
     world.check(&what).await;
 }
 
-/// Children that were barred twice, one after the other: the verdict names the first bar, and the chance that came of its end met the
-/// second, which changes no verdict.
-/// Protects: when a bar is lifted, whoever it bars to the end is looked at again, whatever the verdict says.
+/// Children are barred twice, one bar after the other. The verdict names the first bar; the second chance after its end
+/// met the second bar, which changes no verdict.
+/// Protects: when a bar is lifted, every child that it still bars is reconsidered, whatever its verdict names.
 #[tokio::test(start_paused = true)]
-async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() {
+async fn a_child_barred_twice_has_a_second_chance_after_the_last_bar() {
     for kill in KILLS {
         let what = format!("killed after {kill:?}");
         let world = World::with_settings(WorldSettings::paged(2)).await;
@@ -195,8 +198,9 @@ async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() 
         let parents: Vec<Made> = (0..3).map(|number| spend(&[seed.coin(number)], 4, number as u8 + 1)).collect();
         let [late, one, other] = &parents[..] else { unreachable!() };
         let children = [
-            // Missing, and locked when it comes; missing, and another parent locked; two locked; an output frozen, and a parent locked; missing,
-            // and an output frozen.
+            // 1. The parent is missing, and locked when it comes. 2. A parent is missing and another one locked. 3.
+            // Both parents are locked. 4. An output is frozen and a parent locked. 5. A parent is missing and an output
+            // frozen.
             spend(&[late.coin(3)], 1, 11),
             spend(&[late.coin(0), one.coin(0)], 1, 12),
             spend(&[one.coin(1), other.coin(0)], 1, 13),
@@ -208,14 +212,14 @@ async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() 
         }
         world.run_until_consumed().await;
         for (id, parent) in [(1, one), (2, other)] {
-            world.command(id, Action::Lock { txid: parent.txid }).await;
+            world.command(id, CommandAction::Lock { txid: parent.txid }).await;
         }
         for (id, coin) in [(3, 3), (8, 4)] {
-            world.command(id, Action::Freeze { outpoint: seed.coin(coin).outpoint }).await;
+            world.command(id, CommandAction::Freeze { outpoint: seed.coin(coin).outpoint }).await;
         }
         consume(&world, kill).await;
         for id in [1, 2, 3, 8] {
-            assert_eq!(became(&world, id).await, "done", "{what}");
+            assert_eq!(outcome_of(&world, id).await, "done", "{what}");
         }
         for child in &children {
             world.validate(child).await;
@@ -223,31 +227,31 @@ async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() 
         consume(&world, kill).await;
         let missing = Some(Reason::MissingParent { parent: late.txid });
         let locked = |parent: &Made| Some(Reason::Locked { parent: parent.txid });
-        let fell = [missing, missing, locked(one), Some(Reason::Frozen { input: 0 }), missing];
+        let expected_conflict = [missing, missing, locked(one), Some(Reason::Frozen { input: 0 }), missing];
         let fallen = async || {
             let mut reasons = Vec::new();
             for child in &children {
-                reasons.push(lost_for(&world, child).await);
+                reasons.push(conflict_reason(&world, child).await);
             }
             reasons
         };
-        assert_eq!(fallen().await, fell, "{what}");
+        assert_eq!(fallen().await, expected_conflict, "{what}");
 
         world.validate_locked(late).await;
-        world.command(4, Action::Unlock { txid: one.txid }).await;
-        world.command(5, Action::Unfreeze { outpoint: seed.coin(3).outpoint }).await;
+        world.command(4, CommandAction::Unlock { txid: one.txid }).await;
+        world.command(5, CommandAction::Unfreeze { outpoint: seed.coin(3).outpoint }).await;
         consume(&world, kill).await;
         assert_eq!(state(&world, late).await, TxState::Live, "{what}");
         assert!(world.page(late).await.unwrap().locked, "{what}");
-        assert_eq!(fallen().await, fell, "{what}: another bar is left of each");
+        assert_eq!(fallen().await, expected_conflict, "{what}: each child has another bar left");
 
-        world.command(6, Action::Unlock { txid: other.txid }).await;
+        world.command(6, CommandAction::Unlock { txid: other.txid }).await;
         consume(&world, kill).await;
         assert_eq!(fallen().await, [missing, missing, None, None, missing], "{what}");
-        world.command(7, Action::Unlock { txid: late.txid }).await;
+        world.command(7, CommandAction::Unlock { txid: late.txid }).await;
         consume(&world, kill).await;
         assert_eq!(fallen().await, [None, None, None, None, missing], "{what}");
-        world.command(9, Action::Unfreeze { outpoint: seed.coin(4).outpoint }).await;
+        world.command(9, CommandAction::Unfreeze { outpoint: seed.coin(4).outpoint }).await;
         consume(&world, kill).await;
         for child in &children {
             assert_eq!(state(&world, child).await, TxState::Live, "{what}");
@@ -256,9 +260,10 @@ async fn who_was_barred_twice_has_a_second_chance_when_the_last_bar_is_lifted() 
     }
 }
 
-/// The same, where a block lifts the last one: what it lists is locked no more. Whom the verdict's reason bars still comes again with no block.
+/// The same, where a block lifts the last bar by listing the locked parent. A child that the reason of its verdict
+/// still bars is not reconsidered.
 #[tokio::test(start_paused = true)]
-async fn who_was_barred_twice_has_a_second_chance_when_a_block_lifts_the_last_bar() {
+async fn a_child_barred_twice_has_a_second_chance_by_a_block() {
     for kill in KILLS {
         let what = format!("killed after {kill:?}");
         let world = World::with_settings(WorldSettings::paged(2)).await;
@@ -281,10 +286,10 @@ async fn who_was_barred_twice_has_a_second_chance_when_a_block_lifts_the_last_ba
         consume(&world, kill).await;
         let missing = Some(Reason::MissingParent { parent: late.txid });
         for child in &children {
-            assert_eq!(lost_for(&world, child).await, missing, "{what}");
+            assert_eq!(conflict_reason(&world, child).await, missing, "{what}");
         }
-        assert!(matches!(lost_for(&world, &loser).await, Some(Reason::DoubleSpend { .. })), "{what}");
-        assert!(matches!(lost_for(&world, &never).await, Some(Reason::MissingParent { .. })), "{what}");
+        assert!(matches!(conflict_reason(&world, &loser).await, Some(Reason::DoubleSpend { .. })), "{what}");
+        assert!(matches!(conflict_reason(&world, &never).await, Some(Reason::MissingParent { .. })), "{what}");
         world.mine(1, &[&late, &other, &known]).await;
         consume(&world, kill).await;
         for child in &children {
@@ -293,19 +298,21 @@ async fn who_was_barred_twice_has_a_second_chance_when_a_block_lifts_the_last_ba
         let logs = Logs::read(&world.broker, &world.settings.pipeline.topic, &world.settings.topics).await.unwrap();
         for made in [&loser, &never] {
             let again = logs.chain.iter().filter(|logged| match Event::decode(&logged.message.payload).unwrap() {
-                Event::Command(command) => matches!(command.action, Action::Reconsider { txid } if txid == made.txid),
+                Event::Command(command) => {
+                    matches!(command.action, CommandAction::Reconsider { txid } if txid == made.txid)
+                }
                 _ => false,
             });
-            assert_eq!(again.count(), 0, "{what}: it comes again in vain");
+            assert_eq!(again.count(), 0, "{what}: a useless second chance was published");
         }
         world.check(&what).await;
     }
 }
 
-/// A child of a locked parent falls with another parent, by the very block that lists the locked one.
-/// Protects: whoever falls by an event has no second chance by the same event.
+/// A child of a locked parent becomes conflicting with another parent, by the very block that lists the locked parent.
+/// Protects: a transaction that becomes conflicting by an event has no second chance by the same event.
 #[tokio::test(start_paused = true)]
-async fn who_falls_by_the_block_that_unlocks_its_parent_is_not_looked_at_again() {
+async fn a_child_that_loses_by_the_unlocking_block_is_not_reconsidered() {
     for kill in KILLS {
         let what = format!("killed after {kill:?}");
         let world = World::new().await;
@@ -317,20 +324,21 @@ async fn who_falls_by_the_block_that_unlocks_its_parent_is_not_looked_at_again()
             world.validate(made).await;
         }
         world.run_until_consumed().await;
-        world.command(1, Action::Lock { txid: parent.txid }).await;
+        world.command(1, CommandAction::Lock { txid: parent.txid }).await;
         world.validate(&winner).await;
         consume(&world, kill).await;
-        assert!(matches!(lost_for(&world, &winner).await, Some(Reason::DoubleSpend { .. })), "{what}");
+        assert!(matches!(conflict_reason(&world, &winner).await, Some(Reason::DoubleSpend { .. })), "{what}");
         world.mine(1, &[&parent, &winner]).await;
         consume(&world, kill).await;
-        assert!(matches!(lost_for(&world, &child).await, Some(Reason::ConflictingParent { .. })), "{what}");
+        assert!(matches!(conflict_reason(&world, &child).await, Some(Reason::ConflictingParent { .. })), "{what}");
         world.check(&what).await;
     }
 }
 
-/// Part 7 of the issue: created locked because its event says so, then unlocked by a command; mining is `regressions/chain.rs`.
+/// A parent is created locked because its event says so, and is then unlocked by a command; `regressions/chain.rs` has
+/// the unlock by a block.
 #[tokio::test(start_paused = true)]
-async fn a_transaction_that_is_created_locked_is_unlocked_by_a_command() {
+async fn a_transaction_created_locked_is_unlocked_by_a_command() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
@@ -340,29 +348,29 @@ async fn a_transaction_that_is_created_locked_is_unlocked_by_a_command() {
     world.validate(&child).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(world.page(&parent).await.unwrap().locked);
-    assert!(world.page(&child).await.is_none(), "it waits");
-    world.command(1, Action::Unlock { txid: parent.txid }).await;
+    assert!(world.page(&child).await.is_none(), "the child waits");
+    world.command(1, CommandAction::Unlock { txid: parent.txid }).await;
     world.until_consumed().await;
     running.stop().await;
     assert!(!world.page(&parent).await.unwrap().locked);
     assert_eq!(state(&world, &child).await, TxState::Live);
-    assert!(world.page(&child).await.unwrap().verdict().is_none(), "nobody had to decide");
+    assert!(world.page(&child).await.unwrap().verdict().is_none(), "the child needed no decision");
     world.check("created locked").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repeat_of_an_id_changes_nothing_and_is_answered_again() {
+async fn a_repeated_command_id_changes_nothing_and_is_answered_again() {
     for kill in KILLS {
         let what = format!("killed after {kill:?}");
         let world = World::new().await;
         let seed = world.seed(1, 1).await;
         let outpoint = seed.coin(0).outpoint;
-        world.command(1, Action::Freeze { outpoint }).await;
-        world.command(2, Action::Unfreeze { outpoint }).await;
+        world.command(1, CommandAction::Freeze { outpoint }).await;
+        world.command(2, CommandAction::Unfreeze { outpoint }).await;
         consume(&world, kill).await;
-        world.command(1, Action::Freeze { outpoint }).await;
-        world.command(2, Action::Lock { txid: seed.txid }).await;
-        world.command(1, Action::Freeze { outpoint }).await;
+        world.command(1, CommandAction::Freeze { outpoint }).await;
+        world.command(2, CommandAction::Lock { txid: seed.txid }).await;
+        world.command(1, CommandAction::Freeze { outpoint }).await;
         consume(&world, kill).await;
         assert_eq!(world.results(1).await, vec![CommandResult::Applied; 3], "{what}");
         let [CommandResult::Applied, CommandResult::Refused { code, .. }] = &world.results(2).await[..] else {
@@ -375,17 +383,18 @@ async fn a_repeat_of_an_id_changes_nothing_and_is_answered_again() {
     }
 }
 
-/// It falls with all that descends from it; its rival gets its chance; and then it can be deleted for good.
+/// The transaction becomes conflicting with all its descendants; its rival gets a second chance; then the transaction
+/// can be deleted.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_is_made_conflicting_and_deleted() {
     for page_size in [1_000, 2] {
         for kill in KILLS {
-            made_conflicting_and_deleted(World::with_settings(WorldSettings::paged(page_size)).await, kill).await;
+            run_conflicting_and_deleted(World::with_settings(WorldSettings::paged(page_size)).await, kill).await;
         }
     }
 }
 
-pub async fn made_conflicting_and_deleted(world: World, kill: Option<u64>) {
+pub async fn run_conflicting_and_deleted(world: World, kill: Option<u64>) {
     let what = format!("pages of {}, killed after {kill:?}", world.store.settings.utxo_batch_size);
     let seed = world.seed(1, 2).await;
     let (made, rival) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(0)], 1, 2));
@@ -397,40 +406,40 @@ pub async fn made_conflicting_and_deleted(world: World, kill: Option<u64>) {
     world.mine(1, &[&mined]).await;
     consume(&world, kill).await;
     world.validate(&rival).await;
-    world.command(1, Action::Delete { txid: made.txid }).await;
-    world.command(2, Action::SetConflicting { txid: mined.txid }).await;
-    world.command(3, Action::SetConflicting { txid: made.txid }).await;
-    world.command(4, Action::SetConflicting { txid: made.txid }).await;
+    world.command(1, CommandAction::Delete { txid: made.txid }).await;
+    world.command(2, CommandAction::SetConflicting { txid: mined.txid }).await;
+    world.command(3, CommandAction::SetConflicting { txid: made.txid }).await;
+    world.command(4, CommandAction::SetConflicting { txid: made.txid }).await;
     consume(&world, kill).await;
     let expected = [(1, "INVALID_SPEND"), (2, "INVALID_SPEND"), (3, "done"), (4, "nothing")];
     for (id, expected) in expected {
-        assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
+        assert_eq!(outcome_of(&world, id).await, expected, "{what}, command {id}");
     }
-    assert_eq!(lost_for(&world, &made).await, Some(Reason::Command), "{what}");
-    let fell = Some(Reason::ConflictingParent { parent: made.txid });
-    assert_eq!(lost_for(&world, &child).await, fell, "{what}");
+    assert_eq!(conflict_reason(&world, &made).await, Some(Reason::Command), "{what}");
+    let expected_conflict = Some(Reason::ConflictingParent { parent: made.txid });
+    assert_eq!(conflict_reason(&world, &child).await, expected_conflict, "{what}");
     assert_eq!(state(&world, &rival).await, TxState::Live, "{what}");
 
-    world.command(5, Action::Preserve { txid: made.txid, until: 500 }).await;
-    world.command(6, Action::Preserve { txid: made.txid, until: 400 }).await;
-    world.command(7, Action::Delete { txid: made.txid }).await;
-    world.command(8, Action::Delete { txid: child.txid }).await;
-    world.command(9, Action::Delete { txid: child.txid }).await;
+    world.command(5, CommandAction::Preserve { txid: made.txid, until: 500 }).await;
+    world.command(6, CommandAction::Preserve { txid: made.txid, until: 400 }).await;
+    world.command(7, CommandAction::Delete { txid: made.txid }).await;
+    world.command(8, CommandAction::Delete { txid: child.txid }).await;
+    world.command(9, CommandAction::Delete { txid: child.txid }).await;
     consume(&world, kill).await;
     let expected = [(5, "done"), (6, "nothing"), (7, "NOT_PRUNABLE"), (8, "done"), (9, "TX_NOT_FOUND")];
     for (id, expected) in expected {
-        assert_eq!(became(&world, id).await, expected, "{what}, command {id}");
+        assert_eq!(outcome_of(&world, id).await, expected, "{what}, command {id}");
     }
     assert_eq!(state(&world, &child).await, TxState::Pruned(101), "{what}");
     world.validate(&child).await;
     consume(&world, kill).await;
-    assert_eq!(state(&world, &child).await, TxState::Pruned(101), "{what}: its event brings nothing back");
+    assert_eq!(state(&world, &child).await, TxState::Pruned(101), "{what}: its event does not restore it");
     world.check(&what).await;
 }
 
-/// Refused by name, and the chain goes on.
+/// Each command is refused with its code, and the chain goes on.
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_done_is_refused_by_name() {
+async fn an_impossible_command_is_refused_with_its_code() {
     let world = World::with_settings(WorldSettings::paged(2)).await;
     let seed = world.seed(1, 3).await;
     let spender = spend(&[seed.coin(0)], 1, 1);
@@ -439,7 +448,7 @@ async fn what_cannot_be_done_is_refused_by_name() {
     let at = |vout| Coin { outpoint: utxo_store::tx::Outpoint { txid: seed.txid, vout }, ..seed.coin(0) }.outpoint;
     let nobody = Txid([9; 32]);
     let long = vec![0x51; 10_001];
-    let reassign = |new_script: &'static [u8], height, spendable_after| Action::Reassign {
+    let reassign = |new_script: &'static [u8], height, spendable_after| CommandAction::Reassign {
         outpoint: at(1),
         utxo_hash: seed.coin(1).utxo_hash(),
         new_script,
@@ -448,72 +457,72 @@ async fn what_cannot_be_done_is_refused_by_name() {
         spendable_after,
     };
     let long: &'static [u8] = long.leak();
-    let spent = Action::Unspend { outpoint: at(0), spender: spender.txid, input: 0 };
+    let spent = CommandAction::Unspend { outpoint: at(0), spender: spender.txid, input: 0 };
     let commands = [
-        (Action::Lock { txid: nobody }, "TX_NOT_FOUND"),
-        (Action::Delete { txid: nobody }, "TX_NOT_FOUND"),
-        (Action::Freeze { outpoint: at(0) }, "SPENT"),
-        (Action::Freeze { outpoint: at(3) }, "UTXO_NOT_FOUND"),
-        (Action::Freeze { outpoint: at(u32::MAX) }, "UTXO_NOT_FOUND"),
-        (Action::Unfreeze { outpoint: at(4) }, "UTXO_NOT_FOUND"),
-        (Action::Unfreeze { outpoint: at(1) }, "NOT_FROZEN"),
+        (CommandAction::Lock { txid: nobody }, "TX_NOT_FOUND"),
+        (CommandAction::Delete { txid: nobody }, "TX_NOT_FOUND"),
+        (CommandAction::Freeze { outpoint: at(0) }, "SPENT"),
+        (CommandAction::Freeze { outpoint: at(3) }, "UTXO_NOT_FOUND"),
+        (CommandAction::Freeze { outpoint: at(u32::MAX) }, "UTXO_NOT_FOUND"),
+        (CommandAction::Unfreeze { outpoint: at(4) }, "UTXO_NOT_FOUND"),
+        (CommandAction::Unfreeze { outpoint: at(1) }, "NOT_FROZEN"),
         (spent, "INVALID_SPEND"),
-        (Action::Unspend { outpoint: at(9), spender: nobody, input: 0 }, "UTXO_NOT_FOUND"),
-        (Action::Unspend { outpoint: at(1), spender: nobody, input: 0 }, "nothing"),
-        (Action::FreezeUntil { outpoint: at(1), height: u32::MAX }, "INVALID_HEIGHT"),
-        (Action::FreezeUntil { outpoint: at(1), height: u32::MAX - 1 }, "done"),
-        (Action::FreezeUntil { outpoint: at(1), height: u32::MAX - 1 }, "nothing"),
-        (Action::Preserve { txid: seed.txid, until: u32::MAX }, "INVALID_HEIGHT"),
+        (CommandAction::Unspend { outpoint: at(9), spender: nobody, input: 0 }, "UTXO_NOT_FOUND"),
+        (CommandAction::Unspend { outpoint: at(1), spender: nobody, input: 0 }, "nothing"),
+        (CommandAction::FreezeUntil { outpoint: at(1), height: u32::MAX }, "INVALID_HEIGHT"),
+        (CommandAction::FreezeUntil { outpoint: at(1), height: u32::MAX - 1 }, "done"),
+        (CommandAction::FreezeUntil { outpoint: at(1), height: u32::MAX - 1 }, "nothing"),
+        (CommandAction::Preserve { txid: seed.txid, until: u32::MAX }, "INVALID_HEIGHT"),
         (reassign(b"\x51", u32::MAX, 0), "INVALID_HEIGHT"),
         (reassign(b"\x51", u32::MAX - 1_000, 1_000), "INVALID_HEIGHT"),
         (reassign(long, 1, 1), "SCRIPT_TOO_LONG"),
-        (Action::Freeze { outpoint: at(1) }, "done"),
-        (Action::FreezeUntil { outpoint: at(1), height: 5 }, "FROZEN"),
-        (Action::Unspend { outpoint: at(1), spender: nobody, input: 0 }, "FROZEN"),
+        (CommandAction::Freeze { outpoint: at(1) }, "done"),
+        (CommandAction::FreezeUntil { outpoint: at(1), height: 5 }, "FROZEN"),
+        (CommandAction::Unspend { outpoint: at(1), spender: nobody, input: 0 }, "FROZEN"),
     ];
     for ((action, _), id) in commands.iter().zip(1..) {
         world.command(id, action.clone()).await;
     }
     world.run_until_consumed().await;
     for ((action, expected), id) in commands.iter().zip(1..) {
-        assert_eq!(became(&world, id).await, *expected, "{action:?}");
+        assert_eq!(outcome_of(&world, id).await, *expected, "{action:?}");
     }
     world.check("refused by name").await;
 }
 
-/// A transaction whose record an instance is about to create, and a command that locks it.
-async fn locked_before_it_is_there() -> (World, Made, Arc<Held>, Running) {
+/// Returns a transaction whose record an instance is about to create, and a command that locks the transaction.
+async fn lock_before_create() -> (World, Made, Arc<HoldingEngine>, Running) {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let made = spend(&[seed.coin(0)], 1, 1);
     let txid = made.txid;
-    let held = Held::until_let_go(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
+    let held = HoldingEngine::hold_all(&world, move |row| is_create_of(row, txid));
+    let running = held.in_front_of(&world).start();
     world.validate(&made).await;
-    held.until_kept(1).await;
-    world.command(1, Action::Lock { txid }).await;
+    held.wait_for_held(1).await;
+    world.command(1, CommandAction::Lock { txid }).await;
     (world, made, held, running)
 }
 
-/// Protects: a command waits for its transaction as long as that may still come.
+/// Protects: a command waits for its transaction as long as the transaction may still come.
 #[tokio::test(start_paused = true)]
-async fn a_command_waits_for_a_transaction_that_was_produced_before_it() {
-    let (world, made, held, running) = locked_before_it_is_there().await;
+async fn a_command_waits_for_a_transaction_produced_before_it() {
+    let (world, made, held, running) = lock_before_create().await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(became(&world, 1).await, "untold");
-    held.let_go().await;
+    assert_eq!(outcome_of(&world, 1).await, "none");
+    held.release().await;
     world.until_consumed().await;
     running.stop().await;
-    assert_eq!(became(&world, 1).await, "done");
+    assert_eq!(outcome_of(&world, 1).await, "done");
     assert!(world.page(&made).await.unwrap().locked);
     world.check("a command that waits").await;
 }
 
-/// Its transaction waits for a parent whose contest stands behind the command, or for one that never comes, which is only proven once
-/// the chain goes on.
+/// The transaction of the first command waits for a parent whose contest stands behind the command. The transaction of
+/// the second waits for a parent that never comes, which is proven only once the chain goes on.
 /// Protects: no command stops the chain.
 #[tokio::test(start_paused = true)]
-async fn a_command_does_not_wait_for_what_waits_for_the_chain() {
+async fn a_command_does_not_wait_for_a_transaction_that_waits_for_the_chain() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
@@ -525,61 +534,65 @@ async fn a_command_does_not_wait_for_what_waits_for_the_chain() {
     for made in [&loser, &child, &orphan] {
         world.validate(made).await;
     }
-    world.command(1, Action::Lock { txid: child.txid }).await;
-    world.command(2, Action::Lock { txid: orphan.txid }).await;
+    world.command(1, CommandAction::Lock { txid: child.txid }).await;
+    world.command(2, CommandAction::Lock { txid: orphan.txid }).await;
     world.run_until_consumed().await;
-    assert_eq!(became(&world, 1).await, "TX_NOT_FOUND");
-    assert_eq!(became(&world, 2).await, "TX_NOT_FOUND");
-    assert!(matches!(lost_for(&world, &child).await, Some(Reason::ConflictingParent { .. })));
-    assert!(matches!(lost_for(&world, &orphan).await, Some(Reason::MissingParent { .. })));
+    assert_eq!(outcome_of(&world, 1).await, "TX_NOT_FOUND");
+    assert_eq!(outcome_of(&world, 2).await, "TX_NOT_FOUND");
+    assert!(matches!(conflict_reason(&world, &child).await, Some(Reason::ConflictingParent { .. })));
+    assert!(matches!(conflict_reason(&world, &orphan).await, Some(Reason::MissingParent { .. })));
     world.check("commands that do not wait").await;
 }
 
-fn topics() -> Topics {
-    Topics { chain: "chain".into(), decisions: "decisions".into(), outcomes: "outcomes".into() }
+fn topics() -> CommandTopics {
+    CommandTopics { chain: "chain".into(), decisions: "decisions".into(), outcomes: "outcomes".into() }
 }
 
-/// What `utxo-store command` does: it publishes, waits for the answer, and lists what became of the alert operations.
+/// The work of `utxo-store command`: it publishes commands, waits for their outcomes, and lists the alert commands.
 #[tokio::test(start_paused = true)]
-async fn a_client_is_answered_and_the_alert_operations_are_listed() {
+async fn a_client_is_answered_and_alert_commands_are_listed() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let outpoint = seed.coin(0).outpoint;
-    let asked = [
-        Asked::new([1; 16], Action::Freeze { outpoint }),
-        Asked::new([2; 16], Action::Reconsider { txid: seed.txid }),
-        Asked::new([3; 16], Action::Lock { txid: Txid([9; 32]) }),
+    let pending = [
+        PendingCommand::new([1; 16], CommandAction::Freeze { outpoint }),
+        PendingCommand::new([2; 16], CommandAction::Reconsider { txid: seed.txid }),
+        PendingCommand::new([3; 16], CommandAction::Lock { txid: Txid([9; 32]) }),
     ];
-    let ask_for = async |asked: &[Asked]| {
-        let answers = ask(&world.broker, &topics(), asked, Duration::from_secs(60)).await.unwrap();
-        answers.into_iter().map(|answer| answer.became).collect::<Vec<_>>()
+    let submit = async |pending: &[PendingCommand]| {
+        let answers = submit_commands(&world.broker, &topics(), pending, Duration::from_secs(60)).await.unwrap();
+        answers.into_iter().map(|answer| answer.outcome).collect::<Vec<_>>()
     };
-    assert_eq!(ask_for(&asked[..1]).await, [Became::Unanswered], "nobody is there");
+    assert_eq!(submit(&pending[..1]).await, [CommandOutcome::Unanswered], "no instance is running");
     let running = world.start();
-    let answers = ask_for(&asked).await;
-    assert_eq!(answers[..2], [Became::Applied, Became::Unchanged]);
-    assert!(matches!(&answers[2], Became::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
-    assert_eq!(ask_for(&[Asked::new([4; 16], Action::Unfreeze { outpoint })]).await, [Became::Applied]);
-    assert_eq!(ask_for(&asked[..1]).await, [Became::Applied], "a repeat is answered again");
+    let answers = submit(&pending).await;
+    assert_eq!(answers[..2], [CommandOutcome::Applied, CommandOutcome::Unchanged]);
+    assert!(matches!(&answers[2], CommandOutcome::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
+    assert_eq!(
+        submit(&[PendingCommand::new([4; 16], CommandAction::Unfreeze { outpoint })]).await,
+        [CommandOutcome::Applied]
+    );
+    assert_eq!(submit(&pending[..1]).await, [CommandOutcome::Applied], "a repeat is answered again");
     world.until_consumed().await;
     running.stop().await;
-    let listed = audit(&world.broker, &topics(), false).await.unwrap();
-    let shown = listed.iter().map(|entry| (entry.chain_offset, entry.repeats, entry.became.clone()));
-    let done = Some(Became::Applied);
+    let listed = list_commands(&world.broker, &topics(), false).await.unwrap();
+    let shown = listed.iter().map(|entry| (entry.chain_offset, entry.repeats, entry.outcome.clone()));
+    let done = Some(CommandOutcome::Applied);
     let expected = [(0, None), (1, Some(0)), (4, None), (5, Some(0))];
     assert_eq!(shown.collect::<Vec<_>>(), expected.map(|(at, repeats)| (at, repeats, done.clone())));
     assert!(listed[2].to_string().contains("unfreeze") && listed[2].to_string().ends_with(": done"), "{}", listed[2]);
-    assert_eq!(audit(&world.broker, &topics(), true).await.unwrap().len(), 5, "and the lock that was refused");
+    let all = list_commands(&world.broker, &topics(), true).await.unwrap();
+    assert_eq!(all.len(), 5, "the list of all commands has the refused lock too");
     world.check("a client").await;
 }
 
-/// Two sequencers are at one command, and the later one finds that its step is taken.
-/// Protects: the list of commands tells of the result that counts, not of the first that was written.
+/// Two sequencers handle one command, and the later one finds its step taken.
+/// Protects: the list of commands shows the result that counts, not the first one that was written.
 #[tokio::test(start_paused = true)]
-async fn what_is_listed_of_a_command_is_what_counts() {
+async fn the_command_list_shows_the_result_that_counts() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
-    world.command(1, Action::Freeze { outpoint: seed.coin(0).outpoint }).await;
+    world.command(1, CommandAction::Freeze { outpoint: seed.coin(0).outpoint }).await;
     let done = |result| DecisionBody::CommandDone { id: [1; 16], executed_at: 0, result };
     let refused = CommandResult::Refused { code: "TX_NOT_FOUND".into(), message: String::new() };
     let decisions =
@@ -588,15 +601,15 @@ async fn what_is_listed_of_a_command_is_what_counts() {
         let decision = Event::Decision(Decision { chain_offset: 0, step, body });
         world.produce("decisions", &0_u64.to_be_bytes(), decision.encode()).await;
     }
-    let listed = audit(&world.broker, &topics(), false).await.unwrap();
-    assert_eq!(listed.into_iter().map(|entry| entry.became).collect::<Vec<_>>(), [Some(Became::Applied)]);
+    let listed = list_commands(&world.broker, &topics(), false).await.unwrap();
+    assert_eq!(listed.into_iter().map(|entry| entry.outcome).collect::<Vec<_>>(), [Some(CommandOutcome::Applied)]);
 }
 
-/// Another sequencer has decided on a command that this one still evaluates, and comes to something else.
-/// Protects: nobody is told what was not decided.
+/// Another sequencer has decided on a command that this one still evaluates with another result.
+/// Protects: the published outcome is the one that was decided.
 #[tokio::test(start_paused = true)]
-async fn what_is_told_of_a_command_is_what_was_decided() {
-    let (world, _, held, running) = locked_before_it_is_there().await;
+async fn a_command_outcome_is_the_one_that_was_decided() {
+    let (world, _, held, running) = lock_before_create().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let result = CommandResult::AlreadyApplied;
     let done = DecisionBody::CommandDone { id: [1; 16], executed_at: 0, result: result.clone() };
@@ -607,35 +620,36 @@ async fn what_is_told_of_a_command_is_what_was_decided() {
     while world.results(1).await.is_empty() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    held.let_go().await;
+    held.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(world.results(1).await, [result]);
     world.check_without_model("told as decided").await;
 }
 
-/// A transaction is accepted by a verdict, made conflicting and deleted; whoever did that dies before any of it is committed.
-/// Protects: a verdict that is applied again passes over who was deleted since, and does not halt the chain.
+/// A verdict accepts a transaction, which is then made conflicting and deleted. The sequencer dies before it commits
+/// any of this.
+/// Protects: a verdict that is applied again passes over a transaction deleted since, and does not halt the chain.
 #[tokio::test(start_paused = true)]
-async fn a_verdict_on_what_was_deleted_since_is_applied_again() {
+async fn a_verdict_on_a_transaction_deleted_since_is_reapplied() {
     let mut world = World::new().await;
     world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
     let seed = world.seed(1, 1).await;
     let accepted = spend(&[seed.coin(0)], 1, 1);
     let outpoint = seed.coin(0).outpoint;
     let running = world.start();
-    world.command(1, Action::Freeze { outpoint }).await;
-    world.command(2, Action::Unfreeze { outpoint }).await;
-    while became(&world, 2).await != "done" {
+    world.command(1, CommandAction::Freeze { outpoint }).await;
+    world.command(2, CommandAction::Unfreeze { outpoint }).await;
+    while outcome_of(&world, 2).await != "done" {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The slot has a history.
+    // The slot has a history by now, so that the spend is contested.
     world.validate(&accepted).await;
     while world.page(&accepted).await.is_none_or(|page| page.state() != TxState::Live) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    world.command(3, Action::SetConflicting { txid: accepted.txid }).await;
-    world.command(4, Action::Delete { txid: accepted.txid }).await;
+    world.command(3, CommandAction::SetConflicting { txid: accepted.txid }).await;
+    world.command(4, CommandAction::Delete { txid: accepted.txid }).await;
     while !matches!(state(&world, &accepted).await, TxState::Pruned(_)) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -643,30 +657,31 @@ async fn a_verdict_on_what_was_deleted_since_is_applied_again() {
     world.settings.sequencer.commit_interval = Duration::from_millis(100);
     world.run_until_consumed().await;
     assert!(matches!(state(&world, &accepted).await, TxState::Pruned(_)));
-    assert_eq!(became(&world, 4).await, "done");
+    assert_eq!(outcome_of(&world, 4).await, "done");
     world.check("a verdict on what was deleted").await;
 }
 
-/// Two transactions spend one coin, and an operator wants neither.
-/// Protects: what an operator has made conflicting has no second chance by itself, though its rival falls, too.
+/// Two transactions spend one coin, and an operator makes both conflicting.
+/// Protects: a transaction that an operator made conflicting has no second chance when its rival becomes conflicting
+/// too.
 #[tokio::test(start_paused = true)]
-async fn what_an_operator_made_conflicting_stays_so_when_its_rival_falls() {
+async fn a_transaction_made_conflicting_stays_so_when_its_rival_conflicts() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (one, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     world.validate(&one).await;
     world.run_until_consumed().await;
-    world.command(1, Action::SetConflicting { txid: one.txid }).await;
+    world.command(1, CommandAction::SetConflicting { txid: one.txid }).await;
     world.validate(&other).await;
     world.run_until_consumed().await;
     assert_eq!(state(&world, &other).await, TxState::Live);
-    world.command(2, Action::SetConflicting { txid: other.txid }).await;
+    world.command(2, CommandAction::SetConflicting { txid: other.txid }).await;
     world.run_until_consumed().await;
     for made in [&one, &other] {
-        assert_eq!(lost_for(&world, made).await, Some(Reason::Command));
+        assert_eq!(conflict_reason(&world, made).await, Some(Reason::Command));
     }
-    world.command(3, Action::Reconsider { txid: one.txid }).await;
+    world.command(3, CommandAction::Reconsider { txid: one.txid }).await;
     world.run_until_consumed().await;
     assert_eq!(state(&world, &one).await, TxState::Live);
-    world.check("two that nobody wants").await;
+    world.check("two rivals made conflicting").await;
 }

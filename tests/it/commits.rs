@@ -1,18 +1,19 @@
-//! Commits go on beside the loop: what is done meanwhile is done, and nothing is committed that is not safe, whoever does not answer.
+//! Commits run beside the loop: events complete meanwhile, and no offset is committed that is not durable, whichever
+//! party does not answer.
 
 use std::time::Duration;
 
 use utxo_store::record::{Key, TxState};
 
 use crate::{
-    forgetting::until,
-    health::troubled,
-    troubled_broker::{TroubledBroker, start_on},
-    world::{MAY_FORGET, Made, World, spend},
+    failing_broker::{FailingBroker, start_on},
+    harness::{LOSS_WINDOW, Made, World, spend},
+    health::failing_world,
+    node_restarts::until,
 };
 
-/// No commit on its way is waited for longer, nor a second one.
-const A_COMMIT: Duration = Duration::from_secs(15);
+/// Time limit of one commit.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(15);
 
 async fn seconds(count: u64) {
     tokio::time::sleep(Duration::from_secs(count)).await;
@@ -22,92 +23,93 @@ async fn is_live(world: &World, made: &Made) -> bool {
     world.page(made).await.is_some_and(|page| page.state() == TxState::Live)
 }
 
-/// Validates each, and has the next come a second later: all of them are live by then.
-async fn are_done_at_once(world: &World, all: &[Made]) {
+/// Produces each transaction and one second later checks that it is live.
+async fn assert_each_completes_within_a_second(world: &World, all: &[Made]) {
     for made in all {
         world.validate(made).await;
         seconds(1).await;
-        assert!(is_live(world, made).await, "it waits for a commit");
+        assert!(is_live(world, made).await, "the transaction waits for a commit");
     }
 }
 
-fn partitions_of(running: &crate::world::Running) -> usize {
+fn partitions_of(running: &crate::harness::Running) -> usize {
     let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
     page["pipeline"]["partitions"].as_array().map_or(0, Vec::len)
 }
 
 /// Neither the next event nor a revocation waits for a coordinator that does not answer.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_is_never_answered_holds_nothing_up() {
+async fn an_unanswered_commit_blocks_nothing() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let first = start_on(&world, broker);
     let seed = world.seed(1, 60).await;
     world.until_consumed().await;
     let made: Vec<Made> = (0..60).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
     rules.answer_no_commit(true);
     let before = world.committed_txs().await;
-    are_done_at_once(&world, &made[..20]).await;
+    assert_each_completes_within_a_second(&world, &made[..20]).await;
     assert_eq!(world.committed_txs().await, before);
 
     let began = tokio::time::Instant::now();
     let second = world.start();
     until(async || partitions_of(&second) > 0).await;
-    let bound = A_COMMIT * 2 + world.settings.pipeline.drain_timeout;
+    let bound = COMMIT_TIMEOUT * 2 + world.settings.pipeline.drain_timeout;
     assert!(began.elapsed() <= bound, "the revocation took {:?}", began.elapsed());
     until(async || partitions_of(&first) < 3).await;
     assert!(began.elapsed() <= bound, "the revocation took {:?}", began.elapsed());
-    are_done_at_once(&world, &made[20..40]).await;
+    assert_each_completes_within_a_second(&world, &made[20..40]).await;
     rules.answer_no_commit(false);
-    are_done_at_once(&world, &made[40..]).await;
+    assert_each_completes_within_a_second(&world, &made[40..]).await;
     world.until_consumed().await;
     first.stop().await;
     second.stop().await;
     world.check("a commit without an answer").await;
 }
 
-/// A shutdown waits for the commit that is on its way, and for one of its own, and no longer.
+/// A shutdown waits for the commit in flight and for one commit of its own, each for a limited time.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_wait_for_ever_for_a_commit() {
+async fn a_shutdown_waits_a_bounded_time_for_a_commit() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let first = start_on(&world, broker);
     let seed = world.seed(1, 4).await;
     world.until_consumed().await;
     rules.answer_no_commit(true);
     let made = spend(&[seed.coin(0)], 1, 1);
-    are_done_at_once(&world, std::slice::from_ref(&made)).await;
+    assert_each_completes_within_a_second(&world, std::slice::from_ref(&made)).await;
     let began = tokio::time::Instant::now();
     first.stop().await;
-    assert!(began.elapsed() <= A_COMMIT * 2 + Duration::from_secs(1), "it took {:?}", began.elapsed());
-    // Whoever comes next reads it again.
+    assert!(began.elapsed() <= COMMIT_TIMEOUT * 2 + Duration::from_secs(1), "it took {:?}", began.elapsed());
+    // The next instance reads the event again.
     world.run_until_consumed().await;
     world.check("a shutdown while no commit is answered").await;
 }
 
-/// What is consumed cannot be written into the store: events go on, and nothing is committed before the store knows.
+/// The consumed offsets cannot be recorded in the meta record: events complete, and no offset is committed before it is
+/// recorded.
 #[tokio::test(start_paused = true)]
-async fn a_store_that_takes_no_note_holds_nothing_up_and_has_nothing_committed() {
-    let (world, engine) = troubled().await;
+async fn nothing_is_committed_while_the_meta_record_cannot_be_written() {
+    let (world, engine) = failing_world().await;
     let running = world.start();
     let seed = world.seed(1, 40).await;
     world.until_consumed().await;
     let made: Vec<Made> = (0..20).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
     let before = world.committed_txs().await;
     *engine.hangs.lock().unwrap() = Some(Key::Meta);
-    are_done_at_once(&world, &made).await;
-    assert_eq!(world.committed_txs().await, before, "the store does not know of it");
+    assert_each_completes_within_a_second(&world, &made).await;
+    assert_eq!(world.committed_txs().await, before, "the consumed offset is not recorded");
     *engine.hangs.lock().unwrap() = None;
     world.until_consumed().await;
     running.stop().await;
     world.check("a store that takes no note").await;
 }
 
-/// A node restarts while a commit is on its way; what came through without an answer is not taken back by what is done again.
+/// A node restarts during a commit. A commit that succeeded without an answer is not undone by the rewind.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_forgets_while_a_commit_is_on_its_way() {
+async fn a_node_restart_during_a_commit_lowers_no_committed_offset() {
     let world = World::forgetful().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let running = start_on(&world, broker);
     let seed = world.seed(1, 60).await;
     world.until_consumed().await;
@@ -118,7 +120,7 @@ async fn a_node_that_forgets_while_a_commit_is_on_its_way() {
         tokio::time::sleep(Duration::from_millis(700)).await;
         if n % 20 == 17 {
             let before = world.committed_txs().await;
-            world.nodes.forget(MAY_FORGET, |_| true);
+            world.nodes.restart_nodes(LOSS_WINDOW, |_| true);
             seconds(1).await;
             assert!(world.committed_txs().await >= before);
         }

@@ -1,4 +1,4 @@
-//! `verify --against`: a store and its rebuild, on engines of one kind and of two.
+//! `verify --against`: a store and its rebuild, on engines of one kind and of two kinds.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::{
     run::{Bench, until},
 };
 
-/// The exit code, and the lines that were printed.
+/// Returns the exit code and the printed lines.
 fn compared(mut command: Command) -> (i32, Vec<Value>) {
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -31,8 +31,8 @@ fn rebuild(bench: &Bench, to: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Compares the live store with a rebuild, before and after the live one has gone on.
-fn a_rebuild_is_compared(rebuilt: &[&str], against: &[&str]) {
+/// Compares the live store with a rebuild, before and after further events in the live store.
+fn compare_rebuild(rebuilt: &[&str], against: &[&str]) {
     let bench = Bench::new();
     bench.seed(40);
     run_until(&bench, 40);
@@ -56,11 +56,11 @@ fn a_rebuild_is_compared(rebuilt: &[&str], against: &[&str]) {
         let (code, lines) = compared(verify(more));
         let (last, first) = lines.split_last().unwrap();
         assert_eq!((code, first.len(), &last["named"], &last["at_least"]), (1, named, &named.into(), &5.into()));
-        let told: Vec<_> = first.iter().map(|line| (line["txid"].as_str().unwrap(), &line["only_in"])).collect();
+        let printed: Vec<_> = first.iter().map(|line| (line["txid"].as_str().unwrap(), &line["only_in"])).collect();
         let ids: Vec<String> = (41..=45u8).map(|tag| hex::encode([tag; 32])).collect();
         let store = Value::from("store");
         let expected: Vec<_> = ids.iter().take(named).map(|id| (id.as_str(), &store)).collect();
-        assert_eq!(told, expected);
+        assert_eq!(printed, expected);
     }
 }
 
@@ -68,12 +68,12 @@ fn a_rebuild_is_compared(rebuilt: &[&str], against: &[&str]) {
 fn a_rebuild_on_fjall_is_compared_with_its_store() {
     let directory = tempfile::tempdir().unwrap();
     let rebuilt = format!("fjall://{}", directory.path().join("rebuilt").display());
-    a_rebuild_is_compared(&[&rebuilt], &[&rebuilt]);
+    compare_rebuild(&[&rebuilt], &[&rebuilt]);
     let twice = plain(&["verify", "--store", &rebuilt, "--against", &rebuilt]).output().unwrap();
     assert_eq!(twice.status.code(), Some(2), "{}", String::from_utf8_lossy(&twice.stderr));
     let nowhere = plain(&["verify", "--store", &rebuilt, "--against", "fjall:///nonexistent"]).output().unwrap();
-    let told = String::from_utf8_lossy(&nowhere.stderr);
-    assert!(nowhere.status.code() == Some(1) && told.starts_with("error: --against: "), "{told}");
+    let printed = String::from_utf8_lossy(&nowhere.stderr);
+    assert!(nowhere.status.code() == Some(1) && printed.starts_with("error: --against: "), "{printed}");
 }
 
 #[test]
@@ -82,5 +82,5 @@ fn a_rebuild_on_aerospike_is_compared_with_a_store_on_fjall() {
     let directory = tempfile::tempdir().unwrap();
     let (url, blobs) = (server.url(), format!("file://{}", directory.path().join("blobs").display()));
     std::fs::create_dir(directory.path().join("blobs")).unwrap();
-    a_rebuild_is_compared(&[&url, "--blobs", &blobs], &[&url, "--against-blobs", &blobs]);
+    compare_rebuild(&[&url, "--blobs", &blobs], &[&url, "--against-blobs", &blobs]);
 }

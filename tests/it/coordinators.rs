@@ -1,4 +1,4 @@
-//! The broker that coordinates an instance's group is killed, and another one takes over, again and again.
+//! The broker that coordinates an instance's group is killed, and another one takes over, twice.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -17,24 +17,24 @@ use crate::{
     run::{Bench, block_on, until},
 };
 
-/// Where the cluster keeps what groups have committed: who leads its one partition coordinates all of them.
+/// The topic of committed offsets: the leader of its one partition coordinates all groups.
 const OFFSETS: &str = "__consumer_offsets";
 
-/// (The broker that leads the offsets, how many copies of them are in sync), as one that is there tells.
+/// Returns the broker that leads the offsets topic and the number of its copies in sync.
 fn offsets_of(brokers: &str) -> Option<(usize, usize)> {
     let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
-    let told = client.fetch_metadata(Some(OFFSETS), Duration::from_secs(2)).ok()?;
-    let partition = told.topics().first()?.partitions().first()?;
+    let metadata = client.fetch_metadata(Some(OFFSETS), Duration::from_secs(2)).ok()?;
+    let partition = metadata.topics().first()?.partitions().first()?;
     let leader = usize::try_from(partition.leader()).ok()?;
     Some((leader, partition.isr().len()))
 }
 
-/// What the group has committed of the validated transactions; `None`: nobody can say for now.
+/// Returns the group's committed offsets of validated transactions, summed; `None`: no coordinator answers.
 fn committed(bench: &Bench) -> Option<u64> {
-    bench.committed_as_told(&bench.broker()).ok()
+    bench.try_committed(&bench.broker()).ok()
 }
 
-/// Produces partial transactions until told to stop; answers how many.
+/// Produces partial transactions until `stop` is set; `sent` counts them.
 fn load(bench: &Bench, stop: &AtomicBool, sent: &AtomicU64) {
     block_on(async {
         let producer = bench.broker().producer().await.unwrap();
@@ -48,7 +48,7 @@ fn load(bench: &Bench, stop: &AtomicBool, sent: &AtomicU64) {
 }
 
 #[test]
-fn the_coordinator_of_the_group_is_killed_and_then_the_next_one() {
+fn commits_go_on_after_two_coordinators_were_killed() {
     let Some(mut servers) = KafkaServer::cluster::<3>() else { return };
     let brokers = servers.each_ref().map(|server| server.bootstrap_servers().to_owned()).join(",");
     let bench = Bench::on(&brokers);
@@ -68,10 +68,10 @@ fn the_coordinator_of_the_group_is_killed_and_then_the_next_one() {
             let (killed, at_least) = (Instant::now(), sent.load(Relaxed) + 100);
             until("another one coordinates", || offsets_of(&brokers).is_some_and(|(leader, _)| leader != coordinator));
             until("commits move on without it", || committed(&bench).is_some_and(|done| done >= at_least));
-            assert!(instance.child.try_wait().unwrap().is_none(), "it goes on by itself");
+            assert!(instance.child.try_wait().unwrap().is_none(), "the instance keeps running");
             eprintln!("kill {kill}: commits moved on after {:?}", killed.elapsed());
             if kill == 1 {
-                server.start_again();
+                server.restart();
             }
         }
         stop.store(true, Relaxed);

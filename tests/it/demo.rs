@@ -1,4 +1,4 @@
-//! `utxo-store demo`, as whoever clones the repository runs it. The figures are those of `tests/data/PROVENANCE.md`.
+//! `utxo-store demo`, as a new user runs it. The figures are those of `tests/data/PROVENANCE.md`.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 fn demo(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
-    // A configuration in the environment is another instance's.
+    // A configuration in the environment belongs to another instance.
     command.arg("demo").args(args).env("UTXO_STORE__STORE__NETWORK", "regtest").output().unwrap()
 }
 
@@ -57,7 +57,7 @@ pub const FIRST_BLOCKS: [(&str, u64); 9] = [
 ];
 
 #[test]
-fn the_first_blocks_with_a_kill() {
+fn the_first_blocks_survive_a_kill() {
     let report = shown(&["--kills", "1"]);
     assert_counts(&report, &FIRST_BLOCKS);
     assert_counts(&report, &[("kills", 1), ("kills_midway", 1), ("contests", 0), ("unmined", 0), ("conflicting", 0)]);
@@ -68,25 +68,25 @@ fn the_first_blocks_with_a_kill() {
     }
 }
 
-/// What stands after the first blocks, whatever has come and gone meanwhile.
+/// Digest of the live transactions after the first blocks, whatever became conflicting meanwhile.
 const STANDING: &str = "e8ca32d3933ef5ce3b514176f62cea2250968de97043afe43e492786981823dc";
 
-/// The first blocks with reorgs of one to twenty blocks at random heights: what stands in the end is what stands without.
-pub fn end_as_without_reorgs(store: &[&str]) {
+/// The first blocks with reorgs of one to twenty blocks at random heights: the final digest is the one without reorgs.
+pub fn assert_reorgs_change_nothing_live(store: &[&str]) {
     let reorganised = shown(&[&["--reorgs", "20", "--seed", "5"], store].concat());
     assert!(reorganised["conflicting"].as_u64().unwrap() >= 20, "coinbases that have left: {reorganised}");
     assert_eq!(reorganised["digest_without_conflicting"], STANDING);
 }
 
 #[test]
-fn the_first_blocks_with_reorgs_end_as_without() {
-    end_as_without_reorgs(&[]);
+fn the_first_blocks_end_alike_with_and_without_reorgs() {
+    assert_reorgs_change_nothing_live(&[]);
 }
 
 pub const SCENARIOS: [&str; 4] = ["double-spend", "reorg", "coinbase-reorg", "freeze"];
 
-/// A story as it is told, but for the time that it took.
-pub fn told(args: &[&str]) -> String {
+/// Returns the printed story without its duration.
+pub fn run_story(args: &[&str]) -> String {
     let output = demo(args);
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(0), "{err}{out}");
@@ -94,13 +94,16 @@ pub fn told(args: &[&str]) -> String {
     out.trim_end().rsplit_once(". ").unwrap().0.to_owned()
 }
 
-/// Each ends with a rebuild of the same digest; what is shown last is how everybody stands.
+/// Each story ends with a rebuild of the same digest, and last shows the state of every transaction.
 #[test]
 fn stories_are_told_with_the_state_after_each_chapter() {
     let endings: [(&str, &[&str]); 4] = [
         (
             "double-spend",
-            &["* to-bob       conflicting (what input 0 names is spent by to-mallory)", "* to-mallory   live, mined"],
+            &[
+                "* to-bob       conflicting (the output that input 0 spends is spent by to-mallory)",
+                "* to-mallory   live, mined",
+            ],
         ),
         (
             "reorg",
@@ -109,12 +112,15 @@ fn stories_are_told_with_the_state_after_each_chapter() {
         ("coinbase-reorg", &["* passed-on    live, unmined", "* their-reward conflicting"]),
         (
             "freeze",
-            &["too-early    conflicting (what input 0 names is not spendable yet)", "output 0 is spent by new-owner"],
+            &[
+                "too-early    conflicting (the output that input 0 spends is not spendable yet)",
+                "output 0 is spent by new-owner",
+            ],
         ),
     ];
     assert_eq!(endings.map(|(scenario, _)| scenario), SCENARIOS);
     for (scenario, ending) in endings {
-        let out = told(&["--scenario", scenario]);
+        let out = run_story(&["--scenario", scenario]);
         let last = out.rsplit("\n\n").nth(1).unwrap_or_default();
         assert!(ending.iter().all(|line| last.contains(line)), "{scenario}: {last}");
     }
@@ -122,28 +128,28 @@ fn stories_are_told_with_the_state_after_each_chapter() {
     assert_refused(&["--inspect"], 2, &["--scenario"]);
 }
 
-/// Whoever changes is shown as `inspect tx --history` would.
+/// A changed transaction is shown as `inspect tx --history` would show it.
 #[test]
-fn a_story_is_told_with_all_that_is_known_of_who_changes() {
-    let out = told(&["--scenario", "freeze", "--inspect"]);
-    assert!(out.contains("conflicting at height 800000: what input 0 names is frozen"), "{out}");
+fn a_story_shows_the_history_of_each_changed_transaction() {
+    let out = run_story(&["--scenario", "freeze", "--inspect"]);
+    assert!(out.contains("conflicting at height 800000: the output that input 0 spends is frozen"), "{out}");
     assert!(out.contains(": command reassign ") && out.contains("given to a new owner at height 800000"), "{out}");
     assert!(out.lines().filter(|line| line.starts_with("transaction ")).count() >= 6, "{out}");
 }
 
-/// So many that a process may die before it has joined its group, or just after.
+/// The kills are so many that a process may die before it has joined its group, or just after.
 #[test]
-fn a_block_with_ten_kills() {
+fn a_block_survives_ten_kills() {
     let (block, prevouts) = (data("mainnet-277647.block"), data("mainnet-277647.prevouts.csv"));
     let report = shown(&["--blocks", &block, "--prevouts", &prevouts, "--kills", "10", "--seed", "7"]);
     assert_counts(&report, &[("transactions", 213), ("unspent", 707), ("kills", 10), ("unmined", 0)]);
     assert!(report["kills_midway"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// Transactions over as many as twenty records, all of them with their bodies in a blob store, and their rivals; the rebuild has a
+/// Transactions over as many as twenty records with their bodies in a blob store, and their rivals; the rebuild has a
 /// blob store of its own.
 #[test]
-fn bodies_in_a_blob_store_with_four_kills() {
+fn blob_store_bodies_survive_four_kills() {
     let (block, prevouts) = (data("mainnet-277647.block"), data("mainnet-277647.prevouts.csv"));
     let args = ["--blocks", &block, "--prevouts", &prevouts, "--kills", "4", "--seed", "9", "--contended"];
     let report = shown(&[&args[..], &["--externalize-all", "--utxo-batch-size", "1"]].concat());
@@ -153,7 +159,7 @@ fn bodies_in_a_blob_store_with_four_kills() {
 }
 
 #[test]
-fn a_block_with_listed_previous_outputs() {
+fn a_block_with_listed_previous_outputs_has_its_counts() {
     let block = data("mainnet-277647.block");
     let report = shown(&["--blocks", &block, "--prevouts", &data("mainnet-277647.prevouts.csv"), "--kills", "1"]);
     let counts = [
@@ -174,7 +180,7 @@ fn a_block_with_listed_previous_outputs() {
 }
 
 #[test]
-fn two_blocks_with_invented_previous_outputs() {
+fn two_blocks_with_synthesized_previous_outputs_have_their_counts() {
     let blocks = [data("mainnet-384188.block"), data("mainnet-384189.block")];
     let report = shown(&["--blocks", &blocks[0], &blocks[1], "--synthesize-prevouts"]);
     let counts = [
@@ -193,7 +199,7 @@ fn two_blocks_with_invented_previous_outputs() {
 }
 
 #[test]
-fn contended_the_blocks_own_win_and_the_rebuild_agrees() {
+fn transactions_of_a_block_win_against_rivals() {
     let block = data("mainnet-277647.block");
     let csv = data("mainnet-277647.prevouts.csv");
     let report = shown(&["--blocks", &block, "--prevouts", &csv, "--contended", "--seed", "3"]);
@@ -204,18 +210,18 @@ fn contended_the_blocks_own_win_and_the_rebuild_agrees() {
     assert_eq!(rivalry["rivals_children_conflicting"], pairs);
     assert!(rivalry["shown"].as_array().unwrap().iter().any(|pair| pair["rival_first"] == true));
     assert!(report["contests"].as_u64().unwrap() >= pairs, "{report}");
-    // What is live and in no block: the children of the blocks' own.
+    // The children of the block's own transactions are live and in no block.
     let transactions = report["transactions"].as_u64().unwrap();
     assert_eq!(transactions - report["unmined"].as_u64().unwrap(), 213);
     assert_eq!(report["unmined"], rivalry["own_children_live"]);
 }
 
 #[test]
-fn events_can_be_fed_and_a_directory_kept() {
+fn an_events_file_is_fed_and_the_directory_stays() {
     let directory = tempfile::tempdir().unwrap();
     let events = directory.path().join("events.jsonl");
     let golden = |name| fs::read_to_string(format!("{}/schemas/golden/{name}.jsonl", env!("CARGO_MANIFEST_DIR")));
-    // The sample of the format holds more than there can be.
+    // The sample of the format has amounts above the supply.
     let seeded = golden("seeded").unwrap().replace(&u64::MAX.to_string(), "1");
     fs::write(&events, seeded + &golden("validated").unwrap()).unwrap();
     let kept = directory.path().join("data");
@@ -227,7 +233,7 @@ fn events_can_be_fed_and_a_directory_kept() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_told_in_one_line() {
+fn bad_demo_input_is_refused_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let (cut, other) = (directory.path().join("cut.blk"), directory.path().join("other.blk"));
     fs::write(&cut, &fs::read(data("mainnet-0-4312.blk")).unwrap()[..200]).unwrap();
@@ -245,10 +251,10 @@ fn what_cannot_be_shown_is_told_in_one_line() {
     assert_refused(&["--kills", "many"], 2, &["--kills"]);
 }
 
-/// Two files of a node of Bitcoin Core 28 or later, as it leaves them when it is killed: obfuscated, with room that it
-/// has reserved, blocks in the order in which they came, and half a block at the end.
+/// Two files of a node of Bitcoin Core 28 or later, as a kill leaves them: obfuscated, with reserved space, blocks in
+/// the order in which they came, and half a block at the end.
 #[test]
-fn a_nodes_own_directory_is_fed_and_what_is_left_out_is_counted() {
+fn a_bitcoin_core_directory_is_fed_and_left_out_bytes_are_counted() {
     let blocks = fs::read(data("mainnet-0-4312.blk")).unwrap();
     let mut frames = Vec::new();
     let mut rest = &blocks[..];
@@ -274,7 +280,7 @@ fn a_nodes_own_directory_is_fed_and_what_is_left_out_is_counted() {
     fs::write(directory.path().join("xor.dat"), key).unwrap();
     let report = shown(&["--blocks", directory.path().to_str().unwrap(), "--kills", "0"]);
     assert_counts(&report, &[("blocks", 4_313), ("live_transactions", 4_371), ("inputs", 247), ("unmined", 0)]);
-    assert_eq!(report["digest_without_conflicting"], STANDING, "as from the file in its order");
+    assert_eq!(report["digest_without_conflicting"], STANDING, "the same as from the ordered file");
     let left_out = &report["left_out"];
     assert_eq!((&left_out["pieces"], &left_out["bytes"]), (&Value::from(1), &Value::from(94)), "{left_out}");
     let first = left_out["first_piece"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! The store that an instance works on is the one that its group has committed offsets for, and no older copy of it.
+//! An instance works only on the store that its group has committed offsets for, and on no older copy of it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,9 +10,9 @@ use utxo_store::{
     store::{Store, meta::MetaError},
 };
 
-use crate::world::{Made, World, spend};
+use crate::harness::{Made, World, spend};
 
-/// An empty store.
+/// Returns an empty store.
 fn new_store(world: &World) -> Store {
     Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings)
 }
@@ -24,10 +24,10 @@ async fn rebuild(world: &World) -> Store {
     store
 }
 
-/// Why an instance over this store ends.
-pub async fn refused(world: &World, store: &Store) -> InstanceError {
+/// Returns the error with which an instance over this store ends.
+pub async fn start_error(world: &World, store: &Store) -> InstanceError {
     let run = instance::run(world.settings.clone(), world.parts(store), CancellationToken::new());
-    tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends").unwrap_err()
+    tokio::time::timeout(Duration::from_secs(600), run).await.expect("the instance ends").unwrap_err()
 }
 
 async fn digest(store: &Store) -> String {
@@ -38,8 +38,8 @@ async fn is_live(store: &Store, made: &Made) -> bool {
     store.master(made.txid).await.unwrap().is_some_and(|page| page.state() == TxState::Live)
 }
 
-/// Rivals, a child of each, and a block: all of it consumed and committed.
-async fn live_through(world: &World) -> [Made; 2] {
+/// Consumes and commits rivals, a child of each, and a block; returns the rivals.
+async fn run_rivals_and_block(world: &World) -> [Made; 2] {
     let seed = world.seed(1, 2).await;
     let (winner, loser) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 2, 2));
     let running = world.start();
@@ -53,9 +53,9 @@ async fn live_through(world: &World) -> [Made; 2] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_goes_on_with_a_store_that_was_rebuilt_while_it_stood() {
+async fn a_stopped_group_continues_on_its_rebuilt_store() {
     let world = World::new().await;
-    let [winner, loser] = live_through(&world).await;
+    let [winner, loser] = run_rivals_and_block(&world).await;
     let rebuilt = rebuild(&world).await;
     assert_eq!(digest(&rebuilt).await, digest(&world.store).await);
 
@@ -73,9 +73,9 @@ async fn a_group_goes_on_with_a_store_that_was_rebuilt_while_it_stood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_that_its_group_has_left_behind_is_refused() {
+async fn a_rebuild_behind_its_group_is_refused() {
     let world = World::new().await;
-    let [winner, _] = live_through(&world).await;
+    let [winner, _] = run_rivals_and_block(&world).await;
     let rebuilt = rebuild(&world).await;
     let running = world.start();
     world.validate(&spend(&[winner.coin(1)], 1, 5)).await;
@@ -83,26 +83,26 @@ async fn a_rebuild_that_its_group_has_left_behind_is_refused() {
     running.stop().await;
 
     let before = digest(&rebuilt).await;
-    let error = refused(&world, &rebuilt).await;
-    assert!(matches!(&error, InstanceError::Meta(MetaError::Behind { .. })), "{error}");
+    let error = start_error(&world, &rebuilt).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::StoreBehindGroup { .. })), "{error}");
     assert_eq!(digest(&rebuilt).await, before);
     world.run_until_consumed().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_lost_a_part_is_refused_and_one_without_sentinels_is_given_some() {
+async fn a_store_that_lost_a_part_is_refused_and_sentinels_are_added() {
     let world = World::new().await;
-    live_through(&world).await;
-    let engine = Arc::new(MemoryEngine::new(Rules::main(288)).in_parts());
+    run_rivals_and_block(&world).await;
+    let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
     let store = Store::new(engine.clone(), world.store.settings);
     instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await.unwrap();
-    assert!(store.meta().await.unwrap().unwrap().has_sentinels, "a rebuild has them");
+    assert!(store.meta().await.unwrap().unwrap().has_sentinels, "a rebuild writes sentinels");
     let lose = || engine.put(Key::Sentinel(9), None);
     lose();
-    let error = refused(&world, &store).await;
+    let error = start_error(&world, &store).await;
     assert!(matches!(&error, InstanceError::Meta(MetaError::PartLost { missing: 1, all: 256 })), "{error}");
 
-    // As if it had been made before there were any.
+    // The store looks as if it were made before there were sentinels.
     store.change_meta(|meta| Ok(MetaRecord { has_sentinels: false, ..meta })).await.unwrap();
     let moved = world.beside(engine.clone());
     let running = moved.start();
@@ -112,13 +112,13 @@ async fn a_store_that_lost_a_part_is_refused_and_one_without_sentinels_is_given_
     moved.until_consumed().await;
     running.stop().await;
     lose();
-    assert!(matches!(refused(&world, &store).await, InstanceError::Meta(MetaError::PartLost { .. })));
+    assert!(matches!(start_error(&world, &store).await, InstanceError::Meta(MetaError::PartLost { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_that_was_killed_is_refused() {
     let world = World::new().await;
-    live_through(&world).await;
+    run_rivals_and_block(&world).await;
     let store = new_store(&world);
     let parts = world.parts(&store);
     let shutdown = CancellationToken::new();
@@ -127,24 +127,24 @@ async fn a_rebuild_that_was_killed_is_refused() {
         tokio::task::yield_now().await;
     }
     rebuilding.abort();
-    let error = refused(&world, &store).await;
-    assert!(matches!(&error, InstanceError::Meta(MetaError::Unfinished { .. })), "{error}");
+    let error = start_error(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::UnfinishedRebuild { .. })), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_that_was_shut_down_is_refused() {
     let world = World::new().await;
-    live_through(&world).await;
+    run_rivals_and_block(&world).await;
     let store = new_store(&world);
     let shutdown = CancellationToken::new();
     shutdown.cancel();
     instance::rebuild(world.settings.clone(), world.parts(&store), shutdown).await.unwrap();
-    let error = refused(&world, &store).await;
-    assert!(matches!(&error, InstanceError::Meta(MetaError::Unfinished { .. })), "{error}");
+    let error = start_error(&world, &store).await;
+    assert!(matches!(&error, InstanceError::Meta(MetaError::UnfinishedRebuild { .. })), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_begins_with_a_store_of_his_own_beside_others_ends() {
+async fn one_of_two_instances_with_separate_stores_ends() {
     let world = World::new().await;
     let own = || world.beside(new_store(&world).engine).start();
     let (one, other) = (own(), own());
@@ -157,12 +157,12 @@ async fn who_begins_with_a_store_of_his_own_beside_others_ends() {
     for child in &made {
         world.validate(child).await;
     }
-    // The one who is left works on what is his alone, if the other has committed nothing.
+    // The instance that is left has a store of its own, and the other one has committed nothing.
     let ended = tokio::select! {
         ended = one.ended() => ended,
         ended = other.ended() => ended,
     };
-    let why = ended.expect_err("one of them sees what the other has committed").to_string();
+    let why = ended.expect_err("one of them sees the other's committed offsets").to_string();
     assert!(why.contains("the store is not the one"), "{why}");
-    assert_eq!(world.end("chain", 0).await, 0, "nobody was proven missing");
+    assert_eq!(world.end("chain", 0).await, 0, "no parent was proven missing");
 }

@@ -1,4 +1,4 @@
-//! Partitions that stand until an operator has looked: no rebalance lifts that, and nothing is skipped.
+//! Halted partitions: only an operator ends a halt, no rebalance does, and no event is skipped.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,23 +6,24 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{
-        Broker, BrokerErrorKind, Committed, NewTopic, Polled, Produce, TopicPartition, partitioner::partition_of,
+        Broker, BrokerErrorKind, CommittedOffset, ConsumerEvent, NewTopic, OutgoingMessage, TopicPartition,
+        partitioner::partition_of,
     },
     engine::{
-        fault::{FaultEngine, Faults},
+        fault::{EngineFaults, FaultEngine},
         memory::MemoryEngine,
     },
     event::Validated,
     group::dead_letters::DeadLetterLimits,
     instance,
     record::{Rules, TxState},
-    status::control::{Answer, PartitionCommand},
+    status::control::{ControlAnswer, PartitionCommand},
     store::Store,
 };
 
 use crate::{
-    troubled_broker::{Asked, TroubledBroker, start_on},
-    world::{GROUP, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase},
+    failing_broker::{FailingBroker, LogCall, start_on},
+    harness::{GROUP, Made, PARTITIONS, Running, World, WorldSettings, spend, wide_coinbase},
 };
 
 async fn pause() {
@@ -33,71 +34,72 @@ fn reason(running: &Running) -> Option<String> {
     running.health.ready().reasons.remove("partitions_running")
 }
 
-async fn world_of_three_dead_letters() -> World {
+async fn world_that_halts_at_three_dead_letters() -> World {
     let mut world = World::new().await;
     world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 3, ratio: 1.0 };
     world
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_halt_outlives_rebalances_and_ends_with_a_start() {
-    let world = world_of_three_dead_letters().await;
+async fn a_halt_outlives_rebalances_and_ends_at_a_restart() {
+    let world = world_that_halts_at_three_dead_letters().await;
     let (first, second) = (world.start(), world.start());
     pause().await;
     for _ in 0..20 {
-        // One key: they all go to one partition.
+        // Events with one key all go to one partition.
         world.produce("txs", b"poison", vec![9]).await;
     }
     pause().await;
-    let buried = || world.count("dead-letters");
-    assert_eq!(buried().await, 3);
-    assert_eq!((reason(&first).is_some() as u8) + (reason(&second).is_some() as u8), 1, "one of them stands");
+    let dead_letters = || world.count("dead-letters");
+    assert_eq!(dead_letters().await, 3);
+    assert_eq!((reason(&first).is_some() as u8) + (reason(&second).is_some() as u8), 1, "one of them is halted");
 
     for _ in 0..3 {
         world.broker.rebalance(GROUP);
         pause().await;
-        assert_eq!(buried().await, 3, "a rebalance does not lift it");
+        assert_eq!(dead_letters().await, 3, "a rebalance does not lift the halt");
     }
     let (halted, other) = if reason(&first).is_some() { (first, second) } else { (second, first) };
     halted.stop().await;
     pause().await;
-    assert_eq!(buried().await, 3);
-    let why = reason(&other).expect("whoever has the partition now knows that it stands");
+    assert_eq!(dead_letters().await, 3);
+    let why = reason(&other).expect("the present owner knows the halt");
     assert!(why.contains("3 dead letters in a row"), "{why}");
 
     other.stop().await;
     let restarted = world.start();
     pause().await;
-    assert_eq!(buried().await, 6, "an operator's restart tries again");
+    assert_eq!(dead_letters().await, 6, "an operator's restart retries");
     assert!(reason(&restarted).is_some());
     restarted.stop().await;
 }
 
-/// What an instance answers an operator about a partition.
-async fn ask(running: &Running, number: i32, wish: PartitionCommand) -> Answer {
+/// Returns the answer of an instance to an operator's request about a partition.
+async fn ask(running: &Running, number: i32, wish: PartitionCommand) -> ControlAnswer {
     running.health.control().partitions.ask((number, wish)).await
 }
 
-fn is_done(answer: &Answer) -> bool {
-    matches!(answer, Answer::Done(_))
+fn is_done(answer: &ControlAnswer) -> bool {
+    matches!(answer, ControlAnswer::Done(_))
 }
 
-/// What is shown of the chain.
+/// Returns the chain part of the `/state` page.
 fn chain_shown(running: &Running) -> serde_json::Value {
     serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap()["chain"].take()
 }
 
-/// The halt, as the group's commit of the partition tells of it.
+/// Returns whether the group's commit of the partition has the halt in its metadata.
 async fn halt_in_commit(world: &World, number: i32) -> bool {
     let at = TopicPartition { topic: "txs".into(), partition: number };
     let committed = world.broker.committed(GROUP, &[at]).await.unwrap()[0].clone();
     committed.is_some_and(|committed| committed.metadata.contains("halt"))
 }
 
-/// Protects: the survivor, which has run all along, holds a partition that halted elsewhere; once there is room, and an operator says so, it
-/// goes on as if it had never stood. Asked too early it halts again.
+/// Protects: the surviving instance, which ran all along, keeps a partition halted that halted elsewhere. Once there is
+/// room and an operator retries, the partition continues as if it had never halted. A retry that is too early halts
+/// again.
 #[tokio::test(start_paused = true)]
-async fn an_operator_lifts_a_halt_of_who_has_the_partition_now() {
+async fn an_operator_lifts_a_halt_at_the_present_owner() {
     for page_size in [1_000, 3] {
         let world = World::with_settings(WorldSettings::paged(page_size)).await;
         let seed = world.seed(1, 9).await;
@@ -118,17 +120,17 @@ async fn an_operator_lifts_a_halt_of_who_has_the_partition_now() {
 
         assert!(is_done(&ask(&survivor, number, PartitionCommand::Retry).await));
         pause().await;
-        assert!(reason(&survivor).is_some(), "the cause is there still");
-        world.nodes.set(Faults::default());
+        assert!(reason(&survivor).is_some(), "the cause still exists");
+        world.nodes.set(EngineFaults::default());
         pause().await;
-        assert!(reason(&survivor).is_some(), "nobody has said so");
+        assert!(reason(&survivor).is_some(), "no operator has retried");
         assert!(is_done(&ask(&survivor, number, PartitionCommand::Retry).await));
         world.until_consumed().await;
         assert_eq!((reason(&survivor), halt_in_commit(&world, number).await), (None, false));
         let again = ask(&survivor, number, PartitionCommand::Retry).await;
-        assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+        assert!(matches!(again, ControlAnswer::Refused(_)), "{again:?}");
         let nobodys = ask(&survivor, PARTITIONS, PartitionCommand::Retry).await;
-        assert!(matches!(nobodys, Answer::NotHeld(_)), "{nobodys:?}");
+        assert!(matches!(nobodys, ControlAnswer::NotHeld(_)), "{nobodys:?}");
         for made in [&large, &child] {
             assert_eq!(world.page(made).await.unwrap().state(), TxState::Live);
         }
@@ -138,9 +140,9 @@ async fn an_operator_lifts_a_halt_of_who_has_the_partition_now() {
     }
 }
 
-/// Over a store that may forget, and with dead letters: what was counted towards the halt counts no more.
+/// Dead letters over a store that can lose writes: a lifted halt does not count the dead letters before it.
 #[tokio::test(start_paused = true)]
-async fn a_halt_that_is_lifted_counts_anew() {
+async fn a_lifted_halt_counts_dead_letters_anew() {
     let mut world = World::forgetful().await;
     world.settings.pipeline.dead_letter_limits = DeadLetterLimits { consecutive: 3, ratio: 1.0 };
     let running = world.start();
@@ -148,30 +150,32 @@ async fn a_halt_that_is_lifted_counts_anew() {
         world.produce("txs", b"poison", vec![9]).await;
     }
     let number = partition_of(b"poison", PARTITIONS).unwrap();
-    // Before a store that may forget is begun with, it has to be safe.
+    // A store that can lose writes is used only once its start is durable.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(reason(&running).is_some());
     assert!(is_done(&ask(&running, number, PartitionCommand::Pause).await));
     assert!(is_done(&ask(&running, number, PartitionCommand::Retry).await));
     pause().await;
-    assert_eq!((reason(&running), world.count("dead-letters").await), (None, 3), "it is paused");
-    // A node that forgets lifts neither.
-    world.memory.forget_since(u64::MAX, |_| true);
+    assert_eq!((reason(&running), world.count("dead-letters").await), (None, 3), "the partition is paused");
+    // A node restart lifts neither the pause nor the halt.
+    world.memory.lose_changes_since(u64::MAX, |_| true);
     pause().await;
     assert_eq!(world.count("dead-letters").await, 3);
     assert!(is_done(&ask(&running, number, PartitionCommand::Resume).await));
     pause().await;
-    let buried = world.count("dead-letters").await;
-    assert!(reason(&running).is_some() && buried > 3, "{buried}");
-    world.memory.forget_since(u64::MAX, |_| true);
+    let dead_letters = world.count("dead-letters").await;
+    assert!(reason(&running).is_some() && dead_letters > 3, "{dead_letters}");
+    world.memory.lose_changes_since(u64::MAX, |_| true);
     pause().await;
-    assert!(reason(&running).is_some() && world.count("dead-letters").await == buried, "only an operator lifts it");
+    let is_unchanged = world.count("dead-letters").await == dead_letters;
+    assert!(reason(&running).is_some() && is_unchanged, "only an operator lifts the halt");
     running.stop().await;
 }
 
-/// Protects: nothing of it is read, nobody's parent is proven missing by that, nobody takes it for a stall; what is in flight is committed.
+/// Protects: a paused partition is not read, proves no parent missing, and is no stall; its events in flight are
+/// committed.
 #[tokio::test(start_paused = true)]
-async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
+async fn a_paused_partition_is_not_read_and_proves_no_parent_missing() {
     let world = World::new().await;
     let seed = world.seed(1, 9).await;
     let running = world.start();
@@ -179,16 +183,19 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     let parent = spend(&[seed.coin(0)], 7, 1);
     let child = child_elsewhere(&parent);
     let number = partition(&parent);
-    assert!(matches!(ask(&running, number, PartitionCommand::Resume).await, Answer::Refused(_)), "it is not paused");
+    assert!(
+        matches!(ask(&running, number, PartitionCommand::Resume).await, ControlAnswer::Refused(_)),
+        "the partition is not paused"
+    );
     for _ in 0..2 {
         assert!(is_done(&ask(&running, number, PartitionCommand::Pause).await));
     }
     world.validate(&parent).await;
-    // Longer than anything may stand that ought to move.
+    // The pause lasts longer than any loop may stall.
     tokio::time::sleep(Duration::from_secs(700)).await;
     assert!(running.health.live().ok, "{:?}", running.health.live());
     world.validate(&child).await;
-    // Something later in every partition: whoever goes by what was read elsewhere is done with it.
+    // Every partition gets a later event, so that a proof by the reading positions elsewhere would be complete.
     pause().await;
     for tag in 2..40 {
         world.seed(tag, 1).await;
@@ -199,7 +206,7 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     assert!(running.health.ready().ok && running.health.live().ok, "{:?}", running.health.ready());
     let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
     let shown = &page["pipeline"]["partitions"][number as usize];
-    assert_eq!(shown["paused"], "an operator has paused it", "{shown}");
+    assert_eq!(shown["paused"], "paused by an operator", "{shown}");
     let left = world.end("txs", number).await - shown["watermark"].as_u64().unwrap();
     assert!(left > 1 && shown["lag_messages"] == left && shown["lag_seconds"].as_f64().unwrap() > 700.0, "{shown}");
     let metrics = running.metrics.encode().unwrap();
@@ -208,7 +215,7 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     }
     world.broker.rebalance(GROUP);
     pause().await;
-    assert_eq!(world.page(&parent).await, None, "it came back, and is paused still");
+    assert_eq!(world.page(&parent).await, None, "the partition came back and is still paused");
     assert!(is_done(&ask(&running, number, PartitionCommand::Resume).await));
     world.until_consumed().await;
     for made in [&parent, &child] {
@@ -223,10 +230,10 @@ async fn a_partition_that_an_operator_pauses_is_not_read_and_proves_nothing() {
     world.check("a partition was paused").await;
 }
 
-/// Protects: whoever asks hears of every partition that stands, and no longer of one that has gone to somebody else.
+/// Protects: readiness names every halted partition of the instance, and none that has gone to another instance.
 #[tokio::test(start_paused = true)]
-async fn all_partitions_that_stand_are_told_of() {
-    let world = world_of_three_dead_letters().await;
+async fn readiness_names_every_halted_partition_of_the_instance() {
+    let world = world_that_halts_at_three_dead_letters().await;
     let (first, second) = (world.start(), world.start());
     pause().await;
     for partition in 0..PARTITIONS {
@@ -240,25 +247,25 @@ async fn all_partitions_that_stand_are_told_of() {
         let why = reason(running).unwrap_or_default();
         (0..PARTITIONS).filter(|number| why.contains(&format!("partition {number}: "))).collect::<Vec<_>>()
     };
-    let told = [of(&first), of(&second)];
-    assert!(told.iter().all(|numbers| !numbers.is_empty()), "{told:?}");
-    assert_eq!(told.concat().len(), PARTITIONS as usize, "each of those that it has");
+    let named = [of(&first), of(&second)];
+    assert!(named.iter().all(|numbers| !numbers.is_empty()), "{named:?}");
+    assert_eq!(named.concat().len(), PARTITIONS as usize, "each instance names its own partitions");
     second.stop().await;
     pause().await;
-    assert_eq!(of(&first).len(), PARTITIONS as usize, "and those that it has since");
+    assert_eq!(of(&first).len(), PARTITIONS as usize, "the remaining instance names all partitions");
     let third = world.start();
     pause().await;
-    let gone = PARTITIONS as usize - of(&first).len();
-    assert!(gone > 0 && of(&third).is_empty(), "whoever starts behind a halt tries again");
+    let revoked_count = PARTITIONS as usize - of(&first).len();
+    assert!(revoked_count > 0 && of(&third).is_empty(), "an instance that starts after a halt retries");
     first.stop().await;
     third.stop().await;
 }
 
-/// The clock of the machine that halts is an hour behind that of the machine that has the partition next: by its reckoning that
-/// one was started after the halt.
+/// The clock of the machine that halts is an hour behind the clock of the next owner's machine: by its time the next
+/// owner started after the halt.
 #[tokio::test(start_paused = true)]
-async fn a_halt_of_a_machine_whose_clock_is_behind_outlives_a_rebalance() {
-    let world = world_of_three_dead_letters().await;
+async fn a_halt_with_a_clock_behind_outlives_a_rebalance() {
+    let world = world_that_halts_at_three_dead_letters().await;
     let (first, second) = (world.start(), world.start());
     pause().await;
     world.clock.step(-3_600_000);
@@ -270,12 +277,12 @@ async fn a_halt_of_a_machine_whose_clock_is_behind_outlives_a_rebalance() {
     halted.stop().await;
     pause().await;
     assert_eq!(world.count("dead-letters").await, 3);
-    assert!(reason(&other).is_some(), "it ran before the halt");
+    assert!(reason(&other).is_some(), "the next owner ran before the halt");
     other.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_position_that_retention_has_overtaken_halts_its_partition_and_names_both() {
+async fn a_position_below_the_first_offset_halts_its_partition() {
     let world = World::new().await;
     for tag in 1..=40 {
         world.seed(tag, 1).await;
@@ -294,7 +301,7 @@ async fn a_position_that_retention_has_overtaken_halts_its_partition_and_names_b
 
     let running = world.start();
     pause().await;
-    let why = reason(&running).expect("it stands");
+    let why = reason(&running).expect("the partition is halted");
     assert_eq!(why, format!("partition 1: offset {committed} is next, but the topic holds {low} to {end}"));
     for number in 0..PARTITIONS {
         let at = TopicPartition { topic: "txs".into(), partition: number };
@@ -306,7 +313,7 @@ async fn a_position_that_retention_has_overtaken_halts_its_partition_and_names_b
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chain_offset_that_retention_has_overtaken_halts_the_chain() {
+async fn a_chain_offset_below_the_first_offset_halts_the_chain() {
     let world = World::new().await;
     world.mine(1, &[]).await;
     world.run_until_consumed().await;
@@ -314,7 +321,7 @@ async fn a_chain_offset_that_retention_has_overtaken_halts_the_chain() {
     world.mine(3, &[]).await;
     let chain = TopicPartition { topic: "chain".into(), partition: 0 };
     for _ in 0..3 {
-        // As a feed that has died: in the chain, and not handled.
+        // The events are in the chain and not handled, as after a dead feed.
         world.produce("chain", b"", vec![9]).await;
     }
     world.broker.truncate(&chain, 3).unwrap();
@@ -338,7 +345,7 @@ async fn decisions_of_another_topic_are_refused_by_name() {
     assert!(decided > 0);
 
     let decisions = TopicPartition { topic: "decisions".into(), partition: 0 };
-    // Later, so that only the timestamps differ.
+    // A later copy differs only in its timestamps.
     pause().await;
     for (name, copied) in [("empty", 0), ("copied", decided)] {
         world.broker.create_topics(&[NewTopic { name: name.into(), partitions: 1, config: vec![] }]).await.unwrap();
@@ -350,46 +357,47 @@ async fn decisions_of_another_topic_are_refused_by_name() {
         other.settings.topics.decisions = name.into();
         let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
         let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
-        // The store knows its topic by the id; a new one is told by what the chain's commit says.
+        // The store knows its topic by the id; the chain's commit identifies the log of a new store.
         let live = other.start().ended().await.expect_err(name).to_string();
         assert!(live.starts_with(&format!("topic `{name}` is not the one that the store was made from")), "{live}");
         let why = rebuilt.expect_err(name).to_string();
         assert!(why.starts_with(&format!("topic `{name}` is not the one that holds the decisions")), "{why}");
-        assert!(why.contains(&format!("it ends at {copied}, and the decisions are next read at {decided}")), "{why}");
+        let ends = format!("the topic ends at {copied}, and the next decision to read is at {decided}");
+        assert!(why.contains(&ends), "{why}");
     }
     world.mine(1, &[]).await;
     world.run_until_consumed().await;
-    world.check("its own are taken").await;
+    world.check("the store's own decisions are accepted").await;
 }
 
-/// Commits where to begin, as an operator does with Kafka's own tool while nothing runs.
+/// Commits an offset to begin at, as an operator does with Kafka's own tool while no instance runs.
 async fn reset_offsets(world: &World, group: &str, at: &TopicPartition, offset: u64) {
     let mut member = world.broker.subscribe(group, &[at.topic.to_string()]).await.unwrap();
-    assert!(matches!(member.poll().await, Ok(Polled::Assigned(_))));
-    let committed = Committed { offset, metadata: String::new() };
+    assert!(matches!(member.poll().await, Ok(ConsumerEvent::Assigned(_))));
+    let committed = CommittedOffset { offset, metadata: String::new() };
     member.commit(&[(at.clone(), committed)]).await.unwrap();
     member.close().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_is_accepted() {
+async fn a_gap_before_the_first_commit_halts_until_it_is_accepted() {
     let world = World::new().await;
     let at = |number| TopicPartition { topic: "txs".into(), partition: number };
     for tag in 1..=40 {
         world.seed(tag, 1).await;
     }
-    // A child of nobody: while anything of that partition was never read, its parent may have been there.
+    // While messages of a partition were never read, the missing parent of this orphan may have been among them.
     let parent = (50..).find(|tag| partition_of(&[*tag; 32], PARTITIONS) == Some(1)).unwrap();
     let orphan = spend(&[World::partial(parent, 1).coin(0)], 1, 1);
     world.validate(&orphan).await;
     let (_, end) = world.broker.watermarks(&at(1)).await.unwrap();
-    // All that there was: what is left to read is not what counts.
+    // All messages are deleted: the number left to read does not matter.
     world.broker.truncate(&at(1), end).unwrap();
 
     let (first, second) = (world.start(), world.start());
     for _ in 0..2 {
         pause().await;
-        let why = reason(&first).or_else(|| reason(&second)).expect("it stands");
+        let why = reason(&first).or_else(|| reason(&second)).expect("the partition is halted");
         assert!(why.starts_with(&format!("partition 1: the topic no longer holds offsets 0 to {end}, ")), "{why}");
         assert!(why.contains("never read") && why.contains("kafka-consumer-groups --group g --reset-offsets"), "{why}");
         world.broker.rebalance(GROUP);
@@ -398,11 +406,11 @@ async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_
     second.stop().await;
     let again = world.start();
     pause().await;
-    assert!(reason(&again).is_some(), "neither a shutdown nor a start accepts it");
+    assert!(reason(&again).is_some(), "neither a shutdown nor a start accepts the gap");
     again.stop().await;
     let committed = world.broker.committed(GROUP, &[at(0), at(1), at(2)]).await.unwrap();
     assert!(committed[1].is_none(), "{committed:?}");
-    assert!([0, 2].iter().any(|other| committed[*other].is_some()), "the rest goes on: {committed:?}");
+    assert!([0, 2].iter().any(|other| committed[*other].is_some()), "the other partitions go on: {committed:?}");
     assert_eq!(world.count("chain").await, 0, "nothing is proven missing");
 
     reset_offsets(&world, GROUP, &at(1), end).await;
@@ -422,7 +430,7 @@ async fn what_retention_took_before_anything_was_committed_of_it_halts_until_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_accepted() {
+async fn a_chain_truncated_before_its_first_commit_halts_until_accepted() {
     let world = World::new().await;
     let chain = TopicPartition { topic: "chain".into(), partition: 0 };
     for _ in 0..3 {
@@ -432,7 +440,7 @@ async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_
     for _ in 0..2 {
         let running = world.start();
         pause().await;
-        let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
+        let why = running.health.ready().reasons.remove("chain_running").expect("the chain is halted");
         assert!(why.starts_with("chain/0: the topic no longer holds offsets 0 to 2, "), "{why}");
         assert!(why.contains("kafka-consumer-groups --group g.chain --reset-offsets"), "{why}");
         let shown = chain_shown(&running);
@@ -443,7 +451,7 @@ async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_
         }
         let refused = running.health.control().chain.ask(()).await;
         assert!(
-            matches!(&refused, Answer::Refused(said) if why.ends_with(said)),
+            matches!(&refused, ControlAnswer::Refused(message) if why.ends_with(message)),
             "nothing has been accepted: {refused:?}"
         );
         pause().await;
@@ -458,19 +466,19 @@ async fn a_chain_whose_beginning_is_gone_before_it_was_read_halts_until_that_is_
     assert_eq!(world.count("dead-letters").await, 1);
 }
 
-/// Another producer, with another partitioner: the log would have no order for the events of one transaction.
+/// Another producer uses another partitioner: the log would not order the events of one transaction.
 #[tokio::test(start_paused = true)]
 async fn an_event_outside_the_partition_of_its_key_is_a_dead_letter() {
     let world = World::new().await;
     let made = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
     let own = partition_of(&made.txid.0, PARTITIONS).unwrap();
     let event = Validated { tx: &made.extended, height: 200, locked: false };
-    let message = Produce {
+    let message = OutgoingMessage {
         topic: "txs".into(),
         partition: Some((own + 1) % PARTITIONS),
         key: Bytes::copy_from_slice(&made.txid.0),
         payload: event.encode().into(),
-        ..Produce::default()
+        ..OutgoingMessage::default()
     };
     world.broker.producer().await.unwrap().produce(message).await.unwrap();
     world.run_until_consumed().await;
@@ -495,12 +503,12 @@ async fn a_topic_with_another_number_of_partitions_is_refused() {
     assert!(error.contains("topic `more` is not the one that the store was made from"), "{error}");
 }
 
-/// A store with room for a transaction of one output, and not of seven.
-fn bounded() -> Faults {
-    Faults { longest_body: Some(120), ..Faults::default() }
+/// Returns faults by which the store has room for a transaction of one output, and not of seven.
+fn bounded() -> EngineFaults {
+    EngineFaults { longest_body: Some(120), ..EngineFaults::default() }
 }
 
-/// A child of the last output of `parent` whose event lies in another partition.
+/// Returns a child of the last output of `parent` whose event lies in another partition.
 fn child_elsewhere(parent: &Made) -> Made {
     let last = parent.outputs.len() as u32 - 1;
     let mut children = (1..).map(|tag| spend(&[parent.coin(last)], 1, tag));
@@ -511,7 +519,7 @@ fn partition(made: &Made) -> i32 {
     partition_of(&made.txid.0, PARTITIONS).unwrap()
 }
 
-/// What lies between the committed offset and the end of each partition.
+/// Returns the distance between committed offset and end offset of each partition.
 async fn left(world: &World) -> Vec<u64> {
     let mut left = Vec::new();
     for partition in 0..PARTITIONS {
@@ -522,11 +530,12 @@ async fn left(world: &World) -> Vec<u64> {
     left
 }
 
-/// A transaction that the store takes in no way, of one page and of several; the remedies are room, and a blob store.
-/// Protects: its partition halts by its id, through rebalances and starts; the other partitions go on, but for who waits for it; nobody
-/// takes that for a stall, nor waits for it at a shutdown; and once there is a remedy everything is as if it had never been.
+/// A transaction that the store cannot take, of one page and of several; the remedies are room, and a blob store.
+/// Protects: the partition halts with the txid, through rebalances and starts. Other partitions go on, except for
+/// events that wait for the transaction. The halt is no stall, and a shutdown does not wait for it. Once there is a
+/// remedy, the state is as if the halt had never been.
 #[tokio::test(start_paused = true)]
-async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room() {
+async fn a_transaction_too_big_for_the_store_halts_its_partition() {
     for (page_size, gets_blobs) in [(1_000, false), (1_000, true), (3, false), (3, true)] {
         let mut world = World::with_settings(WorldSettings::with_blobs(page_size, u64::MAX)).await;
         let blobs = world.store.blobs.take();
@@ -547,7 +556,7 @@ async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room()
         }
         for _ in 0..2 {
             pause().await;
-            let why = reason(&first).or_else(|| reason(&second)).expect("it stands");
+            let why = reason(&first).or_else(|| reason(&second)).expect("the partition is halted");
             let named = format!("partition {}: {} cannot be stored: ", partition(&large), large.txid);
             assert!(why.starts_with(&named) && why.contains("give the store a blob store"), "{why}");
             assert!(expected(&left(&world).await), "{:?}", left(&world).await);
@@ -557,7 +566,7 @@ async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room()
         first.stop().await;
 
         let alone = world.start();
-        // Longer than anything may stand that ought to move.
+        // The halt lasts longer than any loop may stall.
         tokio::time::sleep(Duration::from_secs(700)).await;
         assert!(reason(&alone).is_some(), "there is no remedy yet");
         assert!(alone.health.live().ok, "{:?}", alone.health.live());
@@ -569,7 +578,7 @@ async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room()
 
         match gets_blobs {
             true => world.store.blobs = blobs,
-            false => world.nodes.set(Faults::default()),
+            false => world.nodes.set(EngineFaults::default()),
         }
         world.run_until_consumed().await;
         for made in [&large, &child].into_iter().chain(&small) {
@@ -580,9 +589,9 @@ async fn what_is_too_big_for_the_store_halts_its_partition_until_there_is_room()
     }
 }
 
-/// A coinbase that the store takes in no way.
+/// A coinbase that the store cannot take.
 #[tokio::test(start_paused = true)]
-async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
+async fn a_coinbase_too_big_for_the_store_halts_the_chain() {
     for page_size in [1_000, 3] {
         let world = World::with_settings(WorldSettings::paged(page_size)).await;
         world.nodes.set(bounded());
@@ -591,27 +600,27 @@ async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
         world.mine_with(1, 1, 101, &coinbase, &[]).await;
         let seed = world.seed(1, 1).await;
         pause().await;
-        let why = running.health.ready().reasons.remove("chain_running").expect("it stands");
+        let why = running.health.ready().reasons.remove("chain_running").expect("the chain is halted");
         assert!(why.contains(&coinbase.txid.to_string()) && why.contains("give the store a blob store"), "{why}");
         assert_eq!(world.page(&seed).await.unwrap().state(), TxState::Live, "the rest goes on");
         assert!(chain_shown(&running)["partition"]["halted"]["why"].as_str().is_some_and(|shown| shown == why));
         if page_size == 3 {
-            // Asked too early it halts again.
+            // A retry that is too early halts again.
             assert!(is_done(&running.health.control().chain.ask(()).await));
             pause().await;
             assert!(running.health.ready().reasons.contains_key("chain_running"));
-            world.nodes.set(Faults::default());
+            world.nodes.set(EngineFaults::default());
             pause().await;
-            assert!(running.health.ready().reasons.contains_key("chain_running"), "it does not try by itself");
+            assert!(running.health.ready().reasons.contains_key("chain_running"), "the chain does not retry by itself");
             assert!(is_done(&running.health.control().chain.ask(()).await));
             world.until_consumed().await;
             assert!(running.health.ready().ok, "{:?}", running.health.ready());
             let again = running.health.control().chain.ask(()).await;
-            assert!(matches!(again, Answer::Refused(_)), "{again:?}");
+            assert!(matches!(again, ControlAnswer::Refused(_)), "{again:?}");
             running.stop().await;
         } else {
             running.stop().await;
-            world.nodes.set(Faults::default());
+            world.nodes.set(EngineFaults::default());
             world.run_until_consumed().await;
         }
         assert_eq!(world.page(&coinbase).await.unwrap().state(), TxState::Live);
@@ -619,15 +628,20 @@ async fn what_is_too_big_for_the_store_halts_the_chain_until_there_is_room() {
     }
 }
 
-/// Far more comes than is read ahead.
+/// More messages come than the consumer reads ahead.
 #[tokio::test(start_paused = true)]
-async fn where_a_chain_ends_that_stands_is_known() {
+async fn a_halted_chain_knows_its_end_offset() {
     let world = World::with_settings(WorldSettings::paged(3)).await;
     world.nodes.set(bounded());
     let running = world.start();
     world.mine_with(1, 1, 101, &wide_coinbase(1, 20), &[]).await;
     pause().await;
-    let chain = || Produce { topic: "chain".into(), partition: Some(0), payload: vec![9].into(), ..Produce::default() };
+    let chain = || OutgoingMessage {
+        topic: "chain".into(),
+        partition: Some(0),
+        payload: vec![9].into(),
+        ..OutgoingMessage::default()
+    };
     for count in [11_000, 100] {
         world.broker.producer().await.unwrap().produce_all(vec![chain(); count]).await.unwrap();
         pause().await;
@@ -639,7 +653,7 @@ async fn where_a_chain_ends_that_stands_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_big_for_the_store_fails_its_rebuild_by_name() {
+async fn a_transaction_too_big_for_the_store_fails_its_rebuild() {
     for page_size in [1_000, 3] {
         let world = World::with_settings(WorldSettings::paged(page_size)).await;
         let seed = world.seed(1, 1).await;
@@ -656,7 +670,7 @@ async fn what_is_too_big_for_the_store_fails_its_rebuild_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_look_at_a_position_that_is_gone_leaves_it_to_its_next_holder() {
+async fn a_truncated_position_is_left_to_the_next_owner_during_broker_errors() {
     let world = World::new().await;
     for tag in 1..=40 {
         world.seed(tag, 1).await;
@@ -669,17 +683,17 @@ async fn who_cannot_look_at_a_position_that_is_gone_leaves_it_to_its_next_holder
     let last = TopicPartition { topic: "txs".into(), partition: PARTITIONS - 1 };
     let committed = world.broker.committed(GROUP, std::slice::from_ref(&last)).await.unwrap()[0].clone().unwrap();
     world.broker.truncate(&last, committed.offset + 2).unwrap();
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let first = start_on(&world, broker);
-    rules.refuse(move |asked, at| (asked == Asked::Watermarks && *at == last).then_some(BrokerErrorKind::Retryable));
+    rules.refuse(move |call, at| (call == LogCall::Watermarks && *at == last).then_some(BrokerErrorKind::Retryable));
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(!first.task.is_finished() && reason(&first).is_none(), "it cannot look");
+    assert!(!first.task.is_finished() && reason(&first).is_none(), "the first instance cannot read the watermarks");
     let second = world.start();
     pause().await;
     rules.refuse(|_, _| None);
     pause().await;
     assert!(reason(&second).is_some_and(|why| why.starts_with("partition 2: offset")), "{:?}", reason(&second));
-    assert!(!first.task.is_finished(), "its partitions are not concerned");
+    assert!(!first.task.is_finished(), "the first instance's partitions are not truncated");
     assert_eq!(reason(&first), None);
     first.stop().await;
     second.stop().await;

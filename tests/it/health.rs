@@ -1,4 +1,4 @@
-//! What readiness and liveness say while something is wrong, and that what cannot go on ends the instance.
+//! Readiness and liveness during faults, and faults that end the instance.
 
 use std::{
     sync::{Arc, Mutex},
@@ -7,31 +7,31 @@ use std::{
 
 use utxo_store::{
     broker::{Broker, BrokerErrorKind, Outage, TopicPartition, partitioner::partition_of},
-    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
+    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::EngineFaults},
     record::{Key, Outcome, Record, TxState},
 };
 
 use crate::{
-    troubled_broker::{Asked, TroubledBroker, start_on},
-    world::{PARTITIONS, Running, World, spend},
+    failing_broker::{FailingBroker, LogCall, start_on},
+    harness::{PARTITIONS, Running, World, spend},
 };
 
-/// What an engine does about a key.
-type Trouble = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
+/// Tells the error that an engine returns for a key.
+type FailureRule = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
 
-/// An engine that has trouble with some keys.
-pub struct Troubled {
+/// An engine that fails for some keys.
+pub struct FailingEngine {
     inner: Arc<dyn RecordEngine>,
-    applies: Mutex<Trouble>,
-    reads: Mutex<Trouble>,
-    /// Is never answered about.
+    applies: Mutex<FailureRule>,
+    reads: Mutex<FailureRule>,
+    /// The key whose operations are never answered.
     pub hangs: Mutex<Option<Key>>,
 }
 
-impl Troubled {
+impl FailingEngine {
     fn over(inner: Arc<dyn RecordEngine>) -> Arc<Self> {
-        let none = || -> Mutex<Trouble> { Mutex::new(Box::new(|_| None)) };
-        Arc::new(Troubled { inner, applies: none(), reads: none(), hangs: Mutex::default() })
+        let none = || -> Mutex<FailureRule> { Mutex::new(Box::new(|_| None)) };
+        Arc::new(FailingEngine { inner, applies: none(), reads: none(), hangs: Mutex::default() })
     }
 
     pub fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
@@ -48,7 +48,7 @@ fn no_answer() -> EngineError {
 }
 
 #[async_trait::async_trait]
-impl RecordEngine for Troubled {
+impl RecordEngine for FailingEngine {
     fn name(&self) -> &'static str {
         "troubled"
     }
@@ -88,23 +88,23 @@ impl RecordEngine for Troubled {
     }
 }
 
-/// A world over an engine that can be made to have trouble.
-pub async fn troubled() -> (World, Arc<Troubled>) {
+/// Returns a world over an engine that can be made to fail.
+pub async fn failing_world() -> (World, Arc<FailingEngine>) {
     let world = World::new().await;
-    let engine = Troubled::over(world.memory.clone());
+    let engine = FailingEngine::over(world.memory.clone());
     (world.over(engine.clone()), engine)
 }
 
-/// Why the instance ended.
+/// Returns the error with which the instance ended.
 async fn end_of(running: Running) -> String {
-    let ended = tokio::time::timeout(Duration::from_secs(60), running.task).await.expect("it goes on");
-    ended.unwrap().expect_err("it was asked to stop").to_string()
+    let ended = tokio::time::timeout(Duration::from_secs(60), running.task).await.expect("the instance ends in time");
+    ended.unwrap().expect_err("the instance ended with an error").to_string()
 }
 
-/// A task that dies without a word leaves whoever waits for it waiting for ever.
+/// A task that dies silently would leave its waiters waiting for ever.
 #[tokio::test(start_paused = true)]
 async fn a_panic_ends_the_instance() {
-    let (world, engine) = troubled().await;
+    let (world, engine) = failing_world().await;
     let running = world.start();
     world.seed(1, 1).await;
     world.until_consumed().await;
@@ -113,7 +113,7 @@ async fn a_panic_ends_the_instance() {
     let why = end_of(running).await;
     assert!(why.contains("writing to the store panicked: out of order"), "{why}");
 
-    let (world, engine) = troubled().await;
+    let (world, engine) = failing_world().await;
     let running = world.start();
     let seed = world.seed(1, 1).await;
     world.until_consumed().await;
@@ -125,7 +125,7 @@ async fn a_panic_ends_the_instance() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_the_chain_ends_the_instance() {
-    let (world, engine) = troubled().await;
+    let (world, engine) = failing_world().await;
     let running = world.start();
     world.seed(1, 1).await;
     world.until_consumed().await;
@@ -135,21 +135,21 @@ async fn a_panic_in_the_chain_ends_the_instance() {
     assert!(why.contains("the worker of the chain panicked: out of order"), "{why}");
 }
 
-/// What is unmet, after a while.
+/// Returns the unmet conditions after this time.
 async fn reasons_after(seconds: u64, running: &Running) -> Vec<&'static str> {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     running.health.ready().reasons.keys().copied().collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_that_failed_and_came_is_over() {
-    let (world, engine) = troubled().await;
+async fn a_repeated_read_clears_store_reachable() {
+    let (world, engine) = failing_world().await;
     let seed = world.seed(1, 1).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
     let running = world.start();
     world.until_consumed().await;
     engine.fail_reads(|_| true);
-    // It waits for its parent, and so looks at its own record.
+    // The child waits for its parent, and therefore reads its own record.
     world.validate(&spend(&[parent.coin(0)], 1, 2)).await;
     assert_eq!(reasons_after(2, &running).await, ["store_reachable"]);
     engine.fail_reads(|_| false);
@@ -160,8 +160,8 @@ async fn a_read_that_failed_and_came_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_store_is_reachable_when_the_last_has_an_answer() {
-    let (mut world, engine) = troubled().await;
+async fn the_store_is_reachable_once_every_row_has_an_answer() {
+    let (mut world, engine) = failing_world().await;
     world.settings.pipeline.dispatch.batch_size = 1;
     let running = world.start();
     engine.fail_applies(|key| matches!(key, Key::Page(..)));
@@ -179,9 +179,9 @@ async fn the_store_is_reachable_when_the_last_has_an_answer() {
     running.stop().await;
 }
 
-/// Its wall clock is put back by an hour: nothing takes an hour longer.
+/// The wall clock is set back by an hour: no wait takes an hour longer.
 #[tokio::test(start_paused = true)]
-async fn a_wall_clock_that_is_put_back_holds_up_nothing() {
+async fn a_wall_clock_set_back_delays_nothing() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
@@ -190,21 +190,21 @@ async fn a_wall_clock_that_is_put_back_holds_up_nothing() {
     world.until_consumed().await;
     let child = spend(&[parent.coin(0)], 1, 2);
     world.validate(&child).await;
-    // A block that waits has to say so, too.
+    // A waiting block has to become unready too.
     world.mine(1, &[&spend(&[seed.coin(0)], 1, 9)]).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     world.clock.step(-3_600_000);
     assert_eq!(reasons_after(30, &running).await, ["chain_running"]);
     let state = world.page(&child).await.map(|page| page.state());
-    assert!(matches!(state, Some(TxState::Conflicting(_))), "its grace is over: {state:?}");
+    assert!(matches!(state, Some(TxState::Conflicting(_))), "the grace of the lock has ended: {state:?}");
     running.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_commit_is_not_ready() {
+async fn an_instance_that_cannot_commit_is_not_ready() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
-    rules.refuse(|asked, _| (asked == Asked::Commit).then_some(BrokerErrorKind::Refused));
+    let (broker, rules) = FailingBroker::over(&world);
+    rules.refuse(|call, _| (call == LogCall::Commit).then_some(BrokerErrorKind::Refused));
     let running = start_on(&world, broker);
     world.seed(1, 1).await;
     world.mine(1, &[]).await;
@@ -218,22 +218,22 @@ async fn who_cannot_commit_is_not_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_know_what_the_store_has_forgotten_commits_nothing_and_is_not_ready() {
+async fn an_unknown_incarnation_blocks_commits_and_readiness() {
     let world = World::forgetful().await;
     let running = world.start();
     world.seed(1, 1).await;
     world.until_consumed().await;
-    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    world.nodes.set(EngineFaults { failed_read: 1.0, ..EngineFaults::default() });
     let unmet = reasons_after(30, &running).await;
     assert!(unmet.contains(&"chain_committed") && unmet.contains(&"offsets_committed"), "{unmet:?}");
-    world.nodes.set(Faults::default());
+    world.nodes.set(EngineFaults::default());
     assert_eq!(reasons_after(30, &running).await, [""; 0]);
     running.stop().await;
 }
 
-/// A block that waits keeps a parent from being proven missing, for ever: a restart would not end that.
+/// A waiting block keeps a parent from being proven missing for ever; a restart would not end the wait.
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_is_named_and_no_stall() {
+async fn a_long_wait_is_named_and_is_no_stall() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let running = world.start();
@@ -242,8 +242,8 @@ async fn a_long_wait_is_named_and_no_stall() {
     let child = spend(&[spend(&[seed.coin(1)], 1, 2).coin(0)], 1, 3);
     world.validate(&child).await;
     assert_eq!(reasons_after(2, &running).await, [""; 0]);
-    assert_eq!(running.health.ready().waits, None, "not longer than usual");
-    // Longer than anything may stall.
+    assert_eq!(running.health.ready().waits, None, "the wait is not long yet");
+    // The wait is longer than a loop may stall.
     assert_eq!(reasons_after(1_500, &running).await, ["chain_running"]);
     let report = running.health.live();
     let named = |waits: &Option<String>| waits.as_ref().is_some_and(|waits| waits.contains(&child.txid.to_string()));
@@ -252,10 +252,10 @@ async fn a_long_wait_is_named_and_no_stall() {
     running.kill().await;
 }
 
-/// One partition is halted. What moves in another, and never ends, is a stall all the same.
+/// One partition is halted. A batch in another partition that never ends is a stall all the same.
 #[tokio::test(start_paused = true)]
 async fn a_halt_neither_is_a_stall_nor_hides_one() {
-    let (mut world, engine) = troubled().await;
+    let (mut world, engine) = failing_world().await;
     world.settings.pipeline.dead_letter_limits.consecutive = 3;
     let running = world.start();
     for _ in 0..20 {
@@ -272,12 +272,12 @@ async fn a_halt_neither_is_a_stall_nor_hides_one() {
     running.kill().await;
 }
 
-/// A chain that stands is looked at for every proof: with readers that are kept.
+/// Each proof of a missing parent reads the halted chain with cached readers.
 #[tokio::test(start_paused = true)]
-async fn a_chain_that_stands_is_looked_at_without_opening_it_again() {
+async fn proofs_read_a_blocked_chain_without_reopening_it() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let running = start_on(&world, broker);
     world.mine(1, &[&spend(&[seed.coin(0)], 1, 1)]).await;
     world.validate(&spend(&[spend(&[seed.coin(1)], 1, 2).coin(0)], 1, 3)).await;
@@ -287,17 +287,17 @@ async fn a_chain_that_stands_is_looked_at_without_opening_it_again() {
     running.kill().await;
 }
 
-/// Neither ends the instance: what may be retried is, and readiness says what is waited for.
+/// A slow topic does not end the instance: retryable calls are repeated, and readiness names the wait.
 #[tokio::test(start_paused = true)]
-async fn a_log_that_is_slow_to_answer_is_waited_for() {
+async fn a_slow_log_is_waited_for() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let running = start_on(&world, broker);
     world.mine(1, &[]).await;
     world.until_consumed().await;
     for topic in ["decisions", "block-mined"] {
-        rules.refuse(move |asked, partition| {
-            (asked != Asked::Commit && partition.topic.as_ref() == topic).then_some(BrokerErrorKind::Retryable)
+        rules.refuse(move |call, partition| {
+            (call != LogCall::Commit && partition.topic.as_ref() == topic).then_some(BrokerErrorKind::Retryable)
         });
         let listed = world.seed(topic.len() as u8, 1).await;
         let sequence = world.count("block-mined").await + 1;
@@ -313,7 +313,7 @@ async fn a_log_that_is_slow_to_answer_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_gone_is_found_once_the_log_answers() {
+async fn a_truncated_partition_is_found_once_the_log_answers() {
     let world = World::new().await;
     for tag in 1..=40 {
         world.seed(tag, 1).await;
@@ -325,9 +325,9 @@ async fn what_is_gone_is_found_once_the_log_answers() {
     let partition = TopicPartition { topic: "txs".into(), partition: 1 };
     let (_, end) = world.broker.watermarks(&partition).await.unwrap();
     world.broker.truncate(&partition, end - 1).unwrap();
-    let (broker, rules) = TroubledBroker::over(&world);
-    rules.refuse(|asked, partition| {
-        (asked == Asked::Watermarks && partition.topic.as_ref() == "txs").then_some(BrokerErrorKind::Retryable)
+    let (broker, rules) = FailingBroker::over(&world);
+    rules.refuse(|call, partition| {
+        (call == LogCall::Watermarks && partition.topic.as_ref() == "txs").then_some(BrokerErrorKind::Retryable)
     });
     let running = start_on(&world, broker);
     reasons_after(5, &running).await;
@@ -337,24 +337,25 @@ async fn what_is_gone_is_found_once_the_log_answers() {
     running.stop().await;
 }
 
-/// That a client lost a broker is no outage while the log answers; where it does not, that is said until it does.
+/// A client that lost a broker is no outage while the log answers; where the log does not answer, readiness says so
+/// until it does.
 #[tokio::test(start_paused = true)]
-async fn a_log_that_is_away_is_said_until_it_answers() {
+async fn readiness_names_an_unreachable_log_until_it_answers() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let running = start_on(&world, broker.clone());
     assert_eq!(reasons_after(5, &running).await, [""; 0]);
-    let notice = |whole| broker.outages.send_replace(Outage { whole, why: "1/1 brokers are down".into() });
+    let notice = |is_total| broker.outages.send_replace(Outage { is_total, reason: "1/1 brokers are down".into() });
     notice(false);
     assert_eq!(reasons_after(5, &running).await, [""; 0], "another broker answers");
     for whole in [false, true] {
-        rules.refuse(|asked, _| (asked == Asked::Topic).then_some(BrokerErrorKind::Retryable));
+        rules.refuse(|call, _| (call == LogCall::Topic).then_some(BrokerErrorKind::Retryable));
         notice(whole);
         assert_eq!(reasons_after(5, &running).await, ["broker_reachable"]);
         let why = running.health.ready().reasons["broker_reachable"].clone();
         assert!(why.contains("the broker does not answer") && why.contains("Topic of txs"), "{why}");
-        assert_eq!(reasons_after(1_500, &running).await, ["broker_reachable"], "nobody has noticed that it is there");
-        assert!(running.health.live().ok, "a restart would not mend it");
+        assert_eq!(reasons_after(1_500, &running).await, ["broker_reachable"], "the log has not answered yet");
+        assert!(running.health.live().ok, "a restart would not help");
         rules.refuse(|_, _| None);
         assert_eq!(reasons_after(5, &running).await, [""; 0]);
     }

@@ -1,18 +1,17 @@
-//! Heights that decide: the block that lists a transaction says which of its outputs get a slot, the last block that
-//! has a coinbase says from when on it can be spent, and a transaction's own event says how high the chain is before
-//! the first block.
+//! Heights that decide. The block that lists a transaction decides which outputs get a slot. The last block that has a
+//! coinbase decides its maturity. The event of a transaction gives the height before the first block.
 
 use std::slice::from_ref;
 
 use utxo_store::{
-    event::Seeded,
+    event::PartialTxEvent,
     record::{Reason, Slot, TxState, Verdict},
     tx::Network,
 };
 
 use crate::{
+    harness::{Coin, Made, World, WorldSettings, coinbase, spend, spend_to},
     made_blocks::MadeBlock,
-    world::{Coin, Made, World, WorldSettings, coinbase, spend, spend_to},
 };
 
 async fn state(world: &World, made: &Made) -> TxState {
@@ -36,22 +35,22 @@ fn reason(state: TxState) -> Option<Reason> {
 
 const GENESIS: u32 = Network::Regtest.genesis_activation_height();
 
-/// A payment, a bare `OP_RETURN` and a script of 10,001 bytes.
-fn with_scripts_of_genesis(coin: &Coin, tag: u8) -> Made {
+/// Builds a transaction with a payment, a bare `OP_RETURN` and a script of 10,001 bytes.
+fn spend_to_genesis_scripts(coin: &Coin, tag: u8) -> Made {
     spend_to(from_ref(coin), vec![(50, vec![0x51]), (40, vec![0x6a, 1]), (10, vec![0x51; 10_001])], tag)
 }
 
-/// Transactions validated for the last height before Genesis are mined at the first one after it: one page, three
-/// pages, and with the body in a blob store. Children of the outputs that get a slot by that came before. Protects:
-/// `SetMined` refuses a transaction whose slots were made by the rule of another height, and `AddSlots` mends them
-/// first.
+/// Transactions validated for the last height before Genesis are mined at the first height after it: one page, three
+/// pages, and with the body in a blob store. Children of the outputs that thereby get a slot came before.
+/// Protects: `SetMined` refuses a transaction whose slots were made by the rule of another height, and `AddSlots` adds
+/// the missing slots first.
 #[tokio::test(start_paused = true)]
 async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
     for settings in [WorldSettings::calm(), WorldSettings::paged(1), WorldSettings::with_blobs(2, 0)] {
         let world = World::with_settings(settings).await;
         let seed = world.seed(1, 3).await;
-        let crossing = with_scripts_of_genesis(&seed.coin(0), 1);
-        let stays = with_scripts_of_genesis(&seed.coin(1), 2);
+        let crossing = spend_to_genesis_scripts(&seed.coin(0), 1);
+        let stays = spend_to_genesis_scripts(&seed.coin(1), 2);
         let children: Vec<Made> = (1..3).map(|vout| spend(&[crossing.coin(vout)], 1, 3)).collect();
         let running = world.start();
         for made in [&crossing, &stays] {
@@ -73,8 +72,8 @@ async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
         for made in children.iter().chain([&crossing]) {
             assert_eq!(state(&world, made).await, TxState::Live);
         }
-        // An event of a height behind Genesis makes them at once.
-        let alone = with_scripts_of_genesis(&seed.coin(2), 4);
+        // An event with a height after Genesis creates the slots at once.
+        let alone = spend_to_genesis_scripts(&seed.coin(2), 4);
         world.validate_at(&alone, GENESIS).await;
         world.until_consumed().await;
         assert!(slots(&world, &alone, 3).await.iter().all(Option::is_some));
@@ -84,7 +83,8 @@ async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
 }
 
 /// Block 1 and block 31 of one chain have the same coinbase.
-/// Protects: its outputs mature from the later block, and from the earlier one again once the later one has left.
+/// Protects: its outputs mature from the later block, and from the earlier one again once the later one is
+/// disconnected.
 #[tokio::test(start_paused = true)]
 async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
     for spent_before in [false, true] {
@@ -107,7 +107,7 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
         world.until_consumed().await;
         if spent_before {
             spends().await;
-            assert_eq!(state(&world, &early).await, TxState::Live, "it is mature by the first block");
+            assert_eq!(state(&world, &early).await, TxState::Live, "the coinbase is mature by the first block");
         }
         world.bring(3, &third).await;
         world.until_consumed().await;
@@ -121,7 +121,7 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
         world.until_consumed().await;
         let page = world.page(&twice).await.unwrap();
         assert_eq!((page.state(), page.spending_height), (TxState::Live, Some(201)));
-        assert_eq!(page.master.as_ref().unwrap().unmined_since, None, "the first block has it");
+        assert_eq!(page.master.as_ref().unwrap().unmined_since, None, "the first block still lists the coinbase");
         for made in [&early, &child] {
             assert_eq!(state(&world, made).await, TxState::Live, "{spent_before}");
         }
@@ -133,16 +133,20 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
     }
 }
 
-/// A store that was seeded at height 800,000 sees a double spend before its first block. Protects: a decision before
-/// the first block carries the height of the transaction's own event, so that pruning does not take it at once.
+/// A store that was seeded at height 800,000 sees a double spend before its first block.
+/// Protects: a decision before the first block carries the height of the transaction's own event, so that pruning does
+/// not take the transaction at once.
 #[tokio::test(start_paused = true)]
-async fn what_conflicts_before_the_first_block_is_due_by_its_own_height() {
+async fn a_conflict_before_the_first_block_is_due_by_its_own_height() {
     let world = World::new().await;
     let partial = World::partial(1, 2);
     let outputs = partial.outputs.iter().zip(0..);
-    let outputs =
-        outputs.map(|((satoshis, script), vout)| utxo_store::event::SeededOutput { vout, satoshis: *satoshis, script });
-    let seeded = Seeded { txid: partial.txid, coinbase: false, height: 800_000, outputs: outputs.collect() };
+    let outputs = outputs.map(|((satoshis, script), vout)| utxo_store::event::PartialOutput {
+        vout,
+        satoshis: *satoshis,
+        script,
+    });
+    let seeded = PartialTxEvent { txid: partial.txid, coinbase: false, height: 800_000, outputs: outputs.collect() };
     let running = world.start();
     world.produce("txs", &partial.txid.0, seeded.encode()).await;
     let (first, rival) = (spend(&[partial.coin(0)], 1, 1), spend(&[partial.coin(0)], 1, 2));

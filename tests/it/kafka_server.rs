@@ -1,5 +1,5 @@
-//! A real Apache Kafka for tests: its artifacts from Maven Central, on free loopback ports, in a temporary directory. It ends with
-//! whoever started it, however that ends.
+//! A real Apache Kafka for tests: its artifacts from Maven Central, on free loopback ports, in a temporary directory.
+//! The server ends with the process that started it, however that process ends.
 
 use std::{
     fs::{self, File},
@@ -14,11 +14,11 @@ use std::{
 const VERSION: &str = "4.1.1";
 const OLDEST_JAVA: u32 = 17;
 const PROPERTIES: &str = "server.properties";
-/// Generous: two cores may be shared by many.
+/// Time limit of a start; two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
-/// Runs a program until its own standard input ends, which it does with whoever holds the other end, or until the program ends by itself;
-/// then it removes a directory, if it is told one.
+/// Runs a program until the program ends or its own standard input ends, which happens when the holder of the other end
+/// ends. Then it removes a directory, if one is given.
 const KEEPER: &str = r#"
 remove=$1; shift
 exec 3<&0
@@ -29,12 +29,12 @@ kill $end 2>&-
 if [ -n "$remove" ]; then rm -rf "$remove"; fi
 "#;
 
-/// What a server has besides the plain listener.
+/// The configuration of a server besides the plain listener.
 #[derive(Default)]
 pub struct Setup<'a> {
-    /// Lines behind its properties.
+    /// Lines appended to the properties.
     pub lines: &'a str,
-    /// Listeners by name, with their protocols; clients come to them by `localhost`.
+    /// Listeners by name, with their protocols; clients connect to them by `localhost`.
     pub listeners: &'a [(&'a str, &'a str)],
     /// Users for SCRAM, as `StorageTool format --add-scram` takes them.
     pub users: &'a [&'a str],
@@ -44,29 +44,29 @@ pub struct Setup<'a> {
 pub struct KafkaServer {
     keeper: Child,
     bootstrap_servers: String,
-    /// Ports of the listeners besides.
+    /// Ports of the further listeners.
     ports: Vec<u16>,
     data: PathBuf,
-    /// Removes what a server of a test's own has.
+    /// Removes the files of a server that belongs to one test.
     _own: Option<tempfile::TempDir>,
 }
 
 impl KafkaServer {
-    /// The one that the tests of a run share, each with topics and groups of names of its own; `None`, with a loud line, when Java or Maven
-    /// are missing.
+    /// Returns the server that the tests of a run share, each with its own names of topics and groups; `None`, with a
+    /// line on standard error, when Java or Maven are missing.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<KafkaServer> = OnceLock::new();
-        can_be_had()
+        is_available()
             .then(|| SHARED.get_or_init(|| Self::for_all(&Setup::default())))
             .inspect(|server| server.wait_until_it_answers())
     }
 
-    /// One that stays for as long as the process, for its only caller to keep; `None` as by [`shared`](Self::shared).
+    /// Starts a server that stays as long as the process; `None` as for [`shared`](Self::shared).
     pub fn lasting(setup: &Setup<'_>) -> Option<Self> {
-        can_be_had().then(|| Self::for_all(setup)).inspect(|server| server.wait_until_it_answers())
+        is_available().then(|| Self::for_all(setup)).inspect(|server| server.wait_until_it_answers())
     }
 
-    /// Its directory goes with the process, by the keeper: statics are not dropped.
+    /// The keeper removes the directory when the process ends: statics are not dropped.
     fn for_all(setup: &Setup<'_>) -> Self {
         let (data, ports) = prepare(setup);
         let (data, bootstrap_servers) = (data.keep(), address(ports[0]));
@@ -74,19 +74,19 @@ impl KafkaServer {
         KafkaServer { keeper: spawn(&data, Some(&data)), bootstrap_servers, ports, data, _own: None }
     }
 
-    /// One of a test's own, which it may kill.
+    /// Starts a server of a test's own, which the test may kill.
     pub fn own() -> Option<Self> {
         Self::own_with("")
     }
 
-    /// The same, with these lines behind its properties.
+    /// Starts a server of a test's own, with these lines appended to the properties.
     pub fn own_with(lines: &str) -> Option<Self> {
         Self::own_as(&Setup { lines, ..Setup::default() })
     }
 
-    /// The same, set up otherwise.
+    /// Starts a server of a test's own with this setup.
     pub fn own_as(setup: &Setup<'_>) -> Option<Self> {
-        can_be_had()
+        is_available()
             .then(|| {
                 let (own, ports) = prepare(setup);
                 let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[0]));
@@ -96,14 +96,15 @@ impl KafkaServer {
             .inspect(|server| server.wait_until_it_answers())
     }
 
-    /// Brokers that are one cluster, in which everything has a copy on each and has to be on two, and which soon notices one that is gone.
+    /// Starts brokers of one cluster, in which every topic has a copy on each broker and needs two in sync, and which
+    /// soon detects a dead broker.
     pub fn cluster<const N: usize>() -> Option<[Self; N]> {
         Self::cluster_with("")
     }
 
-    /// The same, with these lines behind the properties of each.
+    /// Starts such a cluster with these lines appended to the properties of each broker.
     pub fn cluster_with<const N: usize>(also: &str) -> Option<[Self; N]> {
-        if !can_be_had() {
+        if !is_available() {
             return None;
         }
         let (ports, controllers) = (free_ports(2 * N), N..2 * N);
@@ -126,30 +127,30 @@ impl KafkaServer {
         Some(servers)
     }
 
-    /// `host:port` to connect to.
+    /// Returns the address `host:port` to connect to.
     pub fn bootstrap_servers(&self) -> &str {
         &self.bootstrap_servers
     }
 
-    /// Port of a listener besides the plain one, as they were asked for.
+    /// Returns the port of a further listener, by its index in the setup.
     pub fn port(&self, listener: usize) -> u16 {
         self.ports[listener]
     }
 
-    /// Kills it without a warning.
+    /// Kills the server without a warning.
     pub fn kill(&mut self) {
         drop(self.keeper.stdin.take());
         self.keeper.wait().unwrap();
     }
 
-    /// Changes its properties, for its next start.
+    /// Changes the properties for the next start.
     pub fn reconfigure(&self, change: impl FnOnce(String) -> String) {
         let properties = self.data.join(PROPERTIES);
         fs::write(&properties, change(fs::read_to_string(&properties).unwrap())).unwrap();
     }
 
-    /// Starts it again where it was, with what it has.
-    pub fn start_again(&mut self) {
+    /// Starts the server again with its ports and data.
+    pub fn restart(&mut self) {
         self.keeper = spawn(&self.data, None);
         self.wait_until_it_answers();
     }
@@ -159,7 +160,7 @@ impl KafkaServer {
         let log = || fs::read_to_string(self.data.join("server.log")).unwrap_or_default();
         while TcpStream::connect(&self.bootstrap_servers).is_err() {
             assert!(start.elapsed() < START_BOUND, "Kafka does not answer: {}", log());
-            // The keeper of one that ended by itself is a zombie.
+            // The keeper of a server that ended by itself is a zombie.
             let status = fs::read_to_string(format!("/proc/{}/stat", self.keeper.id())).unwrap_or_default();
             assert!(!status.contains(") Z "), "Kafka ended: {}", log());
             std::thread::sleep(Duration::from_millis(100));
@@ -174,13 +175,13 @@ impl Drop for KafkaServer {
     }
 }
 
-/// Whether Maven is there, and a Java that Kafka runs on; if not, says so, loudly.
-fn can_be_had() -> bool {
+/// Returns whether Maven and a Java for Kafka are installed; otherwise prints the reason.
+fn is_available() -> bool {
     let version = |tool: &str| {
-        let told = Command::new(tool).arg("-version").stdin(Stdio::null()).output().ok()?;
-        told.status.success().then(|| String::from_utf8_lossy(&[told.stdout, told.stderr].concat()).into_owned())
+        let output = Command::new(tool).arg("-version").stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     };
-    let java = version("java").and_then(|told| told.split('"').nth(1)?.split('.').next()?.parse::<u32>().ok());
+    let java = version("java").and_then(|output| output.split('"').nth(1)?.split('.').next()?.parse::<u32>().ok());
     let missing = match (java, version("mvn")) {
         (None, _) => "`java` is not installed".to_owned(),
         (Some(java), _) if java < OLDEST_JAVA => format!("`java` is {java}, below {OLDEST_JAVA}"),
@@ -195,14 +196,14 @@ fn address(port: u16) -> String {
     format!("127.0.0.1:{port}")
 }
 
-/// A directory that is formatted for a server, and the server's ports: the plain one first.
+/// Returns a directory that is formatted for a server, and the server's ports, the plain one first.
 fn prepare(setup: &Setup<'_>) -> (tempfile::TempDir, Vec<u16>) {
     let mut ports = free_ports(2 + setup.listeners.len());
     let controller = ports.pop().unwrap();
     (prepare_at(&ports, controller, setup), ports)
 }
 
-/// The same, on these ports.
+/// Returns a directory that is formatted for a server on these ports.
 fn prepare_at(ports: &[u16], controller: u16, setup: &Setup<'_>) -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
     let properties = write_properties(data.path(), ports, controller, setup);
@@ -236,7 +237,8 @@ fn spawn(data: &Path, remove: Option<&Path>) -> Child {
         .unwrap()
 }
 
-/// The folder of Kafka's jars, fetched on first use. Two tests that fetch into one folder at once would spoil it for each other.
+/// Returns the folder of Kafka's jars, fetched on first use. The lock keeps two tests from fetching into one folder at
+/// once.
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
     LIBRARIES.get_or_init(fetch)
@@ -266,13 +268,14 @@ fn java(memory: &str) -> [String; 3] {
     [format!("-Xmx{memory}"), "-cp".to_owned(), libraries().join("*").display().to_string()]
 }
 
-/// Held at once, so that they differ.
+/// Binds all ports at once, so that they differ.
 fn free_ports(count: usize) -> Vec<u16> {
     let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
-/// Nothing is ever deleted: messages of tests bear old timestamps, which retention goes by, half a minute after the start.
+/// Writes properties without any retention: messages of tests have old timestamps, which retention would delete half a
+/// minute after the start.
 fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'_>) -> PathBuf {
     let properties = data.join(PROPERTIES);
     let (port, lines) = (ports[0], setup.lines);

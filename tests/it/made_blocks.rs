@@ -3,9 +3,9 @@
 use sha2::{Digest, Sha256};
 use utxo_store::event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions};
 
-use crate::world::{Made, World};
+use crate::harness::{Made, World};
 
-/// A block that can be mined, leave and come back.
+/// A block that can be mined, disconnected and connected again.
 #[derive(Debug, Clone)]
 pub struct MadeBlock {
     pub block_id: u32,
@@ -13,13 +13,13 @@ pub struct MadeBlock {
     pub previous: [u8; 32],
     pub height: u32,
     pub coinbase: Made,
-    /// Each txid as it is, one after the other.
+    /// The listed txids, one after the other.
     pub listed: Vec<u8>,
-    /// Where they are, if not in the event.
+    /// Key of the object with the txids, where the event does not have them.
     pub object: Option<String>,
 }
 
-/// A hash for the block of this number.
+/// Returns a hash for the block of this number.
 pub fn block_hash(number: u64) -> [u8; 32] {
     let mut hash = [number as u8; 32];
     hash[..8].copy_from_slice(&number.to_le_bytes());
@@ -27,7 +27,7 @@ pub fn block_hash(number: u64) -> [u8; 32] {
 }
 
 impl MadeBlock {
-    /// A block that follows the one of the number before its own.
+    /// Builds a block that follows the block with the next lower number.
     pub fn new(block_id: u32, height: u32, coinbase: &Made, listed: &[&Made]) -> Self {
         MadeBlock {
             block_id,
@@ -40,18 +40,18 @@ impl MadeBlock {
         }
     }
 
-    /// Another block one above this one.
+    /// Builds another block one above this one.
     pub fn followed_by(&self, block_id: u32, coinbase: &Made, listed: &[&Made]) -> Self {
         MadeBlock { previous: self.hash, ..MadeBlock::new(block_id, self.height + 1, coinbase, listed) }
     }
 
-    /// Its event.
+    /// Encodes the event of the block.
     pub fn mined(&self, sequence: u64, longest_chain: bool) -> Vec<u8> {
         let block = Block { longest_chain, ..self.as_event() };
         Event::BlockMined(BlockMined { sequence, block }).encode()
     }
 
-    /// As it is in an event.
+    /// Returns the block as a part of an event.
     pub fn as_event(&self) -> Block<'_> {
         let count = self.listed.len() as u64 / 32;
         let transactions = match &self.object {
@@ -71,7 +71,7 @@ impl MadeBlock {
     }
 }
 
-/// The event of a reorg; both arrays ascend.
+/// Encodes the event of a reorg; both arrays ascend.
 pub fn reorg(sequence: u64, disconnected: &[MadeBlock], connected: &[MadeBlock]) -> Vec<u8> {
     let [disconnected, connected] =
         [disconnected, connected].map(|made| made.iter().map(MadeBlock::as_event).collect());

@@ -1,16 +1,16 @@
-//! The one integration binary. A test that needs a server which cannot be had is skipped, loudly: a line that starts with
-//! `SKIPPED:` on standard error.
+//! The one integration binary. A test without the server that it needs is skipped with a line on standard error that
+//! starts with `SKIPPED:`.
 
 // The lint's exemption for tests does not reach the helpers beside them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod aerospike;
 mod aerospike_server;
-mod applied_again;
 mod bad_input;
 mod blobs;
 mod bodies;
 mod certificates;
+mod citations;
 mod cli;
 mod commands;
 mod commits;
@@ -18,51 +18,52 @@ mod compare;
 mod coordinators;
 mod dead_letters;
 mod demo;
+mod demo_directory;
 mod differential;
-mod fenced;
-mod forgetting;
+mod duplicate_instance_id;
+mod failing_broker;
 mod group_store;
 mod halts;
+mod harness;
 mod health;
 mod heights;
 mod kafka;
 mod kafka_server;
-mod kept_log;
-mod large;
-mod lost_chances;
+mod large_decisions;
 mod made_blocks;
 mod model;
 mod module_order;
+mod node_restarts;
+mod partial_and_whole;
 mod pipeline;
 mod planted_secrets;
 mod preflight;
 mod pruning;
-mod read_again;
 mod real_blocks;
 mod real_kafka;
+mod reapplied_decisions;
 mod rebuild;
-mod recreated;
-mod recreated_kafka;
+mod recreated_kafka_topics;
+mod recreated_topics;
 mod reference;
 mod regressions;
-mod rejected;
+mod rejecting_topics;
 mod reorgs;
-mod resumed;
+mod replay_from_offsets;
+mod resumed_rebuilds;
 mod run;
 #[cfg(feature = "aws")]
 #[allow(dead_code, reason = "the tests of blobs need more of it")]
 #[path = "../blobs/s3_server.rs"]
 mod s3_server;
+mod second_chances;
 mod security;
-mod seeded_twice;
 mod sequencing;
 mod several_pages;
 mod sim;
 mod state_page;
 mod torture;
 mod transactional;
-mod troubled_broker;
-mod waits;
+mod waiting_events;
 mod watchdog;
 mod watched_replay;
-mod world;

@@ -29,7 +29,7 @@ fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Tests may import from anywhere.
+/// Returns whether the file holds tests, which may import from anywhere.
 fn is_test(path: &Path) -> bool {
     let name = path.file_stem().unwrap().to_str().unwrap();
     let parents = path
@@ -40,7 +40,7 @@ fn is_test(path: &Path) -> bool {
     parents || name.ends_with("tests") || ["conformance", "properties", "testing"].contains(&name)
 }
 
-/// The top-level modules that a source names after `crate::`, in use trees and elsewhere.
+/// Returns the top-level modules that a source names after `crate::`, in use trees and elsewhere.
 fn imported(source: &str) -> Vec<String> {
     let product = source.split("\n#[cfg(test)]\n").next().unwrap();
     let code: String =
@@ -109,7 +109,8 @@ fn no_module_imports_from_a_later_one() {
 
 #[test]
 fn imports_are_found_in_trees_and_paths() {
-    let source = "use crate::{\n    alpha::{One, two::{Three, Four}},\n    beta,\n};\nfn f() { crate::gamma::call(); }\n\
+    let source = "use crate::{\n    alpha::{One, two::{Three, Four}},\n    beta,\n};\n\
+                  fn f() { crate::gamma::call(); }\n\
                   // crate::comment\n#[cfg(test)]\nmod tests { use crate::delta; }\n";
     assert_eq!(imported(source), ["alpha", "beta", "gamma"]);
     assert_eq!(imported("use crate::one::Two;\nuse other_crate::three::Four;"), ["one"]);

@@ -6,14 +6,14 @@ use utxo_store::{
     broker::{Message, memory::MemoryFaults},
     engine::Row,
     event::Validated,
-    prepare::{PrepareSettings, Prepared, prepare},
+    prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{
         HeldSlot, Key, Marks, Operation, Outcome, Page, Phase, Reason, Sequenced, Slot, SpendingData, Stamp, TxState,
         Verdict,
     },
 };
 
-use crate::world::{Coin, Made, World, spend};
+use crate::harness::{Coin, Made, World, spend};
 
 async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
@@ -25,10 +25,10 @@ async fn holder(world: &World, made: &Made, vout: usize) -> Slot {
 
 #[tokio::test(start_paused = true)]
 async fn a_chain_of_transactions_is_created_spent_and_mined() {
-    a_chain(World::new().await).await;
+    run_chain_of_transactions(World::new().await).await;
 }
 
-pub async fn a_chain(world: World) {
+pub async fn run_chain_of_transactions(world: World) {
     let seed = world.seed(1, 2).await;
     let parent = spend(&[seed.coin(0)], 2, 1);
     let child = spend(&[parent.coin(0), seed.coin(1)], 1, 2);
@@ -48,11 +48,11 @@ pub async fn a_chain(world: World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_rivals_one_wins_and_the_rebuild_agrees() {
-    two_rivals(World::new().await).await;
+async fn one_of_two_rivals_wins_and_the_rebuild_agrees() {
+    run_two_rivals(World::new().await).await;
 }
 
-pub async fn two_rivals(world: World) {
+pub async fn run_two_rivals(world: World) {
     let seed = world.seed(1, 2).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0), seed.coin(1)], 1, 2));
     let child = spend(&[second.coin(0)], 1, 3);
@@ -70,8 +70,8 @@ pub async fn two_rivals(world: World) {
     if winner == first.txid {
         let lost = Verdict::Conflicting(Reason::DoubleSpend { input: 0, winner });
         assert_eq!(state(&world, &second).await, TxState::Conflicting(lost));
-        let fell = Verdict::Conflicting(Reason::ConflictingParent { parent: second.txid });
-        assert_eq!(state(&world, &child).await, TxState::Conflicting(fell));
+        let expected_conflict = Verdict::Conflicting(Reason::ConflictingParent { parent: second.txid });
+        assert_eq!(state(&world, &child).await, TxState::Conflicting(expected_conflict));
         assert_eq!(holder(&world, &seed, 1).await.spender(), None, "a loser holds no slots");
     } else {
         assert_eq!(state(&world, &child).await, TxState::Live);
@@ -80,11 +80,11 @@ pub async fn two_rivals(world: World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_listed_loser_wins_and_its_rival_falls_with_its_children() {
-    a_listed_loser(World::new().await).await;
+async fn a_listed_loser_wins_and_its_rival_conflicts_with_its_children() {
+    run_listed_loser(World::new().await).await;
 }
 
-pub async fn a_listed_loser(world: World) {
+pub async fn run_listed_loser(world: World) {
     let seed = world.seed(1, 2).await;
     let (rival, listed) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 1, 2));
     let child = spend(&[rival.coin(0)], 1, 3);
@@ -115,10 +115,10 @@ pub async fn a_listed_loser(world: World) {
 
 #[tokio::test(start_paused = true)]
 async fn a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance() {
-    a_missing_parent(World::new().await).await;
+    run_missing_parent(World::new().await).await;
 }
 
-pub async fn a_missing_parent(world: World) {
+pub async fn run_missing_parent(world: World) {
     let seed = world.seed(1, 1).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
     let child = spend(&[parent.coin(0)], 1, 2);
@@ -131,17 +131,17 @@ pub async fn a_missing_parent(world: World) {
     world.validate(&parent).await;
     world.validate(&child).await;
     world.until_consumed().await;
-    assert_eq!(state(&world, &child).await, TxState::Live, "its own later event opens the verdict again");
+    assert_eq!(state(&world, &child).await, TxState::Live, "a later event of the child opens the verdict again");
     assert_eq!(holder(&world, &parent, 0).await.spender().unwrap().txid, child.txid);
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn poison_becomes_dead_letters_and_the_rest_goes_on() {
-    poison(World::new().await).await;
+    run_poison(World::new().await).await;
 }
 
-pub async fn poison(world: World) {
+pub async fn run_poison(world: World) {
     let seed = world.seed(1, 1).await;
     let good = spend(&[seed.coin(0)], 1, 1);
     world.produce("txs", &good.txid.0, vec![1, 2, 3]).await;
@@ -158,9 +158,10 @@ pub async fn poison(world: World) {
     assert_eq!(state(&world, &good).await, TxState::Live);
 }
 
-/// Protects: an offset is complete when its dead letter is in the log, not when that was sent.
+/// Protects: the offset of poison is completed once the broker has acknowledged its dead letter, not when the letter
+/// was sent.
 #[tokio::test(start_paused = true)]
-async fn the_offset_of_poison_is_not_committed_before_its_dead_letter_is_acknowledged() {
+async fn poison_is_not_committed_before_its_dead_letter_is_acknowledged() {
     let world = World::new().await;
     world.seed(1, 1).await;
     world.run_until_consumed().await;
@@ -179,10 +180,10 @@ async fn the_offset_of_poison_is_not_committed_before_its_dead_letter_is_acknowl
 
 #[tokio::test(start_paused = true)]
 async fn a_block_waits_for_its_transactions_and_the_rest_goes_on() {
-    a_waiting_block(World::new().await).await;
+    run_waiting_block(World::new().await).await;
 }
 
-pub async fn a_waiting_block(world: World) {
+pub async fn run_waiting_block(world: World) {
     let seed = world.seed(1, 2).await;
     let (late, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2));
     let running = world.start();
@@ -200,7 +201,7 @@ pub async fn a_waiting_block(world: World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn killed_at_any_moment_it_comes_out_the_same() {
+async fn an_instance_killed_at_any_moment_ends_in_the_same_state() {
     for kill_after_ms in [0, 1, 3, 7, 20, 60, 150] {
         let world = World::new().await;
         let seed = world.seed(1, 40).await;
@@ -229,7 +230,7 @@ async fn killed_at_any_moment_it_comes_out_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_events_for_one_transaction_the_contested_one_says_what_it_spends() {
+async fn the_contested_one_of_two_events_decides_the_claims() {
     for (claims, last) in [(vec![false, true], true), (vec![true, false], true), (vec![false, false], false)] {
         for (at_once, behind_a_rival) in [(true, false), (false, false), (true, true), (false, true)] {
             let world = World::new().await;
@@ -265,22 +266,22 @@ async fn of_two_events_for_one_transaction_the_contested_one_says_what_it_spends
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_block_with_the_id_of_another_halts_the_chain_before_anything_of_it_is_stored() {
+async fn a_block_with_a_used_id_halts_the_chain_before_a_write() {
     let world = World::new().await;
     let running = world.start();
     world.mine(1, &[]).await;
     let second = world.mine_as(1, 2, &[]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let report = running.health.ready();
-    assert!(report.reasons["chain_running"].contains("has the id 1, which is that of block"), "{report:?}");
+    assert!(report.reasons["chain_running"].contains("has the id 1 of block"), "{report:?}");
     assert!(world.page(&second).await.is_none());
     running.stop().await;
 }
 
-/// The state that a stub leaves behind which fell with a parent, was filled, and whose contest was not acknowledged: a
-/// rival took one of the two slots that its spend had taken before, and nobody has settled the other.
+/// A stub became conflicting with its parent, was filled by its event, and its contest was not acknowledged. A rival
+/// took one of the two slots that its spend had taken before, and the other slot was not settled.
 #[tokio::test(start_paused = true)]
-async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
+async fn a_redelivered_loser_releases_its_last_slot() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let (loser, winner) = (spend(&[seed.coin(0), seed.coin(1)], 1, 1), spend(&[seed.coin(1)], 1, 2));
@@ -290,19 +291,20 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
     let event = Validated { tx: &loser.extended, height: 200, locked: false }.encode();
     let key = bytes::Bytes::copy_from_slice(&loser.txid.0);
     let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
-    let Ok(Prepared::Validated(tx)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
+    let Ok(PreparedEvent::Validated(tx)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
     let mut taken = tx.spend(&tx.groups[0], Marks::Respect);
     Arc::make_mut(&mut taken.slots).truncate(1);
     let mut page = Page::clone(&tx.page);
     page.conflicting = true;
     page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);
-    let fell = Sequenced::MarkConflicting { reason: Reason::ConflictingParent { parent: winner.txid }, height: 100 };
+    let reason = Reason::ConflictingParent { parent: winner.txid };
+    let mark_conflicting = Sequenced::MarkConflicting { reason, height: 100 };
     let stamp = Stamp { offset: 0, phase: Phase::Apply };
     let master = Key::master(loser.txid);
     for (key, operation) in [
         (Key::master(seed.txid), Operation::Spend(taken)),
         (master, Operation::CreateContested(page.into())),
-        (master, Operation::Sequenced(stamp, fell)),
+        (master, Operation::Sequenced(stamp, mark_conflicting)),
     ] {
         let outcomes = world.store.engine.apply(&[Row { key, operation }]).await;
         assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
@@ -316,10 +318,10 @@ async fn a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_child_has_a_second_chance() {
+async fn a_child_read_before_its_coinbase_has_a_second_chance() {
     let world = World::new().await;
     let running = world.start();
-    let coinbase = crate::world::coinbase(1);
+    let coinbase = crate::harness::coinbase(1);
     let (child, immature) = (spend(&[coinbase.coin(0)], 1, 1), spend(&[coinbase.coin(0)], 1, 2));
     world.validate_at(&immature, 200).await;
     world.until_consumed().await;
@@ -339,9 +341,10 @@ async fn a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_chil
     world.check("a coinbase child before its block").await;
 }
 
-/// A node forgot the spend of a mined transaction, and a rival took the slot: two are live. The mined one stays.
+/// A node lost the spend of a mined transaction, and a rival took the slot, so that both are live. The mined
+/// transaction stays.
 #[tokio::test(start_paused = true)]
-async fn of_two_live_rivals_the_mined_one_stays_and_the_contest_ends() {
+async fn the_mined_one_of_two_live_rivals_stays_live() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (mined, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));

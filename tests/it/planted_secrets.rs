@@ -1,5 +1,5 @@
-//! Secrets are planted, and searched for in all that the program says: its logs as finely as they go, librdkafka's own with them, errors,
-//! what is printed, metrics and health.
+//! Secrets are planted, and searched for in all output of the program: the finest logs including librdkafka's, errors,
+//! standard output, metrics and health pages.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     security::{Listener, PASSWORD, Secured, USER, Variables, borrowed},
 };
 
-/// Everything that an instance serves.
+/// Every page that an instance serves.
 pub const PAGES: [&str; 4] = ["/metrics", "/health/live", "/health/ready", "/state"];
 
 const WRONG: &str = "planted-wrong-password-77e0";
@@ -23,18 +23,18 @@ const AEROSPIKE: &str = "planted-aerospike-password-1f2e";
 const S3: &str = "planted-s3-secret-c0de";
 const PROPERTY: &str = "planted-keystore-password-8ab3";
 
-/// All that was said; searched at its end.
+/// All output collected; searched at the end.
 #[derive(Default)]
-struct Said(String);
+struct CollectedOutput(String);
 
-impl Said {
-    fn hears(&mut self, output: &Output) {
+impl CollectedOutput {
+    fn collect(&mut self, output: &Output) {
         self.0 += &String::from_utf8_lossy(&output.stdout);
         self.0 += &String::from_utf8_lossy(&output.stderr);
     }
 
-    /// What is served of it.
-    fn hears_pages(&mut self, instance: &Instance) {
+    /// Collects the pages of a running instance.
+    fn collect_pages(&mut self, instance: &Instance) {
         for path in PAGES {
             let answer = instance.get(path);
             assert!(answer.starts_with("HTTP/1.1 "), "{path}");
@@ -43,19 +43,19 @@ impl Said {
     }
 
     #[track_caller]
-    fn holds(&self, words: &[&str]) {
+    fn assert_contains(&self, words: &[&str]) {
         for words in words {
-            assert!(self.0.contains(words), "it is not heard: {words}");
+            assert!(self.0.contains(words), "the output does not contain: {words}");
         }
     }
 
     #[track_caller]
-    fn holds_no_secret(&self) {
+    fn assert_no_secret(&self) {
         for secret in [PASSWORD, KEY_PASSWORD, WRONG, AEROSPIKE, S3, PROPERTY] {
             let initial = BASE64_STANDARD.encode(format!("\0{USER}\0{secret}"));
             for form in [secret, &BASE64_STANDARD.encode(secret), &initial, &hex::encode(secret)] {
                 if let Some(line) = self.0.lines().find(|line| line.contains(form)) {
-                    panic!("{secret} is told: {line}");
+                    panic!("{secret} is printed: {line}");
                 }
             }
         }
@@ -66,7 +66,7 @@ fn variable(key: &str, value: &str) -> (String, String) {
     (format!("UTXO_STORE__{key}"), value.to_owned())
 }
 
-/// Everything is said that can be, and secrets are there that this connection does not need.
+/// Returns variables with all logs at their finest, and with secrets that the connection does not need.
 fn talkative(by: Variables) -> Variables {
     let all = [
         variable("LOG__LEVEL", "trace"),
@@ -90,8 +90,8 @@ fn login<'a>(mechanism: &'a str, password: &'a str, ca: &'a str) -> [(&'a str, &
     [("MECHANISM", mechanism), ("USERNAME", USER), ("PASSWORD", password), ("CA_FILE", ca)]
 }
 
-/// The commands that ask brokers, or say what is configured.
-fn asking(bench: &Bench, variables: &Variables, said: &mut Said) {
+/// Runs the commands that connect to brokers or print the configuration.
+fn run_connecting_commands(bench: &Bench, variables: &Variables, collected: &mut CollectedOutput) {
     for arguments in [
         &["config", "check"][..],
         &["run", "--check"],
@@ -102,12 +102,12 @@ fn asking(bench: &Bench, variables: &Variables, said: &mut Said) {
         &["dead-letters", "list", "--json"],
         &["command", "list"],
     ] {
-        said.hears(&bench.command(arguments, &borrowed(variables)).output().unwrap());
+        collected.collect(&bench.command(arguments, &borrowed(variables)).output().unwrap());
     }
 }
 
 #[test]
-fn no_secret_is_told_by_who_comes_in() {
+fn logs_of_accepted_logins_contain_no_secret() {
     let Some(secured) = Secured::shared() else { return };
     let (ca, certificate, key) =
         (secured.file("ca.pem"), secured.file("client.crt"), secured.file("client.encrypted.key"));
@@ -117,7 +117,7 @@ fn no_secret_is_told_by_who_comes_in() {
         ("KEY_FILE", &key),
         ("KEY_PASSWORD", KEY_PASSWORD),
     ];
-    let mut said = Said::default();
+    let mut collected = CollectedOutput::default();
     for by in [
         secured.by(Listener::SaslSsl, "localhost", &login("SCRAM-SHA-256", PASSWORD, &ca)),
         secured.by(Listener::SaslSsl, "localhost", &login("PLAIN", PASSWORD, &ca)),
@@ -130,20 +130,20 @@ fn no_secret_is_told_by_who_comes_in() {
         bench.seed(5);
         let mut instance = bench.start_with(&borrowed(&variables));
         until("everything is committed", || bench.committed() == 5);
-        said.hears_pages(&instance);
+        collected.collect_pages(&instance);
         instance.signal("TERM");
         assert_eq!(instance.wait().code(), Some(0));
-        said.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
-        asking(&bench, &variables, &mut said);
+        collected.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
+        run_connecting_commands(&bench, &variables, &mut collected);
         for arguments in [&["stats", "--json"][..], &["verify", "--json"], &["inspect", "unmined", "--json"]] {
             let store = bench.store_url();
             let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
             command.args(arguments).args(["--store", &store]).env_clear().envs(borrowed(&variables));
-            said.hears(&command.output().unwrap());
+            collected.collect(&command.output().unwrap());
         }
     }
-    // librdkafka is heard at its finest, and the pages and the commands came to something.
-    said.holds(&[
+    // librdkafka logs at its finest, and the pages and the commands had content.
+    collected.assert_contains(&[
         "\"high_watermark\"",
         "{\"check\":\"brokers\",\"outcome\":\"ok\"",
         "SCRAMAUTH",
@@ -153,17 +153,17 @@ fn no_secret_is_told_by_who_comes_in() {
         "digest",
         "\"told\"",
     ]);
-    said.holds_no_secret();
+    collected.assert_no_secret();
 }
 
 #[test]
-fn no_secret_is_told_to_who_is_turned_away() {
+fn logs_of_refused_logins_contain_no_secret() {
     let Some(secured) = Secured::shared() else { return };
     let (ca, stranger) = (secured.file("ca.pem"), secured.file("stranger.pem"));
     let (certificate, key) = (secured.file("client.crt"), secured.file("client.encrypted.key"));
     let wrong_key =
         [("CA_FILE", ca.as_str()), ("CERTIFICATE_FILE", &certificate), ("KEY_FILE", &key), ("KEY_PASSWORD", WRONG)];
-    let mut said = Said::default();
+    let mut collected = CollectedOutput::default();
     let bench = Bench::on(secured.server.bootstrap_servers());
     bench.create_topics();
     for by in [
@@ -172,29 +172,29 @@ fn no_secret_is_told_to_who_is_turned_away() {
         secured.by(Listener::Mutual, "localhost", &wrong_key),
     ] {
         let variables = talkative(by);
-        asking(&bench, &variables, &mut said);
-        said.hears(&bench.command(&["run"], &borrowed(&variables)).output().unwrap());
+        run_connecting_commands(&bench, &variables, &mut collected);
+        collected.collect(&bench.command(&["run"], &borrowed(&variables)).output().unwrap());
     }
-    said.holds(&[
+    collected.assert_contains(&[
         "username and password",
         "kafka.security.ca_file",
         "ssl.key.location",
         "{\"check\":\"brokers\",\"outcome\":\"failed\"",
     ]);
-    said.holds_no_secret();
+    collected.assert_no_secret();
 }
 
-/// Settings that are wrong, secrets in the wrong place, and stores that are not there or turn the login away.
+/// Wrong settings, secrets in the wrong place, and stores that are missing or refuse the login.
 #[test]
-fn no_secret_is_told_by_errors() {
+fn errors_contain_no_secret() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("two-lines");
     fs::write(&file, format!("{PASSWORD}\n{WRONG}\n")).unwrap();
     let bench = Bench::new();
     let right = talkative(vec![]);
-    let mut said = Said::default();
-    let mut hears = |arguments: &[&str], more: &[(&str, &str)]| {
-        said.hears(&bench.command(arguments, &borrowed(&with(&right, more))).output().unwrap());
+    let mut collected = CollectedOutput::default();
+    let mut run_and_collect = |arguments: &[&str], more: &[(&str, &str)]| {
+        collected.collect(&bench.command(arguments, &borrowed(&with(&right, more))).output().unwrap());
     };
     for wrong in [
         &[("KAFKA__SECURITY__PASWORD", PASSWORD)][..],
@@ -204,7 +204,7 @@ fn no_secret_is_told_by_errors() {
         &[("KAFKA__SECURITY__PASSWORD", "planted-kafka-password-93ab\nand more")],
         &[("KAFKA__SECURITY__PASSWORD_FILE", PASSWORD)],
         &[("KAFKA__SECURITY__PASSWORD_FILE", file.to_str().unwrap())],
-        // Secrets where the names of their files belong.
+        // Secrets are set where file names belong.
         &[("KAFKA__SECURITY__PASSWORD_FILE", concat!("/", "planted-kafka-password-93ab"))],
         &[("KAFKA__SECURITY__PROTOCOL", "ssl"), ("KAFKA__SECURITY__KEY_FILE", PASSWORD)],
         &[("KAFKA__SECURITY__PASSWORD", PASSWORD), ("KAFKA__SECURITY__PASSWORD_FILE", file.to_str().unwrap())],
@@ -218,7 +218,7 @@ fn no_secret_is_told_by_errors() {
         &[("STORE__BLOBS__URL", "https://root:planted-s3-secret-c0de@host/a")],
     ] {
         for arguments in [&["config", "check"][..], &["run", "--check", "--json"], &["run"]] {
-            hears(arguments, wrong);
+            run_and_collect(arguments, wrong);
         }
     }
     let aerospike = [
@@ -229,35 +229,35 @@ fn no_secret_is_told_by_errors() {
         ("STORE__BLOBS__RETRIES", "0"),
     ];
     for arguments in [&["run"][..], &["run", "--check", "--json"], &["config", "check"]] {
-        hears(arguments, &aerospike);
+        run_and_collect(arguments, &aerospike);
     }
-    hears(&["stats", "--json", "--store", aerospike[0].1], &aerospike[1..]);
+    run_and_collect(&["stats", "--json", "--store", aerospike[0].1], &aerospike[1..]);
     let s3 = [("STORE__URL", "memory://")].into_iter().chain(aerospike[2..].iter().copied()).collect::<Vec<_>>();
-    hears(&["run", "--check", "--json"], &s3);
-    said.holds(&[
+    run_and_collect(&["run", "--check", "--json"], &s3);
+    collected.assert_contains(&[
         "kafka.security.pasword is unknown",
         "must be the absolute path of a file",
         "key_file names a file that cannot be read",
         "is not one line of plain text",
         "one of them is enough",
         "librdkafka knows no property sasl.pasword",
-        "no node of",
+        "cannot connect to any node of",
         "Generic S3 error",
     ]);
-    said.holds_no_secret();
+    collected.assert_no_secret();
 }
 
-/// Every request to S3 is signed with it; it comes from the environment and from a file.
+/// The secret signs every request to S3; it comes from the environment and from a file.
 #[cfg(feature = "aws")]
 #[test]
-fn no_secret_is_told_by_who_stores_in_s3() {
+fn logs_of_an_s3_blob_store_contain_no_secret() {
     use crate::s3_server::{Conditions, S3Server};
 
     let Some(server) = S3Server::start(Conditions::Honoured) else { return };
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, format!("{S3}\n")).unwrap();
     let file = file.path().to_str().unwrap();
-    let mut said = Said::default();
+    let mut collected = CollectedOutput::default();
     for (place, key, value) in [("variable", "SECRET_ACCESS_KEY", S3), ("file", "SECRET_ACCESS_KEY_FILE", file)] {
         let url = format!("s3://bucket/{place}?region=us-east-1&endpoint={}", server.endpoint());
         let variables: Variables = [
@@ -272,21 +272,21 @@ fn no_secret_is_told_by_who_stores_in_s3() {
         bench.seed(5);
         let mut instance = bench.start_with(&borrowed(&variables));
         until("everything is committed", || bench.committed() == 5);
-        said.hears_pages(&instance);
-        said.holds(&["utxo_create_external_count{blob=\"outputs\"} 5"]);
+        collected.collect_pages(&instance);
+        collected.assert_contains(&["utxo_create_external_count{blob=\"outputs\"} 5"]);
         instance.signal("TERM");
         assert_eq!(instance.wait().code(), Some(0));
-        said.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
+        collected.0 += &fs::read_to_string(bench.path("run.log")).unwrap();
         let txid = "01".repeat(32);
         let looks = [&["config", "check"][..], &["inspect", "blob", "--json", &txid], &["run", "--check", "--json"]];
         for arguments in looks {
-            said.hears(&bench.command(arguments, &borrowed(&variables)).output().unwrap());
+            collected.collect(&bench.command(arguments, &borrowed(&variables)).output().unwrap());
         }
     }
-    said.holds(&["\"outputs\":1", "{\"check\":\"blob store\",\"outcome\":\"ok\""]);
-    said.holds_no_secret();
+    collected.assert_contains(&["\"outputs\":1", "{\"check\":\"blob store\",\"outcome\":\"ok\""]);
+    collected.assert_no_secret();
 
-    // Away: what fails is told with what is known of the request.
+    // The server is away: the error has the details of the request.
     let url = format!("s3://bucket/variable?region=us-east-1&endpoint={}", server.endpoint());
     drop(server);
     let variables: Variables = [
@@ -299,7 +299,7 @@ fn no_secret_is_told_by_who_stores_in_s3() {
     let txid = "01".repeat(32);
     let look = Bench::new().command(&["inspect", "blob", &txid], &borrowed(&variables)).output().unwrap();
     assert_eq!(look.status.code(), Some(1));
-    said.hears(&look);
-    said.holds(&["cannot open the blob store", "Generic S3 error"]);
-    said.holds_no_secret();
+    collected.collect(&look);
+    collected.assert_contains(&["cannot open the blob store", "Generic S3 error"]);
+    collected.assert_no_secret();
 }

@@ -1,4 +1,5 @@
-//! Forgetting, by whole instances: what is due goes, whatever comes again is recognised, and nothing of it can be spent again.
+//! Pruning by whole instances: due records are pruned, repeated events are recognised, and no output becomes spendable
+//! again.
 
 use std::time::Duration;
 
@@ -6,20 +7,20 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::Message,
     engine::Row,
-    event::{Action, CommandResult, Validated},
+    event::{CommandAction, CommandResult, Validated},
     instance::{self, InstanceError},
-    prepare::{PrepareSettings, Prepared, prepare},
-    record::{Consumed, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
+    prepare::{PrepareSettings, PreparedEvent, prepare},
+    record::{ConsumedOffsets, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
     status::Health,
-    store::{meta::MetaError, prune::Terms},
+    store::{meta::MetaError, prune::PruneTerms},
 };
 
 use crate::{
+    harness::{Coin, LOSS_WINDOW, Made, World, WorldSettings, coinbase, spend, spend_claiming},
     made_blocks::MadeBlock,
-    world::{Coin, MAY_FORGET, Made, World, WorldSettings, coinbase, spend, spend_claiming},
 };
 
-/// Blocks behind what makes something due.
+/// The retention of these tests in blocks.
 pub const RETENTION: u32 = 2;
 
 async fn state(world: &World, made: &Made) -> Option<TxState> {
@@ -30,7 +31,7 @@ async fn is_pruned(world: &World, made: &Made) -> bool {
     matches!(state(world, made).await, Some(TxState::Pruned(_)))
 }
 
-async fn lost_for(world: &World, made: &Made) -> Option<Reason> {
+async fn conflict_reason(world: &World, made: &Made) -> Option<Reason> {
     match state(world, made).await {
         Some(TxState::Conflicting(Verdict::Conflicting(reason))) => Some(reason),
         _ => None,
@@ -43,10 +44,11 @@ async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    waited.await.unwrap_or_else(|_| panic!("it does not come: {what}"));
+    waited.await.unwrap_or_else(|_| panic!("{what} does not happen in time"));
 }
 
-/// A world with a seed, its child and its grandchild, mined in the first two blocks; and two more, after which the child may go.
+/// Returns a world with a seed, its child and its grandchild, mined in the first two blocks, and two more blocks, after
+/// which the child is due.
 async fn three(settings: WorldSettings) -> (World, [Made; 3]) {
     let world = World::with_settings(settings).await;
     let made = three_in(&world).await;
@@ -67,16 +69,16 @@ async fn three_in(world: &World) -> [Made; 3] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_spent_by_what_is_mined_goes_and_its_events_are_recognised() {
-    pruned_and_repeated(World::with_settings(WorldSettings::pruned(RETENTION)).await).await;
+async fn a_spent_parent_is_pruned_and_its_events_are_recognised() {
+    run_pruned_and_repeated(World::with_settings(WorldSettings::pruned(RETENTION)).await).await;
 }
 
-/// Over a world of this file's retention.
-pub async fn pruned_and_repeated(world: World) {
+/// Needs a world with [`RETENTION`].
+pub async fn run_pruned_and_repeated(world: World) {
     let [seed, child, grandchild] = three_in(&world).await;
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &child).await).await;
-    assert_eq!(state(&world, &seed).await, Some(TxState::Live), "an output of it is unspent");
+    assert_eq!(state(&world, &seed).await, Some(TxState::Live), "one output of the seed is unspent");
     assert_eq!(state(&world, &grandchild).await, Some(TxState::Live));
     let chain = world.count("chain").await;
     for made in [&child, &grandchild, &child] {
@@ -84,19 +86,19 @@ pub async fn pruned_and_repeated(world: World) {
     }
     world.until_consumed().await;
     assert_eq!((world.count("chain").await, world.count("dead-letters").await), (chain, 0));
-    // Who comes too late loses to who was pruned, or for want of the parent.
+    // A late rival loses to the pruned transaction, and a late child loses because its parent was pruned.
     let (rival, late) = (spend(&[seed.coin(0)], 1, 7), spend(&[child.coin(0)], 1, 8));
     world.validate(&rival).await;
     world.validate(&late).await;
     world.until_consumed().await;
     running.stop().await;
-    assert_eq!(lost_for(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
-    assert_eq!(lost_for(&world, &late).await, Some(Reason::PrunedParent { parent: child.txid }));
+    assert_eq!(conflict_reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
+    assert_eq!(conflict_reason(&world, &late).await, Some(Reason::PrunedParent { parent: child.txid }));
     assert!(is_pruned(&world, &child).await);
     world.check("what was pruned comes again").await;
 }
 
-/// A world with a seed, and a transaction over its first output that came as a partial one, and is pruned.
+/// Returns a world with a seed, and a pruned partial transaction that spends the seed's first output.
 async fn pruned_partial() -> (World, Made, Made) {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
     let seed = world.seed(1, 2).await;
@@ -114,9 +116,9 @@ async fn pruned_partial() -> (World, Made, Made) {
     (world, seed, tx)
 }
 
-/// A whole event that comes when its partial transaction is pruned spends nothing, as one that comes before.
+/// A whole event behind a pruned partial transaction spends nothing, as a whole event before the pruning does.
 #[tokio::test(start_paused = true)]
-async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
+async fn a_whole_event_behind_a_pruned_partial_one_takes_no_slot() {
     let (world, seed, tx) = pruned_partial().await;
     world.validate(&tx).await;
     world.run_until_consumed().await;
@@ -125,16 +127,17 @@ async fn a_whole_event_behind_a_pruned_partial_one_takes_nothing() {
     world.check("a whole event behind a pruned partial one").await;
 }
 
-/// Nor does it stand in a rival's way while its contest is not decided: whoever holds the slot is partial, though pruned.
+/// The whole event does not block a rival while its contest is not decided: the holder of the slot is partial, though
+/// pruned.
 #[tokio::test(start_paused = true)]
 async fn a_rival_of_a_whole_event_behind_a_pruned_partial_one_wins() {
     let (world, seed, tx) = pruned_partial().await;
     let rival = spend(&[seed.coin(0)], 1, 3);
-    // As its whole event leaves it before its contest is published.
+    // The spend of the whole event, before its contest is published.
     let event = Validated { tx: &tx.extended, height: 200, locked: false }.encode();
     let key = tx.txid.0.to_vec().into();
     let message = Message { offset: 0, timestamp_ms: 1, key, payload: event.into(), headers: vec![] };
-    let Ok(Prepared::Validated(whole)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
+    let Ok(PreparedEvent::Validated(whole)) = prepare(&PrepareSettings::of(&world.store), &message) else { panic!() };
     let taken = Operation::Spend(whole.spend(&whole.groups[0], Marks::Respect));
     let outcomes = world.store.engine.apply(&[Row { key: Key::master(seed.txid), operation: taken }]).await;
     assert!(matches!(outcomes[..], [Ok(Outcome::Applied(_))]), "{outcomes:?}");
@@ -143,10 +146,10 @@ async fn a_rival_of_a_whole_event_behind_a_pruned_partial_one_wins() {
     assert_eq!(state(&world, &rival).await, Some(TxState::Live));
 }
 
-/// The contest of the rival is decided when the slot says that its spender was pruned (simulator, seed 124 with `SIM_PRUNE`): it was
-/// taken for the contestant, and passed over for ever.
+/// The contest of the rival is decided when the slot says that its spender was pruned. The pruned spender was taken for
+/// the contestant, and the rival passed over for ever (simulator, seed 124 with `SIM_PRUNE`).
 #[tokio::test(start_paused = true)]
-async fn a_rival_of_who_was_pruned_has_its_verdict() {
+async fn a_rival_of_a_pruned_transaction_has_its_verdict() {
     let (world, [seed, child, _]) = three(WorldSettings::pruned(RETENTION)).await;
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &child).await).await;
@@ -154,28 +157,28 @@ async fn a_rival_of_who_was_pruned_has_its_verdict() {
     world.validate(&rival).await;
     world.until_consumed().await;
     running.stop().await;
-    assert_eq!(lost_for(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
+    assert_eq!(conflict_reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: child.txid }));
     world.check("a rival of who was pruned").await;
 }
 
-/// It is mined, so its parent could go: that it is gone says nothing against it.
+/// The grandchild is mined, so that its parent may be pruned; the missing parent is no reason against it.
 #[tokio::test(start_paused = true)]
-async fn what_is_mined_is_reconsidered_after_its_parent_is_gone() {
+async fn a_mined_transaction_is_reconsidered_after_its_parent_was_pruned() {
     let (world, [_, child, grandchild]) = three(WorldSettings::pruned(RETENTION)).await;
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &child).await).await;
-    world.command(1, Action::Reconsider { txid: grandchild.txid }).await;
+    world.command(1, CommandAction::Reconsider { txid: grandchild.txid }).await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(state(&world, &grandchild).await, Some(TxState::Live));
     world.check("reconsidered after its parent is gone").await;
 }
 
-/// Until a block lists it: deleted by a command or pruned as what has lost, of one page or several, its body elsewhere or not. It comes
-/// by what its tombstone kept, or was given again by an event that came when nothing was left but its name. Its blob goes only while nobody
-/// else is there.
+/// A conflicting transaction stays pruned until a block lists it: deleted by a command or pruned, of one page or
+/// several, with its body in the blob store or not. The block restores it from its tombstone, or from an event that was
+/// read again when only the name was left. The blob is deleted only while no event needs it.
 #[tokio::test(start_paused = true)]
-async fn a_block_brings_back_what_was_conflicting() {
+async fn a_block_restores_a_pruned_conflicting_transaction() {
     for (deleted, page_size, inline_limit, a_name) in [
         (true, 1_000, None, false),
         (true, 2, None, false),
@@ -197,9 +200,9 @@ async fn a_block_brings_back_what_was_conflicting() {
         }
         world.mine(1, &[&mined]).await;
         world.until_consumed().await;
-        world.command(1, Action::SetConflicting { txid: made.txid }).await;
+        world.command(1, CommandAction::SetConflicting { txid: made.txid }).await;
         if deleted {
-            world.command(2, Action::Delete { txid: made.txid }).await;
+            world.command(2, CommandAction::Delete { txid: made.txid }).await;
         } else {
             for sequence in [2, 3] {
                 world.mine(sequence, &[]).await;
@@ -228,7 +231,7 @@ async fn a_block_brings_back_what_was_conflicting() {
         let child = spend(&[made.coin(4)], 1, 3);
         world.validate(&child).await;
         world.until_consumed().await;
-        assert_eq!(lost_for(&world, &child).await, Some(Reason::PrunedParent { parent: made.txid }), "{what}");
+        assert_eq!(conflict_reason(&world, &child).await, Some(Reason::PrunedParent { parent: made.txid }), "{what}");
         world.mine(next, &[&made, &child]).await;
         world.until_consumed().await;
         running.stop().await;
@@ -239,11 +242,12 @@ async fn a_block_brings_back_what_was_conflicting() {
     }
 }
 
-/// A page that came back, flagged by nobody, and a slot of the parent that names it again: a deletion that is done again mends both.
+/// A page returned without a flag, or a slot of the parent names the deleted transaction again; the repeated deletion
+/// corrects both.
 #[tokio::test(start_paused = true)]
-async fn a_deletion_is_done_again_as_a_whole_where_a_node_forgot_a_part_of_it() {
+async fn a_deletion_lost_in_part_is_repeated_as_a_whole() {
     for lost in [Lost::ItsPage, Lost::ItsParent] {
-        let settings = WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(2) };
+        let settings = WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(2) };
         let world = World::with_settings(settings).await;
         let seed = world.seed(1, 1).await;
         let (made, rival) = (spend(&[seed.coin(0)], 3, 1), spend(&[seed.coin(0)], 1, 2));
@@ -251,10 +255,10 @@ async fn a_deletion_is_done_again_as_a_whole_where_a_node_forgot_a_part_of_it() 
         world.validate(&made).await;
         world.until_consumed().await;
         tokio::time::sleep(Duration::from_secs(10)).await;
-        world.command(1, Action::SetConflicting { txid: made.txid }).await;
-        world.command(2, Action::Delete { txid: made.txid }).await;
+        world.command(1, CommandAction::SetConflicting { txid: made.txid }).await;
+        world.command(2, CommandAction::Delete { txid: made.txid }).await;
         until("the deletion", async || is_pruned(&world, &made).await).await;
-        world.nodes.forget(MAY_FORGET, move |key| match lost {
+        world.nodes.restart_nodes(LOSS_WINDOW, move |key| match lost {
             Lost::ItsPage => *key == Key::Page(made.txid, 1),
             Lost::ItsParent => *key == Key::master(seed.txid),
         });
@@ -276,7 +280,7 @@ enum Lost {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_preserved_stays_until_then() {
+async fn a_preserved_transaction_is_kept_until_its_height() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
     let seed = world.seed(1, 2).await;
     let preserved = spend(&[seed.coin(0)], 1, 1);
@@ -286,7 +290,7 @@ async fn what_is_preserved_stays_until_then() {
         world.validate(made).await;
     }
     world.until_consumed().await;
-    world.command(1, Action::Preserve { txid: preserved.txid, until: 106 }).await;
+    world.command(1, CommandAction::Preserve { txid: preserved.txid, until: 106 }).await;
     world.until_consumed().await;
     world.mine(1, &[&preserved, &heir]).await;
     for sequence in 2..=5 {
@@ -303,9 +307,10 @@ async fn what_is_preserved_stays_until_then() {
     world.check("preserved until then").await;
 }
 
-/// Though one is conflicting, and the other all spent by what is mined, and their time has come: what an authority did is kept.
+/// One transaction is conflicting and the other spent by a mined one, and both are due; but the change of an authority
+/// is kept.
 #[tokio::test(start_paused = true)]
-async fn what_was_given_to_a_new_owner_stays() {
+async fn a_reassigned_output_is_not_pruned() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
     let seed = world.seed(1, 3).await;
     let [falls, spent, goes] = [0, 1, 2].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8));
@@ -318,8 +323,8 @@ async fn what_was_given_to_a_new_owner_stays() {
     world.until_consumed().await;
     for (made, id) in [(&falls, 1), (&spent, 3)] {
         let coin = made.coin(0);
-        world.command(id, Action::Freeze { outpoint: coin.outpoint }).await;
-        let given = Action::Reassign {
+        world.command(id, CommandAction::Freeze { outpoint: coin.outpoint }).await;
+        let given = CommandAction::Reassign {
             outpoint: coin.outpoint,
             utxo_hash: coin.utxo_hash(),
             new_script: &[0x51, 0x99],
@@ -329,7 +334,7 @@ async fn what_was_given_to_a_new_owner_stays() {
         };
         world.command(id + 1, given).await;
     }
-    world.command(5, Action::SetConflicting { txid: falls.txid }).await;
+    world.command(5, CommandAction::SetConflicting { txid: falls.txid }).await;
     world.until_consumed().await;
     let new = Coin { script: vec![0x51, 0x99], ..spent.coin(0) };
     let owners = spend_claiming(&[spent.coin(0)], std::slice::from_ref(&new), 1, 4);
@@ -339,21 +344,21 @@ async fn what_was_given_to_a_new_owner_stays() {
         world.mine(sequence, &[]).await;
     }
     world.until_consumed().await;
-    until("the pruning of what was never given away", async || is_pruned(&world, &goes).await).await;
-    world.command(6, Action::Delete { txid: falls.txid }).await;
+    until("the pruning of the output that was not reassigned", async || is_pruned(&world, &goes).await).await;
+    world.command(6, CommandAction::Delete { txid: falls.txid }).await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(world.slot(&new).await.spender().map(|by| by.txid), Some(owners.txid));
     assert_eq!((state(&world, &owners).await, state(&world, &spent).await), (Some(TxState::Live), Some(TxState::Live)));
-    assert_eq!(lost_for(&world, &falls).await, Some(Reason::Command));
+    assert_eq!(conflict_reason(&world, &falls).await, Some(Reason::Command));
     assert!(matches!(&world.results(6).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
     world.check("given to a new owner").await;
 }
 
-/// The same of what is frozen, or was until a height; and a block lists the transaction after all. Whatever brought it back would have made
-/// the output spendable (a review).
+/// A frozen output, or one frozen until a height, stays so although a block lists its transaction in the end. A pruned
+/// transaction would have come back with a spendable output (found by a review).
 #[tokio::test(start_paused = true)]
-async fn what_is_frozen_stays_so_though_its_transaction_falls_and_comes_back() {
+async fn a_frozen_output_stays_frozen_while_its_transaction_conflicts() {
     for until in [None, Some(900)] {
         let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
         let seed = world.seed(1, 1).await;
@@ -364,17 +369,17 @@ async fn what_is_frozen_stays_so_though_its_transaction_falls_and_comes_back() {
         world.mine(1, &[]).await;
         world.until_consumed().await;
         let bar = match until {
-            None => Action::Freeze { outpoint },
-            Some(height) => Action::FreezeUntil { outpoint, height },
+            None => CommandAction::Freeze { outpoint },
+            Some(height) => CommandAction::FreezeUntil { outpoint, height },
         };
         world.command(1, bar).await;
-        world.command(2, Action::SetConflicting { txid: made.txid }).await;
+        world.command(2, CommandAction::SetConflicting { txid: made.txid }).await;
         for sequence in 2..=6 {
             world.mine(sequence, &[]).await;
         }
         world.until_consumed().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
-        world.command(3, Action::Delete { txid: made.txid }).await;
+        world.command(3, CommandAction::Delete { txid: made.txid }).await;
         world.until_consumed().await;
         assert!(matches!(&world.results(3).await[..], [CommandResult::Refused { code, .. }] if code == "NOT_PRUNABLE"));
         world.mine(7, &[&made]).await;
@@ -385,14 +390,14 @@ async fn what_is_frozen_stays_so_though_its_transaction_falls_and_comes_back() {
         running.stop().await;
         assert_eq!(state(&world, &made).await, Some(TxState::Live));
         let barred = [Reason::Frozen { input: 0 }, Reason::NotYetSpendable { input: 0 }];
-        assert!(lost_for(&world, &thief).await.is_some_and(|reason| barred.contains(&reason)), "{until:?}");
+        assert!(conflict_reason(&world, &thief).await.is_some_and(|reason| barred.contains(&reason)), "{until:?}");
         world.check("frozen, fallen, and back").await;
     }
 }
 
-/// Its offsets were set back, or it is another group: whatever was pruned since would be made again.
+/// A group whose offsets were set back, or another group, would create pruned transactions again.
 #[tokio::test(start_paused = true)]
-async fn a_group_does_not_go_on_below_what_was_pruned() {
+async fn a_group_with_offsets_below_the_floor_is_refused() {
     let (world, [_, child, _]) = three(WorldSettings::pruned(RETENTION)).await;
     let running = world.start();
     until("the pruning", async || is_pruned(&world, &child).await).await;
@@ -402,13 +407,13 @@ async fn a_group_does_not_go_on_below_what_was_pruned() {
     let mut settings = world.settings.clone();
     settings.pipeline.group = "another".into();
     let run = instance::run(settings, world.parts(&world.store), CancellationToken::new());
-    let error = tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends").unwrap_err();
+    let error = tokio::time::timeout(Duration::from_secs(600), run).await.expect("the instance ends").unwrap_err();
     assert!(matches!(&error, InstanceError::Meta(MetaError::BelowFloor { .. })), "{error}");
     world.run_until_consumed().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_block_that_leaves_from_below_what_may_be_pruned_halts_the_chain_by_name() {
+async fn a_reorg_below_the_reorg_floor_halts_the_chain() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
     let blocks = chain_of(4);
     for (block, sequence) in blocks.iter().zip(1..) {
@@ -416,7 +421,7 @@ async fn a_block_that_leaves_from_below_what_may_be_pruned_halts_the_chain_by_na
     }
     let running = world.start();
     world.until_consumed().await;
-    // Of the greatest height 104 blocks down to 103 may leave.
+    // Of the greatest height 104 the blocks down to 103 may be disconnected.
     let floor = async || world.store.meta().await.unwrap().unwrap().reorg_floor;
     until("the pruning", async || floor().await == 102).await;
     let other = blocks[1].followed_by(9, &coinbase(9), &[]);
@@ -428,9 +433,9 @@ async fn a_block_that_leaves_from_below_what_may_be_pruned_halts_the_chain_by_na
     running.stop().await;
 }
 
-/// Whoever prunes, by whatever retention, and though instances do not: what counts is what may be gone.
+/// The reorg floor follows from any pruning, by whatever retention, also where the instances do not prune.
 #[tokio::test(start_paused = true)]
-async fn how_deep_a_reorg_may_be_is_for_what_was_pruned_to_say() {
+async fn the_reorg_floor_follows_the_actual_pruning() {
     let world = World::with_settings(WorldSettings::calm()).await;
     let blocks = chain_of(4);
     for (block, sequence) in blocks.iter().zip(1..) {
@@ -440,15 +445,15 @@ async fn how_deep_a_reorg_may_be_is_for_what_was_pruned_to_say() {
     world.reorganise(5, &blocks[1..], std::slice::from_ref(&other)).await;
     let running = world.start();
     world.until_consumed().await;
-    assert!(running.health.ready().reasons.is_empty(), "nothing was pruned");
-    let terms = Terms { height: 104, retention: 3, safe: 0 };
-    world.store.begin_pruning(&Consumed::default(), &terms).await.unwrap();
+    assert!(running.health.ready().reasons.is_empty(), "no pruning refuses the reorg");
+    let terms = PruneTerms { height: 104, retention: 3, committed: 0 };
+    world.store.begin_pruning(&ConsumedOffsets::default(), &terms).await.unwrap();
     world.reorganise(6, &[blocks[0].clone(), other], &[]).await;
     until("the halt", async || halted_by(&running.health, "at height 101 is to leave")).await;
     running.stop().await;
 }
 
-/// So many blocks, from height 101.
+/// Returns this number of blocks, from height 101.
 fn chain_of(count: u32) -> Vec<MadeBlock> {
     let mut blocks = vec![MadeBlock::new(1, 101, &coinbase(1), &[])];
     for number in 2..=count {

@@ -1,16 +1,17 @@
-//! The first blocks of the main chain, with artificial reorgs at random heights: the state in the end is that without them.
+//! The first blocks of the main chain with artificial reorgs at random heights: the final state is the one without
+//! reorgs.
 
 use std::{collections::BTreeMap, fs};
 
 use serde_json::Value;
 use utxo_store::{
     event::Topic,
-    generate::{Chain, Message, PreviousOutputs, Reorganised, SourceFile},
+    generate::{Chain, Message, PreviousOutputs, ReorgInjector, SourceFile},
 };
 
-use crate::world::{World, dump};
+use crate::harness::{World, dump};
 
-/// The events of the first so many blocks.
+/// Returns the events of the first `blocks` blocks.
 fn events(blocks: usize) -> Vec<Message> {
     let path = format!("{}/tests/data/mainnet-0-4312.blk", env!("CARGO_MANIFEST_DIR"));
     let files = [SourceFile { bytes: fs::read(&path).unwrap(), name: path }];
@@ -24,12 +25,12 @@ fn events(blocks: usize) -> Vec<Message> {
     wanted.collect()
 }
 
-/// The world once these blocks are consumed, with so many reorgs.
+/// Returns a world that has consumed these events with this number of reorgs.
 async fn consumed(events: &[Message], reorgs: u64, seed: u64) -> World {
     let world = World::new().await;
     let blocks = events.iter().filter(|message| message.topic == Topic::BlockMined).count() as u64;
     let mut seen = 0;
-    for message in Reorganised::new(events.iter().cloned(), blocks, reorgs, seed) {
+    for message in ReorgInjector::new(events.iter().cloned(), blocks, reorgs, seed) {
         let (topic, key) = match (message.topic, &message.key) {
             (Topic::ValidatedTxs, Some(txid)) => ("txs", &txid.0[..]),
             (Topic::BlockMined, _) => ("block-mined", &b""[..]),
@@ -44,7 +45,8 @@ async fn consumed(events: &[Message], reorgs: u64, seed: u64) -> World {
     world
 }
 
-/// Transactions by their ids, but for the verdict: a coinbase whose block has returned has one, which says nothing.
+/// Returns transactions by their ids without the verdict: a coinbase whose block returned has one, which does not
+/// matter.
 async fn state(world: &World) -> BTreeMap<String, Value> {
     let lines = dump(&world.store).await;
     let parsed = lines.iter().map(|line| {
@@ -55,9 +57,9 @@ async fn state(world: &World) -> BTreeMap<String, Value> {
     parsed.collect()
 }
 
-/// With the reorgs, the state is the same, and besides it there is nothing but coinbases of blocks that have left; a rebuild has
+/// Fails unless the reorgs leave the state unchanged, except for coinbases of disconnected blocks, and a rebuild has
 /// the same digest.
-async fn end_alike(blocks: usize, reorgs: u64, seed: u64) {
+async fn assert_reorgs_change_nothing(blocks: usize, reorgs: u64, seed: u64) {
     let events = events(blocks);
     let (plain, reorganised) = (consumed(&events, 0, seed).await, consumed(&events, reorgs, seed).await);
     let (expected, mut found) = (state(&plain).await, state(&reorganised).await);
@@ -76,15 +78,15 @@ async fn end_alike(blocks: usize, reorgs: u64, seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_real_blocks_with_artificial_reorgs_end_as_without() {
+async fn the_first_real_blocks_end_alike_with_reorgs() {
     for seed in 0..3 {
-        end_alike(250, 8, seed).await;
+        assert_reorgs_change_nothing(250, 8, seed).await;
     }
 }
 
-/// `SEED=n` has other reorgs.
+/// `SEED=n` selects other reorgs.
 #[tokio::test(start_paused = true)]
-async fn all_real_blocks_with_artificial_reorgs_end_as_without() {
+async fn all_real_blocks_end_alike_with_reorgs() {
     let seed = std::env::var("SEED").map_or(1, |text| text.parse().unwrap());
-    end_alike(4_313, 120, seed).await;
+    assert_reorgs_change_nothing(4_313, 120, seed).await;
 }

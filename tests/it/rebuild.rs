@@ -1,4 +1,5 @@
-//! Rebuilds of groups that are not quiet: what is committed of one partition names what is not committed of another.
+//! Rebuilds of groups at work: the committed events of one partition name transactions that another partition has not
+//! committed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,15 +7,15 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{Broker, TopicPartition, partitioner::partition_of},
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
-    group::proof::MOST_NAMED,
+    group::missing_parent::MAX_WAITING_EVENTS,
     instance::{self, InstanceError},
     record::{Operation, Page, Rules, Sequenced, TxState},
     store::{Store, meta::MetaError},
     tx::{Outpoint, Txid},
 };
 
-use crate::regressions::held::Held;
-use crate::world::{Coin, GROUP, MAY_FORGET, Made, PARTITIONS, World, spend};
+use crate::harness::{Coin, GROUP, LOSS_WINDOW, Made, PARTITIONS, World, spend};
+use crate::regressions::holding_engine::HoldingEngine;
 
 const RULES: Rules = Rules::main(288);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -27,7 +28,7 @@ async fn rebuild(world: &World) -> (Store, Result<(), InstanceError>) {
     rebuild_into(world, Arc::new(MemoryEngine::new(RULES))).await
 }
 
-/// Rebuilds what the group has committed into this engine.
+/// Rebuilds the committed events of the group into this engine.
 pub async fn rebuild_into(world: &World, engine: Arc<dyn RecordEngine>) -> (Store, Result<(), InstanceError>) {
     let store = Store::new(engine, world.store.settings);
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
@@ -49,9 +50,10 @@ async fn committed(world: &World, group: &str, topic: &str, count: i32) -> Vec<O
     committed.into_iter().map(|committed| Some(committed?.offset).filter(|offset| *offset > 0)).collect()
 }
 
-/// Many at the head of every partition that wait for parents which never come, and which would lie in other partitions. All are of one
-/// millisecond, and more than a commit names: over a store that may forget, none is proven to wait in vain before the grace.
-async fn hold_up_every_partition(world: &World) {
+/// Produces many events at the head of every partition that wait for parents which never come, and which would lie in
+/// other partitions. All have one timestamp, and there are more than a commit names: over a store that can lose writes,
+/// no parent is proven missing before the grace.
+async fn block_every_partition(world: &World) {
     let orphan = |number: u32| {
         let mut txid = [0xEE; 32];
         txid[..4].copy_from_slice(&number.to_le_bytes());
@@ -61,14 +63,14 @@ async fn hold_up_every_partition(world: &World) {
     };
     let at = |txid: &Txid| partition_of(&txid.0, PARTITIONS);
     let orphans = (0..).map(orphan).filter(|(orphan, parent)| at(&orphan.txid) != at(parent));
-    for (orphan, _) in orphans.take(5 * MOST_NAMED) {
+    for (orphan, _) in orphans.take(5 * MAX_WAITING_EVENTS) {
         world.validate(&orphan).await;
     }
 }
 
-/// Protects: a rebuild into a store that may forget ends, and does not take the first sight of its nodes for a restart.
+/// Protects: a rebuild into a store that can lose writes ends, and does not take the first incarnation for a restart.
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_into_a_store_that_may_forget() {
+async fn a_rebuild_into_a_store_that_can_lose_writes_ends() {
     let world = World::forgetful().await;
     let seed = world.seed(1, 2).await;
     let (winner, loser, mined) =
@@ -78,31 +80,31 @@ async fn a_rebuild_into_a_store_that_may_forget() {
     }
     world.mine(1, &[&mined]).await;
     world.run_until_consumed().await;
-    let memory = Arc::new(MemoryEngine::forgetful(RULES, world.clock.clone(), MAY_FORGET));
-    let nodes = Arc::new(FaultEngine::forgetful(memory, world.clock.clone(), 1));
+    let memory = Arc::new(MemoryEngine::with_loss_window(RULES, world.clock.clone(), LOSS_WINDOW));
+    let nodes = Arc::new(FaultEngine::with_restarts(memory, world.clock.clone(), 1));
     let (store, ended) = rebuild_into(&world, nodes.clone()).await;
     ended.unwrap();
     assert_eq!(digest(&store).await, digest(&world.store).await);
-    // What is there has outlived what a node forgets.
-    nodes.forget(MAY_FORGET, |_| true);
+    // All records are durable by now.
+    nodes.restart_nodes(LOSS_WINDOW, |_| true);
     assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
-/// The chain is done last, and a node forgets that before the rebuild has said that it has ended.
-/// Protects: what a rebuild says to be there outlives what a node forgets, the chain's last writes too.
+/// The chain completes last, and a node loses its writes before the rebuild has recorded its end.
+/// Protects: a rebuild ends only when all writes are durable, the chain's last ones too.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_forgets_what_the_chain_did_last_is_seen_at_the_end_of_a_rebuild() {
+async fn a_node_restart_after_the_last_chain_write_fails_the_rebuild() {
     let world = World::forgetful().await;
     let seed = world.seed(1, 1).await;
     let mined = spend(&[seed.coin(0)], 1, 1);
     world.validate(&mined).await;
     world.mine(1, &[&mined]).await;
     world.run_until_consumed().await;
-    let memory = Arc::new(MemoryEngine::forgetful(RULES, world.clock.clone(), MAY_FORGET));
-    let nodes = Arc::new(FaultEngine::forgetful(memory, world.clock.clone(), 1));
+    let memory = Arc::new(MemoryEngine::with_loss_window(RULES, world.clock.clone(), LOSS_WINDOW));
+    let nodes = Arc::new(FaultEngine::with_restarts(memory, world.clock.clone(), 1));
     let behind = World { store: Store { engine: nodes.clone(), ..world.store.clone() }, ..world.clone() };
-    // The transactions are safe by then.
-    let late = Held::late(&behind, MAY_FORGET * 30, |row| {
+    // The writes of the transactions are durable by then.
+    let late = HoldingEngine::delay(&behind, LOSS_WINDOW * 30, |row| {
         matches!(row.operation, Operation::Sequenced(_, Sequenced::SetMined { .. }))
     });
     let rebuilding = rebuild_into(&world, late);
@@ -111,18 +113,18 @@ async fn a_node_that_forgets_what_the_chain_did_last_is_seen_at_the_end_of_a_reb
         while !behind.page(&mined).await.is_some_and(|page| is_mined(&page)) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        nodes.forget(MAY_FORGET, |_| true);
+        nodes.restart_nodes(LOSS_WINDOW, |_| true);
     };
     let ((_, ended), ()) = tokio::join!(rebuilding, forgetting);
     let error = ended.unwrap_err();
-    assert!(matches!(error, InstanceError::Meta(MetaError::Forgotten)), "{error}");
+    assert!(matches!(error, InstanceError::Meta(MetaError::NodeRestarted)), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_chain_names_above_the_frontier_of_the_partitions_counts_and_its_parents_do() {
+async fn mentioned_transactions_above_the_frontier_count_with_their_parents() {
     let mut world = World::forgetful().await;
     world.settings.pipeline.missing_parent_grace_ms = 100_000;
-    hold_up_every_partition(&world).await;
+    block_every_partition(&world).await;
     let seed = world.seed(1, 3).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
     let (winner, loser) = (spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(0)], 1, 3));
@@ -145,17 +147,17 @@ async fn what_the_chain_names_above_the_frontier_of_the_partitions_counts_and_it
 
     let (store, ended) = rebuild(&world).await;
     ended.unwrap();
-    assert_eq!(state(&store, &stranger).await, None, "nothing below the frontier names it");
+    assert_eq!(state(&store, &stranger).await, None, "no event below the frontier names it");
     assert_eq!(digest(&store).await, live);
     running.kill().await;
 }
 
-/// Else whoever goes on with the rebuilt store would find its coin free, and give it to another.
+/// Otherwise an instance on the rebuilt store would find the winner's coin free and give it to another transaction.
 #[tokio::test(start_paused = true)]
-async fn who_won_what_the_chain_has_decided_counts_above_the_frontier_of_the_partitions() {
+async fn a_winner_above_the_frontier_of_the_partitions_counts() {
     let mut world = World::forgetful().await;
     world.settings.pipeline.missing_parent_grace_ms = 100_000;
-    hold_up_every_partition(&world).await;
+    block_every_partition(&world).await;
     let seed = world.seed(1, 1).await;
     let rivals = [1, 2].map(|tag| spend(&[seed.coin(0)], 1, tag));
     let running = world.start();
@@ -178,7 +180,7 @@ async fn who_won_what_the_chain_has_decided_counts_above_the_frontier_of_the_par
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_decided_and_not_committed_is_applied() {
+async fn uncommitted_decisions_are_applied() {
     let mut world = World::new().await;
     world.settings.sequencer.commit_interval = HOUR;
     let seed = world.seed(1, 2).await;
@@ -196,9 +198,9 @@ async fn what_was_decided_and_not_committed_is_applied() {
     assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
-/// The chain stands at a block that lists what is not there: the live store has given the contestant what was free.
+/// The chain waits at a block with an unknown transaction: the live store has given free slots to the contestant.
 #[tokio::test(start_paused = true)]
-async fn contests_that_nobody_has_decided_yet_are_counted() {
+async fn undecided_contests_are_counted() {
     let world = World::new().await;
     let seed = world.seed(1, 3).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1), seed.coin(0)], 1, 2));
@@ -215,11 +217,11 @@ async fn contests_that_nobody_has_decided_yet_are_counted() {
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
     assert_eq!(rebuilt.await.unwrap().undecided, 1);
     assert_eq!(state(&store, &second).await, state(&world.store, &second).await);
-    assert_ne!(digest(&store).await, digest(&world.store).await, "the slot that it holds");
+    assert_ne!(digest(&store).await, digest(&world.store).await, "the live contestant holds a slot");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_had_below_the_frontier_ends_a_rebuild_by_name() {
+async fn a_parent_above_the_frontier_ends_a_rebuild_by_name() {
     let mut world = World::new().await;
     world.settings.sequencer.commit_interval = HOUR;
     let running = world.start();
@@ -235,11 +237,12 @@ async fn what_cannot_be_had_below_the_frontier_ends_a_rebuild_by_name() {
     let error = ended.unwrap_err().to_string();
     let waits = format!("{} (partition ", child.txid);
     assert!(error.contains(&waits) && error.contains(&format!("waits for {}", coinbase.txid)), "{error}");
-    assert!(error.contains("above its frontier (partitions {0: ") && error.contains(", chain 0)"), "{error}");
+    assert!(error.contains("after the rebuild's end offsets (partitions {0: "), "{error}");
+    assert!(error.contains(", chain 0)"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_beside_an_instance_that_goes_on_ends() {
+async fn a_rebuild_beside_a_running_instance_ends() {
     let world = World::new().await;
     let mut coins = Vec::new();
     for tag in 1..=40 {
@@ -263,12 +266,12 @@ async fn a_rebuild_beside_an_instance_that_goes_on_ends() {
             world.mine(sequence, &listed.iter().collect::<Vec<_>>()).await;
             listed.clear();
         }
-        // In the midst of a commit interval, at another place each time.
+        // The rebuild begins within a commit interval, at another time in each round.
         tokio::time::sleep(Duration::from_millis(u64::from(round) * 7)).await;
         let (store, ended) = rebuild(&world).await;
         match ended {
             Ok(()) => {}
-            Err(error @ InstanceError::RebuildStands { .. }) => {
+            Err(error @ InstanceError::RebuildBlocked { .. }) => {
                 stood.push(format!("round {round}: {error}"));
                 continue;
             }
@@ -278,39 +281,40 @@ async fn a_rebuild_beside_an_instance_that_goes_on_ends() {
         store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
         assert!(violations.is_empty(), "round {round}: {violations:#?}\n{}", world.story(&store).await);
     }
-    assert!(stood.is_empty(), "nothing here spends what only an uncommitted block makes: {stood:#?}");
+    assert!(stood.is_empty(), "no event spends an output of an uncommitted block: {stood:#?}");
     world.until_consumed().await;
     running.stop().await;
     world.check("at rest").await;
 }
 
-/// Two rebuilds find the same set empty, and the first stands in its first write while the second comes to its end.
-/// Protects: whoever began first ends by name, and lets nobody in; nobody writes as a rebuild does once instances are let in.
+/// Two rebuilds find the same set empty, and the first waits in its first write while the second ends.
+/// Protects: the first rebuild ends by name and lets no instance in; no rebuild writes once instances are let in.
 #[tokio::test(start_paused = true)]
-async fn of_two_rebuilds_into_one_set_the_first_ends() {
+async fn the_first_of_two_rebuilds_into_one_set_is_taken_over() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
     world.run_until_consumed().await;
     let memory = Arc::new(MemoryEngine::new(RULES));
-    let held = Held::until_let_go(&world.beside(memory.clone()), |row| matches!(row.operation, Operation::Create(_)));
+    let beside = world.beside(memory.clone());
+    let held = HoldingEngine::hold_all(&beside, |row| matches!(row.operation, Operation::Create(_)));
     let first = tokio::spawn({
         let (world, held) = (world.clone(), held.clone());
         async move { rebuild_into(&world, held).await.1 }
     });
-    held.until_kept(1).await;
+    held.wait_for_held(1).await;
     let (store, second) = rebuild_into(&world, memory).await;
     second.unwrap();
     let first = first.await.unwrap().unwrap_err();
-    assert!(matches!(first, InstanceError::Meta(MetaError::TakenOver)), "{first}");
-    held.let_go().await;
+    assert!(matches!(first, InstanceError::Meta(MetaError::RebuildTakenOver)), "{first}");
+    held.release().await;
     assert_eq!(digest(&store).await, digest(&world.store).await);
     assert_eq!(store.meta().await.unwrap().unwrap().rebuilding, None);
 }
 
-/// Its transactions are done long before its chain is, say; whoever asks for its health meanwhile must not end it.
+/// The transactions of a rebuild may complete long before its chain; a liveness probe must not end it meanwhile.
 #[tokio::test(start_paused = true)]
-async fn what_of_a_rebuild_has_ended_does_not_count_as_stalled() {
+async fn a_completed_part_of_a_rebuild_is_no_stall() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     world.validate(&spend(&[seed.coin(0)], 1, 1)).await;

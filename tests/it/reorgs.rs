@@ -1,4 +1,4 @@
-//! Blocks that leave, that come back, and that are on side chains.
+//! Blocks that are disconnected, that are connected again, and that are on side chains.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,9 +11,9 @@ use utxo_store::{
 };
 
 use crate::{
+    harness::{Made, World, WorldSettings, coinbase, spend, wide_coinbase},
     made_blocks::MadeBlock,
-    sequencing::{halts_with_nothing_done, longer_than_a_block_waits, reasons},
-    world::{Made, World, WorldSettings, coinbase, spend, wide_coinbase},
+    sequencing::{assert_halt_without_a_write, reasons, wait_longer_than_a_block},
 };
 
 async fn state(world: &World, made: &Made) -> Option<TxState> {
@@ -29,7 +29,7 @@ async fn is_on_longest_chain(world: &World, block: &MadeBlock) -> bool {
     }
 }
 
-/// Two blocks on each other, of which the second lists one transaction, and the events of both.
+/// Returns two consecutive blocks that were consumed, and the transaction that the second lists.
 async fn two_blocks(world: &World) -> (Made, [MadeBlock; 2]) {
     let seed = world.seed(1, 2).await;
     let listed = spend(&[seed.coin(0)], 1, 1);
@@ -42,9 +42,9 @@ async fn two_blocks(world: &World) -> (Made, [MadeBlock; 2]) {
     (listed, [first, second])
 }
 
-/// What a reorg is refused for is in readiness, and nothing of it is done.
+/// Readiness has the reason of a refused reorg, and the reorg changes nothing.
 #[tokio::test(start_paused = true)]
-async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done() {
+async fn an_invalid_reorg_halts_the_chain_before_a_write() {
     type Lists = (Vec<MadeBlock>, Vec<MadeBlock>);
     type Spoil = fn(&MadeBlock, &MadeBlock) -> Lists;
     let cases: [(&str, Spoil); 8] = [
@@ -58,11 +58,11 @@ async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done
             let next = MadeBlock { height: 103, ..first.followed_by(3, &coinbase(3), &[]) };
             (vec![second.clone()], vec![next])
         }),
-        ("has the id 1, which is that of block", |first, second| {
+        ("has the id 1 of block", |first, second| {
             let next = MadeBlock { block_id: 1, ..first.followed_by(3, &coinbase(3), &[]) };
             (vec![second.clone()], vec![next])
         }),
-        ("two blocks of it have the id 2", |first, second| {
+        ("two blocks of the reorg have the id 2", |first, second| {
             let next = MadeBlock { block_id: 2, ..first.followed_by(3, &coinbase(3), &[]) };
             (vec![second.clone()], vec![next])
         }),
@@ -80,26 +80,26 @@ async fn a_reorg_that_does_not_fit_halts_the_chain_before_anything_of_it_is_done
     for (why, spoil) in cases {
         let world = World::new().await;
         let (listed, [first, second]) = two_blocks(&world).await;
-        // What somebody claims of a coinbase that no block has brought.
+        // A partial event claims outputs of a coinbase that no block has brought.
         let Made { txid, .. } = coinbase(66);
         world.produce_partial(&Made { txid, extended: Bytes::new(), outputs: vec![(1, vec![0x51])] }).await;
         world.run_until_consumed().await;
         let before = world.store.survey(|_| {}).await.unwrap();
         let (leave, come) = spoil(&first, &second);
         world.reorganise(3, &leave, &come).await;
-        halts_with_nothing_done(&world, why, &before).await;
+        assert_halt_without_a_write(&world, why, &before).await;
         assert_eq!(state(&world, &listed).await, Some(TxState::Live), "{why}");
         assert_eq!(world.chain_state().await.sequence, 2, "{why}");
     }
 }
 
-/// Tip and sequence are those of the last block that came, or of what is below the last that left.
+/// Tip and sequence are those of the last connected block, or of the block below the last disconnected one.
 #[tokio::test(start_paused = true)]
 async fn tip_and_sequence_follow_a_reorg() {
-    there_and_back(World::new().await).await;
+    run_reorg_and_back(World::new().await).await;
 }
 
-pub async fn there_and_back(world: World) {
+pub async fn run_reorg_and_back(world: World) {
     let (listed, [first, second]) = two_blocks(&world).await;
     let third = first.followed_by(3, &coinbase(3), &[&listed]);
     let fourth = third.followed_by(4, &coinbase(4), &[]);
@@ -125,14 +125,14 @@ pub async fn there_and_back(world: World) {
     world.check("there and back").await;
 }
 
-/// A block of a side chain lists what is not there, and a loser; the reorg that connects it waits for the one, and lets the
-/// other win.
+/// A block of a side chain lists an unknown transaction and a loser; the reorg that connects the block waits for the
+/// first, and makes the second win.
 #[tokio::test(start_paused = true)]
-async fn a_side_chain_decides_nothing_and_waits_for_nobody_until_it_is_connected() {
-    a_side_chain(World::new().await).await;
+async fn a_side_chain_decides_nothing_until_it_is_connected() {
+    run_side_chain(World::new().await).await;
 }
 
-pub async fn a_side_chain(world: World) {
+pub async fn run_side_chain(world: World) {
     let seed = world.seed(1, 1).await;
     let (winner, loser) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let late = spend(&[loser.coin(0)], 1, 3);
@@ -157,7 +157,7 @@ pub async fn a_side_chain(world: World) {
 
     world.reorganise(3, std::slice::from_ref(&first), std::slice::from_ref(&aside)).await;
     let running = world.start();
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
     assert!(reasons(&running).contains(&late.txid.to_string()), "{}", reasons(&running));
     world.validate(&late).await;
     world.until_consumed().await;
@@ -169,21 +169,22 @@ pub async fn a_side_chain(world: World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_block_of_the_longest_chain_that_is_said_to_be_aside_halts_the_chain() {
+async fn a_connected_block_repeated_as_a_side_chain_halts_the_chain() {
     let world = World::new().await;
     let (_, [_, second]) = two_blocks(&world).await;
     world.bring_aside(3, &second).await;
     let running = world.start();
-    longer_than_a_block_waits().await;
-    let said = reasons(&running);
-    assert!(said.contains("is said to be on a side chain, and is on the longest one"), "{said}");
+    wait_longer_than_a_block().await;
+    let shown_reasons = reasons(&running);
+    assert!(shown_reasons.contains("came as a side chain block, but is on the longest chain"), "{shown_reasons}");
     running.stop().await;
     assert!(is_on_longest_chain(&world, &second).await);
 }
 
-/// What the block lists is in an object, which comes late; the block leaves and returns. A rebuild reads the object, too.
+/// The listed txids are in an object, which comes late; the block is disconnected and returns. A rebuild reads the
+/// object too.
 #[tokio::test(start_paused = true)]
-async fn a_block_refers_to_an_object_leaves_and_returns() {
+async fn a_block_with_an_object_is_disconnected_and_returns() {
     let world = World::new().await;
     let elsewhere = Arc::new(InMemory::new());
     let objects = Some(Objects::new(elsewhere.clone(), &BlobOptions::default()));
@@ -198,8 +199,8 @@ async fn a_block_refers_to_an_object_leaves_and_returns() {
     let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&made[1]]) };
     world.bring(1, &first).await;
     let running = world.start();
-    longer_than_a_block_waits().await;
-    assert!(reasons(&running).contains("object `blocks/1` is not there"), "{}", reasons(&running));
+    wait_longer_than_a_block().await;
+    assert!(reasons(&running).contains("object `blocks/1` does not exist"), "{}", reasons(&running));
     elsewhere.put(&Path::from("blocks/1"), first.listed.clone().into()).await.unwrap();
     world.until_consumed().await;
     running.stop().await;
@@ -221,16 +222,17 @@ async fn a_block_refers_to_an_object_leaves_and_returns() {
     world.check_without_model("a block of an object has returned").await;
 }
 
-/// Coinbases of several pages fall, come from a side chain, and return, with the children of their last pages; killed at any moment.
+/// Coinbases of several pages become conflicting, come from a side chain, and return, with the children of their last
+/// pages; the instance is killed at any moment.
 #[tokio::test(start_paused = true)]
-async fn coinbases_of_several_pages_leave_and_return() {
+async fn coinbases_of_several_pages_are_disconnected_and_return() {
     for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(30)] {
-        coinbases_swap(World::with_settings(WorldSettings::paged(2)).await, kill_after_ms).await;
+        run_coinbase_swap(World::with_settings(WorldSettings::paged(2)).await, kill_after_ms).await;
     }
 }
 
-/// Over a world of pages of two.
-pub async fn coinbases_swap(world: World, kill_after_ms: Option<u64>) {
+/// Needs a world with pages of two slots.
+pub async fn run_coinbase_swap(world: World, kill_after_ms: Option<u64>) {
     world.seed(1, 1).await;
     let [ours, theirs] = [1, 2].map(|number| wide_coinbase(number, 7));
     let [spender, heir] = [&ours, &theirs].map(|made| spend(&[made.coin(6), made.coin(0)], 3, 5));

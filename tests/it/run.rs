@@ -1,4 +1,4 @@
-//! `utxo-store run` as a process of its own, against a mock cluster in this one (or a real one elsewhere).
+//! `utxo-store run` as a process of its own, against a mock cluster in this process (or a real one).
 
 use std::{
     fs::{self, File},
@@ -12,18 +12,18 @@ use std::{
 use tempfile::TempDir;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, Message, NewTopic, Produce, TopicPartition,
+        Broker, BrokerError, Message, NewTopic, OutgoingMessage, TopicPartition,
         kafka::{KafkaBroker, KafkaSettings, MockCluster},
     },
-    event::{Seeded, SeededOutput},
+    event::{PartialOutput, PartialTxEvent},
     tx::Txid,
 };
 
 pub const PARTITIONS: i32 = 2;
-/// Far beyond what anything here takes: it only ends a test that would never end.
+/// Time limit that only ends a test which would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Every topic, with this at the end of its name.
+/// Returns every topic, with this suffix of its name.
 fn topics(suffix: &str) -> Vec<NewTopic> {
     let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}{suffix}"), partitions, config: vec![] };
     let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
@@ -34,7 +34,7 @@ fn topics(suffix: &str) -> Vec<NewTopic> {
 /// A cluster, and a directory with a configuration and a store.
 pub struct Bench {
     brokers: String,
-    /// Ends the names of its topics and of its group.
+    /// Suffix of the names of the topics and of the group.
     suffix: String,
     session_timeout_ms: u32,
     _mock: Option<MockCluster>,
@@ -45,11 +45,11 @@ impl Bench {
     pub fn new() -> Self {
         let cluster = MockCluster::start(&topics("")).unwrap();
         let bench = Bench::on(cluster.bootstrap_servers());
-        // The mock lets a member be missed sooner.
+        // The mock allows a shorter session.
         Bench { suffix: String::new(), session_timeout_ms: 2_000, _mock: Some(cluster), ..bench }
     }
 
-    /// On a cluster that others use as well.
+    /// A bench on a cluster that others use as well.
     pub fn on(brokers: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let name = directory.path().file_name().unwrap().to_str().unwrap();
@@ -57,22 +57,22 @@ impl Bench {
         Bench { brokers: brokers.to_owned(), suffix, session_timeout_ms: 6_000, _mock: None, directory }
     }
 
-    /// `host:port` of its cluster.
+    /// Returns the address `host:port` of the cluster.
     pub fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// The whole name of a topic.
+    /// Returns the whole name of a topic.
     pub fn topic(&self, name: &str) -> String {
         format!("utxo.{name}{}", self.suffix)
     }
 
-    /// The group of the validated transactions.
+    /// Returns the group of the validated transactions.
     pub fn group(&self) -> String {
         format!("utxo-store{}", self.suffix)
     }
 
-    /// Creates all topics, where that is not the mock's business.
+    /// Creates all topics on a real cluster; the mock creates its own.
     pub fn create_topics(&self) {
         block_on(async { self.broker().create_topics(&topics(&self.suffix)).await.unwrap() });
     }
@@ -85,7 +85,7 @@ impl Bench {
         format!("fjall://{}", self.path("store").display())
     }
 
-    /// The binary with this bench's configuration; `variables` go before it.
+    /// Returns the binary as a command with this bench's configuration and these environment variables.
     pub fn command(&self, args: &[&str], variables: &[(&str, &str)]) -> Command {
         let file = self.path("utxo-store.toml");
         let names: String = topics("")
@@ -102,7 +102,7 @@ impl Bench {
             self.session_timeout_ms,
             self.store_url(),
         );
-        // An instance that was just started may be reading it: it finds the whole of it, never the beginning.
+        // A starting instance may be reading the file: the rename keeps it from reading a part of it.
         let new = file.with_extension("new");
         fs::write(&new, text).unwrap();
         fs::rename(new, &file).unwrap();
@@ -116,14 +116,14 @@ impl Bench {
         self.start_with(&[])
     }
 
-    /// The same, with variables of the environment.
+    /// Starts `run` with environment variables, and waits until it is ready.
     pub fn start_with(&self, variables: &[(&str, &str)]) -> Instance {
         let instance = self.start_unready_with(variables);
         until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
         instance
     }
 
-    /// Starts `run`, ready or not, with variables of the environment.
+    /// Starts `run` with environment variables, ready or not.
     pub fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
         let file = self.path("http-address");
         fs::remove_file(&file).ok();
@@ -147,35 +147,35 @@ impl Bench {
         block_on(async { self.broker().producer().await.unwrap().produce_all(messages).await.unwrap() });
     }
 
-    /// The event of a partial transaction.
-    pub fn partial(&self, txid: Txid) -> Produce {
-        let outputs = vec![SeededOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
-        let event = Seeded { txid, coinbase: false, height: 1, outputs };
-        Produce {
+    /// Builds the event of a partial transaction.
+    pub fn partial(&self, txid: Txid) -> OutgoingMessage {
+        let outputs = vec![PartialOutput { vout: 0, satoshis: 1_000, script: &[0x51] }];
+        let event = PartialTxEvent { txid, coinbase: false, height: 1, outputs };
+        OutgoingMessage {
             topic: self.topic("validated-txs"),
             key: txid.0.to_vec().into(),
             payload: event.encode().into(),
-            ..Produce::default()
+            ..OutgoingMessage::default()
         }
     }
 
-    /// The same, of as many as there are numbers.
-    pub fn partials(&self, numbers: Range<u64>) -> Vec<Produce> {
+    /// Builds one such event for each number.
+    pub fn partials(&self, numbers: Range<u64>) -> Vec<OutgoingMessage> {
         numbers.map(|number| self.partial(Txid(*blake3::hash(&number.to_le_bytes()).as_bytes()))).collect()
     }
 
-    /// Produces a message as it is, to the topic of that name (without what all names have in common).
+    /// Produces a message as it is, to the topic of that short name.
     pub fn produce(&self, topic: &str, key: &[u8], payload: &[u8]) {
-        let message = Produce {
+        let message = OutgoingMessage {
             topic: self.topic(topic),
             key: key.to_vec().into(),
             payload: payload.to_vec().into(),
-            ..Produce::default()
+            ..OutgoingMessage::default()
         };
         block_on(async { self.broker().producer().await.unwrap().produce(message).await.unwrap() });
     }
 
-    /// Everything in one partition of a topic.
+    /// Returns all messages of one partition of a topic.
     pub fn messages(&self, topic: &str, partition: i32) -> Vec<Message> {
         let partition = TopicPartition { topic: self.topic(topic).into(), partition };
         block_on(async {
@@ -190,13 +190,13 @@ impl Bench {
         })
     }
 
-    /// Sum of what the group has committed of the validated transactions.
+    /// Returns the sum of the group's committed offsets of validated transactions.
     pub fn committed(&self) -> u64 {
-        self.committed_as_told(&self.broker()).unwrap()
+        self.try_committed(&self.broker()).unwrap()
     }
 
-    /// The same, where this client is told: while the group has no coordinator nobody knows.
-    pub fn committed_as_told(&self, broker: &KafkaBroker) -> Result<u64, BrokerError> {
+    /// Returns the same sum as read by this client; an error while the group has no coordinator.
+    pub fn try_committed(&self, broker: &KafkaBroker) -> Result<u64, BrokerError> {
         let partition = |partition| TopicPartition { topic: self.topic("validated-txs").into(), partition };
         let partitions: Vec<_> = (0..PARTITIONS).map(partition).collect();
         let committed = block_on(async { broker.committed(&self.group(), &partitions).await })?;
@@ -204,7 +204,7 @@ impl Bench {
     }
 }
 
-/// The whole answer of an address to a request; empty when there is none.
+/// Returns the whole answer of an address to a request; empty when there is none.
 pub fn get(address: &str, path: &str) -> String {
     use std::io::{Read, Write};
     let Ok(mut stream) = std::net::TcpStream::connect(address) else { return String::new() };
@@ -221,7 +221,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// The whole answer to a request; empty when there is none.
+    /// Returns the whole answer to a request; empty when there is none.
     pub fn get(&self, path: &str) -> String {
         get(&self.address, path)
     }
@@ -236,7 +236,7 @@ impl Instance {
         loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => return status,
-                None if started.elapsed() > PATIENCE => panic!("the instance does not end"),
+                None if started.elapsed() > PATIENCE => panic!("the instance does not end in time"),
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -253,7 +253,7 @@ impl Drop for Instance {
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < PATIENCE, "it never comes to pass: {what}");
+        assert!(started.elapsed() < PATIENCE, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -262,12 +262,12 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(future)
 }
 
-/// The line that standard error ends with, where the rest are log records.
+/// Returns the last line of standard error; the lines before are log records.
 pub fn last_line(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned()
 }
 
-/// Runs `run` where it must fail by itself; checks that it says so in one line, with these words.
+/// Runs `run` where it must fail by itself; checks that its error is one line with these words.
 pub fn assert_refused(mut command: Command, words: &[&str]) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let line = last_line(&output);
@@ -279,7 +279,7 @@ pub fn assert_refused(mut command: Command, words: &[&str]) {
 }
 
 #[test]
-fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
+fn sigterm_drains_commits_and_exits_with_0() {
     let bench = Bench::new();
     bench.seed(50);
     let mut instance = bench.start();
@@ -299,7 +299,7 @@ fn sigterm_drains_commits_and_exits_with_0_and_a_restart_goes_on() {
         instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 60")
     });
     assert!(instance.get("/metrics").contains("utxo_events_total{kind=\"seeded\"} 60"));
-    // No tick has come: the shutdown commits.
+    // No commit tick has come: the shutdown commits.
     assert_eq!(bench.committed(), 50);
     instance.signal("INT");
     assert_eq!(instance.wait().code(), Some(0));
@@ -315,13 +315,13 @@ fn a_second_signal_stops_at_once_and_loses_nothing() {
     until("everything is completed", || {
         instance.get("/metrics").contains("utxo_transactions_completed_total{result=\"live\"} 20")
     });
-    // Both signals are there when it goes on: before the first one's commit can have been answered.
+    // Both signals are pending when the process continues: the second comes before the commit of the first is answered.
     for signal in ["STOP", "TERM", "INT", "CONT"] {
         instance.signal(signal);
     }
     assert_eq!(instance.wait().code(), Some(3));
     let log = fs::read_to_string(bench.path("run.log")).unwrap();
-    assert!(log.contains("stopped at once by a second signal"), "{log}");
+    assert!(log.contains("signals: second signal, exiting at once"), "{log}");
 
     let mut instance = bench.start();
     until("everything is committed", || bench.committed() == 20);
@@ -330,7 +330,7 @@ fn a_second_signal_stops_at_once_and_loses_nothing() {
 }
 
 #[test]
-fn a_child_whose_parent_is_gone_stops_at_once() {
+fn a_child_process_stops_when_its_standard_input_ends() {
     let bench = Bench::new();
     let mut instance = bench.start();
     drop(instance.child.stdin.take());
@@ -362,7 +362,7 @@ fn a_store_in_use_is_named() {
 }
 
 #[test]
-fn a_directory_that_is_no_store_and_one_that_is_damaged_are_named() {
+fn a_foreign_directory_and_a_damaged_store_are_named() {
     let bench = Bench::new();
     let store = bench.path("store");
     fs::create_dir(&store).unwrap();
@@ -391,7 +391,7 @@ fn a_store_of_another_network_is_refused() {
 }
 
 #[test]
-fn without_a_broker_it_waits_unready_until_a_signal_comes() {
+fn an_instance_without_a_broker_waits_unready() {
     let bench = Bench::new();
     let file = bench.path("http-address");
     let args = ["run", "--http-address-file", file.to_str().unwrap()];
@@ -400,7 +400,7 @@ fn without_a_broker_it_waits_unready_until_a_signal_comes() {
     let mut instance = Instance { child, address: String::new() };
     until("the address is known", || file.exists());
     instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
-    until("it says why it is not ready", || {
+    until("readiness names the broker", || {
         let answer = instance.get("/health/ready");
         answer.starts_with("HTTP/1.1 503") && answer.contains("the broker does not answer")
     });
@@ -421,7 +421,7 @@ fn a_lost_namespace_is_refused() {
     assert_refused(bench.command(&["run"], &[]), &["namespace was lost", "replay --rebuild"]);
 }
 
-/// Runs a command that must succeed; what it printed, as JSON.
+/// Runs a command that must succeed; returns its output as JSON.
 fn json(mut command: Command) -> serde_json::Value {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -429,7 +429,7 @@ fn json(mut command: Command) -> serde_json::Value {
 }
 
 #[test]
-fn a_rebuild_has_the_digest_of_the_live_store_and_the_groups_stand_at_the_end() {
+fn a_rebuild_has_the_live_digest_and_groups_are_at_the_end() {
     let bench = Bench::new();
     bench.seed(40);
     let mut instance = bench.start();
@@ -460,7 +460,7 @@ fn a_rebuild_has_the_digest_of_the_live_store_and_the_groups_stand_at_the_end() 
 }
 
 #[test]
-fn a_missing_configuration_and_a_bad_one_are_exit_code_2() {
+fn a_missing_or_bad_configuration_exits_with_2() {
     for command in ["run", "replay"] {
         let mut args = vec![command, "--config", "/nonexistent.toml"];
         if command == "replay" {

@@ -1,4 +1,4 @@
-//! Brokers over TLS and with logins, on a real Apache Kafka: who comes in, and what is said to who does not.
+//! Brokers over TLS and with logins, on a real Apache Kafka: accepted logins, and the errors of refused ones.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::{
 pub const USER: &str = "alice";
 pub const PASSWORD: &str = "planted-kafka-password-93ab";
 
-/// A server with listeners that take logins over TLS, over an open line, and certificates of clients only.
+/// A server with listeners for logins over TLS, for logins over plaintext, and for client certificates only.
 pub struct Secured {
     pub certificates: Certificates,
     pub server: KafkaServer,
 }
 
-/// A listener of it.
+/// A listener of the server.
 #[derive(Clone, Copy)]
 pub enum Listener {
     SaslSsl,
@@ -35,17 +35,18 @@ pub enum Listener {
     Mutual,
 }
 
-/// Variables of the environment.
+/// Names and values of environment variables.
 pub type Variables = Vec<(String, String)>;
 
 impl Secured {
-    /// The one that the tests of a run share; `None`, with a loud line, when Java, Maven, `openssl` or the feature are missing.
+    /// Returns the server that the tests of a run share; `None`, with a line on standard error, when Java, Maven,
+    /// `openssl` or the feature are missing.
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Secured>> = OnceLock::new();
         SHARED.get_or_init(|| Self::with(KafkaServer::lasting)).as_ref()
     }
 
-    /// One of a test's own, which it may kill.
+    /// Starts a server of a test's own, which the test may kill.
     pub fn own() -> Option<Self> {
         Self::with(KafkaServer::own_as)
     }
@@ -83,7 +84,7 @@ impl Secured {
         Some(Secured { certificates, server })
     }
 
-    /// Variables by which a command comes to a listener, from where `host` is it; `settings` are of `kafka.security`.
+    /// Returns variables by which a command connects to a listener at `host`; `settings` are of `kafka.security`.
     pub fn by(&self, listener: Listener, host: &str, settings: &[(&str, &str)]) -> Variables {
         let (number, protocol) = match listener {
             Listener::SaslSsl => (0, "sasl_ssl"),
@@ -98,7 +99,7 @@ impl Secured {
         [("UTXO_STORE__KAFKA__BROKERS".to_owned(), brokers)].into_iter().chain(security).collect()
     }
 
-    /// The path of a file among the certificates, as a setting.
+    /// Returns the path of a file among the certificates, as a setting.
     pub fn file(&self, name: &str) -> String {
         self.certificates.path(name).display().to_string()
     }
@@ -108,25 +109,25 @@ pub fn borrowed(variables: &Variables) -> Vec<(&str, &str)> {
     variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
-fn told(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
 #[track_caller]
 fn succeeds(bench: &Bench, arguments: &[&str], variables: &Variables) {
     let output = bench.command(arguments, &borrowed(variables)).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", printed(&output));
 }
 
-/// Topics made, events produced, consumed and committed, and all looked at, over this connection alone.
-fn works_end_to_end(secured: &Secured, variables: &Variables) {
+/// Creates topics, produces events, consumes and commits them, and runs all checks, over this connection alone.
+fn run_end_to_end(secured: &Secured, variables: &Variables) {
     let bench = Bench::on(secured.server.bootstrap_servers());
     succeeds(&bench, &["topics", "create", "--partitions", "2"], variables);
     let (block, prevouts) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
     let generate = ["generate", "--partitions", "2", "--blocks", &block, "--prevouts", &prevouts];
     succeeds(&bench, &generate, variables);
     let produced: usize = (0..2).map(|partition| bench.messages("validated-txs", partition).len()).sum();
-    assert!(produced > 213, "its transactions, and what they spend");
+    assert!(produced > 213, "the transactions of the block and their parents");
     let mut instance = bench.start_with(&borrowed(variables));
     until("everything is committed", || bench.committed() == produced as u64);
     instance.signal("TERM");
@@ -143,7 +144,7 @@ fn a_login_over_tls_works_end_to_end() {
     let password = password.path().to_str().unwrap();
     let ca = secured.file("ca.pem");
     let settings = [("MECHANISM", "SCRAM-SHA-512"), ("USERNAME", USER), ("PASSWORD_FILE", password), ("CA_FILE", &ca)];
-    works_end_to_end(secured, &secured.by(Listener::SaslSsl, "localhost", &settings));
+    run_end_to_end(secured, &secured.by(Listener::SaslSsl, "localhost", &settings));
 }
 
 #[test]
@@ -157,11 +158,11 @@ fn a_client_certificate_works_end_to_end() {
         ("KEY_FILE", &key),
         ("KEY_PASSWORD", KEY_PASSWORD),
     ];
-    works_end_to_end(secured, &secured.by(Listener::Mutual, "localhost", &settings));
+    run_end_to_end(secured, &secured.by(Listener::Mutual, "localhost", &settings));
 }
 
 #[test]
-fn every_mechanism_logs_in_over_tls_and_over_an_open_line_which_is_warned_of() {
+fn every_mechanism_logs_in_and_plaintext_is_warned_of() {
     let Some(secured) = Secured::shared() else { return };
     let bench = Bench::on(secured.server.bootstrap_servers());
     bench.create_topics();
@@ -169,28 +170,28 @@ fn every_mechanism_logs_in_over_tls_and_over_an_open_line_which_is_warned_of() {
     for mechanism in ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] {
         let login = [("MECHANISM", mechanism), ("USERNAME", USER), ("PASSWORD", PASSWORD)];
         let over_tls = [&login[..], &[("CA_FILE", &ca)]].concat();
-        succeeds_looking(&bench, &secured.by(Listener::SaslSsl, "localhost", &over_tls), false);
-        succeeds_looking(&bench, &secured.by(Listener::SaslPlaintext, "localhost", &login), true);
+        assert_check_succeeds(&bench, &secured.by(Listener::SaslSsl, "localhost", &over_tls), false);
+        assert_check_succeeds(&bench, &secured.by(Listener::SaslPlaintext, "localhost", &login), true);
     }
-    // Another name is believed only where nobody asks for it.
+    // Another host name is accepted only where the name is not checked.
     let login = [("MECHANISM", "PLAIN"), ("USERNAME", USER), ("PASSWORD", PASSWORD), ("CA_FILE", ca.as_str())];
-    let any_host = [&login[..], &[("ENDPOINT_IDENTIFICATION", "false")]].concat();
-    succeeds_looking(&bench, &secured.by(Listener::SaslSsl, "127.0.0.1", &any_host), true);
+    let allows_any_host = [&login[..], &[("ENDPOINT_IDENTIFICATION", "false")]].concat();
+    assert_check_succeeds(&bench, &secured.by(Listener::SaslSsl, "127.0.0.1", &allows_any_host), true);
 }
 
-/// `run --check` finds nothing wrong, but warns of its configuration where it has to.
+/// Fails unless `run --check` finds nothing wrong, and warns of the configuration exactly where it should.
 #[track_caller]
-fn succeeds_looking(bench: &Bench, variables: &Variables, warned: bool) {
+fn assert_check_succeeds(bench: &Bench, variables: &Variables, warned: bool) {
     let output = bench.command(&["run", "--check"], &borrowed(variables)).output().unwrap();
-    let told = told(&output);
-    assert_eq!(output.status.code(), Some(0), "{variables:?}: {told}");
-    let configuration = told.lines().find(|line| line.contains("configuration")).unwrap();
+    let printed = printed(&output);
+    assert_eq!(output.status.code(), Some(0), "{variables:?}: {printed}");
+    let configuration = printed.lines().find(|line| line.contains("configuration")).unwrap();
     assert_eq!(configuration.contains("WARNING"), warned, "{configuration}");
 }
 
-/// Whoever set it through properties before there were settings goes on, and is told what says it now.
+/// A login that was configured through librdkafka properties still works, and a warning names the new setting.
 #[test]
-fn properties_of_before_still_log_in() {
+fn deprecated_properties_still_log_in() {
     let Some(secured) = Secured::shared() else { return };
     let bench = Bench::on(secured.server.bootstrap_servers());
     bench.create_topics();
@@ -207,18 +208,21 @@ fn properties_of_before_still_log_in() {
     let variables: Variables = [("UTXO_STORE__KAFKA__BROKERS".to_owned(), brokers)].into_iter().chain(named).collect();
     succeeds(&bench, &["topics", "check"], &variables);
     let check = bench.command(&["config", "check"], &borrowed(&variables)).output().unwrap();
-    let told = told(&check);
-    assert!(told.contains("warning: kafka.properties.sasl.password is now said by kafka.security.password"), "{told}");
+    let printed = printed(&check);
+    let words = "warning: kafka.properties.sasl.password is deprecated: set kafka.security.password instead";
+    assert!(printed.contains(words), "{printed}");
 
     let both = [&variables[..], &[("UTXO_STORE__KAFKA__SECURITY__PROTOCOL".to_owned(), "ssl".to_owned())]].concat();
     let check = bench.command(&["config", "check"], &borrowed(&both)).output().unwrap();
     assert_eq!(check.status.code(), Some(2));
-    let line = "error: kafka.properties.sasl.username is set by kafka.security.username (UTXO_STORE__KAFKA__PROPERTIES__SASL_USERNAME)";
-    assert!(self::told(&check).contains(line) && !self::told(&check).contains(PASSWORD), "{}", self::told(&check));
+    let line = "error: kafka.properties.sasl.username is set by kafka.security.username \
+                (UTXO_STORE__KAFKA__PROPERTIES__SASL_USERNAME)";
+    let printed = self::printed(&check);
+    assert!(printed.contains(line) && !printed.contains(PASSWORD), "{printed}");
 }
 
 #[test]
-fn who_is_turned_away_is_told_why_in_one_line() {
+fn a_refused_login_is_explained_in_one_line() {
     let Some(secured) = Secured::shared() else { return };
     let bench = Bench::on(secured.server.bootstrap_servers());
     bench.create_topics();
@@ -274,9 +278,9 @@ fn who_is_turned_away_is_told_why_in_one_line() {
             let started = Instant::now();
             let output = bench.command(arguments, &borrowed(&variables)).output().unwrap();
             let line = last_line(&output);
-            assert_eq!(output.status.code(), Some(1), "{what}: {}", told(&output));
+            assert_eq!(output.status.code(), Some(1), "{what}: {}", printed(&output));
             assert!(line.starts_with("error: ") && line.contains(words), "{what}: {line}");
-            assert!(!told(&output).contains("planted-"), "{what}: {}", told(&output));
+            assert!(!printed(&output).contains("planted-"), "{what}: {}", printed(&output));
             assert!(started.elapsed() < Duration::from_secs(20), "{what}: after {:?}", started.elapsed());
             eprintln!("{what}: {line}");
         }
@@ -284,9 +288,9 @@ fn who_is_turned_away_is_told_why_in_one_line() {
     }
 }
 
-/// What librdkafka finds wrong before it connects is bad configuration.
+/// An error that librdkafka finds before it connects is a bad configuration.
 #[test]
-fn files_that_are_no_certificates_and_a_key_under_another_password_are_bad_configuration() {
+fn wrong_certificate_files_are_a_bad_configuration() {
     let Some(secured) = Secured::shared() else { return };
     let bench = Bench::on(secured.server.bootstrap_servers());
     let (ca, certificate, key) =
@@ -301,17 +305,17 @@ fn files_that_are_no_certificates_and_a_key_under_another_password_are_bad_confi
         let variables = secured.by(Listener::Mutual, "localhost", &settings);
         for arguments in [&["config", "check"][..], &["run"], &["topics", "check"]] {
             let output = bench.command(arguments, &borrowed(&variables)).output().unwrap();
-            let told = told(&output);
-            assert_eq!(output.status.code(), Some(2), "{arguments:?} {told}");
-            assert!(last_line(&output).contains(words) && !told.contains("planted-"), "{told}");
+            let printed = printed(&output);
+            assert_eq!(output.status.code(), Some(2), "{arguments:?} {printed}");
+            assert!(last_line(&output).contains(words) && !printed.contains("planted-"), "{printed}");
         }
     }
 }
 
-/// Who was let in goes on: a broker that comes back with what is not believed, or that no longer takes the login, is one that is away until
-/// it is put right. Who starts meanwhile is refused.
+/// An instance that was accepted continues. A broker that returns with an untrusted certificate, or that no longer
+/// takes the login, counts as unavailable until it is corrected. An instance that starts meanwhile is refused.
 #[test]
-fn a_running_instance_outlasts_brokers_that_turn_it_away() {
+fn a_running_instance_outlasts_brokers_that_refuse_it() {
     const OTHER: &str = "planted-other-password-2b4d";
     let Some(mut secured) = Secured::own() else { return };
     let ca = secured.file("ca.pem");
@@ -330,12 +334,12 @@ fn a_running_instance_outlasts_brokers_that_turn_it_away() {
         secured.certificates.serve_by(authority);
         let user = |password: &str| format!("user_{USER}=\"{password}\"");
         secured.server.reconfigure(|text| text.replace(&user(PASSWORD), &user(password)));
-        secured.server.start_again();
-        until("it says why it is turned away", || {
+        secured.server.restart();
+        until("readiness names the refusal", || {
             let answer = instance.get("/health/ready");
             answer.starts_with("HTTP/1.1 503") && answer.contains("\"broker_reachable\":") && answer.contains(words)
         });
-        assert!(instance.get("/health/live").starts_with("HTTP/1.1 200"), "a restart would not mend it");
+        assert!(instance.get("/health/live").starts_with("HTTP/1.1 200"), "a restart would not help");
         for page in PAGES.map(|path| instance.get(path)) {
             assert!(!page.contains("planted-"), "{page}");
         }
@@ -346,7 +350,7 @@ fn a_running_instance_outlasts_brokers_that_turn_it_away() {
     }
     secured.server.kill();
     secured.certificates.serve_by("ca");
-    secured.server.start_again();
+    secured.server.restart();
     until("it is ready again", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
     bench.seed(70);
     until("what came since is committed as well", || bench.committed() == 120);

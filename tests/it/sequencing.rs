@@ -1,12 +1,12 @@
-//! What the sequencer makes of blocks that contradict what is stored, and how it says that it stands.
+//! Blocks that contradict the stored state, and how readiness names a halted or waiting chain.
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use utxo_store::{
-    broker::{Broker, Committed, Polled, memory::MemoryFaults},
-    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::Faults},
-    event::Action,
+    broker::{Broker, CommittedOffset, ConsumerEvent, memory::MemoryFaults},
+    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::EngineFaults},
+    event::CommandAction,
     record::{
         BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
@@ -14,10 +14,10 @@ use utxo_store::{
     store::digest::Survey,
 };
 
+use crate::harness::{Coin, GROUP, Made, Running, World, coinbase, spend};
 use crate::made_blocks::{MadeBlock, block_hash};
-use crate::world::{Coin, GROUP, Made, Running, World, coinbase, spend};
 
-/// The same transaction, whose event claims another script of what it spends.
+/// Builds the same transaction; its event claims another script of the spent output.
 fn lie(coin: &Coin, tag: u8) -> Made {
     let claimed = Coin { script: vec![0x60, tag], ..coin.clone() };
     spend(&[claimed], 1, tag)
@@ -30,10 +30,10 @@ async fn assert_live_as(world: &World, made: &Made, what: &str) {
     assert_eq!(body, Some(Body::Transaction(made.extended.clone())), "{what}: {}", made.txid);
 }
 
-/// A txid commits to the outputs that are spent: what an event claims of them bars it from nothing that a block proves.
-/// `true`: the honest event stands behind the block.
+/// A txid commits to the spent outputs: a wrong claim of an event bars the transaction from nothing that a block
+/// proves. `honest_behind`: the honest event stands behind the block.
 #[tokio::test(start_paused = true)]
-async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_claims() {
+async fn a_listed_transaction_with_wrong_claims_wins_with_true_ones() {
     for (honest_behind, decided_before) in [(false, false), (false, true), (true, false), (true, true)] {
         for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(60)] {
             let what = format!("honest behind {honest_behind}, decided before {decided_before}, {kill_after_ms:?}");
@@ -66,46 +66,46 @@ async fn a_block_lists_a_transaction_whose_event_lies_and_it_wins_with_true_clai
     }
 }
 
-/// What readiness says of the chain.
+/// Returns the reasons of readiness that concern the chain.
 pub fn reasons(running: &Running) -> String {
     let reasons = running.health.ready().reasons;
     ["chain_running", "chain_fed"].iter().filter_map(|name| Some(format!("{name}: {}", reasons.get(name)?))).collect()
 }
 
-pub async fn longer_than_a_block_waits() {
+pub async fn wait_longer_than_a_block() {
     tokio::time::sleep(Duration::from_secs(15)).await;
 }
 
-/// An instance says that the chain stands for this reason, and the store is as it was.
-pub async fn halts_with_nothing_done(world: &World, why: &str, before: &Survey) {
+/// Fails unless an instance names this reason for a halted chain and leaves the store as it was.
+pub async fn assert_halt_without_a_write(world: &World, why: &str, before: &Survey) {
     let running = world.start();
-    longer_than_a_block_waits().await;
-    let said = reasons(&running);
-    assert!(said.starts_with("chain_running: ") && said.contains(why), "{why}: {said}");
+    wait_longer_than_a_block().await;
+    let reasons_text = reasons(&running);
+    assert!(reasons_text.starts_with("chain_running: ") && reasons_text.contains(why), "{why}: {reasons_text}");
     running.stop().await;
     assert_eq!(world.store.survey(|_| {}).await.unwrap(), *before, "{why}");
 }
 
-/// Before the limit nothing is said; then what is waited for; and when it comes, nothing any more.
+/// Before the limit readiness names nothing; then it names the wait; and after the answer nothing again.
 #[tokio::test(start_paused = true)]
-async fn a_store_or_a_log_that_does_not_answer_the_chain_is_said_by_readiness() {
+async fn readiness_names_a_store_or_log_that_does_not_answer_the_chain() {
     let world = World::new().await;
     world.seed(1, 1).await;
     let running = world.start();
     world.until_consumed().await;
-    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    world.nodes.set(EngineFaults { failed_read: 1.0, ..EngineFaults::default() });
     world.mine(1, &[]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(reasons(&running), "");
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
     assert_eq!(reasons(&running), "chain_running: the store: still waiting for an answer");
-    world.nodes.set(Faults::default());
+    world.nodes.set(EngineFaults::default());
     world.until_consumed().await;
     assert_eq!(reasons(&running), "");
 
     world.mine(2, &[]).await;
     world.broker.set_faults(MemoryFaults { produce_refused: 1.0, ..MemoryFaults::default() });
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
     assert_eq!(reasons(&running), "chain_fed: the feed: still waiting for an answer");
     world.broker.set_faults(MemoryFaults::default());
     world.until_consumed().await;
@@ -113,9 +113,9 @@ async fn a_store_or_a_log_that_does_not_answer_the_chain_is_said_by_readiness() 
     running.stop().await;
 }
 
-/// A record with the stamp of an event that this sequencer has not handled: somebody else was ahead, or so it seems.
+/// A record has the stamp of an event that this sequencer has not handled, as if another sequencer were ahead.
 #[tokio::test(start_paused = true)]
-async fn a_sequencer_that_finds_itself_behind_says_so() {
+async fn a_sequencer_behind_another_one_reports_it() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
@@ -124,16 +124,16 @@ async fn a_sequencer_that_finds_itself_behind_says_so() {
     world.store.apply_one(Row { key: Key::master(seed.txid), operation: later }).await.unwrap();
     world.validate(&spend(&[seed.coin(0)], 1, 2)).await;
     let running = world.start();
-    longer_than_a_block_waits().await;
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
+    wait_longer_than_a_block().await;
     let why = "chain_running: chain offset 0: still waiting for what another sequencer, which is ahead, decided";
     assert_eq!(reasons(&running), why);
     running.stop().await;
 }
 
-/// Nothing writes such a slot. To take it from its winner for its winner would go on for ever.
+/// No operation writes such a slot. Taking the slot from its winner for its winner would go on for ever.
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name() {
+async fn a_slot_with_another_input_of_its_winner_halts_the_chain() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     world.run_until_consumed().await;
@@ -151,7 +151,7 @@ async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name()
     world.store.apply_one(Row { key: Key::master(seed.txid), operation: damage }).await.unwrap();
     world.validate(&made).await;
     let running = world.start();
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
     let (slot, txid) = (outpoint, made.txid);
     let why = format!("the store is damaged: {slot} names input 1 of {txid}, but its input 0 spends it");
     assert_eq!(reasons(&running), format!("chain_running: {why}"));
@@ -159,24 +159,25 @@ async fn a_slot_that_names_its_winner_by_another_input_halts_the_chain_by_name()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_block_that_does_not_stand_one_above_the_tip_halts_the_chain_before_anything_of_it_is_stored() {
+async fn a_block_not_one_above_the_tip_halts_the_chain_before_a_write() {
     for wrong in [0, 101, 103, u32::MAX] {
         let world = World::new().await;
         let running = world.start();
         world.mine(1, &[]).await;
         let coinbase = coinbase(2);
         world.mine_with(2, 2, wrong, &coinbase, &[]).await;
-        longer_than_a_block_waits().await;
-        let said = reasons(&running);
-        assert!(said.contains(&format!("says that it is at height {wrong}, but it follows the tip")), "{said}");
+        wait_longer_than_a_block().await;
+        let reasons_text = reasons(&running);
+        let why = format!("says that it is at height {wrong}, but it follows the tip");
+        assert!(reasons_text.contains(&why), "{reasons_text}");
         assert!(world.page(&coinbase).await.is_none());
         running.stop().await;
     }
 }
 
-/// A block on another one than the tip, a coinbase that is none, or that is stored with other content.
+/// A block on another block than the tip, a coinbase that is none, or a coinbase that is stored with other content.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_does_not_fit_halts_the_chain_before_anything_of_it_is_stored() {
+async fn an_invalid_block_halts_the_chain_before_a_write() {
     type Spoil = fn(MadeBlock) -> MadeBlock;
     let cases: [(&str, bool, Spoil); 4] = [
         ("follows 0909090909", true, |block| MadeBlock { previous: [9; 32], ..block }),
@@ -191,7 +192,7 @@ async fn a_block_that_does_not_fit_halts_the_chain_before_anything_of_it_is_stor
         let world = World::new().await;
         let listed = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
         world.validate(&listed).await;
-        // What somebody claims of a coinbase that no block has brought.
+        // A partial event claims outputs of a coinbase that no block has brought.
         let Made { txid, .. } = coinbase(66);
         world.produce_partial(&Made { txid, extended: Default::default(), outputs: vec![(1, vec![0x51])] }).await;
         let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
@@ -200,20 +201,20 @@ async fn a_block_that_does_not_fit_halts_the_chain_before_anything_of_it_is_stor
         let before = world.store.survey(|_| {}).await.unwrap();
         let block = spoil(first.followed_by(2, &coinbase(2), &[&listed]));
         world.produce("block-mined", b"", block.mined(2, longest_chain)).await;
-        halts_with_nothing_done(&world, why, &before).await;
+        assert_halt_without_a_write(&world, why, &before).await;
         assert_eq!(world.chain_state().await.sequence, 1, "{why}");
     }
 }
 
-/// What a block lists cannot be live: it spends what is frozen, or what a transaction spends that is mined below.
+/// A listed transaction cannot be live: it spends a frozen output, or an output that a mined transaction spends.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_lists_what_cannot_win_halts_the_chain() {
+async fn a_block_with_a_transaction_that_cannot_win_halts_the_chain() {
     for frozen in [true, false] {
         let world = World::new().await;
         let seed = world.seed(1, 1).await;
         let (mined, listed) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
         if frozen {
-            world.command(1, Action::Freeze { outpoint: seed.coin(0).outpoint }).await;
+            world.command(1, CommandAction::Freeze { outpoint: seed.coin(0).outpoint }).await;
             world.run_until_consumed().await;
             world.mine(1, &[]).await;
         } else {
@@ -225,15 +226,15 @@ async fn a_block_that_lists_what_cannot_win_halts_the_chain() {
         world.run_until_consumed().await;
         world.mine(2, &[&listed]).await;
         let running = world.start();
-        longer_than_a_block_waits().await;
+        wait_longer_than_a_block().await;
         let why = match frozen {
             true => format!("lists {}, which cannot be live: Frozen {{ input: 0 }}", listed.txid),
             false => format!("lists {}, whose rival {} is mined", listed.txid, mined.txid),
         };
         assert!(reasons(&running).contains(&why), "{why}: {}", reasons(&running));
         let later = world.seed(2, 1).await;
-        longer_than_a_block_waits().await;
-        assert!(world.page(&later).await.is_some(), "the rest goes on");
+        wait_longer_than_a_block().await;
+        assert!(world.page(&later).await.is_some(), "the pipeline goes on");
         running.stop().await;
         assert!(world.page(&listed).await.unwrap().conflicting);
         assert_eq!(world.page(&mined).await.is_some_and(|page| !page.conflicting), !frozen);
@@ -241,28 +242,29 @@ async fn a_block_that_lists_what_cannot_win_halts_the_chain() {
     }
 }
 
-/// Nothing could follow it, and whatever is counted from its height would be beyond all heights.
+/// No block could follow such a block, and heights counted from it would overflow.
 #[tokio::test(start_paused = true)]
-async fn a_block_at_an_impossible_height_halts_the_chain_before_anything_of_it_is_stored() {
+async fn a_block_at_an_impossible_height_halts_the_chain() {
     for (longest_chain, height) in [(true, u32::MAX), (true, 1 << 31), (false, u32::MAX)] {
         let world = World::new().await;
         let running = world.start();
         let coinbase = coinbase(1);
         let block = MadeBlock { hash: block_hash(1), ..MadeBlock::new(1, height, &coinbase, &[]) };
         world.produce("block-mined", b"", block.mined(1, longest_chain)).await;
-        longer_than_a_block_waits().await;
-        let said = reasons(&running);
-        assert!(said.contains(&format!("says that it is at height {height}, and heights are below")), "{said}");
+        wait_longer_than_a_block().await;
+        let reasons_text = reasons(&running);
+        let why = format!("says that it is at height {height}, and heights are below");
+        assert!(reasons_text.contains(&why), "{reasons_text}");
         assert!(world.page(&coinbase).await.is_none());
         running.stop().await;
     }
 }
 
-/// Writes another block under the id of one that is being stored, as another sequencer might that came first.
-struct Usurper(Arc<dyn RecordEngine>);
+/// Writes another block under the id of a block that is being stored, as an earlier sequencer might.
+struct RacingEngine(Arc<dyn RecordEngine>);
 
 #[async_trait]
-impl RecordEngine for Usurper {
+impl RecordEngine for RacingEngine {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -290,8 +292,8 @@ impl RecordEngine for Usurper {
         self.0.scan(set, cursor, limit).await
     }
 
-    fn may_forget(&self) -> Duration {
-        self.0.may_forget()
+    fn loss_window(&self) -> Duration {
+        self.0.loss_window()
     }
 
     async fn close(&self) -> Result<(), EngineError> {
@@ -299,35 +301,35 @@ impl RecordEngine for Usurper {
     }
 }
 
-/// The id was free when it was looked at, and was not when the block was written.
+/// The id was free when it was read, and was used when the block was written.
 #[tokio::test(start_paused = true)]
 async fn a_block_whose_record_cannot_be_written_halts_the_chain() {
     let world = World::new().await;
     let memory = world.memory.clone();
-    let world = world.over(Arc::new(Usurper(memory)));
+    let world = world.over(Arc::new(RacingEngine(memory)));
     let running = world.start();
     world.mine(1, &[]).await;
-    longer_than_a_block_waits().await;
-    let said = reasons(&running);
-    assert!(said.contains("cannot be stored under its id 1"), "{said}");
+    wait_longer_than_a_block().await;
+    let reasons_text = reasons(&running);
+    assert!(reasons_text.contains("cannot be stored under its id 1"), "{reasons_text}");
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sequence_that_does_not_come_is_named_by_readiness_until_it_does() {
+async fn readiness_names_a_missing_sequence() {
     let world = World::new().await;
     let running = world.start();
     world.mine(2, &[]).await;
-    longer_than_a_block_waits().await;
+    wait_longer_than_a_block().await;
     let why = "chain_fed: sequence 1 is missing: in `block-mined` 2 is next, in `reorgs` nothing";
     assert_eq!(reasons(&running), why);
     running.stop().await;
 }
 
-/// Neither a block under a sequence that another had nor what is no event gets into the chain: whoever takes hold of it next must
-/// not come upon them again, be the last block that was fed handled or not.
+/// A block with a used sequence and bytes that are no event do not get into the chain: the next owner of the chain must
+/// not meet them again, whether the last fed block is handled or not.
 #[tokio::test(start_paused = true)]
-async fn what_the_feed_refuses_is_refused_once() {
+async fn the_feed_refuses_an_event_once() {
     for handled in [true, false] {
         let world = World::new().await;
         world.mine(1, &[]).await;
@@ -357,15 +359,17 @@ async fn what_the_feed_refuses_is_refused_once() {
 async fn commit(world: &World, state: &ChainState) {
     let group = chain_group(GROUP);
     let mut consumer = world.broker.subscribe(&group, &["chain".to_owned()]).await.unwrap();
-    let Polled::Assigned(assigned) = consumer.poll().await.unwrap() else { panic!("it is assigned first") };
-    let committed = Committed { offset: 0, metadata: state.to_metadata() };
+    let ConsumerEvent::Assigned(assigned) = consumer.poll().await.unwrap() else {
+        panic!("the assignment comes first")
+    };
+    let committed = CommittedOffset { offset: 0, metadata: state.to_metadata() };
     consumer.commit(&[(assigned[0].partition.clone(), committed)]).await.unwrap();
     consumer.close().await.unwrap();
 }
 
-/// Damage, or mischief: it halts the chain, and nothing else.
+/// A damaged or malicious sequence halts the chain, and nothing else.
 #[tokio::test(start_paused = true)]
-async fn a_sequence_that_nothing_can_follow_halts_the_chain_by_name() {
+async fn the_last_possible_sequence_halts_the_chain() {
     for (sequence, why) in [
         (u64::MAX, "the sequence is at its end"),
         (u64::MAX - 1, "has the sequence 18446744073709551615: nothing could follow it"),
@@ -375,18 +379,18 @@ async fn a_sequence_that_nothing_can_follow_halts_the_chain_by_name() {
         world.mine_with(1, u64::MAX, 1, &coinbase(1), &[]).await;
         let seed = world.seed(1, 1).await;
         let running = world.start();
-        longer_than_a_block_waits().await;
-        let said = reasons(&running);
-        assert!(said.starts_with("chain_running") && said.contains(why), "{said}");
-        assert!(world.page(&seed).await.is_some(), "the rest goes on");
+        wait_longer_than_a_block().await;
+        let reasons_text = reasons(&running);
+        assert!(reasons_text.starts_with("chain_running") && reasons_text.contains(why), "{reasons_text}");
+        assert!(world.page(&seed).await.is_some(), "the pipeline goes on");
         running.stop().await;
     }
 }
 
-/// Events of one transaction share a partition, so whatever becomes of them the first one is stored first, also by a
-/// rebuild: it says at which height and whether locked, even where another one says what is spent.
+/// Events of one transaction share a partition, so that the first one is always stored first, also by a rebuild. The
+/// first event decides height and lock, even where another event decides the claims.
 #[tokio::test(start_paused = true)]
-async fn of_two_events_for_one_transaction_the_first_says_at_which_height_and_whether_locked() {
+async fn the_first_of_two_events_decides_height_and_lock() {
     for (first_lies, second_lies) in [(false, false), (true, false), (false, true), (true, true)] {
         for (at_once, behind_a_rival) in [(true, false), (false, false), (true, true), (false, true)] {
             for (first_is_locked, kill_after_ms) in [(true, None), (false, None), (true, Some(2)), (false, Some(5))] {
@@ -420,8 +424,8 @@ async fn of_two_events_for_one_transaction_the_first_says_at_which_height_and_wh
                 world.run_until_consumed().await;
                 let page = world.page(&honest).await.unwrap();
                 let since = page.master.as_ref().unwrap().unmined_since;
-                let said = if first_is_locked { (true, Some(200)) } else { (false, Some(150)) };
-                assert_eq!((page.locked, since), said, "{what}");
+                let expected = if first_is_locked { (true, Some(200)) } else { (false, Some(150)) };
+                assert_eq!((page.locked, since), expected, "{what}");
                 world.check(&what).await;
             }
         }

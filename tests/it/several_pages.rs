@@ -1,5 +1,5 @@
-//! Transactions over several pages on the real engines: the same life on each gives the same records, and a process that is killed
-//! with SIGKILL while it creates them leaves nothing that can be spent early or cannot be completed.
+//! Transactions over several pages on the real engines: one history gives the same records on each engine. A process
+//! that SIGKILL ends during creates leaves no output that is spendable early and no state that cannot be completed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +18,12 @@ use utxo_store::{
     record::{
         Blob, Body, HeldSlot, Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Reason, Rejection, Reply,
         Sequenced, Spend, SpendSlot, SpendingData, Stamp, TxState, Verdict,
-        build::{Setting, Start, pages_of},
+        build::{NewTxState, PageParams, build_pages},
     },
-    seeded::Seeded,
+    rng::SplitMix64,
     store::{
         Store, StoreSettings,
-        create::{Creator, Identity, Paged, Processes, Starts},
+        create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         recovery::Sweep,
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
@@ -46,8 +46,8 @@ fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
     Store::new(engine, settings)
 }
 
-/// Transaction `number` with so many outputs of 10 satoshis.
-fn wide(number: u64, outputs: u32, starts: Starts) -> Paged {
+/// Builds transaction `number` with this many outputs of 10 satoshis.
+fn wide(number: u64, outputs: u32, initial_state: InitialState) -> PagedTx {
     let mut parent = [0xA5; 32];
     parent[..8].copy_from_slice(&number.to_le_bytes());
     let previous = Some(Output { satoshis: 1 << 40, script: &[0x51] });
@@ -55,24 +55,29 @@ fn wide(number: u64, outputs: u32, starts: Starts) -> Paged {
     let builder = TransactionBuilder::default().input(outpoint, &[1], u32::MAX, previous);
     let bytes = Bytes::from((0..outputs).fold(builder, |builder, _| builder.output(10, &[0x51])).extended());
     let parsed = Transaction::parse(&bytes).unwrap();
-    let setting = Setting { network: Network::Regtest, height: 100, batch_size: PAGE, created_at: 5 };
-    let pages = pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &Start::default()).unwrap();
-    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts }
+    let setting = PageParams { network: Network::Regtest, height: 100, batch_size: PAGE, created_at: 5 };
+    let pages = build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &NewTxState::default()).unwrap();
+    PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state }
 }
 
 fn creator(store: &Store, owner: u64, clock: Clock) -> Creator {
     Creator::new(store.clone(), clock, identity(owner))
 }
 
-fn identity(owner: u64) -> Identity {
-    Identity { owner, process_id: std::process::id(), hostname: "here".into(), sees: Processes::None }
+fn identity(owner: u64) -> CreatorIdentity {
+    CreatorIdentity {
+        owner,
+        process_id: std::process::id(),
+        hostname: "here".into(),
+        process_visibility: ProcessVisibility::None,
+    }
 }
 
 fn at(offset: u64, operation: Sequenced) -> Operation {
     Operation::Sequenced(Stamp { offset, phase: Phase::Apply }, operation)
 }
 
-fn take_all(work: &Paged, number: u32, outputs: u32) -> Operation {
+fn take_all(work: &PagedTx, number: u32, outputs: u32) -> Operation {
     let txid = work.others.txid();
     let slot = |vout: u32| SpendSlot {
         offset: vout % PAGE,
@@ -101,15 +106,15 @@ async fn pages(store: &Store, txid: Txid, count: u32) -> Vec<Option<Page>> {
     records.into_iter().map(|record| record.and_then(|record| record.page().cloned())).collect()
 }
 
-/// Created, spent to the last slot, mined, given back; contested and accepted; half created and swept. Every outcome, and every
-/// record in the end.
-async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>) {
+/// Runs a history: created, spent to the last slot, mined, settled; contested and accepted; half created and swept.
+/// Returns every outcome, and every final record.
+async fn play_history(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>) {
     const OUTPUTS: u32 = 18;
     let store = store_on(engine);
     let clock = Clock::simulated(1_000_000);
     let creator = creator(&store, 1, clock);
     let mut outcomes = Vec::new();
-    let live = wide(1, OUTPUTS, Starts::Live);
+    let live = wide(1, OUTPUTS, InitialState::Live);
     let txid = live.others.txid();
     for _ in 0..2 {
         outcomes.push(creator.create(&live, |_| {}).await.unwrap());
@@ -118,8 +123,8 @@ async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>
         for _ in 0..2 {
             outcomes.push(apply(&store, Key::Page(txid, number), take_all(&live, number, OUTPUTS)).await);
             if number > 0 {
-                let told = Operation::SetPageSpent { page: number, spent: true };
-                outcomes.push(apply(&store, Key::master(txid), told).await);
+                let page_spent = Operation::SetPageSpent { page: number, spent: true };
+                outcomes.push(apply(&store, Key::master(txid), page_spent).await);
             }
         }
     }
@@ -129,13 +134,13 @@ async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>
         outcomes.push(apply(&store, Key::Page(txid, number), at(3, set_mined)).await);
     }
     let due = pages(&store, txid, 1).await[0].as_ref().unwrap().delete_at_height;
-    assert_eq!(due, Some(150 + RULES.retention), "all its pages are spent, and it is mined");
+    assert_eq!(due, Some(150 + RULES.retention), "the transaction is mined and all its pages are spent");
     let held = HeldSlot { offset: 1, holder: SpendingData { txid: Txid([9; 32]), input: 2 * PAGE + 1 } };
     outcomes.push(apply(&store, Key::Page(txid, 2), at(4, Sequenced::Settle(vec![held]))).await);
     outcomes.push(apply(&store, Key::master(txid), at(4, Sequenced::SetPageSpent { page: 2, spent: false })).await);
     outcomes.push(apply(&store, Key::Page(txid, 9), take_all(&live, 9, 38)).await);
 
-    let contested = wide(2, OUTPUTS, Starts::Contested);
+    let contested = wide(2, OUTPUTS, InitialState::Contested);
     let lost = contested.others.txid();
     outcomes.push(creator.create(&contested, |_| {}).await.unwrap());
     outcomes.push(apply(&store, Key::Page(lost, 1), take_all(&contested, 1, OUTPUTS)).await);
@@ -146,7 +151,7 @@ async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>
     }
     outcomes.push(apply(&store, Key::Page(lost, 1), take_all(&contested, 1, OUTPUTS)).await);
 
-    let half = wide(3, OUTPUTS, Starts::Live);
+    let half = wide(3, OUTPUTS, InitialState::Live);
     let half_txid = half.others.txid();
     outcomes.push(apply(&store, Key::Page(half_txid, 2), at(7, Sequenced::MarkContested)).await);
     let marks = vec![HeldSlot { offset: 0, ..held }];
@@ -171,7 +176,7 @@ async fn life(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Option<Page>>
     (outcomes, records)
 }
 
-fn check_life((outcomes, records): &(Vec<Outcome>, Vec<Option<Page>>)) {
+fn check_history((outcomes, records): &(Vec<Outcome>, Vec<Option<Page>>)) {
     assert_eq!(outcomes[..2], [Outcome::Applied(Reply::None), Outcome::AlreadyApplied(Reply::State(TxState::Live))]);
     let refusals = outcomes.iter().filter_map(|outcome| match outcome {
         Outcome::Rejected(rejection) => Some(rejection.clone()),
@@ -190,30 +195,30 @@ fn check_life((outcomes, records): &(Vec<Outcome>, Vec<Option<Page>>)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wide_life_is_the_same_on_memory_and_fjall() {
-    let memory = life(Arc::new(MemoryEngine::new(RULES))).await;
-    check_life(&memory);
+async fn a_paged_history_is_the_same_on_memory_and_fjall() {
+    let memory = play_history(Arc::new(MemoryEngine::new(RULES))).await;
+    check_history(&memory);
     let directory = tempfile::tempdir().unwrap();
     let url = format!("fjall://{}", directory.path().display());
-    assert_eq!(life(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap()).await, memory);
+    assert_eq!(play_history(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap()).await, memory);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wide_life_is_the_same_on_aerospike() {
+async fn a_paged_history_is_the_same_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
-    let aerospike = life(engine::open(&server.url(), &OpenOptions::new(RULES)).await.unwrap()).await;
-    assert_eq!(aerospike, life(Arc::new(MemoryEngine::new(RULES))).await);
+    let aerospike = play_history(engine::open(&server.url(), &OpenOptions::new(RULES)).await.unwrap()).await;
+    assert_eq!(aerospike, play_history(Arc::new(MemoryEngine::new(RULES))).await);
 }
 
 const KILLED_ON: &str = "UTXO_STORE_TEST_PAGES_ON";
 const KILLED_BLOBS: &str = "UTXO_STORE_TEST_PAGES_BLOBS";
 const KILLED_FROM: &str = "UTXO_STORE_TEST_PAGES_FROM";
-/// 20 pages.
+/// Outputs of a transaction with 20 pages.
 const KILLED_OUTPUTS: u32 = 20 * PAGE - 1;
 
-/// Not a test: what the child does, until it is killed.
+/// The child process of the kill tests, which does nothing when run as a test.
 #[test]
-fn child() {
+fn create_until_killed() {
     let Ok(url) = std::env::var(KILLED_ON) else { return };
     let from: u64 = std::env::var(KILLED_FROM).unwrap().parse().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -226,7 +231,8 @@ fn child() {
             tasks.spawn(async move {
                 for number in (from + task..).step_by(3) {
                     println!("begun {number}");
-                    let outcome = creator.create(&wide(number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+                    let tx = wide(number, KILLED_OUTPUTS, InitialState::Live);
+                    let outcome = creator.create(&tx, |_| {}).await.unwrap();
                     assert!(outcome.is_done(), "{outcome:?}");
                     println!("done {number}");
                 }
@@ -236,7 +242,7 @@ fn child() {
     });
 }
 
-/// The store at this URL, with its bodies in this directory.
+/// Opens the store at this URL, with its bodies in this directory.
 async fn opened(url: &str, blobs: Option<&Path>) -> Store {
     let store = store_on(engine::open(url, &OpenOptions::new(RULES)).await.unwrap());
     let Some(directory) = blobs else { return store };
@@ -246,10 +252,11 @@ async fn opened(url: &str, blobs: Option<&Path>) -> Store {
     store.with_blobs(Some(blobs))
 }
 
-/// Runs the child and kills it so many milliseconds after it has begun; what it said.
-fn kill_one(url: &str, blobs: Option<&Path>, from: u64, after_ms: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
+/// Runs the child and kills it this many milliseconds after its first line; returns the begun and the acknowledged
+/// numbers.
+fn run_and_kill(url: &str, blobs: Option<&Path>, from: u64, after_ms: u64) -> (BTreeSet<u64>, BTreeSet<u64>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let command = command.args(["several_pages::child", "--exact", "--nocapture"]);
+    let command = command.args(["several_pages::create_until_killed", "--exact", "--nocapture"]);
     let command = command.env(KILLED_ON, url).env(KILLED_FROM, from.to_string());
     let command = command.envs(blobs.map(|directory| (KILLED_BLOBS, directory)));
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -270,11 +277,11 @@ fn kill_one(url: &str, blobs: Option<&Path>, from: u64, after_ms: u64) -> (BTree
         }
     }
     child.wait().unwrap();
-    assert!(killed, "it has not begun");
+    assert!(killed, "the child has not begun");
     (begun, done)
 }
 
-/// How far the transactions are, by what is there of them.
+/// Numbers of transactions by the state of their records.
 #[derive(Debug, Default)]
 struct Found {
     nothing: usize,
@@ -286,7 +293,7 @@ struct Found {
 async fn look(store: &Store, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Found {
     let mut found = Found::default();
     for number in begun {
-        let txid = wide(*number, KILLED_OUTPUTS, Starts::Live).others.txid();
+        let txid = wide(*number, KILLED_OUTPUTS, InitialState::Live).others.txid();
         let states: Vec<_> = pages(store, txid, 20).await.iter().map(|page| page.as_ref().map(Page::state)).collect();
         let open = states.contains(&Some(TxState::Live));
         let whole = states.iter().all(Option::is_some);
@@ -304,12 +311,12 @@ async fn look(store: &Store, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Fou
     found
 }
 
-async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
-    let mut dice = Seeded::new(kills);
+async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u64) {
+    let mut dice = SplitMix64::new(kills);
     let (mut begun, mut done) = (BTreeSet::new(), BTreeSet::new());
     for _ in 0..kills {
         let from = begun.last().map_or(0, |last| last + 1);
-        let (some, of_them) = kill_one(url, blobs, from, dice.below(25));
+        let (some, of_them) = run_and_kill(url, blobs, from, dice.below(25));
         begun.extend(some);
         done.extend(of_them);
     }
@@ -319,7 +326,7 @@ async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
     let mut held = BTreeMap::new();
     store.lock_records(|txid, lock_record| drop(held.insert(txid, lock_record))).await.unwrap();
     assert!(held.values().all(|held| held.expected_recs == 20 && held.expires_at <= now_ms + 70_000), "{held:?}");
-    // As if all lock records had run out.
+    // The sweep runs as if all lock records had expired.
     let later_ms = now_ms + 400_000;
     let swept = store.sweep(Sweep { now_ms: later_ms, older_than_ms: 120_000, dry_run: false }).await.unwrap();
     assert_eq!((swept.completed.len(), swept.orphaned.len()), (before.half, before.without_master), "{before:?}");
@@ -328,7 +335,7 @@ async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
     assert_eq!((after.half, after.live), (0, before.live + before.half));
     let creator = creator(&store, 1, Clock::simulated(later_ms));
     for number in &begun {
-        let outcome = creator.create(&wide(*number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+        let outcome = creator.create(&wide(*number, KILLED_OUTPUTS, InitialState::Live), |_| {}).await.unwrap();
         assert!(outcome.is_done(), "{number}: {outcome:?}");
     }
     let end = look(&store, &begun, &begun).await;
@@ -338,18 +345,19 @@ async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
     assert!(violations.is_empty(), "{violations:#?}");
     let stored = |page: &Page| matches!(page.body(), Some(Body::External(Blob::First)));
     for number in &begun {
-        let master = store.master(wide(*number, KILLED_OUTPUTS, Starts::Live).others.txid()).await.unwrap();
+        let master = store.master(wide(*number, KILLED_OUTPUTS, InitialState::Live).others.txid()).await.unwrap();
         assert_eq!(stored(&master.unwrap()), blobs.is_some());
     }
-    // Whoever never died, and keeps bodies with their masters, comes to the same.
+    // A process that was never killed, and keeps bodies in the masters, has the same digest.
     let other = store_on(Arc::new(MemoryEngine::new(RULES)));
     let creator = Creator::new(other.clone(), Clock::simulated(1_000_000), identity(1));
     for number in &begun {
-        creator.create(&wide(*number, KILLED_OUTPUTS, Starts::Live), |_| {}).await.unwrap();
+        creator.create(&wide(*number, KILLED_OUTPUTS, InitialState::Live), |_| {}).await.unwrap();
     }
     assert_eq!(store.survey(|_| {}).await.unwrap().digest, other.survey(|_| {}).await.unwrap().digest);
     eprintln!(
-        "{kills} kills: {} transactions of 20 pages begun, {} acknowledged; found {before:?}, {} lock records held; all are live",
+        "{kills} kills: {} transactions of 20 pages begun, {} acknowledged; found {before:?}, \
+         {} lock records left; all are live",
         begun.len(),
         done.len(),
         held.len()
@@ -357,27 +365,27 @@ async fn killed_often(url: &str, blobs: Option<&Path>, kills: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_kills_on_aerospike() {
+async fn creates_survive_fifty_kills_on_aerospike() {
     let Some(server) = AerospikeServer::start() else { return };
-    killed_often(&server.url(), None, 50).await;
+    assert_creates_survive_kills(&server.url(), None, 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_kills_on_aerospike_with_blobs() {
+async fn creates_survive_fifty_kills_on_aerospike_with_blobs() {
     let Some(server) = AerospikeServer::start() else { return };
     let blobs = tempfile::tempdir().unwrap();
-    killed_often(&server.url(), Some(&blobs.path().join("blobs")), 50).await;
+    assert_creates_survive_kills(&server.url(), Some(&blobs.path().join("blobs")), 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_kills_on_fjall() {
+async fn creates_survive_ten_kills_on_fjall() {
     let directory = tempfile::tempdir().unwrap();
-    killed_often(&format!("fjall://{}", directory.path().join("records").display()), None, 10).await;
+    assert_creates_survive_kills(&format!("fjall://{}", directory.path().join("records").display()), None, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_kills_on_fjall_with_blobs() {
+async fn creates_survive_ten_kills_on_fjall_with_blobs() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("fjall://{}", directory.path().join("records").display());
-    killed_often(&url, Some(&directory.path().join("blobs")), 10).await;
+    assert_creates_survive_kills(&url, Some(&directory.path().join("blobs")), 10).await;
 }

@@ -1,4 +1,4 @@
-//! `/state`: what it says, that it answers while the store hangs, and that no page and no log line has a secret.
+//! `/state`: its content, its answer while the store hangs, and the absence of secrets in pages and log lines.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -10,19 +10,19 @@ use tokio::{
 use utxo_store::{api::Server, record::Key, status::Health, telemetry::Metrics};
 
 use crate::{
-    health::troubled,
+    harness::{Running, World, spend},
+    health::failing_world,
     kafka_server::KafkaServer,
     run::{Bench, until},
-    world::{Running, World, spend},
 };
 
-/// What the page of an instance says now.
+/// Returns the page of an instance as JSON.
 fn page(health: &Health) -> Value {
     serde_json::to_value(health.status_registry().page(health)).unwrap()
 }
 
-/// What a thread of the runtime answers, asked from outside.
-async fn asked(address: SocketAddr, path: &str) -> String {
+/// Returns the answer of the server to a request from outside.
+async fn request(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -34,7 +34,7 @@ async fn seconds(count: u64) {
     tokio::time::sleep(Duration::from_secs(count)).await;
 }
 
-/// The partitions on the page, by number.
+/// Returns the partitions on the page, by number.
 fn partitions(page: &Value) -> Vec<Value> {
     page["pipeline"]["partitions"].as_array().unwrap().clone()
 }
@@ -44,8 +44,8 @@ fn sum(page: &Value, field: &str) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_says_how_far_everything_is_and_what_waits_for_what() {
-    let (world, engine) = troubled().await;
+async fn the_page_shows_progress_and_waits() {
+    let (world, engine) = failing_world().await;
     let running: Running = world.start();
     let seed = world.seed(1, 2).await;
     let first = world.mine(1, &[]).await;
@@ -63,7 +63,8 @@ async fn it_says_how_far_everything_is_and_what_waits_for_what() {
     assert_eq!((&shown["chain"]["event"], &shown["chain"]["partition"]["watermark"]), (&Value::Null, &1.into()));
     assert_eq!(shown["chain"]["waits_for"], Value::Array(vec![]));
 
-    // A block that waits for what is not there, a child of it, and a store that does not answer about another.
+    // A block waits for an unknown transaction, a child waits for the same one, and the store does not answer about a
+    // third.
     let absent = spend(&[seed.coin(0)], 1, 1);
     let child = spend(&[absent.coin(0)], 1, 2);
     world.mine(2, &[&absent]).await;
@@ -95,7 +96,7 @@ async fn it_says_how_far_everything_is_and_what_waits_for_what() {
     let before = group(&running);
     assert_eq!((&before["last_drain"], &before["rebalances"]["lost"]), (&Value::Null, &0.into()), "{before}");
     let assigned = before["rebalances"]["assigned"].as_u64().unwrap();
-    assert_eq!(assigned, 2, "of three partitions, and of the chain");
+    assert_eq!(assigned, 2, "one assignment of three partitions, and one of the chain");
     world.broker.rebalance("g");
     seconds(10).await;
     let after = group(&running);
@@ -110,7 +111,7 @@ async fn it_says_how_far_everything_is_and_what_waits_for_what() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_halted_partition_says_why_and_one_that_is_given_up_is_gone() {
+async fn a_halted_partition_has_a_reason_and_a_lost_one_disappears() {
     let mut world = World::new().await;
     world.settings.pipeline.dead_letter_limits.consecutive = 3;
     let running = world.start();
@@ -120,7 +121,7 @@ async fn a_halted_partition_says_why_and_one_that_is_given_up_is_gone() {
     seconds(5).await;
     let shown = page(&running.health);
     let halted: Vec<_> = partitions(&shown).into_iter().filter(|partition| !partition["halted"].is_null()).collect();
-    assert_eq!((halted.len(), &halted[0]["paused"]), (1, &"it is halted".into()));
+    assert_eq!((halted.len(), &halted[0]["paused"]), (1, &"the partition is halted".into()));
     assert!(halted[0]["halted"]["why"].as_str().unwrap().contains("dead letters"), "{halted:?}");
     world.broker.lose_assignments("g");
     let other = world.start();
@@ -133,19 +134,20 @@ async fn a_halted_partition_says_why_and_one_that_is_given_up_is_gone() {
             |name: &str| metrics.lines().filter(|line| line.starts_with(name) && line.contains("\"txs\"")).count();
         assert_eq!((series("utxo_parked_events{"), series("utxo_assignment_epoch{")), (held, held));
     }
-    // However it ends: an instance whose broker went away starts again within its process.
+    // An instance whose broker went away starts again within its process, so that any end removes the series.
     for running in [running, other] {
         let (health, metrics) = (running.health.clone(), running.metrics.clone());
         running.kill().await;
-        assert!(!metrics.encode().unwrap().contains("topic=\""), "of partitions that are somebody else's");
+        let has_series = metrics.encode().unwrap().contains("topic=\"");
+        assert!(!has_series, "series of partitions that the instance no longer has");
         assert_eq!((partitions(&page(&health)).len(), &page(&health)["chain"]["held"]), (0, &false.into()));
     }
 }
 
-/// The loops wait for the store; the page does not wait for them.
+/// The loops wait for the store; the page does not wait for the loops.
 #[tokio::test]
-async fn it_answers_while_the_store_hangs() {
-    let (world, engine) = troubled().await;
+async fn the_page_answers_while_the_store_hangs() {
+    let (world, engine) = failing_world().await;
     let running = world.start();
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = Server::bind(free, Arc::new(Metrics::new()), running.health.clone()).await.unwrap();
@@ -156,16 +158,17 @@ async fn it_answers_while_the_store_hangs() {
     let mut shown = Value::Null;
     while shown["pipeline"]["in_flight"] != 1 {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let answer = tokio::time::timeout(Duration::from_secs(30), asked(address, "/state")).await.expect("it answers");
+        let answer = tokio::time::timeout(Duration::from_secs(30), request(address, "/state")).await;
+        let answer = answer.expect("the page answers in time");
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/json"), "{answer}");
         shown = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
     }
     running.kill().await;
 }
 
-/// Nothing of what only the configuration knows is on a page or in the log.
+/// Secrets of the configuration are on no page and not in the log.
 #[test]
-fn no_secret_is_shown_anywhere() {
+fn pages_and_log_contain_no_secret() {
     const SECRETS: [&str; 4] = ["pLanted-kafka", "pLanted-user", "pLanted-aerospike", "pLanted-blobs"];
     let bench = Bench::new();
     let instance = bench.start_with(&[
@@ -179,17 +182,17 @@ fn no_secret_is_shown_anywhere() {
     ]);
     bench.seed(20);
     until("everything is committed", || bench.committed() == 20);
-    let mut told: Vec<String> =
+    let mut printed: Vec<String> =
         ["/state", "/metrics", "/health/ready", "/health/live"].map(|path| instance.get(path)).into();
-    assert!(told.iter().all(|answer| answer.starts_with("HTTP/1.1 200")), "{told:?}");
-    assert!(told[0].contains(&bench.group()) && told[0].contains("\"store\":\"fjall\""), "{}", told[0]);
-    told.push(std::fs::read_to_string(bench.path("run.log")).unwrap());
-    for (text, secret) in told.iter().flat_map(|text| SECRETS.map(|secret| (text, secret))) {
+    assert!(printed.iter().all(|answer| answer.starts_with("HTTP/1.1 200")), "{printed:?}");
+    assert!(printed[0].contains(&bench.group()) && printed[0].contains("\"store\":\"fjall\""), "{}", printed[0]);
+    printed.push(std::fs::read_to_string(bench.path("run.log")).unwrap());
+    for (text, secret) in printed.iter().flat_map(|text| SECRETS.map(|secret| (text, secret))) {
         assert!(!text.contains(secret), "{secret}: {text}");
     }
 }
 
-/// Three instances on two partitions: the one that gets none takes over from the others, and says that it is ready.
+/// Three instances on two partitions: the one without a partition stands by for the others, and is ready.
 #[test]
 fn an_instance_without_partitions_is_ready() {
     let benches = [(); 3].map(|()| Bench::new());
@@ -210,9 +213,10 @@ fn an_instance_without_partitions_is_ready() {
     });
 }
 
-/// On a broker of its own: killed, it makes the instance unready, with the reason, but no dead one; started again it is found again.
+/// The broker belongs to this test: killed, it makes the instance unready with the reason, but not dead; started again,
+/// it is found again.
 #[test]
-fn a_broker_that_is_away_is_said_until_it_is_back() {
+fn readiness_names_an_unreachable_broker_until_it_answers() {
     let Some(mut server) = KafkaServer::own() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     bench.create_topics();
@@ -220,7 +224,7 @@ fn a_broker_that_is_away_is_said_until_it_is_back() {
     bench.seed(50);
     until("everything is committed", || bench.committed() == 50);
     server.kill();
-    until("it says that the broker is away", || {
+    until("readiness names the broker", || {
         let answer = instance.get("/health/ready");
         answer.starts_with("HTTP/1.1 503") && answer.contains("\"broker_reachable\":")
     });
@@ -229,7 +233,7 @@ fn a_broker_that_is_away_is_said_until_it_is_back() {
     }
     assert!(instance.get("/metrics").contains("utxo_condition_met{condition=\"broker_reachable\"} 0"));
     assert!(instance.child.try_wait().unwrap().is_none());
-    server.start_again();
+    server.restart();
     until("it is ready again", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
     bench.seed(70);
     until("what came since is committed as well", || bench.committed() == 120);

@@ -1,4 +1,4 @@
-//! The watchdog: none of the waits that are right trips it, and a thread that stands ends a real process.
+//! The watchdog: no legitimate wait trips it, and a stalled thread ends a real process.
 
 use std::{
     fs,
@@ -17,35 +17,35 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::{
         BlobOptions, BlobStore,
-        fault::{Fault, FaultStore},
+        fault::{BlobFault, FaultStore},
     },
-    broker::{Broker, BrokerErrorKind, Produce},
-    engine::fault::Faults,
+    broker::{Broker, BrokerErrorKind, OutgoingMessage},
+    engine::fault::EngineFaults,
     instance::{self, InstanceParts},
     liveness::{StallDetector, StalledLoop},
     record::Key,
     sequencer::chain_group,
     status::Health,
     store::Store,
-    telemetry::Drain,
+    telemetry::DrainReason,
 };
 
 use crate::{
-    health::troubled,
+    failing_broker::{FailingBroker, LogCall},
+    harness::{GROUP, Running, World, WorldSettings, spend},
+    health::failing_world,
     run::{Bench, Instance, block_on, until},
-    troubled_broker::{Asked, TroubledBroker},
-    waits::partition_of,
-    world::{GROUP, Running, World, WorldSettings, spend},
+    waiting_events::partition_of,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
 const WORKER: &str = "the chain's worker";
 const LOOK: Duration = Duration::from_secs(1);
 
-/// An instance that a watchdog looks at.
+/// An instance with a watchdog that records stalled loops.
 struct Watched {
     running: Running,
-    stood: Arc<Mutex<Vec<StalledLoop>>>,
+    stalled: Arc<Mutex<Vec<StalledLoop>>>,
     looking: JoinHandle<()>,
 }
 
@@ -57,12 +57,12 @@ impl Watched {
     fn start_on(world: &World, broker: Arc<dyn Broker>) -> Self {
         let shutdown = CancellationToken::new();
         let store = Store { engine: world.nodes.clone(), ..world.store.clone() };
-        let health = Arc::new(Health::new(world.clock.clone(), Duration::from_secs(600)).watched(Some(LIMIT)));
+        let health = Arc::new(Health::new(world.clock.clone(), Duration::from_secs(600)).with_watchdog(Some(LIMIT)));
         let parts = InstanceParts { broker, health: health.clone(), ..world.parts(&store) };
         let metrics = parts.metrics.clone();
         let task = tokio::spawn(instance::run(world.settings.clone(), parts, shutdown.clone()));
-        let stood = Arc::new(Mutex::new(Vec::new()));
-        let (seen, liveness) = (stood.clone(), health.liveness().clone());
+        let stalled = Arc::new(Mutex::new(Vec::new()));
+        let (seen, liveness) = (stalled.clone(), health.liveness().clone());
         let looking = tokio::spawn(async move {
             let mut watch = StallDetector::new(&liveness, LOOK);
             loop {
@@ -70,17 +70,17 @@ impl Watched {
                 seen.lock().unwrap().extend(watch.check(liveness.now_ms()));
             }
         });
-        Watched { running: Running { shutdown, task, health, metrics }, stood, looking }
+        Watched { running: Running { shutdown, task, health, metrics }, stalled, looking }
     }
 
-    /// Nothing stands for so long, though there are loops to look at.
-    async fn turns_for(&self, seconds: u64) {
+    /// Fails if a loop stalls within this time, or if the loops are not those of an instance.
+    async fn assert_no_stall_for(&self, seconds: u64) {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
-        assert_eq!(*self.stood.lock().unwrap(), []);
+        assert_eq!(*self.stalled.lock().unwrap(), []);
         let mut loops: Vec<_> =
             self.running.health.liveness().loops().into_iter().map(|monitor| monitor.name).collect();
         loops.sort();
-        // Who does not hold the chain, or takes hold of it only, has no worker.
+        // Only an instance that holds the chain has a worker.
         loops.retain(|name| name != WORKER);
         assert_eq!(loops, ["the pipeline's loop", "the sequencer's loop"]);
     }
@@ -96,55 +96,55 @@ impl Watched {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_instance_turns_and_one_whose_commits_are_rare() {
+async fn an_idle_instance_with_rare_commits_trips_nothing() {
     let mut world = World::new().await;
     let hour = Duration::from_secs(3_600);
     (world.settings.pipeline.commit_interval, world.settings.sequencer.commit_interval) = (hour, hour);
     let watched = Watched::start(&world);
     world.seed(1, 1).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     watched.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_away_trips_nothing() {
-    let (world, engine) = troubled().await;
+async fn an_unavailable_store_trips_nothing() {
+    let (world, engine) = failing_world().await;
     let watched = Watched::start(&world);
     world.seed(1, 1).await;
-    watched.turns_for(5).await;
+    watched.assert_no_stall_for(5).await;
     engine.fail_applies(|_| true);
     world.seed(2, 1).await;
     world.mine(1, &[]).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     assert!(watched.unmet().contains(&"store_reachable"), "{:?}", watched.unmet());
     *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(3, 1).txid));
     engine.fail_applies(|_| false);
     world.seed(3, 1).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     watched.kill().await;
 }
 
-/// Nobody knows whether they have forgotten, and whoever takes hold of the chain has to.
+/// The incarnation is unknown, and an instance that acquires the chain has to read it.
 #[tokio::test(start_paused = true)]
 async fn nodes_that_do_not_answer_trip_nothing() {
     let world = World::forgetful().await;
     let watched = Watched::start(&world);
     world.seed(1, 1).await;
     world.until_consumed().await;
-    world.nodes.set(Faults { failed_read: 1.0, ..Faults::default() });
+    world.nodes.set(EngineFaults { failed_read: 1.0, ..EngineFaults::default() });
     for group in [GROUP.to_owned(), chain_group(GROUP)] {
         world.broker.lose_assignments(&group);
     }
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     assert!(watched.unmet().contains(&"offsets_committed"), "{:?}", watched.unmet());
-    world.nodes.set(Faults::default());
+    world.nodes.set(EngineFaults::default());
     world.seed(2, 1).await;
     world.until_consumed().await;
     watched.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_halted_partition_and_a_block_that_waits_trip_nothing() {
+async fn a_halted_partition_and_a_waiting_block_trip_nothing() {
     let mut world = World::new().await;
     world.settings.pipeline.dead_letter_limits.consecutive = 3;
     let seed = world.seed(1, 1).await;
@@ -153,77 +153,77 @@ async fn a_halted_partition_and_a_block_that_waits_trip_nothing() {
         world.produce("txs", b"poison", vec![9]).await;
     }
     world.mine(1, &[&spend(&[seed.coin(0)], 1, 1)]).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     assert_eq!(watched.unmet(), ["chain_running", "partitions_running"]);
     watched.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blob_store_that_is_away_trips_nothing() {
+async fn an_unavailable_blob_store_trips_nothing() {
     let mut world = World::with_settings(WorldSettings::with_blobs(2, 0)).await;
     let objects = FaultStore::new(world.objects.clone(), 1);
-    let options = BlobOptions { keep: Duration::ZERO, ..BlobOptions::default() };
+    let options = BlobOptions { cache_time: Duration::ZERO, ..BlobOptions::default() };
     world.store.blobs = Some(BlobStore::new(Arc::new(objects.clone()), options));
     let seed = world.seed(1, 5).await;
     let watched = Watched::start(&world);
     world.until_consumed().await;
-    objects.fail_all(Some(Fault::LostRequest));
+    objects.fail_all(Some(BlobFault::LostRequest));
     let paid = spend(&[seed.coin(0), seed.coin(1)], 2, 1);
     world.validate(&paid).await;
     world.mine(1, &[&paid]).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     objects.fail_all(None);
     world.until_consumed().await;
     watched.kill().await;
 }
 
-/// Who is asked to give its partitions up waits for an answer that does not come, far longer than the limit.
+/// A revocation waits for an answer that does not come, far longer than the limit.
 #[tokio::test(start_paused = true)]
-async fn a_rebalance_that_drains_trips_nothing() {
-    let (mut world, engine) = troubled().await;
+async fn a_draining_rebalance_trips_nothing() {
+    let (mut world, engine) = failing_world().await;
     world.settings.pipeline.drain_timeout = LIMIT * 30;
     let watched = Watched::start(&world);
     world.seed(1, 1).await;
-    watched.turns_for(5).await;
+    watched.assert_no_stall_for(5).await;
     *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(2, 1).txid));
     world.seed(2, 1).await;
-    watched.turns_for(5).await;
+    watched.assert_no_stall_for(5).await;
     world.broker.rebalance(GROUP);
-    watched.turns_for(100).await;
-    assert_eq!(watched.running.metrics.drain_seconds.of(Drain::Revocation).get_sample_count(), 0);
+    watched.assert_no_stall_for(100).await;
+    assert_eq!(watched.running.metrics.drain_seconds.of(DrainReason::Revocation).get_sample_count(), 0);
     let pipeline =
         |monitor: &StalledLoop| monitor.name.contains("pipeline") && monitor.waits_for == Some("a rebalance");
-    assert!(watched.running.health.liveness().loops().iter().any(pipeline), "it is draining");
-    watched.turns_for(400).await;
-    let drained = watched.running.metrics.drain_seconds.of(Drain::Revocation);
+    assert!(watched.running.health.liveness().loops().iter().any(pipeline), "the pipeline is draining");
+    watched.assert_no_stall_for(400).await;
+    let drained = watched.running.metrics.drain_seconds.of(DrainReason::Revocation);
     assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 300.0));
     watched.kill().await;
 }
 
-/// What moves in a partition that stays does not hold up the others, which go to somebody else.
+/// A batch in a partition that stays does not delay the other partitions, which are revoked.
 #[tokio::test(start_paused = true)]
-async fn a_rebalance_drains_what_goes() {
-    let (mut world, engine) = troubled().await;
+async fn a_rebalance_drains_only_revoked_partitions() {
+    let (mut world, engine) = failing_world().await;
     world.settings.pipeline.drain_timeout = LIMIT * 30;
     let first = Watched::start(&world);
     world.seed(1, 1).await;
-    first.turns_for(5).await;
-    // Of the transactions of one partition the first hangs, and partitions go round: one of three goes to whoever joins.
+    first.assert_no_stall_for(5).await;
+    // The first transaction of one partition hangs; one of the three partitions goes to the instance that joins.
     let stays = (2..).find(|tag| partition_of(&World::partial(*tag, 1)) == 0).unwrap();
     *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(stays, 1).txid));
     world.seed(stays, 1).await;
-    first.turns_for(5).await;
+    first.assert_no_stall_for(5).await;
     let second = world.start();
-    first.turns_for(20).await;
-    let drained = first.running.metrics.drain_seconds.of(Drain::Revocation);
+    first.assert_no_stall_for(20).await;
+    let drained = first.running.metrics.drain_seconds.of(DrainReason::Revocation);
     assert_eq!((drained.get_sample_count(), drained.get_sample_sum().round()), (1, 0.0));
-    assert!(first.running.metrics.in_flight.get() > 0, "what hangs goes on hanging");
+    assert!(first.running.metrics.in_flight.get() > 0, "the hanging batch is still in flight");
     second.stop().await;
     first.kill().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_cone_over_a_slow_store_trips_nothing() {
+async fn many_descendants_on_a_slow_store_trip_nothing() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (first, winner) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 99));
@@ -237,14 +237,14 @@ async fn a_long_cone_over_a_slow_store_trips_nothing() {
     }
     let watched = Watched::start(&world);
     world.until_consumed().await;
-    let slow = Faults { delayed: 1.0, delay_within: Duration::from_secs(15), ..Faults::default() };
+    let slow = EngineFaults { delayed: 1.0, delay_within: Duration::from_secs(15), ..EngineFaults::default() };
     world.nodes.set(slow);
     world.validate(&winner).await;
     world.mine(1, &[&winner]).await;
-    watched.turns_for(120).await;
-    assert!(!world.consumed().await, "it is at it still");
-    watched.turns_for(600).await;
-    world.nodes.set(Faults::default());
+    watched.assert_no_stall_for(120).await;
+    assert!(!world.is_consumed().await, "the sequencer is still working on the descendants");
+    watched.assert_no_stall_for(600).await;
+    world.nodes.set(EngineFaults::default());
     world.until_consumed().await;
     watched.kill().await;
 }
@@ -252,23 +252,24 @@ async fn a_long_cone_over_a_slow_store_trips_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_log_that_does_not_answer_trips_nothing() {
     let world = World::new().await;
-    let (broker, rules) = TroubledBroker::over(&world);
+    let (broker, rules) = FailingBroker::over(&world);
     let watched = Watched::start_on(&world, broker);
-    watched.turns_for(5).await;
+    watched.assert_no_stall_for(5).await;
     let retryable = Some(BrokerErrorKind::Retryable);
-    rules.refuse(move |asked, _| retryable.filter(|_| asked != Asked::Next));
+    rules.refuse(move |call, _| retryable.filter(|_| call != LogCall::Next));
     world.seed(1, 1).await;
     world.mine(1, &[]).await;
-    watched.turns_for(600).await;
+    watched.assert_no_stall_for(600).await;
     rules.refuse(|_, _| None);
     world.until_consumed().await;
     watched.kill().await;
 }
 
-/// Protects: what the chain does is watched by itself. It stands in the middle of an event, and the other loops turn.
+/// Protects: the worker of the chain has a watch of its own. The worker stalls within an event, and the other loops go
+/// on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_worker_of_the_chain_that_is_blocked_stands_alone() {
-    let (world, engine) = troubled().await;
+async fn a_blocked_chain_worker_is_the_only_stalled_loop() {
+    let (world, engine) = failing_world().await;
     let watched = Watched::start(&world);
     world.seed(1, 1).await;
     world.mine(1, &[]).await;
@@ -284,12 +285,12 @@ async fn a_worker_of_the_chain_that_is_blocked_stands_alone() {
     });
     world.mine(2, &[]).await;
     tokio::time::sleep(LIMIT + LOOK * 5).await;
-    let stood: Vec<String> = watched.stood.lock().unwrap().iter().map(|standing| standing.name.clone()).collect();
-    assert!(!stood.is_empty() && stood.iter().all(|name| name == WORKER), "{stood:?}");
+    let stalled: Vec<String> = watched.stalled.lock().unwrap().iter().map(|standing| standing.name.clone()).collect();
+    assert!(!stalled.is_empty() && stalled.iter().all(|name| name == WORKER), "{stalled:?}");
     watched.kill().await;
 }
 
-/// The threads of a process with this name.
+/// Returns the threads of a process with this name.
 pub fn threads(pid: u32, name: &str) -> Vec<libc::pid_t> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let named = tasks.filter_map(|task| {
@@ -300,20 +301,21 @@ pub fn threads(pid: u32, name: &str) -> Vec<libc::pid_t> {
     named.collect()
 }
 
-/// Stops one thread of a child for as long as the process lives, as a debugger does. `false`: this machine does not allow it.
-fn stop_for_good(thread: libc::pid_t) -> bool {
-    let (told, stopped) = std::sync::mpsc::channel();
-    // Who traces has to stay: with it goes the stop.
+/// Stops one thread of a child for as long as the process lives, as a debugger does; returns `false` where ptrace is
+/// not allowed.
+fn stop_thread(thread: libc::pid_t) -> bool {
+    let (sender, stopped) = std::sync::mpsc::channel();
+    // The tracing thread has to stay, because its end would continue the stopped thread.
     std::thread::spawn(move || {
         let none = std::ptr::null_mut::<libc::c_void>();
         let mut status = 0;
-        // SAFETY: numbers and a place for the answer; it is our own child's thread.
+        // SAFETY: the arguments are numbers and a place for the status; the thread belongs to a child of this process.
         unsafe {
             let seized = libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) == 0
                 && libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) == 0
                 && libc::waitpid(thread, &mut status, libc::__WALL) == thread;
-            told.send(seized).unwrap();
-            // Until its end, which is ours to hear first.
+            sender.send(seized).unwrap();
+            // The tracer sees the end of the thread first.
             while seized && libc::waitpid(thread, &mut status, libc::__WALL) == thread && libc::WIFSTOPPED(status) {}
         }
     });
@@ -321,20 +323,22 @@ fn stop_for_good(thread: libc::pid_t) -> bool {
 }
 
 #[test]
-fn a_polling_thread_that_stands_ends_the_process_which_says_so() {
+fn a_stalled_polling_thread_ends_the_process() {
     let bench = Bench::new();
     let mut instance = bench.start_with(&[("UTXO_STORE__RUN__WATCHDOG_MS", "3000")]);
     let thread = threads(instance.child.id(), "kafka-consumer")[0];
-    if !stop_for_good(thread) {
+    if !stop_thread(thread) {
         eprintln!("SKIPPED: a thread that stands: ptrace is not allowed here");
         return;
     }
     assert_eq!(instance.wait().code(), Some(4));
     let log = fs::read_to_string(bench.path("run.log")).unwrap();
-    let line = log.lines().find(|line| line.contains("has stood still for 3 s")).unwrap_or_else(|| panic!("{log}"));
-    assert!(line.contains("the Kafka polling thread of") && line.contains("exit code 4"), "{line}");
+    let line = log.lines().find(|line| line.contains("watchdog: loop stalled")).unwrap_or_else(|| panic!("{log}"));
+    for words in ["the Kafka polling thread of", "\"seconds\":3", "\"exit_code\":4"] {
+        assert!(line.contains(words), "{words}: {line}");
+    }
 
-    // Nothing is lost: who is started next goes on.
+    // No data is lost: the next instance continues.
     bench.seed(20);
     let mut instance = bench.start();
     until("everything is committed", || bench.committed() == 20);
@@ -342,16 +346,16 @@ fn a_polling_thread_that_stands_ends_the_process_which_says_so() {
     assert_eq!(instance.wait().code(), Some(0));
 }
 
-/// Whoever reads the log stops: what writes to it waits, with a lock that all others need.
+/// The reader of the log stops: a writing thread waits with a lock that all others need.
 #[test]
-fn a_log_that_nobody_reads_any_more_ends_the_process() {
+fn an_unread_log_ends_the_process() {
     let bench = Bench::new();
     let file = bench.path("http-address");
     let variables = [("UTXO_STORE__RUN__WATCHDOG_MS", "2000")];
     let mut command = bench.command(&["run", "--http-address-file", file.to_str().unwrap()], &variables);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut log = child.stderr.take().unwrap();
-    // SAFETY: a number, of a file that is open.
+    // SAFETY: the argument is the number of an open file.
     assert!(unsafe { libc::fcntl(log.as_raw_fd(), libc::F_SETPIPE_SZ, 4_096) } > 0);
     let enough = Arc::new(AtomicBool::new(false));
     let reading = std::thread::spawn({
@@ -359,7 +363,7 @@ fn a_log_that_nobody_reads_any_more_ends_the_process() {
         move || {
             let mut bytes = [0; 1_024];
             while !enough.load(Relaxed) && log.read(&mut bytes).is_ok_and(|count| count > 0) {}
-            // Open, and not read.
+            // The pipe stays open and is not read.
             log
         }
     });
@@ -368,12 +372,12 @@ fn a_log_that_nobody_reads_any_more_ends_the_process() {
     instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
     until("it is ready", || instance.get("/health/ready").starts_with("HTTP/1.1 200"));
     enough.store(true, Relaxed);
-    // Each is a line of the log, and so many halt their partition: the loop says so.
-    let message = Produce {
+    // Each message makes a log line, and this many halt the partition, which the loop logs.
+    let message = OutgoingMessage {
         topic: bench.topic("validated-txs"),
         key: b"poison".to_vec().into(),
         payload: vec![9].into(),
-        ..Produce::default()
+        ..OutgoingMessage::default()
     };
     block_on(async { bench.broker().producer().await.unwrap().produce_all(vec![message; 300]).await.unwrap() });
     let log = reading.join().unwrap();
@@ -381,9 +385,9 @@ fn a_log_that_nobody_reads_any_more_ends_the_process() {
     drop(log);
 }
 
-/// A whole process that was stopped (by a debugger, a suspended machine) has not stood still.
+/// A whole process that was stopped (by a debugger, a suspended machine) has not stalled.
 #[test]
-fn a_process_that_is_stopped_and_goes_on_is_not_ended() {
+fn a_stopped_and_continued_process_is_not_ended() {
     let bench = Bench::new();
     let mut instance = bench.start_with(&[("UTXO_STORE__RUN__WATCHDOG_MS", "2000")]);
     instance.signal("STOP");

@@ -1,4 +1,4 @@
-//! `replay` can be watched as `run` can: by the watchdog, and over HTTP while it works, unless that address is another's.
+//! `replay` can be watched as `run` can: by the watchdog, and over HTTP while it works, unless its address is occupied.
 
 use std::{
     fs::{self, File},
@@ -7,12 +7,12 @@ use std::{
 };
 
 use crate::{
-    read_again::run_to_the_end,
+    replay_from_offsets::run_until_committed,
     run::{Bench, Instance, assert_refused, until},
     watchdog::threads,
 };
 
-/// Starts a replay, and asks it for its pages while it works; what it wrote to the log.
+/// Starts a replay, and requests its pages while it works; returns its log.
 fn watched(bench: &Bench, mut command: Command) -> String {
     let (file, log) = (bench.path("replay-address"), bench.path("replay.log"));
     fs::remove_file(&file).ok();
@@ -20,7 +20,7 @@ fn watched(bench: &Bench, mut command: Command) -> String {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
     let mut instance = Instance { child, address: String::new() };
     until("the address is known", || file.exists());
-    // It goes no further until it was asked.
+    // The stopped process continues only after the requests were sent.
     instance.signal("STOP");
     assert_eq!(threads(instance.child.id(), "watchdog").len(), 1);
     instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
@@ -30,7 +30,7 @@ fn watched(bench: &Bench, mut command: Command) -> String {
     });
     instance.signal("CONT");
     let [metrics, live, state] = asking.map(|asked| asked.join().unwrap());
-    assert!(metrics.contains("utxo_uptime_seconds") || metrics.contains("utxo_start_time_seconds"), "{metrics}");
+    assert!(metrics.contains("process_start_time_seconds"), "{metrics}");
     assert!(live.starts_with("HTTP/1.1 200"), "{live}");
     assert!(state.contains(&format!("\"group\":\"{}\"", bench.group())), "{state}");
     assert_eq!(instance.wait().code(), Some(0), "{}", fs::read_to_string(&log).unwrap());
@@ -38,18 +38,18 @@ fn watched(bench: &Bench, mut command: Command) -> String {
 }
 
 #[test]
-fn a_rebuild_and_reading_again_answer_over_http_and_an_address_that_is_anothers_is_named_with_what_to_say() {
+fn replay_serves_http_and_names_an_occupied_address() {
     let Some(server) = crate::kafka_server::KafkaServer::shared() else { return };
     let bench = Bench::on(server.bootstrap_servers());
     bench.create_topics();
     bench.seed(200);
-    run_to_the_end(&bench);
+    run_until_committed(&bench);
     let rebuild = |name: &str, also: &[&str], variables: &[(&str, &str)]| {
         let url = format!("fjall://{}", bench.path(name).display());
         bench.command(&[&["replay", "--rebuild", "--store", &url], also].concat(), variables)
     };
     let log = watched(&bench, rebuild("one", &[], &[]));
-    assert!(log.contains("metrics and health are served"), "{log}");
+    assert!(log.contains("http: serving metrics and health"), "{log}");
 
     let offsets = bench.path("offsets");
     fs::write(&offsets, "0 0\n1 0\n").unwrap();
@@ -65,5 +65,5 @@ fn a_rebuild_and_reading_again_answer_over_http_and_an_address_that_is_anothers_
     watched(&bench, rebuild("two", &["--listen", "127.0.0.1:0"], &occupied));
     let unwatched = rebuild("three", &["--no-http"], &occupied).stdin(Stdio::null()).output().unwrap();
     assert_eq!(unwatched.status.code(), Some(0), "{}", String::from_utf8_lossy(&unwatched.stderr));
-    assert!(!String::from_utf8_lossy(&unwatched.stderr).contains("metrics and health are served"));
+    assert!(!String::from_utf8_lossy(&unwatched.stderr).contains("http: serving metrics and health"));
 }

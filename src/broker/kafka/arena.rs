@@ -1,6 +1,6 @@
-//! A batch's memory: keys, payloads and headers of its messages, copied one behind the other into one allocation.
+//! Memory of a batch: keys, payloads and headers of the messages are copied one after another into one allocation.
 //!
-//! Copying out at once frees librdkafka's own buffers and is cheaper than detaching every message.
+//! The copy frees librdkafka's own buffers at once and is cheaper than detaching every message.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use crate::broker::Message;
 #[derive(Default)]
 pub(super) struct Arena {
     bytes: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<MessageRanges>,
 }
 
-struct Entry {
+struct MessageRanges {
     offset: u64,
     timestamp_ms: i64,
     key: Range<usize>,
@@ -31,8 +31,8 @@ impl Arena {
         let headers = message.headers().map_or_else(Vec::new, |headers| {
             headers.iter().map(|header| (header.key.to_owned(), self.copy(header.value))).collect()
         });
-        self.entries.push(Entry {
-            // librdkafka never delivers a message without its offset; a negative one would be out of range at once.
+        self.entries.push(MessageRanges {
+            // librdkafka never delivers a message without an offset. A negative offset would end as out of range.
             offset: message.offset() as u64,
             timestamp_ms: message.timestamp().to_millis().unwrap_or(-1),
             key,
@@ -55,7 +55,7 @@ impl Arena {
         self.bytes.len()
     }
 
-    /// The messages, all slices of one allocation.
+    /// Returns the messages as slices of one allocation.
     pub(super) fn finish(self) -> Vec<Message> {
         let bytes = Bytes::from(self.bytes);
         let slice = |range: Range<usize>| bytes.slice(range);

@@ -12,24 +12,25 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     errors::{fenced, translate},
-    inbox::{Inbox, Revocation, Shared},
-    lookup::list_of,
+    inbox::{Inbox, RevocationState, SharedInbox},
+    lookup::commit_list,
     settings::KafkaSettings,
-    worker::{Command, Handle, Sought},
+    worker::{Handle, SeekResult, WorkerCommand},
 };
 use crate::broker::{
-    BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Message, Polled, Reader, TopicPartition,
+    BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, PartitionReader,
+    TopicPartition,
 };
 
-/// Runs something that blocks on a thread of its own: it may hang for as long as librdkafka likes without holding up
-/// the runtime, not even its shutdown.
-pub(super) async fn off_the_runtime<T: Send + 'static>(
+/// Runs a blocking call on a thread of its own. A call of librdkafka that hangs delays neither the runtime nor the
+/// runtime's shutdown.
+pub(super) async fn run_blocking<T: Send + 'static>(
     operation: &'static str,
     bound: Duration,
     work: impl FnOnce() -> Result<T, BrokerError> + Send + 'static,
 ) -> Result<T, BrokerError> {
     let (reply, answer) = oneshot::channel();
-    // The answer to a caller who no longer waits is dropped with it.
+    // The result is dropped where the caller no longer waits.
     thread::Builder::new()
         .name("kafka-request".into())
         .spawn(move || drop(reply.send(work())))
@@ -41,7 +42,7 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
     }
 }
 
-/// A group member. Dropped without [`Consumer::close`] it leaves the group in the background.
+/// A group member. A member that is dropped without [`Consumer::close`] leaves the group in the background.
 pub(super) struct KafkaConsumer {
     pub(super) handle: Handle,
     pub(super) settings: KafkaSettings,
@@ -50,29 +51,29 @@ pub(super) struct KafkaConsumer {
 
 #[async_trait]
 impl Consumer for KafkaConsumer {
-    async fn poll(&mut self) -> Result<Polled, BrokerError> {
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError> {
         let polled = self.handle.shared.next().await;
-        // There is room for another batch now.
+        // The inbox has room for another batch now.
         self.handle.wake();
         polled
     }
 
-    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+    fn commit(&mut self, offsets: &[(TopicPartition, CommittedOffset)]) -> CommitFuture {
         let (consumer, shared) = (self.handle.consumer.clone(), self.handle.shared.clone());
         let (thread, bound, closed) = (self.handle.thread.clone(), self.settings.commit_timeout, self.closed);
         let (offsets, instance_id) = (offsets.to_vec(), self.settings.group_instance_id.clone());
         Box::pin(async move {
-            let gone = || BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed");
+            let closed_error = || BrokerError::new(BrokerErrorKind::Fatal, "commit", "the consumer is closed");
             let Some((first, _)) = offsets.first() else { return Ok(()) };
             if closed {
-                return Err(gone());
+                return Err(closed_error());
             }
-            let (tpl, name) = (list_of("commit", &offsets)?, first.to_string());
+            let (tpl, name) = (commit_list("commit", &offsets)?, first.to_string());
             begin_commit(&shared, &offsets)?;
             let done = CommitGuard { shared: shared.clone(), thread };
-            let result = off_the_runtime("commit", bound, move || {
+            let result = run_blocking("commit", bound, move || {
                 let _done = done;
-                let consumer = consumer.upgrade().ok_or_else(gone)?;
+                let consumer = consumer.upgrade().ok_or_else(closed_error)?;
                 consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
             })
             .await;
@@ -80,7 +81,7 @@ impl Consumer for KafkaConsumer {
                 Err(ref error) if error.kind == BrokerErrorKind::Fenced => {
                     Err(fenced("commit", instance_id.as_deref()))
                 }
-                // Taken away meanwhile: that is why.
+                // A partition that was revoked meanwhile explains the failure better.
                 Err(_) => check_owned(&shared.lock(), &offsets).and(result),
                 Ok(()) => Ok(()),
             }
@@ -111,8 +112,8 @@ impl Consumer for KafkaConsumer {
 
     fn finish_revocation(&mut self) {
         let mut inbox = self.handle.shared.lock();
-        if inbox.revocation == Revocation::Heard {
-            inbox.revocation = Revocation::Finished;
+        if inbox.revocation == RevocationState::Taken {
+            inbox.revocation = RevocationState::Finished;
         }
         drop(inbox);
         self.handle.wake();
@@ -124,14 +125,15 @@ impl Consumer for KafkaConsumer {
         }
         self.closed = true;
         let (reply, answer) = oneshot::channel();
-        self.send("close", Command::Close { reply: Some(reply) })?;
-        // The thread keeps to the same bound once it has begun; what it was doing may take a request's time.
+        self.send("close", WorkerCommand::Close { reply: Some(reply) })?;
+        // The thread keeps the close timeout once it has begun to close; the request before may take its own timeout.
         let bound = self.settings.close_timeout + self.settings.request_timeout;
         match timeout(bound, answer).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(BrokerError::new(BrokerErrorKind::Fatal, "close", "the consumer's thread has ended")),
             Err(_) => {
-                let message = format!("the group was not left within {bound:?}; it will notice by itself");
+                let message =
+                    format!("the group was not left within {bound:?}; the session timeout will remove the member");
                 Err(BrokerError::new(BrokerErrorKind::Retryable, "close", message))
             }
         }
@@ -139,36 +141,36 @@ impl Consumer for KafkaConsumer {
 }
 
 impl Handle {
-    fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
+    fn send(&self, operation: &'static str, command: WorkerCommand) -> Result<(), BrokerError> {
         let closed = |_| BrokerError::new(BrokerErrorKind::Fatal, operation, "the consumer is closed");
         self.commands.send(command).map_err(closed)?;
         self.wake();
         Ok(())
     }
 
-    async fn seek(&self, partition: &TopicPartition, offset: u64) -> Result<Sought, BrokerError> {
+    async fn seek(&self, partition: &TopicPartition, offset: u64) -> Result<SeekResult, BrokerError> {
         let (reply, answer) = oneshot::channel();
-        self.send("seek", Command::Seek { partition: partition.clone(), offset, reply })?;
+        self.send("seek", WorkerCommand::Seek { partition: partition.clone(), offset, reply })?;
         answer.await.map_err(|_| BrokerError::new(BrokerErrorKind::Fatal, "seek", "the consumer is closed"))?
     }
 }
 
 impl KafkaConsumer {
-    fn send(&self, operation: &'static str, command: Command) -> Result<(), BrokerError> {
+    fn send(&self, operation: &'static str, command: WorkerCommand) -> Result<(), BrokerError> {
         self.handle.send(operation, command)
     }
 }
 
-fn check_owned(inbox: &Inbox, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
-    match offsets.iter().find(|(at, _)| !inbox.may_commit(at)) {
+fn check_owned(inbox: &Inbox, offsets: &[(TopicPartition, CommittedOffset)]) -> Result<(), BrokerError> {
+    match offsets.iter().find(|(at, _)| !inbox.can_commit(at)) {
         Some((at, _)) => Err(BrokerError::not_assigned("commit", at)),
         None => Ok(()),
     }
 }
 
-/// Checks ownership and keeps partitions from being let go, in one step. One commit at a time: one that hangs must
-/// not overtake, nor pile up behind, a later one.
-fn begin_commit(shared: &Shared, offsets: &[(TopicPartition, Committed)]) -> Result<(), BrokerError> {
+/// Checks ownership and blocks the release of partitions, in one step. One commit runs at a time: a commit that hangs
+/// must neither be overtaken by a later commit nor queue up behind it.
+fn begin_commit(shared: &SharedInbox, offsets: &[(TopicPartition, CommittedOffset)]) -> Result<(), BrokerError> {
     let mut inbox = shared.lock();
     check_owned(&inbox, offsets)?;
     if inbox.committing {
@@ -179,9 +181,9 @@ fn begin_commit(shared: &Shared, offsets: &[(TopicPartition, Committed)]) -> Res
     Ok(())
 }
 
-/// Ends the commit however it ends.
+/// Marks the commit as ended when dropped, whatever the outcome.
 struct CommitGuard {
-    shared: Arc<Shared>,
+    shared: Arc<SharedInbox>,
     thread: thread::Thread,
 }
 
@@ -194,8 +196,8 @@ impl Drop for CommitGuard {
 
 impl Drop for KafkaConsumer {
     fn drop(&mut self) {
-        // Fails only when the thread has ended already.
-        let _ = self.send("drop", Command::Close { reply: None });
+        // The send fails only where the thread has ended already.
+        let _ = self.send("drop", WorkerCommand::Close { reply: None });
     }
 }
 
@@ -204,14 +206,14 @@ pub(super) struct KafkaReader {
     pub(super) handle: Handle,
     pub(super) partition: TopicPartition,
     pub(super) position: u64,
-    /// End of the partition before the reader began, or began anew.
+    /// End offset of the partition when the reader was opened or last sought.
     pub(super) end: u64,
-    /// Once the position is out of range, or nobody knows where a seek has led, it stays so until one succeeds.
+    /// Error of every read until a seek succeeds: the position is out of range, or the outcome of a seek is unknown.
     pub(super) stuck: Option<BrokerError>,
 }
 
 #[async_trait]
-impl Reader for KafkaReader {
+impl PartitionReader for KafkaReader {
     async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError> {
         if let Some(error) = &self.stuck {
             return Err(error.clone());
@@ -222,13 +224,13 @@ impl Reader for KafkaReader {
             let Ok(polled) = timeout(left, self.handle.shared.next()).await else { return Ok(Vec::new()) };
             self.handle.wake();
             match polled {
-                Ok(Polled::Messages(batch)) => {
+                Ok(ConsumerEvent::Messages(batch)) => {
                     self.position = batch.messages.last().map_or(self.position, |last| last.offset + 1);
                     return Ok(batch.messages);
                 }
-                // What lies before the end and was not delivered is no message: a mark of a transaction, or what one
-                // gave up. Of other gaps only the end as it was before anything was fetched is certainly passed.
-                Ok(Polled::End(end)) => self.position = self.position.max(self.end).max(end.position),
+                // An offset below the end that was not delivered is no message, but the marker of a Kafka transaction
+                // or an aborted message. For other gaps only the end before the first fetch is certainly passed.
+                Ok(ConsumerEvent::End(end)) => self.position = self.position.max(self.end).max(end.position),
                 Ok(_) => {}
                 Err(error) => {
                     self.stuck = (error.kind == BrokerErrorKind::OutOfRange).then(|| error.clone());
@@ -254,7 +256,7 @@ impl Reader for KafkaReader {
 
 impl Drop for KafkaReader {
     fn drop(&mut self) {
-        // Fails only when the thread has ended already.
-        let _ = self.handle.send("drop", Command::Close { reply: None });
+        // The send fails only where the thread has ended already.
+        let _ = self.handle.send("drop", WorkerCommand::Close { reply: None });
     }
 }

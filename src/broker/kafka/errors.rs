@@ -1,4 +1,4 @@
-//! What librdkafka's errors mean to a caller.
+//! Classification of librdkafka's errors by the caller's possible reaction.
 
 use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode as Code},
@@ -7,10 +7,10 @@ use rdkafka::{
 
 use crate::broker::{BrokerError, BrokerErrorKind};
 
-/// Translates an error that came up during `operation` on `what` (a topic, partition or group).
+/// Translates an error of `operation` on `what` (a topic, partition or group).
 pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError) -> BrokerError {
     let why = match error {
-        // The value may be a password, under a name that is misspelt.
+        // The value is not shown: under a misspelt name it may be a password.
         KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, _, name, _) => {
             format!("librdkafka knows no property {name}")
         }
@@ -20,11 +20,12 @@ pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError)
     BrokerError::new(kind(error), operation, format!("{what}: {why}"))
 }
 
-/// What a member is told that is fenced: whatever it was doing, it has to end.
+/// Error of a fenced member: the process has to end, whatever it was doing.
 pub(super) fn fenced(operation: &'static str, instance_id: Option<&str>) -> BrokerError {
     let name = instance_id.unwrap_or_default();
     let message = format!(
-        "another process has joined the group as `{name}` (kafka.instance_id): this one ends, and that one goes on"
+        "another process has joined the group as `{name}` (kafka.instance_id): this process ends, the other one \
+         continues"
     );
     BrokerError::new(BrokerErrorKind::Fenced, operation, message)
 }
@@ -38,8 +39,8 @@ pub(super) fn kind(error: &KafkaError) -> BrokerErrorKind {
     }
 }
 
-/// Whether a topic or partition is not there (any more). A consumer goes on where it is created again: whether the
-/// topic is still the same is asked elsewhere ([`TopicGuard`](crate::broker::identity::TopicGuard)).
+/// True where a topic or partition does not exist (any more). A consumer continues where the topic is created again;
+/// [`TopicGuard`](crate::broker::identity::TopicGuard) checks that the topic is still the same.
 pub(super) fn is_unknown_topic(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),
@@ -47,9 +48,12 @@ pub(super) fn is_unknown_topic(error: &KafkaError) -> bool {
     )
 }
 
-/// A login that is turned away is no refusal here: a cluster that has let this client in before is away then, and what is said to one that was
-/// never let in is told where it asks ([`Trouble`](super::trouble::Trouble)). Commits during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId`: the next try
-/// carries the new generation, or finds the partition gone. So these are retryable.
+/// Class of an error code.
+///
+/// A refused login is retryable here: a cluster that has accepted this client before counts as unavailable, and
+/// [`ConnectionErrors`](super::connection_errors::ConnectionErrors) refuses a client that was never accepted. Commits
+/// during a rebalance fail with `RebalanceInProgress`, `IllegalGeneration` or `UnknownMemberId` and are retryable, too:
+/// the next attempt carries the new generation, or finds the partition revoked.
 pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
     match code {
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => BrokerErrorKind::TooLarge,
@@ -76,7 +80,7 @@ pub(super) fn kind_of_code(code: RDKafkaErrorCode) -> BrokerErrorKind {
 /// Translates the failure of a message that was produced to `topic`.
 pub(super) fn translate_produce(topic: &str, error: &KafkaError) -> BrokerError {
     let translated = translate("produce", topic, error);
-    match error.rdkafka_error_code().and_then(rejection) {
+    match error.rdkafka_error_code().and_then(remedy_for_refusal) {
         Some(remedy) => {
             let message = format!("{}; {remedy}", translated.message);
             BrokerError { kind: BrokerErrorKind::Rejected, message, ..translated }
@@ -85,9 +89,9 @@ pub(super) fn translate_produce(topic: &str, error: &KafkaError) -> BrokerError 
     }
 }
 
-/// The remedy for a message that a broker refuses for good; `None`: a retry may do, or another class
-/// says more. librdkafka tries again by itself what Kafka calls retriable, so that a code in this table is final.
-fn rejection(code: Code) -> Option<&'static str> {
+/// Remedy for a message that a broker refuses for good; `None`: a retry may succeed, or another class says more.
+/// librdkafka itself repeats what Kafka calls retriable, so a code of this table is final.
+fn remedy_for_refusal(code: Code) -> Option<&'static str> {
     Some(match code {
         Code::InvalidTimestamp => {
             "set message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic to \
@@ -116,9 +120,9 @@ fn rejection(code: Code) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// Codes of Kafka's protocol that no retry heals, against those that heal or have a class of their own.
+    /// Codes of Kafka's protocol that no retry heals, compared with codes that heal or have a class of their own.
     #[test]
-    fn what_a_broker_refuses_for_good_is_told_from_what_heals() {
+    fn final_refusals_of_a_broker_differ_from_errors_that_heal() {
         let kind = |code| translate_produce("t", &KafkaError::MessageProduction(code)).kind;
         for code in [
             Code::InvalidTimestamp,
@@ -146,8 +150,9 @@ mod tests {
         }
         assert_eq!(kind(Code::MessageSizeTooLarge), BrokerErrorKind::TooLarge);
         assert_eq!(kind(Code::Fatal), BrokerErrorKind::Fatal);
-        let told = translate_produce("t", &KafkaError::MessageProduction(Code::InvalidTimestamp)).to_string();
-        assert!(told.starts_with("produce: t: ") && told.contains("message.timestamp.before.max.ms"), "{told}");
+        let message = translate_produce("t", &KafkaError::MessageProduction(Code::InvalidTimestamp)).to_string();
+        assert!(message.starts_with("produce: t: "), "{message}");
+        assert!(message.contains("message.timestamp.before.max.ms"), "{message}");
     }
 
     #[test]
@@ -157,9 +162,9 @@ mod tests {
         }
     }
 
-    /// A broker that comes back may not know its users yet, or show a certificate that is not believed.
+    /// A broker that has just started may not know its users yet, or may present an untrusted certificate.
     #[test]
-    fn a_consumer_that_is_turned_away_goes_on() {
+    fn a_consumer_retries_a_refused_login() {
         for code in [Code::Authentication, Code::SaslAuthenticationFailed, Code::SSL, Code::AllBrokersDown] {
             assert_eq!(kind(&KafkaError::MessageConsumption(code)), BrokerErrorKind::Retryable, "{code:?}");
         }
@@ -179,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_retry_heals_is_not_retryable() {
+    fn errors_that_no_retry_heals_are_not_retryable() {
         assert_eq!(kind(&KafkaError::MessageProduction(Code::MessageSizeTooLarge)), BrokerErrorKind::TooLarge);
         assert_eq!(kind(&KafkaError::MessageConsumption(Code::AutoOffsetReset)), BrokerErrorKind::OutOfRange);
         assert_eq!(kind(&KafkaError::MessageConsumptionFatal(Code::Fenced)), BrokerErrorKind::Fatal);

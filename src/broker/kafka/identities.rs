@@ -1,4 +1,4 @@
-//! Ids of topics (KIP-516), which rdkafka does not hand out.
+//! Ids of topics (KIP-516), which rdkafka does not expose.
 
 use std::{
     collections::BTreeMap,
@@ -14,54 +14,56 @@ use rdkafka::{
 };
 
 use super::{
-    admin::{describe_topics, refused},
+    admin::{admin_error, describe_topics},
+    connection_errors::QueryClient,
     errors::translate,
-    trouble::Asked,
 };
 use crate::broker::{BrokerError, BrokerErrorKind, TopicId, TopicIdentity};
 
 const OPERATION: &str = "look up topic ids";
 
-/// Time that the broker which answered last is given, before another one is looked for.
+/// Timeout of a request to the broker that answered last; after it another broker is chosen.
 const SAME_BROKER: Duration = Duration::from_secs(2);
 
-/// The broker that is asked: by itself librdkafka asks the controller, which a mock cluster does not have, and which is
-/// not looked for again when its broker is away. The leader of a topic's first partition is asked instead: of all
-/// brokers it hears of a new topic first.
+/// The broker that serves the requests for topic ids; `None`: not chosen yet.
+///
+/// librdkafka would use the controller, which a mock cluster does not have, and does not look for another controller
+/// while the broker is unreachable. The leader of a topic's first partition is used instead: the leader learns of a new
+/// topic before all other brokers.
 #[derive(Debug, Default)]
-pub(super) struct AskedBroker(Mutex<Option<i32>>);
+pub(super) struct TopicIdBroker(Mutex<Option<i32>>);
 
-impl AskedBroker {
-    fn known(&self) -> MutexGuard<'_, Option<i32>> {
-        // A number cannot be left half written, so a panic elsewhere does not spoil it.
+impl TopicIdBroker {
+    fn broker(&self) -> MutexGuard<'_, Option<i32>> {
+        // No panic can leave the number half written.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Identities of topics, in the order asked for; `None`: the topic does not exist.
+    /// Identities of topics, in the order of `topics`; `None`: the topic does not exist.
     pub(super) fn identities(
         &self,
-        client: &Asked,
+        client: &QueryClient,
         topics: &[String],
         timeout: Duration,
     ) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
         let until = Instant::now() + timeout;
-        let known = *self.known();
+        let known = *self.broker();
         if known.is_some() {
-            match of_topics(client, topics, known, timeout.min(SAME_BROKER)) {
-                Err(error) if error.kind == BrokerErrorKind::Retryable => *self.known() = None,
+            match request_identities(client, topics, known, timeout.min(SAME_BROKER)) {
+                Err(error) if error.kind == BrokerErrorKind::Retryable => *self.broker() = None,
                 answer => return answer,
             }
         }
         let left = || until.saturating_duration_since(Instant::now());
-        let broker = leader_of(client, topics, left())?;
-        let answer = of_topics(client, topics, broker, left());
-        *self.known() = broker.filter(|_| answer.is_ok());
+        let broker = find_leader(client, topics, left())?;
+        let answer = request_identities(client, topics, broker, left());
+        *self.broker() = broker.filter(|_| answer.is_ok());
         answer
     }
 }
 
-/// The leader of the first topic that has one, or else any broker.
-fn leader_of(client: &Asked, topics: &[String], timeout: Duration) -> Result<Option<i32>, BrokerError> {
+/// Leader of the first topic that has a leader, or else any broker.
+fn find_leader(client: &QueryClient, topics: &[String], timeout: Duration) -> Result<Option<i32>, BrokerError> {
     let Some(topic) = topics.first() else { return Ok(None) };
     let answer = client.fetch_metadata(Some(topic), timeout);
     let answer = answer.map_err(|error| translate(OPERATION, topic, &error))?;
@@ -70,30 +72,30 @@ fn leader_of(client: &Asked, topics: &[String], timeout: Duration) -> Result<Opt
     Ok(leader.or_else(|| answer.brokers().first().map(MetadataBroker::id)))
 }
 
-fn of_topics(
-    client: &Asked,
+fn request_identities(
+    client: &QueryClient,
     topics: &[String],
     broker: Option<i32>,
     timeout: Duration,
 ) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
-    // SAFETY: the description lives while this reads from it.
-    let each = |topic| unsafe { identity_of(topic) };
-    let told: Vec<(String, _)> = describe_topics(client, OPERATION, topics, broker, timeout, each)?;
-    let mut told: BTreeMap<String, _> =
-        told.into_iter().map(|(name, identity)| Ok((name, identity?))).collect::<Result<_, BrokerError>>()?;
-    Ok(topics.iter().map(|topic| told.remove(topic).flatten()).collect())
+    // SAFETY: the description outlives the call.
+    let each = |topic| unsafe { parse_identity(topic) };
+    let identities: Vec<(String, _)> = describe_topics(client, OPERATION, topics, broker, timeout, each)?;
+    let mut identities: BTreeMap<String, _> =
+        identities.into_iter().map(|(name, identity)| Ok((name, identity?))).collect::<Result<_, BrokerError>>()?;
+    Ok(topics.iter().map(|topic| identities.remove(topic).flatten()).collect())
 }
 
 /// # Safety
-/// `topic` is a description that lives.
-unsafe fn identity_of(topic: *const rd_kafka_TopicDescription_t) -> Result<Option<TopicIdentity>, BrokerError> {
-    // SAFETY: as the caller promises; what librdkafka returns here lives as long as the description.
+/// `topic` points to a valid description.
+unsafe fn parse_identity(topic: *const rd_kafka_TopicDescription_t) -> Result<Option<TopicIdentity>, BrokerError> {
+    // SAFETY: the caller guarantees a valid description; the parts that librdkafka returns live as long as it.
     unsafe {
         match rd::rd_kafka_error_code(rd::rd_kafka_TopicDescription_error(topic)) {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {}
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
             | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC => return Ok(None),
-            code => return Err(refused(OPERATION, code.into(), None)),
+            code => return Err(admin_error(OPERATION, code.into(), None)),
         }
         let mut partitions = 0;
         rd::rd_kafka_TopicDescription_partitions(topic, &mut partitions);
@@ -102,12 +104,12 @@ unsafe fn identity_of(topic: *const rd_kafka_TopicDescription_t) -> Result<Optio
             true => (0, 0),
             false => (rd::rd_kafka_Uuid_most_significant_bits(id), rd::rd_kafka_Uuid_least_significant_bits(id)),
         };
-        Ok(Some(TopicIdentity { id: id_of(bits), partitions: i32::try_from(partitions).unwrap_or(i32::MAX) }))
+        Ok(Some(TopicIdentity { id: topic_id(bits), partitions: i32::try_from(partitions).unwrap_or(i32::MAX) }))
     }
 }
 
-/// An id of zeros is what librdkafka has of a cluster that gives none.
-fn id_of((most, least): (i64, i64)) -> Option<TopicId> {
+/// Topic id from its two halves; `None`: zeros, librdkafka's value for a cluster that gives no ids.
+fn topic_id((most, least): (i64, i64)) -> Option<TopicId> {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&most.to_be_bytes());
     id[8..].copy_from_slice(&least.to_be_bytes());
@@ -120,8 +122,8 @@ mod tests {
 
     #[test]
     fn an_id_of_zeros_is_none() {
-        assert_eq!(id_of((0, 0)), None);
-        let id = id_of((1, -1)).unwrap();
+        assert_eq!(topic_id((0, 0)), None);
+        let id = topic_id((1, -1)).unwrap();
         assert_eq!(hex::encode(id), "0000000000000001ffffffffffffffff");
     }
 }

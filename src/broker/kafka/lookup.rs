@@ -1,4 +1,4 @@
-//! What a client can be asked about partitions.
+//! Lookups of a client: committed offsets, watermarks, members and timestamps.
 
 use std::{ffi::CString, time::Duration};
 
@@ -15,27 +15,27 @@ use rdkafka::{
 };
 
 use super::{
-    admin::{describe_groups, refused},
+    admin::{admin_error, describe_groups},
+    connection_errors::QueryClient,
     errors::translate,
-    trouble::Asked,
 };
-use crate::broker::{BrokerError, BrokerErrorKind, Committed, TopicPartition};
+use crate::broker::{BrokerError, BrokerErrorKind, CommittedOffset, TopicPartition};
 
-/// What the consumer's group has committed, in the order asked for.
-pub(super) fn committed_of<C: ConsumerContext>(
+/// Committed offsets of the consumer's group, in the order of `partitions`.
+pub(super) fn fetch_committed<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
     timeout: Duration,
-) -> Result<Vec<Option<Committed>>, BrokerError> {
+) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
     if partitions.is_empty() {
         return Ok(Vec::new());
     }
-    let mut asked = TopicPartitionList::new();
+    let mut list = TopicPartitionList::new();
     for at in partitions {
-        asked.add_partition(&at.topic, at.partition);
+        list.add_partition(&at.topic, at.partition);
     }
     let answer = consumer
-        .committed_offsets(asked, timeout)
+        .committed_offsets(list, timeout)
         .map_err(|error| translate("look up committed offsets", &partitions[0].topic, &error))?;
     partitions
         .iter()
@@ -44,7 +44,7 @@ pub(super) fn committed_of<C: ConsumerContext>(
             element.error().map_err(|error| translate("look up committed offsets", &at.to_string(), &error))?;
             Ok(match element.offset() {
                 Offset::Offset(offset) => {
-                    Some(Committed { offset: offset as u64, metadata: element.metadata().to_owned() })
+                    Some(CommittedOffset { offset: offset as u64, metadata: element.metadata().to_owned() })
                 }
                 _ => None,
             })
@@ -52,10 +52,10 @@ pub(super) fn committed_of<C: ConsumerContext>(
         .collect()
 }
 
-/// Offsets with what is said with them, as a commit carries them.
-pub(super) fn list_of(
+/// Offsets with their metadata, as a commit carries them.
+pub(super) fn commit_list(
     operation: &'static str,
-    offsets: &[(TopicPartition, Committed)],
+    offsets: &[(TopicPartition, CommittedOffset)],
 ) -> Result<TopicPartitionList, BrokerError> {
     let mut list = TopicPartitionList::with_capacity(offsets.len());
     for (at, committed) in offsets {
@@ -68,14 +68,14 @@ pub(super) fn list_of(
     Ok(list)
 }
 
-/// Commits for the client's group, whose member the client is not.
-pub(super) fn set_committed_of<C: ConsumerContext>(
+/// Commits for the client's group. The client is not a member of the group.
+pub(super) fn commit_for_group<C: ConsumerContext>(
     client: &BaseConsumer<C>,
     group: &str,
     offsets: &TopicPartitionList,
 ) -> Result<(), BrokerError> {
     const OPERATION: &str = "set offsets";
-    // Of a member the coordinator wants to know who it is.
+    // A coordinator whose group has members requires a member id and a generation.
     let answer = client.commit(offsets, CommitMode::Sync);
     answer.map_err(|error| match error.rdkafka_error_code() {
         Some(Code::UnknownMemberId | Code::IllegalGeneration | Code::RebalanceInProgress) => {
@@ -85,24 +85,24 @@ pub(super) fn set_committed_of<C: ConsumerContext>(
     })
 }
 
-/// How many members a group has, by whichever protocol they joined it.
-pub(super) fn members_of(client: &Asked, group: &str, timeout: Duration) -> Result<usize, BrokerError> {
+/// Number of members of a group, whatever protocol they joined by.
+pub(super) fn count_members(client: &QueryClient, group: &str, timeout: Duration) -> Result<usize, BrokerError> {
     const OPERATION: &str = "look up group";
-    // SAFETY: what is described lives while this looks at it.
+    // SAFETY: the description outlives the call.
     let each = |described| unsafe {
         let error = rd_kafka_ConsumerGroupDescription_error(described);
         match rd_kafka_error_code(error) {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(rd_kafka_ConsumerGroupDescription_member_count(described)),
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_ID_NOT_FOUND => Ok(0),
-            code => Err(refused(OPERATION, code.into(), None)),
+            code => Err(admin_error(OPERATION, code.into(), None)),
         }
     };
-    let told: Vec<(String, _)> = describe_groups(client, OPERATION, &[group.to_owned()], timeout, each)?;
-    told.into_iter().map(|(_, members)| members).sum()
+    let answers: Vec<(String, _)> = describe_groups(client, OPERATION, &[group.to_owned()], timeout, each)?;
+    answers.into_iter().map(|(_, members)| members).sum()
 }
 
-/// (low, high) watermarks, asked of the broker.
-pub(super) fn watermarks_of<C: ConsumerContext>(
+/// Requests the low and high watermark of a partition.
+pub(super) fn fetch_watermarks<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     at: &TopicPartition,
     timeout: Duration,
@@ -112,24 +112,26 @@ pub(super) fn watermarks_of<C: ConsumerContext>(
     Ok((low.max(0) as u64, high.max(0) as u64))
 }
 
-/// (low, high) watermarks of several partitions, in the order asked for: two requests to each broker that leads some of them.
-pub(super) fn all_watermarks_of<C: ConsumerContext>(
+/// Requests the low and high watermarks of partitions, in the order of `partitions`: two requests to each broker that
+/// leads some of them.
+pub(super) fn fetch_all_watermarks<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
     timeout: Duration,
 ) -> Result<Vec<(u64, u64)>, BrokerError> {
-    // A lookup by timestamp takes either for a time, also where real times are not looked up.
-    let ends_of = |end| offsets_at(consumer, partitions, end, "look up watermarks", timeout);
+    // A lookup by timestamp accepts both logical offsets, also on a cluster that looks up no timestamps.
+    let ends_of = |end| fetch_offsets_at(consumer, partitions, end, "look up watermarks", timeout);
     let ends = ends_of(Offset::Beginning)?.into_iter().zip(ends_of(Offset::End)?);
-    let told = |(at, ends)| match ends {
+    let pair = |(at, ends)| match ends {
         (Some(low), Some(high)) => Ok((low, high)),
         _ => Err(no_answer("look up watermarks", at)),
     };
-    partitions.iter().zip(ends).map(told).collect()
+    partitions.iter().zip(ends).map(pair).collect()
 }
 
-/// The first offset in each partition of this time or later, ms since the epoch; `None`: there is none.
-pub(super) fn offsets_at<C: ConsumerContext>(
+/// Requests the first offset of each partition with a timestamp of `time` (ms since the epoch) or later; `None`: no
+/// such message.
+pub(super) fn fetch_offsets_at<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[TopicPartition],
     time: Offset,
@@ -137,14 +139,14 @@ pub(super) fn offsets_at<C: ConsumerContext>(
     timeout: Duration,
 ) -> Result<Vec<Option<u64>>, BrokerError> {
     let Some(first) = partitions.first() else { return Ok(Vec::new()) };
-    let mut asked = TopicPartitionList::with_capacity(partitions.len());
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
     for at in partitions {
-        let added = asked.add_partition_offset(&at.topic, at.partition, time);
+        let added = list.add_partition_offset(&at.topic, at.partition, time);
         added.map_err(|error| translate(operation, &at.to_string(), &error))?;
     }
-    let answer = consumer.offsets_for_times(asked, timeout);
+    let answer = consumer.offsets_for_times(list, timeout);
     let answer = answer.map_err(|error| translate(operation, &first.topic, &error))?;
-    let told = |at: &TopicPartition| {
+    let offset_of = |at: &TopicPartition| {
         let element = answer.find_partition(&at.topic, at.partition).ok_or_else(|| no_answer(operation, at))?;
         element.error().map_err(|error| translate(operation, &at.to_string(), &error))?;
         match element.offset() {
@@ -153,18 +155,18 @@ pub(super) fn offsets_at<C: ConsumerContext>(
             _ => Err(no_answer(operation, at)),
         }
     };
-    partitions.iter().map(told).collect()
+    partitions.iter().map(offset_of).collect()
 }
 
 fn no_answer(operation: &'static str, at: &TopicPartition) -> BrokerError {
     BrokerError::new(BrokerErrorKind::Retryable, operation, format!("{at}: no answer"))
 }
 
-/// The high watermark as the last fetch told it, without asking anybody; 0 when unknown.
-pub(super) fn known_high_watermark<C: ClientContext>(client: &Client<C>, topic: &CString, partition: i32) -> u64 {
+/// High watermark of the last fetch, without a request; 0: unknown.
+pub(super) fn cached_high_watermark<C: ClientContext>(client: &Client<C>, topic: &CString, partition: i32) -> u64 {
     let (mut low, mut high) = (0i64, 0i64);
-    // SAFETY: the client outlives the call, the topic is a terminated string, and both results are ours to write; the
-    // function only reads what librdkafka has cached under its own lock. rdkafka has no safe form of it.
+    // SAFETY: the client outlives the call, the topic is a terminated string, and both results belong to this function.
+    // librdkafka reads its cache under its own lock. rdkafka has no safe wrapper of the call.
     let code =
         unsafe { rd_kafka_get_watermark_offsets(client.native_ptr(), topic.as_ptr(), partition, &mut low, &mut high) };
     match code {

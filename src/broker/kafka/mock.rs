@@ -1,5 +1,5 @@
-//! librdkafka's own mock broker, for the demo and quick tests. It is no evidence for Kafka: no compaction, no lookup by
-//! timestamp, no administration, and it silently keeps only about 5 MiB a partition.
+//! librdkafka's own mock broker, for the demo and quick tests. A test on the mock is no evidence for Kafka: the mock
+//! has no compaction, no lookup by timestamp and no administration, and silently keeps only about 5 MiB per partition.
 
 use rdkafka::{
     ClientConfig,
@@ -10,8 +10,8 @@ use rdkafka::{
 use super::errors::translate;
 use crate::broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, TopicPartition};
 
-/// A mock cluster of one broker on a loopback port; it ends when this is dropped. Stop its clients first: a flush
-/// without it waits out its timeout.
+/// A mock cluster of one broker on a loopback port, which ends when the value is dropped. Stop the clients first: a
+/// client's flush without a cluster waits for its timeout.
 pub struct MockCluster {
     /// The client that owns the cluster.
     owner: BaseProducer,
@@ -19,7 +19,7 @@ pub struct MockCluster {
 }
 
 impl MockCluster {
-    /// Starts a cluster with these topics. All must be named here: the cluster answers no administration.
+    /// Starts a cluster with `topics`. Later topics are impossible: the cluster answers no administration.
     pub fn start(topics: &[NewTopic]) -> Result<Self, BrokerError> {
         let failed = |error| translate("start mock cluster", "test.mock.num.brokers", &error);
         let owner: BaseProducer = ClientConfig::new().set("test.mock.num.brokers", "1").create().map_err(failed)?;
@@ -32,9 +32,9 @@ impl MockCluster {
             }
             cluster.bootstrap_servers()
         };
-        // SAFETY: the owner, and with it the cluster that it created, lives through both calls; the second one takes the
-        // cluster's own lock. rdkafka has no safe form of it, and without it every group would wait 3 s for its first
-        // member, and for ever with a session timeout below that.
+        // SAFETY: the owner and its cluster outlive both calls; the second call takes the cluster's own lock. rdkafka
+        // has no safe wrapper. Without the call every group would wait 3 s for its first member, and for ever with a
+        // session timeout below 3 s.
         unsafe {
             let cluster = rd_kafka_handle_mock_cluster(owner.client().native_ptr());
             rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0);
@@ -42,24 +42,24 @@ impl MockCluster {
         Ok(MockCluster { owner, bootstrap_servers })
     }
 
-    /// `host:port` to connect to.
+    /// Address of the broker, `host:port`.
     pub fn bootstrap_servers(&self) -> &str {
         &self.bootstrap_servers
     }
 
-    /// How long every answer takes from now on.
+    /// Sets the time that every answer takes from now on.
     #[cfg(test)]
-    pub(super) fn slow_down(&self, round_trip: std::time::Duration) {
+    pub(super) fn set_round_trip(&self, round_trip: std::time::Duration) {
         let cluster = self.owner.client().mock_cluster().expect("it was started with one");
         cluster.broker_round_trip_time(1, round_trip).expect("it has one broker");
     }
 
-    /// What was asked since the last call, by the number of the API; the first call begins to listen.
+    /// API keys of the requests since the last call. The first call starts the recording.
     #[cfg(test)]
     pub(super) fn requests(&self) -> Vec<i16> {
         use rdkafka::bindings;
-        // SAFETY: the owner, and with it the cluster, lives through all calls, each of which takes the cluster's lock; the array is ours
-        // until it is destroyed, with its length as it was told.
+        // SAFETY: the owner and its cluster outlive all calls, each of which takes the cluster's lock. The array of
+        // `count` requests belongs to this function until it is destroyed.
         unsafe {
             let cluster = rd_kafka_handle_mock_cluster(self.owner.client().native_ptr());
             let mut count = 0;
@@ -72,13 +72,14 @@ impl MockCluster {
         }
     }
 
-    /// Serves the owner's log lines; the cluster has threads of its own and needs nothing else.
+    /// Serves the owner's log lines. The cluster itself has threads of its own.
     pub fn poll(&self) {
         self.owner.poll(std::time::Duration::ZERO);
     }
 
-    /// Fails unless a topic holds all of the `sent` messages: the mock drops the oldest silently when a partition grows.
-    pub async fn assert_kept_everything(&self, broker: &dyn Broker, topic: &str, sent: u64) -> Result<(), BrokerError> {
+    /// Fails unless a topic holds all of the `sent` messages: the mock silently drops the oldest messages of a large
+    /// partition.
+    pub async fn check_retention(&self, broker: &dyn Broker, topic: &str, sent: u64) -> Result<(), BrokerError> {
         let partitions = broker.partitions(topic).await?;
         let partitions = partitions.ok_or_else(|| BrokerError::unknown_topic("check mock cluster", topic))?;
         let mut held = 0;

@@ -21,50 +21,52 @@ use super::{
     KafkaBroker,
     errors::{translate, translate_produce},
 };
-use crate::broker::{Broker, BrokerError, BrokerErrorKind, Delivered, Produce, Producer};
+use crate::broker::{Broker, BrokerError, BrokerErrorKind, Delivery, OutgoingMessage, Producer};
 
-/// The pause while librdkafka's queue is full. It always ends: what is queued is delivered or times out.
+/// Pause while librdkafka's queue is full. The wait ends: every queued message is delivered or times out.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct KafkaProducer {
     producer: FutureProducer,
-    /// Puts every message into a batch of its own; made when it is first needed.
-    alone: OnceCell<FutureProducer>,
+    /// Producer that puts every message into a batch of its own. Created at the first use.
+    unbatched: OnceCell<FutureProducer>,
     broker: KafkaBroker,
-    /// Whoever holds it enqueues: so a message that waits for room is not overtaken.
-    gate: Mutex<Known>,
+    /// Serializes the enqueuing: no message overtakes a message that waits for room in the queue.
+    gate: Mutex<KnownTopics>,
 }
 
-/// What is known of topics.
+/// Facts about topics that earlier messages have revealed.
 #[derive(Default)]
-struct Known {
-    /// Those that exist, with their partition counts.
+struct KnownTopics {
+    /// Existing topics with their numbers of partitions.
     partitions: BTreeMap<String, i32>,
-    /// Those that take a message and refuse it in a batch with others: a topic's limit is on the batch.
-    narrow: BTreeSet<String>,
+    /// Topics that accepted a message alone and refused it in a batch: a topic's size limit applies to the batch.
+    unbatched: BTreeSet<String>,
 }
 
 impl KafkaProducer {
     pub(super) fn new(broker: KafkaBroker) -> Result<Self, BrokerError> {
         let settings = broker.settings();
-        let producer =
-            settings.producing().create().map_err(|error| translate("start producer", &settings.brokers, &error))?;
-        Ok(KafkaProducer { producer, alone: OnceCell::new(), broker, gate: Mutex::default() })
+        let producer = settings
+            .producer_config()
+            .create()
+            .map_err(|error| translate("start producer", &settings.brokers, &error))?;
+        Ok(KafkaProducer { producer, unbatched: OnceCell::new(), broker, gate: Mutex::default() })
     }
 
-    async fn alone(&self) -> Result<&FutureProducer, BrokerError> {
+    async fn unbatched(&self) -> Result<&FutureProducer, BrokerError> {
         let settings = self.broker.settings();
         let make = || {
-            let made = settings.producing().set("batch.num.messages", "1").create();
+            let made = settings.producer_config().set("batch.num.messages", "1").create();
             made.map_err(|error| translate("start producer", &settings.brokers, &error))
         };
-        self.alone.get_or_try_init(async || make()).await
+        self.unbatched.get_or_try_init(async || make()).await
     }
 
-    /// Puts a message into librdkafka's queue, waiting for room.
-    async fn enqueue(&self, known: &mut Known, message: &Produce) -> Result<DeliveryFuture, BrokerError> {
-        self.check_place(&mut known.partitions, message).await?;
-        let producer = if known.narrow.contains(&message.topic) { self.alone().await? } else { &self.producer };
+    /// Puts a message into librdkafka's queue and waits for room.
+    async fn enqueue(&self, known: &mut KnownTopics, message: &OutgoingMessage) -> Result<DeliveryFuture, BrokerError> {
+        self.check_partition(&mut known.partitions, message).await?;
+        let producer = if known.unbatched.contains(&message.topic) { self.unbatched().await? } else { &self.producer };
         loop {
             match try_enqueue(producer, message) {
                 Err(KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)) => sleep(QUEUE_FULL_PAUSE).await,
@@ -73,8 +75,12 @@ impl KafkaProducer {
         }
     }
 
-    /// A cluster may create a topic that is produced to; a misspelt one shall be refused instead.
-    async fn check_place(&self, known: &mut BTreeMap<String, i32>, message: &Produce) -> Result<(), BrokerError> {
+    /// Refuses a topic or partition that does not exist: a cluster could create a misspelt topic.
+    async fn check_partition(
+        &self,
+        known: &mut BTreeMap<String, i32>,
+        message: &OutgoingMessage,
+    ) -> Result<(), BrokerError> {
         let partitions = match known.get(&message.topic) {
             Some(partitions) => *partitions,
             None => {
@@ -93,43 +99,43 @@ impl KafkaProducer {
         }
     }
 
-    /// Sends again, one message a batch, what was refused as too large: librdkafka does not split a batch that is larger
-    /// than its topic takes. Whatever of that topic came behind goes once more, too, so that the order is kept.
-    async fn again_alone(
+    /// Sends messages that were refused as too large once more, each in a batch of its own: librdkafka does not split a
+    /// batch that exceeds the topic's limit. Later messages of the topic are sent once more, too, to keep the order.
+    async fn resend_unbatched(
         &self,
-        messages: &[Produce],
-        settled: &mut [Result<Delivered, BrokerError>],
+        messages: &[OutgoingMessage],
+        results: &mut [Result<Delivery, BrokerError>],
     ) -> Result<(), BrokerError> {
         let too_large = |result: &Result<_, BrokerError>| {
             result.as_ref().is_err_and(|error| error.kind == BrokerErrorKind::TooLarge)
         };
         let mut refused: BTreeSet<&str> = BTreeSet::new();
-        for (message, result) in messages.iter().zip(settled) {
+        for (message, result) in messages.iter().zip(results) {
             if too_large(result) {
                 refused.insert(&message.topic);
             }
             if !refused.contains(message.topic.as_str()) {
                 continue;
             }
-            // Nobody else waits for this delivery.
+            // The lock is released before the delivery is awaited.
             let delivery = {
                 let mut known = self.gate.lock().await;
-                self.check_place(&mut known.partitions, message).await?;
-                try_enqueue(self.alone().await?, message)
+                self.check_partition(&mut known.partitions, message).await?;
+                try_enqueue(self.unbatched().await?, message)
             };
             *result = match delivery {
-                Ok(delivery) => settle(&message.topic, delivery).await,
+                Ok(delivery) => await_delivery(&message.topic, delivery).await,
                 Err(error) => Err(translate_produce(&message.topic, &error)),
             };
             if result.is_ok() {
-                self.gate.lock().await.narrow.insert(message.topic.clone());
+                self.gate.lock().await.unbatched.insert(message.topic.clone());
             }
         }
         Ok(())
     }
 }
 
-fn try_enqueue(producer: &FutureProducer, message: &Produce) -> Result<DeliveryFuture, KafkaError> {
+fn try_enqueue(producer: &FutureProducer, message: &OutgoingMessage) -> Result<DeliveryFuture, KafkaError> {
     let mut record: FutureRecord<'_, [u8], [u8]> = FutureRecord::to(&message.topic).payload(&message.payload[..]);
     record.partition = message.partition;
     record.timestamp = message.timestamp_ms;
@@ -146,9 +152,9 @@ fn try_enqueue(producer: &FutureProducer, message: &Produce) -> Result<DeliveryF
     producer.send_result(record).map_err(|(error, _)| error)
 }
 
-async fn settle(topic: &str, delivery: DeliveryFuture) -> Result<Delivered, BrokerError> {
+async fn await_delivery(topic: &str, delivery: DeliveryFuture) -> Result<Delivery, BrokerError> {
     match delivery.await {
-        Ok(Ok(delivery)) => Ok(Delivered { partition: delivery.partition, offset: delivery.offset.max(0) as u64 }),
+        Ok(Ok(delivery)) => Ok(Delivery { partition: delivery.partition, offset: delivery.offset.max(0) as u64 }),
         Ok(Err((error, _))) => Err(translate_produce(topic, &error)),
         Err(_) => Err(translate("produce", topic, &KafkaError::Canceled)),
     }
@@ -156,18 +162,18 @@ async fn settle(topic: &str, delivery: DeliveryFuture) -> Result<Delivered, Brok
 
 #[async_trait]
 impl Producer for KafkaProducer {
-    async fn produce(&self, message: Produce) -> Result<Delivered, BrokerError> {
+    async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
         let delivery = {
             let mut known = self.gate.lock().await;
             self.enqueue(&mut known, &message).await?
         };
-        let mut settled = [settle(&message.topic, delivery).await];
-        self.again_alone(&[message], &mut settled).await?;
-        let [settled] = settled;
-        settled
+        let mut results = [await_delivery(&message.topic, delivery).await];
+        self.resend_unbatched(&[message], &mut results).await?;
+        let [results] = results;
+        results
     }
 
-    async fn produce_all(&self, messages: Vec<Produce>) -> Result<Vec<Delivered>, BrokerError> {
+    async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
         let mut deliveries = Vec::with_capacity(messages.len());
         {
             let mut known = self.gate.lock().await;
@@ -175,30 +181,30 @@ impl Producer for KafkaProducer {
                 deliveries.push(self.enqueue(&mut known, message).await);
             }
         }
-        let mut settled = Vec::with_capacity(messages.len());
+        let mut results = Vec::with_capacity(messages.len());
         for (message, delivery) in messages.iter().zip(deliveries) {
-            settled.push(match delivery {
-                Ok(delivery) => settle(&message.topic, delivery).await,
+            results.push(match delivery {
+                Ok(delivery) => await_delivery(&message.topic, delivery).await,
                 Err(error) => Err(error),
             });
         }
-        self.again_alone(&messages, &mut settled).await?;
-        first_for_good(settled)
+        self.resend_unbatched(&messages, &mut results).await?;
+        collect_deliveries(results)
     }
 }
 
-/// All deliveries; or the first failure that no retry heals, or else the first one. A broker that refuses one record
-/// for good fails the others of its batch, too, as if a retry could help.
-fn first_for_good(settled: Vec<Result<Delivered, BrokerError>>) -> Result<Vec<Delivered>, BrokerError> {
-    let for_good =
+/// Returns all deliveries, or the first failure that no retry heals, or else the first failure. A broker that refuses
+/// one message for good fails the rest of the batch with retryable errors.
+fn collect_deliveries(results: Vec<Result<Delivery, BrokerError>>) -> Result<Vec<Delivery>, BrokerError> {
+    let is_final =
         |result: &&Result<_, BrokerError>| result.as_ref().is_err_and(|error| error.kind != BrokerErrorKind::Retryable);
-    match settled.iter().find(for_good) {
+    match results.iter().find(is_final) {
         Some(Err(error)) => Err(error.clone()),
-        _ => settled.into_iter().collect(),
+        _ => results.into_iter().collect(),
     }
 }
 
-/// A producer behind the trait.
+/// Creates a producer behind the trait.
 pub(super) fn producer(broker: KafkaBroker) -> Result<Arc<dyn Producer>, BrokerError> {
     Ok(Arc::new(KafkaProducer::new(broker)?))
 }
@@ -208,13 +214,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_batch_that_is_refused_the_failure_counts_that_no_retry_heals() {
+    fn a_refused_batch_reports_the_failure_that_no_retry_heals() {
         let failed = |kind| Err(BrokerError::new(kind, "produce", format!("{kind:?}")));
-        let delivered = || Ok(Delivered { partition: 0, offset: 1 });
-        let kind = |settled| first_for_good(settled).err().map(|error| error.kind);
-        let (heals, stays) = (BrokerErrorKind::Retryable, BrokerErrorKind::Rejected);
-        assert_eq!(kind(vec![delivered(), failed(heals), failed(stays), failed(heals)]), Some(stays));
-        assert_eq!(kind(vec![delivered(), failed(heals)]), Some(heals));
+        let delivered = || Ok(Delivery { partition: 0, offset: 1 });
+        let kind = |results| collect_deliveries(results).err().map(|error| error.kind);
+        let (retryable, rejected) = (BrokerErrorKind::Retryable, BrokerErrorKind::Rejected);
+        assert_eq!(kind(vec![delivered(), failed(retryable), failed(rejected), failed(retryable)]), Some(rejected));
+        assert_eq!(kind(vec![delivered(), failed(retryable)]), Some(retryable));
         assert_eq!(kind(vec![delivered()]), None);
     }
 }

@@ -1,86 +1,86 @@
-//! How a cluster is talked to: encrypted or not, as whom, and to whom.
+//! Security of the connections to a cluster: encryption, login and certificates.
 
 use std::path::PathBuf;
 
 use crate::text::word_types;
 
-/// Whether this build can encrypt. SCRAM and OAUTHBEARER take OpenSSL, too.
+/// True where this build includes OpenSSL, which TLS, SCRAM and OAUTHBEARER need.
 pub const HAS_TLS: bool = cfg!(feature = "tls");
 
 word_types! {
-    /// What is spoken with brokers (`security.protocol`).
+    /// Protocol of the connections to brokers (`security.protocol`).
     #[derive(Default)]
     SecurityProtocol {
-        /// Neither encrypted nor logged in.
+        /// Neither encryption nor a login.
         #[default]
         Plaintext = "plaintext",
-        /// Encrypted; a client may show a certificate.
+        /// Encryption, optionally with a client certificate.
         Ssl = "ssl",
-        /// Logged in, and not encrypted.
+        /// A login without encryption.
         SaslPlaintext = "sasl_plaintext",
-        /// Logged in and encrypted.
+        /// A login with encryption.
         SaslSsl = "sasl_ssl",
     }
-    /// How a login is made (`sasl.mechanism`).
+    /// Mechanism of the login (`sasl.mechanism`).
     SaslMechanism {
-        /// The password itself is sent.
+        /// The client sends the password itself.
         Plain = "PLAIN",
-        /// The password is proven, not sent.
+        /// The client proves the password with SHA-256 and does not send it.
         ScramSha256 = "SCRAM-SHA-256",
-        /// The same, with a longer hash.
+        /// The client proves the password with SHA-512 and does not send it.
         ScramSha512 = "SCRAM-SHA-512",
-        /// By a token, which `sasl.oauthbearer.…` properties say.
+        /// The client sends a token; the properties `sasl.oauthbearer.…` configure the token.
         OAuthBearer = "OAUTHBEARER",
     }
 }
 
 impl SecurityProtocol {
-    /// Whether what is sent is encrypted.
-    pub fn encrypts(self) -> bool {
+    /// True where the connection is encrypted.
+    pub fn is_encrypted(self) -> bool {
         matches!(self, SecurityProtocol::Ssl | SecurityProtocol::SaslSsl)
     }
 
-    /// Whether a login is asked for.
-    pub fn logs_in(self) -> bool {
+    /// True where the client logs in.
+    pub fn has_login(self) -> bool {
         matches!(self, SecurityProtocol::SaslPlaintext | SecurityProtocol::SaslSsl)
     }
 }
 
 impl SaslMechanism {
-    /// Whether it takes a user and a password.
-    pub fn takes_a_password(self) -> bool {
+    /// True where the mechanism needs a user and a password.
+    pub fn needs_password(self) -> bool {
         self != SaslMechanism::OAuthBearer
     }
 }
 
-/// Security of the connections to a cluster. It has no `Debug`: two of these are secrets.
+/// Security of the connections to a cluster. The type has no `Debug`, since two of its fields are secrets.
 #[derive(Clone, Default)]
 pub struct KafkaSecurity {
-    /// Encrypted, logged in, both or neither.
+    /// Protocol of the connections: encryption, login, both or neither.
     pub protocol: SecurityProtocol,
-    /// How to log in.
+    /// Mechanism of the login; `None`: librdkafka's default.
     pub mechanism: Option<SaslMechanism>,
-    /// As whom.
+    /// User name of the login.
     pub username: Option<String>,
-    /// What proves it.
+    /// Password of the login, a secret.
     pub password: Option<String>,
-    /// Certificates (PEM) of the authorities that a broker's is believed by; `None`: those of the system.
+    /// File of the trusted certificate authorities (PEM); `None`: those of the system.
     pub ca_file: Option<PathBuf>,
-    /// The certificate (PEM) to show, with those between it and the authority.
+    /// File of the client certificate (PEM), intermediate certificates included.
     pub certificate_file: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// File of the client certificate's private key (PEM).
     pub key_file: Option<PathBuf>,
-    /// What the key is encrypted with.
+    /// Password of the private key, a secret.
     pub key_password: Option<String>,
-    /// Whether a broker's certificate may be for another host than the one that was connected to.
-    pub any_host: bool,
+    /// True: a broker's certificate may be issued for another host than the host of the connection.
+    pub allows_any_host: bool,
 }
 
 impl KafkaSecurity {
-    /// As librdkafka's properties.
+    /// Names and values of librdkafka's properties.
     pub(super) fn properties(&self) -> impl Iterator<Item = (&'static str, String)> {
         let file = |file: &Option<PathBuf>| file.as_ref().map(|file| file.display().to_string());
-        let host = if self.any_host { "none" } else { "https" };
+        let host = if self.allows_any_host { "none" } else { "https" };
         [
             ("security.protocol", Some(self.protocol.to_string())),
             ("sasl.mechanism", self.mechanism.map(|mechanism| mechanism.to_string())),
@@ -90,7 +90,7 @@ impl KafkaSecurity {
             ("ssl.certificate.location", file(&self.certificate_file)),
             ("ssl.key.location", file(&self.key_file)),
             ("ssl.key.password", self.key_password.clone()),
-            ("ssl.endpoint.identification.algorithm", self.protocol.encrypts().then(|| host.to_owned())),
+            ("ssl.endpoint.identification.algorithm", self.protocol.is_encrypted().then(|| host.to_owned())),
         ]
         .into_iter()
         .filter_map(|(property, value)| Some((property, value?)))

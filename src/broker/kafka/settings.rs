@@ -1,4 +1,4 @@
-//! Settings of the Kafka client, typed, with a pass-through that refuses what would break the guarantees.
+//! Typed settings of the Kafka client. Further properties pass through, unless they would break a guarantee.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
@@ -6,36 +6,36 @@ use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use super::{
     inbox::BATCHES_AHEAD,
-    refused::{Refusal, refusal},
+    refused::{PropertyRefusal, refusal},
     security::KafkaSecurity,
 };
 use crate::broker::{BrokerError, BrokerErrorKind};
 
-/// Readers are opened each for itself: as if so many shared the fetch budget.
-const READERS_AT_ONCE: usize = 16;
+/// Share of a reader in the fetch budget: each reader is opened alone and gets 1/16 of the budget.
+const READER_SHARES: usize = 16;
 
-/// The least that a partition is fetched, or handed on, at once: with so many partitions that this is more than their share, the budget
-/// is exceeded.
-const LEAST_AT_ONCE: u64 = 1 << 10;
+/// Least bytes of one fetch and of one batch. The fetch budget is exceeded where a partition's share is smaller.
+const MIN_FETCH_BYTES: u64 = 1 << 10;
 
-/// What is held ahead of whoever reads, of one partition: together its share of the fetch budget.
+/// Limits of the messages that are fetched ahead for one partition. Together they use the partition's share of the
+/// fetch budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ahead {
-    /// In librdkafka's queue; while it holds less, more is fetched.
+pub(super) struct PrefetchLimits {
+    /// Size of librdkafka's queue in KiB; librdkafka fetches while the queue holds less.
     queue_kbytes: u64,
-    /// Of one fetch, which comes on top.
+    /// Bytes of one fetch, beside the queue.
     fetch_bytes: u32,
-    /// Of a batch; few of them wait to be taken.
+    /// Bytes of one batch; at most [`BATCHES_AHEAD`] batches wait in the inbox.
     pub(super) batch_bytes: usize,
 }
 
-/// How the members of a consumer group agree on who reads what.
+/// Protocol by which a consumer group assigns partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GroupProtocol {
-    /// The members do: one of them spreads the partitions ([`AssignmentStrategy`]).
+    /// A member assigns the partitions ([`AssignmentStrategy`]).
     #[default]
     Classic,
-    /// The brokers do (KIP-848, Kafka 4.0 and later), and say how long sessions are and when heartbeats are due.
+    /// The brokers assign the partitions, and set session timeout and heartbeats (KIP-848, Kafka 4.0 and later).
     Consumer,
 }
 
@@ -65,15 +65,15 @@ impl FromStr for GroupProtocol {
     }
 }
 
-/// How a consumer group of the classic protocol spreads partitions over its members.
+/// Strategy by which a consumer group of the classic protocol assigns partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AssignmentStrategy {
-    /// Only what has to move is revoked.
+    /// Assigns evenly; a rebalance revokes only the partitions that move.
     #[default]
     CooperativeSticky,
-    /// Everything is revoked at every change; contiguous ranges of each topic.
+    /// Assigns contiguous ranges of each topic; a rebalance revokes every partition.
     Range,
-    /// Everything is revoked at every change; one after the other.
+    /// Assigns partitions in turn; a rebalance revokes every partition.
     RoundRobin,
 }
 
@@ -105,60 +105,61 @@ impl FromStr for AssignmentStrategy {
     }
 }
 
-/// How to reach a Kafka cluster, and how to behave there.
+/// Settings of a Kafka client.
 #[derive(Clone)]
 pub struct KafkaSettings {
-    /// `bootstrap.servers`
+    /// Addresses of brokers, `host:port,…` (`bootstrap.servers`).
     pub brokers: String,
-    /// `client.id`
+    /// Name of the client in the brokers' logs (`client.id`).
     pub client_id: String,
-    /// `client.rack`: reads come from a copy there, where the brokers choose by that.
+    /// Rack of the client (`client.rack`): brokers that select by rack let the client read from a replica there.
     pub rack: Option<String>,
-    /// `group.instance.id`: static membership, so that a restart within the session timeout moves no partition.
+    /// Name of a static member (`group.instance.id`): a restart within the session timeout moves no partition.
     pub group_instance_id: Option<String>,
-    /// `group.protocol`
+    /// Protocol of the consumer group (`group.protocol`).
     pub group_protocol: GroupProtocol,
-    /// How partitions are spread, by the classic protocol.
+    /// Assignment strategy of the classic protocol (`partition.assignment.strategy`).
     pub assignment: AssignmentStrategy,
-    /// `session.timeout.ms`, by the classic protocol: how long the group waits for a silent member.
+    /// Time without a heartbeat after which the group removes a member (`session.timeout.ms`). Classic protocol only.
     pub session_timeout: Duration,
-    /// `heartbeat.interval.ms`, by the classic protocol: at most a third of the session timeout.
+    /// Time between heartbeats (`heartbeat.interval.ms`), at most a third of the session timeout. Classic protocol
+    /// only.
     pub heartbeat_interval: Duration,
-    /// `max.poll.interval.ms`: also what the group grants a member to give partitions up.
+    /// Longest time between polls, and the time of a member for a revocation (`max.poll.interval.ms`).
     pub max_poll_interval: Duration,
-    /// `fetch.min.bytes`
+    /// Bytes for which a broker delays the answer to a fetch (`fetch.min.bytes`).
     pub fetch_min_bytes: u32,
-    /// `fetch.wait.max.ms`
+    /// Longest delay of the answer to a fetch (`fetch.wait.max.ms`).
     pub fetch_wait_max: Duration,
-    /// `max.partition.fetch.bytes`
+    /// Most bytes of a partition in one fetch (`max.partition.fetch.bytes`).
     pub max_partition_fetch_bytes: u32,
-    /// What may be held in memory ahead of whoever polls, over all partitions of a subscription: in librdkafka, and in batches that wait
-    /// to be taken. A fetch brings one message at least, and so may a batch, however large it is.
+    /// Most bytes in memory that are read and not polled, over all partitions of a subscription: in librdkafka and in
+    /// waiting batches. A fetch, or a batch, with a single message may exceed its share.
     pub fetch_budget_bytes: u64,
-    /// At most so many messages a batch.
+    /// Most messages of a batch.
     pub batch_messages: usize,
-    /// At most so many bytes of keys, payloads and headers a batch (a single message may be larger).
+    /// Most bytes of keys, payloads and headers of a batch; a single message may be larger.
     pub batch_bytes: usize,
-    /// Bound of a request for metadata, watermarks, committed offsets, a seek.
+    /// Timeout of a request for metadata, watermarks or committed offsets, and of a seek.
     pub request_timeout: Duration,
-    /// Bound of a commit.
+    /// Timeout of one commit of offsets.
     pub commit_timeout: Duration,
-    /// For how long a revocation waits for [`finish_revocation`](crate::broker::Consumer::finish_revocation).
+    /// Time that a revocation waits for [`finish_revocation`](crate::broker::Consumer::finish_revocation).
     pub revocation_timeout: Duration,
-    /// Bound of leaving a group.
+    /// Time to leave a group before the consumer is abandoned.
     pub close_timeout: Duration,
-    /// `message.timeout.ms`: when to give up on delivering a produced message.
+    /// Time after which the delivery of a produced message is given up (`message.timeout.ms`).
     pub delivery_timeout: Duration,
-    /// Replication factor of topics created here; `None`: the cluster's default.
+    /// Replication factor of topics created by this client; `None`: the cluster's default.
     pub replication_factor: Option<i32>,
-    /// How the cluster is talked to; `None`: as what is passed through says, which is unencrypted if that says nothing.
+    /// Security of the connections; `None`: as `pass_through` says, by default unencrypted and without a login.
     pub security: Option<KafkaSecurity>,
-    /// Anything else that librdkafka knows, e.g. `socket.timeout.ms`.
+    /// Further properties of librdkafka, e.g. `socket.timeout.ms`.
     pub pass_through: BTreeMap<String, String>,
 }
 
 impl KafkaSettings {
-    /// Defaults for a cluster that keeps up, at `brokers` (`host:port,…`).
+    /// Default settings for the cluster at `brokers` (`host:port,…`).
     pub fn new(brokers: impl Into<String>) -> Self {
         KafkaSettings {
             brokers: brokers.into(),
@@ -187,12 +188,14 @@ impl KafkaSettings {
         }
     }
 
-    /// Refuses values that contradict each other, and pass-through keys that are ours to set.
+    /// Refuses contradictory values, and pass-through properties that have a setting or are fixed.
     pub fn check(&self) -> Result<(), BrokerError> {
         let refused = |message: String| Err(BrokerError::new(BrokerErrorKind::Refused, "configure Kafka", message));
         if self.group_protocol == GroupProtocol::Consumer && self.group_instance_id.is_some() {
             return refused(
-                "group.instance.id and the group protocol `consumer`: a member that was killed is refused under its name until its session ends".to_owned(),
+                "group.instance.id and the group protocol `consumer`: a member that was killed is refused under its \
+                 name until its session ends"
+                    .to_owned(),
             );
         }
         if self.heartbeat_interval * 3 > self.session_timeout {
@@ -220,16 +223,17 @@ impl KafkaSettings {
                 self.delivery_timeout
             ));
         }
-        let passes = |why: &Refusal| matches!(why, Refusal::Moved(_)) && self.security.is_none();
-        let why_not = |key: &String| refusal(key).filter(|why| !passes(why));
-        match self.pass_through.keys().find_map(|key| why_not(key).map(|why| (key, why))) {
+        let is_passed_through =
+            |why: &PropertyRefusal| matches!(why, PropertyRefusal::SetBySecurity(_)) && self.security.is_none();
+        let refusal_of = |key: &String| refusal(key).filter(|why| !is_passed_through(why));
+        match self.pass_through.keys().find_map(|key| refusal_of(key).map(|why| (key, why))) {
             Some((key, why)) => refused(format!("{key} {why}")),
             None => Ok(()),
         }
     }
 
-    /// What all clients have in common.
-    pub(super) fn client(&self) -> ClientConfig {
+    /// Configuration that all clients share.
+    pub(super) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         for (key, value) in &self.pass_through {
             config.set(key, value);
@@ -240,32 +244,33 @@ impl KafkaSettings {
         if let Some(rack) = &self.rack {
             config.set("client.rack", rack);
         }
-        // What `debug` asks for would be held back otherwise.
+        // A lower level would drop the lines that the property `debug` requests.
         let level =
             if self.pass_through.contains_key("debug") { RDKafkaLogLevel::Debug } else { RDKafkaLogLevel::Info };
         config.set("bootstrap.servers", &self.brokers).set("client.id", &self.client_id).set_log_level(level);
         config
     }
 
-    /// Divides the fetch budget: librdkafka limits split queues each for itself, and asks for a whole fetch while one is not full.
-    pub(super) fn ahead(&self, partitions: usize) -> Ahead {
+    /// Divides the fetch budget among partitions: librdkafka limits each partition's queue separately, and requests a
+    /// whole fetch while a queue is not full.
+    pub(super) fn prefetch_limits(&self, partitions: usize) -> PrefetchLimits {
         let share = self.fetch_budget_bytes / partitions.max(1) as u64;
-        let at_once = |most: u64, part: u64| most.min((share / part).max(LEAST_AT_ONCE));
-        let fetch_bytes = at_once(self.max_partition_fetch_bytes.into(), 2);
-        let batch_bytes = at_once(self.batch_bytes as u64, 8);
+        let at_most = |most: u64, part: u64| most.min((share / part).max(MIN_FETCH_BYTES));
+        let fetch_bytes = at_most(self.max_partition_fetch_bytes.into(), 2);
+        let batch_bytes = at_most(self.batch_bytes as u64, 8);
         let queue_bytes = share.saturating_sub(fetch_bytes + BATCHES_AHEAD as u64 * batch_bytes);
-        Ahead {
+        PrefetchLimits {
             queue_kbytes: (queue_bytes >> 10).clamp(1, 2_097_151),
-            // Neither is more than it was.
+            // Neither limit is above its setting.
             fetch_bytes: u32::try_from(fetch_bytes).unwrap_or(self.max_partition_fetch_bytes),
             batch_bytes: usize::try_from(batch_bytes).unwrap_or(self.batch_bytes),
         }
     }
 
-    /// A client that reads; `partitions` share the fetch budget.
-    pub(super) fn reading(&self, group: &str, partitions: usize) -> ClientConfig {
-        let ahead = self.ahead(partitions);
-        let mut config = self.client();
+    /// Configuration of a client that reads; `partitions` partitions share the fetch budget.
+    pub(super) fn consumer_config(&self, group: &str, partitions: usize) -> ClientConfig {
+        let prefetch = self.prefetch_limits(partitions);
+        let mut config = self.client_config();
         config
             .set("group.id", group)
             .set("group.protocol", "classic")
@@ -276,32 +281,32 @@ impl KafkaSettings {
             .set("allow.auto.create.topics", "false")
             .set("fetch.queue.backoff.ms", "20")
             .set("queued.min.messages", "10000")
-            .set("queued.max.messages.kbytes", ahead.queue_kbytes.to_string())
+            .set("queued.max.messages.kbytes", prefetch.queue_kbytes.to_string())
             .set("fetch.min.bytes", self.fetch_min_bytes.to_string())
             .set("fetch.wait.max.ms", self.fetch_wait_max.as_millis().to_string())
-            .set("max.partition.fetch.bytes", ahead.fetch_bytes.to_string())
+            .set("max.partition.fetch.bytes", prefetch.fetch_bytes.to_string())
             .set("session.timeout.ms", self.session_timeout.as_millis().to_string())
             .set("heartbeat.interval.ms", self.heartbeat_interval.as_millis().to_string())
             .set("max.poll.interval.ms", self.max_poll_interval.as_millis().to_string());
         config
     }
 
-    /// The same for who waits for the very next message of one partition: it is not held back for company.
-    pub(super) fn reading_at_once(&self, group: &str) -> ClientConfig {
-        let mut config = self.reading(group, READERS_AT_ONCE);
+    /// Configuration of a reader of one partition: brokers answer a fetch with the first message.
+    pub(super) fn reader_config(&self, group: &str) -> ClientConfig {
+        let mut config = self.consumer_config(group, READER_SHARES);
         config.set("fetch.min.bytes", "1");
         config
     }
 
-    /// A group member.
-    pub(super) fn member(&self, group: &str, partitions: usize) -> ClientConfig {
-        let mut config = self.reading(group, partitions);
+    /// Configuration of a group member with `partitions` partitions.
+    pub(super) fn member_config(&self, group: &str, partitions: usize) -> ClientConfig {
+        let mut config = self.consumer_config(group, partitions);
         match self.group_protocol {
             GroupProtocol::Classic => {
                 config.set("partition.assignment.strategy", self.assignment.as_str());
             }
             GroupProtocol::Consumer => {
-                // librdkafka refuses to start where it is told what the brokers say.
+                // The brokers set these values; librdkafka refuses to start with them.
                 config.set("group.protocol", "consumer").remove("session.timeout.ms").remove("heartbeat.interval.ms");
             }
         }
@@ -311,16 +316,17 @@ impl KafkaSettings {
         config
     }
 
-    /// A producer whose acknowledgement means something.
-    pub(super) fn producing(&self) -> ClientConfig {
-        let mut config = self.client();
+    /// Configuration of an idempotent producer with `acks=all`.
+    pub(super) fn producer_config(&self) -> ClientConfig {
+        let mut config = self.client_config();
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
-            // The topic's own limit decides; the client's default of 1 MB would refuse a dead letter of a full-size event.
+            // The topic's own limit decides: the client's default of 1 MB would refuse a dead letter of a full-size
+            // event.
             .set("message.max.bytes", "1000000000")
-            // Whoever waits for an acknowledgement (the feed, a decision, a contest) must not wait for company, too; under load
-            // batches fill while others are on their way.
+            // Feed, decisions and contests wait for acknowledgements and must not wait for a batch to fill, too. Under
+            // load, batches fill while earlier batches are in flight.
             .set("linger.ms", self.pass_through.get("linger.ms").map_or("0", String::as_str))
             .set("message.timeout.ms", self.delivery_timeout.as_millis().to_string())
             .set("partitioner", "murmur2_random");
@@ -338,7 +344,7 @@ mod tests {
     use crate::broker::kafka::{HAS_TLS, KafkaBroker, SaslMechanism, SecurityProtocol};
 
     #[test]
-    fn what_breaks_the_guarantees_is_refused_by_name() {
+    fn properties_that_break_a_guarantee_are_refused_by_name() {
         for key in ["enable.auto.commit", "auto.offset.reset", "acks", "group.protocol", "test.mock.num.brokers"] {
             let mut settings = KafkaSettings::new("localhost:9092");
             settings.pass_through.insert(key.into(), "true".into());
@@ -348,74 +354,75 @@ mod tests {
     }
 
     #[test]
-    fn members_by_the_new_protocol_leave_to_the_brokers_what_they_say() {
+    fn members_of_the_consumer_protocol_set_no_classic_properties() {
         let mut settings = KafkaSettings::new("localhost:9092");
         settings.group_protocol = GroupProtocol::Consumer;
         settings.check().unwrap();
-        let member = settings.member("group", 8);
+        let member = settings.member_config("group", 8);
         assert_eq!(member.get("group.protocol"), Some("consumer"));
         for classic in ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"] {
             assert_eq!(member.get(classic), None);
         }
         member.create::<BaseConsumer>().unwrap();
-        assert_eq!(settings.reading_at_once("group").get("group.protocol"), Some("classic"));
+        assert_eq!(settings.reader_config("group").get("group.protocol"), Some("classic"));
         settings.group_instance_id = Some("a".into());
         assert!(settings.check().unwrap_err().message.starts_with("group.instance.id"));
     }
 
     #[test]
-    fn the_rest_passes_through_and_cannot_shadow_ours() {
+    fn other_properties_pass_through_and_cannot_override_fixed_ones() {
         let mut settings = KafkaSettings::new("localhost:9092");
         settings.pass_through.insert("socket.timeout.ms".into(), "5000".into());
         settings.check().unwrap();
-        let config = settings.member("group", 8);
+        let config = settings.member_config("group", 8);
         assert_eq!(config.get("socket.timeout.ms"), Some("5000"));
         assert_eq!(config.get("enable.auto.commit"), Some("false"));
         assert_eq!(
             config.get("queued.max.messages.kbytes"),
             Some("27648"),
-            "of 32 MiB, besides a fetch and two batches"
+            "32 MiB per partition, less a fetch and two batches"
         );
         assert_eq!(config.get("max.partition.fetch.bytes"), Some("4194304"));
     }
 
     #[test]
-    fn every_client_says_which_rack_it_is_in() {
+    fn every_client_has_the_configured_rack() {
         let nowhere = KafkaSettings::new("localhost:9092");
         let settings = KafkaSettings { rack: Some("a".into()), ..nowhere.clone() };
-        let member = settings.member("group", 8);
-        for config in [&member, &settings.reading_at_once("group"), &settings.producing()] {
+        let member = settings.member_config("group", 8);
+        for config in [&member, &settings.reader_config("group"), &settings.producer_config()] {
             assert_eq!(config.get("client.rack"), Some("a"));
         }
         member.create::<BaseConsumer>().unwrap();
-        assert_eq!(nowhere.member("group", 8).get("client.rack"), None);
+        assert_eq!(nowhere.member_config("group", 8).get("client.rack"), None);
     }
 
     proptest! {
-        /// However many partitions, down to 8 KiB of each.
+        /// The budget holds for any number of partitions with at least 8 KiB each.
         #[test]
-        fn all_that_is_held_ahead_fits_into_the_budget(
+        fn all_prefetched_messages_fit_into_the_budget(
             partitions in 1usize..20_000,
-            of_each in 8_192u64..1 << 24,
+            bytes_each in 8_192u64..1 << 24,
             batch_bytes in 1_024usize..1 << 24,
             max_partition_fetch_bytes in 1_024u32..1 << 26,
         ) {
-            let fetch_budget_bytes = of_each * partitions as u64;
+            let fetch_budget_bytes = bytes_each * partitions as u64;
             let settings = KafkaSettings {
                 fetch_budget_bytes,
                 batch_bytes,
                 max_partition_fetch_bytes,
                 ..KafkaSettings::new("localhost:9092")
             };
-            let ahead = settings.ahead(partitions);
-            let each = (ahead.queue_kbytes << 10) + u64::from(ahead.fetch_bytes) + 2 * ahead.batch_bytes as u64;
-            prop_assert!(each * partitions as u64 <= fetch_budget_bytes, "{ahead:?}");
-            prop_assert!(ahead.batch_bytes <= batch_bytes && ahead.fetch_bytes <= max_partition_fetch_bytes);
+            let prefetch = settings.prefetch_limits(partitions);
+            let queue_bytes = prefetch.queue_kbytes << 10;
+            let each = queue_bytes + u64::from(prefetch.fetch_bytes) + 2 * prefetch.batch_bytes as u64;
+            prop_assert!(each * partitions as u64 <= fetch_budget_bytes, "{prefetch:?}");
+            prop_assert!(prefetch.batch_bytes <= batch_bytes && prefetch.fetch_bytes <= max_partition_fetch_bytes);
         }
     }
 
     #[test]
-    fn a_property_of_a_security_setting_passes_only_without_them() {
+    fn security_properties_pass_only_without_security_settings() {
         let mut settings = KafkaSettings::new("localhost:9092");
         settings.pass_through.insert("sasl.password".into(), "hunter2".into());
         settings.check().unwrap();
@@ -425,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_over_tls_and_with_logins_can_be_made_where_there_is_openssl() {
+    fn clients_with_tls_and_logins_can_be_created_with_openssl() {
         for (protocol, mechanism) in [
             (SecurityProtocol::Plaintext, None),
             (SecurityProtocol::Ssl, None),
@@ -434,7 +441,7 @@ mod tests {
             (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::ScramSha512)),
             (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::OAuthBearer)),
         ] {
-            let word = mechanism.filter(|mechanism| mechanism.takes_a_password()).map(|_| "x".to_owned());
+            let word = mechanism.filter(|mechanism| mechanism.needs_password()).map(|_| "x".to_owned());
             let security = Some(KafkaSecurity {
                 protocol,
                 mechanism,
@@ -443,7 +450,7 @@ mod tests {
                 ..KafkaSecurity::default()
             });
             let made = KafkaBroker::new(KafkaSettings { security, ..KafkaSettings::new("localhost:1") });
-            let needs_tls = protocol.encrypts() || !matches!(mechanism, None | Some(SaslMechanism::Plain));
+            let needs_tls = protocol.is_encrypted() || !matches!(mechanism, None | Some(SaslMechanism::Plain));
             assert_eq!(
                 made.err().map(|error| error.to_string()).is_none(),
                 HAS_TLS || !needs_tls,
@@ -453,18 +460,18 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_that_contradict_each_other_are_refused() {
+    fn contradictory_timeouts_are_refused() {
         let good = KafkaSettings::new("localhost:9092");
-        let slow_heart = KafkaSettings { heartbeat_interval: Duration::from_secs(20), ..good.clone() };
+        let slow_heartbeat = KafkaSettings { heartbeat_interval: Duration::from_secs(20), ..good.clone() };
         let slow_drain = KafkaSettings { revocation_timeout: Duration::from_secs(295), ..good.clone() };
-        let slow_company = KafkaSettings {
+        let slow_linger = KafkaSettings {
             delivery_timeout: Duration::from_secs(5),
             pass_through: [("linger.ms".to_owned(), "5000".to_owned())].into(),
             ..good.clone()
         };
         good.check().unwrap();
-        assert!(slow_heart.check().unwrap_err().message.contains("heartbeat"));
+        assert!(slow_heartbeat.check().unwrap_err().message.contains("heartbeat"));
         assert!(slow_drain.check().unwrap_err().message.contains("revocation"));
-        assert!(slow_company.check().unwrap_err().message.contains("linger.ms, which is 5000"));
+        assert!(slow_linger.check().unwrap_err().message.contains("linger.ms, which is 5000"));
     }
 }

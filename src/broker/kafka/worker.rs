@@ -1,8 +1,8 @@
-//! The thread that owns a consumer: it serves librdkafka's callbacks, carries out rebalances, and fills batches.
+//! The thread that owns a consumer: it serves librdkafka's callbacks, carries out rebalances and fills batches.
 //!
-//! Every partition has its own queue, split off before fetching starts: so an end or an out-of-range error names its
-//! partition, a paused or slow one is simply not polled (librdkafka stops fetching at its own bound), and the main queue
-//! is served whatever the partitions do.
+//! Every partition has its own queue, split off before fetching starts. An end or an out-of-range error thereby names
+//! its partition; a paused or slow partition is not polled, and librdkafka stops fetching at its own limit; and the
+//! main queue is served whatever the partitions do.
 
 mod partitions;
 mod rebalance;
@@ -25,12 +25,12 @@ use tokio::sync::{oneshot, watch};
 use tracing::warn;
 
 use self::{
-    partitions::Slot,
-    rebalance::{Change, Context, Step, carry_out, next_epoch},
+    partitions::OpenPartition,
+    rebalance::{RebalanceContext, RebalanceKind, RebalanceStep, apply_change, next_epoch},
 };
 use super::{
     errors::{fenced, is_unknown_topic, kind, translate},
-    inbox::Shared,
+    inbox::SharedInbox,
     settings::KafkaSettings,
 };
 use crate::{
@@ -38,42 +38,42 @@ use crate::{
     liveness::{LivenessMonitor, LoopMonitor},
 };
 
-/// Where clients tell what others are to know of them.
+/// Channels by which clients report outages and the beats of their polling threads.
 #[derive(Clone, Default)]
-pub(super) struct Signs {
+pub(super) struct ConsumerSignals {
     pub(super) outages: watch::Sender<Outage>,
     pub(super) liveness: Option<LivenessMonitor>,
 }
 
-/// How long the thread sleeps when nothing wakes it: librdkafka's wake-up callback alone can miss one.
-const NAP: Duration = Duration::from_millis(20);
+/// Longest sleep of the idle thread. librdkafka's wake-up callback alone can miss a message.
+const IDLE_SLEEP: Duration = Duration::from_millis(20);
 
-/// What the async side asks of the thread.
-pub(super) enum Command {
-    Seek { partition: TopicPartition, offset: u64, reply: oneshot::Sender<Result<Sought, BrokerError>> },
+/// A request of the async side to the thread.
+pub(super) enum WorkerCommand {
+    Seek { partition: TopicPartition, offset: u64, reply: oneshot::Sender<Result<SeekResult, BrokerError>> },
     Close { reply: Option<oneshot::Sender<()>> },
 }
 
-/// What a seek has begun.
-pub(super) struct Sought {
-    /// Of what is read from now on.
+/// Epoch and end offset of a partition after a seek.
+pub(super) struct SeekResult {
+    /// Epoch of the messages that are read after the seek.
     pub(super) epoch: u64,
-    /// End of the partition before anything is read.
+    /// End offset of the partition before the first read.
     pub(super) end: u64,
 }
 
-/// Where the consumer gets its partitions from.
-pub(super) enum Source {
+/// Source of a consumer's partitions.
+pub(super) enum ConsumerSource {
     Group { topics: Vec<String> },
     Manual { partition: TopicPartition, offset: u64 },
 }
 
 /// The handles to a running thread.
 pub(super) struct Handle {
-    /// The thread's own: destroying it may take its time, which must not be the runtime's.
-    pub(super) consumer: Weak<BaseConsumer<Context>>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) commands: mpsc::Sender<Command>,
+    /// The consumer, owned by the thread: its destruction may block, which the runtime must not.
+    pub(super) consumer: Weak<BaseConsumer<RebalanceContext>>,
+    pub(super) shared: Arc<SharedInbox>,
+    pub(super) commands: mpsc::Sender<WorkerCommand>,
     pub(super) thread: Thread,
 }
 
@@ -83,30 +83,30 @@ impl Handle {
     }
 }
 
-/// Starts a thread that reads from `source`; `name` is what operators are told of it.
+/// Starts a thread that reads from `source`; logs and `/state` show the thread by `name`.
 pub(super) fn start(
     config: ClientConfig,
     settings: KafkaSettings,
-    source: Source,
-    signs: Signs,
+    source: ConsumerSource,
+    signals: ConsumerSignals,
     name: String,
 ) -> Result<Handle, BrokerError> {
     let (commands, inbox) = mpsc::channel();
     let (ready, started) = mpsc::channel();
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedInbox::default());
     let worker_shared = shared.clone();
     let join = thread::Builder::new()
         .name("kafka-consumer".into())
         .spawn(move || {
-            let worker = match Worker::new(&config, settings, source, worker_shared.clone(), inbox, &signs) {
+            let worker = match Worker::new(&config, settings, source, worker_shared.clone(), inbox, &signals) {
                 Ok(worker) => worker,
-                // Whoever started us waits for this answer; should it be gone, nobody wants the consumer.
+                // The send fails only where the starting call was cancelled, and the error has no reader.
                 Err(error) => return drop(ready.send(Err(error))),
             };
             if ready.send(Ok(Arc::downgrade(&worker.consumer))).is_ok() {
-                // Without a guard a panic here would leave the async side waiting for ever.
+                // Without the guard a panic of this thread would leave the async side waiting for ever.
                 let _guard = EndGuard(worker_shared);
-                worker.run(signs.liveness.map(|liveness| liveness.watch_loop(name)));
+                worker.run(signals.liveness.map(|liveness| liveness.watch_loop(name)));
             }
         })
         .map_err(|error| {
@@ -118,25 +118,25 @@ pub(super) fn start(
     Ok(Handle { consumer, shared, commands, thread: join.thread().clone() })
 }
 
-struct EndGuard(Arc<Shared>);
+struct EndGuard(Arc<SharedInbox>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
         let ended = BrokerError::new(BrokerErrorKind::Fatal, "poll", "the consumer is closed");
         self.0.lock().ended.get_or_insert(ended);
-        self.0.ring();
+        self.0.notify();
     }
 }
 
 struct Worker {
-    consumer: Arc<BaseConsumer<Context>>,
+    consumer: Arc<BaseConsumer<RebalanceContext>>,
     settings: KafkaSettings,
-    shared: Arc<Shared>,
-    commands: mpsc::Receiver<Command>,
-    slots: BTreeMap<TopicPartition, Slot>,
+    shared: Arc<SharedInbox>,
+    commands: mpsc::Receiver<WorkerCommand>,
+    open_partitions: BTreeMap<TopicPartition, OpenPartition>,
     topics: BTreeMap<String, Arc<str>>,
-    step: Option<Step>,
-    /// Until it leaves: that takes as long as librdkafka takes.
+    step: Option<RebalanceStep>,
+    /// Monitor of the loop; `None` while the consumer leaves, which takes as long as librdkafka takes.
     monitor: Option<LoopMonitor>,
 }
 
@@ -144,18 +144,18 @@ impl Worker {
     fn new(
         config: &ClientConfig,
         settings: KafkaSettings,
-        source: Source,
-        shared: Arc<Shared>,
-        commands: mpsc::Receiver<Command>,
-        signs: &Signs,
+        source: ConsumerSource,
+        shared: Arc<SharedInbox>,
+        commands: mpsc::Receiver<WorkerCommand>,
+        signals: &ConsumerSignals,
     ) -> Result<Self, BrokerError> {
         let failed = |error: KafkaError| translate("start consumer", &settings.brokers, &error);
-        let context = Context::telling(signs.outages.clone());
-        let mut consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(failed)?;
+        let context = RebalanceContext::reporting_to(signals.outages.clone());
+        let mut consumer: BaseConsumer<RebalanceContext> = config.create_with_context(context).map_err(failed)?;
         let me = thread::current();
         consumer.set_nonempty_callback(move || me.unpark());
         let consumer = Arc::new(consumer);
-        if let Source::Group { topics } = &source {
+        if let ConsumerSource::Group { topics } = &source {
             let topics: Vec<_> = topics.iter().map(String::as_str).collect();
             consumer.subscribe(&topics).map_err(failed)?;
         }
@@ -164,13 +164,13 @@ impl Worker {
             settings,
             shared,
             commands,
-            slots: BTreeMap::new(),
+            open_partitions: BTreeMap::new(),
             topics: BTreeMap::new(),
             step: None,
             monitor: None,
         };
-        if let Source::Manual { partition, offset } = source {
-            let tpl = worker.open_slots(&[(partition.clone(), next_epoch(), offset)])?;
+        if let ConsumerSource::Manual { partition, offset } = source {
+            let tpl = worker.split_queues(&[(partition.clone(), next_epoch(), offset)])?;
             worker.consumer.assign(&tpl).map_err(|error| translate("read", &partition.to_string(), &error))?;
         }
         Ok(worker)
@@ -180,35 +180,36 @@ impl Worker {
         self.monitor = monitor;
         loop {
             self.beat();
-            let mut busy = false;
+            let mut is_busy = false;
             loop {
                 match self.commands.try_recv() {
-                    Ok(Command::Seek { partition, offset, reply }) => {
-                        // A caller who no longer waits has given the seek up; the epoch tells it anyway.
+                    Ok(WorkerCommand::Seek { partition, offset, reply }) => {
+                        // A caller that no longer waits has cancelled the seek; the epoch of the messages shows it.
                         drop(reply.send(self.seek(&partition, offset)));
-                        busy = true;
+                        is_busy = true;
                     }
-                    Ok(Command::Close { reply }) => return self.close(reply),
+                    Ok(WorkerCommand::Close { reply }) => return self.close(reply),
                     Err(mpsc::TryRecvError::Disconnected) => return self.close(None),
                     Err(mpsc::TryRecvError::Empty) => break,
                 }
             }
             if let Some(polled) = self.consumer.poll(Duration::ZERO) {
-                busy = true;
+                is_busy = true;
                 match polled {
-                    // Cannot happen while queues are split before they are assigned; were it dropped, it would be lost.
+                    // Impossible while queues are split before they are assigned; a dropped message would be lost.
                     Ok(message) => {
-                        let message = format!("{}/{} came outside of its queue", message.topic(), message.partition());
+                        let at = format!("{}/{}", message.topic(), message.partition());
+                        let message = format!("{at}: a message came outside the queue of its partition");
                         self.shared.lock().push_event(Err(BrokerError::new(BrokerErrorKind::Fatal, "poll", message)));
-                        self.shared.ring();
+                        self.shared.notify();
                     }
                     Err(error) => self.report(&error),
                 }
             }
-            busy |= self.rebalance();
-            busy |= self.fill();
-            if !busy {
-                thread::park_timeout(NAP);
+            is_busy |= self.rebalance();
+            is_busy |= self.fill_batches();
+            if !is_busy {
+                thread::park_timeout(IDLE_SLEEP);
             }
         }
     }
@@ -217,67 +218,69 @@ impl Worker {
         self.monitor.iter().for_each(LoopMonitor::beat);
     }
 
-    /// The cluster is about to be asked so many things, each of which may take its time.
-    fn asks(&self, questions: u32) {
-        let bound = self.settings.request_timeout * questions;
+    /// Announces blocking requests to the monitor, each of which may take the request timeout.
+    fn announce_requests(&self, requests: u32) {
+        let bound = self.settings.request_timeout * requests;
         self.monitor.iter().for_each(|monitor| monitor.announce_blocking(bound));
     }
 
-    /// Errors that heal by themselves are logged; the others go to the async side.
+    /// Logs an error that heals without the caller; sends any other error to the async side.
     fn report(&self, error: &KafkaError) {
         let unknown = is_unknown_topic(error);
         match kind(error) {
             BrokerErrorKind::Fenced | BrokerErrorKind::Fatal | BrokerErrorKind::Refused if !unknown => {
                 let error = self.fenced().unwrap_or_else(|| translate("poll", &self.settings.brokers, error));
                 self.shared.lock().push_event(Err(error));
-                self.shared.ring();
+                self.shared.notify();
             }
-            _ => warn!(%error, "consumer"),
+            _ => warn!(%error, "kafka consumer: error, retrying"),
         }
     }
 
-    /// What ends a client is told as an error without a cause; the client knows the cause.
+    /// Error of a fenced client. librdkafka's event has no cause, but the client keeps its fatal error.
     fn fenced(&self) -> Option<BrokerError> {
         let (code, _) = self.consumer.client().fatal_error()?;
         let name = self.settings.group_instance_id.as_deref();
         (code == RDKafkaErrorCode::FencedInstanceId).then(|| fenced("poll", name))
     }
 
-    /// Leaves the group. Queues go first: a consumer with living queues may never close.
+    /// Leaves the group. The partitions' queues are dropped first: a consumer with open queues may never close.
     fn close(mut self, reply: Option<oneshot::Sender<()>>) {
         self.monitor = None;
-        self.slots.clear();
+        self.open_partitions.clear();
         let context = self.consumer.context().clone();
         context.closing.store(true, Ordering::Release);
-        let mut open: VecDeque<_> = self
+        let mut unfinished: VecDeque<_> = self
             .step
             .take()
             .map(|step| match step {
-                Step::Assign { .. } | Step::LookUp { .. } => (Change::Assign, TopicPartitionList::new()),
-                Step::Revoke { tpl, .. } => (Change::Revoke, tpl),
+                RebalanceStep::Assign { .. } | RebalanceStep::LookUp { .. } => {
+                    (RebalanceKind::Assign, TopicPartitionList::new())
+                }
+                RebalanceStep::Revoke { tpl, .. } => (RebalanceKind::Revoke, tpl),
             })
             .into_iter()
             .collect();
-        open.extend(context.noted.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
-        for (change, tpl) in open {
-            carry_out(&self.consumer, change, &tpl);
+        unfinished.extend(context.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
+        for (change, tpl) in unfinished {
+            apply_change(&self.consumer, change, &tpl);
         }
-        self.shared.lock().forget_everything();
-        self.leave();
+        self.shared.lock().clear();
+        self.leave_group();
         if let Some(reply) = reply {
-            // A caller who no longer waits has reached its own deadline.
+            // The send fails only where the caller's own timeout has passed.
             let _ = reply.send(());
         }
     }
 
-    /// Destroys the consumer, which leaves the group: closing it before would only make its destruction close it once more, in
-    /// vain and with an error in the log. A commit that is on its way holds it for a moment; then that destroys it.
-    fn leave(self) {
+    /// Destroys the consumer, which leaves the group. A close before would make the destruction close once more, in
+    /// vain and with an error in the log. A commit in progress keeps the consumer for a moment and then destroys it.
+    fn leave_group(self) {
         let deadline = Instant::now() + self.settings.close_timeout;
         let consumer = Arc::downgrade(&self.consumer);
         drop(self);
         while consumer.strong_count() > 0 && Instant::now() < deadline {
-            thread::sleep(NAP);
+            thread::sleep(IDLE_SLEEP);
         }
     }
 

@@ -8,15 +8,16 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Shared, State, group::MemberId};
+use super::{BrokerState, SharedBroker, group::MemberId};
 use crate::broker::{
-    Batch, BrokerError, BrokerErrorKind, Committed, Committing, Consumer, Message, Polled, Reader, TopicPartition,
-    memory::group::{Log, Member, Owned},
+    BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, MessageBatch,
+    PartitionReader, TopicPartition,
+    memory::group::{GroupMember, LogView, MemberPartition},
 };
 
-/// A group member. Dropping it is a crash: the group notices after the session timeout.
+/// A group member. A drop without a close is a crash: the group removes the member after the session timeout.
 pub(super) struct MemoryConsumer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedBroker>,
     pub(super) group: String,
     pub(super) member: MemberId,
     pub(super) closed: bool,
@@ -24,8 +25,8 @@ pub(super) struct MemoryConsumer {
 
 #[async_trait]
 impl Consumer for MemoryConsumer {
-    async fn poll(&mut self) -> Result<Polled, BrokerError> {
-        // Nothing below waits while there are messages: without this, the other tasks of the thread would starve.
+    async fn poll(&mut self) -> Result<ConsumerEvent, BrokerError> {
+        // The loop never waits while messages are ready: without this call other tasks of the thread would starve.
         coop::consume_budget().await;
         loop {
             let mut changed = std::pin::pin!(self.shared.changed.notified());
@@ -40,12 +41,12 @@ impl Consumer for MemoryConsumer {
                     None => pending().await,
                 }
             };
-            // `biased`: a run must replay from its seed, and an unbiased select throws dice of its own.
+            // `biased`: a simulation must replay from its seed, and an unbiased select draws its own random numbers.
             tokio::select! { biased; () = changed => {}, () = timer => {} }
         }
     }
 
-    fn commit(&mut self, offsets: &[(TopicPartition, Committed)]) -> Committing {
+    fn commit(&mut self, offsets: &[(TopicPartition, CommittedOffset)]) -> CommitFuture {
         let open = self.open("commit").map(drop);
         let (shared, name, id) = (self.shared.clone(), self.group.clone(), self.member);
         let offsets = offsets.to_vec();
@@ -95,7 +96,7 @@ impl Consumer for MemoryConsumer {
 
     fn finish_revocation(&mut self) {
         let mut guard = self.shared.lock();
-        let State { logs, groups, .. } = &mut *guard;
+        let BrokerState { logs, groups, .. } = &mut *guard;
         if let Some(group) = groups.get_mut(&self.group) {
             group.finish_revocation(self.member, logs);
         }
@@ -121,16 +122,16 @@ impl Drop for MemoryConsumer {
         }
         let mut state = self.shared.lock();
         if let Some(group) = state.groups.get_mut(&self.group) {
-            group.dies(self.member, Instant::now() + session);
+            group.schedule_removal(self.member, Instant::now() + session);
         }
         drop(state);
-        // Those who wait must learn the new deadline.
+        // Waiting polls must learn the new deadline.
         self.shared.changed.notify_waiters();
     }
 }
 
 impl MemoryConsumer {
-    fn open(&self, operation: &'static str) -> Result<std::sync::MutexGuard<'_, State>, BrokerError> {
+    fn open(&self, operation: &'static str) -> Result<std::sync::MutexGuard<'_, BrokerState>, BrokerError> {
         if self.closed {
             return Err(BrokerError::new(BrokerErrorKind::Fatal, operation, "the consumer is closed"));
         }
@@ -139,10 +140,10 @@ impl MemoryConsumer {
 
     fn owned<'a>(
         &self,
-        state: &'a mut State,
+        state: &'a mut BrokerState,
         operation: &'static str,
         partition: &TopicPartition,
-    ) -> Result<&'a mut Owned, BrokerError> {
+    ) -> Result<&'a mut MemberPartition, BrokerError> {
         state
             .groups
             .get_mut(&self.group)
@@ -152,8 +153,8 @@ impl MemoryConsumer {
             .ok_or_else(|| BrokerError::not_assigned(operation, partition))
     }
 
-    /// What there is to hear, or when to look again.
-    fn try_poll(&self) -> Result<Result<Polled, Option<Instant>>, BrokerError> {
+    /// Returns the next event, or the time of the next deadline.
+    fn try_poll(&self) -> Result<Result<ConsumerEvent, Option<Instant>>, BrokerError> {
         let mut guard = self.open("poll")?;
         let state = &mut *guard;
         let now = Instant::now();
@@ -167,10 +168,10 @@ impl MemoryConsumer {
                 }
                 return Ok(Ok(event));
             }
-            if attempt == 0 && state.dice.strikes("rebalance", |faults| faults.rebalance) {
+            if attempt == 0 && state.injector.should_inject("rebalance", |faults| faults.rebalance) {
                 group.rebalance(true, rules, &state.logs, now);
                 changed = true;
-            } else if attempt == 0 && state.dice.strikes("lost assignment", |faults| faults.lost_assignment) {
+            } else if attempt == 0 && state.injector.should_inject("lost assignment", |faults| faults.lost_assignment) {
                 group.expel(self.member, rules, &state.logs, now);
                 changed = true;
             } else {
@@ -185,38 +186,38 @@ impl MemoryConsumer {
         Ok(delivered.ok_or(wake_at))
     }
 
-    /// The next batch or end, from the partitions in turn.
+    /// Next batch or end, from the partitions in turn.
     fn deliver(
         &self,
-        state: &mut State,
+        state: &mut BrokerState,
         now: Instant,
         wake_at: &mut Option<Instant>,
-    ) -> Result<Option<Polled>, BrokerError> {
+    ) -> Result<Option<ConsumerEvent>, BrokerError> {
         let settings = &self.shared.settings;
-        let State { logs, groups, dice, .. } = state;
+        let BrokerState { logs, groups, injector, .. } = state;
         let Some(member) = groups.get_mut(&self.group).and_then(|group| group.members.get_mut(&self.member)) else {
             return Ok(None);
         };
-        for partition in in_turn(member) {
-            // A topic that was deleted delivers nothing until it is created again, as on Kafka.
+        for partition in round_robin(member) {
+            // A deleted topic delivers nothing until it is created again, as on Kafka.
             let Ok(log) = logs.get("poll", &partition) else { continue };
             let Some(owned) = member.owned.get_mut(&partition) else { continue };
-            if owned.paused || owned.stuck || owned.is_revoked() {
+            if owned.paused || owned.is_out_of_range || owned.is_revoked() {
                 continue;
             }
             if let Err(error) = log.check("poll", &partition, owned.position) {
-                owned.stuck = true;
+                owned.is_out_of_range = true;
                 return Err(error);
             }
             if owned.position == log.next {
-                if owned.end_heard {
+                if owned.end_reported {
                     continue;
                 }
-                owned.end_heard = true;
+                owned.end_reported = true;
                 return Ok(Some(owned.end(partition)));
             }
-            if owned.held_until.is_none() && dice.strikes("delivery delayed", |faults| faults.delay) {
-                owned.held_until = Some(now + dice.delay());
+            if owned.held_until.is_none() && injector.should_inject("delivery delayed", |faults| faults.delay) {
+                owned.held_until = Some(now + injector.delay());
             }
             if let Some(until) = owned.held_until.filter(|until| *until > now) {
                 *wake_at = Some(wake_at.map_or(until, |at| at.min(until)));
@@ -225,25 +226,30 @@ impl MemoryConsumer {
             owned.held_until = None;
             let (messages, end) = log.read(owned.position, settings.batch_messages, settings.batch_bytes);
             owned.position = end;
-            owned.end_heard = false;
+            owned.end_reported = false;
             if messages.is_empty() {
-                // Only a gap was left: that is the end.
-                owned.end_heard = true;
+                // The rest of the partition is a gap: the position has reached the end.
+                owned.end_reported = true;
                 return Ok(Some(owned.end(partition)));
             }
-            if dice.strikes("delivery repeated", |faults| faults.duplicate) {
-                owned.position = messages[dice.below(messages.len())].offset;
+            if injector.should_inject("delivery repeated", |faults| faults.duplicate) {
+                owned.position = messages[injector.below(messages.len())].offset;
             }
             let epoch = owned.epoch;
             member.last = Some(partition.clone());
-            return Ok(Some(Polled::Messages(Batch { partition, epoch, messages, high_watermark: log.next })));
+            return Ok(Some(ConsumerEvent::Messages(MessageBatch {
+                partition,
+                epoch,
+                messages,
+                high_watermark: log.next,
+            })));
         }
         Ok(None)
     }
 }
 
-/// The member's partitions in ascending order, beginning behind the one that was delivered last.
-fn in_turn(member: &Member) -> Vec<TopicPartition> {
+/// Partitions of the member in ascending order, starting after the partition of the last delivery.
+fn round_robin(member: &GroupMember) -> Vec<TopicPartition> {
     let Some(last) = &member.last else { return member.owned.keys().cloned().collect() };
     let behind = member.owned.range((Bound::Excluded(last), Bound::Unbounded));
     let before = member.owned.range((Bound::Unbounded, Bound::Included(last)));
@@ -252,13 +258,13 @@ fn in_turn(member: &Member) -> Vec<TopicPartition> {
 
 /// Reads one partition without a group.
 pub(super) struct MemoryReader {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedBroker>,
     pub(super) partition: TopicPartition,
     pub(super) position: u64,
 }
 
 #[async_trait]
-impl Reader for MemoryReader {
+impl PartitionReader for MemoryReader {
     async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError> {
         coop::consume_budget().await;
         let deadline = Instant::now() + wait;
@@ -275,7 +281,7 @@ impl Reader for MemoryReader {
                         self.position = end;
                         messages
                     }
-                    // A topic that was deleted delivers nothing until it is created again, as on Kafka.
+                    // A deleted topic delivers nothing until it is created again, as on Kafka.
                     Err(_) => Vec::new(),
                 }
             };

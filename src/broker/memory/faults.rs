@@ -1,63 +1,63 @@
-//! Faults on demand, drawn from one seeded generator: the same seed and the same calls give the same faults.
+//! Faults on demand, drawn from one seeded generator: equal seeds and equal calls give equal faults.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::seeded::Seeded;
+use crate::rng::SplitMix64;
 
-/// How often what goes wrong. Probabilities from 0 (never, the default) to 1 (always).
+/// Probabilities of the faults, from 0 (never, the default) to 1 (always).
 #[derive(Debug, Clone, Default)]
 pub struct MemoryFaults {
-    /// Seed of the generator.
+    /// Seed of the random generator.
     pub seed: u64,
-    /// A delivered batch comes again, in part or whole, under the same epoch.
+    /// A delivered batch, or a part of it, is delivered again under the same epoch.
     pub duplicate: f64,
-    /// Messages of a partition are held back before a delivery, for up to [`delay_max`](Self::delay_max).
+    /// A delivery is delayed for up to [`delay_max`](Self::delay_max).
     pub delay: f64,
-    /// The longest that messages are held back, in tokio time.
+    /// Longest delay of a delivery, in tokio time.
     pub delay_max: Duration,
-    /// Before a delivery, the whole group gives up all partitions and gets them anew.
+    /// Before a delivery, all partitions of the group are revoked and assigned anew.
     pub rebalance: f64,
-    /// Before a delivery, the member loses its assignment without being asked, and joins again later.
+    /// Before a delivery, the member loses its assignment without a revocation, and joins again later.
     pub lost_assignment: f64,
-    /// A produce fails as retryable without having had any effect.
+    /// A produce fails as retryable, and the message is not in the log.
     pub produce_refused: f64,
     /// A produce fails as retryable, but the message is in the log.
     pub produce_unacknowledged: f64,
 }
 
-/// The generator, what it is to do, and what it has done.
+/// The generator with its probabilities and the counts of injected faults.
 #[derive(Debug)]
-pub(super) struct Dice {
-    random: Seeded,
+pub(super) struct FaultInjector {
+    random: SplitMix64,
     faults: MemoryFaults,
     injected: BTreeMap<&'static str, u64>,
 }
 
-impl Dice {
+impl FaultInjector {
     pub(super) fn new(faults: MemoryFaults) -> Self {
-        Dice { random: Seeded::new(faults.seed), faults, injected: BTreeMap::new() }
+        FaultInjector { random: SplitMix64::new(faults.seed), faults, injected: BTreeMap::new() }
     }
 
-    /// Other faults from now on, from the same generator.
+    /// Replaces the probabilities; the generator keeps its state.
     pub(super) fn set(&mut self, faults: MemoryFaults) {
         self.faults = faults;
     }
 
-    /// Whether this fault strikes now.
-    pub(super) fn strikes(&mut self, name: &'static str, of: impl Fn(&MemoryFaults) -> f64) -> bool {
-        let strikes = self.random.chance(of(&self.faults));
-        if strikes {
+    /// Draws whether a fault is injected now, and counts it.
+    pub(super) fn should_inject(&mut self, name: &'static str, of: impl Fn(&MemoryFaults) -> f64) -> bool {
+        let should_inject = self.random.chance(of(&self.faults));
+        if should_inject {
             *self.injected.entry(name).or_default() += 1;
         }
-        strikes
+        should_inject
     }
 
-    /// How long messages are held back.
+    /// Draws the delay of a delivery.
     pub(super) fn delay(&mut self) -> Duration {
         Duration::from_millis(self.random.below(self.faults.delay_max.as_millis() as u64 + 1))
     }
 
-    /// One of so many.
+    /// Draws a number below `bound`.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         self.random.below(bound as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! A consumer group as a state machine: who owns what, who has to give it up, by when. No I/O, no waiting.
+//! A consumer group as a state machine: owners of partitions, revocations and deadlines. No I/O, no waiting.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,125 +9,133 @@ use std::{
 use tokio::time::Instant;
 
 use super::Assignment;
-use crate::broker::{Assigned, Committed, End, Polled, TopicPartition};
+use crate::broker::{AssignedPartition, CommittedOffset, ConsumerEvent, PartitionEnd, TopicPartition};
 
 pub(super) type MemberId = u64;
 
-/// A partition in the hands of a member.
+/// A partition that a member owns.
 #[derive(Debug)]
-pub(super) struct Owned {
+pub(super) struct MemberPartition {
     pub(super) epoch: u64,
     pub(super) position: u64,
     pub(super) paused: bool,
-    /// The end was reported and nothing was delivered since.
-    pub(super) end_heard: bool,
-    /// An out-of-range position was reported; silent until a seek.
-    pub(super) stuck: bool,
-    /// Messages held back by a fault.
+    /// The end was reported, and no message was delivered since.
+    pub(super) end_reported: bool,
+    /// An out-of-range position was reported; the partition delivers nothing until a seek.
+    pub(super) is_out_of_range: bool,
+    /// End of a delay that a fault has injected.
     pub(super) held_until: Option<Instant>,
-    revocation: Option<Revocation>,
+    revocation: Option<PendingRevocation>,
 }
 
 #[derive(Debug)]
-struct Revocation {
+struct PendingRevocation {
     deadline: Instant,
-    heard: bool,
+    is_taken: bool,
 }
 
-impl Owned {
-    /// Says that everything has been read.
-    pub(super) fn end(&self, partition: TopicPartition) -> Polled {
-        Polled::End(End { partition, epoch: self.epoch, position: self.position })
+impl MemberPartition {
+    /// Event of a partition that was read to its end.
+    pub(super) fn end(&self, partition: TopicPartition) -> ConsumerEvent {
+        ConsumerEvent::End(PartitionEnd { partition, epoch: self.epoch, position: self.position })
     }
 
-    /// Whether the member has been asked to give the partition up.
+    /// True where the partition is being revoked.
     pub(super) fn is_revoked(&self) -> bool {
         self.revocation.is_some()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct GroupMember {
     topics: Vec<Arc<str>>,
-    pub(super) owned: BTreeMap<TopicPartition, Owned>,
-    events: VecDeque<Polled>,
-    /// The partition that was delivered last: the next delivery starts behind it.
+    pub(super) owned: BTreeMap<TopicPartition, MemberPartition>,
+    events: VecDeque<ConsumerEvent>,
+    /// Partition of the last delivery: the next delivery starts after it.
     pub(super) last: Option<TopicPartition>,
-    /// Lost its place in the group; takes part again once it polls.
+    /// The group has expelled the member, which joins again at its next poll.
     expelled: bool,
-    /// Dropped without leaving: the group notices at this time.
-    dies_at: Option<Instant>,
+    /// Time at which the group removes a member that was dropped without leaving.
+    removed_at: Option<Instant>,
 }
 
-/// What the group needs to know of the log to hand out a partition.
-pub(super) trait Log {
+/// View of the log that the group needs to assign a partition.
+pub(super) trait LogView {
     /// Number of partitions of a topic.
     fn partitions(&self, topic: &str) -> i32;
-    /// (low, high) watermarks.
+    /// Low and high watermark of a partition.
     fn watermarks(&self, partition: &TopicPartition) -> (u64, u64);
-    /// An epoch never used before.
+    /// Draws an epoch that was never used before.
     fn next_epoch(&self) -> u64;
 }
 
-/// Members, what they own and what they committed.
+/// Members of the group, their partitions, and the committed offsets.
 #[derive(Debug, Default)]
-pub(super) struct Group {
+pub(super) struct GroupState {
     pub(super) generation: u64,
-    pub(super) committed: BTreeMap<TopicPartition, Committed>,
-    pub(super) members: BTreeMap<MemberId, Member>,
+    pub(super) committed: BTreeMap<TopicPartition, CommittedOffset>,
+    pub(super) members: BTreeMap<MemberId, GroupMember>,
     target: BTreeMap<TopicPartition, MemberId>,
 }
 
-/// How a group hands out partitions, and how long it waits for one to be given up.
+/// Rules of a group: assignment strategy and time for a revocation.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rules {
+pub(super) struct GroupRules {
     pub(super) assignment: Assignment,
     pub(super) revocation_timeout: Duration,
 }
 
-impl Group {
-    pub(super) fn join(&mut self, id: MemberId, topics: Vec<Arc<str>>, rules: Rules, log: &dyn Log, now: Instant) {
-        let member = Member {
+impl GroupState {
+    pub(super) fn join(
+        &mut self,
+        id: MemberId,
+        topics: Vec<Arc<str>>,
+        rules: GroupRules,
+        log: &dyn LogView,
+        now: Instant,
+    ) {
+        let member = GroupMember {
             topics,
             owned: BTreeMap::new(),
             events: VecDeque::new(),
             last: None,
             expelled: false,
-            dies_at: None,
+            removed_at: None,
         };
         self.members.insert(id, member);
         self.rebalance(false, rules, log, now);
     }
 
-    /// Takes a member out, with all that it owned.
-    pub(super) fn remove(&mut self, id: MemberId, rules: Rules, log: &dyn Log, now: Instant) {
+    /// Removes a member with its partitions.
+    pub(super) fn remove(&mut self, id: MemberId, rules: GroupRules, log: &dyn LogView, now: Instant) {
         if self.members.remove(&id).is_some() {
             self.rebalance(false, rules, log, now);
         }
     }
 
-    /// The member fell silent; the group notices at `at`.
-    pub(super) fn dies(&mut self, id: MemberId, at: Instant) {
+    /// Removes a member without heartbeats at the time `at`.
+    pub(super) fn schedule_removal(&mut self, id: MemberId, at: Instant) {
         if let Some(member) = self.members.get_mut(&id) {
-            member.dies_at = Some(at);
+            member.removed_at = Some(at);
         }
     }
 
-    /// Takes a member's assignment away without asking; it joins again when it polls.
-    pub(super) fn expel(&mut self, id: MemberId, rules: Rules, log: &dyn Log, now: Instant) {
+    /// Takes a member's assignment away without a revocation; the member joins again at its next poll.
+    pub(super) fn expel(&mut self, id: MemberId, rules: GroupRules, log: &dyn LogView, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.lose_everything();
+        member.revoke_as_lost();
         self.rebalance(false, rules, log, now);
     }
 
-    /// Removes the members whose time is over: silent ones, and those that did not finish a revocation.
-    pub(super) fn expire(&mut self, rules: Rules, log: &dyn Log, now: Instant) -> bool {
+    /// Removes dropped members at their deadline, and expels members that missed the deadline of a revocation. True
+    /// where the group has changed.
+    pub(super) fn expire(&mut self, rules: GroupRules, log: &dyn LogView, now: Instant) -> bool {
         let before = self.members.len();
-        self.members.retain(|_, member| member.dies_at.is_none_or(|at| at > now));
+        self.members.retain(|_, member| member.removed_at.is_none_or(|at| at > now));
         let mut changed = self.members.len() != before;
         for member in self.members.values_mut() {
             if member.revocation_deadline().is_some_and(|deadline| deadline <= now) {
-                member.lose_everything();
+                member.revoke_as_lost();
                 changed = true;
             }
         }
@@ -137,13 +145,13 @@ impl Group {
         changed
     }
 
-    /// When [`expire`](Self::expire) has something to do next.
+    /// Time of the next deadline for [`expire`](Self::expire).
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.members.values().flat_map(|member| [member.dies_at, member.revocation_deadline()]).flatten().min()
+        self.members.values().flat_map(|member| [member.removed_at, member.revocation_deadline()]).flatten().min()
     }
 
-    /// Computes who should own what and asks for what has to move (`revoke_all`: for everything).
-    pub(super) fn rebalance(&mut self, revoke_all: bool, rules: Rules, log: &dyn Log, now: Instant) {
+    /// Computes the target assignment and revokes the partitions that move (`revoke_all`: every partition).
+    pub(super) fn rebalance(&mut self, revoke_all: bool, rules: GroupRules, log: &dyn LogView, now: Instant) {
         self.generation += 1;
         self.target = self.assign(rules.assignment, log);
         for (id, member) in &mut self.members {
@@ -151,25 +159,25 @@ impl Group {
             let mut partitions = Vec::new();
             for (partition, owned) in &mut member.owned {
                 if owned.revocation.is_none() && (revoke_all || self.target.get(partition) != Some(id)) {
-                    owned.revocation = Some(Revocation { deadline, heard: false });
+                    owned.revocation = Some(PendingRevocation { deadline, is_taken: false });
                     partitions.push(partition.clone());
                 }
             }
             if !partitions.is_empty() {
-                member.events.push_back(Polled::Revoked { partitions, lost: false });
+                member.events.push_back(ConsumerEvent::Revoked { partitions, lost: false });
             }
         }
-        self.hand_out(log);
+        self.assign_free_partitions(log);
     }
 
-    /// The next event for a member, which takes it back in if it was expelled.
+    /// Next event of a member, with `true` where the poll has made an expelled member join again.
     pub(super) fn next_event(
         &mut self,
         id: MemberId,
-        rules: Rules,
-        log: &dyn Log,
+        rules: GroupRules,
+        log: &dyn LogView,
         now: Instant,
-    ) -> Option<(Polled, bool)> {
+    ) -> Option<(ConsumerEvent, bool)> {
         let member = self.members.get_mut(&id)?;
         let mut rejoined = false;
         if member.events.is_empty() && member.expelled {
@@ -179,27 +187,27 @@ impl Group {
         }
         let member = self.members.get_mut(&id)?;
         let event = member.events.pop_front()?;
-        if let Polled::Revoked { partitions, lost: false } = &event {
+        if let ConsumerEvent::Revoked { partitions, lost: false } = &event {
             for partition in partitions {
                 if let Some(revocation) = member.owned.get_mut(partition).and_then(|owned| owned.revocation.as_mut()) {
-                    revocation.heard = true;
+                    revocation.is_taken = true;
                 }
             }
         }
         Some((event, rejoined))
     }
 
-    /// Lets go of what the member was told to give up.
-    pub(super) fn finish_revocation(&mut self, id: MemberId, log: &dyn Log) {
+    /// Releases the partitions whose revocation the member has polled.
+    pub(super) fn finish_revocation(&mut self, id: MemberId, log: &dyn LogView) {
         if let Some(member) = self.members.get_mut(&id) {
-            member.owned.retain(|_, owned| !owned.revocation.as_ref().is_some_and(|revocation| revocation.heard));
-            self.hand_out(log);
+            member.owned.retain(|_, owned| !owned.revocation.as_ref().is_some_and(|revocation| revocation.is_taken));
+            self.assign_free_partitions(log);
         }
     }
 
-    /// Gives partitions that nobody owns to whom they are meant for.
-    fn hand_out(&mut self, log: &dyn Log) {
-        let mut given: BTreeMap<MemberId, Vec<Assigned>> = BTreeMap::new();
+    /// Assigns partitions without an owner to the members of the target assignment.
+    fn assign_free_partitions(&mut self, log: &dyn LogView) {
+        let mut given: BTreeMap<MemberId, Vec<AssignedPartition>> = BTreeMap::new();
         for (partition, id) in &self.target {
             if self.members.values().any(|member| member.owned.contains_key(partition)) {
                 continue;
@@ -209,18 +217,19 @@ impl Group {
             let committed = self.committed.get(partition).cloned();
             let position = committed.as_ref().map_or(low, |committed| committed.offset);
             let epoch = log.next_epoch();
-            member.owned.insert(partition.clone(), Owned::new(epoch, position));
-            let assigned = Assigned { partition: partition.clone(), epoch, committed, position, high_watermark };
+            member.owned.insert(partition.clone(), MemberPartition::new(epoch, position));
+            let assigned =
+                AssignedPartition { partition: partition.clone(), epoch, committed, position, high_watermark };
             given.entry(*id).or_default().push(assigned);
         }
         for (id, assigned) in given {
             if let Some(member) = self.members.get_mut(&id) {
-                member.events.push_back(Polled::Assigned(assigned));
+                member.events.push_back(ConsumerEvent::Assigned(assigned));
             }
         }
     }
 
-    fn assign(&self, assignment: Assignment, log: &dyn Log) -> BTreeMap<TopicPartition, MemberId> {
+    fn assign(&self, assignment: Assignment, log: &dyn LogView) -> BTreeMap<TopicPartition, MemberId> {
         let mut subscribers: BTreeMap<Arc<str>, Vec<MemberId>> = BTreeMap::new();
         for (id, member) in self.members.iter().filter(|(_, member)| !member.expelled) {
             for topic in &member.topics {
@@ -244,41 +253,50 @@ impl Group {
     }
 }
 
-/// Which of `members` gets `partition` when each gets a contiguous range, the first ones one more.
+/// Index of the member that gets `partition`: each member gets a contiguous range, the first members one partition
+/// more.
 fn range_index(partition: usize, partitions: usize, members: usize) -> usize {
     let (each, more) = (partitions / members, partitions % members);
     let boundary = more * (each + 1);
     if partition < boundary { partition / (each + 1) } else { more + (partition - boundary) / each }
 }
 
-impl Owned {
+impl MemberPartition {
     fn new(epoch: u64, position: u64) -> Self {
-        Owned { epoch, position, paused: false, end_heard: false, stuck: false, held_until: None, revocation: None }
+        MemberPartition {
+            epoch,
+            position,
+            paused: false,
+            end_reported: false,
+            is_out_of_range: false,
+            held_until: None,
+            revocation: None,
+        }
     }
 
-    /// Reads on from elsewhere under a new epoch; a pause stays.
+    /// Moves the position under a new epoch; a pause stays.
     pub(super) fn seek(&mut self, epoch: u64, position: u64) {
-        *self = Owned { paused: self.paused, ..Owned::new(epoch, position) };
+        *self = MemberPartition { paused: self.paused, ..MemberPartition::new(epoch, position) };
     }
 }
 
-impl Member {
+impl GroupMember {
     fn revocation_deadline(&self) -> Option<Instant> {
         self.owned.values().filter_map(|owned| owned.revocation.as_ref()).map(|revocation| revocation.deadline).min()
     }
 
-    /// Revocations not heard of yet become losses; the rest is named in one more. What the member is draining already
-    /// is not named again: its commits are refused from now on.
-    fn lose_everything(&mut self) {
+    /// Takes every partition away. Queued revocations become losses; one more event names the other partitions.
+    /// Partitions that the member is draining are not named again: their commits are refused from now on.
+    fn revoke_as_lost(&mut self) {
         for event in &mut self.events {
-            if let Polled::Revoked { lost, .. } = event {
+            if let ConsumerEvent::Revoked { lost, .. } = event {
                 *lost = true;
             }
         }
         let partitions: Vec<_> =
             self.owned.iter().filter(|(_, owned)| owned.revocation.is_none()).map(|(p, _)| p.clone()).collect();
         if !partitions.is_empty() {
-            self.events.push_back(Polled::Revoked { partitions, lost: true });
+            self.events.push_back(ConsumerEvent::Revoked { partitions, lost: true });
         }
         self.owned.clear();
         self.expelled = true;

@@ -1,4 +1,4 @@
-//! The topics themselves: vectors of messages with ascending offsets.
+//! Topics in memory: queues of messages with ascending offsets.
 
 use std::{
     cell::Cell,
@@ -7,29 +7,29 @@ use std::{
 };
 
 use super::group;
-use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, Produce, TopicIdentity, TopicPartition};
+use crate::broker::{BrokerError, BrokerErrorKind, Message, NewTopic, OutgoingMessage, TopicIdentity, TopicPartition};
 
-/// One partition. Offsets ascend and may have gaps, as after compaction.
+/// Messages of a partition. Offsets ascend and may have gaps, as after compaction.
 #[derive(Debug, Default)]
 pub(super) struct PartitionLog {
     messages: VecDeque<Message>,
     pub(super) low: u64,
     pub(super) next: u64,
-    /// The most bytes of a message.
+    /// Most bytes of a message (`max.message.bytes`).
     max_message_bytes: Option<usize>,
-    /// Why it takes no message at all.
+    /// Reason why the partition refuses every message, if it does.
     pub(super) rejects: Option<String>,
 }
 
 impl PartitionLog {
-    /// Whether a message is larger than the topic takes.
-    pub(super) fn is_too_large(&self, message: &Produce) -> bool {
+    /// True where a message is larger than the topic's limit.
+    pub(super) fn is_too_large(&self, message: &OutgoingMessage) -> bool {
         let headers: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         let bytes = message.key.len() + message.payload.len() + headers;
         self.max_message_bytes.is_some_and(|most| bytes > most)
     }
 
-    /// Appends a message, giving it its offset.
+    /// Appends a message and returns its offset.
     pub(super) fn append(&mut self, mut message: Message) -> u64 {
         message.offset = self.next;
         self.next += 1;
@@ -37,11 +37,11 @@ impl PartitionLog {
         self.next - 1
     }
 
-    /// Forgets everything before `offset`, as retention does.
+    /// Removes every message below `offset`, as retention does.
     pub(super) fn truncate(&mut self, offset: u64) {
         self.low = offset.clamp(self.low, self.next);
-        let gone = self.messages.partition_point(|message| message.offset < self.low);
-        self.messages.drain(..gone);
+        let removed = self.messages.partition_point(|message| message.offset < self.low);
+        self.messages.drain(..removed);
     }
 
     /// Leaves `count` offsets without a message.
@@ -49,7 +49,7 @@ impl PartitionLog {
         self.next += count;
     }
 
-    /// Messages from `position` on, within the limits (at least one, however large), and the position behind them.
+    /// Messages from `position` on, within the limits but at least one, and the next position.
     pub(super) fn read(&self, position: u64, max_messages: usize, max_bytes: usize) -> (Vec<Message>, u64) {
         let start = self.messages.partition_point(|message| message.offset < position);
         let mut bytes = 0;
@@ -71,12 +71,12 @@ impl PartitionLog {
         (messages, end)
     }
 
-    /// Offset of the first message of this time or later.
+    /// Offset of the first message with this timestamp or a later one.
     pub(super) fn first_at(&self, timestamp_ms: i64) -> Option<u64> {
         self.messages.iter().find(|message| message.timestamp_ms >= timestamp_ms).map(|message| message.offset)
     }
 
-    /// Refuses a position from which nothing can be read, naming what could.
+    /// Refuses a position that the partition does not hold; the error names the offsets that it holds.
     pub(super) fn check(&self, operation: &'static str, at: &TopicPartition, position: u64) -> Result<(), BrokerError> {
         if (self.low..=self.next).contains(&position) {
             return Ok(());
@@ -87,15 +87,15 @@ impl PartitionLog {
 
 /// All topics, and the source of epochs.
 #[derive(Debug, Default)]
-pub(super) struct Logs {
+pub(super) struct TopicLogs {
     topics: BTreeMap<Arc<str>, Vec<PartitionLog>>,
-    /// How many topics were created, and which of them each topic was.
+    /// Number of topics ever created; the number at its creation identifies a topic.
     created: u64,
     numbers: BTreeMap<Arc<str>, u64>,
     epoch: Cell<u64>,
 }
 
-impl Logs {
+impl TopicLogs {
     pub(super) fn create(&mut self, topic: &NewTopic) -> Result<(), BrokerError> {
         let refused = |message| Err(BrokerError::new(BrokerErrorKind::Refused, "create topic", message));
         match self.topics.get(topic.name.as_str()).map(Vec::len) {
@@ -133,7 +133,7 @@ impl Logs {
         Some(TopicIdentity { id: Some(id), partitions: self.topic(topic)?.len() as i32 })
     }
 
-    /// The interned name of a topic.
+    /// Interned name of a topic.
     pub(super) fn name(&self, topic: &str) -> Option<Arc<str>> {
         self.topics.get_key_value(topic).map(|(name, _)| name.clone())
     }
@@ -142,7 +142,7 @@ impl Logs {
         self.topics.get(topic).map(Vec::as_slice)
     }
 
-    /// All partitions of a topic; none of one that does not exist.
+    /// Partitions of a topic; empty: the topic does not exist.
     pub(super) fn partitions_mut(&mut self, topic: &str) -> &mut [PartitionLog] {
         self.topics.get_mut(topic).map_or(&mut [], Vec::as_mut_slice)
     }
@@ -168,7 +168,7 @@ impl Logs {
     }
 }
 
-impl group::Log for Logs {
+impl group::LogView for TopicLogs {
     fn partitions(&self, topic: &str) -> i32 {
         self.topic(topic).map_or(0, |partitions| partitions.len() as i32)
     }

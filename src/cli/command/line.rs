@@ -1,33 +1,33 @@
-//! A command as a person reads it.
+//! Commands as an operator writes them.
 
 use std::fmt;
 
-use crate::event::Action;
+use crate::event::CommandAction;
 
-/// What follows `utxo-store command` to ask for it.
-pub struct Line<'a>(pub &'a Action<'a>);
+/// Prints a command as the arguments of `utxo-store command` that publish the same command.
+pub struct CommandLine<'a>(pub &'a CommandAction<'a>);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for CommandLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Action::Unlock { txid } => write!(f, "unlock {txid}"),
-            Action::Lock { txid } => write!(f, "lock {txid}"),
-            Action::Freeze { outpoint } => write!(f, "freeze {outpoint}"),
-            Action::Unfreeze { outpoint } => write!(f, "unfreeze {outpoint}"),
-            Action::FreezeUntil { outpoint, height } => write!(f, "freeze-until {outpoint} --height {height}"),
-            Action::Reassign { outpoint, utxo_hash, new_script, satoshis, height, spendable_after } => write!(
+            CommandAction::Unlock { txid } => write!(f, "unlock {txid}"),
+            CommandAction::Lock { txid } => write!(f, "lock {txid}"),
+            CommandAction::Freeze { outpoint } => write!(f, "freeze {outpoint}"),
+            CommandAction::Unfreeze { outpoint } => write!(f, "unfreeze {outpoint}"),
+            CommandAction::FreezeUntil { outpoint, height } => write!(f, "freeze-until {outpoint} --height {height}"),
+            CommandAction::Reassign { outpoint, utxo_hash, new_script, satoshis, height, spendable_after } => write!(
                 f,
                 "reassign {outpoint} --utxo-hash {utxo_hash} --script {} --satoshis {satoshis} --height {height} \
                  --spendable-after {spendable_after}",
                 hex::encode(new_script)
             ),
-            Action::Unspend { outpoint, spender, input } => {
+            CommandAction::Unspend { outpoint, spender, input } => {
                 write!(f, "unspend {outpoint} --input {input} --spender {spender}")
             }
-            Action::SetConflicting { txid } => write!(f, "set-conflicting {txid}"),
-            Action::Reconsider { txid } => write!(f, "reconsider {txid}"),
-            Action::Preserve { txid, until } => write!(f, "preserve {txid} --until {until}"),
-            Action::Delete { txid } => write!(f, "delete {txid}"),
+            CommandAction::SetConflicting { txid } => write!(f, "set-conflicting {txid}"),
+            CommandAction::Reconsider { txid } => write!(f, "reconsider {txid}"),
+            CommandAction::Preserve { txid, until } => write!(f, "preserve {txid} --until {until}"),
+            CommandAction::Delete { txid } => write!(f, "delete {txid}"),
         }
     }
 }

@@ -1,66 +1,73 @@
-//! The commands in the log, each with what became of it.
+//! Lists the commands of the chain log with their results.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::{Became, Line, Topics};
+use super::{CommandLine, CommandOutcome, CommandTopics};
 use crate::{
-    broker::{Broker, BrokerError, Message, TopicPartition, retry::next_messages},
-    event::{Action, Command, Decision, DecisionBody, Event, to_json},
+    broker::{Broker, BrokerError, Message, TopicPartition, retry::read_or_reopen},
+    event::{Command, CommandAction, Decision, DecisionBody, Event, to_json},
 };
 
-/// A command of the log.
+/// A command of the chain log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
-    /// Where it stands in the chain.
+pub struct LoggedCommand {
+    /// Offset of the command in the chain log.
     pub chain_offset: u64,
-    /// When it was published, milliseconds since the epoch.
+    /// Time of publication, milliseconds since 1970.
     pub timestamp_ms: i64,
-    /// Its id, hexadecimal digits.
+    /// Id of the command, 32 hexadecimal digits.
     pub id: String,
-    /// What it asks for, as events have it in JSON.
+    /// Action of the command, in the JSON form of events.
     pub action: serde_json::Value,
-    /// The same, as it is asked for.
+    /// Action of the command, as arguments of `utxo-store command`.
     #[serde(skip)]
     pub line: String,
-    /// What became of it; none: it is not decided on yet.
-    pub became: Option<Became>,
-    /// The chain offset at which it was executed, where it is a repeat of that.
+    /// Result of the command; `None`: not decided yet.
+    #[serde(rename = "became")]
+    pub outcome: Option<CommandOutcome>,
+    /// Chain offset of the first command with the same id, where this command is a repeat.
     pub repeats: Option<u64>,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for LoggedCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} (id {}, at {} ms): ", self.chain_offset, self.line, self.id, self.timestamp_ms)?;
-        match &self.became {
-            Some(became) => write!(f, "{became}")?,
-            None => f.write_str("not decided on yet")?,
+        match &self.outcome {
+            Some(outcome) => write!(f, "{outcome}")?,
+            None => f.write_str("not decided yet")?,
         }
         self.repeats.map_or(Ok(()), |first| write!(f, " (a repeat of chain offset {first})"))
     }
 }
 
+/// Wait of one read for new messages.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// The commands about frozen and reassigned outputs, or `all` but the sequencer's own `Reconsider`, in the order of the chain.
+/// Lists the commands on frozen and reassigned outputs in the order of the chain log. With `all` the list has the
+/// commands of every kind except `Reconsider`, which the sequencer publishes itself.
 ///
 /// # Errors
-/// A topic cannot be read.
-pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Vec<Entry>, BrokerError> {
-    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
-    each(broker, &only(&topics.chain), |message| {
+/// The chain log or the decisions cannot be read.
+pub async fn list_commands(
+    broker: &dyn Broker,
+    topics: &CommandTopics,
+    all: bool,
+) -> Result<Vec<LoggedCommand>, BrokerError> {
+    let mut entries: BTreeMap<u64, LoggedCommand> = BTreeMap::new();
+    read_partition(broker, &single_partition(&topics.chain), |message| {
         if let Ok(Event::Command(command)) = Event::decode(&message.payload)
             && (all || is_alert(&command.action))
-            && !matches!(command.action, Action::Reconsider { .. })
+            && !matches!(command.action, CommandAction::Reconsider { .. })
         {
-            entries.insert(message.offset, entry(message, &command));
+            entries.insert(message.offset, undecided_command(message, &command));
         }
     })
     .await?;
-    // The first record for a step counts, and steps follow one another.
+    // The first decision of a chain offset and step counts, and steps have no gaps.
     let mut next_steps: BTreeMap<u64, u32> = entries.keys().map(|chain_offset| (*chain_offset, 0)).collect();
-    each(broker, &only(&topics.decisions), |message| {
+    read_partition(broker, &single_partition(&topics.decisions), |message| {
         if let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&message.payload)
             && let Some(next) = next_steps.get_mut(&chain_offset).filter(|next| **next == step)
         {
@@ -68,7 +75,7 @@ pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Ve
             if let (DecisionBody::CommandDone { executed_at, result, .. }, Some(entry)) =
                 (body, entries.get_mut(&chain_offset))
             {
-                entry.became = Some(result.into());
+                entry.outcome = Some(result.into());
                 entry.repeats = (executed_at != chain_offset).then_some(executed_at);
             }
         }
@@ -77,41 +84,44 @@ pub async fn audit(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Ve
     Ok(entries.into_values().collect())
 }
 
-fn is_alert(action: &Action<'_>) -> bool {
+fn is_alert(action: &CommandAction<'_>) -> bool {
     matches!(
         action,
-        Action::Freeze { .. } | Action::Unfreeze { .. } | Action::FreezeUntil { .. } | Action::Reassign { .. }
+        CommandAction::Freeze { .. }
+            | CommandAction::Unfreeze { .. }
+            | CommandAction::FreezeUntil { .. }
+            | CommandAction::Reassign { .. }
     )
 }
 
-fn entry(message: &Message, command: &Command<'_>) -> Entry {
-    Entry {
+fn undecided_command(message: &Message, command: &Command<'_>) -> LoggedCommand {
+    LoggedCommand {
         chain_offset: message.offset,
         timestamp_ms: message.timestamp_ms,
         id: hex::encode(command.id),
         action: action_of(command),
-        line: Line(&command.action).to_string(),
-        became: None,
+        line: CommandLine(&command.action).to_string(),
+        outcome: None,
         repeats: None,
     }
 }
 
-/// What a command asks for, as events have it in JSON.
+/// Returns the action of a command in the JSON form of events.
 fn action_of(command: &Command<'_>) -> serde_json::Value {
     let json = serde_json::from_str::<serde_json::Value>(&to_json(&Event::Command(command.clone())));
     json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default()
 }
 
-/// The partition of a topic that has one.
-pub fn only(topic: &str) -> TopicPartition {
+/// Returns the partition of a topic that has one partition.
+pub fn single_partition(topic: &str) -> TopicPartition {
     TopicPartition { topic: topic.into(), partition: 0 }
 }
 
-/// Reads a partition from its beginning to where it ends now.
+/// Reads a partition from its first offset to its present end offset.
 ///
 /// # Errors
-/// It cannot be read.
-pub async fn each(
+/// The partition cannot be read.
+pub async fn read_partition(
     broker: &dyn Broker,
     partition: &TopicPartition,
     mut take: impl FnMut(&Message),
@@ -119,7 +129,7 @@ pub async fn each(
     let (low, end) = broker.watermarks(partition).await?;
     let mut reader = broker.read(partition, low).await?;
     while reader.position() < end {
-        let messages = next_messages(&mut reader, broker, partition, WAIT).await?;
+        let messages = read_or_reopen(&mut reader, broker, partition, WAIT).await?;
         messages.iter().filter(|message| message.offset < end).for_each(&mut take);
     }
     Ok(())

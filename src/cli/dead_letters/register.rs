@@ -1,4 +1,4 @@
-//! Which messages of the topic are dead letters that wait for somebody, and which of those were meant. Pure.
+//! Finds the dead letters of the topic that are not settled and match a filter. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,55 +11,55 @@ use serde::Serialize;
 use crate::{
     broker::Message,
     cli::timestamp::Timestamp,
-    event::{DeadLetter, DeadLetterClass, Settled, Settlement},
+    event::{DeadLetter, DeadLetterClass, DeadLetterSettlement, SettlementKind},
     tx::Txid,
 };
 
-/// Which dead letters are meant: those that all of it is true of.
+/// Filter of dead letters: a dead letter must match every given option.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct Filter {
-    /// Of this class: decode, invalid, missing-parent, seed-mismatch, unsupported
+    /// Class of the error: decode, invalid, missing-parent, seed-mismatch, unsupported
     #[arg(long, value_name = "CLASS")]
     class: Option<DeadLetterClass>,
-    /// Whose source message is in this topic
+    /// Topic of the source message
     #[arg(long, value_name = "TOPIC")]
     topic: Option<String>,
-    /// Whose source message is in this partition
+    /// Partition of the source message
     #[arg(long, value_name = "N")]
     partition: Option<i32>,
-    /// Whose source message has this offset, or a greater one
+    /// First offset of the source message, inclusive
     #[arg(long, value_name = "OFFSET")]
     from_offset: Option<u64>,
-    /// Whose source message has this offset, or a smaller one
+    /// Last offset of the source message, inclusive
     #[arg(long, value_name = "OFFSET")]
     to_offset: Option<u64>,
-    /// Whose source message is of this time, or a later one: RFC 3339, or milliseconds since 1970
+    /// Earliest time of the source message, inclusive: RFC 3339, or milliseconds since 1970
     #[arg(long, value_name = "T")]
     from_timestamp: Option<Timestamp>,
-    /// Whose source message is of this time, or an earlier one
+    /// Latest time of the source message, inclusive: RFC 3339, or milliseconds since 1970
     #[arg(long, value_name = "T")]
     to_timestamp: Option<Timestamp>,
-    /// Of this transaction, by the message's key
+    /// Transaction of the source message, by the key of the message
     #[arg(long, value_name = "TXID")]
     txid: Option<Txid>,
-    /// Whose reason has this text in it
+    /// Text that the reason contains
     #[arg(long, value_name = "TEXT")]
     contains: Option<String>,
 }
 
 impl Filter {
-    /// Whether it means all of them.
+    /// Returns whether the filter matches every dead letter, because no option was given.
     pub fn is_empty(&self) -> bool {
         *self == Filter::default()
     }
 
-    fn means(&self, letter: &DeadLetter, txid: Option<Txid>) -> bool {
-        fn is<T: PartialEq>(wanted: &Option<T>, there: &T) -> bool {
-            wanted.as_ref().is_none_or(|wanted| wanted == there)
+    fn matches_all(&self, letter: &DeadLetter, txid: Option<Txid>) -> bool {
+        fn matches<T: PartialEq>(wanted: &Option<T>, actual: &T) -> bool {
+            wanted.as_ref().is_none_or(|wanted| wanted == actual)
         }
-        is(&self.class, &letter.class)
-            && is(&self.topic, &letter.topic)
-            && is(&self.partition, &letter.partition)
+        matches(&self.class, &letter.class)
+            && matches(&self.topic, &letter.topic)
+            && matches(&self.partition, &letter.partition)
             && self.from_offset.is_none_or(|from| letter.offset >= from)
             && self.to_offset.is_none_or(|to| letter.offset <= to)
             && self.from_timestamp.is_none_or(|Timestamp(from)| letter.timestamp_ms >= from)
@@ -69,44 +69,44 @@ impl Filter {
     }
 }
 
-/// Topic, partition, offset and timestamp of a source message: by these its dead letter is known, however often it was
-/// written. A topic that was created again has another message at the same offset.
+/// Topic, partition, offset and timestamp of a source message identify its dead letter, however often that was written.
+/// The timestamp distinguishes a recreated topic, in which another message has the same offset.
 type Source = (String, i32, u64, Option<i64>);
 
 fn source_of(letter: &DeadLetter) -> Source {
     (letter.topic.clone(), letter.partition, letter.offset, Some(letter.timestamp_ms))
 }
 
-/// The transaction that a dead letter's key names. Blocks, reorgs and events of the chain have keys that mean something
-/// else.
+/// Returns the transaction that a dead letter's key names. Keys of blocks, reorgs and events of the chain log do not
+/// name a transaction.
 fn txid_of(letter: &DeadLetter, key: &[u8]) -> Option<Txid> {
-    let is_of_a_transaction = match letter.stage.as_str() {
+    let key_is_txid = match letter.stage.as_str() {
         "feed" => false,
         "sequencer" => letter.class == DeadLetterClass::MissingParent,
         _ => true,
     };
-    <[u8; 32]>::try_from(key).ok().map(Txid).filter(|_| is_of_a_transaction)
+    <[u8; 32]>::try_from(key).ok().map(Txid).filter(|_| key_is_txid)
 }
 
 /// A dead letter, without its payload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Listed {
-    /// Its partition in the topic of dead letters.
+pub struct DeadLetterEntry {
+    /// Partition of the dead letter in its own topic.
     pub at_partition: i32,
-    /// Its offset there.
+    /// Offset of the dead letter in that partition.
     pub at_offset: u64,
-    /// What it says.
+    /// Content of the dead letter's headers.
     #[serde(flatten)]
     pub letter: DeadLetter,
-    /// By its key.
+    /// Transaction that the key names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub txid: Option<Txid>,
-    /// What was done with it.
+    /// Result of the replay or discard that settled the dead letter.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub settled: Option<Settled>,
+    pub settled: Option<SettlementKind>,
 }
 
-impl fmt::Display for Listed {
+impl fmt::Display for DeadLetterEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeadLetter { topic, partition, offset, class, message, .. } = &self.letter;
         write!(f, "{topic} partition {partition} offset {offset}: {}: {message}", class.name())?;
@@ -114,52 +114,53 @@ impl fmt::Display for Listed {
             write!(f, " (transaction {txid})")?;
         }
         match self.settled {
-            Some(Settled::Replayed) => f.write_str(", replayed"),
-            Some(Settled::Discarded) => f.write_str(", discarded"),
+            Some(SettlementKind::Replayed) => f.write_str(", replayed"),
+            Some(SettlementKind::Discarded) => f.write_str(", discarded"),
             None => Ok(()),
         }
     }
 }
 
-/// The topic as it is read.
+/// Dead letters and settlements that were read from the topic.
 #[derive(Debug)]
 pub struct Register<'a> {
     filter: &'a Filter,
-    settled: BTreeMap<Source, Settled>,
+    settled: BTreeMap<Source, SettlementKind>,
     seen: BTreeSet<Source>,
-    listed: Vec<Listed>,
+    listed: Vec<DeadLetterEntry>,
 }
 
 impl<'a> Register<'a> {
-    /// Of what is meant.
+    /// Starts a register of the dead letters that match the filter.
     pub fn new(filter: &'a Filter) -> Self {
         Register { filter, settled: BTreeMap::new(), seen: BTreeSet::new(), listed: Vec::new() }
     }
 
-    /// The next message of a partition.
-    pub fn take(&mut self, at_partition: i32, message: &Message) {
-        if let Ok(settlement) = Settlement::from_headers(&message.headers) {
-            let Settlement { topic, partition, offset, timestamp_ms, settled } = settlement;
+    /// Adds the next message of a partition.
+    pub fn add(&mut self, at_partition: i32, message: &Message) {
+        if let Ok(settlement) = DeadLetterSettlement::from_headers(&message.headers) {
+            let DeadLetterSettlement { topic, partition, offset, timestamp_ms, settled } = settlement;
             self.settled.insert((topic, partition, offset, timestamp_ms), settled);
         }
         let Ok(letter) = DeadLetter::from_headers(&message.headers) else { return };
         let txid = txid_of(&letter, &message.key);
-        if self.filter.means(&letter, txid) && self.seen.insert(source_of(&letter)) {
-            self.listed.push(Listed { at_partition, at_offset: message.offset, letter, txid, settled: None });
+        if self.filter.matches_all(&letter, txid) && self.seen.insert(source_of(&letter)) {
+            self.listed.push(DeadLetterEntry { at_partition, at_offset: message.offset, letter, txid, settled: None });
         }
     }
 
-    /// Each of them once, in the order they stand in; a settlement counts wherever it stands.
-    pub fn finish(self, settled_too: bool) -> Vec<Listed> {
+    /// Returns each dead letter once, in the order of the messages, with or without the settled ones. A settlement
+    /// counts wherever it is in the topic.
+    pub fn finish(self, include_settled: bool) -> Vec<DeadLetterEntry> {
         let Register { settled, listed, .. } = self;
-        let known = listed.into_iter().map(|listed| {
-            let source = source_of(&listed.letter);
-            // As an earlier version has noted it.
+        let entries = listed.into_iter().map(|entry| {
+            let source = source_of(&entry.letter);
+            // Settlements of earlier versions have no timestamp.
             let without_time = (source.0.clone(), source.1, source.2, None);
             let settled = settled.get(&source).or_else(|| settled.get(&without_time)).copied();
-            Listed { settled, ..listed }
+            DeadLetterEntry { settled, ..entry }
         });
-        known.filter(|listed| settled_too || listed.settled.is_none()).collect()
+        entries.filter(|entry| include_settled || entry.settled.is_none()).collect()
     }
 }
 
@@ -184,17 +185,22 @@ mod tests {
         }
     }
 
-    fn listed(messages: &[Message], filter: &Filter, settled_too: bool) -> Vec<u64> {
+    fn listed_offsets(messages: &[Message], filter: &Filter, include_settled: bool) -> Vec<u64> {
         let mut register = Register::new(filter);
-        messages.iter().for_each(|message| register.take(0, message));
-        register.finish(settled_too).iter().map(|listed| listed.letter.offset).collect()
+        messages.iter().for_each(|message| register.add(0, message));
+        register.finish(include_settled).iter().map(|entry| entry.letter.offset).collect()
     }
 
     #[test]
-    fn each_is_listed_once_until_it_is_settled_in_whatever_order_they_stand() {
+    fn dead_letters_are_listed_once_until_settled_in_any_order() {
         let (offset, timestamp_ms) = (8, None);
-        let settled =
-            Settlement { topic: "txs".into(), partition: 1, offset, timestamp_ms, settled: Settled::Replayed };
+        let settled = DeadLetterSettlement {
+            topic: "txs".into(),
+            partition: 1,
+            offset,
+            timestamp_ms,
+            settled: SettlementKind::Replayed,
+        };
         let messages = [
             message(0, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
             message(1, &[8; 32], settled.to_headers()),
@@ -202,32 +208,32 @@ mod tests {
             message(3, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
             message(4, b"", vec![]),
         ];
-        assert_eq!(listed(&messages, &Filter::default(), false), [7]);
-        assert_eq!(listed(&messages, &Filter::default(), true), [7, 8]);
+        assert_eq!(listed_offsets(&messages, &Filter::default(), false), [7]);
+        assert_eq!(listed_offsets(&messages, &Filter::default(), true), [7, 8]);
     }
 
-    /// The source of the second one is a stranger's message that bears headers of ours. The third one is of a topic
-    /// that was created again.
+    /// The source message of the second dead letter has foreign settlement headers. The source topic of the third was
+    /// created again.
     #[test]
-    fn headers_of_a_source_message_settle_nothing_and_neither_does_what_was_done_with_another_topic_of_the_name() {
+    fn foreign_headers_and_settlements_of_a_recreated_topic_settle_nothing() {
         let settlement = |offset, timestamp_ms| {
-            let settled = Settled::Discarded;
-            Settlement { topic: "txs".into(), partition: 1, offset, timestamp_ms, settled }.to_headers()
+            let settled = SettlementKind::Discarded;
+            DeadLetterSettlement { topic: "txs".into(), partition: 1, offset, timestamp_ms, settled }.to_headers()
         };
         let spoofed = [settlement(8, None), letter(8, DeadLetterClass::Decode).to_headers()].concat();
-        let anew = DeadLetter { timestamp_ms: 5_000, ..letter(7, DeadLetterClass::Decode) };
+        let recreated = DeadLetter { timestamp_ms: 5_000, ..letter(7, DeadLetterClass::Decode) };
         let messages = [
             message(0, &[7; 32], letter(7, DeadLetterClass::Decode).to_headers()),
             message(1, &[8; 32], spoofed),
-            message(2, &[9; 32], anew.to_headers()),
+            message(2, &[9; 32], recreated.to_headers()),
             message(3, &[7; 32], settlement(7, Some(107))),
         ];
-        assert_eq!(listed(&messages, &Filter::default(), false), [8, 7]);
-        assert_eq!(listed(&messages, &Filter::default(), true), [7, 8, 7]);
+        assert_eq!(listed_offsets(&messages, &Filter::default(), false), [8, 7]);
+        assert_eq!(listed_offsets(&messages, &Filter::default(), true), [7, 8, 7]);
     }
 
     #[test]
-    fn a_key_names_a_transaction_only_where_it_is_one() {
+    fn a_key_names_a_transaction_only_in_stages_of_transactions() {
         let of = |stage: &str, class| {
             let letter = DeadLetter { stage: stage.into(), ..letter(1, class) };
             txid_of(&letter, &[7; 32]).is_some()
@@ -237,11 +243,11 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_means_what_all_of_it_is_true_of() {
+    fn a_filter_matches_only_if_every_option_matches() {
         let messages: Vec<_> = (0..4u8)
             .map(|n| message(n.into(), &[n; 32], letter(n.into(), DeadLetterClass::ALL[n as usize]).to_headers()))
             .collect();
-        let of = |filter: Filter| listed(&messages, &filter, false);
+        let of = |filter: Filter| listed_offsets(&messages, &filter, false);
         let none = Filter::default;
         assert_eq!(of(Filter { class: Some(DeadLetterClass::MissingParent), ..none() }), [2]);
         assert_eq!(of(Filter { from_offset: Some(1), to_offset: Some(2), ..none() }), [1, 2]);

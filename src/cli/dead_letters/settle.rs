@@ -1,4 +1,4 @@
-//! What is done with a dead letter.
+//! Settles dead letters: publishes source messages again, reconsiders transactions, records settlements.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -6,282 +6,295 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{register::Listed, verdicts::Verdicts};
+use super::{register::DeadLetterEntry, verdicts::Verdicts};
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, Produce, Producer, TopicPartition, produce_until_acknowledged,
+        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, TopicPartition,
+        produce_until_acknowledged,
     },
-    cli::command::{Asked, Asker, Became, PAUSE, Topics as CommandTopics, random_id},
+    cli::command::{CommandClient, CommandOutcome, CommandTopics, PRODUCE_RETRY_PAUSE, PendingCommand, random_id},
     cli::{CommandResult, Failure},
     config::Topics,
-    event::{Action, DeadLetterClass, Settled, Settlement},
-    sequencer::reread::{Readers, Reread},
+    event::{CommandAction, DeadLetterClass, DeadLetterSettlement, SettlementKind},
+    sequencer::reader_cache::{ReaderCache, RereadOutcome},
     tx::Txid,
 };
 
-/// What would help.
+/// Way to settle a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Its source message is published again.
-    Again,
-    /// Its transaction is stored, and is looked at again: by its event alone it would only be recognised.
+pub enum SettleMethod {
+    /// Publish the source message again.
+    Republish,
+    /// Reconsider the transaction, which is stored: its event alone would only be recognised as a repeat.
     Reconsider(Txid),
-    /// Its parent has come since, and has brought it back.
-    Live,
-    /// It has its place in an order, which is over.
-    Ordered,
-    /// Nobody wants it.
+    /// Record the settlement only: the parent has arrived since and has made the transaction live.
+    AlreadyLive,
+    /// No replay: the event belongs to an ordered topic.
+    NotReplayable,
+    /// Record that the operator discards the dead letter.
     Discard,
 }
 
-impl Way {
-    /// How to replay this one.
-    pub fn of(listed: &Listed, topics: &Topics, verdicts: &Verdicts) -> Way {
-        let letter = &listed.letter;
-        match (letter.class, listed.txid) {
-            _ if letter.topic != topics.validated_txs.as_str() => Way::Ordered,
-            (DeadLetterClass::MissingParent, Some(txid)) if verdicts.accepts(&txid) => Way::Live,
-            (DeadLetterClass::MissingParent, Some(txid)) => Way::Reconsider(txid),
-            _ => Way::Again,
+impl SettleMethod {
+    /// Chooses the way to replay a dead letter.
+    pub fn of(entry: &DeadLetterEntry, topics: &Topics, verdicts: &Verdicts) -> SettleMethod {
+        let letter = &entry.letter;
+        match (letter.class, entry.txid) {
+            _ if letter.topic != topics.validated_txs.as_str() => SettleMethod::NotReplayable,
+            (DeadLetterClass::MissingParent, Some(txid)) if verdicts.accepts(&txid) => SettleMethod::AlreadyLive,
+            (DeadLetterClass::MissingParent, Some(txid)) => SettleMethod::Reconsider(txid),
+            _ => SettleMethod::Republish,
         }
     }
 
-    /// What would be done; an error: nothing would.
-    pub fn in_words(self) -> Done {
+    /// Describes the result without a change; an error: the dead letter would not be settled.
+    pub fn describe_dry_run(self) -> SettleResult {
         match self {
-            Way::Again => Ok("would be published again"),
-            Way::Reconsider(_) => Ok("would be looked at again"),
-            Way::Live => Ok(LIVE),
-            Way::Ordered => Err(ORDERED.to_owned()),
-            Way::Discard => Ok("would be discarded"),
+            SettleMethod::Republish => Ok("would be published again"),
+            SettleMethod::Reconsider(_) => Ok("would be reconsidered"),
+            SettleMethod::AlreadyLive => Ok(ALREADY_LIVE),
+            SettleMethod::NotReplayable => Err(NOT_REPLAYABLE.to_owned()),
+            SettleMethod::Discard => Ok("would be discarded"),
         }
     }
 }
 
-const ORDERED: &str = "is not replayed: what comes in one order is published anew, under the next sequence";
+const NOT_REPLAYABLE: &str = "not replayed: blocks, reorgs and commands have a fixed order; publish the event anew";
 
-const REVIVED: &str = "looked at again: it is live";
+const RECONSIDERED: &str = "reconsidered: the transaction is live";
 
-const LIVE: &str = "is live: its parent has come";
+/// Result of a dead letter whose transaction a later parent has made live.
+pub const ALREADY_LIVE: &str = "the parent has arrived: the transaction is live";
 
-/// So many are asked for at once.
-pub const AT_ONCE: usize = 1_000;
+/// Greatest number of dead letters that are settled at once.
+pub const SETTLE_BATCH: usize = 1_000;
 
-/// So many source messages, each of which may be large, are held at once.
-const MESSAGES_AT_ONCE: usize = 32;
+/// Greatest number of source messages in memory at once; each can be large.
+const REPUBLISH_BATCH: usize = 32;
 
-/// What was done with one; an error: it is as it was, and why.
-pub type Done = Result<&'static str, String>;
+/// Description of a settlement; an error: the reason why the dead letter is not settled.
+pub type SettleResult = Result<&'static str, String>;
 
-/// Does it.
+/// Settles dead letters on one cluster.
 pub struct Settler<'a> {
     broker: &'a dyn Broker,
     producer: Arc<dyn Producer>,
     dead_letters: String,
     timeout: Duration,
-    readers: Readers,
-    /// Where something may be asked.
-    asker: Option<Asker<'a>>,
+    readers: ReaderCache,
+    /// Client for `Reconsider` commands, where some may be needed.
+    client: Option<CommandClient<'a>>,
     verdicts: Verdicts,
 }
 
-/// A `Reconsider` that was published there, and the dead letters of its transaction.
-struct Reconsidered<'l> {
-    command: Asked,
-    at: u64,
-    letters: Vec<&'l Listed>,
+/// A published `Reconsider` with its chain offset and the dead letters of its transaction.
+struct PendingReconsider<'l> {
+    command: PendingCommand,
+    chain_offset: u64,
+    entries: Vec<&'l DeadLetterEntry>,
 }
 
 impl<'a> Settler<'a> {
-    /// Over this log; nobody waits longer than `timeout` for the next answer. Transactions may be looked at again if `asks`.
+    /// Prepares settlements on these topics. `timeout` is the longest wait for the next answer. Without
+    /// `may_reconsider` no transaction can be reconsidered.
     ///
     /// # Errors
-    /// No producer can be had, or the log cannot be read.
+    /// The producer cannot be created, or a topic cannot be read.
     pub async fn open(
         broker: &'a dyn Broker,
         topics: &Topics,
         timeout: Duration,
-        asks: bool,
+        may_reconsider: bool,
     ) -> Result<Self, BrokerError> {
         let (producer, commands) = (broker.producer().await?, CommandTopics::of(topics));
-        let asker = match asks {
-            true => Some(Asker::of_reconsiders(broker, producer.clone(), &commands).await?),
+        let client = match may_reconsider {
+            true => Some(CommandClient::for_reconsiders(broker, producer.clone(), &commands).await?),
             false => None,
         };
         let (dead_letters, readers, verdicts) =
-            (topics.dead_letters.to_string(), Readers::default(), Verdicts::default());
-        Ok(Settler { broker, producer, dead_letters, timeout, readers, asker, verdicts })
+            (topics.dead_letters.to_string(), ReaderCache::default(), Verdicts::default());
+        Ok(Settler { broker, producer, dead_letters, timeout, readers, client, verdicts })
     }
 
-    /// Knows these verdicts, which were read after this was opened: so there is no gap before what is read here.
+    /// Sets the verdicts, which must have been read after `open`: so there is no gap before the decisions read here.
     #[must_use]
-    pub fn knowing(self, verdicts: Verdicts) -> Self {
+    pub fn with_verdicts(self, verdicts: Verdicts) -> Self {
         Settler { verdicts, ..self }
     }
 
-    /// Settles these, [`AT_ONCE`] of them at the most, and tells of each as soon as that is done. Done half and given up, it may be done
-    /// again: a message that comes twice is recognised, and so is a command. `false`: nobody has answered in time.
+    /// Settles at most [`SETTLE_BATCH`] dead letters and reports each as soon as it is settled. An interrupted call may
+    /// be repeated: repeated messages and commands are recognised. `false`: no answer came in time.
     ///
     /// # Errors
-    /// The log does not answer, or the machine has no random numbers; or it cannot be told.
+    /// The brokers do not answer, the machine has no random numbers, or `report` fails.
     pub async fn settle(
         &mut self,
-        letters: &[(Listed, Way)],
-        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+        entries: &[(DeadLetterEntry, SettleMethod)],
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
     ) -> Result<bool, Failure> {
-        // They are looked at while everything else is done.
-        let asked = self.ask(letters).await?;
-        let (mut again, mut noted) = (Vec::new(), Vec::new());
-        for (letter, way) in letters {
-            match way {
-                Way::Ordered => tell(letter, &Err(ORDERED.to_owned()))?,
-                Way::Discard => noted.push((letter, Settled::Discarded, "discarded")),
-                Way::Live => noted.push((letter, Settled::Replayed, LIVE)),
-                Way::Again => again.push(letter),
-                Way::Reconsider(_) => {}
+        // The sequencer handles these commands while the other dead letters are settled.
+        let pending = self.publish_reconsiders(entries).await?;
+        let (mut republished, mut settled) = (Vec::new(), Vec::new());
+        for (entry, method) in entries {
+            match method {
+                SettleMethod::NotReplayable => report(entry, &Err(NOT_REPLAYABLE.to_owned()))?,
+                SettleMethod::Discard => settled.push((entry, SettlementKind::Discarded, "discarded")),
+                SettleMethod::AlreadyLive => settled.push((entry, SettlementKind::Replayed, ALREADY_LIVE)),
+                SettleMethod::Republish => republished.push(entry),
+                SettleMethod::Reconsider(_) => {}
             }
         }
-        self.note(&noted, tell).await?;
-        for letters in again.chunks(MESSAGES_AT_ONCE) {
-            self.publish_again(letters, tell).await?;
+        self.record_settlements(&settled, report).await?;
+        for entries in republished.chunks(REPUBLISH_BATCH) {
+            self.publish_again(entries, report).await?;
         }
-        self.await_answers(asked, tell).await
+        self.await_answers(pending, report).await
     }
 
-    /// Publishes the commands: one for each transaction, however many dead letters it has, in the order of the first of them, which is that
-    /// of parents and children.
-    async fn ask<'l>(&mut self, letters: &'l [(Listed, Way)]) -> Result<Vec<Reconsidered<'l>>, Failure> {
-        let (mut of_txid, mut places) = (Vec::<(Txid, Vec<&Listed>)>::new(), BTreeMap::new());
-        for (letter, way) in letters {
-            if let Way::Reconsider(txid) = way {
-                let place = *places.entry(*txid).or_insert(of_txid.len());
-                match of_txid.get_mut(place) {
-                    Some((_, letters)) => letters.push(letter),
-                    None => of_txid.push((*txid, vec![letter])),
+    /// Publishes one `Reconsider` per transaction, however many dead letters the transaction has, in the order of the
+    /// first dead letter. That order has parents before their children.
+    async fn publish_reconsiders<'l>(
+        &mut self,
+        entries: &'l [(DeadLetterEntry, SettleMethod)],
+    ) -> Result<Vec<PendingReconsider<'l>>, Failure> {
+        let (mut by_txid, mut indexes) = (Vec::<(Txid, Vec<&DeadLetterEntry>)>::new(), BTreeMap::new());
+        for (entry, method) in entries {
+            if let SettleMethod::Reconsider(txid) = method {
+                let index = *indexes.entry(*txid).or_insert(by_txid.len());
+                match by_txid.get_mut(index) {
+                    Some((_, entries)) => entries.push(entry),
+                    None => by_txid.push((*txid, vec![entry])),
                 }
             }
         }
-        let Some(asker) = self.asker.as_mut().filter(|_| !of_txid.is_empty()) else { return Ok(Vec::new()) };
-        // Another try is another command: the chain may have learnt of the parent since.
-        let command = |(txid, _): &(Txid, _)| Ok(Asked::new(random_id()?, Action::Reconsider { txid: *txid }));
-        let commands = of_txid.iter().map(command).collect::<Result<Vec<_>, Failure>>()?;
-        asker.forget();
-        let places = asker.publish(&commands).await?;
-        let letters = of_txid.into_iter().map(|(_, letters)| letters);
-        let asked = commands.into_iter().zip(places).zip(letters);
-        Ok(asked.map(|((command, at), letters)| Reconsidered { command, at, letters }).collect())
+        let Some(client) = self.client.as_mut().filter(|_| !by_txid.is_empty()) else { return Ok(Vec::new()) };
+        // Each attempt has a random id: under the id of an earlier command the sequencer would only repeat its result.
+        let command =
+            |(txid, _): &(Txid, _)| Ok(PendingCommand::new(random_id()?, CommandAction::Reconsider { txid: *txid }));
+        let commands = by_txid.iter().map(command).collect::<Result<Vec<_>, Failure>>()?;
+        client.clear();
+        let offsets = client.publish(&commands).await?;
+        let entries = by_txid.into_iter().map(|(_, entries)| entries);
+        let published = commands.into_iter().zip(offsets).zip(entries);
+        Ok(published
+            .map(|((command, chain_offset), entries)| PendingReconsider { command, chain_offset, entries })
+            .collect())
     }
 
-    /// Settles what was asked for as its answers come.
+    /// Settles the dead letters of reconsidered transactions as the answers come.
     async fn await_answers(
         &mut self,
-        mut open: Vec<Reconsidered<'_>>,
-        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+        mut open: Vec<PendingReconsider<'_>>,
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
     ) -> Result<bool, Failure> {
-        let Some(mut asker) = self.asker.take() else { return Ok(true) };
-        let mut until = Instant::now() + self.timeout;
-        while !open.is_empty() && Instant::now() < until {
-            asker.read_on(|message| self.verdicts.take(message)).await?;
-            let (mut still, mut noted) = (Vec::new(), Vec::new());
-            for asked in open {
-                let Some(became) = asker.became(&asked.command, asked.at) else {
-                    still.push(asked);
+        let Some(mut client) = self.client.take() else { return Ok(true) };
+        let mut deadline = Instant::now() + self.timeout;
+        while !open.is_empty() && Instant::now() < deadline {
+            client.read_next(|message| self.verdicts.take(message)).await?;
+            let (mut still_open, mut settled) = (Vec::new(), Vec::new());
+            for pending in open {
+                let Some(outcome) = client.outcome(&pending.command, pending.chain_offset) else {
+                    still_open.push(pending);
                     continue;
                 };
-                until = Instant::now() + self.timeout;
-                // One that was asked for before, by whoever was killed, say, has changed nothing any more.
-                let is_live = became == Became::Unchanged && self.verdicts.accepts(&asked.command.subject());
-                for letter in asked.letters {
-                    match &became {
-                        Became::Applied | Became::AlreadyApplied => noted.push((letter, Settled::Replayed, REVIVED)),
-                        _ if is_live => noted.push((letter, Settled::Replayed, REVIVED)),
-                        became => tell(letter, &Err(became.to_string()))?,
+                deadline = Instant::now() + self.timeout;
+                // A command of an earlier run, which was killed, can have made the transaction live before.
+                let is_live = outcome == CommandOutcome::Unchanged && self.verdicts.accepts(&pending.command.subject());
+                for entry in pending.entries {
+                    match &outcome {
+                        CommandOutcome::Applied | CommandOutcome::AlreadyApplied => {
+                            settled.push((entry, SettlementKind::Replayed, RECONSIDERED));
+                        }
+                        _ if is_live => settled.push((entry, SettlementKind::Replayed, RECONSIDERED)),
+                        outcome => report(entry, &Err(outcome.to_string()))?,
                     }
                 }
             }
-            open = still;
-            self.note(&noted, tell).await?;
+            open = still_open;
+            self.record_settlements(&settled, report).await?;
         }
-        for letter in open.iter().flat_map(|asked| &asked.letters) {
-            tell(letter, &Err("no answer in time; replay it again".to_owned()))?;
+        for entry in open.iter().flat_map(|pending| &pending.entries) {
+            report(entry, &Err("no answer in time; replay the dead letter again".to_owned()))?;
         }
-        self.asker = Some(asker);
+        self.client = Some(client);
         Ok(open.is_empty())
     }
 
-    /// Publishes the source messages of these again, and notes that.
+    /// Publishes the source messages of dead letters again, and records that.
     async fn publish_again(
         &mut self,
-        letters: &[&Listed],
-        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+        entries: &[&DeadLetterEntry],
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
     ) -> CommandResult {
         let mut found = Vec::new();
-        for letter in letters {
-            match self.source(letter).await? {
-                Ok(again) => found.push((*letter, again)),
-                Err(why) => tell(letter, &Err(why))?,
+        for entry in entries {
+            match self.read_source(entry).await? {
+                Ok(message) => found.push((*entry, message)),
+                Err(reason) => report(entry, &Err(reason))?,
             }
         }
         let producer = self.producer.as_ref();
-        let publishing = found.into_iter().map(|(letter, again)| async move {
-            (letter, produce_until_acknowledged(producer, &[again], PAUSE).await)
+        let publishing = found.into_iter().map(|(entry, message)| async move {
+            (entry, produce_until_acknowledged(producer, &[message], PRODUCE_RETRY_PAUSE).await)
         });
-        let mut noted = Vec::new();
-        for (letter, published) in join_all(publishing).await {
+        let mut settled = Vec::new();
+        for (entry, published) in join_all(publishing).await {
             match published {
-                Ok(_) => noted.push((letter, Settled::Replayed, "published again")),
-                Err(error) if error.kind == BrokerErrorKind::TooLarge => tell(letter, &Err(error.to_string()))?,
+                Ok(_) => settled.push((entry, SettlementKind::Replayed, "published again")),
+                Err(error) if error.kind == BrokerErrorKind::TooLarge => report(entry, &Err(error.to_string()))?,
                 Err(error) => return Err(error.into()),
             }
         }
-        self.note(&noted, tell).await
+        self.record_settlements(&settled, report).await
     }
 
-    /// The source message of one, to be published by its key; inside, an error: why it is not to be had.
-    async fn source(&mut self, listed: &Listed) -> Result<Result<Produce, String>, BrokerError> {
-        let letter = &listed.letter;
-        let there = self.message(&self.dead_letters.clone(), listed.at_partition, listed.at_offset).await?;
-        let Some(there) = there else { return Ok(Err("is no longer in its topic".to_owned())) };
-        let source = match there.payload.is_empty() {
-            false => there,
-            // It was too large for the topic of dead letters.
-            true => match self.message(&letter.topic, letter.partition, letter.offset).await? {
+    /// Reads the source message of a dead letter, to be published by its key. The inner error is the reason why the
+    /// source message is not available.
+    async fn read_source(&mut self, entry: &DeadLetterEntry) -> Result<Result<OutgoingMessage, String>, BrokerError> {
+        let letter = &entry.letter;
+        let copy = self.read_message(&self.dead_letters.clone(), entry.at_partition, entry.at_offset).await?;
+        let Some(copy) = copy else { return Ok(Err("the dead letter is no longer in its topic".to_owned())) };
+        let source = match copy.payload.is_empty() {
+            false => copy,
+            // A payload too large for the topic of dead letters is only in the source topic.
+            true => match self.read_message(&letter.topic, letter.partition, letter.offset).await? {
                 Some(source) if source.timestamp_ms == letter.timestamp_ms => source,
                 Some(_) => {
-                    return Ok(Err("its source message is another one by now: its topic was created again".to_owned()));
+                    return Ok(Err("the source offset has another message: the source topic was recreated".to_owned()));
                 }
-                None => return Ok(Err("its source message is no longer in its topic".to_owned())),
+                None => return Ok(Err("the source message is no longer in its topic".to_owned())),
             },
         };
         let Message { key, payload, headers, .. } = source;
-        Ok(Ok(Produce { topic: letter.topic.clone(), key, payload, headers, ..Produce::default() }))
+        Ok(Ok(OutgoingMessage { topic: letter.topic.clone(), key, payload, headers, ..OutgoingMessage::default() }))
     }
 
-    /// Notes what was done, behind each dead letter, in its partition; then tells of it.
-    async fn note(
+    /// Writes settlements to the partitions of their dead letters, then reports them.
+    async fn record_settlements(
         &self,
-        done: &[(&Listed, Settled, &'static str)],
-        tell: &mut impl FnMut(&Listed, &Done) -> CommandResult,
+        settled: &[(&DeadLetterEntry, SettlementKind, &'static str)],
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
     ) -> CommandResult {
-        let note = |(listed, settled, _): &(&Listed, Settled, &str)| {
-            let letter = &listed.letter;
+        let message = |(entry, settled, _): &(&DeadLetterEntry, SettlementKind, &str)| {
+            let letter = &entry.letter;
             let (topic, partition, offset) = (letter.topic.clone(), letter.partition, letter.offset);
             let timestamp_ms = Some(letter.timestamp_ms);
-            Produce {
+            OutgoingMessage {
                 topic: self.dead_letters.clone(),
-                partition: Some(listed.at_partition),
-                key: listed.txid.map_or_else(Bytes::new, |txid| Bytes::copy_from_slice(&txid.0)),
-                headers: Settlement { topic, partition, offset, timestamp_ms, settled: *settled }.to_headers(),
-                ..Produce::default()
+                partition: Some(entry.at_partition),
+                key: entry.txid.map_or_else(Bytes::new, |txid| Bytes::copy_from_slice(&txid.0)),
+                headers: DeadLetterSettlement { topic, partition, offset, timestamp_ms, settled: *settled }
+                    .to_headers(),
+                ..OutgoingMessage::default()
             }
         };
-        let notes: Vec<Produce> = done.iter().map(note).collect();
-        produce_until_acknowledged(self.producer.as_ref(), &notes, PAUSE).await?;
-        done.iter().try_for_each(|(letter, _, told)| tell(letter, &Ok(told)))
+        let messages: Vec<OutgoingMessage> = settled.iter().map(message).collect();
+        produce_until_acknowledged(self.producer.as_ref(), &messages, PRODUCE_RETRY_PAUSE).await?;
+        settled.iter().try_for_each(|(entry, _, text)| report(entry, &Ok(text)))
     }
 
-    /// One message; `None`: its topic no longer holds it.
-    async fn message(&mut self, topic: &str, partition: i32, offset: u64) -> Result<Option<Message>, BrokerError> {
+    /// Reads one message; `None`: the topic does not have the message.
+    async fn read_message(&mut self, topic: &str, partition: i32, offset: u64) -> Result<Option<Message>, BrokerError> {
         let partition = TopicPartition { topic: topic.into(), partition };
         let (low, end) = self.broker.watermarks(&partition).await?;
         if !(low..end).contains(&offset) {
@@ -289,9 +302,9 @@ impl<'a> Settler<'a> {
         }
         loop {
             match self.readers.get(self.broker, &partition, offset).await {
-                Ok(Reread::Found(message)) => return Ok(Some(message)),
-                Ok(Reread::Gone) => return Ok(None),
-                Ok(Reread::NoAnswer) => {}
+                Ok(RereadOutcome::Found(message)) => return Ok(Some(message)),
+                Ok(RereadOutcome::Gone) => return Ok(None),
+                Ok(RereadOutcome::NoAnswer) => {}
                 Err(error) if error.kind == BrokerErrorKind::OutOfRange => return Ok(None),
                 Err(error) => return Err(error),
             }

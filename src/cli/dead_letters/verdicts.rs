@@ -1,31 +1,31 @@
-//! How the transactions of dead letters stand by the log: their parents may have come, and brought them back, since. Pure.
+//! Last verdicts on the transactions of dead letters: a parent that arrived later can have made them live. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::{
     broker::Message,
-    cli::inspect::decisions::{Standing, Steps},
+    cli::inspect::decisions::{DecisionStatus, StepTracker},
     event::{Decision, DecisionBody, Event},
     tx::Txid,
 };
 
-/// Whether the last verdict on each transaction accepts it.
+/// Last verdict on each of a set of transactions: accepted or not.
 #[derive(Default)]
 pub struct Verdicts {
     accepted: BTreeMap<Txid, bool>,
-    steps: Steps,
+    steps: StepTracker,
 }
 
 impl Verdicts {
-    /// On these transactions only.
-    pub fn on(txids: impl IntoIterator<Item = Txid>) -> Self {
-        Verdicts { accepted: txids.into_iter().map(|txid| (txid, false)).collect(), steps: Steps::default() }
+    /// Starts with these transactions, none of them accepted.
+    pub fn for_txids(txids: impl IntoIterator<Item = Txid>) -> Self {
+        Verdicts { accepted: txids.into_iter().map(|txid| (txid, false)).collect(), steps: StepTracker::default() }
     }
 
-    /// The next message of the decisions.
+    /// Adds the next message of the decisions.
     pub fn take(&mut self, message: &Message) {
         let Ok(Event::Decision(decision)) = Event::decode(&message.payload) else { return };
-        if self.steps.standing(&decision, message.timestamp_ms) != Standing::Counts {
+        if self.steps.classify(&decision, message.timestamp_ms) != DecisionStatus::Counts {
             return;
         }
         let Decision { body, .. } = decision;
@@ -41,12 +41,12 @@ impl Verdicts {
     }
 
     fn set(&mut self, txid: &Txid, accepted: bool) {
-        if let Some(there) = self.accepted.get_mut(txid) {
-            *there = accepted;
+        if let Some(is_accepted) = self.accepted.get_mut(txid) {
+            *is_accepted = accepted;
         }
     }
 
-    /// Whether this transaction is accepted.
+    /// Returns whether the last verdict accepts the transaction; `false` for other transactions.
     pub fn accepts(&self, txid: &Txid) -> bool {
         self.accepted.get(txid).copied().unwrap_or(false)
     }
@@ -58,31 +58,27 @@ mod tests {
     use crate::record::Reason;
 
     #[test]
-    fn the_last_verdict_that_counts_is_the_one() {
-        let (me, other) = (Txid([1; 32]), Txid([2; 32]));
+    fn the_last_verdict_that_counts_decides() {
+        let (txid, other) = (Txid([1; 32]), Txid([2; 32]));
         let accepted =
             |txid, losers| DecisionBody::Accepted { txid, height: 1, inputs: vec![], losers, by_block: false };
-        let fell = DecisionBody::Conflicting {
-            txid: me,
-            reason: Reason::MissingParent { parent: other },
-            height: 1,
-            live: false,
-        };
-        let mut verdicts = Verdicts::on([me]);
-        let mut told = Vec::new();
+        let refused =
+            DecisionBody::Conflicting { txid, reason: Reason::MissingParent { parent: other }, height: 1, live: false };
+        let mut verdicts = Verdicts::for_txids([txid]);
+        let mut accepts = Vec::new();
         for (chain_offset, step, body) in [
-            (1, 0, fell.clone()),
-            (4, 0, accepted(me, vec![])),
-            // A second record for that step, by who had lost the chain.
-            (4, 0, fell),
+            (1, 0, refused.clone()),
+            (4, 0, accepted(txid, vec![])),
+            // A second decision of the same step, by a sequencer that had lost the chain.
+            (4, 0, refused),
             (5, 0, accepted(other, vec![])),
-            (6, 0, accepted(other, vec![me])),
+            (6, 0, accepted(other, vec![txid])),
         ] {
             let payload = Event::Decision(Decision { chain_offset, step, body }).encode().into();
             verdicts.take(&Message { offset: 0, timestamp_ms: 0, key: Default::default(), payload, headers: vec![] });
-            told.push(verdicts.accepts(&me));
+            accepts.push(verdicts.accepts(&txid));
         }
-        assert_eq!(told, [false, true, true, true, false]);
-        assert!(!verdicts.accepts(&other), "nobody asked");
+        assert_eq!(accepts, [false, true, true, true, false]);
+        assert!(!verdicts.accepts(&other), "the transaction is not in the set");
     }
 }

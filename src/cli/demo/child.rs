@@ -15,36 +15,37 @@ use tokio::{
     time::timeout,
 };
 
-use super::directory::Directory;
+use super::directory::DemoDirectory;
 use crate::cli::Failure;
 
-/// Longer than any drain: the child bounds its own.
+/// Longest wait for the end of a child, above the limit that the child sets for its drain.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 const HTTP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A running instance.
-pub struct Instance {
+/// A running child process of `utxo-store run`.
+pub struct ChildInstance {
     child: Child,
-    /// Held open: waiting for a child would close it first, and the child would stop at once instead of in order.
+    /// Kept open: waiting for the child would close standard input, and the child would end without a drain.
     _stdin: Option<ChildStdin>,
     address_file: PathBuf,
     log_file: PathBuf,
     address: Option<String>,
 }
 
-/// Metrics as they were at one moment.
+/// Text of the metrics of an instance at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Scrape(String);
 
-impl Instance {
-    /// Starts process `number`. It ends when this one does, however this one ends: its standard input ends with it.
+impl ChildInstance {
+    /// Starts process `number`. The child ends with this process, whatever ends this process, because its standard
+    /// input ends then.
     ///
     /// # Errors
-    /// It cannot be started.
-    pub fn start(directory: &Directory, number: u32) -> Result<Self, Failure> {
+    /// The process cannot be started.
+    pub fn start(directory: &DemoDirectory, number: u32) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::new(format!("cannot start `utxo-store run`: {error}"));
         let (address_file, log_file) = (directory.address_file(number), directory.log_file(number));
-        // A directory that is used again has one from last time.
+        // A directory that is used again has an address file of the last demo.
         match fs::remove_file(&address_file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -52,7 +53,7 @@ impl Instance {
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command.args(["run", "--exit-with-stdin", "--http-address-file"]).arg(&address_file);
         command.arg("--config").arg(directory.config_file());
-        // The environment goes before the file: what is configured for another instance must not reach this one.
+        // The environment overrides the file: settings of another instance must not reach the child.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UTXO_STORE__")) {
             command.env_remove(name);
         }
@@ -64,53 +65,53 @@ impl Instance {
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
-        Ok(Instance { _stdin: child.stdin.take(), child, address_file, log_file, address: None })
+        Ok(ChildInstance { _stdin: child.stdin.take(), child, address_file, log_file, address: None })
     }
 
-    /// Process id of the instance; 0 after its end.
+    /// Returns the process id of the instance; 0 after its end.
     pub fn process_id(&self) -> u32 {
         self.child.id().unwrap_or(0)
     }
 
-    /// Its metrics; `None` while it does not answer.
+    /// Reads the metrics of the instance; `None` while the instance does not answer.
     pub async fn scrape(&mut self) -> Option<Scrape> {
         self.get("/metrics").await.map(Scrape)
     }
 
-    /// Why it is not ready; empty when it is, or does not answer.
-    pub async fn complaints(&mut self) -> String {
+    /// Reads the reasons why the instance is not ready; empty if the instance is ready or does not answer.
+    pub async fn readiness_reasons(&mut self) -> String {
         self.get("/health/ready").await.map(|body| body.trim().to_owned()).unwrap_or_default()
     }
 
-    /// Fails if it has ended by itself.
+    /// Checks that the instance has not ended by itself.
     ///
     /// # Errors
-    /// That, with its last words.
+    /// The instance has ended; the error has the last line of its log.
     pub fn check_running(&mut self) -> Result<(), Failure> {
         match self.child.try_wait()? {
             None => Ok(()),
             Some(status) => {
-                Err(Failure::new(format!("`utxo-store run` has ended with {status}: {}", self.last_words())))
+                Err(Failure::new(format!("`utxo-store run` has ended with {status}: {}", self.last_log_line())))
             }
         }
     }
 
-    /// SIGKILL: it has no chance to do anything more.
+    /// Sends SIGKILL: the instance cannot finish anything.
     ///
     /// # Errors
-    /// It cannot be killed.
+    /// The signal cannot be sent.
     pub async fn kill(mut self) -> io::Result<()> {
         self.child.kill().await
     }
 
-    /// SIGTERM: it drains, commits, and must exit with 0.
+    /// Sends SIGTERM: the instance drains, commits, and must exit with code 0.
     ///
     /// # Errors
-    /// It does not.
+    /// The exit code is another, or the instance does not end within [`STOP_PATIENCE`].
     pub async fn stop(mut self) -> Result<(), Failure> {
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok()) {
-            // SAFETY: no memory is involved. The process is our child and has not been waited for, so that the id cannot
-            // be anybody else's.
+            // SAFETY: no memory is involved. The process is a child that has not been waited for, so that no other
+            // process can have its id.
             if unsafe { libc::kill(id, libc::SIGTERM) } != 0 {
                 return Err(io::Error::last_os_error().into());
             }
@@ -118,15 +119,16 @@ impl Instance {
         match timeout(STOP_PATIENCE, self.child.wait()).await {
             Ok(status) if status.as_ref().is_ok_and(|status| status.success()) => Ok(()),
             Ok(status) => {
-                Err(Failure::new(format!("`utxo-store run` did not stop in order: {}: {}", status?, self.last_words())))
+                let (status, line) = (status?, self.last_log_line());
+                Err(Failure::new(format!("`utxo-store run` did not stop gracefully: {status}: {line}")))
             }
             Err(_) => Err(Failure::new("`utxo-store run` does not stop at SIGTERM")),
         }
     }
 
-    fn last_words(&self) -> String {
+    fn last_log_line(&self) -> String {
         let log = fs::read_to_string(&self.log_file).unwrap_or_default();
-        log.lines().last().unwrap_or("it said nothing").trim_start_matches("error: ").to_owned()
+        log.lines().last().unwrap_or("its log is empty").trim_start_matches("error: ").to_owned()
     }
 
     async fn get(&mut self, path: &str) -> Option<String> {
@@ -138,7 +140,7 @@ impl Instance {
     }
 }
 
-/// The whole answer. Our own server says how long a body is and never sends it in chunks.
+/// Reads the whole answer. The server of an instance sends the length of a body and no chunks.
 async fn get(address: &str, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
@@ -149,7 +151,7 @@ async fn get(address: &str, path: &str) -> io::Result<String> {
 }
 
 impl Scrape {
-    /// Sum over all labels of a metric; 0 where there is none.
+    /// Sums a metric over all its labels; 0 without the metric.
     pub fn sum(&self, name: &str) -> u64 {
         let values = self.0.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_is_summed_over_its_labels_and_not_with_its_neighbours() {
+    fn a_metric_is_summed_over_its_labels_only() {
         let text = "# HELP a b\n# TYPE a counter\na{x=\"}\"} 3\na{x=\"2\"} 4\na_total 100\nab 9\nb 7\n";
         let scrape = Scrape(text.to_owned());
         assert_eq!((scrape.sum("a"), scrape.sum("b"), scrape.sum("c")), (7, 7, 0));

@@ -1,4 +1,4 @@
-//! The directory of a demo: stores, configuration, logs of the processes.
+//! The directory of a demo: stores, configuration, saved log, logs of the processes.
 
 use std::{
     fs,
@@ -11,77 +11,77 @@ use crate::{
     blob::BlobUrl,
     cli::Failure,
     config::Config,
-    engine::{StoreUrl, encoded_path},
+    engine::{StoreUrl, percent_encode_path},
     event::Topic,
     tx::Network,
 };
 
-/// What differs from demo to demo.
-pub struct Settings<'a> {
-    /// The log.
+/// Settings of the configuration that differ from demo to demo.
+pub struct DemoSettings<'a> {
+    /// Bootstrap brokers, or the URL of a saved log.
     pub brokers: &'a str,
-    /// Makes names of topics and of the group unique on a cluster that others use.
+    /// Suffix that makes the names of topics and of the group unique on a shared cluster.
     pub suffix: Option<&'a str>,
-    /// Another store.
+    /// Store to fill; `None`: a store in the directory.
     pub store: Option<&'a StoreUrl>,
-    /// Whose blocks they are.
+    /// Network of the blocks.
     pub network: Network,
-    /// Output slots a record, where not the default.
+    /// Output slots per record; `None`: the default.
     pub utxo_batch_size: Option<u32>,
-    /// Every body goes to the blob store.
+    /// True if every body goes to the blob store.
     pub externalize_all: bool,
 }
 
-/// A directory that is gone afterwards, unless it was asked for or something went wrong.
-pub struct Directory {
+/// A directory that is deleted at the end, unless the caller named it or the demo failed.
+pub struct DemoDirectory {
     path: PathBuf,
     temporary: Option<TempDir>,
 }
 
-impl Directory {
-    /// The directory given, or a temporary one.
+impl DemoDirectory {
+    /// Creates the given directory, or a temporary one.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The directory cannot be created.
     pub fn new(given: Option<&Path>) -> Result<Self, Failure> {
-        let named = |path: &Path, error| Failure::new(format!("cannot use the directory {}: {error}", path.display()));
+        let failed = |path: &Path, error| Failure::new(format!("cannot use the directory {}: {error}", path.display()));
         match given {
             Some(path) => {
-                fs::create_dir_all(path).map_err(|error| named(path, error))?;
-                let path = fs::canonicalize(path).map_err(|error| named(path, error))?;
-                Ok(Directory { path, temporary: None })
+                fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+                let path = fs::canonicalize(path).map_err(|error| failed(path, error))?;
+                Ok(DemoDirectory { path, temporary: None })
             }
             None => {
                 let temporary = tempfile::Builder::new()
                     .prefix("utxo-store-demo-")
                     .tempdir()
-                    .map_err(|error| named(&std::env::temp_dir(), error))?;
-                Ok(Directory { path: temporary.path().to_owned(), temporary: Some(temporary) })
+                    .map_err(|error| failed(&std::env::temp_dir(), error))?;
+                Ok(DemoDirectory { path: temporary.path().to_owned(), temporary: Some(temporary) })
             }
         }
     }
 
-    /// Writes the configuration that all processes share, and reads it as they do.
+    /// Writes the configuration that all processes share, and loads it as the processes do.
     ///
     /// # Errors
-    /// The file cannot be written, or what it says is refused.
-    pub fn configure(&self, settings: &Settings<'_>) -> Result<Config, Failure> {
+    /// The file cannot be written, or a setting is refused.
+    pub fn configure(&self, settings: &DemoSettings<'_>) -> Result<Config, Failure> {
         let file = self.config_file();
         fs::write(&file, self.toml(settings))
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", file.display())))?;
         Ok(Config::load_from(Some(&file), [])?)
     }
 
-    /// Short timeouts: a killed process's partitions go to its successor when its session has ended. A mock cluster
-    /// takes sessions of 2 s, a real one grants 6 s at the least.
-    fn toml(&self, settings: &Settings<'_>) -> String {
-        // What JSON escapes TOML reads as the same.
+    /// Formats the configuration, with short timeouts: the partitions of a killed process go to its successor when its
+    /// session ends. A mock cluster accepts sessions of 2 s, a real cluster of at least 6 s.
+    fn toml(&self, settings: &DemoSettings<'_>) -> String {
+        // TOML reads the escapes of JSON strings alike.
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let session = if settings.suffix.is_some() { 6_000 } else { 2_000 };
         let store = settings.store.cloned().unwrap_or_else(|| StoreUrl::fjall(self.path.join("live")));
-        // A little longer than a server may forget that flushes as it does by default; a longer one would only be waited for.
+        // A little longer than the loss window of a server with default flushes: a longer lag only delays the demo.
         let lag = if matches!(store, StoreUrl::Aerospike(_)) { "durability_lag_ms = 2100\n" } else { "" };
-        // The rebuild that it is compared with keeps everything.
+        // Pruning is off: the rebuild prunes nothing, and both stores are compared.
         let mut text = format!(
             "[kafka]\nbrokers = {}\ngroup = {}\nsession_timeout_ms = {session}\nheartbeat_interval_ms = 300\n\
              max_poll_interval_ms = 30000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n",
@@ -98,9 +98,9 @@ impl Directory {
         more += &format!("externalize_all_transactions = {}\n", settings.externalize_all);
         more += &if names_blobs { String::new() } else { self.blobs() };
         text += &format!(
-            "[store]\nurl = {}\nnetwork = {}\n{more}[ingest]\n{lag}commit_interval_ms = 100\nmissing_parent_grace_ms = 2000\n\
-             flag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n[prune]\nenabled = false\n[http]\nlisten = \"127.0.0.1:0\"\n\
-             [log]\nformat = \"json\"\n",
+            "[store]\nurl = {}\nnetwork = {}\n{more}[ingest]\n{lag}commit_interval_ms = 100\n\
+             missing_parent_grace_ms = 2000\nflag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n\
+             [prune]\nenabled = false\n[http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n",
             quoted(&store.to_string()),
             quoted(&settings.network.to_string()),
         );
@@ -112,61 +112,61 @@ impl Directory {
         format!("[store.blobs]\nurl = {}\n", serde_json::Value::from(url.to_string()))
     }
 
-    /// The configuration.
+    /// Returns the path of the configuration.
     pub fn config_file(&self) -> PathBuf {
         self.path.join("utxo-store.toml")
     }
 
-    /// Where a process writes its address.
+    /// Returns the file into which a process writes its HTTP address.
     pub fn address_file(&self, number: u32) -> PathBuf {
         self.path.join(format!("run-{number}.address"))
     }
 
-    /// Where a process's log goes.
+    /// Returns the file for the log records of a process.
     pub fn log_file(&self, number: u32) -> PathBuf {
         self.path.join(format!("run-{number}.log"))
     }
 
-    /// The store to compare with.
+    /// Returns the URL of the rebuilt store, which is compared.
     pub fn rebuilt(&self) -> StoreUrl {
         StoreUrl::fjall(self.path.join("rebuilt"))
     }
 
-    /// Its blob store.
+    /// Returns the URL of the blob store of the rebuilt store.
     pub fn rebuilt_blobs(&self) -> BlobUrl {
         BlobUrl::Directory(self.path.join("rebuilt-blobs"))
     }
 
-    /// Where the log of the demo's own broker is kept.
-    pub fn kept_log(&self) -> PathBuf {
+    /// Returns the file for the saved log of the mock broker.
+    pub fn saved_log(&self) -> PathBuf {
         self.path.join("log.jsonl")
     }
 
-    /// The path of the log as `kafka.brokers` names it.
-    pub fn kept_log_url(&self) -> String {
-        format!("file://{}", encoded_path(&self.kept_log()))
+    /// Returns the URL of the saved log for `kafka.brokers`.
+    pub fn saved_log_url(&self) -> String {
+        format!("file://{}", percent_encode_path(&self.saved_log()))
     }
 
-    /// Whether it is there when the demo has ended.
-    pub fn stays(&self) -> bool {
+    /// Returns true if the directory stays after the demo.
+    pub fn is_kept(&self) -> bool {
         self.temporary.is_none()
     }
 
-    /// Leaves everything where it is.
+    /// Keeps the directory after the demo.
     pub fn keep(&mut self) {
         if let Some(temporary) = self.temporary.take() {
             self.path = temporary.keep();
         }
     }
 
-    /// The failure, with where to look.
-    pub fn named(&self, failure: Failure) -> Failure {
+    /// Adds the path of the directory to a failure.
+    pub fn with_path(&self, failure: Failure) -> Failure {
         if failure.exit_code() != 1 {
             return failure;
         }
         let text = failure.to_string();
-        let told = text.strip_prefix("error: ").unwrap_or(&text);
-        Failure::new(format!("{told} (logs and stores are in {})", self.path.display()))
+        let message = text.strip_prefix("error: ").unwrap_or(&text);
+        Failure::new(format!("{message} (logs and stores are in {})", self.path.display()))
     }
 }
 
@@ -175,9 +175,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_a_configuration() {
-        let directory = Directory::new(None).unwrap();
-        let settings = |suffix| Settings {
+    fn the_written_file_is_a_valid_configuration() {
+        let directory = DemoDirectory::new(None).unwrap();
+        let settings = |suffix| DemoSettings {
             brokers: "h:1",
             suffix,
             store: None,
@@ -197,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_used_by_the_name_that_it_has() {
+    fn a_directory_with_unusual_characters_is_used() {
         use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
         let parent = tempfile::tempdir().unwrap();
         for name in [&b"a\xffb"[..], "a\u{200b}\u{7f}\n\"\\%b".as_bytes()] {
             let given = parent.path().join(OsStr::from_bytes(name));
-            let directory = Directory::new(Some(&given)).unwrap();
-            let settings = Settings {
+            let directory = DemoDirectory::new(Some(&given)).unwrap();
+            let settings = DemoSettings {
                 brokers: "h:1",
                 suffix: None,
                 store: None,
@@ -220,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn a_temporary_directory_goes_unless_it_is_kept() {
-        let directory = Directory::new(None).unwrap();
+    fn a_temporary_directory_is_deleted_unless_kept() {
+        let directory = DemoDirectory::new(None).unwrap();
         let path = directory.path.clone();
         drop(directory);
         assert!(!path.exists());
-        let mut directory = Directory::new(None).unwrap();
+        let mut directory = DemoDirectory::new(None).unwrap();
         directory.keep();
         let path = directory.path.clone();
-        let told = directory.named(Failure::new("it broke")).to_string();
+        let failure = directory.with_path(Failure::new("broken")).to_string();
         drop(directory);
-        assert!(path.exists() && told.contains(path.to_str().unwrap()), "{told}");
+        assert!(path.exists() && failure.contains(path.to_str().unwrap()), "{failure}");
         fs::remove_dir_all(path).unwrap();
     }
 }

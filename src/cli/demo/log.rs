@@ -1,4 +1,4 @@
-//! The log of a demo: a broker of its own, or topics of its own on a real cluster.
+//! The log of a demo: a mock broker, or topics with unique names on a real cluster.
 
 use std::{
     collections::BTreeMap,
@@ -8,33 +8,33 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::directory::{Directory, Settings};
+use super::directory::{DemoDirectory, DemoSettings};
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, kafka::MockCluster, partitioner::partition_of, saved},
     cli::{Failure, opening, topics::create_missing},
     config::{Brokers, Config},
     event::Topic,
     generate::Message,
-    preflight::topics::{Made, new_topics},
+    preflight::topics::{NewTopicSettings, new_topics},
     sequencer::chain_group,
 };
 
-/// The mock keeps 5 MiB a partition, and drops older batches silently. What is produced stays clear of that, as what
-/// surrounds the messages counts too.
-const ROOM: usize = 4_500_000;
-/// What a message takes beyond its key and its payload, at the most.
-const AROUND: usize = 40;
+/// Most bytes of messages per partition of the mock, which keeps 5 MiB and drops older batches silently. The margin is
+/// for the overhead of batches.
+const PARTITION_BYTES: usize = 4_500_000;
+/// Most bytes of a message beyond its key and its payload.
+const MESSAGE_OVERHEAD: usize = 40;
 
-/// Where the events go.
-pub struct Log {
+/// Log of a demo, with the names that clients use.
+pub struct DemoLog {
     mock: Option<MockCluster>,
     brokers: String,
     suffix: Option<String>,
     partitions: i32,
 }
 
-impl Log {
-    /// Starts a mock cluster with all topics, or takes the cluster at `brokers`.
+impl DemoLog {
+    /// Starts a mock cluster with all topics, or uses the cluster at `brokers`.
     ///
     /// # Errors
     /// The mock cannot be started.
@@ -43,58 +43,58 @@ impl Log {
             Some(brokers) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
                 let suffix = format!(".demo-{:x}", now ^ (u128::from(std::process::id()) << 64));
-                Ok(Log { mock: None, brokers: brokers.as_str().to_owned(), suffix: Some(suffix), partitions })
+                Ok(DemoLog { mock: None, brokers: brokers.as_str().to_owned(), suffix: Some(suffix), partitions })
             }
             None => {
                 let mock = MockCluster::start(&new_topics(
                     &Config::default().kafka.topics,
-                    Made::with_partitions(partitions),
+                    NewTopicSettings::with_partitions(partitions),
                 ))?;
                 let brokers = mock.bootstrap_servers().to_owned();
-                Ok(Log { mock: Some(mock), brokers, suffix: None, partitions })
+                Ok(DemoLog { mock: Some(mock), brokers, suffix: None, partitions })
             }
         }
     }
 
-    /// Where clients connect.
+    /// Returns the bootstrap brokers.
     pub fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// What is appended to names, on a cluster that others use.
+    /// Returns the suffix of names on a shared cluster; `None` for a mock.
     pub fn suffix(&self) -> Option<&str> {
         self.suffix.as_deref()
     }
 
-    /// Creates the topics, where they are not there from the start.
+    /// Creates the topics on a real cluster. A mock has its topics from the start.
     ///
     /// # Errors
-    /// The cluster cannot be reached, or refuses.
+    /// The cluster cannot be reached, or refuses the creation.
     pub async fn create_topics(&self, config: &Config) -> Result<(), Failure> {
         if self.mock.is_none() {
-            let broker = opening::broker(config).await?;
-            create_missing(broker.as_ref(), &new_topics(&config.kafka.topics, Made::with_partitions(self.partitions)))
-                .await?;
+            let broker = opening::open_broker(config).await?;
+            let settings = NewTopicSettings::with_partitions(self.partitions);
+            create_missing(broker.as_ref(), &new_topics(&config.kafka.topics, settings)).await?;
         }
         Ok(())
     }
 
-    /// Refuses what the mock would not keep.
+    /// Checks that the mock retains these messages.
     ///
     /// # Errors
-    /// That, with the way out.
-    pub fn check_room(&self, messages: impl Iterator<Item = Message>) -> Result<(), Failure> {
+    /// A partition would become too large; the error names the remedies.
+    pub fn check_capacity(&self, messages: impl Iterator<Item = Message>) -> Result<(), Failure> {
         if self.mock.is_none() {
             return Ok(());
         }
         let mut sizes: BTreeMap<(Topic, i32), usize> = BTreeMap::new();
         for message in messages {
             let partition = message.key.and_then(|txid| partition_of(&txid.0, self.partitions)).unwrap_or(0);
-            *sizes.entry((message.topic, partition)).or_default() += message.payload.len() + 32 + AROUND;
+            *sizes.entry((message.topic, partition)).or_default() += message.payload.len() + 32 + MESSAGE_OVERHEAD;
         }
         match sizes.into_iter().max_by_key(|(_, size)| *size) {
-            Some(((topic, partition), size)) if size > ROOM => Err(Failure::new(format!(
-                "partition {partition} of {} would get {size} bytes, and the demo's own broker keeps {ROOM}: give \
+            Some(((topic, partition), size)) if size > PARTITION_BYTES => Err(Failure::new(format!(
+                "partition {partition} of {} would get {size} bytes, but the mock broker keeps {PARTITION_BYTES}: give \
                  more --partitions, fewer blocks, or a real cluster with --brokers",
                 topic.default_name()
             ))),
@@ -102,11 +102,11 @@ impl Log {
         }
     }
 
-    /// Makes sure that the mock has kept what was sent.
+    /// Checks that the mock still has every produced message.
     ///
     /// # Errors
-    /// It has not.
-    pub async fn check_kept(
+    /// The mock has dropped messages, or does not answer.
+    pub async fn check_retained(
         &self,
         broker: &dyn Broker,
         config: &Config,
@@ -116,22 +116,27 @@ impl Log {
         let mut sent: BTreeMap<Topic, u64> = BTreeMap::new();
         messages.for_each(|message| *sent.entry(message.topic).or_default() += 1);
         for (topic, count) in sent {
-            mock.assert_kept_everything(broker, config.kafka.topics.name(topic), count).await?;
+            mock.check_retention(broker, config.kafka.topics.name(topic), count).await?;
         }
         Ok(())
     }
 
-    /// Saves the log of the mock, which ends with this process, where the directory stays; and has the configuration
-    /// there name it.
+    /// Saves the log of the mock, which ends with this process, if the directory is kept. The configuration in the
+    /// directory then names the saved log.
     ///
     /// # Errors
     /// The log cannot be read, or the files cannot be written.
-    pub async fn keep(&self, config: &Config, directory: &Directory, settings: &Settings<'_>) -> Result<(), Failure> {
-        if self.mock.is_none() || !directory.stays() {
+    pub async fn save(
+        &self,
+        config: &Config,
+        directory: &DemoDirectory,
+        settings: &DemoSettings<'_>,
+    ) -> Result<(), Failure> {
+        if self.mock.is_none() || !directory.is_kept() {
             return Ok(());
         }
-        let (path, broker) = (directory.kept_log(), opening::broker(config).await?);
-        let failed = |error: &dyn Display| Failure::new(format!("cannot keep the log in {}: {error}", path.display()));
+        let (path, broker) = (directory.saved_log(), opening::open_broker(config).await?);
+        let failed = |error: &dyn Display| Failure::new(format!("cannot save the log in {}: {error}", path.display()));
         let file = File::create(&path).map_err(|error| failed(&error))?;
         let topics = Topic::ALL.map(|topic| config.kafka.topics.name(topic));
         let groups = [config.kafka.group.clone(), chain_group(&config.kafka.group)];
@@ -139,15 +144,15 @@ impl Log {
         saved::save(broker.as_ref(), &topics, &groups, &mut BufWriter::new(file))
             .await
             .map_err(|error| failed(&error))?;
-        directory.configure(&Settings { brokers: &directory.kept_log_url(), ..*settings })?;
+        directory.configure(&DemoSettings { brokers: &directory.saved_log_url(), ..*settings })?;
         Ok(())
     }
 
-    /// Makes sure that the mock has kept what the store itself has written: the rebuild reads it from the beginning.
+    /// Checks that the broker still has the first message of every topic that a rebuild reads.
     ///
     /// # Errors
-    /// It has not.
-    pub async fn check_unbroken(&self, broker: &dyn Broker, config: &Config) -> Result<(), Failure> {
+    /// The broker has dropped messages, or does not answer.
+    pub async fn check_complete(&self, broker: &dyn Broker, config: &Config) -> Result<(), Failure> {
         for topic in [Topic::ValidatedTxs, Topic::BlockMined, Topic::Reorgs, Topic::Chain, Topic::Decisions] {
             let name = config.kafka.topics.name(topic);
             let mut low = 0;
@@ -156,7 +161,7 @@ impl Log {
             }
             if low > 0 {
                 let problem =
-                    format!("{name}: the broker has dropped the first {low} messages: nothing to rebuild from");
+                    format!("{name}: the broker has dropped the first {low} messages, which the rebuild needs");
                 return Err(Failure::new(format!("{problem}; give fewer blocks, or a real cluster with --brokers")));
             }
         }
@@ -169,11 +174,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_the_mock_keeps_is_refused_with_the_way_out() {
-        let log = Log::start(None, 1).unwrap();
+    fn more_than_the_mock_retains_is_refused_with_the_remedies() {
+        let log = DemoLog::start(None, 1).unwrap();
         let message = |size| Message { topic: Topic::BlockMined, key: None, payload: vec![0; size] };
-        log.check_room([message(1_000_000), message(3_000_000)].into_iter()).unwrap();
-        let refused = log.check_room([message(2_000_000), message(3_000_000)].into_iter()).unwrap_err().to_string();
+        log.check_capacity([message(1_000_000), message(3_000_000)].into_iter()).unwrap();
+        let refused = log.check_capacity([message(2_000_000), message(3_000_000)].into_iter()).unwrap_err().to_string();
         assert!(refused.contains("utxo.block-mined") && refused.contains("--partitions"), "{refused}");
         assert!(refused.contains("--brokers"), "{refused}");
     }

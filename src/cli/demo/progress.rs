@@ -1,4 +1,4 @@
-//! How far the groups have come, from what they have committed: that outlives every process.
+//! Progress of the groups, from their committed offsets, which outlive every process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,46 +10,46 @@ use crate::{
     sequencer::{chain_group, state::ChainState},
 };
 
-/// What is committed, and how much there is.
+/// Committed events and existing events of a demo.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DemoProgress {
-    /// Committed events of the transactions' topic and of the chain.
+    /// Committed events of the topic of validated transactions and of the chain.
     pub committed: u64,
-    /// Events that are known to be there: of those topics, and not yet fed into the chain.
+    /// Known events of those two topics, and blocks and reorgs that are not fed into the chain yet.
     pub total: u64,
 }
 
 impl DemoProgress {
-    /// Everything is consumed.
+    /// Returns true if every event is consumed.
     pub fn is_done(&self) -> bool {
         self.committed >= self.total
     }
 }
 
-/// The two groups of an instance.
-pub struct Groups {
+/// The two consumer groups of the instances of a demo.
+pub struct DemoGroups {
     broker: Arc<dyn Broker>,
     topics: Topics,
     group: String,
 }
 
-impl Groups {
-    /// Those of a configuration.
+impl DemoGroups {
+    /// Creates a reader of the groups that the configuration names.
     pub fn new(broker: Arc<dyn Broker>, config: &Config) -> Self {
-        Groups { broker, topics: config.kafka.topics.clone(), group: config.kafka.group.clone() }
+        DemoGroups { broker, topics: config.kafka.topics.clone(), group: config.kafka.group.clone() }
     }
 
-    /// How far they are.
+    /// Reads the progress of both groups.
     ///
     /// # Errors
-    /// The broker does not answer, or what was committed is not a chain's state.
-    pub async fn standing(&self) -> Result<DemoProgress, Failure> {
-        let mut standing = DemoProgress::default();
+    /// The broker does not answer, or the metadata of the chain's commit is no chain state.
+    pub async fn read_progress(&self) -> Result<DemoProgress, Failure> {
+        let mut progress = DemoProgress::default();
         let validated = self.partitions(Topic::ValidatedTxs).await?;
         let committed = self.broker.committed(&self.group, &validated).await?;
         for (partition, committed) in validated.iter().zip(committed) {
-            standing.committed += committed.map_or(0, |committed| committed.offset);
-            standing.total += self.end(partition).await?;
+            progress.committed += committed.map_or(0, |committed| committed.offset);
+            progress.total += self.end(partition).await?;
         }
         let chain = self.partitions(Topic::Chain).await?;
         let committed = self.broker.committed(&chain_group(&self.group), &chain).await?.into_iter().flatten().next();
@@ -58,12 +58,13 @@ impl Groups {
             None => ChainState::default(),
         };
         let offset = committed.map_or(0, |committed| committed.offset);
-        standing.committed += offset;
-        standing.total += self.chain_total(&chain, offset, &state).await?;
-        Ok(standing)
+        progress.committed += offset;
+        progress.total += self.chain_total(&chain, offset, &state).await?;
+        Ok(progress)
     }
 
-    /// What the chain holds or will hold: blocks that were fed and not handled count where they are read from.
+    /// Counts the events of the chain and the blocks and reorgs that are not fed into it yet. A fed block that is not
+    /// handled counts once.
     async fn chain_total(
         &self,
         chain: &[TopicPartition],
@@ -74,16 +75,16 @@ impl Groups {
         for partition in chain {
             end += self.end(partition).await?;
         }
-        let sources = self.messages_in(Topic::BlockMined).await? + self.messages_in(Topic::Reorgs).await?;
+        let sources = self.count_messages(Topic::BlockMined).await? + self.count_messages(Topic::Reorgs).await?;
         let unfed = sources.saturating_sub(state.block_mined_next + state.reorgs_next);
         Ok(end.max(handled + unfed))
     }
 
-    /// How many messages a topic holds.
+    /// Counts the messages that a topic holds.
     ///
     /// # Errors
     /// The broker does not answer.
-    pub async fn messages_in(&self, topic: Topic) -> Result<u64, BrokerError> {
+    pub async fn count_messages(&self, topic: Topic) -> Result<u64, BrokerError> {
         let mut count = 0;
         for partition in self.partitions(topic).await? {
             let (low, high) = self.broker.watermarks(&partition).await?;
@@ -92,18 +93,18 @@ impl Groups {
         Ok(count)
     }
 
-    /// How many contests there were: they are all in the chain.
+    /// Counts the contests in the chain.
     ///
     /// # Errors
     /// The broker does not answer.
-    pub async fn contests(&self) -> Result<u64, BrokerError> {
+    pub async fn count_contests(&self) -> Result<u64, BrokerError> {
         let mut contests = 0;
         for partition in self.partitions(Topic::Chain).await? {
             let (low, high) = self.broker.watermarks(&partition).await?;
             let mut reader = self.broker.read(&partition, low).await?;
             while reader.position() < high {
                 let messages = reader.next(Duration::from_millis(200)).await?;
-                let contested = |message: &&_| matches!(decoded(message), Some(Event::Contest(_)));
+                let contested = |message: &&_| matches!(decode(message), Some(Event::Contest(_)));
                 contests += messages.iter().filter(contested).count() as u64;
             }
         }
@@ -121,7 +122,7 @@ impl Groups {
     }
 }
 
-/// What is no event is nobody's contest.
-fn decoded(message: &crate::broker::Message) -> Option<Event<'_>> {
+/// Decodes an event; `None` for an undecodable message.
+fn decode(message: &crate::broker::Message) -> Option<Event<'_>> {
     Event::decode(&message.payload).ok()
 }

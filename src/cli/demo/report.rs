@@ -1,18 +1,18 @@
-//! What a demo shows in the end.
+//! The report at the end of a demo.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::{Survival, rivalry::Rivalry};
+use super::{KillReport, rivalry::Rivalry};
 use crate::cli::output;
 use crate::{
     cli::{
         CommandResult, Failure,
-        command::{Became, Entry},
-        stats::group,
+        command::{CommandOutcome, LoggedCommand},
+        stats::group_digits,
     },
-    generate::LeftOutOfFiles,
+    generate::LeftOutCounts,
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -21,11 +21,11 @@ use crate::{
     },
 };
 
-/// Violations that are shown; all are counted.
-const SHOWN: usize = 10;
+/// Number of violations that are printed; every violation is counted.
+const MAX_PRINTED: usize = 10;
 
-/// One store, counted, digested and verified.
-pub struct Checked {
+/// Counts, digests and violations of one store.
+pub struct CheckedStore {
     stats: StoreStats,
     digest: StateDigest,
     digest_without_conflicting: StateDigest,
@@ -33,29 +33,27 @@ pub struct Checked {
     shown: Vec<Violation>,
 }
 
-impl Checked {
+impl CheckedStore {
     /// Scans the store twice: once to count, once to verify.
     ///
     /// # Errors
-    /// The engine failed.
-    pub async fn of(store: &Store) -> Result<Self, Failure> {
+    /// A read of the store failed.
+    pub async fn check(store: &Store) -> Result<Self, Failure> {
         let survey = store.survey(|_| {}).await?;
         let (mut violations, mut shown) = (0, Vec::new());
         let found = |violation| {
             violations += 1;
-            if shown.len() < SHOWN {
+            if shown.len() < MAX_PRINTED {
                 shown.push(violation);
             }
         };
         store.verify(|_| {}, found).await?;
         let Survey { stats, digest, digest_without_conflicting } = survey;
-        Ok(Checked { stats, digest, digest_without_conflicting, violations, shown })
+        Ok(CheckedStore { stats, digest, digest_without_conflicting, violations, shown })
     }
-}
 
-impl Checked {
-    /// The line of the demo that tells the outcome of the comparison with a rebuild.
-    pub fn compared_with(&self, rebuilt: &Checked) -> String {
+    /// Describes the comparison with the rebuilt store in one line.
+    pub fn describe_comparison(&self, rebuilt: &CheckedStore) -> String {
         let violations = self.violations + rebuilt.violations;
         if self.digest == rebuilt.digest {
             format!("digests are equal: {}; {violations} violations", self.digest)
@@ -65,12 +63,12 @@ impl Checked {
     }
 }
 
-/// Everything, as `--json` prints it. Counts are of the live store and of transactions that came whole; partial parents
-/// are in `seeded`.
+/// Report of a demo, as `--json` prints it. Counts are of the live store without partial transactions, which `seeded`
+/// counts.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct DemoReport {
     blocks: u64,
-    /// Live ones that came whole.
+    /// Live transactions, partial ones excluded.
     live_transactions: u64,
     /// `live_transactions` under its old name.
     transactions: u64,
@@ -91,7 +89,7 @@ pub struct Report {
     contests: u64,
     dead_letters: u64,
     commands: u64,
-    refused_commands: Vec<Entry>,
+    refused_commands: Vec<LoggedCommand>,
     digest_live: StateDigest,
     digest_without_conflicting: StateDigest,
     digest_rebuilt: StateDigest,
@@ -102,23 +100,23 @@ pub struct Report {
     rivalry: Option<Rivalry>,
     /// Counts of the block files' content that the feed does not have.
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<LeftOutOfFiles>,
+    left_out: Option<LeftOutCounts>,
     #[serde(skip)]
-    kills_show_nothing: bool,
+    kills_prove_nothing: bool,
     #[serde(skip)]
     shown: Vec<Violation>,
     #[serde(skip)]
     blocks_given: u64,
 }
 
-impl Report {
-    /// Of the live store and its rebuild.
-    #[allow(clippy::too_many_arguments, reason = "each is one line of the report")]
+impl DemoReport {
+    /// Creates the report of a live store and its rebuild.
+    #[allow(clippy::too_many_arguments, reason = "each argument is a line of the report")]
     pub fn new(
         blocks_given: u64,
-        live: Checked,
-        rebuilt: Checked,
-        survival: Survival,
+        live: CheckedStore,
+        rebuilt: CheckedStore,
+        kill_report: KillReport,
         rivalry: Option<Rivalry>,
         contests: u64,
         dead_letters: u64,
@@ -126,7 +124,7 @@ impl Report {
     ) -> Self {
         let stats = live.stats;
         let seconds_or_one = if seconds > 0.0 { seconds } else { 1.0 };
-        Report {
+        DemoReport {
             blocks: stats.blocks,
             live_transactions: stats.transactions,
             transactions: stats.transactions,
@@ -140,11 +138,11 @@ impl Report {
             unmined: stats.unmined,
             conflicting: stats.conflicting,
             seeded: stats.seeded,
-            kills: survival.kills,
-            kills_midway: survival.kills_midway,
-            kills_show_nothing: survival.shows_nothing(),
-            replayed_events: survival.replayed_events,
-            parked_max: survival.parked_max,
+            kills: kill_report.kills,
+            kills_midway: kill_report.kills_midway,
+            kills_prove_nothing: kill_report.proves_nothing(),
+            replayed_events: kill_report.replayed_events,
+            parked_max: kill_report.parked_max,
             contests,
             dead_letters,
             commands: 0,
@@ -157,23 +155,24 @@ impl Report {
             transactions_per_second: (stats.transactions as f64 / seconds_or_one).round(),
             rivalry,
             left_out: None,
-            shown: live.shown.into_iter().chain(rebuilt.shown).take(SHOWN).collect(),
+            shown: live.shown.into_iter().chain(rebuilt.shown).take(MAX_PRINTED).collect(),
             blocks_given,
         }
     }
 
     /// Adds the commands of the log to the report.
     #[must_use]
-    pub fn with_commands(self, commands: Vec<Entry>) -> Self {
+    pub fn with_commands(self, commands: Vec<LoggedCommand>) -> Self {
         let count = commands.len() as u64;
-        let refused = commands.into_iter().filter(|entry| matches!(entry.became, Some(Became::Refused { .. })));
-        Report { commands: count, refused_commands: refused.collect(), ..self }
+        let refused =
+            commands.into_iter().filter(|entry| matches!(entry.outcome, Some(CommandOutcome::Refused { .. })));
+        DemoReport { commands: count, refused_commands: refused.collect(), ..self }
     }
 
     /// Adds the counts of what the block files hold and the feed does not.
     #[must_use]
-    pub fn leaving_out(self, left_out: Option<&LeftOutOfFiles>) -> Self {
-        Report { left_out: left_out.cloned(), ..self }
+    pub fn with_left_out(self, left_out: Option<&LeftOutCounts>) -> Self {
+        DemoReport { left_out: left_out.cloned(), ..self }
     }
 
     /// Prints a table, or one JSON object.
@@ -190,7 +189,7 @@ impl Report {
 
     fn write_table(&self, out: &mut impl Write) -> io::Result<()> {
         for (name, count) in self.counts() {
-            writeln!(out, "{name:<34}{:>24}", group(count))?;
+            writeln!(out, "{name:<34}{:>24}", group_digits(count))?;
         }
         writeln!(out, "{:<34}{:>24}", "seconds", self.seconds)?;
         if let Some(rivalry) = &self.rivalry {
@@ -198,7 +197,11 @@ impl Report {
         }
         if self.kills_midway < self.kills {
             let late = self.kills - self.kills_midway;
-            writeln!(out, "note: {late} of {} kills came when everything was consumed, and show nothing", self.kills)?;
+            writeln!(
+                out,
+                "note: {late} of {} kills came when every event was consumed, and prove nothing",
+                self.kills
+            )?;
         }
         if self.commands > 0 {
             writeln!(out, "commands: {}, of which {} refused", self.commands, self.refused_commands.len())?;
@@ -245,10 +248,10 @@ impl Report {
         ]
     }
 
-    /// Whether everything came out as it must.
+    /// Returns the result of the demo.
     ///
     /// # Errors
-    /// It did not.
+    /// The digests differ, an invariant is broken, every kill came too late, or a block is missing.
     pub fn verdict(&self) -> CommandResult {
         if self.digest_live != self.digest_rebuilt {
             return Err(Failure::new("the store and its rebuild differ"));
@@ -256,13 +259,13 @@ impl Report {
         if self.violations > 0 {
             return Err(Failure::new(format!("{} invariants are broken", self.violations)));
         }
-        if self.kills_show_nothing {
+        if self.kills_prove_nothing {
             let why =
-                format!("none of the {} kills came before everything was consumed: they show nothing", self.kills);
+                format!("none of the {} kills came before every event was consumed: use more --kills", self.kills);
             return Err(Failure::new(why));
         }
         if self.blocks != self.blocks_given && self.blocks_given > 0 {
-            return Err(Failure::new(format!("{} of {} blocks are there", self.blocks, self.blocks_given)));
+            return Err(Failure::new(format!("the store has {} of {} blocks", self.blocks, self.blocks_given)));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Who won, where two transactions spent the same output.
+//! Winners of the double spends of a demo.
 
 use std::io::{self, Write};
 
@@ -12,59 +12,59 @@ use crate::{
     tx::{Outpoint, Txid},
 };
 
-/// Pairs that are told one by one; all are counted.
-const SHOWN: usize = 5;
+/// Number of pairs that are printed one by one; every pair is counted.
+const MAX_PRINTED: usize = 5;
 
-/// One pair and its winner.
+/// Two transactions that spend one output, and the winner.
 #[derive(Debug, Clone, Serialize)]
-pub struct Pair {
+pub struct RivalPair {
     outpoint: Outpoint,
     own: Txid,
     rival: Txid,
-    /// The rival was produced first.
+    /// True if the rival was produced before the transaction of the block.
     rival_first: bool,
-    /// The one that is live; none, where neither is.
+    /// The live transaction of the two; `None`: neither is live.
     winner: Option<Txid>,
 }
 
-/// All pairs.
+/// Counts over all pairs of rivals.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Rivalry {
     pairs: u64,
-    /// Pairs that the blocks' own transaction won.
+    /// Pairs whose transaction of the block won.
     own_won: u64,
-    /// Pairs that the rival won.
+    /// Pairs whose rival won.
     rivals_won: u64,
-    /// Children of rivals that are conflicting, as they must be.
+    /// Children of rivals that are not live, as expected.
     rivals_children_conflicting: u64,
-    /// Children of the blocks' own that are live, having been contested with their parent or not.
+    /// Live children of the blocks' transactions, contested with their parent or not.
     own_children_live: u64,
-    shown: Vec<Pair>,
+    shown: Vec<RivalPair>,
 }
 
 impl Rivalry {
-    /// Looks every pair up.
+    /// Reads the state of every pair from the store.
     ///
     /// # Errors
-    /// The engine failed.
-    pub async fn of(store: &Store, rivals: &Rivals) -> Result<Self, Failure> {
+    /// A read of the store failed.
+    pub async fn read(store: &Store, rivals: &Rivals) -> Result<Self, Failure> {
         let mut rivalry = Rivalry::default();
         for pair in rivals.pairs() {
             let (own, rival) = (is_live(store, pair.own).await?, is_live(store, pair.rival).await?);
             rivalry.pairs += 1;
             rivalry.own_won += u64::from(own && !rival);
             rivalry.rivals_won += u64::from(rival && !own);
-            rivalry.rivals_children_conflicting += u64::from(!is_live(store, pair.rivals_child).await?);
+            rivalry.rivals_children_conflicting += u64::from(!is_live(store, pair.rival_child).await?);
             if let Some(child) = pair.own_child {
                 rivalry.own_children_live += u64::from(is_live(store, child).await?);
             }
-            if rivalry.shown.len() < SHOWN {
+            if rivalry.shown.len() < MAX_PRINTED {
                 let winner = if own { Some(pair.own) } else { rival.then_some(pair.rival) };
-                rivalry.shown.push(Pair {
+                rivalry.shown.push(RivalPair {
                     outpoint: pair.outpoint,
                     own: pair.own,
                     rival: pair.rival,
-                    rival_first: pair.rival_first,
+                    rival_first: pair.is_rival_first,
                     winner,
                 });
             }
@@ -72,12 +72,12 @@ impl Rivalry {
         Ok(rivalry)
     }
 
-    /// Some of the pairs, and how many there were.
+    /// Writes the first pairs and the counts.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// `out` cannot be written to.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        for Pair { outpoint, own, rival, rival_first, winner } in &self.shown {
+        for RivalPair { outpoint, own, rival, rival_first, winner } in &self.shown {
             let order = if *rival_first { "came second" } else { "came first" };
             let won = match winner {
                 Some(winner) if winner == own => "won",

@@ -27,7 +27,7 @@ impl Timeline {
         Timeline { is_silent: true, ..Timeline::new() }
     }
 
-    /// Prints one line.
+    /// Prints one line with the seconds since the begin.
     pub fn note(&self, text: impl AsRef<str>) {
         if self.is_silent {
             return;

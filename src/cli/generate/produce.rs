@@ -1,4 +1,4 @@
-//! Producing in batches, each acknowledged before the next.
+//! Produces events in batches; each batch is acknowledged before the next.
 
 use std::fmt;
 
@@ -7,47 +7,49 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, Produce, Producer},
+    broker::{BrokerError, BrokerErrorKind, OutgoingMessage, Producer},
     config::Topics,
     generate::Message,
     tx::Txid,
 };
 
+/// Greatest number of messages in one batch.
 const BATCH_MESSAGES: usize = 1_000;
+/// Greatest payload of one batch, bytes; a larger message is a batch of its own.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// What was produced and acknowledged.
+/// Counts of the produced and acknowledged messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Produced {
-    /// Messages.
+pub struct ProducedTotals {
+    /// Number of events, one per message.
     pub events: u64,
-    /// Bytes of them, without their keys.
+    /// Bytes of the payloads, without keys.
     pub bytes: u64,
 }
 
-/// A progress bar with rate and time left. Nothing is shown where standard error is no terminal.
-pub fn progress_bar(what: &'static str, length: u64) -> ProgressBar {
+/// Makes a progress bar with rate and time left. The bar is hidden if standard error is not a terminal.
+pub fn progress_bar(label: &'static str, length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:>12} {wide_bar} {human_pos}/{human_len}  {rate}/s, {eta} left");
-    let bar = ProgressBar::new(length).with_message(what);
+    let bar = ProgressBar::new(length).with_message(label);
     let rate = |state: &ProgressState, out: &mut dyn fmt::Write| {
-        // A bar that cannot be drawn loses nothing.
+        // A failed drawing does not matter to the command.
         let _ = write!(out, "{:.0}", state.per_sec());
     };
-    // The template is a constant: an unreadable template would only change the looks.
+    // The template is a constant: an invalid template would only change the appearance.
     if let Ok(style) = style { bar.with_style(style.with_key("rate", rate)) } else { bar }
 }
 
 /// Produces `messages` in their order.
 ///
 /// # Errors
-/// The first batch that is not acknowledged whole; those before it are there.
+/// A batch is not acknowledged completely; all batches before are in the log.
 pub async fn produce(
     producer: &dyn Producer,
     topics: &Topics,
     messages: impl Iterator<Item = Message>,
     bar: &ProgressBar,
-) -> Result<Produced, BrokerError> {
-    let mut produced = Produced::default();
+) -> Result<ProducedTotals, BrokerError> {
+    let mut produced = ProducedTotals::default();
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);
     for message in messages {
         if batch.len() >= BATCH_MESSAGES || batch_bytes + message.payload.len() > BATCH_BYTES {
@@ -55,17 +57,17 @@ pub async fn produce(
             batch_bytes = 0;
         }
         batch_bytes += message.payload.len();
-        batch.push(to_produce(topics, message));
+        batch.push(outgoing_message(topics, message));
     }
     produced.send(producer, &mut batch, bar).await?;
     Ok(produced)
 }
 
-impl Produced {
+impl ProducedTotals {
     async fn send(
         &mut self,
         producer: &dyn Producer,
-        batch: &mut Vec<Produce>,
+        batch: &mut Vec<OutgoingMessage>,
         bar: &ProgressBar,
     ) -> Result<(), BrokerError> {
         let (events, bytes) =
@@ -81,16 +83,16 @@ impl Produced {
     }
 }
 
-/// Names what is too large: the largest of the topic is among it.
-fn too_large(messages: &[Produce], error: BrokerError) -> BrokerError {
+/// Adds the transaction or block to the error of a message that is too large: the largest message of the topic.
+fn too_large(messages: &[OutgoingMessage], error: BrokerError) -> BrokerError {
     let of_topic = messages.iter().filter(|message| error.message.starts_with(&message.topic));
     let Some(largest) = of_topic.max_by_key(|message| message.payload.len()) else { return error };
-    let what = match <[u8; 32]>::try_from(&largest.key[..]) {
+    let subject = match <[u8; 32]>::try_from(&largest.key[..]) {
         Ok(txid) => format!("transaction {}", Txid(txid)),
         Err(_) => "a block".to_owned(),
     };
     let message = format!(
-        "{what} makes an event of {} bytes, more than topic {} takes (raise its max.message.bytes): {}",
+        "{subject} makes an event of {} bytes, more than topic {} takes (raise its max.message.bytes): {}",
         largest.payload.len(),
         largest.topic,
         error.message
@@ -98,13 +100,13 @@ fn too_large(messages: &[Produce], error: BrokerError) -> BrokerError {
     BrokerError { message, ..error }
 }
 
-/// Where a message goes: by its key, or to the one partition of its topic.
-fn to_produce(topics: &Topics, message: Message) -> Produce {
-    Produce {
+/// Converts a message for the producer: partitioned by its key, or to the only partition of its topic.
+fn outgoing_message(topics: &Topics, message: Message) -> OutgoingMessage {
+    OutgoingMessage {
         topic: topics.name(message.topic).to_owned(),
         partition: message.key.is_none().then_some(0),
         key: message.key.map_or(Bytes::new(), |txid| Bytes::copy_from_slice(&txid.0)),
         payload: message.payload.into(),
-        ..Produce::default()
+        ..OutgoingMessage::default()
     }
 }

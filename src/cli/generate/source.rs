@@ -1,4 +1,4 @@
-//! Where events come from: block files, or JSON lines.
+//! Sources of events: block files, or JSON lines.
 
 mod files;
 
@@ -10,80 +10,81 @@ use self::files::{block_files, read};
 use crate::{
     cli::Failure,
     generate::{
-        Chain, ChainCounts, GenerateError, LeftOutOfFiles, Message, Parents, PreviousOutputs, SourceFile, Step,
-        messages_from_lines, steps_from_lines,
+        Chain, ChainCounts, DemoStep, GenerateError, LeftOutCounts, Message, Parents, PreviousOutputs, SourceFile,
+        parse_demo_lines, parse_event_lines,
     },
-    text::text_of,
+    text::decode_utf8,
     tx::block::{FileNetwork, Scan},
 };
 
-/// The options that name the source.
+/// Options that name the source of the events.
 #[derive(Debug, Clone, Default, Args)]
 #[group(id = "source", skip)]
 pub struct SourceArgs {
-    /// Block files, bare or framed (.blk), or a node's directory of them (blk*.dat, with its xor.dat): one chain
+    /// Block files of one chain, bare or framed (.blk), or a node's directory (blk*.dat, with its xor.dat)
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "events")]
     pub blocks: Vec<PathBuf>,
-    /// What the blocks spend and do not make: lines of txid,vout,satoshis,height,coinbase,locking_script_hex
+    /// Outputs that the blocks spend but do not create: lines of
+    /// txid,vout,satoshis,height,coinbase,locking_script_hex
     #[arg(long, value_name = "CSV", conflicts_with_all = ["synthesize_prevouts", "events"])]
     pub prevouts: Option<PathBuf>,
-    /// Invent what the blocks spend and do not make, with just enough in it
+    /// Invent the outputs that the blocks spend but do not create, with just enough satoshis
     #[arg(long, conflicts_with = "events")]
     pub synthesize_prevouts: bool,
-    /// Height of the first block, where nothing tells it
+    /// Height of the first block, if the files do not tell the height
     #[arg(long, value_name = "HEIGHT", conflicts_with = "events")]
     pub first_height: Option<u32>,
-    /// Events, one JSON object a line (see schemas/)
+    /// File of events, one JSON object per line (see schemas/)
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
 }
 
 /// The source, read into memory.
 #[derive(Debug)]
-pub enum Loaded {
-    /// Files with blocks, and where the outputs come from that they do not make.
+pub enum LoadedSource {
+    /// Files with blocks, and the source of the outputs that the blocks do not create.
     Blocks {
-        /// The files.
+        /// Contents of the block files.
         files: Vec<SourceFile>,
-        /// Height of the first block, where it was given.
+        /// Height of the first block, if `--first-height` was given.
         first_height: Option<u32>,
-        /// What they spend and do not make.
+        /// Source of the outputs that the blocks spend but do not create.
         previous: PreviousOutputs,
     },
-    /// Events.
+    /// Events of a file or a story.
     Lines(Vec<Message>),
 }
 
-/// What is to be produced.
+/// Events that are ready to be produced.
 #[derive(Debug)]
-pub enum Feed<'a> {
-    /// Blocks.
+pub enum EventSource<'a> {
+    /// Events of the blocks of one chain.
     Chain(Box<Chain<'a>>),
-    /// Events as they were given.
+    /// Events in the order of the file or the story.
     Lines(&'a [Message]),
 }
 
 impl SourceArgs {
-    /// Reads events with the pauses and the bytes that a demo takes between them; `None`: the source is another.
+    /// Reads the file of `--events` with the pauses and raw bytes of a demo; `None`: `--events` is not given.
     ///
     /// # Errors
-    /// The file cannot be read, or a line of it is wrong.
-    pub fn steps(&self) -> Result<Option<Vec<Step>>, Failure> {
+    /// The file cannot be read, or a line is wrong.
+    pub fn load_steps(&self) -> Result<Option<Vec<DemoStep>>, Failure> {
         let Some(path) = &self.events else { return Ok(None) };
         let file = read(path)?;
-        let text = text_of(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
-        Ok(Some(steps_from_lines(&file.name, text)?))
+        let text = decode_utf8(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
+        Ok(Some(parse_demo_lines(&file.name, text)?))
     }
 
-    /// Reads the files.
+    /// Reads the files of the source into memory.
     ///
     /// # Errors
-    /// A file that cannot be read, a line that is wrong.
-    pub fn load(&self) -> Result<Loaded, Failure> {
+    /// A file cannot be read, or a line is wrong.
+    pub fn load(&self) -> Result<LoadedSource, Failure> {
         if let Some(path) = &self.events {
             let file = read(path)?;
-            let text = text_of(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
-            return Ok(Loaded::Lines(messages_from_lines(&file.name, text)?));
+            let text = decode_utf8(&file.bytes).map_err(|error| Failure::new(format!("{}: {error}", file.name)))?;
+            return Ok(LoadedSource::Lines(parse_event_lines(&file.name, text)?));
         }
         let previous = match &self.prevouts {
             Some(path) => {
@@ -94,55 +95,55 @@ impl SourceArgs {
             None => PreviousOutputs::InTheFiles,
         };
         let files = block_files(&self.blocks)?;
-        Ok(Loaded::Blocks { files, first_height: self.first_height, previous })
+        Ok(LoadedSource::Blocks { files, first_height: self.first_height, previous })
     }
 }
 
-impl Loaded {
-    /// Whose blocks they are, where the files tell.
+impl LoadedSource {
+    /// Returns the network of the blocks, if the files tell the network.
     pub fn network(&self) -> Option<FileNetwork> {
         match self {
-            Loaded::Blocks { files, .. } => files.iter().find_map(|file| Scan::new(&file.bytes).ok()?.network()),
-            Loaded::Lines(_) => None,
+            LoadedSource::Blocks { files, .. } => files.iter().find_map(|file| Scan::new(&file.bytes).ok()?.network()),
+            LoadedSource::Lines(_) => None,
         }
     }
 
-    /// Looks at everything, so that nothing is produced of what cannot be produced whole.
+    /// Checks the whole source before anything is produced, and returns its events.
     ///
     /// # Errors
-    /// See [`GenerateError`].
-    pub fn feed(&self) -> Result<Feed<'_>, GenerateError> {
+    /// Every error of [`GenerateError`].
+    pub fn event_source(&self) -> Result<EventSource<'_>, GenerateError> {
         match self {
-            Loaded::Blocks { files, first_height, previous } => {
-                Ok(Feed::Chain(Box::new(Chain::new(files, *first_height, previous.clone())?)))
+            LoadedSource::Blocks { files, first_height, previous } => {
+                Ok(EventSource::Chain(Box::new(Chain::new(files, *first_height, previous.clone())?)))
             }
-            Loaded::Lines(messages) => Ok(Feed::Lines(messages)),
+            LoadedSource::Lines(messages) => Ok(EventSource::Lines(messages)),
         }
     }
 }
 
-impl Feed<'_> {
-    /// The messages, in an order in which a parent comes before its child.
+impl EventSource<'_> {
+    /// Returns the messages; parents come before their children.
     pub fn messages(&self) -> Box<dyn Iterator<Item = Message> + Send + '_> {
         match self {
-            Feed::Chain(chain) => Box::new(chain.messages()),
-            Feed::Lines(messages) => Box::new(messages.iter().cloned()),
+            EventSource::Chain(chain) => Box::new(chain.messages()),
+            EventSource::Lines(messages) => Box::new(messages.iter().cloned()),
         }
     }
 
-    /// Counts of the files' content that the feed does not have; `None`: nothing.
-    pub fn left_out(&self) -> Option<&LeftOutOfFiles> {
+    /// Returns the counts of the content of the files that is left out; `None`: nothing is left out.
+    pub fn left_out(&self) -> Option<&LeftOutCounts> {
         match self {
-            Feed::Chain(chain) => Some(chain.left_out()).filter(|left_out| !left_out.is_empty()),
-            Feed::Lines(_) => None,
+            EventSource::Chain(chain) => Some(chain.left_out()).filter(|left_out| !left_out.is_empty()),
+            EventSource::Lines(_) => None,
         }
     }
 
-    /// What the blocks hold; events are not looked into.
+    /// Returns the counts of the blocks; `None` for events, which are not decoded.
     pub fn counts(&self) -> Option<ChainCounts> {
         match self {
-            Feed::Chain(chain) => Some(chain.counts()),
-            Feed::Lines(_) => None,
+            EventSource::Chain(chain) => Some(chain.counts()),
+            EventSource::Lines(_) => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Producing to a log in memory, and the options.
+//! Tests of the options, and of producing to brokers in memory.
 
 use clap::Parser;
 
@@ -45,7 +45,7 @@ fn options_that_exclude_each_other_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_in_one_line_with_its_place() {
+fn unreadable_sources_are_named_in_one_line_with_the_place() {
     let directory = tempfile::tempdir().unwrap();
     let written = |name: &str, bytes: &[u8]| {
         let path = directory.path().join(name);
@@ -65,28 +65,28 @@ fn what_cannot_be_read_is_told_in_one_line_with_its_place() {
         (vec!["--events", &events], "bad.jsonl: line 2: event"),
     ] {
         let source = parsed(&args).unwrap().source;
-        let failure = source.load().and_then(|loaded| Ok(loaded.feed().map(drop)?)).unwrap_err().to_string();
+        let failure = source.load().and_then(|loaded| Ok(loaded.event_source().map(drop)?)).unwrap_err().to_string();
         assert!(failure.contains(says) && !failure.contains('\n'), "{args:?}: {failure}");
     }
 }
 
 #[tokio::test]
-async fn everything_arrives_once_and_in_order() {
+async fn all_events_arrive_once_and_in_order() {
     let config = Config::default();
     let broker = MemoryBroker::new(MemorySettings::new(Clock::System));
-    let topics = new_topics(&config.kafka.topics, Made::with_partitions(3));
+    let topics = new_topics(&config.kafka.topics, NewTopicSettings::with_partitions(3));
     create_missing(&broker, &topics).await.unwrap();
-    create_missing(&broker, &new_topics(&config.kafka.topics, Made::with_partitions(5))).await.unwrap();
+    create_missing(&broker, &new_topics(&config.kafka.topics, NewTopicSettings::with_partitions(5))).await.unwrap();
 
     let loaded = parsed(&["--blocks", &data("mainnet-0-4312.blk")]).unwrap().source.load().unwrap();
-    let feed = loaded.feed().unwrap();
+    let event_source = loaded.event_source().unwrap();
     let same = async |messages| check_same_chain(&broker, &config.kafka.topics, messages).await;
-    same(feed.messages()).await.expect("no blocks are there");
+    same(event_source.messages()).await.expect("no blocks are there");
     let producer = broker.producer().await.unwrap();
     let bar = indicatif::ProgressBar::hidden();
-    let produced = produce(producer.as_ref(), &config.kafka.topics, feed.messages(), &bar).await.unwrap();
-    let bytes = feed.messages().map(|message| message.payload.len() as u64).sum();
-    assert_eq!(produced, Produced { events: 58 + 4_313, bytes });
+    let produced = produce(producer.as_ref(), &config.kafka.topics, event_source.messages(), &bar).await.unwrap();
+    let bytes = event_source.messages().map(|message| message.payload.len() as u64).sum();
+    assert_eq!(produced, ProducedTotals { events: 58 + 4_313, bytes });
     assert_eq!(bar.position(), produced.events);
 
     let mut validated = 0;
@@ -99,21 +99,21 @@ async fn everything_arrives_once_and_in_order() {
     assert_eq!(broker.watermarks(&mined).await.unwrap(), (0, 4_313));
     let mut reader = broker.read(&mined, 0).await.unwrap();
     let first = reader.next(std::time::Duration::from_secs(5)).await.unwrap().remove(0);
-    let expected = feed.messages().find(|message| message.topic == Topic::BlockMined).unwrap();
+    let expected = event_source.messages().find(|message| message.topic == Topic::BlockMined).unwrap();
     assert_eq!(first.payload, expected.payload);
 
-    same(feed.messages()).await.expect("these blocks are there");
+    same(event_source.messages()).await.expect("these blocks are there");
     let other = ["--blocks", &data("mainnet-384188.block"), "--synthesize-prevouts"];
     let loaded = parsed(&other).unwrap().source.load().unwrap();
-    let refused = same(loaded.feed().unwrap().messages()).await.unwrap_err().to_string();
+    let refused = same(loaded.event_source().unwrap().messages()).await.unwrap_err().to_string();
     assert!(refused.contains("utxo.block-mined holds the blocks of another chain"), "{refused}");
 }
 
 #[test]
-fn events_are_not_said_to_hold_nothing() {
-    let produced = Produced { events: 2, bytes: 30 };
-    assert_eq!(Summary { counts: None, produced, left_out: None }.line(), "2 events, 30 bytes");
+fn events_are_printed_without_counts_of_blocks() {
+    let produced = ProducedTotals { events: 2, bytes: 30 };
+    assert_eq!(GenerateSummary { counts: None, produced, left_out: None }.line(), "2 events, 30 bytes");
     let counts = Some(ChainCounts { blocks: 1, seeded: 4, ..ChainCounts::default() });
-    let line = Summary { counts, produced, left_out: None }.line();
+    let line = GenerateSummary { counts, produced, left_out: None }.line();
     assert_eq!(line, "2 events, 30 bytes: 1 blocks with 0 transactions, 4 partial parents");
 }

@@ -1,4 +1,4 @@
-//! `utxo-store inspect blob`: what the blob store has of a transaction, checked.
+//! `utxo-store inspect blob`: reads and checks the blobs of a transaction.
 
 use std::{
     io::{self, Write},
@@ -16,34 +16,34 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Reads all of it, a piece at a time, and checks it against its checksum and its id. Writes nothing.
+Reads each blob in pieces, and checks its checksum and its transaction id. Writes nothing.
 
 Example: utxo-store inspect blob --config deploy/utxo-store.toml \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
 
-/// Arguments of `inspect blob`.
+/// Arguments of the command `inspect blob`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct BlobArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Another blob store than the configured one, such as http://host/prefix
+    /// Blob store instead of the configured one, such as http://host/prefix
     #[arg(long, value_name = "URL")]
     blobs: Option<BlobUrl>,
-    /// The transaction's id
+    /// Id of the transaction
     txid: Txid,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// A blob as it is shown.
+/// A blob as `inspect blob` prints it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct ShownBlob {
+struct BlobView {
     name: String,
-    /// Of a partial transaction: how many outputs are known.
+    /// Number of known outputs of a partial transaction.
     outputs: Option<usize>,
-    /// Of a partial transaction: the height of its block.
+    /// Height of the block of a partial transaction.
     height: Option<u32>,
 }
 
@@ -51,10 +51,10 @@ impl BlobArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
         let metrics = Arc::new(Metrics::new());
-        let none = || Failure::new("no blob store is configured: store.blobs.url is not given, nor --blobs");
+        let none = || Failure::new("no blob store is configured: set store.blobs.url, or give --blobs");
         let store = match &self.blobs {
-            Some(url) => opening::blobs_at(&config, url, Intent::Read, &metrics).await?,
-            None => opening::blobs(&config, Intent::Read, &metrics).await?.ok_or_else(none)?,
+            Some(url) => opening::open_blobs_at(&config, url, Intent::Read, &metrics).await?,
+            None => opening::open_blobs(&config, Intent::Read, &metrics).await?.ok_or_else(none)?,
         };
         let found = find(&store, self.txid).await?;
         if self.json {
@@ -63,28 +63,28 @@ impl BlobArgs {
         } else {
             write_blobs(&found, out)?;
         }
-        let nothing = || Failure::new(format!("the blob store has nothing of {}", self.txid));
-        if found.is_empty() { Err(nothing()) } else { Ok(()) }
+        let missing = || Failure::new(format!("the blob store has no blob of {}", self.txid));
+        if found.is_empty() { Err(missing()) } else { Ok(()) }
     }
 }
 
-async fn find(store: &BlobStore, txid: Txid) -> Result<Vec<ShownBlob>, Failure> {
+async fn find(store: &BlobStore, txid: Txid) -> Result<Vec<BlobView>, Failure> {
     let mut found = Vec::new();
     if store.tx_outputs(txid, &[], Reuse::Unlikely).await?.is_some() {
-        found.push(ShownBlob { name: BlobName::tx(txid).to_string(), outputs: None, height: None });
+        found.push(BlobView { name: BlobName::tx(txid).to_string(), outputs: None, height: None });
     }
     if let Some(partial) = store.get_outputs(txid).await? {
         let (outputs, height) = (Some(partial.outputs.len()), Some(partial.height));
-        found.push(ShownBlob { name: BlobName::outputs(txid).to_string(), outputs, height });
+        found.push(BlobView { name: BlobName::outputs(txid).to_string(), outputs, height });
     }
     Ok(found)
 }
 
-fn write_blobs(found: &[ShownBlob], out: &mut impl Write) -> io::Result<()> {
+fn write_blobs(found: &[BlobView], out: &mut impl Write) -> io::Result<()> {
     for blob in found {
         let what = match (blob.outputs, blob.height) {
             (Some(outputs), Some(height)) => format!("{outputs} outputs of a partial transaction at height {height}"),
-            _ => "the whole transaction, as its id says".to_owned(),
+            _ => "the whole transaction, which matches its id".to_owned(),
         };
         writeln!(out, "{}: {what}", blob.name)?;
     }
@@ -97,7 +97,7 @@ mod tests {
     use crate::blob::conformance::transaction;
 
     #[tokio::test]
-    async fn what_is_there_is_shown() {
+    async fn the_blobs_of_a_transaction_are_printed() {
         let store = BlobStore::memory();
         let (txid, bytes) = transaction(1, 5, 30, 1);
         assert_eq!(find(&store, txid).await.unwrap(), []);
@@ -107,7 +107,7 @@ mod tests {
         write_blobs(&found, &mut text).unwrap();
         assert_eq!(
             String::from_utf8(text).unwrap(),
-            format!("{}: the whole transaction, as its id says\n", BlobName::tx(txid))
+            format!("{}: the whole transaction, which matches its id\n", BlobName::tx(txid))
         );
     }
 }

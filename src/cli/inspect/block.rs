@@ -1,4 +1,4 @@
-//! `utxo-store inspect block`: the blocks that the store knows.
+//! `utxo-store inspect block`: prints block records of the store.
 
 use std::io::Write;
 
@@ -16,30 +16,31 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A block is named by its local id, by its hash as explorers show it, or by its height: then those of side chains are shown, too.
+A block is named by its local id, by its hash as explorers show it, or by its height. A height names blocks of side
+chains, too.
 
 Example: utxo-store inspect block --store fjall:///var/lib/utxo-store --height 170";
 
-/// Arguments of `inspect block`.
+/// Arguments of the command `inspect block`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct BlockArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
-    /// Its local id, or its hash
+    /// Local id or hash of the block
     #[arg(required_unless_present = "height", conflicts_with = "height")]
     block: Option<BlockName>,
     /// All blocks of this height
     #[arg(long, value_name = "HEIGHT")]
     height: Option<u32>,
-    /// Print one JSON object a block
+    /// Print one JSON object per block
     #[arg(long)]
     json: bool,
 }
 
-/// A block as it is shown.
+/// A block as `inspect block` prints it.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct BlockView {
     block_id: u32,
     hash: String,
     previous: String,
@@ -47,9 +48,9 @@ struct Shown {
     /// Header time, seconds since the epoch.
     time: u32,
     longest_chain: bool,
-    /// Transactions that it lists and that are dealt with, its coinbase among them.
+    /// Number of listed transactions that are set mined, the coinbase included.
     done: u64,
-    /// Offset in the chain of the event that wrote this.
+    /// Chain offset of the event that wrote the record.
     chain_offset: Option<u64>,
 }
 
@@ -58,13 +59,13 @@ impl BlockArgs {
         let name = match (self.block, self.height) {
             (Some(name), _) => name,
             (None, Some(height)) => BlockName::Height(height),
-            (None, None) => return Err(Failure::new("which block: a local id, a hash, or --height")),
+            (None, None) => return Err(Failure::new("name the block: a local id, a hash, or --height")),
         };
         let found = store.find_blocks(name).await?;
         if found.is_empty() {
             return Err(Failure::new(format!("the store has no block {name}")));
         }
-        for block in found.iter().map(Shown::from) {
+        for block in found.iter().map(BlockView::from) {
             if self.json {
                 serde_json::to_writer(&mut *out, &block)?;
                 writeln!(out)?;
@@ -76,9 +77,9 @@ impl BlockArgs {
     }
 }
 
-impl From<&BlockRecord> for Shown {
+impl From<&BlockRecord> for BlockView {
     fn from(record: &BlockRecord) -> Self {
-        Shown {
+        BlockView {
             block_id: record.block_id,
             hash: hex_reversed(&record.hash),
             previous: hex_reversed(&record.previous),
@@ -91,13 +92,13 @@ impl From<&BlockRecord> for Shown {
     }
 }
 
-fn write(block: &Shown, out: &mut impl Write) -> std::io::Result<()> {
+fn write(block: &BlockView, out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out, "block {}", block.hash)?;
     line(out, "local id", block.block_id)?;
     line(out, "height", block.height)?;
     line(out, "previous", &block.previous)?;
     line(out, "time", format!("{} s since the epoch", block.time))?;
-    line(out, "chain", if block.longest_chain { "the longest one" } else { "a side chain, or it has left" })?;
+    line(out, "chain", if block.longest_chain { "the longest one" } else { "a side chain, or disconnected" })?;
     if block.longest_chain {
         line(out, "done", format!("{} transactions", block.done))?;
     }
@@ -111,7 +112,7 @@ fn write(block: &Shown, out: &mut impl Write) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::{opened, text},
+        cli::offline::tests::{open_sample_store, text},
         record::{Key, Sequenced},
         store::testing,
     };
@@ -125,8 +126,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_block_is_found_by_its_id_its_hash_and_its_height() {
-        let (store, _) = opened().await;
+    async fn a_block_is_found_by_id_by_hash_and_by_height() {
+        let (store, _) = open_sample_store().await;
         for (id, longest_chain) in [(4, true), (5, false)] {
             let record = testing::block(id, longest_chain);
             store.sequenced(Key::Block(id), Sequenced::PutBlock(record)).await;

@@ -1,4 +1,4 @@
-//! `utxo-store inspect conflicts`: who stands against a transaction, and who has fallen with it.
+//! `utxo-store inspect conflicts`: rivals of a transaction, and its conflicting descendants.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use super::{
     line,
 };
 use crate::{
-    store::{Store, queries::Related},
+    store::{Store, queries::RelatedTxs},
     tx::Txid,
 };
 
@@ -18,15 +18,15 @@ const AFTER_HELP: &str = "\
 Example: utxo-store inspect conflicts --store fjall:///var/lib/utxo-store \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
 
-/// Arguments of `inspect conflicts`.
+/// Arguments of the command `inspect conflicts`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct ConflictsArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
-    /// The transaction's id
+    /// Id of the transaction
     txid: Txid,
-    /// List so many of each at most
+    /// Most rivals, and most descendants, to list
     #[arg(long, value_name = "COUNT", default_value_t = 1_000)]
     limit: usize,
     /// Print one JSON object
@@ -34,14 +34,14 @@ pub struct ConflictsArgs {
     json: bool,
 }
 
-/// What is shown.
+/// Rivals and descendants as `inspect conflicts` prints them.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ConflictsView {
     txid: Txid,
-    /// Who would become conflicting if it won; `None`: what it spends is not known.
-    against: Option<Related>,
-    /// Conflicting transactions that descend from it.
-    conflicting_descendants: Related,
+    /// Transactions that would become conflicting if this one won; `None`: its inputs are unknown.
+    against: Option<RelatedTxs>,
+    /// Conflicting descendants of the transaction.
+    conflicting_descendants: RelatedTxs,
 }
 
 impl ConflictsArgs {
@@ -52,7 +52,7 @@ impl ConflictsArgs {
         }
         let against = store.counter_conflicting(txid, self.limit).await?;
         let conflicting_descendants = store.conflicting_descendants(txid, self.limit).await?;
-        let shown = Shown { txid, against, conflicting_descendants };
+        let shown = ConflictsView { txid, against, conflicting_descendants };
         if self.json {
             serde_json::to_writer(&mut *out, &shown)?;
             writeln!(out)?;
@@ -60,20 +60,20 @@ impl ConflictsArgs {
         }
         writeln!(out, "transaction {txid}")?;
         match &shown.against {
-            Some(against) => list(out, "against it", against)?,
-            None => line(out, "against it", "what it spends is not known")?,
+            Some(against) => write_related(out, "rival", against)?,
+            None => line(out, "rival", "its inputs are unknown")?,
         }
-        list(out, "fallen child", &shown.conflicting_descendants)?;
+        write_related(out, "conflicting", &shown.conflicting_descendants)?;
         Ok(())
     }
 }
 
-fn list(out: &mut impl Write, name: &str, related: &Related) -> std::io::Result<()> {
+fn write_related(out: &mut impl Write, name: &str, related: &RelatedTxs) -> std::io::Result<()> {
     for txid in &related.txids {
         line(out, name, txid)?;
     }
     match (related.txids.is_empty(), related.more) {
-        (true, _) => line(out, name, "nobody"),
+        (true, _) => line(out, name, "none"),
         (_, true) => line(out, name, "and more: raise --limit"),
         (_, false) => Ok(()),
     }
@@ -83,13 +83,13 @@ fn list(out: &mut impl Write, name: &str, related: &Related) -> std::io::Result<
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::{opened, text},
+        cli::offline::tests::{open_sample_store, text},
         store::testing,
     };
 
     #[tokio::test]
-    async fn who_holds_what_a_loser_wants_stands_against_it() {
-        let (store, _) = opened().await;
+    async fn the_holder_of_an_output_is_a_rival_of_the_loser() {
+        let (store, _) = open_sample_store().await;
         let parent = testing::outpoint(Txid([1; 32]), 0);
         let holder = testing::txid(&testing::transaction(&[(parent, 1_000)], &[600]));
         let rival = testing::transaction(&[(parent, 1_000)], &[500]);
@@ -101,8 +101,8 @@ mod tests {
             Ok::<_, String>(text(out))
         };
         let shown = show(testing::txid(&rival), 10).await.unwrap();
-        assert!(shown.contains(&format!("against it        {holder}")), "{shown}");
-        assert!(shown.contains("fallen child      nobody"), "{shown}");
+        assert!(shown.contains(&format!("rival             {holder}")), "{shown}");
+        assert!(shown.contains("conflicting       none"), "{shown}");
         assert!(show(Txid([7; 32]), 10).await.unwrap_err().contains("no transaction"));
     }
 }

@@ -1,4 +1,4 @@
-//! `utxo-store inspect decisions`: what the sequencer decided, in the order in which it was written.
+//! `utxo-store inspect decisions`: prints the decisions of the sequencer in the order of the log.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::super::{
     CommandResult, ConfigArgs, Failure,
-    command::{each, only},
+    command::{read_partition, single_partition},
     opening,
 };
 use crate::{
@@ -20,24 +20,24 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Of several records for one step of one chain offset the first one counts; the others are repeats, which nobody applies.
-Decisions that were begun more than an hour ago and are not closed are listed at the end: the chain stands there.
+The first record for a step of a chain offset counts; later records are repeats and are not applied. Decisions that
+began more than an hour ago and are not closed are listed at the end: the chain waits there.
 
 Example: utxo-store inspect decisions --config deploy/utxo-store.toml --from 1200 --limit 20";
 
-/// How long a decision may stay open without being reported, ms.
-const OPEN_TOO_LONG_MS: u64 = 3_600_000;
+/// Time after which an open decision is reported, ms.
+const OPEN_LIMIT_MS: u64 = 3_600_000;
 
-/// Arguments of `inspect decisions`.
+/// Arguments of the command `inspect decisions`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct DecisionsArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Show decisions on this chain offset and later ones
+    /// First chain offset whose decisions are printed
     #[arg(long, value_name = "OFFSET", default_value_t = 0)]
     from: u64,
-    /// Show so many records at most
+    /// Most records to print
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
     /// Print one JSON object
@@ -45,85 +45,87 @@ pub struct DecisionsArgs {
     json: bool,
 }
 
-/// Whether a record is applied.
+/// Status of a record in the decisions topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(in crate::cli) enum Standing {
-    /// It is the first for its step.
+pub(in crate::cli) enum DecisionStatus {
+    /// The first record for its step.
     Counts,
-    /// An earlier one has decided the step: it is ignored.
+    /// An earlier record has decided the step: the record is ignored.
     Repeat,
-    /// An earlier step is missing: nobody could have written that.
+    /// An earlier step is missing: no sequencer writes such a record.
     Gap,
-    /// It is no decision.
+    /// The record is no decision.
     Unreadable,
 }
 
-/// A record as it is shown.
+/// A record as `inspect decisions` prints it.
 #[derive(Debug, PartialEq, Serialize)]
-struct Shown {
-    /// Its own offset in the decisions topic.
+struct DecisionView {
+    /// Offset of the record in the decisions topic.
     offset: u64,
     timestamp_ms: i64,
-    standing: Standing,
+    #[serde(rename = "standing")]
+    status: DecisionStatus,
     chain_offset: Option<u64>,
     step: Option<u32>,
-    /// The decision, or what is wrong with the record.
+    /// The decision as JSON, or the problem of the record.
     body: serde_json::Value,
 }
 
 /// A chain offset whose decision is not closed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Open {
+struct OpenDecision {
     chain_offset: u64,
-    /// Steps that count so far.
+    /// Number of steps that count so far.
     steps: u32,
-    /// Since its first step.
+    /// Time since the first step, ms.
     age_ms: u64,
 }
 
-/// Everything that is printed.
+/// Output of `inspect decisions`.
 #[derive(Debug, PartialEq, Serialize)]
-struct Listing {
-    decisions: Vec<Shown>,
-    /// Records that `--limit` left out.
+struct DecisionListing {
+    decisions: Vec<DecisionView>,
+    /// Number of records that `--limit` left out.
     left_out: u64,
-    open: Vec<Open>,
+    open: Vec<OpenDecision>,
 }
 
-/// What has been seen so far of each chain offset.
+/// Tracks the steps of each chain offset in the order of the log.
 #[derive(Debug, Default)]
-pub(in crate::cli) struct Steps(BTreeMap<u64, Seen>);
+pub(in crate::cli) struct StepTracker(BTreeMap<u64, OffsetSteps>);
 
-/// What has been seen of one chain offset.
+/// Steps of one chain offset that have been read.
 #[derive(Debug)]
-struct Seen {
+struct OffsetSteps {
     steps: u32,
     closed: bool,
     since_ms: i64,
 }
 
-/// Reads the topic in its order. Pure.
+/// Collects the records of the topic in their order. Pure.
 #[derive(Debug)]
-struct Reading {
+struct DecisionReader {
     from: u64,
     limit: usize,
-    seen: Steps,
-    shown: Vec<Shown>,
+    seen: StepTracker,
+    shown: Vec<DecisionView>,
     left_out: u64,
 }
 
 impl DecisionsArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
-        let broker = opening::broker(&config).await?;
+        let broker = opening::open_broker(&config).await?;
         let topic = config.kafka.topics.decisions.as_str();
         if broker.partitions(topic).await?.is_none() {
             return Err(Failure::new(format!("topic {topic} does not exist")));
         }
-        let mut reading = Reading::new(self.from, self.limit);
-        // From the beginning, whatever is to be shown: a repeat is known only by what came before it.
-        each(broker.as_ref(), &only(topic), |message| reading.take(message)).await?;
+        let mut reading = DecisionReader::new(self.from, self.limit);
+        // The topic is read from its beginning whatever is printed: only earlier records show that a record is a
+        // repeat.
+        read_partition(broker.as_ref(), &single_partition(topic), |message| reading.take(message)).await?;
         let listing = reading.finish(Clock::System.now_ms());
         if self.json {
             serde_json::to_writer(&mut *out, &listing)?;
@@ -135,65 +137,66 @@ impl DecisionsArgs {
     }
 }
 
-impl Steps {
-    /// How the next record in the log stands.
-    pub(in crate::cli) fn standing(&mut self, decision: &Decision, timestamp_ms: i64) -> Standing {
-        let first = Seen { steps: 0, closed: false, since_ms: timestamp_ms };
+impl StepTracker {
+    /// Classifies the next record of the log.
+    pub(in crate::cli) fn classify(&mut self, decision: &Decision, timestamp_ms: i64) -> DecisionStatus {
+        let first = OffsetSteps { steps: 0, closed: false, since_ms: timestamp_ms };
         let seen = self.0.entry(decision.chain_offset).or_insert(first);
         if decision.step < seen.steps {
-            Standing::Repeat
+            DecisionStatus::Repeat
         } else if decision.step > seen.steps {
-            Standing::Gap
+            DecisionStatus::Gap
         } else {
             seen.steps += 1;
             seen.closed = decision.body == DecisionBody::Closed;
-            Standing::Counts
+            DecisionStatus::Counts
         }
     }
 }
 
-impl Reading {
+impl DecisionReader {
     fn new(from: u64, limit: usize) -> Self {
-        Reading { from, limit, seen: Steps::default(), shown: Vec::new(), left_out: 0 }
+        DecisionReader { from, limit, seen: StepTracker::default(), shown: Vec::new(), left_out: 0 }
     }
 
     fn take(&mut self, message: &Message) {
         match Event::decode(&message.payload) {
             Ok(Event::Decision(decision)) => {
-                let standing = self.seen.standing(&decision, message.timestamp_ms);
+                let status = self.seen.classify(&decision, message.timestamp_ms);
                 if decision.chain_offset >= self.from {
-                    self.show(message, Some(decision), standing);
+                    self.show(message, Some(decision), status);
                 }
             }
-            _ => self.show(message, None, Standing::Unreadable),
+            _ => self.show(message, None, DecisionStatus::Unreadable),
         }
     }
 
-    fn show(&mut self, message: &Message, decision: Option<Decision>, standing: Standing) {
+    fn show(&mut self, message: &Message, decision: Option<Decision>, status: DecisionStatus) {
         if self.shown.len() >= self.limit {
             self.left_out += 1;
             return;
         }
-        self.shown.push(Shown {
+        self.shown.push(DecisionView {
             offset: message.offset,
             timestamp_ms: message.timestamp_ms,
-            standing,
+            status,
             chain_offset: decision.as_ref().map(|decision| decision.chain_offset),
             step: decision.as_ref().map(|decision| decision.step),
-            body: decision.map_or_else(|| "no decision".into(), body_of),
+            body: decision.map_or_else(|| "no decision".into(), body_to_json),
         });
     }
 
-    fn finish(self, now_ms: u64) -> Listing {
-        let age_ms = |seen: &Seen| now_ms.saturating_sub(u64::try_from(seen.since_ms).unwrap_or(0));
-        let open = self.seen.0.iter().filter(|(_, seen)| !seen.closed && age_ms(seen) > OPEN_TOO_LONG_MS);
-        let open = open.map(|(&chain_offset, seen)| Open { chain_offset, steps: seen.steps, age_ms: age_ms(seen) });
-        Listing { open: open.collect(), decisions: self.shown, left_out: self.left_out }
+    fn finish(self, now_ms: u64) -> DecisionListing {
+        let age_ms = |seen: &OffsetSteps| now_ms.saturating_sub(u64::try_from(seen.since_ms).unwrap_or(0));
+        let open = self.seen.0.iter().filter(|(_, seen)| !seen.closed && age_ms(seen) > OPEN_LIMIT_MS);
+        let open =
+            open.map(|(&chain_offset, seen)| OpenDecision { chain_offset, steps: seen.steps, age_ms: age_ms(seen) });
+        DecisionListing { open: open.collect(), decisions: self.shown, left_out: self.left_out }
     }
 }
 
-/// The body as the JSON form of events has it.
-fn body_of(decision: Decision) -> serde_json::Value {
+/// Converts the body to the JSON form of events.
+fn body_to_json(decision: Decision) -> serde_json::Value {
     let json = to_json(&Event::Decision(decision));
     match serde_json::from_str(&json) {
         Ok(serde_json::Value::Object(mut object)) => object.remove("body").unwrap_or_default(),
@@ -201,24 +204,24 @@ fn body_of(decision: Decision) -> serde_json::Value {
     }
 }
 
-fn write_lines(listing: &Listing, out: &mut impl Write) -> io::Result<()> {
+fn write_lines(listing: &DecisionListing, out: &mut impl Write) -> io::Result<()> {
     for shown in &listing.decisions {
         let identity = match (shown.chain_offset, shown.step) {
             (Some(offset), Some(step)) => format!("chain offset {offset} step {step}"),
             _ => "-".to_owned(),
         };
-        let standing = match shown.standing {
-            Standing::Counts => "",
-            Standing::Repeat => " (repeat: ignored)",
-            Standing::Gap => " (an earlier step is missing)",
-            Standing::Unreadable => " (unreadable)",
+        let status = match shown.status {
+            DecisionStatus::Counts => "",
+            DecisionStatus::Repeat => " (repeat: ignored)",
+            DecisionStatus::Gap => " (an earlier step is missing)",
+            DecisionStatus::Unreadable => " (unreadable)",
         };
-        writeln!(out, "{:>8}  {identity}{standing}: {}", shown.offset, shown.body)?;
+        writeln!(out, "{:>8}  {identity}{status}: {}", shown.offset, shown.body)?;
     }
     if listing.left_out > 0 {
         writeln!(out, "{} more records: raise --limit, or --from", listing.left_out)?;
     }
-    for Open { chain_offset, steps, age_ms } in &listing.open {
+    for OpenDecision { chain_offset, steps, age_ms } in &listing.open {
         writeln!(out, "open for {} s: chain offset {chain_offset}, after {steps} steps", age_ms / 1_000)?;
     }
     Ok(())
@@ -238,8 +241,8 @@ mod tests {
         DecisionBody::PassedOver { txid: Txid([tag; 32]) }
     }
 
-    fn read(from: u64, limit: usize, now_ms: u64, messages: &[Message]) -> Listing {
-        let mut reading = Reading::new(from, limit);
+    fn read(from: u64, limit: usize, now_ms: u64, messages: &[Message]) -> DecisionListing {
+        let mut reading = DecisionReader::new(from, limit);
         messages.iter().for_each(|message| reading.take(message));
         reading.finish(now_ms)
     }
@@ -257,22 +260,23 @@ mod tests {
     #[test]
     fn the_first_record_for_a_step_counts_and_others_are_marked() {
         let listing = read(0, 100, 2_000, &log());
-        let standings: Vec<_> = listing.decisions.iter().map(|shown| shown.standing).collect();
-        assert_eq!(standings, [Standing::Counts, Standing::Repeat, Standing::Counts, Standing::Counts, Standing::Gap]);
+        let statuses: Vec<_> = listing.decisions.iter().map(|shown| shown.status).collect();
+        use DecisionStatus::{Counts, Gap, Repeat};
+        assert_eq!(statuses, [Counts, Repeat, Counts, Counts, Gap]);
         assert!(listing.decisions[0].body["passed-over"]["txid"].is_string(), "{:?}", listing.decisions[0]);
         assert_eq!(listing.decisions[2].body, "closed");
         assert!(listing.open.is_empty(), "none is older than an hour");
     }
 
     #[test]
-    fn what_is_not_closed_after_an_hour_is_reported_whatever_is_shown() {
-        let listing = read(100, 1, 1_003 + OPEN_TOO_LONG_MS + 1, &log());
+    fn a_decision_open_for_an_hour_is_reported_whatever_is_printed() {
+        let listing = read(100, 1, 1_003 + OPEN_LIMIT_MS + 1, &log());
         assert!(listing.decisions.is_empty());
-        assert_eq!(listing.open, [Open { chain_offset: 5, steps: 1, age_ms: OPEN_TOO_LONG_MS + 1 }]);
+        assert_eq!(listing.open, [OpenDecision { chain_offset: 5, steps: 1, age_ms: OPEN_LIMIT_MS + 1 }]);
     }
 
     #[test]
-    fn a_repeat_is_known_although_its_first_is_not_shown() {
+    fn a_repeat_is_recognized_although_the_first_record_is_not_printed() {
         let listing = read(3, 2, 2_000, &log());
         assert_eq!((listing.decisions.len(), listing.left_out), (2, 3));
         assert_eq!(read(5, 9, 2_000, &log()).decisions.len(), 2);
@@ -284,9 +288,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_decision_is_shown_as_such() {
+    fn a_record_that_is_no_decision_is_unreadable() {
         let mut broken = log().swap_remove(0);
         broken.payload = bytes::Bytes::from_static(b"junk");
-        assert_eq!(read(0, 9, 2_000, &[broken]).decisions[0].standing, Standing::Unreadable);
+        assert_eq!(read(0, 9, 2_000, &[broken]).decisions[0].status, DecisionStatus::Unreadable);
     }
 }

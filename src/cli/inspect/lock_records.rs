@@ -1,4 +1,4 @@
-//! `utxo-store inspect lock-records`: who is creating which transaction over several pages.
+//! `utxo-store inspect lock-records`: prints the lock records of transactions with several pages.
 
 use std::io::Write;
 
@@ -14,25 +14,25 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-A lock record keeps two from creating one transaction over several pages at once; nothing depends on it, and it runs out by itself
-after 30 to 300 s. Reads the whole store.
+A lock record keeps two instances from creating the same pages at once. No guarantee rests on a lock record, and each
+expires after 32 to 300 s. Reads the whole store.
 
 Example: utxo-store inspect lock-records --store fjall:///var/lib/utxo-store";
 
-/// Arguments of `inspect lock-records`.
+/// Arguments of the command `inspect lock-records`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct LockRecordsArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Print JSON, an object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 }
 
-/// A lock record as it is shown: the seed's bins, and what follows from them.
+/// A lock record as `inspect lock-records` prints it: the bins of the reference document, and its expiry.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct LockRecordView {
     txid: Txid,
     created_at: u64,
     lock_type: &'static str,
@@ -40,7 +40,7 @@ struct Shown {
     hostname: String,
     expected_recs: u32,
     expires_at: u64,
-    /// It may be taken over.
+    /// True if the lock record has expired, so that another instance may take it over.
     has_run_out: bool,
 }
 
@@ -51,17 +51,17 @@ impl LockRecordsArgs {
 
     async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CommandResult {
         let mut all = Vec::new();
-        store.lock_records(|txid, lock_record| all.push(shown(txid, lock_record, now_ms))).await?;
+        store.lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
         for shown in &all {
             if self.json {
                 serde_json::to_writer(&mut *out, shown)?;
                 writeln!(out)?;
             } else {
-                let Shown { txid, process_id, hostname, expected_recs, created_at, expires_at, .. } = shown;
+                let LockRecordView { txid, process_id, hostname, expected_recs, created_at, expires_at, .. } = shown;
                 let age = now_ms.saturating_sub(*created_at) / 1_000;
                 let left = match shown.has_run_out {
-                    true => "it has run out".to_owned(),
-                    false => format!("it lasts {} s more", (expires_at - now_ms).div_ceil(1_000)),
+                    true => "expired".to_owned(),
+                    false => format!("expires in {} s", (expires_at - now_ms).div_ceil(1_000)),
                 };
                 writeln!(
                     out,
@@ -76,10 +76,19 @@ impl LockRecordsArgs {
     }
 }
 
-fn shown(txid: Txid, lock_record: LockRecord, now_ms: u64) -> Shown {
+fn view(txid: Txid, lock_record: LockRecord, now_ms: u64) -> LockRecordView {
     let LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner: _ } = lock_record;
     let has_run_out = expires_at <= now_ms;
-    Shown { txid, created_at, lock_type: "tx_creation", process_id, hostname, expected_recs, expires_at, has_run_out }
+    LockRecordView {
+        txid,
+        created_at,
+        lock_type: "tx_creation",
+        process_id,
+        hostname,
+        expected_recs,
+        expires_at,
+        has_run_out,
+    }
 }
 
 #[cfg(test)]
@@ -91,7 +100,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn who_holds_what_is_shown() {
+    async fn lock_records_are_printed_with_owner_and_expiry() {
         let store = testing::store(2);
         let hostname = "node-1".to_owned();
         let lock_record =
@@ -107,9 +116,9 @@ mod tests {
         let line = show(false, 11_000).await;
         assert_eq!(
             line,
-            format!("{txid}: 3 records, by process 77 on node-1, 10 s ago; it lasts 26 s more\n1 lock records\n")
+            format!("{txid}: 3 records, by process 77 on node-1, 10 s ago; expires in 26 s\n1 lock records\n")
         );
-        assert!(show(false, 37_000).await.contains("it has run out"));
+        assert!(show(false, 37_000).await.contains("; expired"));
         let json: serde_json::Value = serde_json::from_str(&show(true, 37_000).await).unwrap();
         assert_eq!((&json["lock_type"], &json["has_run_out"]), (&"tx_creation".into(), &true.into()));
     }

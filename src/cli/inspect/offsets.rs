@@ -1,4 +1,4 @@
-//! `utxo-store inspect offsets`: where the groups stand in what they consume.
+//! `utxo-store inspect offsets`: prints committed offsets, end offsets and lag of both groups.
 
 use std::io::{self, Write};
 
@@ -13,12 +13,12 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Asks the brokers and joins no group. `metadata` is what was said with the commit: of validated transactions the oldest
-unfinished event and how far was read, of the chain its state.
+Asks the brokers and joins no group. The column `metadata` is the metadata of the commit: for validated transactions the
+oldest unfinished event and the position, for the chain its state.
 
 Example: utxo-store inspect offsets --config deploy/utxo-store.toml --json";
 
-/// Arguments of `inspect offsets`.
+/// Arguments of the command `inspect offsets`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct OffsetsArgs {
@@ -29,38 +29,38 @@ pub struct OffsetsArgs {
     json: bool,
 }
 
-/// Where a group stands in a partition.
+/// Offsets of a group in one partition.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Place {
-    /// The partition's number.
+pub struct PartitionOffsets {
+    /// Number of the partition in its topic.
     pub partition: i32,
-    /// Offset of the first message that is kept.
+    /// Offset of the first message that the partition still has.
     pub low: u64,
-    /// Everything below it is completed; `None`: nothing was committed yet.
+    /// Committed offset; `None`: the group has committed nothing.
     pub committed: Option<u64>,
-    /// Offset of the next message to be produced.
+    /// End offset: the next message to be produced.
     pub end: u64,
-    /// Messages between the two.
+    /// Number of messages from the committed offset (or from `low`) to the end offset.
     pub lag: u64,
-    /// What was said with the commit.
+    /// Metadata of the commit, parsed if it is JSON.
     pub metadata: Option<serde_json::Value>,
 }
 
-/// Where a group stands in a topic.
+/// Offsets of a group in one topic.
 #[derive(Debug, PartialEq, Serialize)]
-pub struct Group {
+pub struct GroupOffsets {
     group: String,
-    /// What it reads.
+    /// Name of the topic that the group reads.
     pub topic: String,
     lag: u64,
-    /// By partition.
-    pub partitions: Vec<Place>,
+    /// Offsets by partition, in the order of their numbers.
+    pub partitions: Vec<PartitionOffsets>,
 }
 
 impl OffsetsArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
         let config = self.config.load()?;
-        let groups = groups(opening::broker(&config).await?.as_ref(), &config).await?;
+        let groups = read_group_offsets(opening::open_broker(&config).await?.as_ref(), &config).await?;
         if self.json {
             serde_json::to_writer(&mut *out, &serde_json::json!({ "groups": groups }))?;
             writeln!(out)?;
@@ -71,19 +71,19 @@ impl OffsetsArgs {
     }
 }
 
-/// Both groups of an instance: that of the validated transactions, and that of the chain.
+/// Reads the offsets of both groups of an instance: of the validated transactions, and of the chain.
 ///
 /// # Errors
 /// The broker does not answer, or a topic does not exist.
-pub async fn groups(broker: &dyn Broker, config: &Config) -> Result<Vec<Group>, BrokerError> {
+pub async fn read_group_offsets(broker: &dyn Broker, config: &Config) -> Result<Vec<GroupOffsets>, BrokerError> {
     let (group, topics) = (&config.kafka.group, &config.kafka.topics);
     Ok(vec![
-        standing(broker, group, topics.validated_txs.as_str()).await?,
-        standing(broker, &chain_group(group), topics.chain.as_str()).await?,
+        read_offsets(broker, group, topics.validated_txs.as_str()).await?,
+        read_offsets(broker, &chain_group(group), topics.chain.as_str()).await?,
     ])
 }
 
-async fn standing(broker: &dyn Broker, group: &str, topic: &str) -> Result<Group, BrokerError> {
+async fn read_offsets(broker: &dyn Broker, group: &str, topic: &str) -> Result<GroupOffsets, BrokerError> {
     let missing = || BrokerError::new(BrokerErrorKind::Refused, "look up topic", format!("{topic} does not exist"));
     let count = broker.partitions(topic).await?.ok_or_else(missing)?;
     let at: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
@@ -91,29 +91,29 @@ async fn standing(broker: &dyn Broker, group: &str, topic: &str) -> Result<Group
     for (at, committed) in at.iter().zip(broker.committed(group, &at).await?) {
         let (low, end) = broker.watermarks(at).await?;
         let offset = committed.as_ref().map(|committed| committed.offset);
-        places.push(Place {
+        places.push(PartitionOffsets {
             partition: at.partition,
             low,
             committed: offset,
             end,
             lag: end.saturating_sub(offset.unwrap_or(low)),
-            metadata: committed.map(|committed| committed.metadata).filter(|text| !text.is_empty()).map(structured),
+            metadata: committed.map(|committed| committed.metadata).filter(|text| !text.is_empty()).map(parse_metadata),
         });
     }
     let lag = places.iter().map(|place| place.lag).sum();
-    Ok(Group { group: group.to_owned(), topic: topic.to_owned(), lag, partitions: places })
+    Ok(GroupOffsets { group: group.to_owned(), topic: topic.to_owned(), lag, partitions: places })
 }
 
-/// Metadata of this program is JSON; somebody else's is shown as the text that it is.
-fn structured(metadata: String) -> serde_json::Value {
+/// Parses metadata. Metadata of this program is JSON; other metadata is kept as text.
+fn parse_metadata(metadata: String) -> serde_json::Value {
     serde_json::from_str(&metadata).unwrap_or(serde_json::Value::String(metadata))
 }
 
-fn write_table(groups: &[Group], out: &mut impl Write) -> io::Result<()> {
-    for Group { group, topic, lag, partitions } in groups {
-        writeln!(out, "group {group} in topic {topic}: {lag} behind")?;
+fn write_table(groups: &[GroupOffsets], out: &mut impl Write) -> io::Result<()> {
+    for GroupOffsets { group, topic, lag, partitions } in groups {
+        writeln!(out, "group {group} in topic {topic}: lag {lag}")?;
         writeln!(out, "{:>9} {:>12} {:>12} {:>12} {:>10}  metadata", "partition", "low", "committed", "end", "lag")?;
-        for Place { partition, low, committed, end, lag, metadata } in partitions {
+        for PartitionOffsets { partition, low, committed, end, lag, metadata } in partitions {
             let committed = committed.map_or("-".to_owned(), |offset| offset.to_string());
             let metadata = metadata.as_ref().map_or(String::new(), ToString::to_string);
             writeln!(out, "{partition:>9} {low:>12} {committed:>12} {end:>12} {lag:>10}  {metadata}")?;
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::{
         broker::{
-            Committed, NewTopic, Polled, Produce,
+            CommittedOffset, ConsumerEvent, NewTopic, OutgoingMessage,
             memory::{MemoryBroker, MemorySettings},
         },
         clock::Clock,
@@ -137,21 +137,22 @@ mod tests {
         let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
         let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
         broker.create_topics(&[new("utxo.validated-txs", 2), new("utxo.chain", 1)]).await.unwrap();
-        let message = Produce { topic: "utxo.validated-txs".into(), partition: Some(1), ..Produce::default() };
+        let topic = "utxo.validated-txs".to_owned();
+        let message = OutgoingMessage { topic, partition: Some(1), ..OutgoingMessage::default() };
         broker.producer().await.unwrap().produce_all(vec![message; 3]).await.unwrap();
         broker
     }
 
     #[tokio::test(start_paused = true)]
-    async fn both_groups_are_shown_with_their_lag_and_what_was_said() {
+    async fn both_groups_are_printed_with_lag_and_metadata() {
         let broker = broker().await;
         let mut member = broker.subscribe("utxo-store", &["utxo.validated-txs".into()]).await.unwrap();
-        while !matches!(member.poll().await.unwrap(), Polled::Messages(_)) {}
+        while !matches!(member.poll().await.unwrap(), ConsumerEvent::Messages(_)) {}
         let at = TopicPartition { topic: "utxo.validated-txs".into(), partition: 1 };
-        let committed = Committed { offset: 2, metadata: "{\"read\":7}".into() };
+        let committed = CommittedOffset { offset: 2, metadata: "{\"read\":7}".into() };
         member.commit(&[(at, committed)]).await.unwrap();
 
-        let groups = groups(&broker, &Config::default()).await.unwrap();
+        let groups = read_group_offsets(&broker, &Config::default()).await.unwrap();
         assert_eq!((groups[0].lag, groups[1].lag), (1, 0));
         assert_eq!((&*groups[1].group, &*groups[1].topic), ("utxo-store.chain", "utxo.chain"));
         let [empty, behind] = &groups[0].partitions[..] else { panic!("{groups:?}") };
@@ -167,9 +168,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_topic_that_is_not_there_is_named() {
+    async fn a_missing_topic_is_named() {
         let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(1_000)));
-        let error = groups(&broker, &Config::default()).await.unwrap_err().to_string();
+        let error = read_group_offsets(&broker, &Config::default()).await.unwrap_err().to_string();
         assert!(error.contains("utxo.validated-txs does not exist"), "{error}");
     }
 }

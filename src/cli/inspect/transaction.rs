@@ -1,4 +1,4 @@
-//! `utxo-store inspect tx`: everything that is known of a transaction.
+//! `utxo-store inspect tx`: prints a transaction with its outputs, blocks, verdict and history.
 
 use std::io::{self, Write};
 
@@ -7,37 +7,37 @@ use serde::Serialize;
 
 use super::{
     super::{CommandResult, Failure, offline::StoreArgs, opening},
-    history::{self, Event},
+    history::{self, HistoryEntry},
     line, optional,
 };
 use crate::{
     engine::EngineError,
     record::{Page, Slot, TxState, Verdict},
-    store::{Store, dump::InWords, read::TxMeta, verify::Holder},
+    store::{Store, dump::ReasonText, read::TxMeta, verify::Holder},
     tx::{Txid, UtxoHash},
 };
 
 const AFTER_HELP: &str = "\
-With --history the chain and decisions topics of the configuration are read from their beginnings: who contested it and why, what was decided
-on it and on whom it lost to, and which commands named it.
+With --history the chain and decisions topics of the configuration are read from their beginnings: contests of the
+transaction with their reasons, decisions on the transaction, and commands that name it.
 
 Example: utxo-store inspect tx --store fjall:///var/lib/utxo-store \\
     0e3e2357e806b6cdb1f70b54c3a3a17b6714ee1f0e68bebb44a74b1efd512098";
 
-/// Outputs that are shown one by one; JSON has all.
-const SHOWN: usize = 100;
-/// Pages that are in memory at once.
-const PAGES: u32 = 8;
+/// Number of outputs that are printed as text; JSON has every output.
+const MAX_PRINTED: usize = 100;
+/// Number of pages that are in memory at once.
+const PAGES_PER_READ: u32 = 8;
 
-/// Arguments of `inspect tx`.
+/// Arguments of the command `inspect tx`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct TxArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// The transaction's id
+    /// Id of the transaction
     txid: Txid,
-    /// Also what the log says of it
+    /// Print the history of the transaction in the log, too
     #[arg(long)]
     history: bool,
     /// Print one JSON object
@@ -45,57 +45,58 @@ pub struct TxArgs {
     json: bool,
 }
 
-/// A transaction as it is shown.
+/// A transaction as `inspect tx` prints it.
 #[derive(Debug, Serialize)]
-pub struct Shown {
+pub struct TransactionView {
     #[serde(flatten)]
     meta: TxMeta,
-    /// `pending`, `accepted`, or why it is conflicting; `None` where it was never contested.
+    /// `pending`, `accepted`, or `conflicting` with the reason; `None`: never contested.
     verdict: Option<String>,
     spending_height: Option<u32>,
     preserve_until: Option<u32>,
     delete_at_height: Option<u32>,
     pruned: Option<u32>,
     pages: u32,
-    outputs: Outputs,
-    /// In the order of the chain; `None`: not asked for.
+    outputs: OutputsView,
+    /// History in the order of the chain; `None`: not requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    history: Option<Vec<Event>>,
+    history: Option<Vec<HistoryEntry>>,
 }
 
-/// Its outputs, over all pages.
+/// Outputs of a transaction, over all pages.
 #[derive(Debug, Default, Serialize)]
-struct Outputs {
-    /// Those that can be spent at all.
+struct OutputsView {
+    /// Number of outputs that are spendable or spent.
     count: u64,
     spent: u64,
     frozen: u64,
-    /// Those with something to tell.
-    told: Vec<Told>,
+    /// Outputs that are spent, frozen, contested, delayed or reassigned.
+    #[serde(rename = "told")]
+    notable: Vec<NotableOutput>,
 }
 
-/// An output that is not simply free, or has a history.
+/// An output that is not simply unspent.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Told {
+struct NotableOutput {
     vout: u32,
     spent_by: Option<Holder>,
     frozen: bool,
-    /// Its spender was pruned.
+    /// True if the spender was pruned.
     spender_pruned: bool,
-    /// The sequencer has touched it: only the sequencer gives it away.
+    /// True if the sequencer has changed the slot: only the sequencer assigns a spender.
     contested: bool,
     spendable_from: Option<u32>,
-    /// Each time that it was given to a new owner.
-    reassigned: Vec<Reassigned>,
+    /// Reassignments of the output, in their order.
+    reassigned: Vec<ReassignmentView>,
 }
 
-/// An output was given to a new owner.
+/// A reassignment of an output to a new owner.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Reassigned {
+struct ReassignmentView {
     height: u32,
     from: UtxoHash,
     to: UtxoHash,
-    /// What the new owner's spend is checked against.
+    /// Amount against which the spend of the new owner is checked.
     satoshis: u64,
     script: String,
 }
@@ -105,12 +106,12 @@ impl TxArgs {
         let (store, _) = self.store.open().await?;
         let history = if self.history {
             let config = self.store.config.load()?;
-            let broker = opening::broker(&config).await?;
-            Some(history::of(broker.as_ref(), &config.kafka.topics, self.txid).await?)
+            let broker = opening::open_broker(&config).await?;
+            Some(history::read_history(broker.as_ref(), &config.kafka.topics, self.txid).await?)
         } else {
             None
         };
-        let shown = Shown::read(&store, self.txid, history).await?;
+        let shown = TransactionView::read(&store, self.txid, history).await?;
         if self.json {
             serde_json::to_writer(&mut *out, &shown)?;
             writeln!(out)?;
@@ -121,20 +122,20 @@ impl TxArgs {
     }
 }
 
-impl Shown {
-    /// What the store has of a transaction, and the log, where its history was read.
+impl TransactionView {
+    /// Reads a transaction from the store, and adds its history where given.
     ///
     /// # Errors
-    /// The store has none, or does not answer.
-    pub async fn read(store: &Store, txid: Txid, history: Option<Vec<Event>>) -> Result<Self, Failure> {
+    /// The store does not have the transaction, or does not answer.
+    pub async fn read(store: &Store, txid: Txid, history: Option<Vec<HistoryEntry>>) -> Result<Self, Failure> {
         let missing = || Failure::new(format!("the store has no transaction {txid}"));
         let meta = store.get_meta(txid).await?.ok_or_else(missing)?;
         let master = store.master(txid).await?.ok_or_else(missing)?;
-        let outputs = outputs_of(store, &master).await?;
-        Ok(Shown { history, ..shown(meta, &master, outputs) })
+        let outputs = read_outputs(store, &master).await?;
+        Ok(TransactionView { history, ..view(meta, &master, outputs) })
     }
 
-    /// Writes it as text.
+    /// Writes the transaction as text.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let meta = &self.meta;
         let flags = [
@@ -166,13 +167,13 @@ impl Shown {
                 line(out, "spends", format!("{parent}:{vout}"))?;
             }
         }
-        let Outputs { count, spent, frozen, told } = &self.outputs;
+        let OutputsView { count, spent, frozen, notable } = &self.outputs;
         line(out, "outputs", format!("{count}, of which {spent} spent and {frozen} frozen"))?;
-        for told in told.iter().take(SHOWN) {
-            line(out, &format!("output {}", told.vout), told.in_words())?;
+        for output in notable.iter().take(MAX_PRINTED) {
+            line(out, &format!("output {}", output.vout), output.describe())?;
         }
-        if told.len() > SHOWN {
-            line(out, "", format!("and {} more: --json has them", told.len() - SHOWN))?;
+        if notable.len() > MAX_PRINTED {
+            line(out, "", format!("and {} more: --json has them", notable.len() - MAX_PRINTED))?;
         }
         for child in &meta.conflicting_children {
             line(out, "conflicting child", child)?;
@@ -182,19 +183,19 @@ impl Shown {
         }
         match &self.history {
             Some(history) if history.is_empty() => {
-                line(out, "history", "nothing was contested, decided or asked of it")
+                line(out, "history", "no contest, decision or command names the transaction")
             }
             _ => Ok(()),
         }
     }
 }
 
-async fn outputs_of(store: &Store, master: &Page) -> Result<Outputs, EngineError> {
-    let mut outputs = Outputs::default();
+async fn read_outputs(store: &Store, master: &Page) -> Result<OutputsView, EngineError> {
+    let mut outputs = OutputsView::default();
     let count = master.master.as_deref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
     let size = store.settings.utxo_batch_size;
-    for from in (0..count).step_by(PAGES as usize) {
-        let pages = store.pages(master.txid, from, (from + PAGES).min(count)).await?;
+    for from in (0..count).step_by(PAGES_PER_READ as usize) {
+        let pages = store.pages(master.txid, from, (from + PAGES_PER_READ).min(count)).await?;
         for (page, number) in pages.iter().zip(from..) {
             page.iter().for_each(|page| outputs.add(page, number.saturating_mul(size)));
         }
@@ -202,21 +203,22 @@ async fn outputs_of(store: &Store, master: &Page) -> Result<Outputs, EngineError
     Ok(outputs)
 }
 
-impl Outputs {
-    /// Adds a page whose first output is this one.
+impl OutputsView {
+    /// Adds the outputs of a page whose first output has this number.
     fn add(&mut self, page: &Page, first: u32) {
         for (slot, offset) in page.utxos.iter().flatten().zip(0..).filter(|(slot, _)| **slot != Slot::Nil) {
             self.count += 1;
             self.spent += u64::from(slot.spender().is_some());
             self.frozen += u64::from(matches!(slot, Slot::Frozen(_)));
-            let reassigned = page.reassignments.iter().filter(|entry| entry.offset == offset).map(|entry| Reassigned {
-                height: entry.block_height,
-                from: entry.utxo_hash,
-                to: entry.new_utxo_hash,
-                satoshis: entry.output.satoshis,
-                script: hex::encode(&entry.output.script),
-            });
-            let told = Told {
+            let reassigned =
+                page.reassignments.iter().filter(|entry| entry.offset == offset).map(|entry| ReassignmentView {
+                    height: entry.block_height,
+                    from: entry.utxo_hash,
+                    to: entry.new_utxo_hash,
+                    satoshis: entry.output.satoshis,
+                    script: hex::encode(&entry.output.script),
+                });
+            let output = NotableOutput {
                 vout: first.saturating_add(offset),
                 spent_by: slot.spender().map(Holder::from),
                 frozen: matches!(slot, Slot::Frozen(_)),
@@ -225,40 +227,40 @@ impl Outputs {
                 spendable_from: page.utxo_spendable_in.get(&offset).copied(),
                 reassigned: reassigned.collect(),
             };
-            if told.has_something_to_tell() {
-                self.told.push(told);
+            if output.is_notable() {
+                self.notable.push(output);
             }
         }
     }
 }
 
-impl Told {
-    fn has_something_to_tell(&self) -> bool {
-        let Told { spent_by, frozen, contested, spendable_from, reassigned, .. } = self;
+impl NotableOutput {
+    fn is_notable(&self) -> bool {
+        let NotableOutput { spent_by, frozen, contested, spendable_from, reassigned, .. } = self;
         spent_by.is_some() || *frozen || *contested || spendable_from.is_some() || !reassigned.is_empty()
     }
 
-    fn in_words(&self) -> String {
+    fn describe(&self) -> String {
         let mut words = Vec::new();
         let pruned = if self.spender_pruned { " (pruned)" } else { "" };
         words.extend(self.spent_by.as_ref().map(|by| format!("spent by {by}{pruned}")));
         words.extend(self.frozen.then(|| "frozen".to_owned()));
         words.extend(self.spendable_from.map(|height| format!("spendable from height {height}")));
-        words.extend(self.reassigned.iter().map(|Reassigned { height, satoshis, script, .. }| {
+        words.extend(self.reassigned.iter().map(|ReassignmentView { height, satoshis, script, .. }| {
             format!("given to a new owner at height {height}: {satoshis} satoshis under script {script}")
         }));
-        words.extend(self.contested.then(|| "it has a history: only the sequencer gives it away".to_owned()));
+        words.extend(self.contested.then(|| "with a history: only the sequencer assigns a spender".to_owned()));
         words.join(", ")
     }
 }
 
-fn shown(meta: TxMeta, master: &Page, outputs: Outputs) -> Shown {
+fn view(meta: TxMeta, master: &Page, outputs: OutputsView) -> TransactionView {
     let bins = master.master.as_deref();
-    Shown {
+    TransactionView {
         verdict: master.verdict().map(|verdict| match verdict {
             Verdict::Pending => "pending".to_owned(),
             Verdict::Accepted => "accepted".to_owned(),
-            Verdict::Conflicting(reason) => format!("conflicting: {}", InWords(reason)),
+            Verdict::Conflicting(reason) => format!("conflicting: {}", ReasonText(reason)),
         }),
         spending_height: master.spending_height,
         preserve_until: bins.and_then(|bins| bins.preserve_until),
@@ -278,15 +280,15 @@ fn shown(meta: TxMeta, master: &Page, outputs: Outputs) -> Shown {
 mod tests {
     use super::*;
     use crate::{
-        cli::offline::tests::opened,
+        cli::offline::tests::open_sample_store,
         record::{Key, Reason, Sequenced, StoredOutput},
         store::testing,
     };
 
     const PARENT: Txid = Txid([1; 32]);
 
-    async fn tx(store: &Store, txid: Txid) -> Result<Shown, Failure> {
-        Shown::read(store, txid, None).await
+    async fn tx(store: &Store, txid: Txid) -> Result<TransactionView, Failure> {
+        TransactionView::read(store, txid, None).await
     }
 
     async fn text(store: &Store, txid: Txid) -> String {
@@ -304,8 +306,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_transaction_with_what_it_spends_and_who_spends_it() {
-        let (store, _) = opened().await;
+    async fn a_transaction_is_printed_with_inputs_and_spenders() {
+        let (store, _) = open_sample_store().await;
         let shown = text(&store, child()).await;
         assert!(shown.contains("live") && shown.contains("400 satoshis"), "{shown}");
         assert!(shown.contains(&format!("{PARENT}:0")) && shown.contains("unmined since"), "{shown}");
@@ -320,18 +322,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bars_on_an_output_are_told() {
-        let (store, _) = opened().await;
+    async fn a_frozen_output_is_printed() {
+        let (store, _) = open_sample_store().await;
         store.sequenced(Key::master(PARENT), Sequenced::Freeze { offset: 1 }).await;
         let shown = text(&store, PARENT).await;
-        assert!(shown.contains("output 1          frozen, it has a history"), "{shown}");
+        assert!(shown.contains("output 1          frozen, with a history"), "{shown}");
         let json = json(&store, PARENT).await;
         assert_eq!(json["outputs"]["told"][1]["frozen"], true);
     }
 
     #[tokio::test]
-    async fn a_new_owner_is_told_with_what_the_output_holds_now() {
-        let (store, _) = opened().await;
+    async fn a_reassignment_is_printed_with_the_new_amount_and_script() {
+        let (store, _) = open_sample_store().await;
         let utxo_hash = store.slot(testing::outpoint(PARENT, 1)).await.unwrap().and_then(|slot| slot.hash()).unwrap();
         let reassign = Sequenced::Reassign {
             offset: 1,
@@ -347,13 +349,13 @@ mod tests {
         let shown = text(&store, PARENT).await;
         let words = "spendable from height 1300, given to a new owner at height 300: 900 satoshis under script 5399";
         assert!(shown.contains(words), "{shown}");
-        let told = &json(&store, PARENT).await["outputs"]["told"][1]["reassigned"][0];
-        assert_eq!((&told["satoshis"], &told["script"]), (&900.into(), &"5399".into()));
+        let reassigned = &json(&store, PARENT).await["outputs"]["told"][1]["reassigned"][0];
+        assert_eq!((&reassigned["satoshis"], &reassigned["script"]), (&900.into(), &"5399".into()));
     }
 
     #[tokio::test]
-    async fn a_stub_tells_its_verdict() {
-        let (store, _) = opened().await;
+    async fn a_stub_is_printed_with_its_verdict() {
+        let (store, _) = open_sample_store().await;
         let stub = Txid([8; 32]);
         let reason = Reason::ConflictingParent { parent: PARENT };
         store.sequenced(Key::master(stub), Sequenced::MarkConflicting { reason, height: 3 }).await;

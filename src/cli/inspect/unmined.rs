@@ -1,4 +1,4 @@
-//! `utxo-store inspect unmined`: what no block of the longest chain lists.
+//! `utxo-store inspect unmined`: lists transactions that no block of the longest chain lists.
 
 use std::io::Write;
 
@@ -8,24 +8,24 @@ use super::super::{CommandResult, offline::StoreArgs};
 use crate::store::Store;
 
 const AFTER_HELP: &str = "\
-Oldest first, by when they were first stored; conflicting ones are left out. With --parents what they spend is listed instead: what the pruner
-keeps for them, with the height until which a command preserves it.
+Ordered by the time of the first write, oldest first, without conflicting transactions. With --parents the parents are
+listed instead: pruning keeps them, and a command can preserve them until a height.
 
 Example: utxo-store inspect unmined --store fjall:///var/lib/utxo-store --since 800000";
 
-/// Arguments of `inspect unmined`.
+/// Arguments of the command `inspect unmined`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct UnminedArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
-    /// Only those that have been unmined since this height, or longer
+    /// Only transactions that are unmined since this height or an earlier one
     #[arg(long, value_name = "HEIGHT", default_value_t = u32::MAX, hide_default_value = true)]
     since: u32,
-    /// Their parents
+    /// List the parents of the unmined transactions
     #[arg(long)]
     parents: bool,
-    /// Print one JSON object a transaction
+    /// Print one JSON object per transaction
     #[arg(long)]
     json: bool,
 }
@@ -51,10 +51,10 @@ impl UnminedArgs {
                 serde_json::to_writer(&mut *out, &unmined)?;
                 writeln!(out)?;
             } else {
-                let half = if unmined.creating { ", half created" } else { "" };
+                let creating = if unmined.creating { ", not completely created" } else { "" };
                 writeln!(
                     out,
-                    "{}  since height {}, stored at {} ms{half}",
+                    "{}  since height {}, stored at {} ms{creating}",
                     unmined.txid, unmined.unmined_since, unmined.created_at
                 )?;
             }
@@ -66,10 +66,10 @@ impl UnminedArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::offline::tests::{opened, text};
+    use crate::cli::offline::tests::{open_sample_store, text};
 
     async fn shown(since: u32, parents: bool, json: bool) -> String {
-        let (store, _) = opened().await;
+        let (store, _) = open_sample_store().await;
         let mut out = Vec::new();
         UnminedArgs { store: StoreArgs::default(), since, parents, json }.show(&store, &mut out).await.unwrap();
         text(out)

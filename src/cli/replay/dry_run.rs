@@ -1,4 +1,4 @@
-//! `utxo-store replay --dry-run`: what would be read, how much of it, for how long.
+//! `utxo-store replay --dry-run`: prints offsets, messages, bytes and duration of a replay.
 
 use std::{
     io::Write,
@@ -10,10 +10,10 @@ use serde::Serialize;
 use super::{
     super::{
         CommandResult, Failure, inspect,
-        opening::{self, Watched},
+        opening::{self, Monitoring},
         wiring,
     },
-    again, reading,
+    offset_reset, reread,
 };
 use crate::cli::output;
 use crate::{
@@ -23,100 +23,105 @@ use crate::{
     engine,
     instance::{
         checks::store_topics,
-        set_back::{Position, Range, Reading, SetBackError},
+        offset_reset::{OffsetReset, OffsetResetError, RereadBound, RereadRange},
     },
-    record::Consumed,
+    record::ConsumedOffsets,
     store::{Store, topics::find_topics},
 };
 
-/// Messages looked at in each of two places of a partition.
+/// Number of messages in each of the two samples of a partition.
 const SAMPLE: u64 = 500;
+/// Wait of one read for new messages.
 const WAIT: Duration = Duration::from_millis(500);
 
-/// What would be read of one partition.
+/// Messages that would be read of one partition.
 #[derive(Debug, PartialEq, Serialize)]
-struct Part {
+struct PlannedPartition {
     topic: String,
     partition: i32,
     from: u64,
     until: u64,
-    /// At the most: offsets may be without a message.
+    /// Upper bound: some offsets can have no message.
     messages: u64,
-    /// Keys, values and headers; of samples, where not all were looked at.
+    /// Bytes of keys, payloads and headers, extrapolated from samples unless all messages were read.
     bytes: u64,
 }
 
-/// What would be done.
+/// Plan of a replay; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
 struct Plan {
     dry_run: bool,
-    parts: Vec<Part>,
+    parts: Vec<PlannedPartition>,
     messages: u64,
     bytes: u64,
-    /// Everything was looked at.
+    /// The samples have all messages.
     bytes_are_exact: bool,
-    /// Messages a second.
+    /// Messages per second for the duration.
     rate: u64,
-    /// It was measured: how fast samples were read, and nothing done with them.
+    /// The rate is the one at which the samples were read, without writes to a store.
     rate_is_of_reading: bool,
     seconds: f64,
-    /// Why it would be refused.
+    /// Reasons why the replay would be refused.
     refused: Vec<String>,
-    /// What could not be looked at.
+    /// Facts that could not be determined, with the reasons.
     unknown: Vec<String>,
 }
 
-/// What reading again would be.
-pub(super) async fn again(
+/// Prints the plan of a replay with `--from-…`.
+pub(super) async fn plan_reread(
     config: &Config,
-    from: &Position,
-    until: &Position,
+    from: &RereadBound,
+    until: &RereadBound,
     rate: Option<u64>,
     json: bool,
 ) -> CommandResult {
-    let broker = opening::broker(config).await?;
-    let reading = reading(config);
-    let mut refused = reading.members(broker.as_ref()).await?;
+    let broker = opening::open_broker(config).await?;
+    let reset = offset_reset(config);
+    let mut refused = reset.describe_members(broker.as_ref()).await?;
     let mut unknown = Vec::new();
-    let floor = match floor(config, broker.as_ref(), &reading).await {
+    let floor = match open_and_read_floor(config, broker.as_ref(), &reset).await {
         Ok(floor) => floor,
         Err(failure) => {
-            unknown.push(format!("whether it was pruned: {}", failure.told()));
-            Consumed::default()
+            unknown.push(format!("replay floor of the store: {}", failure.message()));
+            ConsumedOffsets::default()
         }
     };
-    let ranges = match reading.ranges(broker.as_ref(), from, until, &floor).await {
+    let ranges = match reset.plan_ranges(broker.as_ref(), from, until, &floor).await {
         Ok(ranges) => ranges,
-        Err(SetBackError::Refused(why)) => {
+        Err(OffsetResetError::Refused(why)) => {
             refused.extend(why);
             Vec::new()
         }
         Err(error) => return Err(error.into()),
     };
-    let topic = |range: &Range| (reading.topic.to_owned(), range.partition, range.from, range.until);
+    let topic = |range: &RereadRange| (reset.topic.to_owned(), range.partition, range.from, range.until);
     let plan = plan(broker.as_ref(), ranges.iter().map(topic).collect(), rate).await?;
     print(&Plan { refused, unknown, ..plan }, json, &mut output::stdout())
 }
 
-/// Opens the store as whoever only reads does: an instance may have it to itself.
-async fn floor(config: &Config, broker: &dyn Broker, reading: &Reading<'_>) -> Result<Consumed, Failure> {
-    let watched = Watched::new(config);
-    let consumed = reading.consumed(broker).await?;
-    let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine(config)).await?;
-    let blobs = opening::blobs(config, Intent::Read, &watched.metrics).await?;
-    let store = Store::new(engine, wiring::store(config)).with_blobs(blobs);
-    let topics = find_topics(broker, &store_topics(&wiring::instance(config))).await;
+/// Opens the store for reading and returns its replay floor. Opening fails if an instance has exclusive access.
+async fn open_and_read_floor(
+    config: &Config,
+    broker: &dyn Broker,
+    reset: &OffsetReset<'_>,
+) -> Result<ConsumedOffsets, Failure> {
+    let monitoring = Monitoring::new(config);
+    let consumed = reset.consumed_offsets(broker).await?;
+    let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await?;
+    let blobs = opening::open_blobs(config, Intent::Read, &monitoring.metrics).await?;
+    let store = Store::new(engine, wiring::store_settings(config)).with_blobs(blobs);
+    let topics = find_topics(broker, &store_topics(&wiring::instance_settings(config))).await;
     let floor = match topics {
-        Ok(topics) => again::floor(&store, &topics, &consumed).await.map_err(Failure::from),
+        Ok(topics) => reread::read_floor(&store, &topics, &consumed).await.map_err(Failure::from),
         Err(error) => Err(error.into()),
     };
     store.engine.close().await?;
     floor
 }
 
-/// What a rebuild would read.
-pub(super) async fn rebuild(config: &Config, rate: Option<u64>, json: bool) -> CommandResult {
-    let broker = opening::broker(config).await?;
+/// Prints the plan of a rebuild.
+pub(super) async fn plan_rebuild(config: &Config, rate: Option<u64>, json: bool) -> CommandResult {
+    let broker = opening::open_broker(config).await?;
     let decisions = config.kafka.topics.decisions.as_str();
     let (mut wanted, mut refused) = (Vec::new(), Vec::new());
     let missing = |topic: &str| Failure::new(format!("topic `{topic}` does not exist"));
@@ -126,9 +131,9 @@ pub(super) async fn rebuild(config: &Config, rate: Option<u64>, json: bool) -> C
         }
         wanted.push((topic.to_owned(), partition, low, end.max(low)));
     };
-    for group in inspect::offsets::groups(broker.as_ref(), config).await? {
-        for place in &group.partitions {
-            add(&group.topic, place.partition, place.low, place.committed.unwrap_or(0));
+    for group in inspect::offsets::read_group_offsets(broker.as_ref(), config).await? {
+        for position in &group.partitions {
+            add(&group.topic, position.partition, position.low, position.committed.unwrap_or(0));
         }
     }
     let at = TopicPartition { topic: decisions.into(), partition: 0 };
@@ -139,24 +144,24 @@ pub(super) async fn rebuild(config: &Config, rate: Option<u64>, json: bool) -> C
     print(&Plan { refused, ..plan }, json, &mut output::stdout())
 }
 
-/// Looks at samples of what is wanted: (topic, partition, from, until).
+/// Reads samples of the wanted ranges (topic, partition, from, until) and makes the plan.
 async fn plan(
     broker: &dyn Broker,
     wanted: Vec<(String, i32, u64, u64)>,
     rate: Option<u64>,
 ) -> Result<Plan, BrokerError> {
-    let (mut parts, mut looked_at, mut took, mut exact) = (Vec::new(), 0, Duration::ZERO, true);
+    let (mut parts, mut sampled, mut took, mut exact) = (Vec::new(), 0, Duration::ZERO, true);
     for (topic, partition, from, until) in wanted {
         let at = TopicPartition { topic: topic.as_str().into(), partition };
         let sample = Sample::of(broker, &at, from, until).await?;
         let messages = until - from;
-        looked_at += sample.messages;
+        sampled += sample.messages;
         took += sample.took;
         exact &= sample.offsets >= messages;
-        parts.push(Part { topic, partition, from, until, messages, bytes: sample.bytes_of(messages) });
+        parts.push(PlannedPartition { topic, partition, from, until, messages, bytes: sample.bytes_of(messages) });
     }
     let (messages, bytes) = (parts.iter().map(|part| part.messages).sum(), parts.iter().map(|part| part.bytes).sum());
-    let read = looked_at as f64 / took.as_secs_f64().max(1e-9);
+    let read = sampled as f64 / took.as_secs_f64().max(1e-9);
     let per_second = rate.unwrap_or(read as u64).max(1);
     Ok(Plan {
         dry_run: true,
@@ -172,31 +177,31 @@ async fn plan(
     })
 }
 
-/// What was looked at of one partition.
+/// Messages that were read of one partition.
 #[derive(Debug, Default)]
 struct Sample {
     messages: u64,
-    /// Offsets that they stand for.
+    /// Number of offsets of the sampled ranges.
     offsets: u64,
     bytes: u64,
-    /// Waiting for them; not for the first of a place, which a new reader takes its time for.
+    /// Time of reading, without the opening of the readers.
     took: Duration,
 }
 
 impl Sample {
-    /// The beginning, and behind the middle.
+    /// Reads two samples: at the begin of the range, and after its middle.
     async fn of(broker: &dyn Broker, at: &TopicPartition, from: u64, until: u64) -> Result<Self, BrokerError> {
         let mut sample = Sample::default();
         let second = (from + (until - from) / 2).max(from + SAMPLE);
         for (start, end) in [(from, until.min(from + SAMPLE)), (second, until.min(second + SAMPLE))] {
             if start < end {
-                sample.look(broker, at, start, end).await?;
+                sample.read(broker, at, start, end).await?;
             }
         }
         Ok(sample)
     }
 
-    async fn look(
+    async fn read(
         &mut self,
         broker: &dyn Broker,
         at: &TopicPartition,
@@ -207,7 +212,7 @@ impl Sample {
         let began = Instant::now();
         while reader.position() < end {
             let messages = reader.next(WAIT).await?;
-            // It does not come any more: what is there stands for it.
+            // No further message arrives in time: the messages so far are the sample.
             if messages.is_empty() && reader.position() < end {
                 break;
             }
@@ -237,7 +242,7 @@ fn print(plan: &Plan, json: bool, out: &mut impl Write) -> CommandResult {
         serde_json::to_writer(&mut *out, plan)?;
         writeln!(out)?;
     } else {
-        for Part { topic, partition, from, until, messages, bytes } in &plan.parts {
+        for PlannedPartition { topic, partition, from, until, messages, bytes } in &plan.parts {
             writeln!(out, "{topic} partition {partition}: {from} to {until}, {messages} messages, {bytes} bytes")?;
         }
         let about = if plan.bytes_are_exact { "" } else { "about " };
@@ -245,12 +250,12 @@ fn print(plan: &Plan, json: bool, out: &mut impl Write) -> CommandResult {
         let how =
             if plan.rate_is_of_reading { "as fast as samples were read; a store takes longer" } else { "as given" };
         writeln!(out, "{:.1} s at {} messages/s ({how})", plan.seconds, plan.rate)?;
-        for what in &plan.unknown {
-            writeln!(out, "not known: {what}")?;
+        for fact in &plan.unknown {
+            writeln!(out, "unknown: {fact}")?;
         }
     }
     match &plan.refused[..] {
         [] => Ok(()),
-        refused => Err(Failure::new(format!("it would be refused: {}", refused.join("; ")))),
+        refused => Err(Failure::new(format!("the replay would be refused: {}", refused.join("; ")))),
     }
 }

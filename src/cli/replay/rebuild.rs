@@ -1,4 +1,4 @@
-//! `utxo-store replay --rebuild`: the state anew, from the log, into an empty store.
+//! `utxo-store replay --rebuild`: builds the whole state from the log into an empty store.
 
 use std::{io::Write, time::Instant};
 
@@ -9,11 +9,11 @@ use super::{
     super::{
         CommandResult, Failure, inspect,
         offline::Progress,
-        opening::{self, Watched},
-        serving::{self, Place},
+        opening::{self, Monitoring},
+        serving::{self, HttpOptions},
         signals, wiring,
     },
-    shown::Bar,
+    progress::ReplayProgress,
 };
 use crate::cli::output;
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     engine::StoreUrl,
     instance::{self, InstanceParts},
     record::Rebuilding,
-    status::health::Part,
+    status::health::Workload,
     store::{
         Store,
         digest::{StateDigest, Survey},
@@ -31,26 +31,26 @@ use crate::{
     telemetry::{Completion, Metrics},
 };
 
-/// A rebuild as it was asked for.
+/// Options of a rebuild.
 #[derive(Debug)]
 pub(super) struct Rebuild {
-    /// An empty store.
+    /// URL of the empty store.
     pub store: StoreUrl,
-    /// Its blob store.
+    /// URL of the empty blob store, if any.
     pub blobs: Option<BlobUrl>,
-    /// It goes on with one that did not reach its end.
+    /// Continues a rebuild that did not reach its end.
     pub resume: bool,
-    /// Print JSON.
+    /// Prints one JSON object.
     pub json: bool,
 }
 
-/// What a rebuild came to.
+/// Result of a rebuild; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
-struct Rebuilt<'a> {
+struct RebuildSummary<'a> {
     digest: StateDigest,
-    /// That this process was done with.
+    /// Number of events of validated transactions that this process completed.
     events: u64,
-    /// Contests without a decision: until they have one, the live store's digest may be another.
+    /// Number of contests without a decision: until they are decided the live store can have another digest.
     undecided: usize,
     chain_offset: u64,
     seconds: f64,
@@ -59,13 +59,15 @@ struct Rebuilt<'a> {
 }
 
 impl Rebuild {
-    /// The live store's bodies are no place for those of another: each changes its own.
+    /// Checks that the rebuilt store has its own blob store: two stores cannot share one.
     pub(super) fn check_blobs(&self, config: &Config) -> Result<(), String> {
         let live = config.store.blob_url()?;
         match &self.blobs {
-            None if live.is_some() => Err("--blobs must be given, as store.blobs.url is: an empty place".to_owned()),
+            None if live.is_some() => {
+                Err("--blobs must be given, since store.blobs.url is set: name an empty blob store".to_owned())
+            }
             None if self.store.bounds_records() => {
-                Err("--blobs must be given: --store bounds its records, and large bodies go to an empty place"
+                Err("--blobs must be given: --store limits its records, and large bodies go to an empty blob store"
                     .to_owned())
             }
             None => Ok(()),
@@ -76,42 +78,44 @@ impl Rebuild {
         }
     }
 
-    pub(super) async fn run(self, config: Config, place: &Place) -> CommandResult {
+    pub(super) async fn run(self, config: Config, http: &HttpOptions) -> CommandResult {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
-        let watched = Watched::new(&config);
+        let monitoring = Monitoring::new(&config);
         let started = Instant::now();
-        let rebuilding = Box::pin(self.rebuild(&config, &watched, shutdown.clone()));
-        let (report, survey) = serving::serve(place, &watched, shutdown, rebuilding).await?;
-        let rebuilt = Rebuilt {
+        let rebuilding = Box::pin(self.rebuild(&config, &monitoring, shutdown.clone()));
+        let (report, survey) = serving::serve(http, &monitoring, shutdown, rebuilding).await?;
+        let summary = RebuildSummary {
             digest: survey.digest,
             events: report.pipeline.completed,
             undecided: report.undecided,
-            chain_offset: u64::try_from(watched.metrics.chain_offset.get()).unwrap_or(0),
+            chain_offset: u64::try_from(monitoring.metrics.chain_offset.get()).unwrap_or(0),
             seconds: started.elapsed().as_secs_f64(),
             stats: &survey.stats,
         };
-        self.print(&rebuilt, &mut output::stdout())
+        self.print(&summary, &mut output::stdout())
     }
 
     async fn rebuild(
         &self,
         config: &Config,
-        watched: &Watched,
+        monitoring: &Monitoring,
         shutdown: CancellationToken,
-    ) -> Result<(instance::Rebuilt, Survey), Failure> {
-        let broker = opening::watched_broker(config, watched.health.liveness())?;
+    ) -> Result<(instance::RebuildReport, Survey), Failure> {
+        let broker = opening::open_watched_broker(config, monitoring.health.liveness())?;
         let blobs = match &self.blobs {
-            Some(url) => Some(opening::blobs_at(config, url, Intent::Write, &watched.metrics).await?),
+            Some(url) => Some(opening::open_blobs_at(config, url, Intent::Write, &monitoring.metrics).await?),
             None => None,
         };
-        let objects = opening::objects(config, &watched.metrics).await?;
-        opening::with_store(config, &self.store, &watched.metrics, async |store: &Store| {
+        let objects = opening::open_objects(config, &monitoring.metrics).await?;
+        opening::with_store(config, &self.store, &monitoring.metrics, async |store: &Store| {
             let store = store.clone().with_blobs(blobs).with_objects(objects);
-            let parts = opening::parts(broker, store.clone(), watched)?;
+            let parts = opening::build_parts(broker, store.clone(), monitoring)?;
             let report = self.replay(config, parts, shutdown).await?;
-            // Nothing moves any more, however long it takes to count what is there: that is no stall.
-            [Part::Transactions, Part::Chain].into_iter().for_each(|part| watched.health.set_idle(part, true));
+            // Counting the store is no work of the loops: without this the stall check would report them.
+            [Workload::Transactions, Workload::Chain]
+                .into_iter()
+                .for_each(|part| monitoring.health.set_idle(part, true));
             Ok((report, survey(&store).await?))
         })
         .await
@@ -122,50 +126,51 @@ impl Rebuild {
         config: &Config,
         parts: InstanceParts,
         shutdown: CancellationToken,
-    ) -> Result<instance::Rebuilt, Failure> {
-        let groups = inspect::offsets::groups(parts.broker.as_ref(), config).await?;
-        let places = groups.iter().flat_map(|group| &group.partitions);
-        let mut total = places.filter_map(|place| place.committed).sum();
+    ) -> Result<instance::RebuildReport, Failure> {
+        let groups = inspect::offsets::read_group_offsets(parts.broker.as_ref(), config).await?;
+        let positions = groups.iter().flat_map(|group| &group.partitions);
+        let mut total = positions.filter_map(|position| position.committed).sum();
         let mut before = 0;
         let begun = if self.resume { parts.store.meta().await?.and_then(|meta| meta.rebuilding) } else { None };
         if let Some(Rebuilding { log, reached, .. }) = begun.as_deref() {
             total = log.committed.chain + log.committed.validated.values().sum::<u64>();
             before = reached.validated.values().sum();
         }
-        let (metrics, settings) = (parts.metrics.clone(), wiring::instance(config));
+        let (metrics, settings) = (parts.metrics.clone(), wiring::instance_settings(config));
         let replay = async {
             match self.resume {
                 true => Box::pin(instance::resume_rebuild(settings, parts, shutdown.clone())).await,
                 false => Box::pin(instance::rebuild(settings, parts, shutdown.clone())).await,
             }
         };
+        let progress = ReplayProgress::start(total, "events").follow(|| before + count_completed(&metrics));
         let report = tokio::select! {
             report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
-            never = Bar::start(total, "events").follow(|| before + done(&metrics)) => match never {},
+            never = progress => match never {},
         };
-        // A rebuild that was stopped looks like one that has ended.
+        // A stopped rebuild returns the same report as a complete one.
         match shutdown.is_cancelled() {
             true => Err(Failure::new(format!(
-                "stopped before the end: {} is incomplete; go on with --resume, or remove it",
+                "stopped before the end: {} is incomplete; continue with --resume, or remove the store",
                 self.store
             ))),
             false => Ok(report),
         }
     }
 
-    fn print(&self, rebuilt: &Rebuilt<'_>, out: &mut impl Write) -> CommandResult {
+    fn print(&self, summary: &RebuildSummary<'_>, out: &mut impl Write) -> CommandResult {
         if self.json {
-            serde_json::to_writer(&mut *out, rebuilt)?;
+            serde_json::to_writer(&mut *out, summary)?;
             writeln!(out)?;
         } else {
-            let Rebuilt { digest, events, undecided, chain_offset, seconds, stats } = rebuilt;
-            writeln!(out, "{events} events and {chain_offset} of the chain in {seconds:.1} s")?;
+            let RebuildSummary { digest, events, undecided, chain_offset, seconds, stats } = summary;
+            writeln!(out, "{events} events of transactions and {chain_offset} of the chain in {seconds:.1} s")?;
             writeln!(out, "{} blocks, {} transactions, {} unspent", stats.blocks, stats.transactions, stats.unspent)?;
             writeln!(out, "digest {digest}")?;
             if *undecided > 0 {
                 writeln!(
                     out,
-                    "{undecided} contests are not decided yet: the live store may differ by the slots that they hold"
+                    "{undecided} contests are not decided yet: until then the live store can have another digest"
                 )?;
             }
         }
@@ -175,11 +180,11 @@ impl Rebuild {
 
 async fn survey(store: &Store) -> Result<Survey, Failure> {
     let progress = Progress::start("digest");
-    Ok(store.survey(|seen| progress.seen(seen)).await?)
+    Ok(store.survey(|seen| progress.update(seen)).await?)
 }
 
-/// Events that are done: those of the validated transactions, and those of the chain.
-fn done(metrics: &Metrics) -> u64 {
+/// Counts the completed events of the validated transactions and of the chain.
+fn count_completed(metrics: &Metrics) -> u64 {
     let ways = [Completion::Live, Completion::Contested, Completion::DeadLetter, Completion::PassedOver];
     let completed: u64 = ways.map(|how| metrics.completed.of(how).get()).iter().sum();
     completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0)
@@ -190,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_bounds_its_records_is_not_rebuilt_without_a_blob_store() {
+    fn a_store_with_limited_records_is_not_rebuilt_without_a_blob_store() {
         let checked = |store: &str, blobs: Option<&str>| {
             let (store, blobs) = (store.parse().unwrap(), blobs.map(|url| url.parse().unwrap()));
             Rebuild { store, blobs, resume: false, json: false }.check_blobs(&Config::default())
@@ -201,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_is_counted_over_both_logs() {
+    fn completed_events_of_both_logs_are_counted() {
         let metrics = Metrics::new();
         metrics.completed.of(Completion::Live).inc_by(3);
         metrics.completed.of(Completion::Contested).inc_by(4);
         metrics.completed.of(Completion::DeadLetter).inc_by(5);
         metrics.completed.of(Completion::PassedOver).inc_by(6);
         metrics.chain_offset.set(7);
-        assert_eq!(done(&metrics), 25);
+        assert_eq!(count_completed(&metrics), 25);
     }
 }

@@ -1,6 +1,8 @@
-//! `utxo-store run --check`: whether an instance could start here and go on. Joins no group, and writes nothing anywhere.
+//! `utxo-store run --check`: checks whether an instance could start with these settings and continue. The command joins
+//! no group and writes nothing.
 //!
-//! What is looked at is judged by [`preflight`](crate::preflight) and by what a start itself judges by; here it is asked for.
+//! This module reads the state of brokers and store. [`preflight`](crate::preflight) and the checks of a start judge
+//! the state.
 
 mod log;
 mod state;
@@ -16,25 +18,25 @@ use crate::cli::output;
 use crate::{
     config::{Config, ConfigErrors},
     instance::InstanceSettings,
-    preflight::{Finding, Outcome},
-    record::Consumed,
+    preflight::{CheckOutcome, Finding},
+    record::ConsumedOffsets,
     store::topics::FoundTopic,
 };
 
-/// Whoever does not answer a question within it is not there. Longer than the brokers are given by themselves.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for one answer of the store or the blob store; longer than the timeouts of their clients.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Prints what is found, a line a check.
-struct Report {
+/// Prints one line per check and counts the failed checks.
+struct CheckReport {
     json: bool,
-    looked: usize,
+    checked: usize,
     failed: usize,
 }
 
-impl Report {
-    fn tell(&mut self, finding: &Finding) -> io::Result<()> {
-        self.looked += usize::from(finding.outcome != Outcome::Skipped);
-        self.failed += usize::from(finding.outcome == Outcome::Failed);
+impl CheckReport {
+    fn print(&mut self, finding: &Finding) -> io::Result<()> {
+        self.checked += usize::from(finding.outcome != CheckOutcome::Skipped);
+        self.failed += usize::from(finding.outcome == CheckOutcome::Failed);
         let mut out = output::stdout();
         match self.json {
             true => writeln!(out, "{}", serde_json::to_string(finding)?),
@@ -42,58 +44,63 @@ impl Report {
         }
     }
 
-    fn verdict(&self) -> CommandResult {
+    fn result(&self) -> CommandResult {
         match self {
-            Report { failed: 0, .. } => Ok(()),
-            Report { failed, looked, .. } => Err(Failure::new(format!("{failed} of {looked} checks failed"))),
+            CheckReport { failed: 0, .. } => Ok(()),
+            CheckReport { failed, checked, .. } => Err(Failure::new(format!("{failed} of {checked} checks failed"))),
         }
     }
 }
 
-/// What the log says that the store is held against.
-struct Logged {
-    /// Partitions of the validated transactions.
+/// State of the log and the group, which the store is compared with.
+struct LogState {
+    /// Number of partitions of the validated transactions.
     partitions: u32,
-    /// The id of the chain topic, where it has a first record.
+    /// Id from the first record of the chain log; `None`: the chain log is empty.
     chain_id: Option<[u8; 32]>,
-    /// The topics that make the state.
+    /// Topics whose events make the state.
     topics: Vec<FoundTopic>,
-    /// Whether the group has committed anything.
-    any: bool,
-    /// What instances have committed.
-    consumed: Consumed,
-    /// Where the group goes on, whoever has said so.
-    from: Consumed,
+    /// The group has committed at least one offset.
+    has_commits: bool,
+    /// Offsets that instances have committed.
+    consumed: ConsumedOffsets,
+    /// Offsets at which the group continues, committed by instances or set by an operator.
+    resume: ConsumedOffsets,
 }
 
-/// Looks at everything, and prints what it finds.
+/// Runs all checks and prints their findings.
 ///
 /// # Errors
-/// A check failed.
+/// A check failed, or a finding cannot be printed.
 pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> CommandResult {
-    let mut report = Report { json, looked: 0, failed: 0 };
+    let mut report = CheckReport { json, checked: 0, failed: 0 };
     let prepared = loaded.map_err(Failure::from).and_then(|config| {
-        let broker = opening::kafka(wiring::kafka(&config))?;
+        let broker = opening::build_kafka(wiring::kafka_settings(&config))?;
         Ok((config, broker))
     });
     let (config, broker) = match prepared {
         Ok(prepared) => prepared,
         Err(failure) => {
-            report.tell(&Finding::of("configuration", Err::<&str, _>(failure.told())))?;
+            report.print(&Finding::from_result("configuration", Err::<&str, _>(failure.message())))?;
             return Err(failure);
         }
     };
-    report.tell(&Finding::weighed("configuration", "every setting is known and in range", &[], &config.warnings()))?;
-    let settings: InstanceSettings = wiring::instance(&config);
-    let logged = log::look(&config, &settings, &broker, &mut report).await?;
-    state::look(&config, &settings, logged.as_ref(), &mut report).await?;
-    report.verdict()
+    report.print(&Finding::from_problems(
+        "configuration",
+        "every setting is known and in range",
+        &[],
+        &config.warnings(),
+    ))?;
+    let settings: InstanceSettings = wiring::instance_settings(&config);
+    let log_state = log::check_log(&config, &settings, &broker, &mut report).await?;
+    state::check_state(&config, &settings, log_state.as_ref(), &mut report).await?;
+    report.result()
 }
 
-/// The answer, or that there was none in time.
-async fn in_time<T, E: std::fmt::Display>(asked: impl Future<Output = Result<T, E>>) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, asked).await {
+/// Returns the answer, or an error after [`ANSWER_TIMEOUT`].
+async fn with_timeout<T, E: std::fmt::Display>(request: impl Future<Output = Result<T, E>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("no answer within {ANSWER_TIMEOUT:?}")),
     }
 }

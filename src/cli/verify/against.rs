@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::super::{CommandResult, Failure, offline::Progress};
 use crate::store::{
     Store,
-    compare::{Comparison, Difference, Field, How, Total, compare},
+    compare::{Comparison, Difference, DifferenceKind, FieldDifference, Total, compare},
 };
 
-/// The last line.
+/// Digests of both stores: the last line of `verify --against`.
 #[derive(Debug, Serialize)]
-struct Summary {
+struct CompareSummary {
     same: bool,
     store: Total,
     against: Total,
@@ -20,7 +20,7 @@ struct Summary {
     at_least: u64,
 }
 
-/// Compares, prints what differs, and fails where something does.
+/// Compares two stores and prints the differences. Fails if the stores differ.
 pub(super) async fn show(
     store: &Store,
     against: &Store,
@@ -29,7 +29,7 @@ pub(super) async fn show(
     out: &mut impl Write,
 ) -> CommandResult {
     let progress = Progress::start("comparing");
-    let found = compare(store, against, limit, |seen| progress.seen(seen)).await?;
+    let found = compare(store, against, limit, |seen| progress.update(seen)).await?;
     drop(progress);
     if json {
         write_json(&found, out)?
@@ -49,18 +49,23 @@ fn write_json(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
     }
     let Comparison { store, against, first, at_least } = found;
     let (same, named) = (found.is_same(), first.len());
-    serde_json::to_writer(&mut *out, &Summary { same, store: *store, against: *against, named, at_least: *at_least })?;
+    serde_json::to_writer(
+        &mut *out,
+        &CompareSummary { same, store: *store, against: *against, named, at_least: *at_least },
+    )?;
     writeln!(out)
 }
 
 fn write_text(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
-    for Difference { txid, how } in &found.first {
-        match how {
-            How::OnlyIn(side) => writeln!(out, "{txid} is only in --{side}")?,
-            How::Fields(fields) if fields.is_empty() => writeln!(out, "{txid} was changed while it was compared")?,
-            How::Fields(fields) => {
+    for Difference { txid, kind } in &found.first {
+        match kind {
+            DifferenceKind::OnlyIn(side) => writeln!(out, "{txid} is only in --{side}")?,
+            DifferenceKind::Fields(fields) if fields.is_empty() => {
+                writeln!(out, "{txid} was changed during the comparison")?
+            }
+            DifferenceKind::Fields(fields) => {
                 writeln!(out, "{txid} differs:")?;
-                for Field { field, store, against } in fields {
+                for FieldDifference { field, store, against } in fields {
                     writeln!(out, "  {field}: {store} in --store, {against} in --against")?;
                 }
             }
@@ -70,7 +75,7 @@ fn write_text(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{name:<9} {transactions} transactions, digest {digest}")?;
     }
     match found.at_least {
-        _ if found.is_same() => writeln!(out, "They hold the same."),
+        _ if found.is_same() => writeln!(out, "The stores are equal."),
         n => writeln!(out, "At least {n} transactions differ; {} are named.", found.first.len()),
     }
 }
@@ -90,10 +95,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_differs_is_printed_and_fails_the_command() {
+    async fn differences_are_printed_and_fail_the_command() {
         let (one, other) = (store(100), store(100));
         let (result, printed) = shown(&one, &other, 10, false).await;
-        assert!(result.is_ok() && printed.ends_with("They hold the same.\n"), "{printed}");
+        assert!(result.is_ok() && printed.ends_with("The stores are equal.\n"), "{printed}");
         one.plant(seeded(1, 1)).await;
         for store in [&one, &other] {
             store.plant(crate::record::Page { locked: std::ptr::eq(store, &one), ..seeded(2, 1) }).await;
@@ -103,7 +108,8 @@ mod tests {
         assert_eq!((failure.to_string().as_str(), failure.exit_code()), ("error: the stores differ", 1));
         let (first, second) = ("01".repeat(32), "02".repeat(32));
         let expected = format!(
-            "{first} is only in --store\n{second} differs:\n  locked: true in --store, false in --against\n--store   2 transactions, digest "
+            "{first} is only in --store\n{second} differs:\n  locked: true in --store, false in --against\n\
+             --store   2 transactions, digest "
         );
         assert!(printed.starts_with(&expected), "{printed}");
         assert!(printed.ends_with("\nAt least 2 transactions differ; 2 are named.\n"), "{printed}");

@@ -1,4 +1,4 @@
-//! What brokers are shown and believed, secrets that lie in files, and what of that is legal and yet should be otherwise.
+//! Checks the login and the certificates for the brokers, reads secrets from files, and warns of weak settings.
 
 use std::{
     fs::File,
@@ -10,22 +10,22 @@ use figment::{Profile, value::Value};
 
 use super::Checker;
 use crate::{
-    broker::kafka::{self, HAS_TLS, Refusal, SaslMechanism, SecurityProtocol},
+    broker::kafka::{self, HAS_TLS, PropertyRefusal, SaslMechanism, SecurityProtocol},
     config::{
         Config,
         settings::{Kafka, Security, Store},
         types::Secret,
     },
-    text::text_of,
+    text::decode_utf8,
 };
 
-/// A longer file was meant for something else.
+/// Most bytes of a file with a secret: a longer file has another purpose.
 const LONGEST_SECRET: u64 = 64 << 10;
 const NO_TLS: &str = "which this build does not have: build it with --features tls";
 const PASSWORD: &str = "kafka.security.password";
 
 impl Checker<'_> {
-    /// Takes secrets out of the files that are named for them.
+    /// Reads the secrets that are given as files.
     pub(super) fn read_secrets(&mut self, kafka: &mut Option<Kafka>, store: &mut Option<Store>) {
         if let Some(Kafka { security, .. }) = kafka {
             self.read_secret(PASSWORD, &mut security.password, security.password_file.as_deref());
@@ -46,58 +46,58 @@ impl Checker<'_> {
             self.refuse(&file_key, format!("is given beside {key}: one of them is enough"));
             return;
         }
-        // Who writes the secret itself there would see it in the log.
+        // A relative path is not quoted: it may be the secret itself, written into the wrong setting.
         if !file.starts_with('/') {
             self.refuse(&file_key, "must be the absolute path of a file".to_owned());
             return;
         }
-        match secret_in(file) {
+        match read_secret_file(file) {
             Ok(read) => *secret = Some(read),
-            Err(problem) => self.refuse(&file_key, format!("names {} {problem}", named(file))),
+            Err(problem) => self.refuse(&file_key, format!("names {} {problem}", describe_file(file))),
         }
     }
 
-    pub(super) fn security(&mut self, kafka: &Kafka) {
+    pub(super) fn check_security(&mut self, kafka: &Kafka) {
         let security = &kafka.security;
-        self.login(security);
-        self.certificates(security);
-        self.moved(kafka);
+        self.check_login(security);
+        self.check_certificates(security);
+        self.check_deprecated_properties(kafka);
         let needs_tls = security.mechanism.is_some_and(|mechanism| mechanism != SaslMechanism::Plain);
-        if !HAS_TLS && security.protocol.encrypts() {
+        if !HAS_TLS && security.protocol.is_encrypted() {
             self.refuse("kafka.security.protocol", format!("is {}, {NO_TLS}", security.protocol));
         } else if !HAS_TLS && needs_tls {
             self.refuse("kafka.security.mechanism", format!("takes OpenSSL, {NO_TLS}"));
         }
     }
 
-    fn login(&mut self, security: &Security) {
+    fn check_login(&mut self, security: &Security) {
         let Security { protocol, mechanism, username, .. } = security;
-        let said = [
+        let given = [
             ("kafka.security.username", username.is_some()),
-            // A file that could not be read is another error.
+            // An unreadable file is reported by `read_secret` already.
             (PASSWORD, security.password.is_some() || security.password_file.is_some()),
         ];
         match mechanism {
-            None if protocol.logs_in() => {
+            None if protocol.has_login() => {
                 let problem = format!("is {protocol}, which needs kafka.security.mechanism");
                 self.refuse("kafka.security.protocol", problem);
             }
             None => {
-                for (key, _) in said.into_iter().filter(|(_, said)| *said) {
+                for (key, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
                     self.refuse(key, "is given without kafka.security.mechanism".to_owned());
                 }
             }
-            Some(mechanism) if !protocol.logs_in() => {
-                let with =
-                    if protocol.encrypts() { SecurityProtocol::SaslSsl } else { SecurityProtocol::SaslPlaintext };
+            Some(mechanism) if !protocol.has_login() => {
+                let with_login =
+                    if protocol.is_encrypted() { SecurityProtocol::SaslSsl } else { SecurityProtocol::SaslPlaintext };
                 let problem = format!(
-                    "is {mechanism}, but kafka.security.protocol is {protocol}, by which nobody logs in (as by {with})"
+                    "is {mechanism}, but kafka.security.protocol is {protocol}, which has no login: set {with_login}"
                 );
                 self.refuse("kafka.security.mechanism", problem);
             }
             Some(mechanism) => {
-                for (key, said) in said {
-                    match (said, mechanism.takes_a_password()) {
+                for (key, is_given) in given {
+                    match (is_given, mechanism.needs_password()) {
                         (true, false) => self.refuse(key, format!("is given, but {mechanism} takes none")),
                         (false, true) => {
                             self.refuse("kafka.security.mechanism", format!("is {mechanism}, which needs {key}"))
@@ -109,7 +109,7 @@ impl Checker<'_> {
         }
     }
 
-    fn certificates(&mut self, security: &Security) {
+    fn check_certificates(&mut self, security: &Security) {
         let Security { protocol, ca_file, certificate_file, key_file, .. } = security;
         let key_password = security.key_password.is_some() || security.key_password_file.is_some();
         let files = [
@@ -121,8 +121,8 @@ impl Checker<'_> {
             ("kafka.security.key_password", key_password && key_file.is_none()),
             ("kafka.security.endpoint_identification", !security.endpoint_identification),
         ]);
-        if !protocol.encrypts() {
-            for (key, _) in unused.filter(|(_, said)| *said) {
+        if !protocol.is_encrypted() {
+            for (key, _) in unused.filter(|(_, is_set)| *is_set) {
                 self.refuse(key, format!("is set, but kafka.security.protocol is {protocol}, which encrypts nothing"));
             }
             return;
@@ -131,7 +131,7 @@ impl Checker<'_> {
             if let Some(Err(error)) =
                 file.as_ref().map(|file| File::open(file).and_then(|mut file| file.read(&mut [0])))
             {
-                let file = named(file.as_deref().unwrap_or_default());
+                let file = describe_file(file.as_deref().unwrap_or_default());
                 self.refuse(key, format!("names {file} cannot be read: {error}"));
             }
         }
@@ -154,11 +154,11 @@ impl Checker<'_> {
         }
     }
 
-    /// Properties that have a setting pass for as long as none of the section says anything.
-    fn moved(&mut self, kafka: &Kafka) {
+    /// Accepts properties that have a setting in `[kafka.security]` only while nothing in that section is set.
+    fn check_deprecated_properties(&mut self, kafka: &Kafka) {
         let mut refused = Vec::new();
         for (name, value) in kafka.properties.iter() {
-            let Some(why @ Refusal::Moved(_)) = kafka::refusal(name) else { continue };
+            let Some(refusal @ PropertyRefusal::SetBySecurity(_)) = kafka::refusal(name) else { continue };
             let needs_tls = match name {
                 "security.protocol" => matches!(value.to_ascii_lowercase().as_str(), "ssl" | "sasl_ssl"),
                 "sasl.mechanism" | "sasl.mechanisms" => {
@@ -166,8 +166,8 @@ impl Checker<'_> {
                 }
                 _ => false,
             };
-            if kafka.security.says_something() {
-                refused.push((name, why.to_string()));
+            if kafka.security.is_configured() {
+                refused.push((name, refusal.to_string()));
             } else if needs_tls && !HAS_TLS {
                 refused.push((name, format!("needs TLS, {NO_TLS}")));
             }
@@ -179,7 +179,7 @@ impl Checker<'_> {
 
     fn refuse_property(&mut self, name: &str, problem: String) {
         let path = ["kafka", "properties", name];
-        // By its path it is not found: its name has dots.
+        // figment cannot find the property by its path, because the name has dots.
         let value = self.raw.find_value("kafka.properties").ok();
         let tag = value.as_ref().and_then(Value::as_dict).and_then(|table| table.get(name)).map(Value::tag);
         let metadata = tag.and_then(|tag| self.raw.get_metadata(tag));
@@ -188,64 +188,67 @@ impl Checker<'_> {
     }
 }
 
-/// The file that a setting names, with the word that goes on about it. One that is not there is not quoted: it may be the secret itself.
-fn named(file: &str) -> String {
+/// Describes the file that a setting names, up to the word after which the problem follows. A file that does not exist
+/// is not quoted: the text may be the secret itself.
+fn describe_file(file: &str) -> String {
     if Path::new(file).exists() { format!("{file:?}, which") } else { "a file that".to_owned() }
 }
 
-/// The one line of a file; an error completes the sentence "the file …", without anything of what is in it.
-fn secret_in(file: &str) -> Result<Secret, String> {
+/// Reads the one line of a file. An error completes the sentence "the file …" and quotes nothing of the content.
+fn read_secret_file(file: &str) -> Result<Secret, String> {
     let cannot_be_read = |error: io::Error| format!("cannot be read: {error}");
     let mut bytes = Vec::new();
     File::open(file).and_then(|file| file.take(LONGEST_SECRET + 1).read_to_end(&mut bytes)).map_err(cannot_be_read)?;
     if bytes.len() as u64 > LONGEST_SECRET {
         return Err(format!("is larger than {LONGEST_SECRET} bytes"));
     }
-    let text = text_of(&bytes).map_err(|_| "is no UTF-8 text")?;
+    let text = decode_utf8(&bytes).map_err(|_| "is no UTF-8 text")?;
     let line = text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line));
     Secret::new(line).map_err(str::to_owned)
 }
 
 impl Security {
-    /// Whether anything is set otherwise than by default.
-    pub fn says_something(&self) -> bool {
+    /// Returns true if a setting of the section differs from its default.
+    pub fn is_configured(&self) -> bool {
         *self != Config::default().kafka.security
     }
 }
 
 impl Config {
-    /// What is legal, and should be otherwise; one line each.
+    /// Returns a line for each setting that is accepted and that weakens security or has no effect.
     pub fn warnings(&self) -> Vec<String> {
         let security = &self.kafka.security;
         let mut warnings = Vec::new();
         if security.protocol == SecurityProtocol::SaslPlaintext {
             let sent = match security.mechanism {
                 Some(SaslMechanism::Plain) => "the password itself",
-                _ => "all that is logged in for",
+                _ => "every message after the login",
             };
             warnings.push(format!(
                 "kafka.security.protocol is sasl_plaintext: {sent} goes over the line unencrypted; sasl_ssl encrypts it"
             ));
         }
         if !security.endpoint_identification {
-            let why = "whoever has any certificate of its authority can pose as a broker";
+            let why = "every owner of a certificate of its authority can pose as a broker";
             warnings.push(format!("kafka.security.endpoint_identification is off: {why}"));
         }
         if self.http.control && !self.http.listen.ip().is_loopback() {
             let (listen, why) =
-                (self.http.listen, "whoever reaches it can pause partitions and lift halts, without a login");
+                (self.http.listen, "every client that reaches it can pause partitions and clear halts without a login");
             warnings.push(format!("http.control is on, and http.listen is {listen}: {why}"));
         }
-        let moved = self.kafka.properties.iter().filter_map(|(name, _)| match kafka::refusal(name) {
-            Some(Refusal::Moved(setting)) => Some(format!("kafka.properties.{name} is now said by {setting}")),
+        let deprecated = self.kafka.properties.iter().filter_map(|(name, _)| match kafka::refusal(name) {
+            Some(PropertyRefusal::SetBySecurity(setting)) => {
+                Some(format!("kafka.properties.{name} is deprecated: set {setting} instead"))
+            }
             _ => None,
         });
-        warnings.extend(moved);
+        warnings.extend(deprecated);
         if !self.ignored_variables.is_empty() {
             let names = self.ignored_variables.join(", ");
             warnings.push(format!(
-                "environment variables that are not read: {names}; a setting is UTXO_STORE__SECTION__KEY, and `utxo-store config \
-                 sample` has the reference's name of each"
+                "environment variables that are not read: {names}; a setting is UTXO_STORE__SECTION__KEY, and \
+                 `utxo-store config sample` has the reference's name of each"
             ));
         }
         warnings

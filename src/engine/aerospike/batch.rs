@@ -1,10 +1,12 @@
-//! A call of `apply`: rows grouped by record, each group taken through its steps, all groups of a call in one request a
-//! step.
+//! Calls of `apply`: rows are grouped by record, and each group is taken through its steps. All groups of a call
+//! share one request a step.
 //!
-//! A group starts with what is likely to do: a native operation ([`super::native`]), or the creation of a record taken to
-//! be absent. What the server refuses is read, given to the pure function and, where that changes it, written by
-//! compare-and-set ([`super::rewrite`]); whoever loses that race reads again. So the native operations only have to be
-//! right where their filters let them through, and the answer of a refused row is always the pure function's.
+//! A group starts with the step that will probably do: a native operation ([`super::native`]), or a blind create of a
+//! record that is taken to be absent. A group that the server refuses is read and given to the pure function. A changed
+//! record is written by generation ([`super::rewrite`]); a group that loses that race is read again.
+//!
+//! The native operations therefore need to be right only where their filters let them through: the answer to a refused
+//! row is always the answer of the pure function.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
@@ -12,136 +14,137 @@ use aerospike::{BatchOperation, Error, Key as ServerKey, ResultCode};
 use foldhash::fast::FixedState;
 
 use super::{
-    Inner,
-    errors::{Sent, damaged, engine_error},
-    keys::Place,
-    native::{self, Compiler, Native},
-    rewrite::{self, Found, Rewritten, rewrite},
+    ConnectedCluster,
+    errors::{RequestKind, damaged, engine_error},
+    keys::StoreLocation,
+    native::{self, NativeCompiler, NativeRequest},
+    rewrite::{self, RecordVersion, Rewrite, rewrite},
 };
 use crate::{
     engine::{EngineError, ErrorKind, Row},
     record::{Body, Key, Operation, Outcome, Page},
-    seeded::Seeded,
+    rng::SplitMix64,
 };
 
-/// How often a group is sent while others change its record under it, or the server is too busy with it.
+/// Attempts for one group while other writers change its record, or while the server is too busy.
 const ATTEMPTS: u32 = 40;
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// Rows (as many as a block has set mined at once, by default) and (estimated) bytes of one request: the server takes 5,000 and 128 MiB
-/// by default.
+const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// Rows of one request, at most: as many as a block has set mined at once, by default. The server takes 5,000 rows.
 const REQUEST_ROWS: usize = 1_024;
+/// Estimated bytes of one request, at most. The server takes 128 MiB by default.
 const REQUEST_BYTES: usize = 8 << 20;
-/// What a row takes in a request besides a record's slots and body.
+/// Estimated bytes of a row in a request, besides the slots and the body of a record.
 const ROW_BYTES: usize = 1_024;
 
 pub type Answer = Result<Outcome, EngineError>;
 
-/// Rows on one record, all of them or as many as go together: they are done together.
-struct Group<'a> {
+/// Rows on one record that are done together: all rows of a call on that record, or as many as fit one request.
+struct RowGroup<'a> {
     key: Key,
-    place: &'a Place,
-    /// Their places in the call.
+    location: &'a StoreLocation,
+    /// Indexes of the rows in the call.
     rows: Vec<usize>,
     operations: Vec<&'a Operation>,
-    step: Step,
+    step: GroupStep,
     attempts: u32,
 }
 
-/// What a group does next.
-enum Step {
-    Native(Native),
+/// The next step of a group.
+enum GroupStep {
+    Native(NativeRequest),
     Read,
-    Write(Rewritten),
-    /// What all rows come to makes the record too big: some of them may do.
+    Write(Rewrite),
+    /// The record becomes too big with all rows applied. Half of the rows may fit.
     Halve,
-    /// With an answer for each row.
+    /// Done, with an answer for each row.
     Done(Vec<Answer>),
 }
 
-impl Inner {
+impl ConnectedCluster {
     pub async fn apply(&self, rows: &[Row]) -> Vec<Answer> {
-        let mut groups = self.groups(rows);
+        let mut groups = self.group_rows(rows);
         let mut jitter = None;
         loop {
-            let open: Vec<&mut Group<'_>> = groups.iter_mut().filter(|group| !group.is_done()).collect();
-            let Some(attempts) = open.iter().map(|group| group.attempts).max() else { break };
+            let unfinished: Vec<&mut RowGroup<'_>> = groups.iter_mut().filter(|group| !group.is_done()).collect();
+            let Some(attempts) = unfinished.iter().map(|group| group.attempts).max() else { break };
             if attempts > 0 {
-                let jitter =
-                    jitter.get_or_insert_with(|| Seeded::new(self.calls.fetch_add(1, Ordering::Relaxed) ^ self.seed));
-                tokio::time::sleep(pause(jitter, attempts)).await;
+                let jitter = jitter.get_or_insert_with(|| {
+                    SplitMix64::new(self.calls.fetch_add(1, Ordering::Relaxed) ^ self.jitter_seed)
+                });
+                tokio::time::sleep(pick_pause(jitter, attempts)).await;
             }
-            for request in requests(open) {
-                self.step(request).await;
+            for request in split_into_requests(unfinished) {
+                self.send_step(request).await;
             }
-            let halves: Vec<_> = groups.iter_mut().filter_map(Group::halved).collect();
+            let halves: Vec<_> = groups.iter_mut().filter_map(RowGroup::split_off_half).collect();
             groups.extend(halves);
         }
         let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
         for group in groups {
-            if let Step::Done(done) = group.step {
+            if let GroupStep::Done(done) = group.step {
                 group.rows.into_iter().zip(done).for_each(|(row, answer)| answers[row] = Some(answer));
             }
         }
-        answers.into_iter().map(|answer| answer.expect("every row is in one group, and every group got done")).collect()
+        answers.into_iter().map(|answer| answer.expect("every row is in one group, and every group is done")).collect()
     }
 
-    fn groups<'a>(&'a self, rows: &'a [Row]) -> Vec<Group<'a>> {
-        let mut groups: Vec<Group<'a>> = Vec::with_capacity(rows.len());
-        let mut places: HashMap<Key, usize, FixedState> =
+    fn group_rows<'a>(&'a self, rows: &'a [Row]) -> Vec<RowGroup<'a>> {
+        let mut groups: Vec<RowGroup<'a>> = Vec::with_capacity(rows.len());
+        let mut indexes: HashMap<Key, usize, FixedState> =
             HashMap::with_capacity_and_hasher(rows.len(), FixedState::default());
         for (number, row) in rows.iter().enumerate() {
-            let place = places.entry(row.key).or_insert(groups.len());
-            if let Some(group) = groups.get_mut(*place) {
-                if !native::go_together(&group.operations, &row.operation) {
-                    // The rows of one record have no order, so one group need not wait for the other.
-                    *place = groups.len();
+            let index = indexes.entry(row.key).or_insert(groups.len());
+            if let Some(group) = groups.get_mut(*index) {
+                if !native::can_join(&group.operations, &row.operation) {
+                    // The rows of one record have no order, so that neither group needs to wait for the other.
+                    *index = groups.len();
                 } else {
                     group.rows.push(number);
                     group.operations.push(&row.operation);
                     continue;
                 }
             }
-            groups.push(Group {
+            groups.push(RowGroup {
                 key: row.key,
-                place: &self.place,
+                location: &self.location,
                 rows: vec![number],
                 operations: vec![&row.operation],
-                step: Step::Read,
+                step: GroupStep::Read,
                 attempts: 0,
             });
         }
         let mut compiler = self.natives.compiler();
         for group in &mut groups {
-            group.step = self.first_step(group, &mut compiler);
+            group.step = self.choose_first_step(group, &mut compiler);
         }
         groups
     }
 
-    fn first_step(&self, group: &Group<'_>, compiler: &mut Compiler<'_>) -> Step {
-        if group.operations.first().is_some_and(|operation| makes_a_record(operation)) {
-            return group.rewritten(&self.rules, &Found::unread());
+    fn choose_first_step(&self, group: &RowGroup<'_>, compiler: &mut NativeCompiler<'_>) -> GroupStep {
+        if group.operations.first().is_some_and(|operation| is_create(operation)) {
+            return group.apply_to(&self.rules, &RecordVersion::blind());
         }
         let native = compiler.compile(&group.key, group.server_key(), &group.operations);
-        native.map_or(Step::Read, Step::Native)
+        native.map_or(GroupStep::Read, GroupStep::Native)
     }
 
-    fn count(&self, step: &Step, code: Option<ResultCode>, failed: bool, attempts: u32) {
+    fn count_step(&self, step: &GroupStep, code: Option<ResultCode>, failed: bool, attempts: u32) {
         let refused = code.is_some_and(is_refusal);
         let counter = match step {
-            Step::Native(_) if refused => &self.work.refused,
-            Step::Native(_) if !failed => &self.work.native,
-            Step::Write(written) if refused && written.unread => &self.work.refused,
-            Step::Write(_) if refused => &self.work.lost,
-            Step::Write(written) if !failed && attempts == 0 && written.unread => &self.work.unread,
-            Step::Read => &self.work.read,
+            GroupStep::Native(_) if refused => &self.counters.refused,
+            GroupStep::Native(_) if !failed => &self.counters.native,
+            GroupStep::Write(written) if refused && written.is_blind => &self.counters.refused,
+            GroupStep::Write(_) if refused => &self.counters.lost_races,
+            GroupStep::Write(written) if !failed && attempts == 0 && written.is_blind => &self.counters.blind_writes,
+            GroupStep::Read => &self.counters.reads,
             _ => return,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One request for the current steps of some groups.
-    async fn step(&self, mut groups: Vec<&mut Group<'_>>) {
-        let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.send()).collect();
+    /// Sends one request for the current steps of some groups.
+    async fn send_step(&self, mut groups: Vec<&mut RowGroup<'_>>) {
+        let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.take_request()).collect();
         let failed = Box::pin(self.client.batch(&self.policies.batch, &mut operations)).await.err();
         for (group, operation) in groups.into_iter().zip(&mut operations) {
             group.advance(self, operation, failed.as_ref());
@@ -149,138 +152,147 @@ impl Inner {
     }
 }
 
-impl Group<'_> {
+impl RowGroup<'_> {
     fn is_done(&self) -> bool {
-        matches!(self.step, Step::Done(_))
+        matches!(self.step, GroupStep::Done(_))
     }
 
-    /// Made where it is sent: a copy would cost as much.
+    /// Makes the server's key anew for each request: a copy would cost as much.
     fn server_key(&self) -> ServerKey {
-        self.place.server_key(&self.key).unwrap_or_else(|error| unreachable!("a blob is a key: {error}"))
+        self.location.server_key(&self.key).unwrap_or_else(|error| unreachable!("a blob can be a key: {error}"))
     }
 
-    /// The second half of its rows as a group of its own, where it is to be halved.
-    fn halved(&mut self) -> Option<Self> {
-        if !matches!(self.step, Step::Halve) {
+    /// Splits off the second half of the rows as a new group, where the group is to be halved.
+    fn split_off_half(&mut self) -> Option<Self> {
+        if !matches!(self.step, GroupStep::Halve) {
             return None;
         }
         let middle = self.rows.len() / 2;
         let (rows, operations) = (self.rows.split_off(middle), self.operations.split_off(middle));
-        self.step = Step::Read;
-        let (key, place) = (self.key, self.place);
-        Some(Group { key, place, rows, operations, step: Step::Read, attempts: 0 })
+        self.step = GroupStep::Read;
+        let (key, location) = (self.key, self.location);
+        Some(RowGroup { key, location, rows, operations, step: GroupStep::Read, attempts: 0 })
     }
 
-    fn rewritten(&self, rules: &crate::record::Rules, found: &Found) -> Step {
-        let rewritten = rewrite(rules, &self.key, self.server_key(), found, &self.operations);
+    fn apply_to(&self, rules: &crate::record::Rules, version: &RecordVersion) -> GroupStep {
+        let rewritten = rewrite(rules, &self.key, self.server_key(), version, &self.operations);
         match rewritten.write {
-            Some(_) => Step::Write(rewritten),
-            // What is refused of an absent record may be right of the one that is there.
-            None if found.unread => Step::Read,
-            None => Step::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
+            Some(_) => GroupStep::Write(rewritten),
+            // A row refused on an absent record can be right on a record that exists.
+            None if version.is_blind => GroupStep::Read,
+            None => GroupStep::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
         }
     }
 
-    /// What to send for its step. A record may be large, so it is lent and comes back with the answer.
-    fn send(&mut self) -> BatchOperation {
-        let lent = match &mut self.step {
-            Step::Native(native) => native.operation.take(),
-            Step::Write(rewritten) => rewritten.write.take(),
-            Step::Read | Step::Halve | Step::Done(_) => None,
+    /// Takes the operation of the current step. A record can be large, so the operation is moved into the request and
+    /// comes back with the answer.
+    fn take_request(&mut self) -> BatchOperation {
+        let request = match &mut self.step {
+            GroupStep::Native(native) => native.operation.take(),
+            GroupStep::Write(rewritten) => rewritten.write.take(),
+            GroupStep::Read | GroupStep::Halve | GroupStep::Done(_) => None,
         };
-        lent.map_or_else(|| rewrite::read(self.server_key()), |lent| *lent)
+        request.map_or_else(|| rewrite::read(self.server_key()), |request| *request)
     }
 
-    fn advance(&mut self, engine: &Inner, row: &mut BatchOperation, failed: Option<&Error>) {
-        let rules = &engine.rules;
-        let step = std::mem::replace(&mut self.step, Step::Read);
+    fn advance(&mut self, cluster: &ConnectedCluster, row: &mut BatchOperation, failed: Option<&Error>) {
+        let rules = &cluster.rules;
+        let step = std::mem::replace(&mut self.step, GroupStep::Read);
         let record = row.take_record();
         let error = row.batch_record().error().or(if record.is_none() { failed } else { None }).cloned();
         let code = error.as_ref().and_then(Error::server_result_code);
-        engine.count(&step, code, error.is_some(), self.attempts);
+        cluster.count_step(&step, code, error.is_some(), self.attempts);
         self.step = match (step, error, code) {
-            (Step::Native(native), None, _) => match native.outcomes(record.as_ref()) {
-                Some(outcomes) => Step::Done(outcomes.into_iter().map(Ok).collect()),
-                None => self.failed(damaged(self.operation(), self.key, "the server's answer has another form")),
+            (GroupStep::Native(native), None, _) => match native.outcomes(record.as_ref()) {
+                Some(outcomes) => GroupStep::Done(outcomes.into_iter().map(Ok).collect()),
+                None => {
+                    self.fail(damaged(self.operation_name(), self.key, "the server's answer has an unexpected form"))
+                }
             },
-            (Step::Write(rewritten), None, _) => Step::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
-            (Step::Read, None, _) => self.found(rules, record),
-            (Step::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => self.rewritten(rules, &Found::default()),
-            (Step::Native(native), Some(_), Some(code)) if is_refusal(code) => {
-                let second = engine.natives.second_try(&native, self.server_key(), &self.operations);
-                second.map_or(Step::Read, Step::Native)
+            (GroupStep::Write(rewritten), None, _) => GroupStep::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
+            (GroupStep::Read, None, _) => self.apply_read(rules, record),
+            (GroupStep::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => {
+                self.apply_to(rules, &RecordVersion::default())
             }
-            (Step::Write(_), Some(error), Some(code)) if is_refusal(code) => {
-                self.again(Step::Read, &error, Sent::Write)
+            (GroupStep::Native(native), Some(_), Some(code)) if is_refusal(code) => {
+                let fallback = cluster.natives.compile_fallback(&native, self.server_key(), &self.operations);
+                fallback.map_or(GroupStep::Read, GroupStep::Native)
             }
-            (Step::Read, Some(error), _) => self.later(Step::Read, &error, Sent::Read),
-            (Step::Native(mut native), Some(error), _) => {
-                native.operation = Some(self.taken_back(row));
-                self.later(Step::Native(native), &error, Sent::Write)
+            (GroupStep::Write(_), Some(error), Some(code)) if is_refusal(code) => {
+                self.retry(GroupStep::Read, &error, RequestKind::Write)
             }
-            (Step::Write(mut rewritten), Some(error), _) => {
-                rewritten.write = Some(self.taken_back(row));
-                self.later(Step::Write(rewritten), &error, Sent::Write)
+            (GroupStep::Read, Some(error), _) => self.retry_or_fail(GroupStep::Read, &error, RequestKind::Read),
+            (GroupStep::Native(mut native), Some(error), _) => {
+                native.operation = Some(self.reclaim(row));
+                self.retry_or_fail(GroupStep::Native(native), &error, RequestKind::Write)
             }
-            (done @ (Step::Done(_) | Step::Halve), ..) => done,
+            (GroupStep::Write(mut rewritten), Some(error), _) => {
+                rewritten.write = Some(self.reclaim(row));
+                self.retry_or_fail(GroupStep::Write(rewritten), &error, RequestKind::Write)
+            }
+            (done @ (GroupStep::Done(_) | GroupStep::Halve), ..) => done,
         };
     }
 
-    fn taken_back(&self, row: &mut BatchOperation) -> Box<BatchOperation> {
+    fn reclaim(&self, row: &mut BatchOperation) -> Box<BatchOperation> {
         Box::new(std::mem::replace(row, rewrite::read(self.server_key())))
     }
 
-    fn found(&self, rules: &crate::record::Rules, record: Option<aerospike::Record>) -> Step {
+    fn apply_read(&self, rules: &crate::record::Rules, record: Option<aerospike::Record>) -> GroupStep {
         let Some(record) = record else {
-            return self.failed(damaged(self.operation(), self.key, "a read answered nothing"));
+            let message = "the server returned neither a record nor an error";
+            return self.fail(damaged(self.operation_name(), self.key, message));
         };
-        match Found::from_server(&self.key, record) {
-            Ok(found) => self.rewritten(rules, &found),
-            Err(error) => self.failed(damaged(self.operation(), self.key, error)),
+        match RecordVersion::from_server(&self.key, record) {
+            Ok(version) => self.apply_to(rules, &version),
+            Err(error) => self.fail(damaged(self.operation_name(), self.key, error)),
         }
     }
 
-    /// What the server is too busy for is sent again, everything else the caller hears of.
-    fn later(&mut self, step: Step, error: &Error, sent: Sent) -> Step {
+    /// Repeats the step where the server is too busy; returns every other error to the caller.
+    fn retry_or_fail(&mut self, step: GroupStep, error: &Error, request: RequestKind) -> GroupStep {
         match error.server_result_code() {
             Some(ResultCode::KeyBusy | ResultCode::DeviceOverload | ResultCode::BatchQueuesFull) => {
-                self.again(step, error, sent)
+                self.retry(step, error, request)
             }
-            Some(ResultCode::RecordTooBig) if self.rows.len() > 1 => Step::Halve,
-            _ => self.failed(engine_error(self.operation(), self.key, error, sent)),
+            Some(ResultCode::RecordTooBig) if self.rows.len() > 1 => GroupStep::Halve,
+            _ => self.fail(engine_error(self.operation_name(), self.key, error, request)),
         }
     }
 
-    fn again(&mut self, step: Step, error: &Error, sent: Sent) -> Step {
+    fn retry(&mut self, step: GroupStep, error: &Error, request: RequestKind) -> GroupStep {
         self.attempts += 1;
         if self.attempts < ATTEMPTS {
             return step;
         }
-        let mut error = engine_error(self.operation(), self.key, error, sent);
+        let mut error = engine_error(self.operation_name(), self.key, error, request);
         error.kind = ErrorKind::Retryable;
-        error.message = format!("others were quicker {ATTEMPTS} times: {}", error.message);
-        self.failed(error)
+        error.message = format!(
+            "gave up after {ATTEMPTS} attempts (other writers changed the record, or the server was busy): {}",
+            error.message
+        );
+        self.fail(error)
     }
 
-    fn failed(&self, error: EngineError) -> Step {
-        Step::Done(vec![Err(error); self.rows.len()])
+    fn fail(&self, error: EngineError) -> GroupStep {
+        GroupStep::Done(vec![Err(error); self.rows.len()])
     }
 
-    fn operation(&self) -> &'static str {
-        self.operations.first().map_or("apply", |operation| name_of(operation))
+    fn operation_name(&self) -> &'static str {
+        self.operations.first().map_or("apply", |operation| operation_name(operation))
     }
 
-    /// About how many bytes it adds to a request.
-    fn weight(&self) -> usize {
+    /// Estimates the bytes that the group adds to a request.
+    fn request_bytes(&self) -> usize {
         let pages = self.operations.iter().filter_map(|operation| match operation {
-            Operation::Create(page) | Operation::CreateContested(page) => Some(page_bytes(page)),
+            Operation::Create(page) | Operation::CreateContested(page) => Some(estimate_page_bytes(page)),
             _ => None,
         });
         ROW_BYTES + pages.sum::<usize>()
     }
 }
 
-/// The record is not as the write expects it.
+/// Returns whether the record is not as the request expects it.
 fn is_refusal(code: ResultCode) -> bool {
     matches!(
         code,
@@ -291,8 +303,8 @@ fn is_refusal(code: ResultCode) -> bool {
     )
 }
 
-/// Operations that usually find nothing.
-fn makes_a_record(operation: &Operation) -> bool {
+/// Returns whether the operation usually finds no record.
+fn is_create(operation: &Operation) -> bool {
     matches!(
         operation,
         Operation::Create(_)
@@ -302,24 +314,24 @@ fn makes_a_record(operation: &Operation) -> bool {
     )
 }
 
-fn page_bytes(page: &Page) -> usize {
+fn estimate_page_bytes(page: &Page) -> usize {
     let body = page.body().map_or(0, Body::size) as usize;
     body + page.utxos.as_ref().map_or(0, |slots| 71 * slots.len())
 }
 
-/// Groups that go together: bounded in rows and in bytes.
-fn requests<'g, 'a>(groups: Vec<&'g mut Group<'a>>) -> Vec<Vec<&'g mut Group<'a>>> {
-    let mut requests: Vec<Vec<&mut Group<'_>>> = Vec::new();
+/// Splits groups into requests, bounded in rows and in bytes.
+fn split_into_requests<'g, 'a>(groups: Vec<&'g mut RowGroup<'a>>) -> Vec<Vec<&'g mut RowGroup<'a>>> {
+    let mut requests: Vec<Vec<&mut RowGroup<'_>>> = Vec::new();
     let mut bytes = REQUEST_BYTES;
     for group in groups {
-        let weight = group.weight();
+        let added = group.request_bytes();
         match requests.last_mut() {
-            Some(request) if request.len() < REQUEST_ROWS && bytes + weight <= REQUEST_BYTES => {
-                bytes += weight;
+            Some(request) if request.len() < REQUEST_ROWS && bytes + added <= REQUEST_BYTES => {
+                bytes += added;
                 request.push(group);
             }
             _ => {
-                bytes = weight;
+                bytes = added;
                 requests.push(vec![group]);
             }
         }
@@ -327,14 +339,15 @@ fn requests<'g, 'a>(groups: Vec<&'g mut Group<'a>>) -> Vec<Vec<&'g mut Group<'a>
     requests
 }
 
-/// Doubling, and anywhere below: who collided must not meet again.
-fn pause(jitter: &mut Seeded, attempts: u32) -> Duration {
-    let longest = Duration::from_millis(1 << attempts.min(6)).min(LONGEST_PAUSE);
+/// Returns a random pause below a bound that doubles with each attempt, so that two writers that collided do not
+/// collide again.
+fn pick_pause(jitter: &mut SplitMix64, attempts: u32) -> Duration {
+    let longest = Duration::from_millis(1 << attempts.min(6)).min(MAX_PAUSE);
     Duration::from_micros(jitter.below(longest.as_micros() as u64))
 }
 
-/// What an operation is called in errors.
-fn name_of(operation: &Operation) -> &'static str {
+/// Names an operation in errors.
+fn operation_name(operation: &Operation) -> &'static str {
     match operation {
         Operation::Create(_) => "create",
         Operation::CreateContested(_) => "create contested",

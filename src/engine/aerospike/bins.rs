@@ -1,61 +1,62 @@
-//! Records as bins and back: `semantics.md`, "Bins".
+//! Encodes records as bins and decodes them: `semantics.md`, "Bins".
 //!
-//! Whole bins are written: lists packed ([`super::packed`]), a boolean only when it is true. Readers take what the
-//! reference system writes as well: booleans that are false, numbers that are absent.
+//! Bins are written whole: lists packed ([`super::packed`]), a boolean only where it is true. The decoder also accepts
+//! the forms of the reference system: booleans that are false, numbers that are absent.
 
 mod body;
-mod fields;
-mod others;
 mod page;
+mod small_records;
+mod values;
 
 use aerospike::{IndexMap, Value};
 
-pub use fields::BadRecord;
 pub use page::{slot_bytes, spending_data, stamp_number};
+pub use values::BadRecord;
 
 use crate::record::{Key, Record};
 
 /// Bins of one record, in the order in which they are written.
 pub type Bins = Vec<(&'static str, Value)>;
 
-/// The bins of a record.
+/// Encodes a record as bins.
 pub fn encode(key: &Key, record: &Record) -> Bins {
     match record {
         Record::Page(page) => page::encode(page),
-        Record::LockRecord(lock_record) => others::encode_lock_record(key, lock_record),
-        Record::Block(block) => others::encode_block(block),
-        Record::Meta(meta) => others::encode_meta(meta),
-        Record::Command(command) => others::encode_command(command),
-        Record::Sentinel(store_id) => others::encode_sentinel(store_id),
+        Record::LockRecord(lock_record) => small_records::encode_lock_record(key, lock_record),
+        Record::Block(block) => small_records::encode_block(block),
+        Record::Meta(meta) => small_records::encode_meta(meta),
+        Record::Command(command) => small_records::encode_command(command),
+        Record::Sentinel(store_id) => small_records::encode_sentinel(store_id),
     }
 }
 
-/// The record that is stored under `key` as these bins.
+/// Decodes the record that is stored under `key` as these bins.
 ///
 /// # Errors
-/// A bin that is missing, or of a type or value that it cannot have.
+/// A bin is missing, or has a type or a value that the bin cannot have.
 pub fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRecord> {
-    let mut bins = fields::Fields(bins);
+    let mut bins = values::BinReader(bins);
     Ok(match key {
         Key::Page(txid, number) => Record::Page(page::decode(*txid, *number, &mut bins)?.into()),
-        Key::LockRecord(_) => Record::LockRecord(others::decode_lock_record(&mut bins)?),
-        Key::Block(id) => Record::Block(others::decode_block(*id, &mut bins)?),
-        Key::Meta => Record::Meta(others::decode_meta(&mut bins)?),
-        Key::Command(id) => Record::Command(others::decode_command(*id, &mut bins)?),
-        Key::Sentinel(_) => Record::Sentinel(others::decode_sentinel(&mut bins)?),
+        Key::LockRecord(_) => Record::LockRecord(small_records::decode_lock_record(&mut bins)?),
+        Key::Block(id) => Record::Block(small_records::decode_block(*id, &mut bins)?),
+        Key::Meta => Record::Meta(small_records::decode_meta(&mut bins)?),
+        Key::Command(id) => Record::Command(small_records::decode_command(*id, &mut bins)?),
+        Key::Sentinel(_) => Record::Sentinel(small_records::decode_sentinel(&mut bins)?),
     })
 }
 
-/// The transaction that a record of a scan says it belongs to.
+/// Returns the transaction id that a scanned record contains.
 ///
 /// # Errors
-/// The bin is missing, or no transaction id.
+/// The bin is missing, or is no transaction id.
 pub fn txid_of(bins: &mut IndexMap<String, Value>) -> Result<crate::tx::Txid, BadRecord> {
     let value = bins.get(super::names::TX_ID).cloned();
-    fields::txid(super::names::TX_ID, value)
+    values::txid(super::names::TX_ID, value)
 }
 
-/// The number that a page of a scan says it has; masters, lock records and pages of the reference system say none.
+/// Returns the page number that a scanned record contains. Masters, lock records and pages of the reference system
+/// contain none.
 pub fn page_number_of(bins: &IndexMap<String, Value>) -> Option<u32> {
     match bins.get(super::names::PAGE_NUMBER) {
         Some(Value::Int(number)) => u32::try_from(*number).ok(),
@@ -63,10 +64,10 @@ pub fn page_number_of(bins: &IndexMap<String, Value>) -> Option<u32> {
     }
 }
 
-/// The id that a block record of a scan says it has.
+/// Returns the block id that a scanned block record contains.
 ///
 /// # Errors
-/// The bin is missing, or no such number.
+/// The bin is missing, or is no 32-bit number.
 pub fn block_id_of(bins: &IndexMap<String, Value>) -> Result<u32, BadRecord> {
     match bins.get(super::names::block::BLOCK_ID) {
         Some(Value::Int(id)) => u32::try_from(*id).map_err(|_| BadRecord(super::names::block::BLOCK_ID)),

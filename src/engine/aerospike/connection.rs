@@ -1,4 +1,4 @@
-//! Reaching a cluster: hosts, encryption, login.
+//! Connects to a cluster: hosts, encryption, login.
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
@@ -6,55 +6,57 @@ use aerospike::{AuthMode, Client, ClientPolicy, ResultCode, ToHosts};
 
 use super::{errors::one_line, settings::AerospikeSettings};
 
-/// Why a cluster cannot be used as a store. Each is one line and says what to do.
+/// An error that keeps a cluster from being used as a store. Each error is one line and says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenAerospikeError {
-    /// No list of hosts.
-    #[error("`{hosts}` is no list of `host:port`: {problem}")]
+    /// The setting is no list of hosts.
+    #[error("cannot read the hosts `{hosts}`: {problem}; give `host:port`, separated by commas")]
     Hosts {
-        /// What was given.
+        /// The list of hosts as configured.
         hosts: String,
-        /// What is wrong with it.
+        /// The client's message about the list.
         problem: String,
     },
-    /// Nobody answers, or not as one of this cluster should.
-    #[error("no node of {hosts} can be used: {problem}; {}", remedy(.problem))]
+    /// No node answers, or no node can be used.
+    #[error("cannot connect to any node of {hosts}: {problem}; {}", remedy(.problem))]
     Unreachable {
-        /// Who was asked.
+        /// The hosts, or the one node, that did not answer.
         hosts: String,
-        /// What came of it.
+        /// The last error of an attempt.
         problem: String,
     },
-    /// The certificates cannot be read.
-    #[error("the certificates in {file} cannot be used: {problem}")]
+    /// The certificates of the authority cannot be read.
+    #[error("cannot read the certificates in {file}: {problem}; check store.aerospike.tls_ca_file")]
     Certificates {
-        /// The file.
+        /// Path of the certificate file.
         file: String,
-        /// What is wrong with it.
+        /// The error of the file or of its content.
         problem: String,
     },
-    /// The cluster answers, and is not fit for this store.
-    #[error("{problem}: {remedy}")]
+    /// The cluster answers, but does not fit this store.
+    #[error("cannot use the cluster: {problem}; {remedy}")]
     Unfit {
-        /// What is not as it must be.
+        /// The fact that does not fit.
         problem: String,
-        /// What to change.
+        /// The change that makes the cluster fit.
         remedy: String,
     },
 }
 
-/// The client wraps what a server says of a login or a certificate into its own text.
+/// Returns the remedy for an error of the client, by its text: the client wraps the server's refusal of a login or a
+/// certificate into its own text.
 fn remedy(problem: &str) -> &'static str {
     use ResultCode::{
         InvalidCredential, InvalidPassword, InvalidUser, NotAuthenticated, SecurityNotEnabled, SecurityNotSupported,
     };
-    let says = |codes: &[ResultCode]| codes.iter().any(|code| problem.contains(&code.into_string()));
-    if says(&[SecurityNotSupported, SecurityNotEnabled]) {
-        "this server knows no users: leave store.aerospike.user and its password out"
-    } else if says(&[InvalidUser, InvalidPassword, InvalidCredential, NotAuthenticated]) {
+    let mentions = |codes: &[ResultCode]| codes.iter().any(|code| problem.contains(&code.into_string()));
+    if mentions(&[SecurityNotSupported, SecurityNotEnabled]) {
+        "the server has no users: leave store.aerospike.user and its password out"
+    } else if mentions(&[InvalidUser, InvalidPassword, InvalidCredential, NotAuthenticated]) {
         "check store.aerospike.user and its password"
     } else if problem.contains("certificate") {
-        "check store.aerospike.tls_ca_file, and that the certificate is for the host, or give its name (host:name:port)"
+        "check store.aerospike.tls_ca_file, and that the certificate is for the host, or give the certificate's name \
+         (host:name:port)"
     } else if problem.contains("enterprise only") {
         "Community Edition has no encryption: leave store.aerospike.tls_ca_file out"
     } else {
@@ -62,21 +64,21 @@ fn remedy(problem: &str) -> &'static str {
     }
 }
 
-/// Between two attempts to reach a cluster.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two attempts to reach a cluster.
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connects to the cluster. A server that is starting refuses clients until it knows its partitions, so that it is asked
-/// again for as long as a request may take.
+/// Connects to the cluster. A starting server refuses clients until it knows its partitions; the attempts therefore go
+/// on for the timeout of one request.
 ///
 /// # Errors
-/// Hosts that are none, certificates that cannot be read, nobody who answers.
+/// The hosts are no list, the certificates cannot be read, or no node answers.
 pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospikeError> {
     let mut hosts = settings
         .hosts
         .to_hosts()
         .map_err(|error| OpenAerospikeError::Hosts { hosts: settings.hosts.clone(), problem: one_line(&error) })?;
     for host in &mut hosts {
-        // The name that its certificate must bear.
+        // A node's certificate must contain this name.
         host.tls_name.get_or_insert_with(|| host.name.clone());
     }
     let policy = client_policy(settings)?;
@@ -87,10 +89,10 @@ pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospi
             Ok(_) => "no node answered".to_owned(),
             Err(error) => one_line(&error),
         };
-        if tokio::time::Instant::now() + PAUSE > deadline {
+        if tokio::time::Instant::now() + CONNECT_PAUSE > deadline {
             return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(CONNECT_PAUSE).await;
     }
 }
 
@@ -99,8 +101,8 @@ fn client_policy(settings: &AerospikeSettings) -> Result<ClientPolicy, OpenAeros
     let mut policy = ClientPolicy {
         timeout: access.timeout.as_millis() as u32,
         max_conns_per_node: access.connections,
-        // The client's own circuit breaker would refuse whole seconds of work after a burst of busy keys; whoever calls
-        // this engine pauses by itself.
+        // The client's circuit breaker would refuse all requests for whole seconds after a burst of busy keys. The
+        // callers of this engine pause by themselves.
         max_error_rate: 0,
         use_services_alternate: access.alternate_addresses,
         application_id: Some("utxo-store".into()),
@@ -119,7 +121,7 @@ fn client_policy(settings: &AerospikeSettings) -> Result<ClientPolicy, OpenAeros
     Ok(policy)
 }
 
-/// Trusts what the authority in `file` signed, and nothing else.
+/// Builds a configuration that trusts only certificates signed by the authority in `file`.
 fn tls_config(file: &Path) -> io::Result<Arc<rustls::ClientConfig>> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
     let mut authorities = rustls::RootCertStore::empty();
@@ -130,7 +132,7 @@ fn tls_config(file: &Path) -> io::Result<Arc<rustls::ClientConfig>> {
         authorities.add(certificate).map_err(|error| invalid(error.to_string()))?;
     }
     if authorities.is_empty() {
-        return Err(invalid("there is no certificate in it".into()));
+        return Err(invalid("the file has no certificate".into()));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)

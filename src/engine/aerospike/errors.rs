@@ -1,52 +1,52 @@
-//! What an error of the client or of the server lets the caller do.
+//! Classes of the errors of client and server, by the action that they leave to the caller.
 //!
-//! The client's own in-doubt flags are not trusted: whatever did not come from the server leaves a write unknown, unless
-//! it says that nothing was sent.
+//! The client's own in-doubt flags are not used: an error that did not come from the server leaves a write unknown,
+//! unless the error says that no request was sent.
 
 use aerospike::{Error, ErrorKind as ClientKind, ResultCode};
 
 use crate::engine::{EngineError, ErrorKind};
 
-/// What was being done when it failed.
+/// The kind of request that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
-    /// A read: it can always be repeated.
+pub enum RequestKind {
+    /// A read, which can always be repeated.
     Read,
-    /// A change.
+    /// A write, which may have taken effect.
     Write,
 }
 
-/// The class of an error.
-pub fn kind_of(error: &Error, sent: Sent) -> ErrorKind {
+/// Returns the class of an error.
+pub fn classify(error: &Error, request: RequestKind) -> ErrorKind {
     if let Some(code) = error.server_result_code() {
-        return kind_of_code(code, sent);
+        return classify_code(code, request);
     }
-    match (error.kind(), sent) {
+    match (error.kind(), request) {
         (ClientKind::InvalidArgument | ClientKind::InvalidNamespace, _) => ErrorKind::Fatal,
-        (_, Sent::Read) => ErrorKind::Retryable,
-        // Nothing was sent.
+        (_, RequestKind::Read) => ErrorKind::Retryable,
+        // With these errors no request was sent.
         (
             ClientKind::InvalidNode
             | ClientKind::ConnectionPoolEmpty
             | ClientKind::NoMoreConnections
             | ClientKind::MaxErrorRate,
-            Sent::Write,
+            RequestKind::Write,
         ) => ErrorKind::Retryable,
-        (_, Sent::Write) => ErrorKind::Unknown,
+        (_, RequestKind::Write) => ErrorKind::Unknown,
     }
 }
 
-fn kind_of_code(code: ResultCode, sent: Sent) -> ErrorKind {
+fn classify_code(code: ResultCode, request: RequestKind) -> ErrorKind {
     match code {
         ResultCode::RecordTooBig => ErrorKind::TooBig,
         // The server gave up waiting, perhaps for a replica that has the change already.
-        ResultCode::Timeout if sent == Sent::Write => ErrorKind::Unknown,
+        ResultCode::Timeout if request == RequestKind::Write => ErrorKind::Unknown,
         ResultCode::Timeout
         | ResultCode::KeyBusy
         | ResultCode::DeviceOverload
         | ResultCode::PartitionUnavailable
         | ResultCode::ClusterKeyMismatch
-        // Stop-writes: a full namespace. Waiting heals it once somebody makes room.
+        // Stop-writes: the namespace is full. Waiting helps once an operator makes room.
         | ResultCode::ServerMemError
         | ResultCode::QuotaExceeded
         | ResultCode::BatchQueuesFull
@@ -54,14 +54,14 @@ fn kind_of_code(code: ResultCode, sent: Sent) -> ErrorKind {
         | ResultCode::IndexNotReadable
         | ResultCode::ScanAbort
         | ResultCode::GenerationError => ErrorKind::Retryable,
-        ResultCode::ServerError if sent == Sent::Write => ErrorKind::Unknown,
+        ResultCode::ServerError if request == RequestKind::Write => ErrorKind::Unknown,
         ResultCode::ServerError => ErrorKind::Retryable,
         _ => ErrorKind::Fatal,
     }
 }
 
-/// What to say where the server's word alone does not tell the remedy.
-fn remedy(error: &Error) -> &'static str {
+/// Returns the remedy for an error where the server's text does not tell it.
+fn remedy_for(error: &Error) -> &'static str {
     match error.server_result_code() {
         Some(ResultCode::FailForbidden) => "; a record with a TTL needs `nsup-period` above 0 in the namespace",
         Some(ResultCode::RecordTooBig) => {
@@ -74,18 +74,18 @@ fn remedy(error: &Error) -> &'static str {
     }
 }
 
-/// An error of one row.
-pub fn engine_error(operation: &'static str, key: impl ToString, error: &Error, sent: Sent) -> EngineError {
-    let message = format!("{}{}", one_line(error), remedy(error));
-    EngineError { kind: kind_of(error, sent), operation, key: key.to_string(), message }
+/// Makes the error of one row.
+pub fn engine_error(operation: &'static str, key: impl ToString, error: &Error, request: RequestKind) -> EngineError {
+    let message = format!("{}{}", one_line(error), remedy_for(error));
+    EngineError { kind: classify(error, request), operation, key: key.to_string(), message }
 }
 
-/// The client's errors have chains of causes over several lines.
+/// Returns an error as one line: the client's errors list their causes over several lines.
 pub fn one_line(error: &Error) -> String {
     error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A record that cannot be read.
-pub fn damaged(operation: &'static str, key: impl ToString, why: impl ToString) -> EngineError {
-    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: why.to_string() }
+/// Makes the error for a record that cannot be decoded.
+pub fn damaged(operation: &'static str, key: impl ToString, problem: impl ToString) -> EngineError {
+    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: problem.to_string() }
 }

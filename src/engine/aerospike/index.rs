@@ -1,4 +1,4 @@
-//! Secondary indexes: which there are, and queries by them.
+//! Secondary indexes: their names, and queries by them.
 
 use std::collections::BinaryHeap;
 
@@ -6,8 +6,8 @@ use aerospike::{Bins, PartitionFilter, Record as ServerRecord, Statement, Value,
 use futures_util::StreamExt;
 
 use super::{
-    Inner, bins,
-    errors::{Sent, damaged, engine_error},
+    ConnectedCluster, bins,
+    errors::{RequestKind, damaged, engine_error},
     names,
 };
 use crate::{
@@ -15,10 +15,10 @@ use crate::{
     record::Key,
 };
 
-/// The bins that records are found by.
+/// The indexes that every store has.
 pub const INDEXES: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
 
-/// The bin of an index.
+/// Returns the bin that an index covers.
 pub fn bin_of(index: Index) -> &'static str {
     match index {
         Index::DeleteAtHeight => names::DELETE_AT_HEIGHT,
@@ -27,14 +27,14 @@ pub fn bin_of(index: Index) -> &'static str {
     }
 }
 
-/// What an index is called on the server.
-pub fn name_of(set: &str, index: Index) -> String {
+/// Returns the name of an index on the server.
+pub fn index_name(set: &str, index: Index) -> String {
     format!("{set}_{}", bin_of(index))
 }
 
-impl Inner {
-    /// Keys of pages whose value lies in `from..=to`, ascending by it, at most `limit`. The server answers in no order,
-    /// so the least are picked here, as they come.
+impl ConnectedCluster {
+    /// Returns keys of pages whose value lies in `from..=to`, ascending by that value, at most `limit`. The server
+    /// answers in no order, so a heap keeps the least values as the answers arrive.
     pub async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         let bin = bin_of(index);
         let greatest = i64::MAX as u64;
@@ -42,15 +42,15 @@ impl Inner {
             return Ok(Vec::new());
         }
         let bins = Bins::Some(vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()]);
-        let mut statement = Statement::new(self.place.namespace.as_str(), self.place.transactions.as_str(), bins);
+        let mut statement = Statement::new(self.location.namespace.as_str(), self.location.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
-        let refused = |error: &aerospike::Error| engine_error("query", bin, error, Sent::Read);
+        let to_error = |error: &aerospike::Error| engine_error("query", bin, error, RequestKind::Read);
         let query = self.client.query(&self.policies.query, PartitionFilter::all(), statement).await;
-        let mut stream = query.map_err(|error| refused(&error))?.into_stream();
+        let mut stream = query.map_err(|error| to_error(&error))?.into_stream();
         let mut least = BinaryHeap::new();
         while let Some(record) = stream.next().await {
-            let record = record.map_err(|error| refused(&error))?;
-            if let Some(entry) = self.entry(bin, record)? {
+            let record = record.map_err(|error| to_error(&error))?;
+            if let Some(entry) = self.decode_entry(bin, record)? {
                 least.push(entry);
                 if least.len() > limit {
                     least.pop();
@@ -60,14 +60,14 @@ impl Inner {
         Ok(least.into_sorted_vec().into_iter().map(|(_, key)| key).collect())
     }
 
-    /// The value and the key of a record; `None`: it lost the bin while the query ran.
-    fn entry(&self, bin: &'static str, mut record: ServerRecord) -> Result<Option<(u64, Key)>, EngineError> {
+    /// Returns the value and the key of a record; `None` where the record lost the bin while the query ran.
+    fn decode_entry(&self, bin: &'static str, mut record: ServerRecord) -> Result<Option<(u64, Key)>, EngineError> {
         let Some(Value::Int(value)) = record.bins.get(bin) else { return Ok(None) };
         let value = *value as u64;
         self.key_of(&mut record).map(|key| Some((value, key)))
     }
 
-    /// The key of a record of the transaction set that a query or a scan returned.
+    /// Returns the key of a record of the transaction set that a query or a scan returned.
     pub fn key_of(&self, record: &mut ServerRecord) -> Result<Key, EngineError> {
         let digest = record.key.as_ref().map(aerospike::Key::digest);
         let txid = bins::txid_of(&mut record.bins).map_err(|error| {
@@ -76,9 +76,9 @@ impl Inner {
             damaged("query", format!("the record of digest {digest}, with bins [{}]", bins.join(", ")), error)
         })?;
         let number = bins::page_number_of(&record.bins);
-        let key = digest.and_then(|digest| self.place.key_of(txid, number, digest));
+        let key = digest.and_then(|digest| self.location.key_of(txid, number, digest));
         key.ok_or_else(|| {
-            damaged("query", txid, "a record says that it is of this transaction, its key that it is not")
+            damaged("query", txid, "the record names this transaction, but its digest belongs to none of its keys")
         })
     }
 }

@@ -1,12 +1,13 @@
-//! What nodes say of themselves, taken apart. Pure.
+//! Parsing of the text that nodes answer to info commands. Pure.
 
-/// `name=value` pairs, separated by `;`. There are hundreds, of which few are asked for: the text is searched each time.
+/// Pairs `name=value`, separated by `;`. An answer has hundreds of pairs and few are used, so each look-up searches the
+/// text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pairs(String);
+pub struct InfoPairs(String);
 
-impl Pairs {
-    pub fn of(text: &str) -> Self {
-        Pairs(text.to_owned())
+impl InfoPairs {
+    pub fn new(text: &str) -> Self {
+        InfoPairs(text.to_owned())
     }
 
     fn all(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -15,17 +16,17 @@ impl Pairs {
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.all().find_map(|(there, value)| (there == name).then_some(value))
+        self.all().find_map(|(found, value)| (found == name).then_some(value))
     }
 
     pub fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.parse().ok()
     }
 
-    /// The numbers of all names that end in `.last`, such as those of each device.
-    pub fn numbers_of(&self, last: &str) -> impl Iterator<Item = u64> {
-        let is_meant = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| name == last);
-        self.all().filter(move |(name, _)| is_meant(name)).filter_map(|(_, value)| value.parse().ok())
+    /// Returns the numbers of all names that end in `.last`, for example one for each device.
+    pub fn numbers_ending_in(&self, last: &str) -> impl Iterator<Item = u64> {
+        let matches = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| name == last);
+        self.all().filter(move |(name, _)| matches(name)).filter_map(|(_, value)| value.parse().ok())
     }
 
     pub fn is_true(&self, name: &str) -> bool {
@@ -33,7 +34,7 @@ impl Pairs {
     }
 }
 
-/// A release, such as 8.1.0.3: its first two numbers.
+/// The first two numbers of a release, for example 8 and 1 of 8.1.0.3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release(pub u16, pub u16);
 
@@ -56,7 +57,8 @@ mod tests {
 
     #[test]
     fn pairs_are_found_by_name() {
-        let pairs = Pairs::of("nsup-period=120;stop_writes=false;storage-engine=memory;storage-engine.file[0]=/a;x");
+        let text = "nsup-period=120;stop_writes=false;storage-engine=memory;storage-engine.file[0]=/a;x";
+        let pairs = InfoPairs::new(text);
         assert_eq!(pairs.number("nsup-period"), Some(120));
         assert_eq!(pairs.get("storage-engine"), Some("memory"));
         assert!(!pairs.is_true("stop_writes"));
@@ -64,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_order_by_number_and_not_by_letter() {
+    fn releases_order_by_number_not_by_text() {
         let release = |text| Release::parse(text).unwrap();
         assert!(release("8.1.0.3") > release("7.10.0.0-rc1"));
         assert!(release("10.0") > release("9.9"));

@@ -1,4 +1,5 @@
-//! Names of bins, at most 15 bytes each. Those of the reference system keep its spelling; what is ours is said to be.
+//! Names of bins, at most 15 bytes each. Bins of the reference system have its spelling; bins that only this store has
+//! are marked "Added".
 
 pub const TX_ID: &str = "txID";
 pub const VERSION: &str = "version";
@@ -33,34 +34,35 @@ pub const CONFLICTING_CHILDREN: &str = "conflictingCs";
 pub const SPENT_EXTRA_RECS: &str = "spentExtraRecs";
 pub const PRESERVE_UNTIL: &str = "preserveUntil";
 
-/// Ours: the number of a page that is not the master, so that its key is known from a scan, which returns digests.
+/// Added: the number of a page that is not the master. A scan returns only digests, so the key needs this number.
 pub const PAGE_NUMBER: &str = "pageNumber";
-/// Ours: a byte for each slot, the size of the output's amount in the slot's hash; where the outputs are not.
+/// Added: a byte for each slot, the size of the output's amount in the slot's hash; only where the outputs are not
+/// stored.
 pub const AMOUNT_SIZES: &str = "amountSizes";
-/// Ours: milliseconds since the epoch, indexed; there exactly while `creating` is.
+/// Added: milliseconds since the epoch, indexed; present exactly while `creating` is.
 pub const CREATING_AT: &str = "creatingAt";
-/// Ours: slots with a history, ascending.
+/// Added: slots with a history, ascending.
 pub const CONTESTED: &str = "contested";
-/// Ours: a bitmap; the first slot is the highest bit of the first byte.
+/// Added: a bitmap; the first slot is the highest bit of the first byte.
 pub const PRUNED_SPENDERS: &str = "prunedSpenders";
-/// Ours: the stamp as one number, chain offset × 4 + phase, so that a filter compares it in one step.
+/// Added: the stamp as one number, chain offset × 4 + phase, so that a filter compares it in one step.
 pub const CHAIN_POS: &str = "chainPos";
-/// Ours: numbers of other pages that are all spent, ascending.
+/// Added: numbers of other pages that are all spent, ascending.
 pub const SPENT_PAGES: &str = "spentPages";
-/// Ours: 0 pending, 1 accepted, 2 conflicting.
+/// Added: 0 pending, 1 accepted, 2 conflicting.
 pub const VERDICT: &str = "verdict";
-/// Ours: why, in the bytes of `schemas/reasons.md`.
+/// Added: the reason of a conflicting verdict, in the bytes of `schemas/reasons.md`.
 pub const REASON: &str = "reason";
-/// Ours: the height at which what is now a tombstone was pruned.
+/// Added: the height at which a record became a tombstone.
 pub const PRUNED: &str = "pruned";
-/// Ours: the BLAKE3 of the blob that is the body, where another one of its transaction was stored first.
+/// Added: the BLAKE3 of the blob that holds the body, where another blob of the transaction was stored first.
 pub const OTHER_BLOB: &str = "otherBlob";
-/// Ours: a coinbase came in extended format; its body is given back in the format that it came in.
+/// Added: a coinbase arrived in extended format; its body is returned in that format.
 pub const EXTENDED_BODY: &str = "extendedBody";
-/// Ours: a body that the bins `inputs` and `outputs` cannot give back byte for byte.
+/// Added: a body that the bins `inputs` and `outputs` cannot return byte for byte.
 pub const RAW_BODY: &str = "rawBody";
 
-/// Of lock records: the seed's names, and ours for the owner and the expiry.
+/// Bins of lock records: the reference document's names, and added names for the owner and the expiry.
 pub mod lock {
     pub const CREATED_AT: &str = "created_at";
     pub const LOCK_TYPE: &str = "lock_type";
@@ -71,7 +73,7 @@ pub mod lock {
     pub const OWNER: &str = "owner";
 }
 
-/// Of block records.
+/// Bins of block records.
 pub mod block {
     pub const BLOCK_ID: &str = "blockID";
     pub const HASH: &str = "hash";
@@ -82,7 +84,7 @@ pub mod block {
     pub const PROGRESS: &str = "progress";
 }
 
-/// Of command records. One that was done says only where.
+/// Bins of command records. An applied command has only the command's bytes and its chain offset.
 pub mod command {
     pub const ASKED: &str = "asked";
     pub const CHAIN_OFFSET: &str = "chainOffset";
@@ -91,7 +93,7 @@ pub mod command {
     pub const MESSAGE: &str = "message";
 }
 
-/// Of the meta record.
+/// Bins of the meta record.
 pub mod meta {
     pub const STORE_ID: &str = "storeID";
     pub const LAYOUT_VERSION: &str = "layoutVersion";
@@ -100,21 +102,21 @@ pub mod meta {
     pub const RETENTION: &str = "retention";
     pub const PRUNE_HORIZON: &str = "pruneHorizon";
     pub const CHAIN_ID: &str = "chainID";
-    /// Of one that is under way, as `record::codec` writes it.
+    /// A rebuild in progress, as `record::codec` encodes it.
     pub const REBUILDING: &str = "rebuilding";
     pub const REBUILDER: &str = "rebuilder";
     pub const PARTITIONS: &str = "partitions";
     pub const HAS_BLOBS: &str = "hasBlobs";
     pub const HAS_SENTINELS: &str = "hasSentinels";
-    /// Of the chain; absent: 0.
+    /// The consumed offset of the chain; absent: 0.
     pub const CONSUMED_CHAIN: &str = "chainNext";
-    /// Partition, offset, partition, offset …
+    /// Consumed offsets of transactions: partition, offset, partition, offset …
     pub const CONSUMED: &str = "consumed";
-    /// As `chainNext`, of the replay floor.
+    /// The replay floor of the chain, as `chainNext`.
     pub const FLOOR_CHAIN: &str = "floorChain";
-    /// As `consumed`, of the replay floor.
+    /// The replay floors of transactions, as `consumed`.
     pub const FLOOR: &str = "replayFloor";
-    /// `reorg_floor`
+    /// The height `reorg_floor` of the meta record; absent: 0.
     pub const REORG_FLOOR: &str = "reorgFloor";
     pub const TOPICS: &str = "topics";
 }

@@ -1,11 +1,12 @@
-//! The operations that are done by one request, without reading the record first.
+//! Native operations: one request does the operation without reading the record first.
 //!
-//! Each is compiled to an `operate` whose filter lets it through only where the pure function would say `Applied` with
-//! exactly this effect. What a filter refuses is not refused yet: the record is read and the pure function asked. So a
-//! filter may be stricter than the rule, and rare cases (reassigned slots, contested ones) are left to the reader.
+//! Each native operation is compiled to an `operate` behind a filter. The filter lets it through only where the pure
+//! function would answer `Applied` with exactly this effect. A refusal by a filter is not final: the record is read and
+//! the pure function decides. A filter may therefore be stricter than the rule, and rare cases (reassigned slots,
+//! contested slots) are left to the read.
 
 mod clear_creating;
-mod due;
+mod delete_at_height;
 mod mark_conflicting;
 mod respend;
 mod set_mined;
@@ -25,98 +26,103 @@ use super::{
 };
 use crate::record::{Key, MinedIn, Operation, Outcome, Reply, Rules, Sequenced, Stamp, TxState, Verdict};
 
-/// Everything that is packed once.
-pub struct Natives {
-    spend: spend::Templates,
-    set_mined: set_mined::Templates,
-    unset_mined: unset_mined::Templates,
-    clear_creating: clear_creating::Templates,
-    respend: respend::Templates,
-    mark_conflicting: mark_conflicting::Templates,
+/// The native operations of a store, packed once.
+pub struct NativeOperations {
+    spend: spend::SpendTemplates,
+    set_mined: set_mined::SetMinedTemplates,
+    unset_mined: unset_mined::UnsetMinedTemplates,
+    clear_creating: clear_creating::ClearCreatingTemplates,
+    respend: respend::RespendTemplates,
+    mark_conflicting: mark_conflicting::MarkConflictingTemplates,
 }
 
-impl Natives {
+impl NativeOperations {
     pub fn new(rules: &Rules) -> Self {
-        Natives {
-            spend: spend::Templates::new(rules),
-            set_mined: set_mined::Templates::new(rules),
-            unset_mined: unset_mined::Templates::new(rules),
-            clear_creating: clear_creating::Templates::new(),
-            respend: respend::Templates::new(rules),
-            mark_conflicting: mark_conflicting::Templates::new(rules),
+        NativeOperations {
+            spend: spend::SpendTemplates::new(rules),
+            set_mined: set_mined::SetMinedTemplates::new(rules),
+            unset_mined: unset_mined::UnsetMinedTemplates::new(rules),
+            clear_creating: clear_creating::ClearCreatingTemplates::new(),
+            respend: respend::RespendTemplates::new(rules),
+            mark_conflicting: mark_conflicting::MarkConflictingTemplates::new(rules),
         }
     }
 
-    /// What to send where `refused` took too much for granted; `None`: the record has to be read.
-    pub fn second_try(&self, refused: &Native, server_key: ServerKey, operations: &[&Operation]) -> Option<Native> {
-        let (Form::FirstMined(_), [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })]) =
-            (refused.answer, operations)
-        else {
+    /// Returns the request to send after `refused` was refused; `None`: the record must be read.
+    pub fn compile_fallback(
+        &self,
+        refused: &NativeRequest,
+        server_key: ServerKey,
+        operations: &[&Operation],
+    ) -> Option<NativeRequest> {
+        let AnswerForm::FirstMined(_) = refused.answer else { return None };
+        let [Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain })] = operations else {
             return None;
         };
-        let (policy, operations) = self.set_mined.compile((*stamp, *mined_in, *longest_chain), Form::Blocks);
+        let (policy, operations) = self.set_mined.compile((*stamp, *mined_in, *longest_chain), AnswerForm::Blocks);
         let operation = BatchOperation::write(&policy, server_key, operations);
-        Some(Native { operation: Some(Box::new(operation)), answer: Form::Blocks })
+        Some(NativeRequest { operation: Some(Box::new(operation)), answer: AnswerForm::Blocks })
     }
 
-    /// For one call: rows that differ only in their keys share what they are compiled to, and then the client sends it
-    /// once.
-    pub fn compiler(&self) -> Compiler<'_> {
-        Compiler { natives: self, set_mined: None }
+    /// Returns a compiler for one call. Rows that differ only in their keys share one compiled form, which the client
+    /// then sends once.
+    pub fn compiler(&self) -> NativeCompiler<'_> {
+        NativeCompiler { natives: self, set_mined: None }
     }
 }
 
 /// Compiles the rows of one call.
-pub struct Compiler<'a> {
-    natives: &'a Natives,
-    set_mined: Option<(Listing, BatchWritePolicy, Vec<ServerOperation>)>,
+pub struct NativeCompiler<'a> {
+    natives: &'a NativeOperations,
+    set_mined: Option<(SetMinedArgs, BatchWritePolicy, Vec<ServerOperation>)>,
 }
 
-/// What a block says of each transaction that it lists.
-type Listing = (Stamp, MinedIn, bool);
+/// The arguments of `SetMined`: stamp, block, and whether the block is on the longest chain. They are equal for all
+/// transactions of a block.
+type SetMinedArgs = (Stamp, MinedIn, bool);
 
-/// Operations on one record as one request, and how its answer reads.
-pub struct Native {
-    /// Lent while it is on its way. Boxed: it is large, and would be moved with everything that holds it.
+/// Operations on one record as one request, and the form of its answer.
+pub struct NativeRequest {
+    /// The request; `None` while it is being sent. Boxed, because it is large and would be moved with its owner.
     pub operation: Option<Box<BatchOperation>>,
-    answer: Form,
+    answer: AnswerForm,
 }
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// So many spends; the last value is what [`due::reply`] makes.
+enum AnswerForm {
+    /// Spends, this many. The last value is the one that [`delete_at_height::parse_reply`] parses.
     Spends(usize),
-    /// So many spends that ask for no signals: nothing to read.
+    /// Spends, this many, without signals. The answer has no values.
     Silent(usize),
-    /// Nothing to read: in this block, and in no other.
+    /// Set mined by the first block, with this id. The answer has no values.
     FirstMined(u32),
-    /// The last values are all block ids and the number of further pages.
+    /// Set mined or unset mined. The last values are all block ids and the number of further pages.
     Blocks,
-    /// Nothing to read.
+    /// Creating cleared. The answer has no values.
     Live,
-    /// Nothing to read.
+    /// Marked conflicting with this verdict. The answer has no values.
     Conflicting(Verdict),
 }
 
-impl Native {
-    /// An outcome for each operation; `None`: the answer is not of the form that was asked for.
+impl NativeRequest {
+    /// Returns an outcome for each operation; `None` where the answer has another form than the request asks for.
     pub fn outcomes(&self, record: Option<&ServerRecord>) -> Option<Vec<Outcome>> {
         let results = record.and_then(|record| record.results.as_deref()).unwrap_or_default();
         Some(match self.answer {
-            Form::Spends(count) => spend::outcomes(count, results)?,
-            Form::Silent(count) => vec![Outcome::Applied(Reply::None); count],
-            Form::FirstMined(block_id) => vec![Outcome::Applied(set_mined::first_reply(block_id))],
-            Form::Blocks => vec![Outcome::Applied(set_mined::reply(results)?)],
-            Form::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
-            Form::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
+            AnswerForm::Spends(count) => spend::outcomes(count, results)?,
+            AnswerForm::Silent(count) => vec![Outcome::Applied(Reply::None); count],
+            AnswerForm::FirstMined(block_id) => vec![Outcome::Applied(set_mined::first_block_reply(block_id))],
+            AnswerForm::Blocks => vec![Outcome::Applied(set_mined::parse_reply(results)?)],
+            AnswerForm::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
+            AnswerForm::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
         })
     }
 }
 
-impl Compiler<'_> {
-    /// The native form of these operations on one record, where they have one.
-    pub fn compile(&mut self, key: &Key, server_key: ServerKey, operations: &[&Operation]) -> Option<Native> {
+impl NativeCompiler<'_> {
+    /// Compiles operations on one record to a native request; `None` where they have no native form.
+    pub fn compile(&mut self, key: &Key, server_key: ServerKey, operations: &[&Operation]) -> Option<NativeRequest> {
         let Key::Page(_, page) = key else { return None };
         let is_master = *page == 0;
         match operations {
@@ -133,7 +139,7 @@ impl Compiler<'_> {
         server_key: ServerKey,
         stamp: Stamp,
         operation: &Sequenced,
-    ) -> Option<Native> {
+    ) -> Option<NativeRequest> {
         match operation {
             Sequenced::SetMined { mined_in, longest_chain } if is_master => {
                 Some(self.set_mined((stamp, *mined_in, *longest_chain), server_key))
@@ -149,25 +155,26 @@ impl Compiler<'_> {
         }
     }
 
-    fn set_mined(&mut self, listing: Listing, server_key: ServerKey) -> Native {
-        let shared = self.set_mined.take().filter(|(there, ..)| *there == listing);
-        let answer = Form::FirstMined(listing.1.block_id);
-        let (_, policy, operations) = self.set_mined.insert(shared.unwrap_or_else(|| {
-            let (policy, operations) = self.natives.set_mined.compile(listing, answer);
-            (listing, policy, operations)
+    fn set_mined(&mut self, args: SetMinedArgs, server_key: ServerKey) -> NativeRequest {
+        let cached = self.set_mined.take().filter(|(cached_args, ..)| *cached_args == args);
+        let answer = AnswerForm::FirstMined(args.1.block_id);
+        let (_, policy, operations) = self.set_mined.insert(cached.unwrap_or_else(|| {
+            let (policy, operations) = self.natives.set_mined.compile(args, answer);
+            (args, policy, operations)
         }));
         let operation = BatchOperation::write(policy, server_key, operations.clone());
-        Native { operation: Some(Box::new(operation)), answer }
+        NativeRequest { operation: Some(Box::new(operation)), answer }
     }
 }
 
-/// Whether an operation joins others on its record: but for more spends than one request takes, all do.
-pub fn go_together(before: &[&Operation], next: &Operation) -> bool {
-    spend::leave_room(before, next)
+/// Returns whether an operation joins the others on its record. All operations do, except spends beyond the slots of
+/// one request.
+pub fn can_join(before: &[&Operation], next: &Operation) -> bool {
+    spend::has_room_for(before, next)
 }
 
-/// Only what is there is changed, behind a filter; a TTL stays as it is.
-fn behind(filter: Packed) -> BatchWritePolicy {
+/// Makes the policy of a filtered write: it changes only an existing record and leaves its TTL.
+fn filtered_policy(filter: Packed) -> BatchWritePolicy {
     BatchWritePolicy {
         record_exists_action: RecordExistsAction::UpdateOnly,
         expiration: Expiration::DontUpdate,
@@ -176,20 +183,20 @@ fn behind(filter: Packed) -> BatchWritePolicy {
     }
 }
 
-/// The stamp rule: nothing later was there. One hole: the stamp.
-fn not_after_a_later_stamp() -> Template {
+/// Packs the stamp rule: the record has no later stamp. One hole: the stamp.
+fn stamp_template() -> Template {
     use aerospike::expressions::int_bin;
     Template::new(&or(vec![absent(names::CHAIN_POS), le(int_bin(names::CHAIN_POS), hole())]))
 }
 
-fn integer(value: Option<&Value>) -> Option<u64> {
+fn as_integer(value: Option<&Value>) -> Option<u64> {
     match value {
         Some(Value::Int(number)) => u64::try_from(*number).ok(),
         _ => None,
     }
 }
 
-/// The height of a number that an expression added up.
+/// Adds a constant to an expression that gives a height.
 fn add_height(expression: aerospike::expressions::Expression, more: u32) -> aerospike::expressions::Expression {
     aerospike::expressions::num_add(vec![expression, int_val(more.into())])
 }

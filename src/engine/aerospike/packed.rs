@@ -1,16 +1,17 @@
-//! MessagePack as the server packs lists and expressions: text and blobs carry their particle type as a first byte.
+//! MessagePack in the server's dialect for lists and expressions: text and blobs carry their particle type as a first
+//! byte.
 //!
-//! Lists of bins and the changing parts of expressions are written here and not through the client's values, which
-//! would be built element by element and then encoded twice.
+//! Lists of bins and the variable parts of expressions are encoded here. The client's own values would be built element
+//! by element and encoded twice.
 
 #[cfg(test)]
 const STRING: u8 = 3;
 const BLOB: u8 = 4;
 
-/// The particle type of a list, which a packed list is sent under.
+/// The particle type under which a packed list is sent.
 pub const LIST: u8 = 20;
 
-/// Bytes that grow by packed values.
+/// A buffer to which packed values are appended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Packed(pub Vec<u8>);
 
@@ -19,7 +20,7 @@ impl Packed {
         Packed(Vec::with_capacity(bytes))
     }
 
-    /// The head of a list of so many values.
+    /// Appends the head of a list of `length` values.
     pub fn list(&mut self, length: usize) {
         match length {
             ..16 => self.0.push(0x90 | length as u8),
@@ -50,7 +51,7 @@ impl Packed {
         self.blob_of(&[bytes]);
     }
 
-    /// One blob out of several pieces.
+    /// Appends one blob made of several pieces.
     pub fn blob_of(&mut self, pieces: &[&[u8]]) {
         self.particle(BLOB, pieces);
     }
@@ -87,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn as_the_client_packs(expression: &Expression) -> Expression {
+    fn pack_by_client(expression: &Expression) -> Expression {
         from_base64(&expression.base64().unwrap()).unwrap()
     }
 
@@ -98,40 +99,40 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_packed_as_the_client_packs_them() {
+    fn numbers_are_packed_as_by_the_client() {
         for shift in 0..63 {
             for near in [-1, 0, 1] {
                 for value in [(1_i64 << shift) + near, -((1_i64 << shift) + near)] {
-                    assert_eq!(packed(|p| p.int(value)), as_the_client_packs(&int_val(value)), "{value}");
+                    assert_eq!(packed(|p| p.int(value)), pack_by_client(&int_val(value)), "{value}");
                 }
             }
         }
         for value in [i64::MIN, i64::MAX] {
-            assert_eq!(packed(|p| p.int(value)), as_the_client_packs(&int_val(value)), "{value}");
+            assert_eq!(packed(|p| p.int(value)), pack_by_client(&int_val(value)), "{value}");
         }
     }
 
     #[test]
-    fn blobs_and_text_are_packed_as_the_client_packs_them() {
+    fn blobs_and_text_are_packed_as_by_the_client() {
         for length in [0, 1, 30, 31, 32, 254, 255, 256, 65_534, 65_535, 65_536] {
             let bytes = vec![0x61; length];
-            assert_eq!(packed(|p| p.blob(&bytes)), as_the_client_packs(&blob_val(bytes.clone())), "{length}");
+            assert_eq!(packed(|p| p.blob(&bytes)), pack_by_client(&blob_val(bytes.clone())), "{length}");
             let text = String::from_utf8(bytes).unwrap();
-            assert_eq!(packed(|p| p.text(&text)), as_the_client_packs(&string_val(text.clone())), "{length}");
+            assert_eq!(packed(|p| p.text(&text)), pack_by_client(&string_val(text.clone())), "{length}");
         }
     }
 
     #[test]
-    fn lists_are_packed_as_the_client_packs_them() {
+    fn lists_are_packed_as_by_the_client() {
         for length in [0, 1, 15, 16, 65_535, 65_536] {
-            // A list in an expression is quoted: a list of the code and itself.
+            // A list in an expression is quoted: a list of the code and the list itself.
             let quoted = packed(|p| {
                 p.list(2);
                 p.int(126);
                 p.list(length);
                 (0..length).for_each(|_| p.nil());
             });
-            assert_eq!(quoted, as_the_client_packs(&list_val(vec![Value::Nil; length])), "{length}");
+            assert_eq!(quoted, pack_by_client(&list_val(vec![Value::Nil; length])), "{length}");
         }
     }
 }

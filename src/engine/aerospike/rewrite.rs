@@ -1,8 +1,9 @@
-//! Any operation, through the pure function: the record as it was read, what [`crate::record::apply`] makes of it, and
-//! the write that lands only if the record still is what was read.
+//! Any operation, through the pure function: the record as it was read, the effect of [`crate::record::apply`], and a
+//! write that takes effect only if the record still is as it was read.
 //!
-//! The comparison is the record's generation, which every write raises; for a record that was absent, that it still is.
-//! A lock record can be deleted and made again with the same generation, so its owner is compared as well.
+//! The write compares the record's generation, which every write raises; for an absent record the write is create-only.
+//! A lock record can be deleted and created again with the same generation, so its owner and creation time are
+//! compared, too.
 
 use aerospike::{
     BatchDeletePolicy, BatchOperation, BatchReadPolicy, BatchWritePolicy, Bin, Expiration, GenerationPolicy,
@@ -17,61 +18,70 @@ use super::{
 };
 use crate::record::{self, Key, LockRecord, Operation, Outcome, Page, Record, Rules, Slot};
 
-/// More slots than this that changed are written as a whole list.
-const MOST_SLOT_WRITES: usize = 256;
-/// How much longer than its own expiry the server keeps a lock record: whoever takes it over goes by the expiry, the TTL
-/// only clears away what nobody came for. Clocks of machines differ by less.
+/// Changed slots that are written one by one, at most. More changed slots are written as a whole list.
+const MAX_SLOT_WRITES: usize = 256;
+/// Seconds by which the TTL of a lock record outlasts its expiry. A takeover goes by the expiry; the TTL only removes
+/// lock records that no instance takes over. Clocks of machines differ by less.
 const LOCK_RECORD_SLACK_S: u64 = 600;
 
-/// A record as it was read.
+/// A record as it was read, or the assumption that it is absent.
 #[derive(Debug, Clone, Default)]
-pub struct Found {
+pub struct RecordVersion {
     pub record: Option<Record>,
     generation: u32,
-    /// Nobody has looked: it is taken to be absent.
-    pub unread: bool,
+    /// Blind: the record was not read and is taken to be absent.
+    pub is_blind: bool,
 }
 
-/// Reads a record with what [`rewrite`] compares.
+/// Reads a record with the generation that [`rewrite`] compares.
 pub fn read(key: ServerKey) -> BatchOperation {
     BatchOperation::read(&BatchReadPolicy::default(), key, aerospike::Bins::All)
 }
 
-impl Found {
-    /// Taken to be absent.
-    pub fn unread() -> Self {
-        Found { unread: true, ..Found::default() }
+impl RecordVersion {
+    /// Returns a version for a record that was not read and is taken to be absent.
+    pub fn blind() -> Self {
+        RecordVersion { is_blind: true, ..RecordVersion::default() }
     }
 
+    /// Decodes a record that the server returned.
+    ///
     /// # Errors
     /// The record is damaged.
     pub fn from_server(key: &Key, record: ServerRecord) -> Result<Self, BadRecord> {
         let generation = record.generation;
-        Ok(Found { record: Some(bins::decode(key, record.bins)?), generation, unread: false })
+        Ok(RecordVersion { record: Some(bins::decode(key, record.bins)?), generation, is_blind: false })
     }
 
-    /// The record is still the one that was found, as far as its generation does not tell.
-    fn unchanged(&self) -> Option<Expression> {
-        let Some(Record::LockRecord(there)) = &self.record else { return None };
-        let is = |bin, value: u64| eq(int_bin(bin), int_val(value as i64));
-        Some(and(vec![is(names::lock::OWNER, there.owner), is(names::lock::CREATED_AT, there.created_at)]))
+    /// Returns a filter for records that the generation does not identify: lock records.
+    fn lock_record_filter(&self) -> Option<Expression> {
+        let Some(Record::LockRecord(lock_record)) = &self.record else { return None };
+        let equals = |bin, value: u64| eq(int_bin(bin), int_val(value as i64));
+        let owner = equals(names::lock::OWNER, lock_record.owner);
+        Some(and(vec![owner, equals(names::lock::CREATED_AT, lock_record.created_at)]))
     }
 }
 
-/// What some operations on one record come to.
+/// The result of some operations on one record.
 #[derive(Debug)]
-pub struct Rewritten {
-    /// One for each operation, in their order.
+pub struct Rewrite {
+    /// Outcomes of the operations, in their order.
     pub outcomes: Vec<Outcome>,
-    /// What to write; `None`: nothing changed.
+    /// The write; `None` where the record does not change.
     pub write: Option<Box<BatchOperation>>,
-    /// See [`Found::unread`].
-    pub unread: bool,
+    /// Copied from the version: the record was not read.
+    pub is_blind: bool,
 }
 
-/// Does the operations one after the other to what was found.
-pub fn rewrite(rules: &Rules, key: &Key, server_key: ServerKey, found: &Found, operations: &[&Operation]) -> Rewritten {
-    let mut record = found.record.clone();
+/// Applies the operations, one after the other, to a version of the record.
+pub fn rewrite(
+    rules: &Rules,
+    key: &Key,
+    server_key: ServerKey,
+    version: &RecordVersion,
+    operations: &[&Operation],
+) -> Rewrite {
+    let mut record = version.record.clone();
     let mut changed = false;
     let mut outcomes = Vec::with_capacity(operations.len());
     let mut at = 0;
@@ -79,7 +89,7 @@ pub fn rewrite(rules: &Rules, key: &Key, server_key: ServerKey, found: &Found, o
         let spends: Vec<_> = operations[at..].iter().map_while(|operation| as_spend(operation)).cloned().collect();
         let effects = match spends.len() {
             0 | 1 => vec![record::apply(rules, key, &mut record, operations[at])],
-            // A parent with many children at once: its body is walked once.
+            // For a parent with many children, `spend_all` walks the parent's body once.
             _ => record::spend_all(rules, &mut record, &spends),
         };
         at += effects.len();
@@ -88,8 +98,9 @@ pub fn rewrite(rules: &Rules, key: &Key, server_key: ServerKey, found: &Found, o
             outcomes.push(effect.outcome);
         }
     }
-    let write = changed.then(|| compile(key, server_key, found, record.as_ref(), now_ms(operations))).flatten();
-    Rewritten { outcomes, write, unread: found.unread }
+    let now_ms = acquisition_time_ms(operations);
+    let write = changed.then(|| compile_write(key, server_key, version, record.as_ref(), now_ms)).flatten();
+    Rewrite { outcomes, write, is_blind: version.is_blind }
 }
 
 fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a record::Spend> {
@@ -99,8 +110,8 @@ fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a record::Spend> {
     }
 }
 
-/// The time that an acquisition goes by.
-fn now_ms(operations: &[&Operation]) -> u64 {
+/// Returns the time of an acquisition of a lock record, in milliseconds; 0 without one.
+fn acquisition_time_ms(operations: &[&Operation]) -> u64 {
     let times = operations.iter().filter_map(|operation| match operation {
         Operation::AcquireLockRecord { now_ms, .. } => Some(*now_ms),
         _ => None,
@@ -108,20 +119,20 @@ fn now_ms(operations: &[&Operation]) -> u64 {
     times.max().unwrap_or_default()
 }
 
-/// The write that makes the record found the new one; `None` where the two are the same after all.
-fn compile(
+/// Compiles the write that replaces `base` by `new`; `None` where the two have equal bins.
+fn compile_write(
     key: &Key,
     server_key: ServerKey,
-    found: &Found,
+    base: &RecordVersion,
     new: Option<&Record>,
     now_ms: u64,
 ) -> Option<Box<BatchOperation>> {
     let Some(new) = new else {
-        found.record.as_ref()?;
+        base.record.as_ref()?;
         let policy = BatchDeletePolicy {
             generation_policy: GenerationPolicy::ExpectGenEqual,
-            generation: found.generation,
-            filter_expression: found.unchanged(),
+            generation: base.generation,
+            filter_expression: base.lock_record_filter(),
             ..BatchDeletePolicy::default()
         };
         return Some(Box::new(BatchOperation::delete(&policy, server_key)));
@@ -129,9 +140,9 @@ fn compile(
     let bins = bins::encode(key, new);
     let mut policy = BatchWritePolicy { expiration: Expiration::Never, ..BatchWritePolicy::default() };
     if let Record::LockRecord(lock_record) = new {
-        policy.expiration = Expiration::Seconds(time_to_live(lock_record, now_ms));
+        policy.expiration = Expiration::Seconds(lock_record_ttl_s(lock_record, now_ms));
     }
-    let operations = match &found.record {
+    let operations = match &base.record {
         None => {
             policy.record_exists_action = RecordExistsAction::CreateOnly;
             put_all(bins)
@@ -139,8 +150,8 @@ fn compile(
         Some(old) => {
             policy.record_exists_action = RecordExistsAction::UpdateOnly;
             policy.generation_policy = GenerationPolicy::ExpectGenEqual;
-            policy.generation = found.generation;
-            policy.filter_expression = found.unchanged();
+            policy.generation = base.generation;
+            policy.filter_expression = base.lock_record_filter();
             if policy.expiration == Expiration::Never {
                 policy.expiration = Expiration::DontUpdate;
             }
@@ -150,19 +161,19 @@ fn compile(
     (!operations.is_empty()).then(|| Box::new(BatchOperation::write(&policy, server_key, operations)))
 }
 
-fn time_to_live(lock_record: &LockRecord, now_ms: u64) -> u32 {
-    let left = lock_record.expires_at.saturating_sub(now_ms) / 1_000;
-    u32::try_from(left + LOCK_RECORD_SLACK_S).unwrap_or(u32::MAX / 2)
+fn lock_record_ttl_s(lock_record: &LockRecord, now_ms: u64) -> u32 {
+    let remaining_s = lock_record.expires_at.saturating_sub(now_ms) / 1_000;
+    u32::try_from(remaining_s + LOCK_RECORD_SLACK_S).unwrap_or(u32::MAX / 2)
 }
 
-/// Writes every bin. The client copies name and value out of the bin that it is shown, so one serves for all.
-pub fn put_all(bins: Bins) -> Vec<ServerOperation> {
-    let mut shown = Bin::new(String::new(), Value::Nil);
+/// Writes every bin. The client copies name and value out of the bin, so one `Bin` serves for all.
+fn put_all(bins: Bins) -> Vec<ServerOperation> {
+    let mut bin = Bin::new(String::new(), Value::Nil);
     let put = |(name, value): (&str, Value)| {
-        shown.name.clear();
-        shown.name.push_str(name);
-        shown.value = value;
-        operations::put(&shown)
+        bin.name.clear();
+        bin.name.push_str(name);
+        bin.value = value;
+        operations::put(&bin)
     };
     bins.into_iter().map(put).collect()
 }
@@ -171,31 +182,31 @@ fn put((name, value): (&'static str, Value)) -> ServerOperation {
     operations::put(&Bin::new(name, value))
 }
 
-/// Writes the bins that differ, and removes those that are gone.
+/// Writes the bins that differ, and removes the bins that `new` does not have.
 fn put_difference(key: &Key, old: &Record, new: &Record, bins: Bins) -> Vec<ServerOperation> {
     let before = bins::encode(key, old);
-    let gone = before.iter().filter(|(name, _)| !bins.iter().any(|(kept, _)| kept == name));
-    let mut operations: Vec<_> = gone.map(|(name, _)| put((name, Value::Nil))).collect();
+    let removed = before.iter().filter(|(name, _)| !bins.iter().any(|(new, _)| new == name));
+    let mut operations: Vec<_> = removed.map(|(name, _)| put((name, Value::Nil))).collect();
     let slots = changed_slots(old, new);
     for (name, value) in bins {
         match &slots {
             Some(slots) if name == names::UTXOS => operations.extend(slots.iter().cloned()),
-            _ if before.iter().any(|(kept, was)| *kept == name && *was == value) => {}
+            _ if before.iter().any(|(old, was)| *old == name && *was == value) => {}
             _ => operations.push(put((name, value))),
         }
     }
     operations
 }
 
-/// The slots that changed, one write each; `None` where the list is better written whole.
+/// Returns one write for each changed slot; `None` where the list is better written whole.
 fn changed_slots(old: &Record, new: &Record) -> Option<Vec<ServerOperation>> {
     let (old, new) = (slots_of(old)?, slots_of(new)?);
     if old.len() != new.len() {
         return None;
     }
     let changed: Vec<(usize, &Slot)> =
-        new.iter().enumerate().filter(|(offset, slot)| old[*offset] != **slot).take(MOST_SLOT_WRITES + 1).collect();
-    if changed.len() > MOST_SLOT_WRITES || changed.iter().any(|(_, slot)| **slot == Slot::Nil) {
+        new.iter().enumerate().filter(|(offset, slot)| old[*offset] != **slot).take(MAX_SLOT_WRITES + 1).collect();
+    if changed.len() > MAX_SLOT_WRITES || changed.iter().any(|(_, slot)| **slot == Slot::Nil) {
         return None;
     }
     Some(changed.into_iter().filter_map(|(offset, slot)| set_slot(offset as u32, slot)).collect())
@@ -205,7 +216,7 @@ fn slots_of(record: &Record) -> Option<&[Slot]> {
     record.page().and_then(|page: &Page| page.utxos.as_deref())
 }
 
-/// Writes one slot that is not nil.
+/// Writes one slot; `None` for a nil slot.
 fn set_slot(offset: u32, slot: &Slot) -> Option<ServerOperation> {
     let (hash, spender) = slot_bytes(slot)?;
     let bytes = match spender {

@@ -1,45 +1,46 @@
-//! How to reach a cluster, and the policies of every request.
+//! Settings of a cluster, and the policies of every request.
 
 use std::{path::PathBuf, time::Duration};
 
 use aerospike::{AdminPolicy, BatchPolicy, QueryDuration, QueryPolicy, policy::BasePolicy};
 
-/// Where a store is and how it is reached.
+/// Location of a store, and the access to its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AerospikeSettings {
-    /// Nodes to ask first: `host:port` or `host:tls-name:port`, separated by commas.
+    /// Nodes to contact first: `host:port` or `host:tls-name:port`, separated by commas.
     pub hosts: String,
-    /// The namespace; it must exist.
+    /// Name of the namespace, which must exist.
     pub namespace: String,
-    /// The set of transaction pages; block records and the meta record have sets named after it.
+    /// The set of transaction pages; the sets of other records are named after it.
     pub set: String,
-    /// Where the bodies of external transactions are. The engine itself has no use for it.
+    /// URL of the blob store with the external bodies. The engine does not use it.
     pub external_store: Option<String>,
-    /// How the cluster is reached.
+    /// Access to the cluster: login, encryption, limits.
     pub access: Access,
 }
 
-/// How a cluster is reached, and what is accepted of it.
+/// Access to a cluster: login, encryption, limits, and the risks that are accepted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Access {
-    /// User and password, where the cluster asks for them (Enterprise Edition).
+    /// User and password, where the cluster demands a login (Enterprise Edition).
     pub login: Option<(String, String)>,
-    /// Certificates (PEM) of the authority that signed the nodes' own; given: connections are encrypted.
+    /// Certificates (PEM) of the authority that signed the nodes' certificates. With a file, connections are encrypted.
     pub tls_ca_file: Option<PathBuf>,
-    /// Addresses that the nodes give to clients outside their network (`alternate-access-address`).
+    /// Use the addresses that nodes announce for clients outside their network (`alternate-access-address`).
     pub alternate_addresses: bool,
-    /// How long one request may take.
+    /// Timeout of one request.
     pub timeout: Duration,
-    /// Connections to each node at most; not fewer than requests in flight.
+    /// Connections to each node, at most; not fewer than requests in flight.
     pub connections: usize,
-    /// `utxo_batch_size`: a page of so many spent slots must fit the server's `max-record-size`. `None`: not checked.
+    /// `utxo_batch_size`: a page with this many spent slots must fit the server's `max-record-size`. `None`: not
+    /// checked.
     pub utxo_batch_size: Option<u32>,
-    /// And beside it a body of so many bytes: larger ones go to the blob store.
+    /// Bytes of an inline body beside those slots, at most; larger bodies go to the blob store.
     pub inline_limit: u64,
-    /// Community Edition with a replication factor above 1: a cluster that falls in two can then accept both of two
-    /// conflicting spends. Refused unless this says that it was thought of.
+    /// Accept Community Edition with a replication factor above 1. A cluster that splits in two can then accept both of
+    /// two conflicting spends, so the engine refuses such a cluster by default.
     pub accept_replication: bool,
-    /// Secondary indexes that are missing are created. Whoever only reads does without.
+    /// Create secondary indexes that are missing. Commands that only read leave this off.
     pub creates_indexes: bool,
 }
 
@@ -83,7 +84,7 @@ impl AerospikeSettings {
     }
 }
 
-/// One policy for each kind of request.
+/// The policies of requests, by kind.
 pub(super) struct Policies {
     pub batch: BatchPolicy,
     pub query: QueryPolicy,
@@ -93,8 +94,8 @@ pub(super) struct Policies {
 impl Policies {
     pub fn new(settings: &AerospikeSettings) -> Self {
         let timeout = settings.access.timeout.as_millis() as u32;
-        // The client never sends again by itself: what may have been done is answered as unknown, and whoever asked
-        // repeats it.
+        // The client does not retry: a write that may have taken effect is answered as unknown, and the caller repeats
+        // it.
         let base = |total_timeout| BasePolicy {
             total_timeout,
             socket_timeout: timeout,
@@ -102,10 +103,11 @@ impl Policies {
             ..BasePolicy::default()
         };
         let mut batch = BatchPolicy { base_policy: base(timeout), ..BatchPolicy::write_default() };
-        // Without it a row that was done can come back as one that was not.
+        // Without this flag a row that was done can come back as one that was not.
         batch.respond_all_keys = true;
         let query = QueryPolicy {
-            // A scan may take as long as it takes; a node that says nothing for the timeout is away.
+            // A scan has no time limit as a whole; a node that sends nothing within the socket timeout counts as
+            // unreachable.
             base_policy: base(0),
             expected_duration: QueryDuration::Long,
             ..QueryPolicy::default()

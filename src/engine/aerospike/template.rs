@@ -1,7 +1,7 @@
-//! Filter expressions that are packed once, with holes for what differs from row to row.
+//! Filter expressions that are packed once, with holes for the values that differ from row to row.
 //!
-//! The client walks and encodes an expression several times for each row that carries it; that is most of what a spend
-//! would cost. Here the constant parts are bytes, made when the engine opens, and a row's filter is those bytes with
+//! The client walks and encodes an expression several times for each row that carries it, which would be most of the
+//! cost of a spend. Here the constant parts are bytes, packed when the engine opens. A row's filter is those bytes with
 //! numbers and blobs in between.
 
 use aerospike::ListReturnType;
@@ -12,28 +12,28 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 
 use super::packed::Packed;
 
-/// Stands for what is filled in. No height, count or stamp is so large.
+/// The value that marks a hole. No height, count or stamp is so large.
 const HOLE: i64 = 0x7A5C_3B1D_9E4F_6A2B;
 /// The code of "and" in a packed expression.
 const AND: i64 = 16;
 
-/// What a template leaves open.
+/// Returns an expression that marks a hole of a template.
 pub fn hole() -> Expression {
     int_val(HOLE)
 }
 
-/// What is filled in.
+/// A value for one hole.
 #[derive(Debug, Clone, Copy)]
 pub enum Fill<'a> {
     Int(i64),
-    /// One blob, in pieces.
+    /// A blob, given in pieces.
     Blob(&'a [&'a [u8]]),
 }
 
 /// A packed expression with holes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// One more than there are holes.
+    /// The bytes around the holes: one piece more than there are holes.
     pieces: Vec<Vec<u8>>,
 }
 
@@ -42,7 +42,7 @@ impl Template {
     pub fn new(expression: &Expression) -> Self {
         let mut marker = Packed::default();
         marker.int(HOLE);
-        let bytes = packed(expression);
+        let bytes = pack(expression);
         let mut pieces = Vec::new();
         let mut rest = bytes.as_slice();
         while let Some(at) = rest.windows(marker.0.len()).position(|window| window == marker.0) {
@@ -68,37 +68,38 @@ impl Template {
         }
     }
 
-    /// About how many bytes it takes.
+    /// Estimates the bytes of the filled expression, blobs aside.
     pub fn size(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len() + 9).sum()
     }
 }
 
-/// The bytes of an expression that is the same for every row.
-pub fn packed(expression: &Expression) -> Vec<u8> {
+/// Packs an expression that is the same for every row.
+pub fn pack(expression: &Expression) -> Vec<u8> {
     let text = expression.base64().expect("expressions written here pack, as the tests of each show");
-    STANDARD.decode(text).expect("the client writes what it calls base64")
+    STANDARD.decode(text).expect("the client writes valid base64")
 }
 
-/// An expression out of bytes, so that the client copies it instead of walking it.
-pub fn prepacked(expression: &Expression) -> Expression {
-    from_packed_bytes(packed(expression))
+/// Packs an expression, so that the client copies its bytes instead of walking it.
+pub fn prepack(expression: &Expression) -> Expression {
+    from_packed_bytes(pack(expression))
 }
 
-/// Conditions that are the same for every row, next to each other as "and" packs them.
+/// Conditions that are the same for every row, in the form in which "and" packs its arguments.
 #[derive(Debug, Clone, Default)]
-pub struct Conditions {
+pub struct PackedConditions {
     count: usize,
     bytes: Vec<u8>,
 }
 
-impl Conditions {
+impl PackedConditions {
     pub fn new(conditions: &[Expression]) -> Self {
-        let bytes = conditions.iter().flat_map(packed).collect();
-        Conditions { count: conditions.len(), bytes }
+        let bytes = conditions.iter().flat_map(pack).collect();
+        PackedConditions { count: conditions.len(), bytes }
     }
 
-    /// "All of these, and `more` that are appended to what is returned".
+    /// Starts an "and" of these conditions and `more` conditions that the caller appends to the returned bytes. `room`
+    /// is their estimated size in bytes.
     pub fn and(&self, more: usize, room: usize) -> Packed {
         let mut out = Packed::with_capacity(8 + self.bytes.len() + room);
         out.list(1 + self.count + more);
@@ -108,17 +109,17 @@ impl Conditions {
     }
 }
 
-/// The bin is not there: the cheap common case of every mark.
+/// Tests that the bin is absent, the cheap common case of every mark.
 pub fn absent(bin: &str) -> Expression {
     eq(bin_type(bin), int_val(0))
 }
 
-/// A boolean that is not there, or false, as the reference system writes it.
+/// Tests that a boolean is absent, or false as the reference system writes it.
 pub fn unset(bin: &str) -> Expression {
     or(vec![absent(bin), not(bool_bin(bin))])
 }
 
-/// The blob at an index (a hole) of a list.
+/// Reads the blob at an index (a hole) of a list.
 pub fn blob_at(bin: &str) -> Expression {
     get_by_index(ListReturnType::VALUES, ExpType::Blob, hole(), list_bin(bin), &[])
 }
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filled_template_is_the_expression_with_those_values() {
+    fn a_filled_template_equals_the_expression_with_those_values() {
         let template = Template::new(&eq(blob_at("utxos"), hole()));
         for (index, length) in [(0, 0), (1_000, 31), (-1, 32), (70_000, 300)] {
             let blob = vec![7; length];
@@ -138,16 +139,16 @@ mod tests {
             let (left, right) = blob.split_at(length / 2);
             template.fill(&mut filled, &[Fill::Int(index), Fill::Blob(&[left, right])]);
             let at = get_by_index(ListReturnType::VALUES, ExpType::Blob, int_val(index), list_bin("utxos"), &[]);
-            assert_eq!(filled.0, packed(&eq(at, blob_val(blob))));
+            assert_eq!(filled.0, pack(&eq(at, blob_val(blob))));
         }
     }
 
     #[test]
-    fn conditions_and_more_are_one_and() {
+    fn constant_and_appended_conditions_make_one_and() {
         let constant = [absent("a"), unset("b")];
-        let mut out = Conditions::new(&constant).and(1, 0);
+        let mut out = PackedConditions::new(&constant).and(1, 0);
         Template::new(&eq(hole(), int_val(3))).fill(&mut out, &[Fill::Int(4)]);
         let [a, b] = constant;
-        assert_eq!(out.0, packed(&and(vec![a, b, eq(int_val(4), int_val(3))])));
+        assert_eq!(out.0, pack(&and(vec![a, b, eq(int_val(4), int_val(3))])));
     }
 }

@@ -1,4 +1,4 @@
-//! Secondary indexes: in step with the records, in order, in range, within the limit.
+//! Secondary indexes match the records and respect order, range and limit.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::{Bench, fixtures::*, states::Model};
 use crate::{
     engine::{
         Index, Row,
-        local::{index_values, place},
+        local::{index_position, index_values},
     },
     record::{Key, Operation, Page, Record, Sequenced},
 };
@@ -14,11 +14,12 @@ use crate::{
 const INDEXES: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
 
 impl Model {
-    /// Each index has exactly those of the model's records that have its field, ascending.
+    /// Checks that each index has exactly the records of the model with the indexed field, ascending.
     pub async fn check_indexes(&self, bench: &Bench) {
         for index in INDEXES {
-            let value =
-                |key: &Key| self.records.get(key).and_then(|record| index_values(record.as_ref())[place(index)]);
+            let value = |key: &Key| {
+                self.records.get(key).and_then(|record| index_values(record.as_ref())[index_position(index)])
+            };
             let found = bench.query(index, 0, u64::MAX, usize::MAX).await;
             let own: Vec<Key> = found.into_iter().filter(|key| self.records.contains_key(key)).collect();
             let values: Vec<Option<u64>> = own.iter().map(value).collect();
@@ -32,35 +33,35 @@ impl Model {
 }
 
 pub(super) async fn order_range_and_limit(bench: Bench) {
-    // Far from the times of other checks.
+    // The value is far from the times of other checks, whose entries are in the same index.
     const FIRST: u64 = 5_000_000_000_000;
     let key = |n| Key::master(bench.txid(n));
-    let rows: Vec<Row> = (0..40).map(|n| create(creating(bench.txid(n), 1, FIRST + n / 2))).collect();
+    let rows: Vec<Row> = (0..40).map(|n| create(creating_page(bench.txid(n), 1, FIRST + n / 2))).collect();
     bench.apply_as(&mut Model::default(), &rows).await;
     let query = |from, to, limit| bench.query(Index::CreatingAt, FIRST + from, FIRST + to, limit);
     let set = |numbers: std::ops::Range<u64>| numbers.map(key).collect::<BTreeSet<_>>();
     let found: Vec<Key> = query(3, 5, 100).await;
-    assert_eq!(found.iter().copied().collect::<BTreeSet<_>>(), set(6..12), "both ends belong to a range");
+    assert_eq!(found.iter().copied().collect::<BTreeSet<_>>(), set(6..12), "a range includes both ends");
     assert_eq!(found[..2].iter().copied().collect::<BTreeSet<_>>(), set(6..8), "ascending");
-    assert_eq!(query(0, 19, 10).await.into_iter().collect::<BTreeSet<_>>(), set(0..10), "the least come first");
+    assert_eq!(query(0, 19, 10).await.into_iter().collect::<BTreeSet<_>>(), set(0..10), "the lowest values come first");
     assert_eq!(query(7, 7, 1).await.len(), 1);
     assert_eq!(query(0, 19, 0).await, []);
     assert_eq!(query(5, 4, 10).await, [], "an empty range");
     assert_eq!(bench.query(Index::CreatingAt, FIRST + 20, u64::MAX, 10).await, [], "past the last");
 }
 
-/// The life of a page, as each index sees it.
-pub(super) async fn entries_come_and_go(bench: Bench) {
+/// Compares the indexes after each operation of a page's life.
+pub(super) async fn entries_follow_the_record(bench: Bench) {
     let (master, second) = (bench.txid(0), bench.txid(1));
     let on = |txid, operation| Row { key: Key::master(txid), operation };
     let on_second = |operation| Row { key: Key::Page(second, 1), operation };
     let mut mark = 0;
     let mut next = |operation: Sequenced| {
         mark += 1;
-        at(mark, operation)
+        sequenced_at(mark, operation)
     };
     let rows = [
-        create(creating(master, 2, 77)),
+        create(creating_page(master, 2, 77)),
         on(master, Operation::ClearCreating),
         on(master, next(Sequenced::SetMined { mined_in: mined_in(150), longest_chain: true })),
         on(master, next(Sequenced::UnsetMined { block_id: 150, height: 90 })),

@@ -1,4 +1,4 @@
-//! Several tasks, or several rows of a batch, on one record.
+//! Concurrent tasks, and several rows of one batch, on one record.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{
 const TASKS: u64 = 16;
 
 impl Bench {
-    /// Each row in a task of its own.
+    /// Applies each row in a task of its own.
     async fn race(&self, rows: Vec<Row>) -> Vec<Answer> {
         let run = |row| {
             let bench = self.clone();
@@ -32,16 +32,16 @@ impl Bench {
     }
 }
 
-/// Rows that each take slot 0 of a transaction for another spender.
+/// Builds rows of which each spends slot 0 of a transaction for another spender.
 fn rivals(txid: Txid) -> Vec<Row> {
-    (0..TASKS).map(|n| Row { key: Key::master(txid), operation: spending(rival(n), &[0]) }).collect()
+    (0..TASKS).map(|n| Row { key: Key::master(txid), operation: spend_operation(rival(n), &[0]) }).collect()
 }
 
-/// Exactly one was done, everybody else was told who it was, and so says the record.
+/// Checks that exactly one row was applied, that each other answer names its spender, and that the record agrees.
 async fn one_winner(bench: &Bench, txid: Txid, answers: &[Answer]) {
     let winners: Vec<usize> = (0..answers.len()).filter(|n| answers[*n].outcome.is_done()).collect();
     let [winner] = winners[..] else { panic!("{}: {} winners", bench.check, winners.len()) };
-    let holder = held(0, rival(winner as u64)).holder;
+    let holder = held_slot(0, rival(winner as u64)).holder;
     for (n, answer) in answers.iter().enumerate().filter(|(n, _)| *n != winner) {
         let refused = Outcome::Rejected(Rejection::SpentBy(0, holder));
         assert_eq!(answer.outcome, refused, "{}: loser {n}", bench.check);
@@ -60,7 +60,7 @@ pub(super) async fn one_spender_wins(bench: Bench) {
     }
 }
 
-/// All but one find the record; that it was made once shows in its fee, which each creator sets to its own number.
+/// Checks that one creator wins: each creator sets the fee to its own number, and the record has the winner's fee.
 pub(super) async fn one_creator_wins(bench: Bench) {
     for round in 0..8 {
         let txid = bench.txid(round);
@@ -73,24 +73,25 @@ pub(super) async fn one_creator_wins(bench: Bench) {
         match applied[..] {
             [winner] => assert_eq!(page.fee, winner as u64, "{}", bench.check),
             // The winner's reply was lost, and its repeat found its own record.
-            [] => assert!(answers[page.fee as usize].repeated, "{}: nobody made it", bench.check),
+            [] => assert!(answers[page.fee as usize].is_retry, "{}: no creator won", bench.check),
             _ => panic!("{}: {} creators", bench.check, applied.len()),
         }
     }
 }
 
-/// In whatever order: rivals for one slot, spenders of different slots, and a create with spends of what it makes.
+/// Checks batches whose rows share a key, in any order of effect: rivals for one slot, spenders of different slots, and
+/// a create with spends of the created slots.
 pub(super) async fn many_rows_on_one_key_in_one_batch(bench: Bench) {
     let (contested, shared, fresh) = (bench.txid(0), bench.txid(1), bench.txid(2));
     bench.must_apply(&[create(page_of(contested, 2)), create(page_of(shared, 200))]).await;
     one_winner(&bench, contested, &bench.apply(&rivals(contested)).await).await;
 
-    let row = |n| Row { key: Key::master(shared), operation: spending(rival(n), &[n as u32]) };
+    let row = |n| Row { key: Key::master(shared), operation: spend_operation(rival(n), &[n as u32]) };
     bench.must_apply(&(0..200).map(row).collect::<Vec<_>>()).await;
     all_taken(&bench.page(shared).await);
 
     let mut rows = vec![create(page_of(fresh, 4))];
-    rows.extend((0..4).map(|n| Row { key: Key::master(fresh), operation: spending(rival(n), &[n as u32]) }));
+    rows.extend((0..4).map(|n| Row { key: Key::master(fresh), operation: spend_operation(rival(n), &[n as u32]) }));
     let answers = bench.apply(&rows).await;
     let spent = answers[1..].iter().filter(|answer| answer.outcome.is_done()).count();
     assert_eq!(bench.page(fresh).await.spent_utxos as usize, spent, "{}: {answers:?}", bench.check);
@@ -99,24 +100,24 @@ pub(super) async fn many_rows_on_one_key_in_one_batch(bench: Bench) {
 fn all_taken(page: &Page) {
     let slots = page.utxos.as_deref().unwrap_or_default();
     for (n, slot) in slots.iter().enumerate() {
-        assert_eq!(slot.spender(), Some(held(n as u32, rival(n as u64)).holder), "slot {n}");
+        assert_eq!(slot.spender(), Some(held_slot(n as u32, rival(n as u64)).holder), "slot {n}");
     }
     assert_eq!(page.spent_utxos as usize, slots.len());
 }
 
-/// Many tasks on one record, each for another slot: nobody's change is lost under another's.
+/// Checks that no change is lost when many tasks spend different slots of one record.
 pub(super) async fn every_slot_of_a_busy_record(bench: Bench) {
     let txid = bench.txid(0);
     bench.must_apply(&[create(page_of(txid, 64))]).await;
-    let row = |n| Row { key: Key::master(txid), operation: spending(rival(n), &[n as u32]) };
+    let row = |n| Row { key: Key::master(txid), operation: spend_operation(rival(n), &[n as u32]) };
     for answer in bench.race((0..64).map(row).collect()).await {
         assert!(answer.outcome.is_done(), "{}: {answer:?}", bench.check);
     }
     all_taken(&bench.page(txid).await);
 }
 
-/// Each task reads what it has written, while others write.
-pub(super) async fn what_was_acknowledged_is_read(bench: Bench) {
+/// Checks that each task reads its own acknowledged changes while others write.
+pub(super) async fn acknowledged_changes_are_read(bench: Bench) {
     let write_and_read = |task: u64| {
         let bench = bench.clone();
         tokio::spawn(async move {
@@ -124,15 +125,15 @@ pub(super) async fn what_was_acknowledged_is_read(bench: Bench) {
                 let txid = bench.txid(1_000 * task + n);
                 bench.must_apply(&[create(page_of(txid, 1))]).await;
                 assert_eq!(bench.page(txid).await.spent_utxos, 0);
-                bench.must_apply(&[Row { key: Key::master(txid), operation: spending(rival(n), &[0]) }]).await;
-                assert_eq!(bench.page(txid).await.spent_utxos, 1, "{}: an old version was read", bench.check);
+                bench.must_apply(&[Row { key: Key::master(txid), operation: spend_operation(rival(n), &[0]) }]).await;
+                assert_eq!(bench.page(txid).await.spent_utxos, 1, "{}: read an old version", bench.check);
                 let owner = 1 + task;
                 let acquire = Operation::AcquireLockRecord { lock_record: lock_record(owner, 9_000), now_ms: 1 };
                 let key = Key::LockRecord(txid);
                 bench.must_apply(&[Row { key, operation: acquire }]).await;
                 assert!(bench.read_one(key).await.is_some(), "{}", bench.check);
                 bench.must_apply(&[Row { key, operation: Operation::ReleaseLockRecord { owner } }]).await;
-                assert_eq!(bench.read_one(key).await, None, "{}: released, and still there", bench.check);
+                assert_eq!(bench.read_one(key).await, None, "{}: a released lock record exists", bench.check);
             }
             bench.txid(1_000 * task)
         })

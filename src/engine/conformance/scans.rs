@@ -1,4 +1,4 @@
-//! Scans: each record of the set once, whatever the page size.
+//! Scans return each record of the set once, for every page size.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use crate::{
     record::{Key, Operation, Record, Sequenced},
 };
 
-/// What a scan brings of a model's records.
-async fn scanned(bench: &Bench, model: &Model, set: Set, limit: usize) -> BTreeMap<Key, Record> {
+/// Scans a set and returns the records that the model knows.
+async fn scan_model_records(bench: &Bench, model: &Model, set: Set, limit: usize) -> BTreeMap<Key, Record> {
     let mut found = BTreeMap::new();
     for (key, record) in bench.scan(set, limit).await {
         if model.records.contains_key(&key) {
@@ -24,7 +24,7 @@ fn acquire(txid: crate::tx::Txid) -> Row {
     Row { key: Key::LockRecord(txid), operation }
 }
 
-pub(super) async fn everything_exactly_once(bench: Bench) {
+pub(super) async fn each_record_exactly_once(bench: Bench) {
     let mut model = Model::default();
     let masters = (0..300).map(|n| create(page_of(bench.txid(n), 1)));
     let pages = (0..20).map(|n| create(second_page(bench.txid(n), 1)));
@@ -37,27 +37,27 @@ pub(super) async fn everything_exactly_once(bench: Bench) {
     assert_eq!(expected.len(), 349);
     for limit in [1, 7, 350, 100_000] {
         assert_eq!(
-            scanned(&bench, &model, Set::Transactions, limit).await,
+            scan_model_records(&bench, &model, Set::Transactions, limit).await,
             expected,
             "{} pages of {limit}",
             bench.check
         );
     }
-    let empty_pages = scanned(&bench, &model, Set::Transactions, 0).await;
-    assert_eq!(empty_pages, expected, "{}: a scan by pages of nothing still gets on", bench.check);
+    let empty_pages = scan_model_records(&bench, &model, Set::Transactions, 0).await;
+    assert_eq!(empty_pages, expected, "{}: a scan with limit 0 still advances", bench.check);
 }
 
-pub(super) async fn sets_are_apart(bench: Bench) {
+pub(super) async fn sets_do_not_mix(bench: Bench) {
     let mut model = Model::default();
-    let put = |id: u32| Row { key: Key::Block(id), operation: at(1, Sequenced::PutBlock(block(id, 0))) };
+    let put = |id: u32| Row { key: Key::Block(id), operation: sequenced_at(1, Sequenced::PutBlock(block(id, 0))) };
     let mut rows: Vec<Row> = (3_000_000..3_000_025).map(put).collect();
     rows.push(create(page_of(bench.txid(0), 1)));
     bench.apply_as(&mut model, &rows).await;
     for limit in [4, 1_000] {
-        let blocks = scanned(&bench, &model, Set::Blocks, limit).await;
+        let blocks = scan_model_records(&bench, &model, Set::Blocks, limit).await;
         assert_eq!(blocks.len(), 25, "{}", bench.check);
         assert!(blocks.keys().all(|key| matches!(key, Key::Block(_))), "{}", bench.check);
-        let transactions = scanned(&bench, &model, Set::Transactions, limit).await;
+        let transactions = scan_model_records(&bench, &model, Set::Transactions, limit).await;
         assert_eq!(transactions.into_keys().collect::<Vec<_>>(), [Key::master(bench.txid(0))], "{}", bench.check);
     }
 }

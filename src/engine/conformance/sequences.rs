@@ -1,4 +1,4 @@
-//! Random sequences of operations, the same for every engine, against the pure function.
+//! Random sequences of operations, equal for every engine, compared with the pure function.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use super::{
     fixtures::*,
     states::{Model, rival},
 };
-use crate::{engine::Row, record::*, seeded::Seeded, tx::Txid};
+use crate::{engine::Row, record::*, rng::SplitMix64, tx::Txid};
 
-/// Each transaction goes its own way, and each step of all of them is one batch.
+/// Number of transactions, each with a sequence of its own; one step of all sequences is one batch.
 const TRANSACTIONS: u64 = 48;
 const STEPS: u64 = 60;
 
 pub(super) async fn random_sequences(bench: Bench) {
     let mut model = Model::default();
-    let mut seeded = Seeded::new(0x5EED);
+    let mut rng = SplitMix64::new(0x5EED);
     for step in 0..STEPS {
-        let rows: Vec<Row> = (0..TRANSACTIONS).map(|n| row(&mut seeded, bench.txid(n), n, step)).collect();
+        let rows: Vec<Row> = (0..TRANSACTIONS).map(|n| row(&mut rng, bench.txid(n), n, step)).collect();
         bench.apply_as(&mut model, &rows).await;
         model.check_records(&bench).await;
         if step % 10 == 9 {
@@ -26,106 +26,103 @@ pub(super) async fn random_sequences(bench: Bench) {
     }
 }
 
-/// Of six kinds of keys, most are masters.
-pub(super) fn row(seeded: &mut Seeded, txid: Txid, number: u64, step: u64) -> Row {
+/// Draws a row; `number` picks one of six kinds of keys, mostly a master.
+pub(super) fn row(rng: &mut SplitMix64, txid: Txid, number: u64, step: u64) -> Row {
     match number % 8 {
-        0 => Row { key: Key::LockRecord(txid), operation: on_lock_record(seeded, step) },
+        0 => Row { key: Key::LockRecord(txid), operation: on_lock_record(rng, step) },
         1 => {
             let id = 2_000_000 + number as u32;
-            let block = block(id, seeded.below(5));
-            Row {
-                key: Key::Block(id),
-                operation: Operation::Sequenced(stamp(seeded, step), Sequenced::PutBlock(block)),
-            }
+            let block = block(id, rng.below(5));
+            Row { key: Key::Block(id), operation: Operation::Sequenced(stamp(rng, step), Sequenced::PutBlock(block)) }
         }
-        2 => Row { key: Key::Page(txid, 1), operation: on_page(seeded, second_page(txid, 3), step) },
+        2 => Row { key: Key::Page(txid, 1), operation: on_page(rng, second_page(txid, 3), step) },
         3 => {
-            let page = creating(txid, 4, 1 + number);
-            Row { key: Key::master(txid), operation: on_page(seeded, page, step) }
+            let page = creating_page(txid, 4, 1 + number);
+            Row { key: Key::master(txid), operation: on_page(rng, page, step) }
         }
-        4 => Row { key: Key::master(txid), operation: on_page(seeded, whole(txid, 4), step) },
-        _ => Row { key: Key::master(txid), operation: on_page(seeded, page_of(txid, 4), step) },
+        4 => Row { key: Key::master(txid), operation: on_page(rng, page_with_transaction(txid, 4), step) },
+        _ => Row { key: Key::master(txid), operation: on_page(rng, page_of(txid, 4), step) },
     }
 }
 
-fn on_lock_record(seeded: &mut Seeded, step: u64) -> Operation {
-    let owner = seeded.below(3);
-    if seeded.chance(0.3) {
+fn on_lock_record(rng: &mut SplitMix64, step: u64) -> Operation {
+    let owner = rng.below(3);
+    if rng.chance(0.3) {
         return Operation::ReleaseLockRecord { owner };
     }
     let now_ms = 1_000 * step;
     Operation::AcquireLockRecord { lock_record: lock_record(owner, now_ms + 5_000), now_ms }
 }
 
-/// Mostly in the order of the log, sometimes a zombie's.
-fn stamp(seeded: &mut Seeded, step: u64) -> Stamp {
-    let phase = *seeded.pick(&[Phase::Evaluate, Phase::Apply, Phase::Prune]);
-    Stamp { offset: step.saturating_sub(seeded.below(4)), phase }
+/// Draws a stamp, mostly in the order of the log and sometimes an earlier one, as of a sequencer that was replaced.
+fn stamp(rng: &mut SplitMix64, step: u64) -> Stamp {
+    let phase = *rng.pick(&[Phase::Evaluate, Phase::Apply, Phase::Prune]);
+    Stamp { offset: step.saturating_sub(rng.below(4)), phase }
 }
 
-fn on_page(seeded: &mut Seeded, page: Page, step: u64) -> Operation {
-    match seeded.below(24) {
+fn on_page(rng: &mut SplitMix64, page: Page, step: u64) -> Operation {
+    match rng.below(24) {
         0..5 => Operation::Create(Arc::new(page)),
         5 => {
-            let contested = contested(page.txid, 4, Verdict::Pending);
+            let contested = contested_page(page.txid, 4, Verdict::Pending);
             Operation::CreateContested(Arc::new(contested))
         }
         6..12 => {
-            let marks = if seeded.chance(0.9) { Marks::Respect } else { Marks::Ignore };
-            let slots: Vec<_> = (0..1 + seeded.below(2)).map(|_| claim(seeded.below(5) as u32)).collect();
-            let height = 100 + 50 * seeded.below(8) as u32;
+            let marks = if rng.chance(0.9) { Marks::Respect } else { Marks::Ignore };
+            let slots: Vec<_> = (0..1 + rng.below(2)).map(|_| claim(rng.below(5) as u32)).collect();
+            let height = 100 + 50 * rng.below(8) as u32;
             Operation::Spend(Spend {
-                spender: rival(seeded.below(3)),
+                spender: rival(rng.below(3)),
                 height,
                 slots: slots.into(),
                 marks,
-                signals: seeded.below(2) == 0,
+                signals: rng.below(2) == 0,
             })
         }
         12 => Operation::ClearCreating,
-        13 => Operation::SetPageSpent { page: 1, spent: seeded.chance(0.7) },
-        14 => Operation::SetDeleteAtHeight(seeded.chance(0.6).then(|| seeded.below(1_000) as u32)),
+        13 => Operation::SetPageSpent { page: 1, spent: rng.chance(0.7) },
+        14 => Operation::SetDeleteAtHeight(rng.chance(0.6).then(|| rng.below(1_000) as u32)),
         _ => {
-            let stamp = stamp(seeded, step);
-            Operation::Sequenced(stamp, sequenced(seeded))
+            let stamp = stamp(rng, step);
+            Operation::Sequenced(stamp, sequenced(rng))
         }
     }
 }
 
-fn sequenced(seeded: &mut Seeded) -> Sequenced {
-    let offset = seeded.below(5) as u32;
-    let holder = rival(seeded.below(3));
-    let height = 140 + seeded.below(4) as u32;
-    match seeded.below(28) {
+fn sequenced(rng: &mut SplitMix64) -> Sequenced {
+    let offset = rng.below(5) as u32;
+    let holder = rival(rng.below(3));
+    let height = 140 + rng.below(4) as u32;
+    match rng.below(28) {
         0 => Sequenced::MarkContested,
-        1 | 2 => Sequenced::Settle(vec![held(offset, holder)]),
+        1 | 2 => Sequenced::Settle(vec![held_slot(offset, holder)]),
         3 | 4 => {
-            let from = seeded.chance(0.5).then(|| held(offset, holder).holder);
-            let checks = *seeded.pick(&[
+            let from = rng.chance(0.5).then(|| held_slot(offset, holder).holder);
+            let checks = *rng.pick(&[
                 RespendChecks::Decided,
                 RespendChecks::Spend { height: 300 },
                 RespendChecks::Listed { height: 300 },
             ]);
             let slots = vec![RespendSlot { slot: claim(offset), from }];
-            Sequenced::Respend(Respend { to: rival(seeded.below(3)), slots, checks })
+            Sequenced::Respend(Respend { to: rival(rng.below(3)), slots, checks })
         }
         5 | 6 => Sequenced::Accept,
         7 => Sequenced::MarkConflicting { reason: Reason::Frozen { input: offset }, height },
         8 => Sequenced::AddConflictingChild(holder),
         9 => Sequenced::RemoveConflictingChild(holder),
         10 | 11 => {
-            let height = if seeded.chance(0.1) { 700_000 } else { height };
-            Sequenced::SetMined { mined_in: mined_in(height), longest_chain: seeded.chance(0.7) }
+            let height = if rng.chance(0.1) { 700_000 } else { height };
+            Sequenced::SetMined { mined_in: mined_in(height), longest_chain: rng.chance(0.7) }
         }
         12 => Sequenced::UnsetMined { block_id: height, height },
-        13 => Sequenced::SetLocked(seeded.chance(0.3)),
+        13 => Sequenced::SetLocked(rng.chance(0.3)),
         27 => Sequenced::AddSlots {
             slots: vec![(offset, claim(offset).utxo_hash)],
-            height: if seeded.chance(0.5) { 700_000 } else { height },
+            height: if rng.chance(0.5) { 700_000 } else { height },
         },
         14 => Sequenced::Freeze { offset },
         15 => Sequenced::Unfreeze { offset },
-        16 => Sequenced::FreezeUntil { offset, height: height + 10, decided: seeded.chance(0.5) },
+        16 => Sequenced::FreezeUntil { offset, height: height + 10, decided: rng.chance(0.5) },
         17 => Sequenced::Reassign {
             offset,
             utxo_hash: hash(offset),
@@ -133,15 +130,15 @@ fn sequenced(seeded: &mut Seeded) -> Sequenced {
             output: output(offset + 50),
             block_height: height,
             spendable_at: height + 1_000,
-            decided: seeded.chance(0.5),
+            decided: rng.chance(0.5),
         },
-        18 => Sequenced::Preserve { until: height + seeded.below(10) as u32 },
-        19 => Sequenced::MarkSpenderPruned(vec![held(offset, holder)]),
+        18 => Sequenced::Preserve { until: height + rng.below(10) as u32 },
+        19 => Sequenced::MarkSpenderPruned(vec![held_slot(offset, holder)]),
         20 => Sequenced::WasMined(mined_in(height)),
-        21 => Sequenced::PostponePruning { until: height + seeded.below(400) as u32 },
+        21 => Sequenced::PostponePruning { until: height + rng.below(400) as u32 },
         22 => Sequenced::ForgetTombstone { height: 400 },
         23 => Sequenced::Revive,
-        24 => Sequenced::ReplaceBody(claimed(4)),
-        _ => Sequenced::Prune { height, keep_until: seeded.chance(0.5).then_some(height + 144) },
+        24 => Sequenced::ReplaceBody(claimed_body(4)),
+        _ => Sequenced::Prune { height, keep_until: rng.chance(0.5).then_some(height + 144) },
     }
 }

@@ -4,7 +4,7 @@ use crate::engine::{
     memory::MemoryEngine,
 };
 
-async fn each_on(open: impl Fn() -> Arc<dyn RecordEngine>) {
+async fn run_each_check_on(open: impl Fn() -> Arc<dyn RecordEngine>) {
     for check in CHECKS {
         check.run(open()).await;
     }
@@ -13,14 +13,14 @@ async fn each_on(open: impl Fn() -> Arc<dyn RecordEngine>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_memory_engine_conforms() {
-    each_on(|| Arc::new(MemoryEngine::new(RULES))).await;
+    run_each_check_on(|| Arc::new(MemoryEngine::new(RULES))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_fjall_engine_conforms() {
     let directory = tempfile::tempdir().unwrap();
     let number = std::cell::Cell::new(0);
-    each_on(|| {
+    run_each_check_on(|| {
         number.set(number.get() + 1);
         let directory = directory.path().join(number.get().to_string());
         Arc::new(FjallEngine::open(&directory, RULES, FjallOptions { cache_bytes: 1 << 20 }).unwrap())
@@ -28,8 +28,8 @@ async fn the_fjall_engine_conforms() {
     .await;
 }
 
-/// A state that its operations do not lead to would be checked under a wrong name.
+/// Protects the names of the states: a state that its operations do not reach would be checked under a wrong name.
 #[test]
-fn every_way_into_a_state_leads_there() {
-    states::check_ways();
+fn the_operations_of_each_state_reach_it() {
+    states::check_histories();
 }

@@ -17,7 +17,7 @@ fn kind(answer: &Result<Outcome, EngineError>) -> ErrorKind {
 }
 
 #[tokio::test]
-async fn without_faults_nothing_happens() {
+async fn without_faults_every_call_succeeds() {
     let engine = engine(1);
     for n in 0..50 {
         assert!(engine.apply(&[create(page(n, 1))]).await[0].is_ok());
@@ -26,10 +26,10 @@ async fn without_faults_nothing_happens() {
 }
 
 #[tokio::test]
-async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
+async fn a_lost_request_is_not_applied_and_a_lost_reply_is() {
     let engine = engine(1);
-    engine.fail_at(2, Fault::LostRequest);
-    engine.fail_at(3, Fault::LostReply);
+    engine.fail_at(2, EngineFault::LostRequest);
+    engine.fail_at(3, EngineFault::LostReply);
     assert!(engine.apply(&[create(page(1, 1))]).await[0].is_ok());
     assert_eq!(kind(&engine.apply(&[create(page(2, 1))]).await[0]), ErrorKind::Retryable);
     assert_eq!(kind(&engine.apply(&[create(page(3, 1))]).await[0]), ErrorKind::Unknown);
@@ -38,24 +38,24 @@ async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
 }
 
 #[tokio::test]
-async fn what_brings_too_long_a_body_is_refused_and_the_rest_of_its_batch_is_not() {
+async fn only_rows_with_too_large_a_body_are_refused() {
     let engine = engine(1);
     let longest = [1, 2].map(|outputs| page(1, outputs).body().unwrap().size());
     assert!(longest[0] < longest[1]);
-    engine.set(Faults { longest_body: Some(longest[0]), ..Faults::default() });
+    engine.set(EngineFaults { longest_body: Some(longest[0]), ..EngineFaults::default() });
     let answers = engine.apply(&[create(page(1, 1)), create(page(2, 2)), create(page(3, 1))]).await;
     assert!(answers[0].is_ok() && answers[2].is_ok());
     assert_eq!(kind(&answers[1]), ErrorKind::TooBig);
     assert!(is_there(&engine, 3).await && !is_there(&engine, 2).await);
     assert_eq!(engine.injected_by_kind(), BTreeMap::from([("too big", 1)]));
-    engine.set(Faults { longest_body: Some(longest[1]), ..Faults::default() });
+    engine.set(EngineFaults { longest_body: Some(longest[1]), ..EngineFaults::default() });
     assert!(engine.apply(&[create(page(2, 2))]).await[0].is_ok());
 }
 
 #[tokio::test]
-async fn a_late_write_is_done_after_so_many_calls() {
+async fn a_late_write_is_applied_after_a_number_of_calls() {
     let engine = engine(1);
-    engine.fail_at(1, Fault::Late(Late::Calls(2)));
+    engine.fail_at(1, EngineFault::Late(WriteDelay::Calls(2)));
     assert_eq!(kind(&engine.apply(&[create(page(1, 1))]).await[0]), ErrorKind::Unknown);
     assert!(engine.apply(&[create(page(2, 1))]).await[0].is_ok());
     assert!(!is_there(&engine, 1).await, "too early");
@@ -64,9 +64,9 @@ async fn a_late_write_is_done_after_so_many_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_write_is_done_after_so_much_time() {
+async fn a_late_write_is_applied_after_a_time() {
     let engine = engine(1);
-    engine.fail_at(1, Fault::Late(Late::Time(Duration::from_secs(5))));
+    engine.fail_at(1, EngineFault::Late(WriteDelay::Time(Duration::from_secs(5))));
     assert_eq!(kind(&engine.apply(&[create(page(1, 1))]).await[0]), ErrorKind::Unknown);
     let key = [Key::master(txid(1))];
     tokio::time::advance(Duration::from_secs(4)).await;
@@ -78,16 +78,16 @@ async fn a_late_write_is_done_after_so_much_time() {
 #[tokio::test]
 async fn late_writes_can_be_delivered_at_once() {
     let engine = engine(1);
-    engine.fail_at(1, Fault::Late(Late::Calls(1_000)));
+    engine.fail_at(1, EngineFault::Late(WriteDelay::Calls(1_000)));
     drop(engine.apply(&[create(page(1, 1))]).await);
     engine.deliver_late().await;
     assert!(is_there(&engine, 1).await);
 }
 
 #[tokio::test]
-async fn half_of_a_batch_is_done_and_nobody_is_told_which() {
+async fn half_of_a_batch_is_applied_and_all_answers_are_unknown() {
     let engine = engine(1);
-    engine.fail_at(1, Fault::HalfApplied);
+    engine.fail_at(1, EngineFault::HalfApplied);
     let rows: Vec<Row> = (0..100).map(|n| create(page(n, 1))).collect();
     assert!(engine.apply(&rows).await.iter().all(|answer| kind(answer) == ErrorKind::Unknown));
     let mut done = 0;
@@ -98,9 +98,9 @@ async fn half_of_a_batch_is_done_and_nobody_is_told_which() {
 }
 
 #[tokio::test]
-async fn busy_keys_are_refused_and_the_others_are_done() {
+async fn busy_keys_are_refused_and_the_others_are_applied() {
     let engine = engine(1);
-    engine.fail_at(1, Fault::KeyBusy);
+    engine.fail_at(1, EngineFault::KeyBusy);
     let rows: Vec<Row> = (0..100).map(|n| create(page(n, 1))).collect();
     let answers = engine.apply(&rows).await;
     for (n, answer) in (0..100).zip(&answers) {
@@ -108,11 +108,11 @@ async fn busy_keys_are_refused_and_the_others_are_done() {
         assert!(answer.is_ok() || kind(answer) == ErrorKind::Retryable);
     }
     assert!(answers.iter().any(Result::is_err) && answers.iter().any(Result::is_ok));
-    engine.fail_at(1, Fault::KeyBusy);
+    engine.fail_at(1, EngineFault::KeyBusy);
     assert_eq!(kind(&engine.apply(&[create(page(200, 1))]).await[0]), ErrorKind::Retryable, "at least one row");
 }
 
-const MANY: Faults = Faults {
+const MANY: EngineFaults = EngineFaults {
     lost_request: 0.1,
     lost_reply: 0.1,
     late: 0.0,
@@ -120,38 +120,38 @@ const MANY: Faults = Faults {
     half_applied: 0.1,
     key_busy: 0.1,
     repeated: 0.05,
-    forgets: 0.0,
-    forgets_at_most: 0,
+    node_restart: 0.0,
+    max_node_restarts: 0,
     failed_read: 0.1,
     delayed: 0.1,
     delay_within: Duration::from_millis(3),
     longest_body: None,
 };
 
-/// The kinds of a run's answers.
-async fn story(seed: u64) -> Vec<Option<ErrorKind>> {
-    let engine = engine(seed).with(Faults { late: 0.2, late_within_calls: 4, ..MANY });
-    let mut story = Vec::new();
+/// Runs many calls and returns the error kind of each answer.
+async fn run_calls(seed: u64) -> Vec<Option<ErrorKind>> {
+    let engine = engine(seed).with(EngineFaults { late: 0.2, late_within_calls: 4, ..MANY });
+    let mut kinds = Vec::new();
     for n in 0..100 {
         let rows = [create(page(n, 2)), spend(txid(n / 2), n, &[0])];
-        story.extend(engine.apply(&rows).await.into_iter().map(|answer| answer.err().map(|error| error.kind)));
+        kinds.extend(engine.apply(&rows).await.into_iter().map(|answer| answer.err().map(|error| error.kind)));
         let read = engine.read(&[Key::master(txid(n))]).await.remove(0);
-        story.push(read.err().map(|error| error.kind));
+        kinds.push(read.err().map(|error| error.kind));
     }
-    story
+    kinds
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_seed_tells_the_same_story() {
-    let first = story(7).await;
-    assert_eq!(first, story(7).await);
-    assert_ne!(first, story(8).await);
+async fn the_same_seed_gives_the_same_faults() {
+    let first = run_calls(7).await;
+    assert_eq!(first, run_calls(7).await);
+    assert_ne!(first, run_calls(8).await);
     assert!(first.contains(&None) && first.contains(&Some(ErrorKind::Retryable)));
     assert!(first.contains(&Some(ErrorKind::Unknown)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_repeats_a_faulty_engine_conforms() {
+async fn a_faulty_engine_conforms_with_retries() {
     for seed in 0..3 {
         let engine = Arc::new(engine(seed).with(MANY));
         conformance::run(engine.clone()).await;
@@ -160,31 +160,31 @@ async fn with_repeats_a_faulty_engine_conforms() {
 }
 
 #[tokio::test]
-async fn a_healed_engine_does_not_fail() {
-    let engine = engine(1).with(Faults { lost_request: 1.0, ..Faults::default() });
+async fn an_engine_without_faults_again_does_not_fail() {
+    let engine = engine(1).with(EngineFaults { lost_request: 1.0, ..EngineFaults::default() });
     assert!(engine.apply(&[create(page(1, 1))]).await[0].is_err());
-    engine.set(Faults::default());
+    engine.set(EngineFaults::default());
     assert!(engine.apply(&[create(page(1, 1))]).await[0].is_ok());
 }
 
-fn forgetful(seed: u64) -> FaultEngine {
+fn engine_with_restarts(seed: u64) -> FaultEngine {
     let clock = Clock::simulated(0);
-    let memory = MemoryEngine::forgetful(RULES, clock.clone(), Duration::from_secs(1));
-    FaultEngine::forgetful(Arc::new(memory), clock, seed)
+    let memory = MemoryEngine::with_loss_window(RULES, clock.clone(), Duration::from_secs(1));
+    FaultEngine::with_restarts(Arc::new(memory), clock, seed)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_restarts_forgets_its_last_writes_and_what_was_on_its_way_to_it() {
-    let engine = forgetful(1);
+async fn a_restarted_node_loses_its_last_writes_and_late_writes_to_it() {
+    let engine = engine_with_restarts(1);
     let before = engine.incarnation().await.unwrap();
     engine.apply(&[create(page(1, 1))]).await;
     tokio::time::advance(Duration::from_secs(2)).await;
     engine.apply(&[create(page(2, 1)), create(page(3, 1))]).await;
-    engine.fail_at(1, Fault::Late(Late::Calls(1)));
+    engine.fail_at(1, EngineFault::Late(WriteDelay::Calls(1)));
     engine.apply(&[create(page(4, 1)), create(page(5, 1))]).await;
     assert_eq!(engine.incarnation().await.unwrap(), before);
     let of_the_node = |key: &Key| [2, 4].map(|n| Key::master(txid(n))).contains(key);
-    assert_eq!(engine.forget(Duration::from_secs(1), of_the_node), Some(1));
+    assert_eq!(engine.restart_nodes(Duration::from_secs(1), of_the_node), Some(1));
     assert_ne!(engine.incarnation().await.unwrap(), before);
     engine.deliver_late().await;
     for (n, there) in [(1, true), (2, false), (3, true), (4, false), (5, true)] {
@@ -193,14 +193,18 @@ async fn a_node_that_restarts_forgets_its_last_writes_and_what_was_on_its_way_to
 }
 
 #[tokio::test(start_paused = true)]
-async fn by_chance_it_forgets_so_often_and_no_more() {
-    let engine = forgetful(3).with(Faults { forgets: 1.0, forgets_at_most: 4, ..Faults::default() });
+async fn random_restarts_stop_at_their_maximum() {
+    let engine = engine_with_restarts(3).with(EngineFaults {
+        node_restart: 1.0,
+        max_node_restarts: 4,
+        ..EngineFaults::default()
+    });
     let mut lost = 0;
     for n in 0..40 {
         assert!(engine.apply(&[create(page(n, 1))]).await[0].is_ok());
         lost += usize::from(!is_there(&engine, n).await);
     }
     assert_eq!(engine.injected(), 4);
-    assert!(lost > 0, "a write that was answered is gone");
-    assert_eq!(self::engine(1).forget(Duration::from_secs(1), |_| true), None);
+    assert!(lost > 0, "no acknowledged write was lost");
+    assert_eq!(self::engine(1).restart_nodes(Duration::from_secs(1), |_| true), None);
 }

@@ -1,6 +1,6 @@
-//! One call of `apply`, done ahead of its turn: on the records as they are found, by as many threads as there are calls.
+//! A job: one call of `apply`, applied ahead of the committer on the records as they are read. Calls run in parallel.
 //!
-//! What comes of it is a guess, and nearly always right. The committer puts right what others have changed meanwhile, and
+//! The result is provisional, and nearly always right. The committer corrects what other calls have changed since, and
 //! is left with little more than the writing.
 
 use std::{ops::Range, sync::atomic::Ordering};
@@ -19,100 +19,101 @@ use crate::{
 
 pub(super) type Answer = Result<Outcome, EngineError>;
 
-/// One call, and what it has come to so far.
+/// A call of `apply` with its provisional results.
 pub(super) struct Job {
     rows: Rows,
-    /// One for each record that the rows are about, ascending by key.
-    pub touched: Vec<Touched>,
-    /// Groups that had been written, whole, before the first record was read.
-    pub seen: u64,
+    /// The records that the rows name, ascending by key.
+    pub touched: Vec<TouchedRecord>,
+    /// Write groups that had been written whole before the first record was read.
+    pub groups_seen: u64,
 }
 
-/// The rows of a call, by record.
+/// The rows of a call, grouped by record.
 struct Rows {
     rows: Vec<Row>,
-    /// Numbers of rows, ascending by key, those of one key as they came: records that follow each other lie closer
-    /// together in fjall's memory than records at random.
+    /// Indexes of rows, ascending by key; rows on one key keep their order. Neighbouring records lie closer together in
+    /// fjall's memory than records at random.
     by_key: Vec<u32>,
-    /// Parallel to `by_key`.
+    /// Answers, parallel to `by_key`.
     answers: Vec<Answer>,
 }
 
 /// A record, and the rows on it.
-pub(super) struct Touched {
+pub(super) struct TouchedRecord {
     pub key: Key,
-    /// See [`first_bytes`].
+    /// The result of [`first_bytes`] for `key`.
     first_bytes: u64,
-    /// Their places in [`Rows::by_key`].
+    /// Range of the rows in [`Rows::by_key`].
     rows: Range<usize>,
-    /// Before the rows; then as they leave it.
-    state: Result<State, EngineError>,
+    /// The record before the rows are applied, then after.
+    state: Result<RecordState, EngineError>,
 }
 
-/// A record, as the rows of a group so far have left it.
-struct State {
+/// A record with the rows of a write group so far applied.
+struct RecordState {
     record: Option<Record>,
-    /// What is stored, from before the group.
-    was_there: bool,
+    /// True where the record was stored before the write group.
+    was_stored: bool,
     indexed: IndexValues,
-    /// Whether `record` is another by now.
-    changed: bool,
-    /// `record` as it is written, once it is encoded.
+    /// True once `record` differs from the stored record.
+    has_changed: bool,
+    /// The encoding of `record`, once made.
     value: Option<Slice>,
 }
 
 impl Job {
-    /// Reads what the rows are about, applies them and encodes what comes of it. Waits for the disk.
+    /// Reads the records of the rows, applies the rows and encodes the results. Waits for the disk.
     pub fn prepare(tables: &Tables, rules: &Rules, rows: Vec<Row>) -> Self {
-        let seen = tables.groups.load(Ordering::Acquire);
+        let groups_seen = tables.groups_written.load(Ordering::Acquire);
         let mut rows = Rows::new(rows);
-        let records = rows.records();
-        // All at once: none of these looks into memory has to wait for another.
-        let absent: Vec<bool> = records.iter().map(|(key, _)| tables.known.is_absent(key)).collect();
+        let records = rows.group_by_record();
+        // One loop for all keys: the processor overlaps the filter's look-ups in memory.
+        let absent: Vec<bool> = records.iter().map(|(key, _)| tables.txid_filter.is_absent(key)).collect();
         let mut touched = Vec::with_capacity(records.len());
         let mut buffer = Vec::new();
-        for ((key, same), absent) in records.into_iter().zip(absent) {
-            let state = if absent { Ok(State::of(None)) } else { State::stored(tables, &key) };
-            let mut next = Touched { key, first_bytes: first_bytes(&key), rows: same, state };
-            rows.apply(rules, &mut next);
-            next.encode(&mut buffer);
-            touched.push(next);
+        for ((key, key_rows), absent) in records.into_iter().zip(absent) {
+            let state = if absent { Ok(RecordState::new(None)) } else { RecordState::read(tables, &key) };
+            let mut record = TouchedRecord { key, first_bytes: first_bytes(&key), rows: key_rows, state };
+            rows.apply(rules, &mut record);
+            record.encode(&mut buffer);
+            touched.push(record);
         }
-        Job { rows, touched, seen }
+        Job { rows, touched, groups_seen }
     }
 
-    /// How many rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.rows.rows.len()
     }
 
-    /// Does the rows on the record at `place` again, on what is stored now.
-    pub fn read_again(&mut self, tables: &Tables, rules: &Rules, place: usize) {
+    /// Applies the rows on the record at `place` again, to the record as stored now.
+    pub fn reread(&mut self, tables: &Tables, rules: &Rules, place: usize) {
         let touched = &mut self.touched[place];
-        touched.state = State::stored(tables, &touched.key);
+        touched.state = RecordState::read(tables, &touched.key);
         self.rows.apply(rules, touched);
     }
 
-    /// Does the rows on the record at `place` again, on what another call of the group has made of it, and takes over
-    /// the writing of both.
-    pub fn go_on(&mut self, rules: &Rules, place: usize, from: &mut Touched) {
+    /// Applies the rows on the record at `place` again, to the result of an earlier call of the write group, and takes
+    /// over the write of both.
+    pub fn continue_from(&mut self, rules: &Rules, place: usize, from: &mut TouchedRecord) {
         let touched = &mut self.touched[place];
         std::mem::swap(&mut touched.state, &mut from.state);
-        from.keep();
+        from.give_up_write();
         self.rows.apply(rules, touched);
     }
 
-    /// Nothing of the group is known to be there: neither may rest on it what changed nothing.
-    pub fn fail(&mut self, error: &EngineError) {
+    /// Replaces every successful answer by `error`: no row of the write group is known to be stored, and an answer that
+    /// changed nothing may rest on a row that is not.
+    pub fn fail_all(&mut self, error: &EngineError) {
         self.rows.answers.iter_mut().filter(|answer| answer.is_ok()).for_each(|answer| *answer = Err(error.clone()));
     }
 
-    /// In the order of the rows.
-    pub fn answers(self) -> Vec<Answer> {
+    /// Returns the answers in the order of the rows.
+    pub fn into_answers(self) -> Vec<Answer> {
         let Rows { by_key, mut answers, .. } = self.rows;
         let mut places = vec![0; by_key.len()];
         by_key.iter().zip(0..).for_each(|(number, place)| places[*number as usize] = place);
-        // Each is taken once: what is left in its place is never seen.
+        // Each answer is taken once; the placeholder is never read.
         let take = |place: usize| std::mem::replace(&mut answers[place], Ok(Outcome::Rejected(Rejection::Unexpected)));
         places.into_iter().map(take).collect()
     }
@@ -129,8 +130,8 @@ impl Rows {
         Rows { answers: Vec::with_capacity(rows.len()), rows, by_key }
     }
 
-    /// The records that the rows are about, each with the places of its rows.
-    fn records(&self) -> Vec<(Key, Range<usize>)> {
+    /// Returns the records that the rows name, each with the range of its rows.
+    fn group_by_record(&self) -> Vec<(Key, Range<usize>)> {
         let mut records: Vec<(Key, Range<usize>)> = Vec::with_capacity(self.by_key.len());
         for (place, number) in self.by_key.iter().enumerate() {
             let key = self.rows[*number as usize].key;
@@ -142,8 +143,8 @@ impl Rows {
         records
     }
 
-    /// Applies the rows on a record to its state; their answers take the place of earlier ones.
-    fn apply(&mut self, rules: &Rules, touched: &mut Touched) {
+    /// Applies the rows on a record to its state. New answers replace earlier ones.
+    fn apply(&mut self, rules: &Rules, touched: &mut TouchedRecord) {
         for place in touched.rows.clone() {
             let row = &self.rows[self.by_key[place] as usize];
             let answer = match &mut touched.state {
@@ -158,32 +159,32 @@ impl Rows {
     }
 }
 
-impl Touched {
-    /// Sorts records as their keys are stored.
-    pub fn order(&self) -> impl Ord + use<> {
+impl TouchedRecord {
+    /// Returns a key that sorts records as they are stored.
+    pub fn sort_key(&self) -> impl Ord + use<> {
         (self.first_bytes, self.key)
     }
 
-    /// Whether the record could not be read.
-    pub fn is_unread(&self) -> bool {
+    /// Returns whether reading the record failed.
+    pub fn is_unreadable(&self) -> bool {
         self.state.is_err()
     }
 
-    /// Whether there is something to write.
+    /// Returns whether the record needs a write.
     pub fn is_changed(&self) -> bool {
-        self.state.as_ref().is_ok_and(|state| state.changed)
+        self.state.as_ref().is_ok_and(|state| state.has_changed)
     }
 
-    /// Leaves the writing to another.
-    fn keep(&mut self) {
+    /// Leaves the write to a later call.
+    fn give_up_write(&mut self) {
         if let Ok(state) = &mut self.state {
-            state.changed = false;
+            state.has_changed = false;
         }
     }
 
     fn encode(&mut self, buffer: &mut Vec<u8>) {
         if let Ok(state) = &mut self.state
-            && state.changed
+            && state.has_changed
             && let Some(record) = &state.record
             && state.value.is_none()
         {
@@ -193,38 +194,38 @@ impl Touched {
         }
     }
 
-    /// Adds what there is to write to the batch: the record, or its absence.
+    /// Adds the record, or its removal, to the batch.
     pub fn write(&mut self, tables: &Tables, batch: &mut WriteBatch, buffer: &mut Vec<u8>) {
         self.encode(buffer);
         let Ok(state) = &mut self.state else { return };
-        if state.changed && (state.record.is_some() || state.was_there) {
+        if state.has_changed && (state.record.is_some() || state.was_stored) {
             tables.put(batch, &self.key, state.value.take());
         }
     }
 
-    /// Adds what changes in the indexes to the batch.
+    /// Adds the changed index entries to the batch.
     pub fn reindex(&self, tables: &Tables, batch: &mut WriteBatch) {
         let Ok(state) = &self.state else { return };
-        if state.changed {
+        if state.has_changed {
             tables.reindex(batch, &self.key, state.indexed, index_values(state.record.as_ref()));
         }
     }
 }
 
-impl State {
-    fn stored(tables: &Tables, key: &Key) -> Result<Self, EngineError> {
-        tables.get(key).map(State::of)
+impl RecordState {
+    fn read(tables: &Tables, key: &Key) -> Result<Self, EngineError> {
+        tables.get(key).map(RecordState::new)
     }
 
-    fn of(record: Option<Record>) -> Self {
-        let (was_there, indexed) = (record.is_some(), index_values(record.as_ref()));
-        State { record, was_there, indexed, changed: false, value: None }
+    fn new(record: Option<Record>) -> Self {
+        let (was_stored, indexed) = (record.is_some(), index_values(record.as_ref()));
+        RecordState { record, was_stored, indexed, has_changed: false, value: None }
     }
 
     fn apply(&mut self, rules: &Rules, row: &Row) -> Outcome {
         let effect = record::apply(rules, &row.key, &mut self.record, &row.operation);
         if effect.changed {
-            self.changed = true;
+            self.has_changed = true;
             self.value = None;
         }
         effect.outcome

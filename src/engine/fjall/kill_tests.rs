@@ -1,6 +1,6 @@
-//! A child process writes, is killed with SIGKILL in the middle, and what it acknowledged is looked for.
+//! Durability under SIGKILL: a child process writes and is killed, and the test looks for every acknowledged batch.
 //!
-//! The child is this test binary, told by an environment variable to be one.
+//! The child is this test binary, started with an environment variable.
 
 use std::{
     io::{BufRead, BufReader},
@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     engine::{
         conformance::fixtures::*,
-        local::{index_values, place},
+        local::{index_position, index_values},
     },
     record::{Body, Page},
     tx::Txid,
@@ -20,7 +20,7 @@ use crate::{
 
 const DIRECTORY: &str = "UTXO_STORE_TEST_KILLED_IN";
 const RULES: Rules = Rules::main(288);
-/// Transactions of a batch; each is created, and one of its slots spent, in one batch.
+/// Transactions of a batch. The batch creates each transaction and spends one of its slots.
 const BATCH: u64 = 50;
 
 fn open(directory: &Path) -> FjallEngine {
@@ -38,14 +38,17 @@ fn spender(number: u64) -> Txid {
 fn batch(number: u64) -> Vec<Row> {
     let rows = |n| {
         let txid = transaction(n);
-        [create(whole(txid, 3)), Row { key: Key::master(txid), operation: spending(spender(n), &[1]) }]
+        [
+            create(page_with_transaction(txid, 3)),
+            Row { key: Key::master(txid), operation: spend_operation(spender(n), &[1]) },
+        ]
     };
     (number * BATCH..(number + 1) * BATCH).flat_map(rows).collect()
 }
 
-/// Not a test: what the child does. Several tasks, so that groups hold rows of several calls.
+/// The child's main function, not a test. Several tasks write, so that write groups have rows of several calls.
 #[test]
-fn child() {
+fn run_child() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -65,10 +68,10 @@ fn child() {
     });
 }
 
-/// Runs the child until it has acknowledged so many batches, kills it, and says which it had.
+/// Runs the child until it has acknowledged `count` batches, kills it, and returns the acknowledged batches.
 fn kill_after(directory: &Path, count: usize) -> Vec<u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "engine::fjall::kill_tests::child", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "engine::fjall::kill_tests::run_child", "--nocapture", "--test-threads=1"])
         .env(DIRECTORY, directory)
         .stdout(Stdio::piped())
         .spawn()
@@ -76,7 +79,7 @@ fn kill_after(directory: &Path, count: usize) -> Vec<u64> {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut acknowledged = Vec::new();
     let mut killed = false;
-    // After the kill the rest of the pipe is read, too: those are acknowledged as well.
+    // The rest of the pipe is read after the kill: these batches are acknowledged, too.
     while let Some(Ok(line)) = lines.next() {
         acknowledged.extend(line.split_once("acknowledged ").and_then(|(_, number)| number.parse::<u64>().ok()));
         if acknowledged.len() >= count && !killed {
@@ -89,19 +92,19 @@ fn kill_after(directory: &Path, count: usize) -> Vec<u64> {
     acknowledged
 }
 
-/// A page as a whole batch leaves it, or as its create alone does.
+/// Returns whether a page is as the whole batch leaves it, or as the create alone does.
 fn is_whole(page: &Page, number: u64) -> bool {
     let master = page.master.as_ref().unwrap();
     let by = page.utxos.as_ref().unwrap()[1].spender();
-    let unspent = whole(transaction(number), 3);
+    let unspent = page_with_transaction(transaction(number), 3);
     matches!(&master.body, Some(Body::Transaction(_)))
         && master.body == unspent.master.as_ref().unwrap().body
         && (by.is_none() && page.spent_utxos == 0
-            || by == Some(held(1, spender(number)).holder) && page.spent_utxos == 1)
+            || by == Some(held_slot(1, spender(number)).holder) && page.spent_utxos == 1)
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_survives_sigkill() {
+async fn acknowledged_batches_survive_sigkill() {
     for count in [1, 30, 90] {
         let directory = tempfile::tempdir().unwrap();
         let acknowledged = kill_after(directory.path(), count);
@@ -118,7 +121,7 @@ async fn what_was_acknowledged_survives_sigkill() {
     }
 }
 
-/// Also what was not acknowledged is whole, and the indexes name exactly what is there.
+/// Checks that unacknowledged records are whole, too, and that the indexes name exactly the stored records.
 async fn check_all(engine: &FjallEngine, acknowledged: usize) {
     let records = engine.scan(Set::Transactions, None, usize::MAX).await.unwrap().records;
     assert!(records.len() >= acknowledged * BATCH as usize);
@@ -127,7 +130,7 @@ async fn check_all(engine: &FjallEngine, acknowledged: usize) {
     for (key, record) in &records {
         let page = record.page().unwrap();
         assert!(is_whole(page, numbers[&page.txid]), "{page:?}");
-        unmined.extend(index_values(Some(record))[place(Index::UnminedSince)].map(|value| (value, *key)));
+        unmined.extend(index_values(Some(record))[index_position(Index::UnminedSince)].map(|value| (value, *key)));
     }
     unmined.sort();
     let found = engine.query(Index::UnminedSince, 0, u64::MAX, usize::MAX).await.unwrap();

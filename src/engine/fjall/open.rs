@@ -1,4 +1,4 @@
-//! Opening a store's directory, and saying in one line why not.
+//! Opens the directory of a store; every refusal is one line.
 
 use std::{
     fs::{File, TryLockError},
@@ -10,76 +10,79 @@ use std::{
 
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use super::{known::Known, tables::Tables};
+use super::{tables::Tables, txid_filter::TxidFilter};
 
 /// The layout of keyspaces, keys and values that this program reads and writes.
 const LAYOUT: &[u8] = b"utxo-store fjall 1";
 const LAYOUT_KEY: &[u8] = b"layout";
-/// What fjall itself writes first; its presence tells a store from any other directory.
+/// The file that fjall writes at the end of its first opening; it tells a store from any other directory.
 const MARKER: &str = "version";
-/// What there can be before the marker is: an opening that was killed.
+/// The files that a killed first opening can leave before the marker exists.
 const BEFORE_MARKER: [&str; 3] = ["lock", "keyspaces", "0.jnl"];
 
-/// One byte of [`Known`] for so many of the cache.
-const KNOWN_SHARE: u64 = 8;
+/// Bytes of the cache for each byte of [`TxidFilter`].
+const CACHE_BYTES_PER_FILTER_BYTE: u64 = 8;
 
-/// What can be chosen for a store, all of it anew at each opening.
+/// Options of a store, chosen anew at each opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FjallOptions {
-    /// Bytes of memory for what was read from disk; an eighth as much again goes to knowing what is not there.
+    /// Bytes of memory for data read from disk. The filter of stored transactions takes an eighth as much in addition.
     pub cache_bytes: u64,
 }
 
 impl Default for FjallOptions {
-    /// A cache of 256 MiB.
+    /// Returns a cache of 256 MiB.
     fn default() -> Self {
         FjallOptions { cache_bytes: 256 << 20 }
     }
 }
 
-/// Why a store could not be opened.
+/// An error that keeps a store from being opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenFjallError {
-    /// Somebody else has it open.
-    #[error("`{0}` is in use by another process")]
+    /// The store is open in another process.
+    #[error("cannot open the store `{0}`: it is in use by another process")]
     InUse(PathBuf),
-    /// There is something, but no store.
-    #[error("`{0}` is neither empty nor a store of utxo-store")]
+    /// The directory has files, but no store.
+    #[error("cannot open `{0}`: the directory is neither empty nor a store of utxo-store; choose another directory")]
     NotAStore(PathBuf),
-    /// There is nothing, and it is not to be created.
-    #[error("there is no store in `{0}`")]
+    /// The directory has no store, and none is to be created.
+    #[error("cannot open `{0}`: there is no store in this directory; check the path")]
     Missing(PathBuf),
-    /// Written by a version of this program that lays records out differently.
-    #[error("`{directory}` has layout `{found}`, this program needs `{}`", String::from_utf8_lossy(LAYOUT))]
+    /// A version of this program with another layout of records has written the store.
+    #[error(
+        "cannot open the store `{directory}`: its layout is `{found}`, this program reads `{}`; rebuild the store",
+        String::from_utf8_lossy(LAYOUT)
+    )]
     Layout {
-        /// Which store.
+        /// Path of the store.
         directory: PathBuf,
-        /// What its marker says.
+        /// The layout that the store contains.
         found: String,
     },
-    /// Its files are not what was written.
-    #[error("the store in `{directory}` is damaged: {message}")]
+    /// The files of the store differ from what fjall wrote.
+    #[error("cannot open the store `{directory}`: it is damaged: {message}; check the disk, or rebuild the store")]
     Damaged {
-        /// Which store.
+        /// Path of the store.
         directory: PathBuf,
-        /// What fjall says.
+        /// The message of fjall.
         message: String,
     },
-    /// The operating system refused.
+    /// The operating system refused an access.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 pub(super) fn open(directory: &Path, options: FjallOptions) -> Result<Tables, OpenFjallError> {
     prepare(directory)?;
-    // Fjall asserts some of what it reads; damage must be an error here, whatever it is there.
-    let opened = catch_unwind(AssertUnwindSafe(|| tables(directory, options)));
+    // Fjall asserts some of the data that it reads; such a panic must be an error here.
+    let opened = catch_unwind(AssertUnwindSafe(|| open_tables(directory, options)));
     let tables =
         opened.unwrap_or_else(|_| Err(::fjall::Error::Unrecoverable)).map_err(|error| explain(directory, &error))?;
     check_layout(directory, &tables).map(|()| tables)
 }
 
-/// Refuses a directory without a store, and leaves it as it is.
+/// Checks that `directory` has a store. Changes nothing.
 pub(super) fn must_exist(directory: &Path) -> Result<(), OpenFjallError> {
     match has_marker(directory)? {
         true => Ok(()),
@@ -87,25 +90,25 @@ pub(super) fn must_exist(directory: &Path) -> Result<(), OpenFjallError> {
     }
 }
 
-/// Makes a directory for a new store where there is nothing, and clears what a killed first opening left behind.
+/// Creates the directory where it is missing, and removes the remains of a killed first opening.
 fn prepare(directory: &Path) -> Result<(), OpenFjallError> {
-    std::fs::create_dir_all(directory).map_err(|error| named(directory, &error))?;
+    std::fs::create_dir_all(directory).map_err(|error| with_path(directory, &error))?;
     if has_marker(directory)? { Ok(()) } else { clear_unfinished(directory) }
 }
 
-/// Whether fjall has finished an opening here. `false`: there is nothing, or what a killed first opening left behind;
-/// anything else is refused.
+/// Returns whether fjall has finished an opening here. `false`: the directory is missing, empty, or has only the
+/// remains of a killed first opening. Any other content is an error.
 fn has_marker(directory: &Path) -> Result<bool, OpenFjallError> {
-    let named = |error: io::Error| named(directory, &error);
-    if directory.join(MARKER).try_exists().map_err(named)? {
+    let with_path = |error: io::Error| with_path(directory, &error);
+    if directory.join(MARKER).try_exists().map_err(with_path)? {
         return Ok(true);
     }
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        entries => entries.map_err(named)?,
+        entries => entries.map_err(with_path)?,
     };
     for entry in entries {
-        let name = entry.map_err(named)?.file_name();
+        let name = entry.map_err(with_path)?.file_name();
         if !BEFORE_MARKER.iter().any(|known| name == *known) {
             return Err(OpenFjallError::NotAStore(directory.to_owned()));
         }
@@ -113,12 +116,12 @@ fn has_marker(directory: &Path) -> Result<bool, OpenFjallError> {
     Ok(false)
 }
 
-fn named(directory: &Path, error: &io::Error) -> io::Error {
+fn with_path(directory: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("`{}`: {error}", directory.display()))
 }
 
-/// Fjall does not go on where its first opening was killed: it refuses its own journal. Whoever holds the lock file
-/// without a marker beside it may remove that journal.
+/// Removes the journal of a killed first opening, which fjall itself would refuse to open. Only the process that holds
+/// the lock file, without a marker beside it, may remove the journal.
 fn clear_unfinished(directory: &Path) -> Result<(), OpenFjallError> {
     let lock_file = directory.join("lock");
     let Ok(lock_file) = File::options().read(true).write(true).open(lock_file) else { return Ok(()) };
@@ -134,13 +137,13 @@ fn clear_unfinished(directory: &Path) -> Result<(), OpenFjallError> {
     Ok(())
 }
 
-fn tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Tables> {
+fn open_tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Tables> {
     let database = Database::builder(directory).cache_size(options.cache_bytes).open()?;
     let keyspace =
         |name: &str| -> ::fjall::Result<Keyspace> { database.keyspace(name, KeyspaceCreateOptions::default) };
     let records = keyspace("records")?;
     Ok(Tables {
-        known: Known::new(options.cache_bytes / KNOWN_SHARE, records.is_empty()?),
+        txid_filter: TxidFilter::new(options.cache_bytes / CACHE_BYTES_PER_FILTER_BYTE, records.is_empty()?),
         records,
         blocks: keyspace("blocks")?,
         meta: keyspace("meta")?,
@@ -149,12 +152,12 @@ fn tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Tables> {
             keyspace("index_unmined_since")?,
             keyspace("index_creating_at")?,
         ],
-        groups: AtomicU64::new(0),
+        groups_written: AtomicU64::new(0),
         database,
     })
 }
 
-/// A store without the marker is one whose first opening was killed: nothing can have been written to it.
+/// Checks the layout. A store without one comes from a killed first opening: nothing can have been written to it.
 fn check_layout(directory: &Path, tables: &Tables) -> Result<(), OpenFjallError> {
     let explain = |error| explain(directory, &error);
     match tables.meta.get(LAYOUT_KEY).map_err(explain)? {
@@ -177,14 +180,12 @@ fn explain(directory: &Path, error: &::fjall::Error) -> OpenFjallError {
     }
 }
 
-/// What fjall says, on one line.
+/// Returns a message of fjall as one line.
 pub(super) fn one_line(error: &::fjall::Error) -> String {
     match error {
         ::fjall::Error::Io(error) => error.to_string(),
-        ::fjall::Error::Unrecoverable => "it cannot be recovered".into(),
-        ::fjall::Error::Poisoned => {
-            "an earlier write failed, so the store takes no more until it is opened anew".into()
-        }
+        ::fjall::Error::Unrecoverable => "fjall cannot recover the files".into(),
+        ::fjall::Error::Poisoned => "an earlier write failed; reopen the store".into(),
         error => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
     }
 }

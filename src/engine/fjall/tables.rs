@@ -1,4 +1,4 @@
-//! The keyspaces of a store and what is in them.
+//! The keyspaces of a store and their contents.
 //!
 //! | keyspace | key | value |
 //! |---|---|---|
@@ -6,20 +6,20 @@
 //! | `blocks` | block id, big-endian | the same |
 //! | `meta` | `m` | the same |
 //! | `meta` | command id; `s` ‖ number of a sentinel | the same |
-//! | `meta` | `layout` | [`super::open`] |
-//! | `index_*` | value, 8 bytes big-endian ‖ key | nothing |
+//! | `meta` | `layout` | see [`super::open`] |
+//! | `index_*` | value, 8 bytes big-endian ‖ key | empty |
 
 use std::{ops::Bound, sync::atomic::AtomicU64};
 
 use ::fjall::{Database, Keyspace, OwnedWriteBatch as WriteBatch, Slice};
 use bytes::Bytes;
 
-use super::known::Known;
+use super::txid_filter::TxidFilter;
 use crate::{
     engine::{
         EngineError, ErrorKind, Index, Set,
         key::{self, KeyBytes},
-        local::{IndexValues, place},
+        local::{IndexValues, index_position},
     },
     record::{Key, Record, codec},
 };
@@ -29,15 +29,15 @@ pub(super) struct Tables {
     pub records: Keyspace,
     pub blocks: Keyspace,
     pub meta: Keyspace,
-    /// Each at its [`place`].
+    /// The indexes, each at its [`index_position`].
     pub indexes: [Keyspace; 3],
-    pub known: Known,
-    /// Groups of rows that were written since the store was opened, each whole.
-    pub groups: AtomicU64,
+    pub txid_filter: TxidFilter,
+    /// Write groups that were written whole since the store was opened.
+    pub groups_written: AtomicU64,
 }
 
 impl Tables {
-    fn of(&self, key: &Key) -> &Keyspace {
+    fn keyspace_of(&self, key: &Key) -> &Keyspace {
         match key {
             Key::Page(..) | Key::LockRecord(_) => &self.records,
             Key::Block(_) => &self.blocks,
@@ -46,36 +46,36 @@ impl Tables {
     }
 
     pub fn get(&self, key: &Key) -> Result<Option<Record>, EngineError> {
-        if self.known.is_absent(key) {
+        if self.txid_filter.is_absent(key) {
             return Ok(None);
         }
-        let value = self.of(key).get(KeyBytes::of(key)).map_err(|error| disk("read", key, &error))?;
-        value.map(|value| record("read", key, value)).transpose()
+        let value = self.keyspace_of(key).get(KeyBytes::of(key)).map_err(|error| disk_error("read", key, &error))?;
+        value.map(|value| decode_record("read", key, value)).transpose()
     }
 
-    /// Adds an encoded record, or its absence, to a batch.
+    /// Adds an encoded record, or its removal, to a batch.
     pub fn put(&self, batch: &mut WriteBatch, key: &Key, value: Option<Slice>) {
-        let (keyspace, bytes) = (self.of(key), KeyBytes::of(key));
+        let (keyspace, bytes) = (self.keyspace_of(key), KeyBytes::of(key));
         match value {
             Some(value) => {
-                self.known.add(key);
+                self.txid_filter.add(key);
                 batch.insert(keyspace, bytes.as_ref(), value);
             }
             None => batch.remove(keyspace, bytes.as_ref()),
         }
     }
 
-    /// Adds what changed in the indexes to the same batch.
+    /// Adds the changed index entries to the same batch.
     pub fn reindex(&self, batch: &mut WriteBatch, key: &Key, before: IndexValues, after: IndexValues) {
         for ((index, before), after) in self.indexes.iter().zip(before).zip(after) {
             if before == after {
                 continue;
             }
             if let Some(value) = before {
-                batch.remove(index, entry(value, key));
+                batch.remove(index, index_entry(value, key));
             }
             if let Some(value) = after {
-                batch.insert(index, entry(value, key), &[][..]);
+                batch.insert(index, index_entry(value, key), &[][..]);
             }
         }
     }
@@ -85,10 +85,10 @@ impl Tables {
         if from > to {
             return Ok(Vec::new());
         }
-        let entries = self.indexes[place(index)].range((Bound::Included(from.to_be_bytes()), after_last));
+        let entries = self.indexes[index_position(index)].range((Bound::Included(from.to_be_bytes()), after_last));
         let key_of = |entry: ::fjall::Guard| {
-            let entry = entry.key().map_err(|error| disk("query", "index", &error))?;
-            entry.get(8..).and_then(key::decode).ok_or_else(|| damaged("query", "index", "an entry is not a key"))
+            let entry = entry.key().map_err(|error| disk_error("query", "index", &error))?;
+            entry.get(8..).and_then(key::decode).ok_or_else(|| damaged_error("query", "index", "an entry is not a key"))
         };
         entries.take(limit).map(key_of).collect()
     }
@@ -100,15 +100,15 @@ impl Tables {
         };
         let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(KeyBytes::of(key)));
         let record_of = |entry: ::fjall::Guard| {
-            let (bytes, value) = entry.into_inner().map_err(|error| disk("scan", "records", &error))?;
-            let key = key::decode(&bytes).ok_or_else(|| damaged("scan", hex::encode(&bytes), "not a key"))?;
-            record("scan", &key, value).map(|record| (key, record))
+            let (bytes, value) = entry.into_inner().map_err(|error| disk_error("scan", "records", &error))?;
+            let key = key::decode(&bytes).ok_or_else(|| damaged_error("scan", hex::encode(&bytes), "not a key"))?;
+            decode_record("scan", &key, value).map(|record| (key, record))
         };
         keyspace.range::<KeyBytes, _>((from, Bound::Unbounded)).take(limit).map(record_of).collect()
     }
 }
 
-fn entry(value: u64, key: &Key) -> Slice {
+fn index_entry(value: u64, key: &Key) -> Slice {
     let key = KeyBytes::of(key);
     let key = key.as_ref();
     let mut bytes = [0; 8 + KeyBytes::MAX];
@@ -117,18 +117,18 @@ fn entry(value: u64, key: &Key) -> Slice {
     Slice::from(&bytes[..8 + key.len()])
 }
 
-/// Decodes a value without copying it: the record keeps it alive.
-fn record(operation: &'static str, key: &Key, value: Slice) -> Result<Record, EngineError> {
-    codec::decode(key, Bytes::from_owner(value)).map_err(|error| damaged(operation, key, &error.to_string()))
+/// Decodes a value without copying it: the record shares the memory of the value.
+fn decode_record(operation: &'static str, key: &Key, value: Slice) -> Result<Record, EngineError> {
+    codec::decode(key, Bytes::from_owner(value)).map_err(|error| damaged_error(operation, key, &error.to_string()))
 }
 
-/// The disk refused: nothing is known to be wrong with what was asked.
-pub(super) fn disk(operation: &'static str, key: impl ToString, error: &::fjall::Error) -> EngineError {
+/// Makes the error of a failed disk access. The request itself may be right.
+pub(super) fn disk_error(operation: &'static str, key: impl ToString, error: &::fjall::Error) -> EngineError {
     EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: super::open::one_line(error) }
 }
 
-/// What was read is not what was written.
-pub(super) fn damaged(operation: &'static str, key: impl ToString, what: &str) -> EngineError {
-    let message = format!("the store is damaged: {what}");
+/// Makes the error of stored bytes that differ from what was written.
+pub(super) fn damaged_error(operation: &'static str, key: impl ToString, problem: &str) -> EngineError {
+    let message = format!("the store is damaged: {problem}");
     EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message }
 }

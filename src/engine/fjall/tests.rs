@@ -18,7 +18,7 @@ async fn page_of(engine: &FjallEngine, n: u8) -> Page {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_a_reopen() {
+async fn acknowledged_rows_are_stored_after_a_reopen() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path()).unwrap();
     let rows = [create(page(1, 3)), spend(txid(1), 9, &[0]), create(page(2, 1))];
@@ -33,11 +33,11 @@ async fn what_was_acknowledged_is_there_after_a_reopen() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_done_whole() {
+async fn a_dropped_call_is_applied_whole_or_not_at_all() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path()).unwrap();
     let rows: Vec<Row> = (0..200).map(|n| create(page(n, 1))).collect();
-    // Long enough to be sent, not long enough to be answered.
+    // The timeout lets the call be sent, but not answered.
     let _ = tokio::time::timeout(Duration::ZERO, engine.apply(&rows)).await;
     engine.close().await.unwrap();
     let engine = open(directory.path()).unwrap();
@@ -46,7 +46,7 @@ async fn a_dropped_call_is_done_whole() {
 }
 
 #[tokio::test]
-async fn a_second_opening_is_refused_and_the_first_goes_on() {
+async fn a_second_opening_is_refused_and_the_first_continues() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path()).unwrap();
     let refused = open(directory.path()).err().unwrap();
@@ -57,7 +57,7 @@ async fn a_second_opening_is_refused_and_the_first_goes_on() {
 }
 
 #[tokio::test]
-async fn a_directory_of_something_else_is_refused_and_left_alone() {
+async fn a_directory_with_other_files_is_refused_and_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("thesis.txt"), "years of work").unwrap();
     let refused = open(directory.path()).err().unwrap();
@@ -69,7 +69,7 @@ async fn a_directory_of_something_else_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_killed_first_opening_is_begun_again() {
+async fn a_killed_first_opening_is_repeated() {
     let directory = tempfile::tempdir().unwrap();
     drop(open(directory.path()).unwrap());
     std::fs::remove_file(directory.path().join("version")).unwrap();
@@ -78,7 +78,7 @@ async fn a_killed_first_opening_is_begun_again() {
 }
 
 #[tokio::test]
-async fn another_layout_is_refused_by_name() {
+async fn a_store_of_another_layout_is_refused_with_both_names() {
     let directory = tempfile::tempdir().unwrap();
     let tables = open::open(directory.path(), FjallOptions::default()).unwrap();
     tables.meta.insert("layout", "utxo-store fjall 9").unwrap();
@@ -88,7 +88,7 @@ async fn another_layout_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn damage_to_the_directory_is_one_line() {
+async fn a_damaged_directory_is_refused_in_one_line() {
     for damage in ["version", "0.jnl", "keyspaces/0/current", "keyspaces/1/current"] {
         let directory = tempfile::tempdir().unwrap();
         drop(open(directory.path()).unwrap());
@@ -97,16 +97,16 @@ async fn damage_to_the_directory_is_one_line() {
         std::fs::write(&file, [0xA5; 300]).unwrap();
         let error = match open(directory.path()) {
             Err(error) => error.to_string(),
-            // What is written to the journal is checked entry by entry: a broken tail is that of a crash.
+            // Fjall checks the journal entry by entry; a broken tail counts as the end of a crash.
             Ok(_) if damage == "0.jnl" => continue,
-            Ok(_) => panic!("{damage} was damaged and nobody noticed"),
+            Ok(_) => panic!("{damage} was damaged and the open succeeded"),
         };
         assert!(error.contains("damaged") && !error.contains('\n'), "{damage}: {error}");
     }
 }
 
 #[tokio::test]
-async fn a_damaged_value_is_an_error_that_names_the_key_and_others_go_on() {
+async fn a_damaged_value_fails_only_its_own_key() {
     let directory = tempfile::tempdir().unwrap();
     let tables = open::open(directory.path(), FjallOptions::default()).unwrap();
     tables.records.insert(KeyBytes::of(&Key::master(txid(1))).as_ref(), [1, 0, 7]).unwrap();
@@ -122,7 +122,7 @@ async fn a_damaged_value_is_an_error_that_names_the_key_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn many_spends_of_one_record_are_one_write_of_it() {
+async fn many_spends_of_one_record_are_one_write() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path()).unwrap();
     let mut rows = vec![create(page(1, 250))];
@@ -134,7 +134,7 @@ async fn many_spends_of_one_record_are_one_write_of_it() {
 }
 
 #[tokio::test]
-async fn a_closed_engine_says_so() {
+async fn a_closed_engine_refuses_calls() {
     let directory = tempfile::tempdir().unwrap();
     let engine = open(directory.path()).unwrap();
     engine.close().await.unwrap();

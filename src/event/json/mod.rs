@@ -1,25 +1,32 @@
-//! The JSON form of events: one object a line, so that a program in any language can feed the store.
+//! JSON form of events: one object a line, so that a program in any language can feed the store.
 //!
-//! Bytes are hex; transaction ids and block hashes are hex in the reversed order that explorers show. An enum is
-//! `"name"`, or `{"name": {…}}` where it has fields. Fields may come in any order; all must be there, `null` where
-//! there is none; others are refused. Reading writes the binary form field by field, so nothing is owned twice.
+//! | value | JSON |
+//! |---|---|
+//! | bytes | hex |
+//! | transaction id, block hash | hex in the reversed order that explorers show |
+//! | variant without fields | `"name"` |
+//! | variant with fields | `{"name": {…}}` |
+//! | absent value of an option | `null` |
+//!
+//! Fields may come in any order. A missing field and an unknown field are refused. Reading writes the binary form field
+//! by field, so that no value is held twice.
 
 mod node;
 mod values;
 
 use std::fmt;
 
-use super::{DecodeError, Event, Kind, codec::Sink, transcode_event, write_event};
+use super::{DecodeError, Event, Kind, codec::BodyWriter, transcode_event, write_event};
 
 pub(super) use node::Node;
 pub(super) use values::{Plain, TxidList};
 
-/// JSON that is no event: where and why. One line.
+/// Error of JSON that is no event: the field and the problem, in one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonError {
-    /// The field, from the outside in: `reorg.connected[2].hash`. Empty when the line is no JSON.
+    /// Path of the field, from the outside in: `reorg.connected[2].hash`. Empty when the line is no JSON.
     pub field: String,
-    /// What is wrong there.
+    /// Problem of the field's value.
     pub problem: String,
 }
 
@@ -45,15 +52,15 @@ impl JsonError {
         JsonError { field: String::new(), problem: problem.into() }
     }
 
-    /// The same error, seen from the object that holds it in `field`.
+    /// Adds `field` in front of the path: the error as the enclosing object reports it.
     pub(super) fn within(mut self, field: &str) -> Self {
-        let joint = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
-        self.field = format!("{field}{joint}{}", self.field);
+        let separator = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
+        self.field = format!("{field}{separator}{}", self.field);
         self
     }
 }
 
-/// One event as one line of JSON, without the line's end.
+/// Returns an event as one line of JSON, without the line break.
 pub fn to_json(event: &Event<'_>) -> String {
     let mut line = String::new();
     write_members(&mut line, |object| {
@@ -63,10 +70,10 @@ pub fn to_json(event: &Event<'_>) -> String {
     line
 }
 
-/// The message ([`Event::encode`]) of an event that is given as JSON.
+/// Converts an event from JSON to its message, as [`Event::encode`] writes it.
 ///
 /// # Errors
-/// The text is no JSON object, lacks a field, has one too many, or one with a value that it must not have.
+/// Fails where the text is no JSON object, or a field is missing, unknown or has an invalid value.
 pub fn from_json(text: &str) -> Result<Vec<u8>, JsonError> {
     let node = Node::parse(text)?;
     let mut object = ObjectReader::new(&node)?;
@@ -84,32 +91,32 @@ pub fn from_json(text: &str) -> Result<Vec<u8>, JsonError> {
     Ok(message)
 }
 
-/// What has a JSON form. Structures and enums get this from [`declare!`](super::declare).
+/// JSON form of a value. [`declare!`](super::declare) implements the trait for structures and enums.
 pub(super) trait Json {
-    /// Appends the value.
+    /// Appends the JSON of the value.
     fn write(&self, out: &mut String);
 
-    /// Writes the binary form of what `node` says.
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError>;
+    /// Converts `node` to the binary form of the value.
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError>;
 }
 
-/// A structure's fields, without the braces around them.
+/// JSON form of a structure's fields, without the braces.
 pub(super) trait Fields {
-    /// Appends all fields.
+    /// Appends all fields as JSON.
     fn write_fields(&self, object: &mut ObjectWriter<'_>);
 
-    /// Writes the binary form of all fields, in their own order.
-    fn transcode_fields(object: &mut ObjectReader<'_>, sink: &mut Sink) -> Result<(), JsonError>;
+    /// Converts all fields to the binary form, in the order of the declaration.
+    fn transcode_fields(object: &mut ObjectReader<'_>, sink: &mut BodyWriter) -> Result<(), JsonError>;
 }
 
-/// Writes the fields of one object.
+/// Writes the fields of one JSON object.
 pub(super) struct ObjectWriter<'o> {
     out: &'o mut String,
     first: bool,
 }
 
 impl ObjectWriter<'_> {
-    /// Appends a field. Names are ours and need no escapes.
+    /// Appends a field. Names come from the code and need no escapes.
     pub fn field(&mut self, name: &str, value: &impl Json) {
         if !std::mem::take(&mut self.first) {
             self.out.push(',');
@@ -125,12 +132,12 @@ fn write_members(out: &mut String, members: impl FnOnce(&mut ObjectWriter<'_>)) 
     out.push('}');
 }
 
-/// Appends a structure.
+/// Appends a structure as an object.
 pub(super) fn write_object(value: &impl Fields, out: &mut String) {
     write_members(out, |object| value.write_fields(object));
 }
 
-/// Appends a variant: its name, and its fields if there are any.
+/// Appends a variant: the name, and the fields if the variant has any.
 pub(super) fn write_variant(out: &mut String, name: &str, members: impl FnOnce(&mut ObjectWriter<'_>)) {
     let mut fields = String::new();
     write_members(&mut fields, members);
@@ -140,27 +147,27 @@ pub(super) fn write_variant(out: &mut String, name: &str, members: impl FnOnce(&
     }
 }
 
-/// Appends a variant that is one value without a name.
+/// Appends a variant that holds one value without a field name.
 pub(super) fn write_single(out: &mut String, name: &str, value: &impl Json) {
     write_members(out, |object| object.field(name, value));
 }
 
-/// Writes the binary form of a structure.
-pub(super) fn transcode_object<T: Fields>(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+/// Converts an object to the binary form of a structure.
+pub(super) fn transcode_object<T: Fields>(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
     let mut object = ObjectReader::new(node)?;
     T::transcode_fields(&mut object, sink)?;
     object.finish()
 }
 
-/// Finds out which variant `node` is, and lets `fields` write its tag and fields.
+/// Finds the variant that `node` names and lets `fields` write its tag and fields.
 pub(super) fn transcode_variant(
     node: &Node,
     names: &[&str],
     fields: impl FnOnce(&str, &mut ObjectReader<'_>) -> Result<(), JsonError>,
 ) -> Result<(), JsonError> {
-    const NONE: &Node = &Node::Object(Vec::new());
+    const NO_FIELDS: &Node = &Node::Object(Vec::new());
     let (name, members) = match node {
-        Node::Text(name) => (name, NONE),
+        Node::Text(name) => (name, NO_FIELDS),
         Node::Object(members) if members.len() == 1 => (&members[0].0, &members[0].1),
         _ => return Err(not_one_of(node, names)),
     };
@@ -175,12 +182,12 @@ fn not_one_of(found: &Node, names: &[&str]) -> JsonError {
     let found = match found {
         Node::Text(name) => format!("`{}`", name.escape_debug()),
         Node::Object(members) if members.len() == 1 => format!("`{}`", members[0].0.escape_debug()),
-        other => other.what().to_owned(),
+        other => other.describe().to_owned(),
     };
     JsonError::new(format!("{found} is none of: {}", names.join(", ")))
 }
 
-/// Reads the fields of one object, each once.
+/// Reads the fields of one object; each field is read once.
 pub(super) struct ObjectReader<'n> {
     members: &'n [(String, Node)],
     taken: Vec<&'n str>,
@@ -190,7 +197,7 @@ impl<'n> ObjectReader<'n> {
     fn new(node: &'n Node) -> Result<Self, JsonError> {
         match node {
             Node::Object(members) => Ok(ObjectReader { members, taken: Vec::with_capacity(members.len()) }),
-            other => Err(other.is_not("an object")),
+            other => Err(other.mismatch("an object")),
         }
     }
 
@@ -204,14 +211,16 @@ impl<'n> ObjectReader<'n> {
         Ok(node)
     }
 
-    /// Writes the binary form of a field.
-    pub fn field<T: Json>(&mut self, name: &str, sink: &mut Sink) -> Result<(), JsonError> {
+    /// Converts one field to its binary form.
+    pub fn field<T: Json>(&mut self, name: &str, sink: &mut BodyWriter) -> Result<(), JsonError> {
         T::transcode(self.take(name)?, sink).map_err(|error| error.within(name))
     }
 
     fn finish(&self) -> Result<(), JsonError> {
         match self.members.iter().find(|(name, _)| !self.taken.contains(&name.as_str())) {
-            Some((name, _)) => Err(JsonError::new("is no field of it").within(&name.escape_debug().to_string())),
+            Some((name, _)) => {
+                Err(JsonError::new("is not a field of this object").within(&name.escape_debug().to_string()))
+            }
             None => Ok(()),
         }
     }

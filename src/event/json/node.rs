@@ -1,4 +1,4 @@
-//! JSON as it was given, before it is known what it should be.
+//! JSON values as read, before their types are known.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{
 
 use super::JsonError;
 
-/// A JSON value whose objects keep the order of their fields and have each only once.
+/// JSON value. An object keeps the order of its fields and has no field twice.
 pub(in crate::event) enum Node {
     Null,
     Bool(bool),
@@ -20,12 +20,12 @@ pub(in crate::event) enum Node {
 }
 
 impl Node {
-    /// Reads the text of one value.
+    /// Parses the text of one value.
     pub fn parse(text: &str) -> Result<Self, JsonError> {
         serde_json::from_str(text).map_err(|error| JsonError::new(format!("not JSON: {error}")))
     }
 
-    /// The value of the only field of an object, if it has this name.
+    /// Returns the value of an object's only field where the field has this name.
     pub fn single(&self, name: &str) -> Option<&Node> {
         match self {
             Node::Object(members) if members.len() == 1 && members[0].0 == name => Some(&members[0].1),
@@ -33,7 +33,7 @@ impl Node {
         }
     }
 
-    pub fn what(&self) -> &'static str {
+    pub fn describe(&self) -> &'static str {
         match self {
             Node::Null => "null",
             Node::Bool(_) => "a boolean",
@@ -44,21 +44,22 @@ impl Node {
         }
     }
 
-    pub fn is_not(&self, wanted: &str) -> JsonError {
-        JsonError::new(format!("{} is not {wanted}", self.what()))
+    /// Returns the error of a value that is not of the expected form.
+    pub fn mismatch(&self, wanted: &str) -> JsonError {
+        JsonError::new(format!("{} is not {wanted}", self.describe()))
     }
 
     pub fn text(&self, wanted: &str) -> Result<&str, JsonError> {
         match self {
             Node::Text(text) => Ok(text),
-            other => Err(other.is_not(wanted)),
+            other => Err(other.mismatch(wanted)),
         }
     }
 
     pub fn list(&self) -> Result<&[Node], JsonError> {
         match self {
             Node::List(elements) => Ok(elements),
-            other => Err(other.is_not("a list")),
+            other => Err(other.mismatch("a list")),
         }
     }
 }
@@ -95,7 +96,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
-        serde_json::Number::from_f64(value).map(Node::Number).ok_or_else(|| E::custom("a number without a value"))
+        serde_json::Number::from_f64(value).map(Node::Number).ok_or_else(|| E::custom("a number is not finite"))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Node, E> {
@@ -119,15 +120,16 @@ impl<'de> Visitor<'de> for NodeVisitor {
         while let Some((name, node)) = map.next_entry::<String, Node>()? {
             members.push((name, node));
         }
-        match repeated(&members) {
+        match find_repeated(&members) {
             Some(name) => Err(de::Error::custom(format!("field `{}` is there twice", name.escape_debug()))),
             None => Ok(Node::Object(members)),
         }
     }
 }
 
-/// A name that two fields have. Sorted, because whoever writes very many fields must not make that slow.
-fn repeated(members: &[(String, Node)]) -> Option<&str> {
+/// Returns a name that two fields have. Sorting keeps the search fast for any number of fields, which the sender
+/// chooses.
+fn find_repeated(members: &[(String, Node)]) -> Option<&str> {
     let mut names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])

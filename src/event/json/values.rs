@@ -1,8 +1,8 @@
-//! The JSON form of what stands in a single field.
+//! JSON forms of the values that a single field holds.
 
 use super::{Json, JsonError, Node};
 use crate::{
-    event::codec::Sink,
+    event::codec::BodyWriter,
     tx::{Outpoint, Txid, UtxoHash},
 };
 
@@ -13,10 +13,10 @@ macro_rules! whole_numbers {
                 out.push_str(&self.to_string());
             }
 
-            fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+            fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
                 let wanted = || format!("is not a whole number from {} to {}", <$type>::MIN, <$type>::MAX);
                 let Node::Number(number) = node else {
-                    return Err(JsonError::new(format!("{} {}", node.what(), wanted())));
+                    return Err(JsonError::new(format!("{} {}", node.describe(), wanted())));
                 };
                 let value = number.$get().and_then(|value| <$type>::try_from(value).ok());
                 sink.put(value.ok_or_else(|| JsonError::new(format!("{number} {}", wanted())))?);
@@ -32,10 +32,10 @@ impl Json for bool {
         out.push_str(if *self { "true" } else { "false" });
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         match node {
             Node::Bool(value) => sink.put(*value),
-            other => return Err(other.is_not("a boolean")),
+            other => return Err(other.mismatch("a boolean")),
         }
         Ok(())
     }
@@ -48,7 +48,7 @@ macro_rules! identifiers {
                 out.push_str(&format!("\"{self}\""));
             }
 
-            fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+            fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
                 let parsed = node.text($wanted)?.parse::<$type>();
                 sink.put(parsed.map_err(|_| JsonError::new(concat!("is not ", $wanted)))?);
                 Ok(())
@@ -62,13 +62,13 @@ identifiers! {
     Outpoint: "an outpoint: a transaction id, a colon and an output index",
 }
 
-/// A block hash: reversed, as explorers show it.
+/// A block hash in the reversed order that explorers show.
 impl Json for [u8; 32] {
     fn write(&self, out: &mut String) {
         Txid(*self).write(out);
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let wanted = "a block hash of 64 hexadecimal digits";
         let parsed = node.text(wanted)?.parse::<Txid>();
         sink.put(parsed.map_err(|_| JsonError::new(format!("is not {wanted}")))?);
@@ -76,7 +76,7 @@ impl Json for [u8; 32] {
     }
 }
 
-/// Bytes of a fixed number, in their own order.
+/// Bytes of a fixed number, not reversed.
 pub(in crate::event) struct Plain<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Json for Plain<N> {
@@ -84,7 +84,7 @@ impl<const N: usize> Json for Plain<N> {
         out.push_str(&format!("\"{}\"", hex::encode(self.0)));
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let wanted = || format!("{} hexadecimal digits", 2 * N);
         let mut bytes = [0; N];
         hex::decode_to_slice(node.text(&wanted())?, &mut bytes)
@@ -99,7 +99,7 @@ impl Json for [u8; 16] {
         Plain(*self).write(out);
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         Plain::<16>::transcode(node, sink)
     }
 }
@@ -109,7 +109,7 @@ impl Json for &[u8] {
         out.push_str(&format!("\"{}\"", hex::encode(self)));
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let digits = node.text("bytes as hexadecimal digits")?;
         let bytes = hex::decode(digits).map_err(|error| JsonError::new(format!("is not hexadecimal: {error}")))?;
         sink.put(bytes.as_slice());
@@ -117,7 +117,7 @@ impl Json for &[u8] {
     }
 }
 
-/// A concatenation of transaction ids; in JSON a list of them.
+/// A concatenation of transaction ids in binary form; a list of ids in JSON.
 pub(in crate::event) struct TxidList<'a>(pub &'a [u8]);
 
 impl Json for TxidList<'_> {
@@ -125,7 +125,7 @@ impl Json for TxidList<'_> {
         write_list::<Txid>(out, self.0.as_chunks().0.iter().map(|txid| Txid(*txid)));
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let elements = node.list()?;
         sink.put_length(32 * elements.len());
         transcode_elements::<Txid>(elements, sink)
@@ -137,7 +137,7 @@ impl Json for &str {
         out.push_str(&serde_json::Value::from(*self).to_string());
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         sink.put(node.text("a text")?);
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Json for String {
         self.as_str().write(out);
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         <&str>::transcode(node, sink)
     }
 }
@@ -158,7 +158,7 @@ impl<T: Json> Json for Vec<T> {
         write_list::<T>(out, self.iter());
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let elements = node.list()?;
         sink.put_length(elements.len());
         transcode_elements::<T>(elements, sink)
@@ -173,7 +173,7 @@ impl<T: Json> Json for Option<T> {
         }
     }
 
-    fn transcode(node: &Node, sink: &mut Sink) -> Result<(), JsonError> {
+    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         sink.put(!matches!(node, Node::Null));
         match node {
             Node::Null => Ok(()),
@@ -193,7 +193,7 @@ fn write_list<T: Json>(out: &mut String, elements: impl Iterator<Item = impl std
     out.push(']');
 }
 
-fn transcode_elements<T: Json>(elements: &[Node], sink: &mut Sink) -> Result<(), JsonError> {
+fn transcode_elements<T: Json>(elements: &[Node], sink: &mut BodyWriter) -> Result<(), JsonError> {
     for (index, element) in elements.iter().enumerate() {
         T::transcode(element, sink).map_err(|error| error.within(&format!("[{index}]")))?;
     }

@@ -1,4 +1,4 @@
-//! Commits what is safe, or reads everything else again where a node of the store has forgotten.
+//! Commits durable offsets, or rewinds every partition after a restart of a database node.
 
 use std::{collections::VecDeque, pin::Pin, time::Duration};
 
@@ -6,152 +6,158 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Committing, TopicPartition, identity::Sight},
-    group::partition::{PartitionState, consumed_of},
-    ingest::dispatch::{Done, spawn},
-    record::Consumed,
+    broker::{
+        AssignedPartition, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, TopicPartition,
+        identity::TopicCheck,
+    },
+    group::partition::{PartitionState, committed_by_instance},
+    ingest::dispatch::{TaskMessage, spawn},
+    record::ConsumedOffsets,
     replay::Modes,
     store::{
-        asked::{Asked, Unasked, ask},
+        commit_gate::{self, Blocked, Permit},
         meta::MetaError,
-        nodes::Look,
-        whole::WholeStore,
+        ownership::StoreOwnership,
+        restart_detector::RestartPoll,
     },
     telemetry::CommitFailure,
 };
 
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// A consumer's commits have a bound of their own; what it says behind this one is not waited for.
-const COMMITTED_WITHIN: Duration = Duration::from_secs(15);
+/// Pause between two comparisons with a store that does not answer.
+const COMPARE_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// A consumer bounds its commits itself; an answer after this time is not waited for.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What this instance has written into the store of what it has consumed.
+/// The consumed offsets that this instance has recorded in the store.
 #[derive(Default)]
-pub(super) struct Notes {
-    /// What was written last.
-    last: Consumed,
-    /// What the store may still forget, each with when it was there.
-    young: VecDeque<(Instant, Consumed)>,
-    /// What it can no longer forget.
-    settled: Consumed,
+pub(super) struct DurableConsumed {
+    /// Offsets of the last record.
+    recorded: ConsumedOffsets,
+    /// Recorded offsets that the store could still lose, each with the time of its record.
+    not_durable: VecDeque<(Instant, ConsumedOffsets)>,
+    /// Recorded offsets that the store can no longer lose.
+    durable: ConsumedOffsets,
 }
 
-impl Notes {
-    /// Whatever was there longer than `lag` before `asked` is there for good.
-    fn settle(&mut self, asked: Instant, lag: Duration) {
-        while let Some((_, consumed)) = self.young.front().filter(|(at, _)| *at + lag <= asked) {
-            self.settled.raise(consumed);
-            self.young.pop_front();
+impl DurableConsumed {
+    /// Makes durable the offsets that were recorded at least `lag` before `polled_at`.
+    fn promote(&mut self, polled_at: Instant, lag: Duration) {
+        while let Some((_, consumed)) = self.not_durable.front().filter(|(at, _)| *at + lag <= polled_at) {
+            self.durable.raise(consumed);
+            self.not_durable.pop_front();
         }
     }
 
-    /// So much of a partition may be committed.
-    fn of(&self, partition: i32) -> u64 {
-        self.settled.validated.get(&partition.unsigned_abs()).copied().unwrap_or(0)
+    /// Returns the durable consumed offset of a partition.
+    fn offset_of(&self, partition: i32) -> u64 {
+        self.durable.validated.get(&partition.unsigned_abs()).copied().unwrap_or(0)
     }
 }
 
-/// What is committed, each under the epoch of its assignment.
-type Offered = Vec<(TopicPartition, Committed, u64)>;
+/// Offsets of one commit, each with the epoch of its assignment.
+type AttemptedOffsets = Vec<(TopicPartition, CommittedOffset, u64)>;
 
-/// A commit that is on its way beside the loop: one at a time. Dropped, it counts for nothing any more.
-pub(super) enum UnderWay {
-    /// The commit asks the store, and then for the topic's identity.
-    Asking(Asking),
-    /// It asks the group's coordinator.
-    Committing(Offered, Committing),
+/// A commit beside the loop, one at a time. Dropping the future cancels the commit.
+pub(super) enum PendingCommit {
+    /// The store and the id of the topic are being checked.
+    Checking(RunningChecks),
+    /// The commit is with the group coordinator.
+    Sent(AttemptedOffsets, CommitFuture),
 }
 
-/// The answers that a commit needs.
-pub(super) struct Answers {
-    /// The store's.
-    asked: Asked,
-    /// Whether the topic is the store's. Asked last, so that it is as late as can be.
-    sight: Result<Sight, BrokerError>,
+/// Answers of the checks that precede a commit.
+pub(super) struct CommitChecks {
+    /// Answer of the store.
+    permit: Permit,
+    /// Answer about the id of the topic. The question is the last one, so that the answer is as late as possible.
+    topic_check: Result<TopicCheck, BrokerError>,
 }
 
-type Asking = Pin<Box<dyn Future<Output = Answers> + Send>>;
+type RunningChecks = Pin<Box<dyn Future<Output = CommitChecks> + Send>>;
 
-/// What a commit that is on its way has heard.
-pub(super) enum Heard {
-    Asked(Answers),
-    Committed(Offered, Result<(), BrokerError>),
+/// A step of the pending commit that has ended.
+pub(super) enum CommitProgress {
+    Checked(CommitChecks),
+    Answered(AttemptedOffsets, Result<(), BrokerError>),
 }
 
-/// What the commit that is on its way hears next; never, where there is none.
-pub(super) async fn next_heard(under_way: &mut Option<UnderWay>) -> Heard {
-    let heard = match under_way {
+/// Returns the next step of the pending commit; never, if there is none.
+pub(super) async fn next_commit_progress(pending_commit: &mut Option<PendingCommit>) -> CommitProgress {
+    let progress = match pending_commit {
         None => return std::future::pending().await,
-        Some(UnderWay::Asking(asking)) => Heard::Asked(asking.await),
-        Some(UnderWay::Committing(offered, committing)) => {
+        Some(PendingCommit::Checking(checks)) => CommitProgress::Checked(checks.await),
+        Some(PendingCommit::Sent(attempted, committing)) => {
             let answer = committing.await;
-            Heard::Committed(std::mem::take(offered), answer)
+            CommitProgress::Answered(std::mem::take(attempted), answer)
         }
     };
-    *under_way = None;
-    heard
+    *pending_commit = None;
+    progress
 }
 
-/// Ends whatever a consumer does, or does not do.
-fn within_bound(committing: Committing) -> Committing {
+/// Bounds a commit of the consumer by [`ANSWER_TIMEOUT`].
+fn with_timeout(committing: CommitFuture) -> CommitFuture {
     Box::pin(async move {
-        tokio::time::timeout(COMMITTED_WITHIN, committing).await.unwrap_or_else(|_| {
-            let message = format!("no answer within {COMMITTED_WITHIN:?}");
+        tokio::time::timeout(ANSWER_TIMEOUT, committing).await.unwrap_or_else(|_| {
+            let message = format!("no answer within {ANSWER_TIMEOUT:?}");
             Err(BrokerError::new(BrokerErrorKind::Retryable, "commit", message))
         })
     })
 }
 
 impl Pipeline {
-    /// Begins a commit beside the loop, as soon as the one that is on its way has ended.
+    /// Begins a commit beside the loop, once the pending one has ended.
     pub(super) fn begin_commit(&mut self) {
-        self.commit_due = self.under_way.is_some();
+        self.commit_due = self.pending_commit.is_some();
         if !self.commit_due {
-            self.under_way = Some(UnderWay::Asking(self.asking_the_store()));
+            self.pending_commit = Some(PendingCommit::Checking(self.run_commit_checks()));
         }
     }
 
-    /// What a commit heard that is on its way.
-    pub(super) async fn on_heard(&mut self, heard: Heard) -> Result<(), PipelineError> {
-        match heard {
-            Heard::Asked(asked) => match self.on_asked(asked)? {
-                Some(Look::Restarted) => self.rewind().await?,
-                Some(Look::Same { .. }) => {
-                    self.under_way = self.offer().map(|(offered, answer)| UnderWay::Committing(offered, answer));
+    /// Handles a step of the pending commit.
+    pub(super) async fn on_commit_progress(&mut self, progress: CommitProgress) -> Result<(), PipelineError> {
+        match progress {
+            CommitProgress::Checked(checks) => match self.judge_commit_checks(checks)? {
+                Some(RestartPoll::Restarted) => self.rewind().await?,
+                Some(RestartPoll::Unchanged { .. }) => {
+                    self.pending_commit =
+                        self.send_commit().map(|(attempted, answer)| PendingCommit::Sent(attempted, answer));
                 }
                 None => {}
             },
-            Heard::Committed(offered, answer) => self.on_committed(offered, answer)?,
+            CommitProgress::Answered(attempted, answer) => self.on_committed(attempted, answer)?,
         }
-        if self.under_way.is_none() && std::mem::take(&mut self.commit_due) {
+        if self.pending_commit.is_none() && std::mem::take(&mut self.commit_due) {
             self.next_commit = Instant::now();
         }
         Ok(())
     }
 
-    /// Whoever drains commits once it has: what has only asked the store asks it again then.
-    pub(super) fn begin_no_commit(&mut self) {
+    /// Cancels a pending commit that has not reached the group coordinator; the drain ends with a commit of its own.
+    pub(super) fn cancel_unsent_commit(&mut self) {
         self.commit_due = false;
-        if let Some(UnderWay::Asking(_)) = self.under_way {
-            self.under_way = None;
+        if let Some(PendingCommit::Checking(_)) = self.pending_commit {
+            self.pending_commit = None;
         }
     }
 
-    /// Commits what is safe, and waits for that: what is to be let go is not committed later. A commit that is on its way is waited for
-    /// where the group has been asked, and begun anew where only the store has.
+    /// Commits the durable offsets and waits for the answer, since no later commit can follow a revocation. A pending
+    /// commit is awaited if the coordinator has it, and begun anew otherwise. Rewinds after a node's restart.
     pub(super) async fn commit(&mut self) -> Result<(), PipelineError> {
         if self.commit_unless_restarted().await? { Ok(()) } else { self.rewind().await }
     }
 
-    /// The same; `false`: a node of the store has restarted, nothing was committed, and what was done since the last commit is to be done again.
+    /// Commits as [`commit`](Self::commit) does; `false`: a node has restarted, nothing was committed, and the events
+    /// since the last commit have to be applied again.
     pub(super) async fn commit_unless_restarted(&mut self) -> Result<bool, PipelineError> {
-        self.end_commit().await?;
-        let asked = self.asking_the_store().await;
-        match self.on_asked(asked)? {
-            Some(Look::Restarted) => return Ok(false),
-            Some(Look::Same { .. }) => {
-                if let Some((offered, answer)) = self.offer() {
+        self.await_sent_commit().await?;
+        let checks = self.run_commit_checks().await;
+        match self.judge_commit_checks(checks)? {
+            Some(RestartPoll::Restarted) => return Ok(false),
+            Some(RestartPoll::Unchanged { .. }) => {
+                if let Some((attempted, answer)) = self.send_commit() {
                     let answer = answer.await;
-                    self.on_committed(offered, answer)?;
+                    self.on_committed(attempted, answer)?;
                 }
             }
             None => {}
@@ -159,204 +165,217 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Waits for a commit of which the group has been asked; one that has only asked the store counts for nothing any more.
-    pub(super) async fn end_commit(&mut self) -> Result<(), PipelineError> {
+    /// Waits for a commit that the coordinator has; a commit that has only asked the store is cancelled.
+    pub(super) async fn await_sent_commit(&mut self) -> Result<(), PipelineError> {
         self.commit_due = false;
-        if let Some(UnderWay::Committing(offered, committing)) = self.under_way.take() {
+        if let Some(PendingCommit::Sent(attempted, committing)) = self.pending_commit.take() {
             let answer = committing.await;
-            self.on_committed(offered, answer)?;
+            self.on_committed(attempted, answer)?;
         }
         Ok(())
     }
 
-    /// The first half of a commit, which holds nothing of the pipeline.
-    fn asking_the_store(&self) -> Asking {
-        let (whole, nodes, consumed) = (self.parts.whole.clone(), self.parts.nodes.clone(), self.to_note());
-        let (guard, topics) = (self.parts.guard.clone(), vec![self.settings.topic.to_string()]);
+    /// Returns the checks of a commit as a future that borrows nothing of the pipeline.
+    fn run_commit_checks(&self) -> RunningChecks {
+        let (whole, nodes, consumed) =
+            (self.services.whole.clone(), self.services.nodes.clone(), self.consumed_to_record());
+        let (guard, topics) = (self.services.guard.clone(), vec![self.settings.topic.to_string()]);
         Box::pin(async move {
-            let asked = ask(whole.as_ref(), &nodes, consumed).await;
-            let sight = tokio::time::timeout(COMMITTED_WITHIN, guard.look(&topics)).await.unwrap_or_else(|_| {
-                let message = format!("no answer within {COMMITTED_WITHIN:?}");
+            let permit = commit_gate::check(whole.as_ref(), &nodes, consumed).await;
+            let topic_check = tokio::time::timeout(ANSWER_TIMEOUT, guard.check(&topics)).await.unwrap_or_else(|_| {
+                let message = format!("no answer within {ANSWER_TIMEOUT:?}");
                 Err(BrokerError::new(BrokerErrorKind::Retryable, "look up topic ids", message))
             });
-            Answers { asked, sight }
+            CommitChecks { permit, topic_check }
         })
     }
 
-    /// What is consumed by now, where the store does not know it.
-    fn to_note(&self) -> Option<Consumed> {
-        if let Modes::Rebuild(_) = self.parts.modes {
+    /// Returns the consumed offsets that the store does not have yet.
+    fn consumed_to_record(&self) -> Option<ConsumedOffsets> {
+        if let Modes::Rebuild(_) = self.services.modes {
             return None;
         }
-        let mut consumed = self.notes.last.clone();
-        let compared = self.partitions.iter().filter(|(_, state)| state.compared);
+        let mut consumed = self.durable_consumed.recorded.clone();
+        let compared = self.partitions.iter().filter(|(_, state)| state.is_verified);
         let validated = compared.map(|(number, state)| (number.unsigned_abs(), state.tracker.watermark()));
-        consumed.raise(&Consumed { chain: 0, validated: validated.collect() });
-        (consumed != self.notes.last).then_some(consumed)
+        consumed.raise(&ConsumedOffsets { chain: 0, validated: validated.collect() });
+        (consumed != self.durable_consumed.recorded).then_some(consumed)
     }
 
-    /// What the store said; where none of its nodes has restarted, what cannot be forgotten any more is safe from now on. `None`: nothing
-    /// may be committed.
-    fn on_asked(&mut self, Answers { asked, sight }: Answers) -> Result<Option<Look>, PipelineError> {
-        if let Some((at, consumed)) = asked.noted {
-            self.notes.young.push_back((at, consumed.clone()));
-            self.notes.last.raise(&consumed);
+    /// Handles the checks of a commit: unless a node has restarted, completed events that are old enough become
+    /// durable. `None`: nothing may be committed.
+    fn judge_commit_checks(
+        &mut self,
+        CommitChecks { permit, topic_check }: CommitChecks,
+    ) -> Result<Option<RestartPoll>, PipelineError> {
+        if let Some((at, consumed)) = permit.recorded {
+            self.durable_consumed.not_durable.push_back((at, consumed.clone()));
+            self.durable_consumed.recorded.raise(&consumed);
         }
-        let (failure, why) = match asked.look {
-            Ok(look) => {
-                let Look::Same { asked } = look else { return Ok(Some(look)) };
-                self.settle(asked);
-                let why = match sight {
-                    Ok(Sight::Same) => return Ok(Some(look)),
-                    // Offsets of one topic are no offsets of another.
-                    Ok(Sight::Other(why)) => return self.on_other_topic(why).map(|()| None),
-                    Ok(Sight::Absent(topic)) => format!("topic `{topic}` does not exist at the moment"),
+        let (failure, why) = match permit.restarts {
+            Ok(poll) => {
+                let RestartPoll::Unchanged { polled_at } = poll else { return Ok(Some(poll)) };
+                self.mark_durable(polled_at);
+                let why = match topic_check {
+                    Ok(TopicCheck::Same) => return Ok(Some(poll)),
+                    // The offsets of one topic mean nothing in another.
+                    Ok(TopicCheck::Other(why)) => return self.on_other_topic(why).map(|()| None),
+                    Ok(TopicCheck::Absent(topic)) => format!("topic `{topic}` does not exist at the moment"),
                     Err(error) => error.to_string(),
                 };
-                (CommitFailure::Broker, format!("cannot tell whether the topic is the store's: {why}"))
+                (CommitFailure::Broker, format!("cannot confirm the id of the topic: {why}"))
             }
-            Err(Unasked::Now(failure, why)) => (failure, why),
-            Err(Unasked::Store(error)) => return Err(PipelineError::Store(error.to_string())),
-            Err(Unasked::Engine(error)) => return Err(PipelineError::Store(error.to_string())),
+            Err(Blocked::Temporary(failure, why)) => (failure, why),
+            Err(Blocked::Store(error)) => return Err(PipelineError::Store(error.to_string())),
+            Err(Blocked::Engine(error)) => return Err(PipelineError::Store(error.to_string())),
         };
-        tracing::warn!(why, "nothing is committed");
-        self.parts.metrics.commit_failures.of(failure).inc();
-        self.commits.failed(&self.parts.health, why);
+        tracing::warn!(why, "pipeline: offsets not committed");
+        self.services.metrics.commit_failures.of(failure).inc();
+        self.commits.record_failure(&self.services.health, why);
         Ok(None)
     }
 
-    /// No node had restarted when this was `asked`.
-    fn settle(&mut self, asked: Instant) {
-        let lag = self.parts.nodes.lag();
-        let before_ms = self.uptime_ms(asked).saturating_sub(lag.as_millis() as u64);
+    /// Makes durable each completion that is older than the durability lag at `polled_at`, when no node had restarted.
+    fn mark_durable(&mut self, polled_at: Instant) {
+        let lag = self.services.nodes.lag();
+        let before_ms = self.uptime_ms(polled_at).saturating_sub(lag.as_millis() as u64);
         for (number, state) in &mut self.partitions {
-            state.tracker.settle(before_ms);
-            self.planner.settle(*number, state.tracker.safe());
+            state.tracker.mark_durable(before_ms);
+            self.planner.forget_durable(*number, state.tracker.durable_offset());
         }
-        self.notes.settle(asked, lag);
+        self.durable_consumed.promote(polled_at, lag);
     }
 
-    /// Looks, beside the loop, whether the store is the one that the commits of a partition speak of; ends the pipeline where it
-    /// is not. Until then nothing is said of the partition, neither to the store nor to the group.
-    pub(super) fn compare_with_store(&mut self, assigned: &Assigned) {
+    /// Compares, beside the loop, the store with the committed offset of an assigned partition; another store ends the
+    /// pipeline. Until the answer no offset of the partition is recorded or committed.
+    pub(super) fn compare_with_store(&mut self, assigned: &AssignedPartition) {
         let partition = assigned.partition.partition;
-        let Some(offset) = assigned.committed.as_ref().and_then(consumed_of) else { return };
-        let committed = Consumed { chain: 0, validated: [(partition.unsigned_abs(), offset)].into() };
-        let (whole, done) = (self.parts.whole.clone(), self.done_sender.clone());
-        spawn("comparing the store with its group", &self.done_sender, async move {
-            let answer = match until_compared(whole.as_ref(), &committed).await {
-                Ok(()) => Done::Compared { partition, offset },
-                Err(error) => Done::Fatal(PipelineError::Store(error.to_string())),
+        let Some(offset) = assigned.committed.as_ref().and_then(committed_by_instance) else { return };
+        let committed = ConsumedOffsets { chain: 0, validated: [(partition.unsigned_abs(), offset)].into() };
+        let (whole, messages) = (self.services.whole.clone(), self.task_sender.clone());
+        spawn("comparing the store with its group", &self.task_sender, async move {
+            let answer = match compare_until_answered(whole.as_ref(), &committed).await {
+                Ok(()) => TaskMessage::StoreCompared { partition, offset },
+                Err(error) => TaskMessage::Fatal(PipelineError::Store(error.to_string())),
             };
-            // A pipeline that has ended meanwhile asks again when it starts.
-            let _ = done.send(answer);
+            // A pipeline that has ended compares again at its next start.
+            let _ = messages.send(answer);
         });
     }
 
-    /// A node has forgotten: everything that is not committed is read and done again, under new epochs, so that no
-    /// completion from before counts.
+    /// Handles a node's restart: every partition is read again from its committed offset under a new epoch, so that no
+    /// earlier completion counts.
     pub(super) async fn rewind(&mut self) -> Result<(), PipelineError> {
         let store = |error: &dyn std::fmt::Display| PipelineError::Store(error.to_string());
-        self.parts.metrics.node_restarts.inc();
-        if let Modes::Rebuild(_) = self.parts.modes {
+        self.services.metrics.node_restarts.inc();
+        if let Modes::Rebuild(_) = self.services.modes {
             return Err(store(&"a node restarted while the store was rebuilt: begin again, with an empty set"));
         }
-        self.parts.nodes.meet().await.map_err(|error| store(&error))?;
-        self.parts.whole.check().await.map_err(|error| store(&error))?;
-        // What was written last may be among what is forgotten.
-        self.notes = Notes::default();
+        self.services.nodes.baseline().await.map_err(|error| store(&error))?;
+        self.services.whole.verify_intact().await.map_err(|error| store(&error))?;
+        // The last record may be among the lost writes.
+        self.durable_consumed = DurableConsumed::default();
         self.planner.abandon();
-        self.dispatcher.give_all_up();
+        self.dispatcher.cancel_all();
         self.chunks.clear();
         self.unprepared = 0;
         self.throttled = false;
         for (number, state) in std::mem::take(&mut self.partitions) {
-            tracing::warn!(partition = number, "a node of the store restarted: read again from what is committed");
-            match self.read_again(number, &state).await {
+            tracing::warn!(partition = number, "pipeline: node restarted, partition rewound to its committed offset");
+            match self.reread_partition(number, &state).await {
                 Ok(()) => {
-                    // Only an operator lifts a halt.
+                    // A rewind does not clear a halt; only an operator does.
                     if let Some(halt) = state.halted {
-                        self.stay_halted(number, halt);
+                        self.enter_halt(number, halt);
                     }
                 }
-                // It is being taken away, which is heard next.
+                // The partition is being revoked; the revocation follows.
                 Err(error) if error.kind == BrokerErrorKind::NotAssigned => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        self.share_out();
-        self.tell_halts();
+        self.redistribute_shares();
+        self.publish_halts();
         Ok(())
     }
 
-    /// Has a partition, which was as `state` says, read again from what is committed, under a new epoch. After an error nothing of it has been read.
-    pub(super) async fn read_again(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
+    /// Reads a partition again from its committed offset under a new epoch. `state`: its last state. After an error
+    /// nothing has been read.
+    pub(super) async fn reread_partition(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
         let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-        let position = state.rewind_to();
+        let position = state.rewind_offset();
         let epoch = self.consumer.seek(&partition, position).await?;
         if state.paused {
             self.consumer.resume(&partition)?;
         }
-        self.partitions.insert(number, state.rewound(epoch, position, self.parts.nodes.may_forget()));
-        if self.throttled || state.paused_by_hand {
+        self.partitions.insert(number, state.rewound(epoch, position, self.services.nodes.can_lose_writes()));
+        if self.throttled || state.paused_by_operator {
             self.pause(number);
         }
         Ok(())
     }
 
-    /// Offers every safe prefix that has grown to the group, with what other instances need for their proofs. `None`: none has.
-    fn offer(&mut self) -> Option<(Offered, Committing)> {
-        let rebuild = matches!(self.parts.modes, Modes::Rebuild(_));
-        let named = self.planner.named();
-        let mut offered = Vec::new();
+    /// Commits every durable offset that has grown, with the progress that other instances need for their proofs.
+    /// `None`: none has grown.
+    fn send_commit(&mut self) -> Option<(AttemptedOffsets, CommitFuture)> {
+        let rebuild = matches!(self.services.modes, Modes::Rebuild(_));
+        let named = self.planner.oldest_waiting_events();
+        let mut attempted = Vec::new();
         for (number, state) in &mut self.partitions {
-            let noted = if rebuild { u64::MAX } else { self.notes.of(*number) };
+            let consumed_limit = if rebuild { u64::MAX } else { self.durable_consumed.offset_of(*number) };
             let named = named.get(number).map_or(&[][..], Vec::as_slice);
-            let Some(committed) = state.to_commit(noted, named) else { continue };
-            state.offer(committed.offset);
+            let Some(committed) = state.next_commit(consumed_limit, named) else { continue };
+            state.record_attempt(committed.offset);
             let partition = TopicPartition { topic: self.settings.topic.clone(), partition: *number };
-            offered.push((partition, committed, state.epoch));
+            attempted.push((partition, committed, state.epoch));
         }
-        if offered.is_empty() {
-            self.commits.succeeded(&self.parts.health);
+        if attempted.is_empty() {
+            self.commits.record_success(&self.services.health);
             return None;
         }
-        let offsets: Vec<_> = offered.iter().map(|(at, committed, _)| (at.clone(), committed.clone())).collect();
-        let committing = within_bound(self.consumer.commit(&offsets));
-        Some((offered, committing))
+        let offsets: Vec<_> = attempted.iter().map(|(at, committed, _)| (at.clone(), committed.clone())).collect();
+        let committing = with_timeout(self.consumer.commit(&offsets));
+        Some((attempted, committing))
     }
 
-    /// The group has taken what it was offered, or not. What came of a partition under an epoch that is gone counts for nothing.
-    fn on_committed(&mut self, offered: Offered, answer: Result<(), BrokerError>) -> Result<(), PipelineError> {
+    /// Handles the answer of the coordinator. An offset under an epoch that has ended is ignored.
+    fn on_committed(
+        &mut self,
+        attempted: AttemptedOffsets,
+        answer: Result<(), BrokerError>,
+    ) -> Result<(), PipelineError> {
         match answer {
             Ok(()) => {
-                for (partition, committed, epoch) in offered {
+                for (partition, committed, epoch) in attempted {
                     let state = self.partitions.get_mut(&partition.partition);
                     if let Some(state) = state.filter(|state| state.epoch == epoch) {
                         state.committed = Some(committed);
                     }
                 }
-                self.parts.metrics.commits.inc();
-                self.commits.succeeded(&self.parts.health);
+                self.services.metrics.commits.inc();
+                self.commits.record_success(&self.services.health);
             }
-            Err(error) if error.kind.ends_the_client() => return Err(error.into()),
+            Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
             Err(error) => {
-                tracing::warn!(%error, "offsets are not committed; tried again");
-                self.parts.metrics.commit_failures.of(CommitFailure::Broker).inc();
-                self.commits.failed(&self.parts.health, error);
+                tracing::warn!(%error, "pipeline: offsets not committed; retrying");
+                self.services.metrics.commit_failures.of(CommitFailure::Broker).inc();
+                self.commits.record_failure(&self.services.health, error);
             }
         }
         Ok(())
     }
 }
 
-/// Asks until the store answers.
-pub(super) async fn until_compared(whole: &dyn WholeStore, committed: &Consumed) -> Result<(), MetaError> {
+/// Compares until the store answers.
+pub(super) async fn compare_until_answered(
+    whole: &dyn StoreOwnership,
+    committed: &ConsumedOffsets,
+) -> Result<(), MetaError> {
     loop {
-        match whole.holds(committed).await {
+        match whole.verify_covers(committed).await {
             Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "whether the store is the group's is asked again");
-                tokio::time::sleep(ASK_AGAIN).await;
+                tracing::warn!(%error, "pipeline: cannot compare the store with its group; retrying");
+                tokio::time::sleep(COMPARE_RETRY_PAUSE).await;
             }
             answer => return answer,
         }
@@ -368,15 +387,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_noted_may_be_committed_once_the_store_cannot_forget_it() {
-        let consumed = |offset| Consumed { chain: 0, validated: [(3, offset)].into() };
+    fn recorded_offsets_are_durable_after_the_lag() {
+        let consumed = |offset| ConsumedOffsets { chain: 0, validated: [(3, offset)].into() };
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut notes = Notes::default();
-        (1..=4).for_each(|n| notes.young.push_back((start + second * n, consumed(u64::from(n) * 10))));
-        let mut settled = |at: u32| {
-            notes.settle(start + second * at, 2 * second);
-            (notes.of(3), notes.of(4), notes.young.len())
+        let mut consumed_offsets = DurableConsumed::default();
+        (1..=4).for_each(|n| consumed_offsets.not_durable.push_back((start + second * n, consumed(u64::from(n) * 10))));
+        let mut durable_at = |second_of_poll: u32| {
+            consumed_offsets.promote(start + second * second_of_poll, 2 * second);
+            (consumed_offsets.offset_of(3), consumed_offsets.offset_of(4), consumed_offsets.not_durable.len())
         };
-        assert_eq!([settled(2), settled(3), settled(5), settled(9)], [(0, 0, 4), (10, 0, 3), (30, 0, 1), (40, 0, 0)]);
+        assert_eq!(
+            [durable_at(2), durable_at(3), durable_at(5), durable_at(9)],
+            [(0, 0, 4), (10, 0, 3), (30, 0, 1), (40, 0, 0)]
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! The planner against a small store and a small sequencer: random transactions in a random order, answers that come
-//! late and in any order, repeated requests, partitions that are taken away. Whatever happens, every event ends once,
-//! nothing is created before its slots are held, and nothing is left behind.
+//! The planner against a small store and a small sequencer: random transactions in a random order, late answers in any
+//! order, repeated requests, revoked partitions. Every event completes once, no transaction is created before its slots
+//! are taken, and no flight is left at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     broker::Message,
-    event::{Seeded, SeededOutput, Validated},
-    group::proof::Ties,
-    prepare::{PrepareSettings, Prepared, prepare},
-    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict, build::Inline},
-    seeded::Seeded as Random,
+    event::{PartialOutput, PartialTxEvent, Validated},
+    group::missing_parent::TieRule,
+    prepare::{PrepareSettings, PreparedEvent, prepare},
+    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict, build::InlineBodies},
+    rng::SplitMix64,
     store::{
         create::{
-            create_master, rows_of_pages,
-            steps::{Creation, Kind, Seen, Step},
+            build_master_create, build_page_rows,
+            steps::{Creation, CreationKind, CreationStep, ExistingMaster},
         },
         into_page,
     },
@@ -30,18 +30,18 @@ const SETTINGS: PlanSettings =
 const PARTITIONS: i32 = 3;
 const SEED_OUTPUTS: u32 = 4;
 
-/// Partial transactions, by how they come.
+/// Partial transactions, by their arrival.
 const LIVE: u8 = 0;
 const LOCKED: u8 = 1;
-const COMES_LATER: u8 = 2;
-const TWO_CLAIMS: u8 = 3;
-const NEVER_COMES: u8 = 4;
+const ARRIVES_LATER: u8 = 2;
+const TWO_CONTENTS: u8 = 3;
+const NEVER_ARRIVES: u8 = 4;
 
-/// What an event brings.
+/// Content of an event.
 #[derive(Debug, Clone)]
 enum Content {
     Transaction(Arc<PreparedTx>),
-    Partial(Arc<PreparedSeed>),
+    Partial(Arc<PreparedPartialTx>),
 }
 
 impl Content {
@@ -53,69 +53,70 @@ impl Content {
     }
 }
 
-/// Something that the planner asked for and that has not been done.
+/// A request of the planner that the store has not handled yet.
 #[derive(Debug)]
-enum Asked {
+enum Requested {
     Row(Token, Row),
-    Paged(Token, Paged),
+    PagedTx(Token, PagedTx),
     Own(FlightId, Txid),
     Parent(FlightId, u32, Txid),
     Publish(FlightId, Txid, Reason),
 }
 
-/// Something that was done and that the planner has not heard of.
+/// An answer that the planner has not received yet.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a few at a time, in a test")]
-enum Answer {
+enum PendingAnswer {
     Outcome(Token, Row, Outcome),
     Created(Token, Outcome),
     TooBig(Token),
-    GivenUp(Token),
+    Cancelled(Token),
     Own(FlightId, Option<Record>),
     Parent(FlightId, u32, Option<Record>),
     Published(FlightId),
 }
 
-/// What the sequencer has yet to do.
+/// A step of the sequencer that is still to be done.
 #[derive(Debug)]
-enum Verdicts {
+enum SequencerStep {
     Decide(Txid, Reason),
     Settle(Txid),
 }
 
 #[derive(Debug, Default)]
 struct Log {
-    /// Submitted and not ended, with what they bring.
+    /// Submitted events that have not ended, with their transactions.
     open: BTreeMap<EventRef, Txid>,
     ended: BTreeMap<EventRef, &'static str>,
-    /// Contests that are in the log.
+    /// Transactions whose contest is in the log.
     contested: BTreeSet<Txid>,
-    /// Groups of spends that were answered as held, by flight; and those that rode on a create, by transaction.
-    held: BTreeSet<(FlightId, Key)>,
-    rode: BTreeSet<(Txid, Key)>,
-    /// The last flight that was named for a transaction, and those that have ended.
+    /// Groups of spends that were answered as taken, by flight; and spends that a parent's create carried, by
+    /// transaction.
+    taken: BTreeSet<(FlightId, Key)>,
+    attached: BTreeSet<(Txid, Key)>,
+    /// The last flight of each transaction, and the flights that have ended.
     flights: BTreeMap<Txid, FlightId>,
-    dead: BTreeSet<FlightId>,
+    ended_flights: BTreeSet<FlightId>,
 }
 
 struct World {
-    /// Slots a page.
+    /// Number of slots of one page.
     page_size: u32,
-    random: Random,
+    random: SplitMix64,
     planner: Planner,
     now_ms: u64,
     transactions: BTreeMap<Txid, Arc<PreparedTx>>,
     records: BTreeMap<Key, Option<Record>>,
-    to_come: Vec<Content>,
+    unread: Vec<Content>,
     next_offset: u64,
     epochs: [u64; PARTITIONS as usize],
-    /// The store has no room for some rows.
+    /// The store refuses some rows as too large.
     bounded: bool,
-    /// A partition was halted.
+    /// At least one partition is halted.
     halted: bool,
-    asked: Vec<Asked>,
-    answers: Vec<Answer>,
-    sequencer: Vec<Verdicts>,
+    requests: Vec<Requested>,
+    answers: Vec<PendingAnswer>,
+    sequencer: Vec<SequencerStep>,
     chain_offset: u64,
     log: Log,
 }
@@ -126,10 +127,10 @@ fn message(txid: Txid, payload: Vec<u8>) -> Message {
 }
 
 fn prepared(page_size: u32, txid: Txid, payload: Vec<u8>) -> Content {
-    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size, inline: Inline::All };
+    let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size: page_size, inline: InlineBodies::All };
     match prepare(&settings, &message(txid, payload)).unwrap() {
-        Prepared::Validated(tx) => Content::Transaction(tx),
-        Prepared::Seeded(seed) => Content::Partial(seed),
+        PreparedEvent::Validated(tx) => Content::Transaction(tx),
+        PreparedEvent::Seeded(seed) => Content::Partial(seed),
     }
 }
 
@@ -138,20 +139,24 @@ fn seed_txid(kind: u8) -> Txid {
 }
 
 fn partial(page_size: u32, kind: u8, satoshis: u64) -> Content {
-    let output = |vout| SeededOutput { vout, satoshis, script: &[0x51] };
+    let output = |vout| PartialOutput { vout, satoshis, script: &[0x51] };
     let outputs = (0..SEED_OUTPUTS).map(output).collect();
-    prepared(page_size, seed_txid(kind), Seeded { txid: seed_txid(kind), coinbase: false, height: 1, outputs }.encode())
+    prepared(
+        page_size,
+        seed_txid(kind),
+        PartialTxEvent { txid: seed_txid(kind), coinbase: false, height: 1, outputs }.encode(),
+    )
 }
 
-/// Takes any element out.
-fn any_of<T>(random: &mut Random, items: &mut Vec<T>) -> Option<T> {
+/// Removes and returns a random element.
+fn take_any<T>(random: &mut SplitMix64, items: &mut Vec<T>) -> Option<T> {
     let index = random.below(items.len() as u64) as usize;
     (!items.is_empty()).then(|| items.swap_remove(index))
 }
 
 impl World {
     fn new(seed: u64, size: usize) -> Self {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let page_size = *random.pick(&[1, 2, 3, 100]);
         let partial = |kind, satoshis| partial(page_size, kind, satoshis);
         let mut world = World {
@@ -161,12 +166,12 @@ impl World {
             now_ms: 0,
             transactions: BTreeMap::new(),
             records: BTreeMap::new(),
-            to_come: Vec::new(),
+            unread: Vec::new(),
             next_offset: 0,
             epochs: [1; PARTITIONS as usize],
             bounded: false,
             halted: false,
-            asked: Vec::new(),
+            requests: Vec::new(),
             answers: Vec::new(),
             sequencer: Vec::new(),
             chain_offset: 0,
@@ -181,14 +186,18 @@ impl World {
                 world.records.insert(Key::Page(page.txid, page.number), Some(Record::Page(page.into())));
             }
         }
-        world.to_come.extend([partial(COMES_LATER, 1_000), partial(TWO_CLAIMS, 1_000), partial(TWO_CLAIMS, 2_000)]);
+        world.unread.extend([
+            partial(ARRIVES_LATER, 1_000),
+            partial(TWO_CONTENTS, 1_000),
+            partial(TWO_CONTENTS, 2_000),
+        ]);
         world.invent(size);
         world
     }
 
-    /// Transactions over each other's outputs: most spend what nobody has spent, some are rivals; some come twice.
+    /// Makes transactions over each other's outputs: most spend unspent outputs, some are rivals, some have two events.
     fn invent(&mut self, size: usize) {
-        let mut coins: Vec<(Outpoint, u64)> = (LIVE..=NEVER_COMES)
+        let mut coins: Vec<(Outpoint, u64)> = (LIVE..=NEVER_ARRIVES)
             .flat_map(|kind| (0..SEED_OUTPUTS).map(move |vout| (Outpoint { txid: seed_txid(kind), vout }, 1_000)))
             .collect();
         for tag in 0..size as u32 {
@@ -216,15 +225,15 @@ impl World {
                 self.transactions.insert(txid, tx.clone());
             }
             if self.random.chance(0.2) {
-                self.to_come.push(content.clone());
+                self.unread.push(content.clone());
             }
-            self.to_come.push(content);
+            self.unread.push(content);
             coins.extend((0..2).map(|vout| (Outpoint { txid, vout }, each)));
         }
     }
 
     fn submit(&mut self) -> bool {
-        let Some(content) = any_of(&mut self.random, &mut self.to_come) else { return false };
+        let Some(content) = take_any(&mut self.random, &mut self.unread) else { return false };
         let partition = self.random.below(PARTITIONS as u64) as i32;
         let (offset, epoch) = (self.next_offset, self.epochs[partition as usize]);
         self.next_offset += 1;
@@ -237,59 +246,62 @@ impl World {
         true
     }
 
-    /// A partition goes, and comes back: what was read of it and has not ended is read again, and some of the rest.
+    /// Revokes a partition and assigns it again: its open events are read again, and some completed ones.
     fn revoke(&mut self, partition: i32) {
-        let (gone, kept) = std::mem::take(&mut self.log.open).into_iter().partition(|(e, _)| e.partition == partition);
-        self.log.open = kept;
-        let again: BTreeMap<EventRef, Txid> = gone;
-        self.to_come.extend(again.into_values().flat_map(|txid| match self.transactions.get(&txid) {
+        let (revoked, open) =
+            std::mem::take(&mut self.log.open).into_iter().partition(|(e, _)| e.partition == partition);
+        self.log.open = open;
+        let again: BTreeMap<EventRef, Txid> = revoked;
+        self.unread.extend(again.into_values().flat_map(|txid| match self.transactions.get(&txid) {
             Some(tx) => vec![Content::Transaction(tx.clone())],
-            None if txid == seed_txid(COMES_LATER) => vec![partial(self.page_size, COMES_LATER, 1_000)],
-            // Whichever it was: what one of them has half created, the other does not complete.
-            None => [1_000, 2_000].map(|satoshis| partial(self.page_size, TWO_CLAIMS, satoshis)).into(),
+            None if txid == seed_txid(ARRIVES_LATER) => vec![partial(self.page_size, ARRIVES_LATER, 1_000)],
+            // Both contents: one of them may be half created, and the other does not complete it.
+            None => [1_000, 2_000].map(|satoshis| partial(self.page_size, TWO_CONTENTS, satoshis)).into(),
         }));
         let done = self.transactions.values().nth(self.random.below(self.transactions.len() as u64) as usize);
-        self.to_come.extend(done.map(|tx| Content::Transaction(tx.clone())));
+        self.unread.extend(done.map(|tx| Content::Transaction(tx.clone())));
         self.epochs[partition as usize] += 1;
         self.planner.revoke(partition, self.now_ms);
     }
 
-    /// The store does one of the things that were asked for, perhaps twice: then the second answer counts.
-    fn perform(&mut self) -> bool {
-        let Some(asked) = any_of(&mut self.random, &mut self.asked) else { return false };
-        let answer = match asked {
-            Asked::Row(token, row) => {
+    /// Performs one random request, perhaps twice: then the second answer counts.
+    fn perform_request(&mut self) -> bool {
+        let Some(request) = take_any(&mut self.random, &mut self.requests) else { return false };
+        let answer = match request {
+            Requested::Row(token, row) => {
                 let record = self.records.entry(row.key).or_default();
                 let mut outcome = record::apply(&SETTINGS.rules, &row.key, record, &row.operation).outcome;
                 if self.random.chance(0.1) {
                     outcome = record::apply(&SETTINGS.rules, &row.key, record, &row.operation).outcome;
                 }
-                Answer::Outcome(token, row, outcome)
+                PendingAnswer::Outcome(token, row, outcome)
             }
-            Asked::Paged(token, work) => {
+            Requested::PagedTx(token, work) => {
                 let outcome = self.create_paged(&work);
-                Answer::Created(token, outcome)
+                PendingAnswer::Created(token, outcome)
             }
-            Asked::Own(flight, txid) => Answer::Own(flight, self.records.get(&Key::master(txid)).cloned().flatten()),
-            Asked::Parent(flight, group, txid) => {
-                Answer::Parent(flight, group, self.records.get(&Key::master(txid)).cloned().flatten())
+            Requested::Own(flight, txid) => {
+                PendingAnswer::Own(flight, self.records.get(&Key::master(txid)).cloned().flatten())
             }
-            Asked::Publish(flight, txid, reason) => {
+            Requested::Parent(flight, group, txid) => {
+                PendingAnswer::Parent(flight, group, self.records.get(&Key::master(txid)).cloned().flatten())
+            }
+            Requested::Publish(flight, txid, reason) => {
                 assert!(self.state(txid).is_some(), "{txid} is contested and was not stored");
-                self.sequencer.push(Verdicts::Decide(txid, reason));
+                self.sequencer.push(SequencerStep::Decide(txid, reason));
                 self.log.contested.insert(txid);
-                Answer::Published(flight)
+                PendingAnswer::Published(flight)
             }
         };
         self.answers.push(answer);
         true
     }
 
-    /// From its first page to its last; or somebody else has begun, and crashed half way.
-    fn create_paged(&mut self, work: &Paged) -> Outcome {
+    /// Creates a transaction page by page; sometimes another creator has begun before and crashed half way.
+    fn create_paged(&mut self, work: &PagedTx) -> Outcome {
         if self.random.chance(0.1) {
             let some = 1 + self.random.below(6) as usize;
-            self.drive(Creation::without_lock_record(Kind::Live, work.others.count(), 1), work, some);
+            self.drive(Creation::without_lock_record(CreationKind::Live, work.others.count(), 1), work, some);
         }
         if self.random.chance(0.1) {
             let (created_at, expires_at, process_id, expected_recs, owner) = (0, 9, 1, 2, 5);
@@ -297,90 +309,91 @@ impl World {
             let held = LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner };
             return Outcome::Rejected(Rejection::Held(held));
         }
-        let kind = if work.starts == Starts::Contested { Kind::Contested } else { Kind::Live };
+        let kind =
+            if work.initial_state == InitialState::Contested { CreationKind::Contested } else { CreationKind::Live };
         let ended = self.drive(Creation::without_lock_record(kind, work.others.count(), 2), work, usize::MAX);
-        ended.expect("it is driven to its end")
+        ended.expect("the creation ends")
     }
 
-    fn drive(&mut self, mut creation: Creation, work: &Paged, steps: usize) -> Option<Outcome> {
+    fn drive(&mut self, mut creation: Creation, work: &PagedTx, steps: usize) -> Option<Outcome> {
         for _ in 0..steps {
             match creation.step().clone() {
-                Step::Ended(outcome) => return Some(outcome),
-                Step::Look => {
+                CreationStep::Ended(outcome) => return Some(outcome),
+                CreationStep::ReadMaster => {
                     let master = into_page(self.records.get(&Key::master(work.others.txid())).cloned().flatten());
-                    creation.looked(Seen::of(master.as_ref(), &create_master(work, 1)));
+                    creation.on_master_read(ExistingMaster::of(master.as_ref(), &build_master_create(work, 1)));
                 }
-                Step::Body => creation.body_stored(),
+                CreationStep::Body => creation.on_body_stored(),
                 step => {
                     let apply = |row: Row| {
                         let record = self.records.entry(row.key).or_default();
                         record::apply(&SETTINGS.rules, &row.key, record, &row.operation).outcome
                     };
-                    let outcomes: Vec<Outcome> = rows_of_pages(&step, work, 1).into_iter().map(apply).collect();
-                    creation.answered(&outcomes);
+                    let outcomes: Vec<Outcome> = build_page_rows(&step, work, 1).into_iter().map(apply).collect();
+                    creation.on_outcomes(&outcomes);
                 }
             }
         }
         None
     }
 
-    fn answer(&mut self) -> bool {
-        let Some(answer) = any_of(&mut self.random, &mut self.answers) else { return false };
+    fn deliver_answer(&mut self) -> bool {
+        let Some(answer) = take_any(&mut self.random, &mut self.answers) else { return false };
         match answer {
-            Answer::Outcome(token, row, outcome) => {
-                self.note_held(token, &row, &outcome);
+            PendingAnswer::Outcome(token, row, outcome) => {
+                self.record_taken(token, &row, &outcome);
                 self.planner.outcome(token, outcome, self.now_ms);
             }
-            Answer::Created(token, outcome) => self.planner.outcome(token, outcome, self.now_ms),
-            Answer::TooBig(token) => {
+            PendingAnswer::Created(token, outcome) => self.planner.outcome(token, outcome, self.now_ms),
+            PendingAnswer::TooBig(token) => {
                 let halted = self.planner.halt(token.flight(), self.now_ms);
                 for event in halted.iter().flat_map(|(_, events)| events) {
-                    assert!(self.log.open.contains_key(event), "{event:?} is nobody's (any more)");
+                    assert!(self.log.open.contains_key(event), "{event:?} is not open");
                     self.halted = true;
                 }
             }
-            Answer::GivenUp(token) => self.planner.given_up(token, self.now_ms),
-            Answer::Parent(flight, group, master) => {
+            PendingAnswer::Cancelled(token) => self.planner.on_cancelled(token, self.now_ms),
+            PendingAnswer::Parent(flight, group, master) => {
                 let master = master.as_ref().and_then(Record::page);
                 self.planner.parent_record(flight, group, master, self.now_ms);
             }
-            Answer::Own(flight, own) => {
+            PendingAnswer::Own(flight, own) => {
                 self.planner.own_record(flight, own.as_ref().and_then(Record::page), self.now_ms)
             }
-            Answer::Published(flight) => self.planner.contest_published(flight, self.now_ms),
+            PendingAnswer::Published(flight) => self.planner.contest_published(flight, self.now_ms),
         }
         true
     }
 
-    fn note_held(&mut self, token: Token, row: &Row, outcome: &Outcome) {
+    fn record_taken(&mut self, token: Token, row: &Row, outcome: &Outcome) {
         match (token, &row.operation, outcome) {
             (Token::Spend(flight, _), _, Outcome::Applied(_) | Outcome::AlreadyApplied(_)) => {
-                self.log.held.insert((flight, row.key));
+                self.log.taken.insert((flight, row.key));
             }
             (Token::Create(_), Operation::Create(page), Outcome::Applied(_)) => {
                 let spenders = page.utxos.iter().flatten().filter_map(crate::record::Slot::spender);
-                self.log.rode.extend(spenders.map(|spender| (spender.txid, row.key)));
+                self.log.attached.extend(spenders.map(|spender| (spender.txid, row.key)));
             }
             _ => {}
         }
     }
 
-    /// Everybody who is contested loses: flagged first, settled later.
-    fn sequence(&mut self) -> bool {
-        let Some(next) = any_of(&mut self.random, &mut self.sequencer) else { return false };
+    /// Decides one contest: every contested transaction loses. Flags come first, the slots are settled later.
+    fn run_sequencer(&mut self) -> bool {
+        let Some(next) = take_any(&mut self.random, &mut self.sequencer) else { return false };
         self.chain_offset += 1;
         let stamp = Stamp { offset: self.chain_offset, phase: Phase::Apply };
         match next {
-            Verdicts::Decide(txid, reason) => {
+            SequencerStep::Decide(txid, reason) => {
                 if self.state(txid) == Some(TxState::Conflicting(Verdict::Pending)) {
                     let flag = Sequenced::MarkConflicting { reason, height: 200 };
                     for key in self.pages_of(txid) {
                         self.apply(key, Operation::Sequenced(stamp, flag.clone()));
                     }
                 }
-                self.sequencer.push(Verdicts::Settle(txid));
+                self.sequencer.push(SequencerStep::Settle(txid));
             }
-            Verdicts::Settle(txid) if self.state(txid) != Some(TxState::Live) => {
+            SequencerStep::Settle(txid) if self.state(txid) != Some(TxState::Live) => {
                 let tx = self.transactions[&txid].clone();
                 for group in &tx.groups {
                     let held = group.slots.iter().map(|slot| HeldSlot {
@@ -390,7 +403,7 @@ impl World {
                     self.apply(group.key(), Operation::Sequenced(stamp, Sequenced::Settle(held.collect())));
                 }
             }
-            Verdicts::Settle(_) => {}
+            SequencerStep::Settle(_) => {}
         }
         true
     }
@@ -404,7 +417,7 @@ impl World {
         }
     }
 
-    /// The pages of a transaction that are there.
+    /// Returns the keys of the pages of a transaction that exist.
     fn pages_of(&self, txid: Txid) -> Vec<Key> {
         let there = self.records.iter().filter(|(_, record)| record.is_some()).map(|(key, _)| *key);
         there.filter(|key| matches!(key, Key::Page(of, _) if *of == txid)).collect()
@@ -420,15 +433,15 @@ impl World {
         Some(self.records.get(&Key::master(txid))?.as_ref()?.page()?.state())
     }
 
-    /// Takes what the planner asks for, and checks it.
-    fn listen(&mut self) {
+    /// Takes the requests of the planner and checks them.
+    fn collect_requests(&mut self) {
         while let Some(action) = self.planner.next_action() {
             match action {
                 Action::Apply(token, row) => {
                     let flight = token.flight();
                     let txid = match &row.operation {
                         Operation::SetPageSpent { .. } => {
-                            self.asked.push(Asked::Row(token, row));
+                            self.requests.push(Requested::Row(token, row));
                             continue;
                         }
                         Operation::Spend(spend) => spend.spender,
@@ -437,30 +450,30 @@ impl World {
                     };
                     self.check_alive(flight, txid);
                     if let Token::Create(_) = token {
-                        self.check_all_held(flight, txid);
+                        self.check_all_taken(flight, txid);
                     }
-                    self.asked.push(Asked::Row(token, row));
+                    self.requests.push(Requested::Row(token, row));
                 }
                 Action::CreatePaged(token, work) => {
                     let (flight, txid) = (token.flight(), work.others.txid());
                     self.check_alive(flight, txid);
                     if let Token::Create(_) = token {
-                        self.check_all_held(flight, txid);
+                        self.check_all_taken(flight, txid);
                     }
-                    self.asked.push(Asked::Paged(token, work));
+                    self.requests.push(Requested::PagedTx(token, work));
                 }
-                Action::GiveUp(flight) => self.give_up(flight),
-                Action::ReadParent(flight, group, txid) => self.asked.push(Asked::Parent(flight, group, txid)),
+                Action::Cancel(flight) => self.cancel(flight),
+                Action::ReadParent(flight, group, txid) => self.requests.push(Requested::Parent(flight, group, txid)),
                 Action::ReadOwn(flight, txid) => {
                     self.check_alive(flight, txid);
-                    self.asked.push(Asked::Own(flight, txid));
+                    self.requests.push(Requested::Own(flight, txid));
                 }
                 Action::PublishContest { flight, txid, reason, .. } => {
                     self.check_alive(flight, txid);
-                    self.asked.push(Asked::Publish(flight, txid, reason));
+                    self.requests.push(Requested::Publish(flight, txid, reason));
                 }
                 Action::Mismatched { event, work } => {
-                    assert_eq!(work.page().txid, seed_txid(TWO_CLAIMS), "only that one is claimed twice");
+                    assert_eq!(work.page().txid, seed_txid(TWO_CONTENTS), "only that one has two contents");
                     self.end(event, "mismatched");
                 }
                 Action::Complete(event, how) => {
@@ -468,61 +481,71 @@ impl World {
                     assert!(how != Completion::Contested || self.log.contested.contains(&txid), "{txid}: no contest");
                     let state = self.state(txid);
                     assert!(how != Completion::Live || state.is_some(), "{txid} is live and has no record");
-                    self.log.dead.extend(self.log.flights.get(&txid));
+                    self.log.ended_flights.extend(self.log.flights.get(&txid));
                 }
             }
         }
     }
 
-    /// What was asked for is done no further, wherever it stands, or comes to its end all the same; what is in a batch does.
-    fn give_up(&mut self, flight: FlightId) {
-        let of_it = |asked: &Asked| matches!(asked, Asked::Paged(token, _) if token.flight() == flight);
-        if let Some(place) = self.asked.iter().position(of_it).filter(|_| self.random.chance(0.8))
-            && let Asked::Paged(token, work) = self.asked.swap_remove(place)
+    /// Cancels the create of a flight after some of its steps, or lets it end; rows in a batch are not cancelled.
+    fn cancel(&mut self, flight: FlightId) {
+        let of_it = |request: &Requested| matches!(request, Requested::PagedTx(token, _) if token.flight() == flight);
+        if let Some(place) = self.requests.iter().position(of_it).filter(|_| self.random.chance(0.8))
+            && let Requested::PagedTx(token, work) = self.requests.swap_remove(place)
         {
             let some = self.random.below(6) as usize;
-            let kind = if work.starts == Starts::Contested { Kind::Contested } else { Kind::Live };
+            let kind = if work.initial_state == InitialState::Contested {
+                CreationKind::Contested
+            } else {
+                CreationKind::Live
+            };
             self.drive(Creation::without_lock_record(kind, work.others.count(), 1), &work, some);
-            self.answers.push(Answer::GivenUp(token));
+            self.answers.push(PendingAnswer::Cancelled(token));
         }
     }
 
     fn check_alive(&mut self, flight: FlightId, txid: Txid) {
-        assert!(!self.log.dead.contains(&flight), "{flight:?} of {txid} has ended, and yet something is asked for it");
+        assert!(
+            !self.log.ended_flights.contains(&flight),
+            "{flight:?} of {txid} has ended, and yet the planner makes a request for it"
+        );
         let last = self.log.flights.insert(txid, flight);
-        assert!(last.is_none_or(|last| last.generation <= flight.generation), "{txid}: an older flight goes on");
+        assert!(last.is_none_or(|last| last.generation <= flight.generation), "{txid}: an older flight continues");
     }
 
-    fn check_all_held(&self, flight: FlightId, txid: Txid) {
+    fn check_all_taken(&self, flight: FlightId, txid: Txid) {
         for group in self.transactions.get(&txid).iter().flat_map(|tx| &tx.groups) {
             let key = group.key();
-            let held = self.log.held.contains(&(flight, key)) || self.log.rode.contains(&(txid, key));
-            assert!(held, "{txid} is created, and nobody said that it holds its slots of {key:?}");
+            let held = self.log.taken.contains(&(flight, key)) || self.log.attached.contains(&(txid, key));
+            assert!(held, "{txid} is created without an answer that it has its slots of {key:?}");
         }
     }
 
     fn end(&mut self, event: EventRef, how: &'static str) -> Txid {
         let before = self.log.ended.insert(event, how);
         assert_eq!(before, None, "{event:?} ends again");
-        self.log.open.remove(&event).unwrap_or_else(|| panic!("{event:?} is nobody's (any more)"))
+        self.log.open.remove(&event).unwrap_or_else(|| panic!("{event:?} is not open"))
     }
 
-    /// The store has no room for one of the rows.
+    /// Refuses one random row as too large.
     fn refuse(&mut self) {
-        let asked = self.asked.iter().position(|asked| matches!(asked, Asked::Row(..) | Asked::Paged(..)));
-        if let Some(Asked::Row(token, _) | Asked::Paged(token, _)) = asked.map(|asked| self.asked.swap_remove(asked)) {
-            self.answers.push(Answer::TooBig(token));
+        let place =
+            self.requests.iter().position(|request| matches!(request, Requested::Row(..) | Requested::PagedTx(..)));
+        if let Some(Requested::Row(token, _) | Requested::PagedTx(token, _)) =
+            place.map(|place| self.requests.swap_remove(place))
+        {
+            self.answers.push(PendingAnswer::TooBig(token));
         }
     }
 
-    /// Whoever is started later has every partition anew, and the store room for all.
+    /// Lifts all halts: every partition is assigned anew, and the store has room for all rows.
     fn lift_halts(&mut self) {
         if std::mem::take(&mut self.halted) {
             (0..PARTITIONS).for_each(|partition| self.revoke(partition));
         }
     }
 
-    /// Something happens; `false`: nothing is left that could.
+    /// Performs one random step; `false`: no step is left.
     fn step(&mut self) -> bool {
         match self.random.below(40) {
             0 => {
@@ -532,33 +555,33 @@ impl World {
             1 => self.unlock(),
             3 if self.bounded => self.refuse(),
             4 => self.lift_halts(),
-            2 => self.pass(30),
+            2 => self.advance(30),
             _ => {}
         }
-        self.listen();
-        // Whatever the dice say first, and if there is none of it, whatever there is.
+        self.collect_requests();
+        // Tries the kinds of steps in turn, from a random one on.
         let first = self.random.below(4);
         let moved = (first..first + 4).any(|kind| match kind % 4 {
             0 => self.submit(),
-            1 => self.perform(),
-            2 => self.answer(),
-            _ => self.sequence(),
+            1 => self.perform_request(),
+            2 => self.deliver_answer(),
+            _ => self.run_sequencer(),
         });
-        self.listen();
+        self.collect_requests();
         moved
     }
 
-    fn pass(&mut self, ms: u64) {
+    fn advance(&mut self, ms: u64) {
         self.now_ms += ms;
         self.planner.retry_due(self.now_ms);
     }
 
-    /// Until nothing is in flight.
+    /// Runs until no transaction is in flight.
     fn run(&mut self) {
         for _ in 0..400 {
             if self.random.chance(0.3) {
                 self.submit();
-                self.listen();
+                self.collect_requests();
             }
             self.step();
         }
@@ -570,30 +593,30 @@ impl World {
             if self.log.open.is_empty() && self.planner.counts().active + self.planner.counts().parked == 0 {
                 return;
             }
-            // Only time, or the proof that a parent will never come, can move what is left.
+            // Only time, or the proof that a parent is missing, can move the remaining flights.
             let ended = self.log.ended.len();
-            self.pass(SETTINGS.flag_grace_ms);
+            self.advance(SETTINGS.flag_grace_ms);
             while self.quiet_step() {}
             idle = if self.log.ended.len() > ended { 0 } else { idle + 1 };
             if idle > 0
                 && let Some((_, flight, wanted)) = self.planner.waiting_for_absent().into_iter().min()
             {
-                self.planner.parents_are_missing(flight, wanted, Ties::BreakKnown, self.now_ms);
+                self.planner.on_parents_proven_missing(flight, wanted, TieRule::BreakKnown, self.now_ms);
             }
-            let waits = self.planner.one_that_waits();
+            let waits = self.planner.oldest_wait();
             assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.counts(), self.log.open);
         }
     }
 
-    /// As [`step`](Self::step), without anything that disturbs.
+    /// Performs every kind of step once, without disturbances; `false`: none was left.
     fn quiet_step(&mut self) -> bool {
-        self.listen();
-        let moved = self.submit() | self.perform() | self.answer() | self.sequence();
-        self.listen();
+        self.collect_requests();
+        let moved = self.submit() | self.perform_request() | self.deliver_answer() | self.run_sequencer();
+        self.collect_requests();
         moved
     }
 
-    /// What holds in the end, in the planner and in the store.
+    /// Checks the final state of the planner and of the store.
     fn check(&self) {
         assert!(self.log.open.is_empty(), "never ended: {:?}", self.log.open);
         let counts = self.planner.counts();
@@ -619,7 +642,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_event_ends_once_and_nothing_is_created_before_its_slots_are_held(
+    fn every_event_ends_once_and_slots_are_taken_before_creates(
         seed in any::<u64>(), size in 1usize..40, bounded in any::<bool>()
     ) {
         let mut world = World { bounded, ..World::new(seed, size) };
@@ -628,7 +651,7 @@ proptest! {
     }
 }
 
-/// What crashed half way was by the other claim than the one that came again.
+/// A half-created record had the content of the other event than the one that was read again.
 #[test]
 fn a_half_created_partial_transaction_is_completed_by_its_own_event() {
     let mut world = World::new(7_142_952_053_734_946_036, 31);

@@ -1,4 +1,4 @@
-//! Fields of the codec: what is written one way is read the same way.
+//! Fields of the codec: each method of [`RecordWriter`] has its counterpart in [`RecordReader`].
 
 use bytes::{Buf, Bytes};
 
@@ -8,9 +8,9 @@ use crate::{
     tx::Txid,
 };
 
-pub(super) struct Writer<'a>(pub &'a mut Vec<u8>);
+pub(super) struct RecordWriter<'a>(pub &'a mut Vec<u8>);
 
-impl Writer<'_> {
+impl RecordWriter<'_> {
     pub fn byte(&mut self, byte: u8) {
         self.0.push(byte);
     }
@@ -19,7 +19,7 @@ impl Writer<'_> {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Writes LEB128: seven bits per byte, the lowest first.
     pub fn number(&mut self, number: impl Into<u64>) {
         let mut rest = number.into();
         while rest >= 0x80 {
@@ -99,9 +99,9 @@ impl Writer<'_> {
     }
 }
 
-pub(super) struct Reader(pub Bytes);
+pub(super) struct RecordReader(pub Bytes);
 
-impl Reader {
+impl RecordReader {
     pub fn byte(&mut self) -> Result<u8, CodecError> {
         self.0.try_get_u8().map_err(|_| CodecError::Truncated)
     }
@@ -140,7 +140,7 @@ impl Reader {
         u32::try_from(self.u64()?).map_err(|_| CodecError::Field("number"))
     }
 
-    /// A count of things that take at least a byte each: never more than there are bytes left to hold them.
+    /// Reads a count of elements of at least one byte each. A count above the number of remaining bytes is refused.
     pub fn count(&mut self) -> Result<usize, CodecError> {
         let count = self.u64()?;
         usize::try_from(count).ok().filter(|count| *count <= self.0.len()).ok_or(CodecError::Truncated)
@@ -163,7 +163,7 @@ impl Reader {
         if self.bool()? { read(self).map(Some) } else { Ok(None) }
     }
 
-    /// As many as the count before them says, into any collection.
+    /// Reads a count and as many elements, into any collection.
     pub fn list<T, C: FromIterator<T>>(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<T, CodecError>,

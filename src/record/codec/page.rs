@@ -1,15 +1,15 @@
-//! The codec of a page. A field that is absent, false or empty costs one bit.
+//! Binary form of a page. An absent, false or empty field takes one bit.
 
 use super::{
     CodecError,
-    fields::{Reader, Writer},
+    fields::{RecordReader, RecordWriter},
 };
 use crate::{
     record::{Blob, Body, Master, MinedIn, Page, Reassignment, Slot},
     tx::{Txid, UtxoHash},
 };
 
-/// Bits of the flags of a page, in the order in which what they announce is written.
+/// Bits of the flags of a page. A bit announces a field; slots and the master's fields follow the fields of every page.
 mod flag {
     pub const COINBASE: u32 = 1;
     pub const LOCKED: u32 = 1 << 1;
@@ -36,14 +36,14 @@ mod flag {
     pub const OUTPUTS: u32 = 1 << 22;
     pub const EXTERNAL: u32 = 1 << 23;
     pub const AMOUNT_SIZES: u32 = 1 << 24;
-    /// Those that only a master has.
-    pub const OF_MASTER: u32 = EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
+    /// Bits of the fields that only a master has.
+    pub const MASTER_ONLY: u32 = EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
     pub const ALL: u32 = (AMOUNT_SIZES << 1) - 1;
 }
 
 fn flags(page: &Page) -> u32 {
     let mut flags = 0;
-    let mut set = |flag, is_there| flags |= if is_there { flag } else { 0 };
+    let mut set = |flag, is_present| flags |= if is_present { flag } else { 0 };
     set(flag::COINBASE, page.is_coinbase);
     set(flag::LOCKED, page.locked);
     set(flag::CONFLICTING, page.conflicting);
@@ -74,7 +74,7 @@ fn flags(page: &Page) -> u32 {
     flags
 }
 
-pub(super) fn write(page: &Page, w: &mut Writer) {
+pub(super) fn write(page: &Page, w: &mut RecordWriter) {
     w.raw(&flags(page).to_le_bytes());
     w.number(page.version);
     w.number(page.lock_time);
@@ -96,8 +96,8 @@ pub(super) fn write(page: &Page, w: &mut Writer) {
     }
 }
 
-/// What few pages have.
-fn write_marks(page: &Page, w: &mut Writer) {
+/// Writes the fields that few pages have.
+fn write_marks(page: &Page, w: &mut RecordWriter) {
     page.creating_at.into_iter().for_each(|ms| w.number(ms));
     page.spending_height.into_iter().for_each(|height| w.number(height));
     for set in [&page.contested, &page.pruned_spenders] {
@@ -122,7 +122,7 @@ fn write_marks(page: &Page, w: &mut Writer) {
     page.pruned.into_iter().for_each(|height| w.number(height));
 }
 
-fn write_slot(slot: &Slot, w: &mut Writer) {
+fn write_slot(slot: &Slot, w: &mut RecordWriter) {
     match slot {
         Slot::Nil => w.byte(0),
         Slot::Unspent(hash) => {
@@ -141,7 +141,7 @@ fn write_slot(slot: &Slot, w: &mut Writer) {
     }
 }
 
-fn write_reassignment(reassignment: &Reassignment, w: &mut Writer) {
+fn write_reassignment(reassignment: &Reassignment, w: &mut RecordWriter) {
     let Reassignment { offset, utxo_hash, new_utxo_hash, block_height, output } = reassignment;
     w.number(*offset);
     w.raw(&utxo_hash.0);
@@ -150,7 +150,7 @@ fn write_reassignment(reassignment: &Reassignment, w: &mut Writer) {
     w.output(output);
 }
 
-fn write_master(master: &Master, w: &mut Writer) {
+fn write_master(master: &Master, w: &mut RecordWriter) {
     w.number(master.total_utxos);
     w.number(master.total_extra_recs);
     w.number(master.created_at);
@@ -188,13 +188,13 @@ fn write_master(master: &Master, w: &mut Writer) {
     }
 }
 
-/// Reads what the flags announce.
-struct Announced<'a> {
+/// Reads the fields that the flags announce.
+struct FlaggedFields<'a> {
     flags: u32,
-    r: &'a mut Reader,
+    r: &'a mut RecordReader,
 }
 
-impl Announced<'_> {
+impl FlaggedFields<'_> {
     fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
@@ -202,7 +202,7 @@ impl Announced<'_> {
     fn option<T>(
         &mut self,
         flag: u32,
-        read: impl FnOnce(&mut Reader) -> Result<T, CodecError>,
+        read: impl FnOnce(&mut RecordReader) -> Result<T, CodecError>,
     ) -> Result<Option<T>, CodecError> {
         if self.has(flag) { read(self.r).map(Some) } else { Ok(None) }
     }
@@ -210,19 +210,19 @@ impl Announced<'_> {
     fn list<T, C: FromIterator<T> + Default>(
         &mut self,
         flag: u32,
-        read: impl FnMut(&mut Reader) -> Result<T, CodecError>,
+        read: impl FnMut(&mut RecordReader) -> Result<T, CodecError>,
     ) -> Result<C, CodecError> {
         if self.has(flag) { self.r.list(read) } else { Ok(C::default()) }
     }
 }
 
-pub(super) fn read(txid: Txid, number: u32, r: &mut Reader) -> Result<Page, CodecError> {
+pub(super) fn read(txid: Txid, number: u32, r: &mut RecordReader) -> Result<Page, CodecError> {
     let flags = u32::from_le_bytes(r.array()?);
     let has_master = flags & flag::MASTER != 0;
-    if flags & !flag::ALL != 0 || (!has_master && flags & flag::OF_MASTER != 0) {
+    if flags & !flag::ALL != 0 || (!has_master && flags & flag::MASTER_ONLY != 0) {
         return Err(CodecError::Field("flags"));
     }
-    let mut a = Announced { flags, r };
+    let mut a = FlaggedFields { flags, r };
     Ok(Page {
         txid,
         number,
@@ -237,22 +237,22 @@ pub(super) fn read(txid: Txid, number: u32, r: &mut Reader) -> Result<Page, Code
         locked: a.has(flag::LOCKED),
         conflicting: a.has(flag::CONFLICTING),
         frozen: a.has(flag::FROZEN),
-        creating_at: a.option(flag::CREATING_AT, Reader::u64)?,
-        spending_height: a.option(flag::SPENDING_HEIGHT, Reader::u32)?,
-        contested: a.list(flag::CONTESTED, Reader::u32)?,
-        pruned_spenders: a.list(flag::PRUNED_SPENDERS, Reader::u32)?,
+        creating_at: a.option(flag::CREATING_AT, RecordReader::u64)?,
+        spending_height: a.option(flag::SPENDING_HEIGHT, RecordReader::u32)?,
+        contested: a.list(flag::CONTESTED, RecordReader::u32)?,
+        pruned_spenders: a.list(flag::PRUNED_SPENDERS, RecordReader::u32)?,
         utxo_spendable_in: a.list(flag::SPENDABLE_IN, |r| Ok((r.u32()?, r.u32()?)))?,
         reassignments: a.list(flag::REASSIGNMENTS, read_reassignment)?,
-        chain_pos: a.option(flag::CHAIN_POS, Reader::stamp)?,
-        delete_at_height: a.option(flag::DELETE_AT_HEIGHT, Reader::u32)?,
-        pruned: a.option(flag::PRUNED, Reader::u32)?,
+        chain_pos: a.option(flag::CHAIN_POS, RecordReader::stamp)?,
+        delete_at_height: a.option(flag::DELETE_AT_HEIGHT, RecordReader::u32)?,
+        pruned: a.option(flag::PRUNED, RecordReader::u32)?,
         utxos: a.option(flag::UTXOS, |r| r.list(read_slot))?,
-        amount_sizes: a.option(flag::AMOUNT_SIZES, Reader::bytes)?.unwrap_or_default(),
+        amount_sizes: a.option(flag::AMOUNT_SIZES, RecordReader::bytes)?.unwrap_or_default(),
         master: if has_master { Some(Box::new(read_master(&mut a)?)) } else { None },
     })
 }
 
-fn read_slot(r: &mut Reader) -> Result<Slot, CodecError> {
+fn read_slot(r: &mut RecordReader) -> Result<Slot, CodecError> {
     Ok(match r.byte()? {
         0 => Slot::Nil,
         1 => Slot::Unspent(UtxoHash(r.array()?)),
@@ -262,7 +262,7 @@ fn read_slot(r: &mut Reader) -> Result<Slot, CodecError> {
     })
 }
 
-fn read_reassignment(r: &mut Reader) -> Result<Reassignment, CodecError> {
+fn read_reassignment(r: &mut RecordReader) -> Result<Reassignment, CodecError> {
     Ok(Reassignment {
         offset: r.u32()?,
         utxo_hash: UtxoHash(r.array()?),
@@ -272,26 +272,26 @@ fn read_reassignment(r: &mut Reader) -> Result<Reassignment, CodecError> {
     })
 }
 
-fn read_master(a: &mut Announced) -> Result<Master, CodecError> {
+fn read_master(a: &mut FlaggedFields) -> Result<Master, CodecError> {
     Ok(Master {
         total_utxos: a.r.u32()?,
         total_extra_recs: a.r.u32()?,
         created_at: a.r.u64()?,
         mined: a.list(flag::MINED, |r| Ok(MinedIn { block_id: r.u32()?, height: r.u32()?, subtree: r.u32()? }))?,
-        unmined_since: a.option(flag::UNMINED_SINCE, Reader::u32)?,
-        conflicting_children: a.list(flag::CHILDREN, Reader::txid)?,
-        spent_pages: a.list(flag::SPENT_PAGES, Reader::u32)?,
-        verdict: a.option(flag::VERDICT, Reader::verdict)?,
-        preserve_until: a.option(flag::PRESERVE, Reader::u32)?,
+        unmined_since: a.option(flag::UNMINED_SINCE, RecordReader::u32)?,
+        conflicting_children: a.list(flag::CHILDREN, RecordReader::txid)?,
+        spent_pages: a.list(flag::SPENT_PAGES, RecordReader::u32)?,
+        verdict: a.option(flag::VERDICT, RecordReader::verdict)?,
+        preserve_until: a.option(flag::PRESERVE, RecordReader::u32)?,
         body: read_body(a)?,
     })
 }
 
-fn read_body(a: &mut Announced) -> Result<Option<Body>, CodecError> {
+fn read_body(a: &mut FlaggedFields) -> Result<Option<Body>, CodecError> {
     match a.flags & (flag::TRANSACTION | flag::OUTPUTS | flag::EXTERNAL) {
         0 => Ok(None),
         flag::TRANSACTION => Ok(Some(Body::Transaction(a.r.bytes()?))),
-        flag::OUTPUTS => Ok(Some(Body::Outputs(a.r.list(|r| r.option(Reader::output))?))),
+        flag::OUTPUTS => Ok(Some(Body::Outputs(a.r.list(|r| r.option(RecordReader::output))?))),
         flag::EXTERNAL if a.r.bool()? => Ok(Some(Body::External(Blob::Other(a.r.array()?)))),
         flag::EXTERNAL => Ok(Some(Body::External(Blob::First))),
         _ => Err(CodecError::Field("flags")),

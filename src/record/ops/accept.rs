@@ -1,16 +1,16 @@
-//! `Accept`: the verdict is that a transaction is live.
+//! `Accept`: a verdict makes a transaction live.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply, Rules, Verdict};
 
-use super::{Effect, delete_at_height, whole_page};
+use super::{Effect, delete_at_height, require_whole_page};
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     let decided = page.master.is_none() || page.verdict() == Some(Verdict::Accepted);
     if decided && !page.conflicting && page.creating_at.is_none() {
-        return Ok(Effect::already(Reply::State(page.state()), false));
+        return Ok(Effect::already_applied(Reply::State(page.state()), false));
     }
     let page = Arc::make_mut(page);
     let was_conflicting = std::mem::take(&mut page.conflicting);
@@ -21,7 +21,7 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>) -> Result<Effect
             page.delete_at_height = None;
         }
     }
-    delete_at_height::evaluate(rules, page);
+    delete_at_height::update(rules, page);
     Ok(Effect::applied(Reply::State(page.state())))
 }
 
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn delete_at_height_is_that_of_a_live_transaction() {
+    fn an_accepted_transaction_gets_the_delete_at_height_of_a_live_one() {
         let mut page = contested(0, LOST);
         page.delete_at_height = Some(999);
         master(&mut page).mined = vec![mined(20)];
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn other_pages_lose_their_flags() {
+    fn pages_other_than_the_master_lose_their_flags() {
         let page = Page { conflicting: true, creating_at: Some(1), delete_at_height: Some(9), ..second_page(1) };
         let mut record = record(page);
         assert!(on(&Key::Page(TXID, 1), &mut record, &accept()).outcome.is_done());
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn there_must_be_something_to_accept() {
+    fn an_absent_transaction_is_refused() {
         assert_eq!(refused(on_master(&mut None, &accept())), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(stub(LOST)), &accept())), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(tombstone(5, Some(LOST))), &accept())), Rejection::Pruned(5));

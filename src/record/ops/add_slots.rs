@@ -1,4 +1,5 @@
-//! `AddSlots`: a block at another height than the event's decides which outputs can be spent.
+//! `AddSlots`: adds slots to a transaction that a block lists at another height than the event's, where other outputs
+//! are spendable.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use crate::{
     tx::UtxoHash,
 };
 
-use super::{Effect, delete_at_height, whole_page};
+use super::{Effect, delete_at_height, require_whole_page};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -15,30 +16,30 @@ pub(super) fn apply(
     slots: &[(u32, UtxoHash)],
     height: u32,
 ) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
-    let there = page.utxos.as_deref().unwrap_or_default();
+    let page = require_whole_page(record)?;
+    let stored = page.utxos.as_deref().unwrap_or_default();
     let mut added = Vec::new();
     for (offset, hash) in slots {
-        match there.get(*offset as usize) {
+        match stored.get(*offset as usize) {
             Some(Slot::Nil) => added.push((*offset, *hash)),
             Some(_) => {}
             None => return Err(Rejection::NoSuchOutput(*offset)),
         }
     }
-    let moves = page.unmined_since().is_some_and(|since| since != height);
-    if added.is_empty() && !moves {
-        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+    let moves_height = page.unmined_since().is_some_and(|since| since != height);
+    if added.is_empty() && !moves_height {
+        return Ok(Effect::already_applied(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
     page.record_utxos += added.len() as u32;
-    let there = page.utxos.get_or_insert_default();
+    let stored = page.utxos.get_or_insert_default();
     for (offset, hash) in added {
-        there[offset as usize] = Slot::Unspent(hash);
+        stored[offset as usize] = Slot::Unspent(hash);
     }
-    if let Some(master) = page.master.as_deref_mut().filter(|_| moves) {
+    if let Some(master) = page.master.as_deref_mut().filter(|_| moves_height) {
         master.unmined_since = Some(height);
     }
-    let changed = delete_at_height::evaluate(rules, page);
+    let changed = delete_at_height::update(rules, page);
     Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
 }
 
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_get_slots_once_and_the_record_the_height() {
+    fn slots_are_added_once_and_unmined_since_is_set() {
         let mut record = record(page_with(vec![Slot::Nil, Slot::Unspent(hash(1)), Slot::Nil]));
         assert!(on_master(&mut record, &add(&[0, 2])).changed);
         let page = page(&record);
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_are_there_stay() {
+    fn existing_slots_are_not_changed() {
         let slots = vec![Slot::Spent(hash(0), holder(2, 0)), Slot::Frozen(hash(1))];
         let mut record = record(page_with(slots.clone()));
         on_master(&mut record, &add(&[0, 1]));
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_do_not_exist_are_refused() {
+    fn an_offset_out_of_range_is_refused() {
         assert_eq!(refused(on_master(&mut record(page_with(vec![Slot::Nil])), &add(&[1]))), Rejection::NoSuchOutput(1));
         assert_eq!(refused(on_master(&mut None, &add(&[]))), Rejection::NotFound);
     }

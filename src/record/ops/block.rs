@@ -1,4 +1,4 @@
-//! `PutBlock`.
+//! `PutBlock`: writes the record of a block.
 
 use crate::record::{BlockRecord, Key, Record, Rejection, Reply};
 
@@ -10,14 +10,14 @@ pub(super) fn put(key: &Key, record: &mut Option<Record>, block: &BlockRecord) -
     }
     let chain_pos = match record {
         None => None,
-        Some(Record::Block(there)) if there.hash != block.hash => return Err(Rejection::OtherContent),
-        Some(Record::Block(there)) => there.chain_pos,
+        Some(Record::Block(stored)) if stored.hash != block.hash => return Err(Rejection::OtherContent),
+        Some(Record::Block(stored)) => stored.chain_pos,
         Some(_) => return Err(Rejection::Unexpected),
     };
-    // The stamp is written by who calls this, and not from the record that was sent.
+    // The caller writes the operation's stamp; the stamp in `block` is ignored.
     let new = Some(Record::Block(BlockRecord { chain_pos, ..block.clone() }));
     if *record == new {
-        return Ok(Effect::already(Reply::None, false));
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     *record = new;
     Ok(Effect::applied(Reply::None))
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn written_with_the_stamp_of_the_operation() {
+    fn a_block_record_gets_the_stamp_of_the_operation() {
         let key = Key::Block(7);
         let mut record = None;
         assert_eq!(on(&key, &mut record, &put_at(3, 0)).outcome, applied(Reply::None));
@@ -59,17 +59,17 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_never_given_to_another_block() {
+    fn an_id_with_another_block_is_refused() {
         let key = Key::Block(7);
         let mut record = None;
         on(&key, &mut record, &put_at(3, 5));
         let other = BlockRecord { hash: [9; 32], ..block(0) };
-        let told = refused(on(&key, &mut record, &sequenced(4, Sequenced::PutBlock(other))));
-        assert_eq!(told, Rejection::OtherContent);
+        let rejection = refused(on(&key, &mut record, &sequenced(4, Sequenced::PutBlock(other))));
+        assert_eq!(rejection, Rejection::OtherContent);
     }
 
     #[test]
-    fn only_under_its_own_key() {
+    fn a_block_under_another_key_is_refused() {
         assert_eq!(refused(on(&Key::Block(8), &mut None, &put_at(3, 0))), Rejection::Unexpected);
         assert_eq!(refused(on(&Key::Meta, &mut None, &put_at(3, 0))), Rejection::Unexpected);
     }

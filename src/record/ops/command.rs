@@ -1,4 +1,4 @@
-//! `PutCommand`.
+//! `PutCommand`: writes the result of a command, once.
 
 use crate::record::{CommandRecord, Key, Record, Rejection, Reply};
 
@@ -10,11 +10,11 @@ pub(super) fn put(key: &Key, record: &mut Option<Record>, command: &CommandRecor
     }
     match record {
         None => {
-            // The stamp is written by who calls this, and not from the record that was sent.
+            // The caller writes the operation's stamp; the stamp in `command` is ignored.
             *record = Some(Record::Command(CommandRecord { chain_pos: None, ..command.clone() }));
             Ok(Effect::applied(Reply::None))
         }
-        Some(Record::Command(_)) => Ok(Effect::already(Reply::None, false)),
+        Some(Record::Command(_)) => Ok(Effect::already_applied(Reply::None, false)),
         Some(_) => Err(Rejection::Unexpected),
     }
 }
@@ -26,10 +26,10 @@ mod tests {
     use crate::record::{CommandResult, Sequenced};
 
     #[test]
-    fn the_first_result_stays() {
+    fn the_first_result_of_a_command_stays() {
         let command = |chain_offset| CommandRecord {
             id: [7; 16],
-            asked: [8; 32],
+            event_digest: [8; 32],
             chain_offset,
             result: CommandResult::Applied,
             chain_pos: Some(stamp(99)),

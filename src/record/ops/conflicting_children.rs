@@ -1,20 +1,21 @@
-//! `AddConflictingChild`, `RemoveConflictingChild`: who may get a second chance when this transaction's fate changes.
+//! `AddConflictingChild`, `RemoveConflictingChild`: maintain the list of children that may get a second chance when the
+//! state of this transaction changes.
 
 use std::sync::Arc;
 
 use crate::record::{MAX_CONFLICTING_CHILDREN, Record, Rejection, Reply};
 use crate::tx::Txid;
 
-use super::{Effect, any_page, master_of, optional_page};
+use super::{Effect, find_page, require_master, require_page};
 
 pub(super) fn add(record: &mut Option<Record>, child: Txid) -> Result<Effect, Rejection> {
-    let page = any_page(record)?;
+    let page = require_page(record)?;
     if let Some(height) = page.pruned {
         return Err(Rejection::Pruned(height));
     }
-    let children = &master_of(page)?.conflicting_children;
+    let children = &require_master(page)?.conflicting_children;
     if children.len() >= MAX_CONFLICTING_CHILDREN || children.contains(&child) {
-        return Ok(Effect::already(Reply::None, false));
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     if let Some(master) = &mut Arc::make_mut(page).master {
         master.conflicting_children.insert(child);
@@ -23,11 +24,11 @@ pub(super) fn add(record: &mut Option<Record>, child: Txid) -> Result<Effect, Re
 }
 
 pub(super) fn remove(record: &mut Option<Record>, child: &Txid) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
-    if !master_of(page)?.conflicting_children.contains(child) {
-        return Ok(Effect::already(Reply::None, false));
+    if !require_master(page)?.conflicting_children.contains(child) {
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     if let Some(master) = &mut Arc::make_mut(page).master {
         master.conflicting_children.remove(child);
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn added_once_and_removed_once_on_a_stub_too() {
+    fn a_child_is_added_once_and_removed_once_also_on_a_stub() {
         for page in [live(1), stub(Verdict::Pending)] {
             let mut record = record(page);
             assert_eq!(on_master(&mut record, &add_child(2)).outcome, applied(Reply::None));
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_cap_nothing_is_added() {
+    fn a_full_list_takes_no_further_child() {
         let mut full = live(1);
         let number = |n: usize| {
             let mut bytes = [0; 32];
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_master() {
+    fn a_child_is_added_only_to_a_master() {
         assert_eq!(refused(on_master(&mut None, &add_child(2))), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(tombstone(5, None)), &add_child(2))), Rejection::Pruned(5));
         assert_eq!(on_master(&mut None, &remove_child(2)).outcome, already(Reply::None));

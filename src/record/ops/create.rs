@@ -1,11 +1,13 @@
-//! `Create`: puts a page where there is none. A partial transaction takes the place of a stub, too: it spends nothing, so nothing
-//! can stand against it. So does a page that is not the master: what bars its transaction is the master's.
+//! `Create`: stores a page under a key without a record.
+//!
+//! A partial transaction also replaces a stub: the transaction spends no output, so that no rival can bar it. A page
+//! other than the master also replaces a stub: the master alone bars the transaction.
 
 use std::sync::Arc;
 
 use crate::record::{Key, Page, Record, Rejection, Reply, Rules, Slot, TxState, Verdict};
 
-use super::{Effect, belongs, create_contested::with_marks_of, delete_at_height, optional_page, slots};
+use super::{Effect, check_key, create_contested::copy_stub_marks, delete_at_height, find_page, slots};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -13,34 +15,34 @@ pub(super) fn apply(
     record: &mut Option<Record>,
     new: &Arc<Page>,
 ) -> Result<Effect, Rejection> {
-    belongs(key, new)?;
+    check_key(key, new)?;
     if !matches!(new.state(), TxState::Live | TxState::Creating) {
         return Err(Rejection::Unexpected);
     }
-    if let Some(page) = optional_page(record)? {
-        is_said_of(page, new)?;
+    if let Some(page) = find_page(record)? {
+        check_same_content(page, new)?;
         return match page.state() {
             TxState::Stub(_) if page.master.is_none() => {
-                *page = Arc::new(with_marks_of(page, new));
+                *page = Arc::new(copy_stub_marks(page, new));
                 Ok(Effect::applied(Reply::None))
             }
             TxState::Stub(Verdict::Pending) if new.is_partial() => {
-                *page = Arc::new(undecided(page, new));
+                *page = Arc::new(fill_partial_stub(page, new));
                 Ok(Effect::applied(Reply::ContestDue))
             }
-            // Contests of it are due until it is accepted, whether or not all its pages are cleared.
+            // The contest is due until the transaction is accepted, whether or not all pages are cleared.
             TxState::Live | TxState::Creating if page.verdict() == Some(Verdict::Pending) => {
-                Ok(Effect::already(Reply::ContestDue, false))
+                Ok(Effect::already_applied(Reply::ContestDue, false))
             }
-            // Its body is kept for a block that may list it, by `CreateContested`.
-            state @ TxState::Pruned(_) if page.is_fallen_remains() => Err(Rejection::Exists(state)),
-            state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already(Reply::State(state), false)),
+            // A block may list the transaction: `CreateContested` stores the body for that block.
+            state @ TxState::Pruned(_) if page.is_conflicting_tombstone() => Err(Rejection::Exists(state)),
+            state @ (TxState::Live | TxState::Pruned(_)) => Ok(Effect::already_applied(Reply::State(state), false)),
             state @ (TxState::Creating | TxState::Stub(_) | TxState::Conflicting(_)) => Err(Rejection::Exists(state)),
         };
     }
     let mut new = Arc::clone(new);
-    // Only a mined page that is created with all its slots spent already needs a copy of its own.
-    let value = delete_at_height::evaluated(rules, &new);
+    // Only a mined page whose slots are all spent gets a value, and only then the page is copied.
+    let value = delete_at_height::compute(rules, &new);
     if value != new.delete_at_height {
         Arc::make_mut(&mut new).delete_at_height = value;
     }
@@ -48,25 +50,30 @@ pub(super) fn apply(
     Ok(Effect::applied(Reply::None))
 }
 
-/// A partial transaction in the place of its stub: live, with what the sequencer wrote there. Its verdict stays pending until
-/// the contest that is due. Spends that ride on the create do not, since a slot may be marked.
-fn undecided(stub: &Page, new: &Page) -> Page {
-    let mut page = with_marks_of(stub, new);
+/// Returns the live page of a partial transaction that replaces its stub.
+///
+/// The page keeps the sequencer's marks, and its verdict stays pending until the contest that is due. Spends attached
+/// to the create are dropped, because a marked slot must not be taken by the fast path.
+fn fill_partial_stub(stub: &Page, new: &Page) -> Page {
+    let mut page = copy_stub_marks(stub, new);
     let spent = |(slot, offset): (&Slot, u32)| slot.spender().map(|_| offset);
-    let riding: Vec<u32> = page.utxos.iter().flatten().zip(0..).filter_map(spent).collect();
-    riding.into_iter().for_each(|offset| slots::free(&mut page, offset));
+    let attached: Vec<u32> = page.utxos.iter().flatten().zip(0..).filter_map(spent).collect();
+    attached.into_iter().for_each(|offset| slots::free(&mut page, offset));
     if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.verdict = stub.verdict;
     }
     page
 }
 
-/// Whether what is there is said by `new`, too: neither contradicted, nor of another kind.
-pub(super) fn is_said_of(there: &Page, new: &Page) -> Result<(), Rejection> {
-    if there.contradicts(new) {
+/// Checks that `new` neither contradicts the stored page nor is of another kind (partial or whole).
+///
+/// # Errors
+/// `OtherContent` or `OtherKind`.
+pub(super) fn check_same_content(stored: &Page, new: &Page) -> Result<(), Rejection> {
+    if stored.contradicts(new) {
         return Err(Rejection::OtherContent);
     }
-    if there.is_other_kind_than(new) {
+    if stored.differs_in_kind(new) {
         return Err(Rejection::OtherKind);
     }
     Ok(())
@@ -89,16 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn puts_the_page_as_it_is_without_a_copy() {
+    fn an_absent_page_is_stored_without_a_copy() {
         let page = Arc::new(live(2));
         let mut record = None;
         assert_eq!(on_master(&mut record, &Operation::Create(Arc::clone(&page))).outcome, applied(Reply::None));
-        let Some(Record::Page(there)) = &record else { panic!() };
-        assert!(Arc::ptr_eq(there, &page));
+        let Some(Record::Page(stored)) = &record else { panic!() };
+        assert!(Arc::ptr_eq(stored, &page));
     }
 
     #[test]
-    fn what_says_otherwise_is_refused_and_gaps_say_nothing() {
+    fn a_contradicting_page_is_refused_and_a_nil_slot_contradicts_nothing() {
         let mut other = live(2);
         other.utxos = Some(vec![Slot::Nil, Slot::Unspent(crate::tx::UtxoHash([0xEE; 32]))]);
         assert_eq!(
@@ -115,14 +122,15 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_transaction_is_not_taken_for_a_whole_one_nor_the_other_way_round() {
+    fn a_partial_and_a_whole_transaction_of_one_txid_refuse_each_other() {
         let whole = |page: Page| with_body(page, Body::Transaction(transaction(2)));
         let partial = |page: Page| with_body(page, Body::Outputs(vec![None, None]));
-        for there in [live(2), contested(2, Verdict::Pending), contested(2, Verdict::Conflicting(Reason::Command))] {
-            for (there, new) in [(partial(there.clone()), whole(live(2))), (whole(there.clone()), partial(live(2)))] {
+        for stored in [live(2), contested(2, Verdict::Pending), contested(2, Verdict::Conflicting(Reason::Command))] {
+            let pairs = [(partial(stored.clone()), whole(live(2))), (whole(stored), partial(live(2)))];
+            for (stored, new) in pairs {
                 let contested = with_body(contested(2, Verdict::Pending), new.body().unwrap().clone());
                 for operation in [create(new), Operation::CreateContested(contested.into())] {
-                    assert_eq!(refused(on_master(&mut record(there.clone()), &operation)), Rejection::OtherKind);
+                    assert_eq!(refused(on_master(&mut record(stored.clone()), &operation)), Rejection::OtherKind);
                 }
             }
         }
@@ -132,32 +140,32 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_transaction_is_live_in_the_place_of_its_stub_and_its_contest_is_due_until_it_is_accepted() {
-        let mut there = stub(Verdict::Pending);
-        there.chain_pos = Some(stamp(4));
-        there.contested = [0, 9].into();
-        master(&mut there).conflicting_children.insert(txid(3));
-        let mut riding = with_body(live(2), Body::Outputs(vec![None, None]));
-        riding.utxos = Some(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
-        riding.spent_utxos = 1;
-        let mut record = record(there);
-        assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, applied(Reply::ContestDue));
+    fn a_partial_transaction_replaces_its_stub_and_stays_contest_due_until_accepted() {
+        let mut stored = stub(Verdict::Pending);
+        stored.chain_pos = Some(stamp(4));
+        stored.contested = [0, 9].into();
+        master(&mut stored).conflicting_children.insert(txid(3));
+        let mut attached = with_body(live(2), Body::Outputs(vec![None, None]));
+        attached.utxos = Some(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
+        attached.spent_utxos = 1;
+        let mut record = record(stored);
+        assert_eq!(on_master(&mut record, &create(attached.clone())).outcome, applied(Reply::ContestDue));
         let page = self::page(&record);
         assert_eq!((page.state(), page.chain_pos), (TxState::Live, Some(stamp(4))));
         assert_eq!((&page.contested, page.spent_utxos), (&[0].into(), 0));
-        assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(0)), Slot::Unspent(hash(1))]), "a marked slot is not free");
+        assert_eq!(page.utxos, Some(vec![Slot::Unspent(hash(0)), Slot::Unspent(hash(1))]), "no attached spend");
         assert!(page.master.as_ref().unwrap().conflicting_children.contains(&txid(3)));
         for creating_at in [Some(1), None] {
             let Some(Record::Page(page)) = &mut record else { panic!() };
             Arc::make_mut(page).creating_at = creating_at;
-            assert_eq!(on_master(&mut record, &create(riding.clone())).outcome, already(Reply::ContestDue));
+            assert_eq!(on_master(&mut record, &create(attached.clone())).outcome, already(Reply::ContestDue));
         }
         on_master(&mut record, &sequenced(5, Sequenced::Accept));
-        assert_eq!(on_master(&mut record, &create(riding)).outcome, already(Reply::State(TxState::Live)));
+        assert_eq!(on_master(&mut record, &create(attached)).outcome, already(Reply::State(TxState::Live)));
     }
 
     #[test]
-    fn another_page_takes_the_place_of_its_stub_and_keeps_the_marks() {
+    fn a_page_other_than_the_master_replaces_its_stub_and_keeps_the_marks() {
         let key = Key::Page(TXID, 1);
         let mut record = None;
         on(&key, &mut record, &sequenced(4, Sequenced::MarkContested));
@@ -166,12 +174,12 @@ mod tests {
         assert_eq!(on(&key, &mut record, &create(new.clone())).outcome, applied(Reply::None));
         let page = page(&record);
         assert_eq!((page.state(), &page.contested, page.chain_pos), (TxState::Creating, &[0].into(), Some(stamp(5))));
-        let told = refused(on(&key, &mut record, &create(new)));
-        assert_eq!(told, Rejection::Exists(TxState::Creating));
+        let rejection = refused(on(&key, &mut record, &create(new)));
+        assert_eq!(rejection, Rejection::Exists(TxState::Creating));
     }
 
     #[test]
-    fn a_whole_transaction_is_not_nor_one_with_a_verdict() {
+    fn a_whole_transaction_or_a_verdict_does_not_replace_a_stub() {
         for (verdict, body) in [
             (Verdict::Pending, Body::Transaction(transaction(2))),
             (Verdict::Accepted, Body::Outputs(vec![None, None])),
@@ -183,34 +191,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_live_or_pruned_is_not_made_again() {
-        for there in [live(1), Page { locked: true, frozen: true, ..live(1) }, tombstone(5, None)] {
-            let state = there.state();
-            assert_eq!(on_master(&mut record(there), &create(live(2))).outcome, already(Reply::State(state)));
+    fn a_live_or_pruned_transaction_is_not_created_again() {
+        for stored in [live(1), Page { locked: true, frozen: true, ..live(1) }, tombstone(5, None)] {
+            let state = stored.state();
+            assert_eq!(on_master(&mut record(stored), &create(live(2))).outcome, already(Reply::State(state)));
         }
     }
 
     #[test]
-    fn everything_else_is_told() {
+    fn any_other_state_is_refused_with_the_state() {
         let verdict = Verdict::Conflicting(Reason::Command);
-        for there in [creating(1), stub(verdict), contested(1, Verdict::Pending), contested(1, verdict)] {
-            let state = there.state();
-            assert_eq!(refused(on_master(&mut record(there), &create(live(2)))), Rejection::Exists(state));
+        for stored in [creating(1), stub(verdict), contested(1, Verdict::Pending), contested(1, verdict)] {
+            let state = stored.state();
+            assert_eq!(refused(on_master(&mut record(stored), &create(live(2)))), Rejection::Exists(state));
         }
     }
 
     #[test]
-    fn a_page_that_does_not_belong_there_is_refused() {
+    fn a_page_under_another_key_is_refused() {
         let other = Page { txid: txid(9), ..live(1) };
-        let not_alone = Page { number: 1, ..live(1) };
-        for page in [other, second_page(1), not_alone, stub(Verdict::Pending), contested(1, Verdict::Pending)] {
+        let misnumbered = Page { number: 1, ..live(1) };
+        for page in [other, second_page(1), misnumbered, stub(Verdict::Pending), contested(1, Verdict::Pending)] {
             assert_eq!(refused(on_master(&mut None, &create(page))), Rejection::Unexpected);
         }
         assert!(on(&Key::Page(TXID, 1), &mut None, &create(second_page(1))).outcome.is_done());
     }
 
     #[test]
-    fn a_mined_page_whose_slots_are_all_spent_at_once_can_be_found_by_the_pruner() {
+    fn a_mined_page_created_with_all_slots_spent_gets_a_delete_at_height() {
         let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
         master(&mut page).mined = vec![mined(10)];
         master(&mut page).unmined_since = None;

@@ -1,35 +1,36 @@
-//! `Freeze`, `Unfreeze`, `FreezeUntil`: bars on one slot. Each gives it a history.
+//! `Freeze`, `Unfreeze`, `FreezeUntil`: set and lift bars on one slot. Each marks the slot contested.
 
 use std::sync::Arc;
 
 use crate::record::{Page, Record, Rejection, Reply, Slot};
 
 use super::{
-    Effect,
+    Effect, require_whole_page,
     slots::{self, slot},
-    stamp::Seen,
-    whole_page,
+    stamp::StampMatch,
 };
 
-pub(super) fn freeze(record: &mut Option<Record>, offset: u32, seen: Seen) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+pub(super) fn freeze(record: &mut Option<Record>, offset: u32, stamp_match: StampMatch) -> Result<Effect, Rejection> {
+    let page = require_whole_page(record)?;
     match slot(page, offset) {
         None | Some(Slot::Nil) => Err(Rejection::NoSuchOutput(offset)),
         Some(Slot::Spent(_, holder)) => Err(Rejection::SpentBy(offset, holder)),
-        Some(Slot::Frozen(_)) if seen == Seen::Perhaps => Ok(Effect::already(Reply::None, false)),
+        Some(Slot::Frozen(_)) if stamp_match == StampMatch::SameEvent => {
+            Ok(Effect::already_applied(Reply::None, false))
+        }
         Some(Slot::Frozen(_)) => Err(Rejection::AlreadyFrozen(offset)),
-        Some(Slot::Unspent(hash)) => Ok(change(page, offset, Slot::Frozen(hash))),
+        Some(Slot::Unspent(hash)) => Ok(replace_slot(page, offset, Slot::Frozen(hash))),
     }
 }
 
-pub(super) fn unfreeze(record: &mut Option<Record>, offset: u32, seen: Seen) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+pub(super) fn unfreeze(record: &mut Option<Record>, offset: u32, stamp_match: StampMatch) -> Result<Effect, Rejection> {
+    let page = require_whole_page(record)?;
     match slot(page, offset) {
         None | Some(Slot::Nil) => Err(Rejection::NoSuchOutput(offset)),
-        Some(Slot::Frozen(hash)) => Ok(change(page, offset, Slot::Unspent(hash))),
-        // A repeat finds the slot as it left it, with its mark; nobody but the sequencer takes a marked slot.
-        Some(Slot::Unspent(_)) if seen == Seen::Perhaps && page.contested.contains(&offset) => {
-            Ok(Effect::already(Reply::None, false))
+        Some(Slot::Frozen(hash)) => Ok(replace_slot(page, offset, Slot::Unspent(hash))),
+        // A repeat finds a free slot with its mark: only the sequencer takes a marked slot.
+        Some(Slot::Unspent(_)) if stamp_match == StampMatch::SameEvent && page.contested.contains(&offset) => {
+            Ok(Effect::already_applied(Reply::None, false))
         }
         Some(Slot::Unspent(_) | Slot::Spent(..)) => Err(Rejection::NotFrozen(offset)),
     }
@@ -41,7 +42,7 @@ pub(super) fn freeze_until(
     height: u32,
     decided: bool,
 ) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     match slot(page, offset) {
         None | Some(Slot::Nil) => return Err(Rejection::NoSuchOutput(offset)),
         Some(Slot::Spent(_, holder)) if !decided => return Err(Rejection::SpentBy(offset, holder)),
@@ -49,7 +50,7 @@ pub(super) fn freeze_until(
         Some(Slot::Unspent(_) | Slot::Spent(..) | Slot::Frozen(_)) => {}
     }
     if page.utxo_spendable_in.get(&offset) == Some(&height) && page.contested.contains(&offset) {
-        return Ok(Effect::already(Reply::None, false));
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     let page = Arc::make_mut(page);
     page.utxo_spendable_in.insert(offset, height);
@@ -57,7 +58,7 @@ pub(super) fn freeze_until(
     Ok(Effect::applied(Reply::None))
 }
 
-fn change(page: &mut Arc<Page>, offset: u32, new: Slot) -> Effect {
+fn replace_slot(page: &mut Arc<Page>, offset: u32, new: Slot) -> Effect {
     let page = Arc::make_mut(page);
     slots::put(page, offset, |_| Some(new));
     page.contested.insert(offset);
@@ -81,7 +82,7 @@ mod tests {
         sequenced(at, Sequenced::FreezeUntil { offset, height, decided: false })
     }
 
-    fn one_of_each() -> Option<Record> {
+    fn one_slot_of_each_kind() -> Option<Record> {
         record(page_with(vec![
             Slot::Unspent(hash(0)),
             Slot::Spent(hash(1), holder(1, 1)),
@@ -91,8 +92,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_free_slot_freezes() {
-        let mut record = one_of_each();
+    fn only_a_free_slot_can_be_frozen() {
+        let mut record = one_slot_of_each_kind();
         assert_eq!(refused(on_master(&mut record, &freeze(1, 1))), Rejection::SpentBy(1, holder(1, 1)));
         assert_eq!(refused(on_master(&mut record, &freeze(1, 2))), Rejection::AlreadyFrozen(2));
         assert_eq!(refused(on_master(&mut record, &freeze(1, 3))), Rejection::NoSuchOutput(3));
@@ -103,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_frozen_slot_is_unfrozen_and_keeps_its_history() {
-        let mut record = one_of_each();
+    fn only_a_frozen_slot_can_be_unfrozen_and_it_stays_marked() {
+        let mut record = one_slot_of_each_kind();
         assert_eq!(refused(on_master(&mut record, &unfreeze(1, 0))), Rejection::NotFrozen(0));
         assert_eq!(refused(on_master(&mut record, &unfreeze(1, 1))), Rejection::NotFrozen(1));
         assert_eq!(refused(on_master(&mut record, &unfreeze(1, 3))), Rejection::NoSuchOutput(3));
@@ -115,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_free_slot_is_barred_until_a_height() {
-        let mut record = one_of_each();
+        let mut record = one_slot_of_each_kind();
         assert_eq!(refused(on_master(&mut record, &until(1, 1, 9))), Rejection::SpentBy(1, holder(1, 1)));
         assert_eq!(refused(on_master(&mut record, &until(1, 2, 9))), Rejection::Frozen(2));
         assert_eq!(refused(on_master(&mut record, &until(1, 3, 9))), Rejection::NoSuchOutput(3));
@@ -126,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_decided_holds_whoever_has_the_slot_since() {
-        let mut record = one_of_each();
+    fn a_decided_freeze_until_applies_to_a_spent_or_frozen_slot() {
+        let mut record = one_slot_of_each_kind();
         for offset in [1, 2] {
             let before = page(&record).utxos.clone();
             let decided = sequenced(1, Sequenced::FreezeUntil { offset, height: 9, decided: true });

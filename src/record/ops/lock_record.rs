@@ -1,4 +1,4 @@
-//! `AcquireLockRecord`, `ReleaseLockRecord`.
+//! `AcquireLockRecord`, `ReleaseLockRecord`: take and release the lock record of a paged create.
 
 use crate::record::{Key, LockRecord, Record, Rejection, Reply};
 
@@ -12,9 +12,11 @@ pub(super) fn acquire(
 ) -> Result<Effect, Rejection> {
     match record {
         None if matches!(key, Key::LockRecord(_)) => {}
-        Some(Record::LockRecord(there)) if there == lock_record => return Ok(Effect::already(Reply::None, false)),
-        Some(Record::LockRecord(there)) if there.owner == lock_record.owner || there.expires_at <= now_ms => {}
-        Some(Record::LockRecord(there)) => return Err(Rejection::Held(there.clone())),
+        Some(Record::LockRecord(stored)) if stored == lock_record => {
+            return Ok(Effect::already_applied(Reply::None, false));
+        }
+        Some(Record::LockRecord(stored)) if stored.owner == lock_record.owner || stored.expires_at <= now_ms => {}
+        Some(Record::LockRecord(stored)) => return Err(Rejection::Held(stored.clone())),
         _ => return Err(Rejection::Unexpected),
     }
     *record = Some(Record::LockRecord(lock_record.clone()));
@@ -23,11 +25,11 @@ pub(super) fn acquire(
 
 pub(super) fn release(record: &mut Option<Record>, owner: u64) -> Result<Effect, Rejection> {
     match record {
-        Some(Record::LockRecord(there)) if there.owner == owner => {
+        Some(Record::LockRecord(stored)) if stored.owner == owner => {
             *record = None;
             Ok(Effect::applied(Reply::None))
         }
-        None | Some(Record::LockRecord(_)) => Ok(Effect::already(Reply::None, false)),
+        None | Some(Record::LockRecord(_)) => Ok(Effect::already_applied(Reply::None, false)),
         Some(_) => Err(Rejection::Unexpected),
     }
 }
@@ -49,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn held_until_it_expires() {
+    fn a_lock_record_is_refused_to_others_until_it_expires() {
         let mut record = None;
         assert_eq!(on(&KEY, &mut record, &acquire(1, 50, 10)).outcome, applied(Reply::None));
         assert_eq!(on(&KEY, &mut record, &acquire(1, 50, 10)).outcome, already(Reply::None));
@@ -58,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn its_owner_may_prolong_it() {
+    fn the_owner_can_prolong_the_lock_record() {
         let mut record = None;
         on(&KEY, &mut record, &acquire(1, 50, 10));
         assert_eq!(on(&KEY, &mut record, &acquire(1, 70, 20)).outcome, applied(Reply::None));
@@ -66,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn released_only_by_its_owner() {
+    fn only_the_owner_releases_the_lock_record() {
         let mut record = None;
         on(&KEY, &mut record, &acquire(1, 50, 10));
         let release = |owner| Operation::ReleaseLockRecord { owner };
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_no_lock_record() {
+    fn a_page_is_refused() {
         assert_eq!(refused(on_master(&mut None, &acquire(1, 50, 10))), Rejection::Unexpected);
         let mut record = record(live(1));
         assert_eq!(refused(on_master(&mut record, &acquire(1, 50, 10))), Rejection::Unexpected);

@@ -1,10 +1,10 @@
-//! `MarkConflicting`: the verdict is that a transaction lost.
+//! `MarkConflicting`: a verdict makes a transaction conflicting.
 
 use std::sync::Arc;
 
 use crate::record::{Key, Page, Reason, Record, Rejection, Reply, Rules, TxState, Verdict};
 
-use super::{Effect, delete_at_height, mark_contested::put_stub, optional_page};
+use super::{Effect, delete_at_height, find_page, mark_contested::put_stub};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -14,29 +14,29 @@ pub(super) fn apply(
     height: u32,
 ) -> Result<Effect, Rejection> {
     let verdict = Verdict::Conflicting(reason);
-    let Some(page) = optional_page(record)? else {
+    let Some(page) = find_page(record)? else {
         let delete_at = (rules.retention > 0).then(|| height.saturating_add(rules.retention));
         return put_stub(key, record, verdict, delete_at);
     };
     if let state @ TxState::Pruned(_) = page.state() {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     }
     let decided =
         page.conflicting && page.creating_at.is_none() && (page.master.is_none() || page.verdict() == Some(verdict));
-    let delete_at = delete_at_height::of_conflicting(rules, page, height);
+    let delete_at = delete_at_height::compute_for_conflicting(rules, page, height);
     if decided && delete_at == page.delete_at_height {
-        return Ok(Effect::already(Reply::State(page.state()), false));
+        return Ok(Effect::already_applied(Reply::State(page.state()), false));
     }
     let page: &mut Page = Arc::make_mut(page);
     page.conflicting = true;
-    // Being created has come to its end; and it would be told before being conflicting.
+    // The verdict ends the creation. A page that stayed `creating` would be refused as creating, not as conflicting.
     page.creating_at = None;
     page.delete_at_height = delete_at;
     if let Some(master) = &mut page.master {
         master.verdict = Some(verdict);
     }
     let reply = Reply::State(page.state());
-    Ok(if decided { Effect::already(reply, true) } else { Effect::applied(reply) })
+    Ok(if decided { Effect::already_applied(reply, true) } else { Effect::applied(reply) })
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_conflicting_becomes_due_with_its_verdict() {
+    fn a_transaction_stored_conflicting_becomes_due_with_its_verdict() {
         let mut record = record(contested(1, LOST));
         let effect = on_master(&mut record, &mark(Reason::Command, 50));
         assert_eq!((effect.outcome, effect.changed), (already(Reply::State(TxState::Conflicting(LOST))), true));
@@ -70,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_reason_replaces_the_earlier() {
+    fn a_later_reason_replaces_an_earlier_one() {
         let mut record = record(contested(1, LOST));
         assert!(on_master(&mut record, &mark(Reason::Disconnected, 50)).changed);
         assert_eq!(page(&record).verdict(), Some(Verdict::Conflicting(Reason::Disconnected)));
     }
 
     #[test]
-    fn an_absent_master_becomes_a_stub_that_the_pruner_can_find() {
+    fn an_absent_master_becomes_a_stub_with_a_delete_at_height() {
         let mut record = None;
         let outcome = on_master(&mut record, &mark(Reason::Command, 50)).outcome;
         assert_eq!(outcome, applied(Reply::State(TxState::Stub(LOST))));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn another_page_is_only_flagged() {
+    fn a_page_other_than_the_master_is_only_flagged() {
         let key = Key::Page(TXID, 1);
         let mut record = record(second_page(1));
         assert!(on(&key, &mut record, &mark(Reason::Command, 50)).outcome.is_done());
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_created_is_so_no_longer() {
+    fn a_creating_page_becomes_conflicting_and_not_creating() {
         let mut record = record(creating(1));
         on_master(&mut record, &mark(Reason::Command, 50));
         assert_eq!(refused(on_master(&mut record, &spend(1, &[0]))), Rejection::Conflicting(LOST));
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_stays_one() {
+    fn a_tombstone_is_not_changed() {
         let outcome = on_master(&mut record(tombstone(5, None)), &mark(Reason::Command, 50)).outcome;
         assert_eq!(outcome, already(Reply::State(TxState::Pruned(5))));
     }
 
     #[test]
-    fn what_is_preserved_is_not_due_before() {
+    fn a_preserved_transaction_is_due_at_preserve_until() {
         let mut page = live(1);
         master(&mut page).preserve_until = Some(1_000);
         let mut record = record(page);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_zero_sets_nothing() {
+    fn retention_zero_sets_no_delete_at_height() {
         let rules = Rules::main(0);
         for mut record in [None, record(live(1))] {
             crate::record::apply(&rules, &MASTER, &mut record, &mark(Reason::Command, 50));

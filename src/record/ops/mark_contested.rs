@@ -1,15 +1,17 @@
-//! `MarkContested`: the sequencer will say what becomes of a transaction that is not live. One that is half created has all its
-//! pages: it counts as live, and whoever is told completes it.
+//! `MarkContested`: hands an absent transaction to the sequencer, as a stub.
+//!
+//! A transaction with a creating master has all its pages and counts as live: the caller gets the state and completes
+//! the creation.
 
 use std::sync::Arc;
 
 use crate::record::{Key, Page, Record, Rejection, Reply, Verdict};
 
-use super::{Effect, optional_page};
+use super::{Effect, find_page};
 
 pub(super) fn apply(key: &Key, record: &mut Option<Record>) -> Result<Effect, Rejection> {
-    if let Some(page) = optional_page(record)? {
-        return Ok(Effect::already(Reply::State(page.state()), false));
+    if let Some(page) = find_page(record)? {
+        return Ok(Effect::already_applied(Reply::State(page.state()), false));
     }
     match key {
         Key::Page(_, 0) => put_stub(key, record, Verdict::Pending, None),
@@ -20,7 +22,7 @@ pub(super) fn apply(key: &Key, record: &mut Option<Record>) -> Result<Effect, Re
     }
 }
 
-/// Puts a stub where there is no master; another page that is absent stays so.
+/// Stores a stub in the place of an absent master. An absent page other than the master is refused.
 pub(super) fn put_stub(
     key: &Key,
     record: &mut Option<Record>,
@@ -61,13 +63,13 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_told_and_stamped() {
+    fn an_existing_record_is_only_stamped_and_its_state_returned() {
         let lost = Verdict::Conflicting(Reason::Command);
-        for there in
+        for stored in
             [live(1), creating(1), stub(lost), contested(1, Verdict::Pending), contested(1, lost), tombstone(5, None)]
         {
-            let state = there.state();
-            let mut record = record(there);
+            let state = stored.state();
+            let mut record = record(stored);
             let effect = on_master(&mut record, &mark());
             assert_eq!((effect.outcome, effect.changed), (already(Reply::State(state)), true));
             assert_eq!(page(&record).chain_pos, Some(stamp(1)));
@@ -75,17 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn another_page_gets_a_place_for_marks() {
+    fn an_absent_page_other_than_the_master_becomes_a_record_for_marks() {
         let key = Key::Page(TXID, 1);
         let mut absent = None;
         assert!(on(&key, &mut absent, &mark()).outcome.is_done());
         assert_eq!((page(&absent).number, page(&absent).verdict()), (1, None));
-        assert_eq!(refused(on(&key, &mut absent, &spend(1, &[0]))), Rejection::NotFound, "not there yet");
-        for there in [second_page(1), Page { creating_at: Some(1), ..second_page(1) }] {
-            let told = already(Reply::State(there.state()));
-            let mut record = record(there.clone());
-            assert_eq!(on(&key, &mut record, &mark()).outcome, told);
-            assert_eq!(page(&record), &Page { chain_pos: Some(stamp(1)), ..there });
+        assert_eq!(refused(on(&key, &mut absent, &spend(1, &[0]))), Rejection::NotFound, "the page has no slots yet");
+        for stored in [second_page(1), Page { creating_at: Some(1), ..second_page(1) }] {
+            let expected = already(Reply::State(stored.state()));
+            let mut record = record(stored.clone());
+            assert_eq!(on(&key, &mut record, &mark()).outcome, expected);
+            assert_eq!(page(&record), &Page { chain_pos: Some(stamp(1)), ..stored });
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `CreateMeta`, `ReplaceMeta`, `PutSentinel`.
+//! `CreateMeta`, `ReplaceMeta`, `PutSentinel`: write the meta record and the sentinels.
 
 use crate::record::{Key, MetaRecord, Record, Rejection, Reply};
 
@@ -10,7 +10,7 @@ pub(super) fn create(key: &Key, record: &mut Option<Record>, meta: &MetaRecord) 
             *record = Some(Record::Meta(meta.clone()));
             Ok(Effect::applied(Reply::None))
         }
-        Some(Record::Meta(there)) if there == meta => Ok(Effect::already(Reply::None, false)),
+        Some(Record::Meta(stored)) if stored == meta => Ok(Effect::already_applied(Reply::None, false)),
         _ => Err(Rejection::Unexpected),
     }
 }
@@ -22,9 +22,9 @@ pub(super) fn replace(
 ) -> Result<Effect, Rejection> {
     match record {
         None => Err(Rejection::NotFound),
-        Some(Record::Meta(there)) if there == new => Ok(Effect::already(Reply::None, false)),
-        Some(Record::Meta(there)) if there == expected => {
-            there.clone_from(new);
+        Some(Record::Meta(stored)) if stored == new => Ok(Effect::already_applied(Reply::None, false)),
+        Some(Record::Meta(stored)) if stored == expected => {
+            stored.clone_from(new);
             Ok(Effect::applied(Reply::None))
         }
         Some(_) => Err(Rejection::Unexpected),
@@ -33,8 +33,8 @@ pub(super) fn replace(
 
 pub(super) fn put_sentinel(key: &Key, record: &mut Option<Record>, store_id: &[u8; 16]) -> Result<Effect, Rejection> {
     match (key, &*record) {
-        (Key::Sentinel(_), Some(Record::Sentinel(there))) if there == store_id => {
-            Ok(Effect::already(Reply::None, false))
+        (Key::Sentinel(_), Some(Record::Sentinel(stored))) if stored == store_id => {
+            Ok(Effect::already_applied(Reply::None, false))
         }
         (Key::Sentinel(_), None | Some(Record::Sentinel(_))) => {
             *record = Some(Record::Sentinel(*store_id));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn written_once() {
+    fn the_meta_record_is_created_once() {
         let mut record = None;
         assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0).into())).outcome, applied(Reply::None));
         assert_eq!(on(&Key::Meta, &mut record, &Operation::CreateMeta(meta(0).into())).outcome, already(Reply::None));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentinel_is_of_whoever_wrote_it_last() {
+    fn a_sentinel_names_the_store_that_wrote_it_last() {
         let (key, mut record) = (Key::Sentinel(9), None);
         let put = |id| Operation::PutSentinel([id; 16]);
         for (id, outcome) in [(1, applied(Reply::None)), (1, already(Reply::None)), (2, applied(Reply::None))] {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_only_if_it_is_as_it_was_read() {
+    fn the_meta_record_is_replaced_only_if_it_equals_the_expected_one() {
         let replace = |from, to| Operation::ReplaceMeta(Box::new(ReplaceMeta { expected: meta(from), new: meta(to) }));
         let mut record = Some(Record::Meta(meta(0)));
         assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, applied(Reply::None));

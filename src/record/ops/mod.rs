@@ -1,7 +1,8 @@
-//! What each operation does: one file an operation. The rules that several share are here and in `refusal` (what bars a
-//! spend, and in which order), `stamp`, `slots` and `delete_at_height`.
+//! The effect of each operation on a record, one file an operation.
 //!
-//! Every operation first looks and refuses, and only then changes: a refused one has touched, and copied, nothing.
+//! Rules that several operations share are here and in `refusal` (reasons that bar a spend, and their order), `stamp`,
+//! `slots` and `delete_at_height`. Every operation checks first and changes afterwards: a refused operation has neither
+//! changed nor copied the record.
 
 mod accept;
 mod add_slots;
@@ -46,20 +47,20 @@ use std::sync::Arc;
 
 use super::{Key, Master, Operation, Outcome, Page, Record, Rejection, Reply, Rules, Sequenced, Spend, Stamp, TxState};
 
-/// What [`apply`] did to a record.
+/// Effect of one operation on a record: outcome and change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effect {
-    /// The answer to the caller.
+    /// Answer to the caller of the operation.
     pub outcome: Outcome,
-    /// The record differs from what it was: an engine writes it exactly then. It may also differ where the outcome is
-    /// `AlreadyApplied` (marks and stamps), and never does where it is `Rejected`.
+    /// `true`: the operation has changed the record, and the engine writes the record. With the outcome
+    /// `AlreadyApplied` the record may have got marks or a stamp; with `Rejected` the record is never changed.
     pub changed: bool,
 }
 
-/// Does `operation` to the record under `key` (`None`: there is none, before or after).
+/// Applies `operation` to the record under `key`. The value `None` is an absent record, before or after.
 ///
-/// Pure and total: the same arguments always have the same effect, and every operation meets every record. The key
-/// names what an operation that finds nothing makes.
+/// The function is pure and total: equal arguments have equal effects, and every operation has an outcome on every
+/// record. `key` decides the record that an operation creates.
 pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &Operation) -> Effect {
     let result = match operation {
         Operation::Create(page) => create::apply(rules, key, record, page),
@@ -73,30 +74,31 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::CreateMeta(meta) => meta::create(key, record, meta),
         Operation::ReplaceMeta(replace) => meta::replace(record, &replace.expected, &replace.new),
         Operation::PutSentinel(store_id) => meta::put_sentinel(key, record, store_id),
-        Operation::Sequenced(stamp, operation) => sequenced(rules, key, record, *stamp, operation),
+        Operation::Sequenced(stamp, operation) => apply_sequenced(rules, key, record, *stamp, operation),
     };
-    effect_of(result)
+    to_effect(result)
 }
 
-/// Does spends of one page one after the other, as [`apply`] does each: for a parent with many children at once, whose
-/// body is then walked once and not once a child.
+/// Applies spends of one page in order, like [`apply`] for each spend. The body of the page is read once for all
+/// spends, not once a spend: a parent may have many children in one batch.
 pub fn spend_all(rules: &Rules, record: &mut Option<Record>, spends: &[Spend]) -> Vec<Effect> {
-    spend::apply_all(rules, record, spends).into_iter().map(effect_of).collect()
+    spend::apply_all(rules, record, spends).into_iter().map(to_effect).collect()
 }
 
-fn effect_of(result: Result<Effect, Rejection>) -> Effect {
+fn to_effect(result: Result<Effect, Rejection>) -> Effect {
     result.unwrap_or_else(|rejection| Effect { outcome: Outcome::Rejected(rejection), changed: false })
 }
 
-/// The one place of the stamp rule: a later stamp refuses; otherwise this one is written, unless something else refuses.
-fn sequenced(
+/// Applies an operation of the sequencer under the stamp rule: a record with a later stamp refuses the operation; every
+/// other record that does not refuse gets the operation's stamp. The rule is in this one place.
+fn apply_sequenced(
     rules: &Rules,
     key: &Key,
     record: &mut Option<Record>,
     stamp: Stamp,
     operation: &Sequenced,
 ) -> Result<Effect, Rejection> {
-    let seen = stamp::check(record.as_ref(), stamp)?;
+    let stamp_match = stamp::check(record.as_ref(), stamp)?;
     let mut effect = match operation {
         Sequenced::MarkContested => mark_contested::apply(key, record),
         Sequenced::Settle(held) => settle::apply(rules, record, held),
@@ -106,14 +108,14 @@ fn sequenced(
         Sequenced::AddConflictingChild(child) => conflicting_children::add(record, *child),
         Sequenced::RemoveConflictingChild(child) => conflicting_children::remove(record, child),
         Sequenced::SetMined { mined_in, longest_chain } => set_mined::apply(rules, record, *mined_in, *longest_chain),
-        Sequenced::WasMined(mined_in) => set_mined::was(rules, record, *mined_in),
+        Sequenced::WasMined(mined_in) => set_mined::apply_was_mined(rules, record, *mined_in),
         Sequenced::UnsetMined { block_id, height } => unset_mined::apply(rules, record, *block_id, *height),
         Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
         Sequenced::AddSlots { slots, height } => add_slots::apply(rules, record, slots, *height),
         Sequenced::SetSpendingHeight(height) => set_spending_height::apply(record, *height),
         Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
-        Sequenced::Freeze { offset } => freeze::freeze(record, *offset, seen),
-        Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, seen),
+        Sequenced::Freeze { offset } => freeze::freeze(record, *offset, stamp_match),
+        Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, stamp_match),
         Sequenced::FreezeUntil { offset, height, decided } => freeze::freeze_until(record, *offset, *height, *decided),
         Sequenced::Reassign { .. } => reassign::apply(rules, record, operation),
         Sequenced::Preserve { until } => preserve::apply(record, *until),
@@ -136,14 +138,17 @@ impl Effect {
         Effect { outcome: Outcome::Applied(reply), changed: true }
     }
 
-    /// The record was as asked for; `changed` says whether marks were written all the same.
-    fn already(reply: Reply, changed: bool) -> Self {
+    /// Returns the effect on a record that already has the requested state; `changed`: marks were written nevertheless.
+    fn already_applied(reply: Reply, changed: bool) -> Self {
         Effect { outcome: Outcome::AlreadyApplied(reply), changed }
     }
 }
 
-/// The page, should there be a record.
-fn optional_page(record: &mut Option<Record>) -> Result<Option<&mut Arc<Page>>, Rejection> {
+/// Returns the page; `None`: the record is absent.
+///
+/// # Errors
+/// `Unexpected`: the record is no page.
+fn find_page(record: &mut Option<Record>) -> Result<Option<&mut Arc<Page>>, Rejection> {
     match record {
         None => Ok(None),
         Some(Record::Page(page)) => Ok(Some(page)),
@@ -151,14 +156,20 @@ fn optional_page(record: &mut Option<Record>) -> Result<Option<&mut Arc<Page>>, 
     }
 }
 
-/// The page, which must be there; it may be a stub or a tombstone.
-fn any_page(record: &mut Option<Record>) -> Result<&mut Arc<Page>, Rejection> {
-    optional_page(record)?.ok_or(Rejection::NotFound)
+/// Returns the page, which may be a stub or a tombstone.
+///
+/// # Errors
+/// `NotFound`: the record is absent.
+fn require_page(record: &mut Option<Record>) -> Result<&mut Arc<Page>, Rejection> {
+    find_page(record)?.ok_or(Rejection::NotFound)
 }
 
-/// The page, which must have slots: a tombstone is `Pruned`, and a stub is not there yet.
-fn whole_page(record: &mut Option<Record>) -> Result<&mut Arc<Page>, Rejection> {
-    let page = any_page(record)?;
+/// Returns a page that has its slots.
+///
+/// # Errors
+/// `Pruned` for a tombstone; `NotFound` for a stub and an absent record.
+fn require_whole_page(record: &mut Option<Record>) -> Result<&mut Arc<Page>, Rejection> {
+    let page = require_page(record)?;
     match page.state() {
         TxState::Pruned(height) => Err(Rejection::Pruned(height)),
         TxState::Stub(_) => Err(Rejection::NotFound),
@@ -166,13 +177,16 @@ fn whole_page(record: &mut Option<Record>) -> Result<&mut Arc<Page>, Rejection> 
     }
 }
 
-/// The bins of the master; any other page is not what the operation is meant for.
-fn master_of(page: &Page) -> Result<&Master, Rejection> {
+/// Returns the bins of the master.
+///
+/// # Errors
+/// `Unexpected`: the page is not the master.
+fn require_master(page: &Page) -> Result<&Master, Rejection> {
     page.master.as_deref().ok_or(Rejection::Unexpected)
 }
 
-/// Whether `page` belongs under `key`.
-fn belongs(key: &Key, page: &Page) -> Result<(), Rejection> {
+/// Checks that `key` is the key of `page`.
+fn check_key(key: &Key, page: &Page) -> Result<(), Rejection> {
     let is_master = page.number == 0;
     if *key == Key::Page(page.txid, page.number) && is_master == page.master.is_some() {
         Ok(())

@@ -1,10 +1,11 @@
-//! `SetPageSpent` and `SetDeleteAtHeight`: what the master and the other pages tell each other.
+//! `SetPageSpent` and `SetDeleteAtHeight`: copy counts from the other pages to the master, and `deleteAtHeight` from
+//! the master to the other pages.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply, Rules};
 
-use super::{Effect, delete_at_height, master_of, whole_page};
+use super::{Effect, delete_at_height, require_master, require_whole_page};
 
 pub(super) fn set_page_spent(
     rules: &Rules,
@@ -12,14 +13,14 @@ pub(super) fn set_page_spent(
     number: u32,
     spent: bool,
 ) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
-    let master = master_of(page)?;
+    let page = require_whole_page(record)?;
+    let master = require_master(page)?;
     if number == 0 || number > master.total_extra_recs {
         return Err(Rejection::Unexpected);
     }
-    let already = master.spent_pages.contains(&number) == spent;
-    if already && delete_at_height::evaluated(rules, page) == page.delete_at_height {
-        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+    let is_set = master.spent_pages.contains(&number) == spent;
+    if is_set && delete_at_height::compute(rules, page) == page.delete_at_height {
+        return Ok(Effect::already_applied(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
     if let Some(master) = &mut page.master {
@@ -29,18 +30,18 @@ pub(super) fn set_page_spent(
             master.spent_pages.remove(&number);
         }
     }
-    let changed = delete_at_height::evaluate(rules, page);
+    let changed = delete_at_height::update(rules, page);
     let reply = delete_at_height::slots_reply(page, changed);
-    Ok(if already { Effect::already(reply, true) } else { Effect::applied(reply) })
+    Ok(if is_set { Effect::already_applied(reply, true) } else { Effect::applied(reply) })
 }
 
 pub(super) fn set_delete_at_height(record: &mut Option<Record>, height: Option<u32>) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     if page.master.is_some() {
         return Err(Rejection::Unexpected);
     }
     if page.delete_at_height == height {
-        return Ok(Effect::already(Reply::None, false));
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     Arc::make_mut(page).delete_at_height = height;
     Ok(Effect::applied(Reply::None))
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_is_due_when_all_its_pages_are_spent() {
+    fn a_mined_transaction_is_due_when_all_its_pages_are_spent() {
         let mut page = live(0);
         master(&mut page).total_extra_recs = 2;
         master(&mut page).mined = vec![mined(10)];
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_other_pages_that_there_are() {
+    fn only_existing_pages_other_than_the_master_are_accepted() {
         let mut page = live(0);
         master(&mut page).total_extra_recs = 2;
         let mut record = record(page);

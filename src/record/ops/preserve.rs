@@ -1,22 +1,23 @@
-//! `Preserve`: keeps a transaction from being pruned, and puts off when it is looked at.
+//! `Preserve`: keeps a transaction from being pruned, and raises `deleteAtHeight` accordingly.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply};
 
-use super::{Effect, whole_page};
+use super::{Effect, require_whole_page};
 
 pub(super) fn apply(record: &mut Option<Record>, until: u32) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     let preserved = page.master.as_deref().map(|master| master.preserve_until.max(Some(until)));
     let raised = page.master.as_deref().is_some_and(|master| master.preserve_until < Some(until));
-    // Whoever looks for what is due finds it again when it is preserved no longer.
-    let hint = preserved.and_then(|until| page.delete_at_height.max(until).filter(|_| page.delete_at_height.is_some()));
-    if !raised && page.delete_at_height == hint {
-        return Ok(Effect::already(Reply::None, false));
+    // The pruner finds the transaction again when the preservation ends.
+    let delete_at =
+        preserved.and_then(|until| page.delete_at_height.max(until).filter(|_| page.delete_at_height.is_some()));
+    if !raised && page.delete_at_height == delete_at {
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     let page = Arc::make_mut(page);
-    page.delete_at_height = hint;
+    page.delete_at_height = delete_at;
     if let (Some(master), Some(preserved)) = (&mut page.master, preserved) {
         master.preserve_until = preserved;
     }
@@ -33,18 +34,18 @@ mod tests {
     }
 
     #[test]
-    fn only_ever_raised() {
+    fn preserve_until_is_only_raised() {
         let mut record = record(Page { delete_at_height: Some(9), ..live(1) });
         assert_eq!(on_master(&mut record, &preserve(50)).outcome, applied(Reply::None));
         assert_eq!(page(&record).delete_at_height, Some(50));
         assert_eq!(on_master(&mut record, &preserve(40)).outcome, already(Reply::None));
         assert_eq!(on_master(&mut record, &preserve(60)).outcome, applied(Reply::None));
         assert_eq!(page(&record).master.as_ref().unwrap().preserve_until, Some(60));
-        assert_eq!(page(&record).delete_at_height, Some(60), "looked at again then");
+        assert_eq!(page(&record).delete_at_height, Some(60), "due when the preservation ends");
     }
 
     #[test]
-    fn nothing_is_due_while_it_is_preserved() {
+    fn a_spent_transaction_is_due_when_its_preservation_ends() {
         let mut record = record(live(1));
         on_master(&mut record, &preserve(500));
         assert_eq!(page(&record).delete_at_height, None);
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_preserved_longer_stays_so() {
+    fn a_longer_preservation_stays() {
         let mut page = Page { delete_at_height: Some(9), ..live(1) };
         master(&mut page).preserve_until = Some(50);
         let mut record = record(page);
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn another_page_is_only_no_longer_due() {
+    fn a_page_other_than_the_master_only_loses_its_delete_at_height() {
         let mut record = record(Page { delete_at_height: Some(9), ..second_page(1) });
         let key = Key::Page(TXID, 1);
         assert_eq!(on(&key, &mut record, &preserve(50)).outcome, applied(Reply::None));

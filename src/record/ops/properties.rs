@@ -1,5 +1,5 @@
-//! What holds for every operation on every record that operations can lead to. That a repeat changes nothing, that a
-//! refusal changes nothing, and that counts equal slots is checked by [`on`], for each of them.
+//! Properties of every operation on every record that operations can produce. For each operation [`on`] checks that a
+//! repeat changes nothing, that a refusal changes nothing, and that the counters equal the slots.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     prop_oneof![Just(Verdict::Pending), reason().prop_map(Verdict::Conflicting)]
 }
 
-/// A page as a creation sends it: perhaps with spends of children that waited for it.
+/// Generates a page as a create sends the page, perhaps with attached spends of waiting children.
 fn new_page(number: u32) -> impl Strategy<Value = Page> {
     let flags = (prop::bool::weighted(0.3), prop::bool::weighted(0.1), prop::bool::weighted(0.1), any::<bool>());
     (vec(option::weighted(0.3, spender()), SLOTS as usize), flags, 0..3_u32).prop_map(
@@ -81,7 +81,7 @@ fn new_page(number: u32) -> impl Strategy<Value = Page> {
 
 fn contested_page(number: u32) -> impl Strategy<Value = Page> {
     (new_page(number), verdict()).prop_map(move |(mut page, verdict)| {
-        // Other pages start `creating`, or were flagged.
+        // A page other than the master starts `creating`, or is flagged.
         page.conflicting = number == 0 || verdict != Verdict::Pending;
         page.creating_at = (!page.conflicting).then_some(1);
         if let Some(master) = &mut page.master {
@@ -116,7 +116,7 @@ fn respend() -> impl Strategy<Value = Sequenced> {
 }
 
 fn reassign() -> impl Strategy<Value = Sequenced> {
-    // The new owner's output is like the old one's, so that later spends can be right.
+    // The new owner's output equals the old one, so that later claims can agree.
     (offset(), height(), any::<bool>()).prop_map(|(offset, height, decided)| Sequenced::Reassign {
         offset,
         utxo_hash: hash(offset),
@@ -164,8 +164,8 @@ fn phase() -> impl Strategy<Value = Phase> {
     prop_oneof![Just(Phase::Evaluate), Just(Phase::Apply), Just(Phase::Prune)]
 }
 
-/// Operations in the order in which they reach a page, of this number. Most begin with its creation. Stamps mostly
-/// rise; some are late.
+/// Generates operations in the order in which they reach page `number`. Most histories begin with the create. Most
+/// stamps rise; some are late.
 fn history(number: u32) -> impl Strategy<Value = Vec<Operation>> {
     let first =
         option::weighted(0.8, new_page(number)).prop_map(|page| page.map(|page| Operation::Create(Arc::new(page))));
@@ -187,12 +187,12 @@ fn history(number: u32) -> impl Strategy<Value = Vec<Operation>> {
     })
 }
 
-/// A page, the master or another, and what happens to it.
+/// Generates the key of a master or another page, and a history of that page.
 fn page_and_history() -> impl Strategy<Value = (Key, Vec<Operation>)> {
     (0..2_u32).prop_flat_map(|number| (Just(Key::Page(TXID, number)), history(number)))
 }
 
-/// A record before and after one operation.
+/// Page before and after one operation.
 struct Step<'a> {
     before: Option<Page>,
     after: Option<Page>,
@@ -212,8 +212,8 @@ impl Step<'_> {
         matches!(self.sequenced(), Some((_, Sequenced::Prune { .. })))
     }
 
-    /// A spent slot goes only to whom a respend names, by whom it was taken from, or free by a settle that names both.
-    fn slots_change_hands_only_by_name(&self) {
+    /// A spent slot changes only by a respend or settle that names its holder.
+    fn check_slot_changes(&self) {
         let (Some(before), Some(after)) = (&self.before, &self.after) else { return };
         if self.is_prune() {
             return;
@@ -240,24 +240,24 @@ impl Step<'_> {
         }
     }
 
-    /// Free slots are taken, and marks made, by what is meant to do so; neither is ever undone.
-    fn marks_only_grow(&self) {
+    /// Marks are only added, and only by operations of the sequencer.
+    fn check_marks_only_grow(&self) {
         let (Some(before), Some(after)) = (&self.before, &self.after) else { return };
         if !self.is_prune() {
             let lost = before.contested.difference(&after.contested);
-            let filled = before.utxos.is_none() && after.utxos.is_some();
-            assert_eq!(lost.filter(|offset| !filled || super::slots::slot(after, **offset).is_some()).count(), 0);
+            let is_filled = before.utxos.is_none() && after.utxos.is_some();
+            assert_eq!(lost.filter(|offset| !is_filled || super::slots::slot(after, **offset).is_some()).count(), 0);
             assert!(before.pruned_spenders.is_subset(&after.pruned_spenders));
             assert!(after.reassignments.starts_with(&before.reassignments));
         }
         if self.sequenced().is_none() && before.utxos.is_some() {
-            assert_eq!(before.contested, after.contested, "the fast path gives no slot a history");
+            assert_eq!(before.contested, after.contested, "the fast path adds no marks");
             assert_eq!((before.conflicting, before.locked), (after.conflicting, after.locked));
             assert_eq!(before.verdict(), after.verdict());
         }
     }
 
-    fn all_or_nothing(&self) {
+    fn check_all_slots_are_changed(&self) {
         let Some(after) = &self.after else { return };
         if !self.outcome.is_done() {
             return;
@@ -281,8 +281,8 @@ impl Step<'_> {
                     if after.pruned.is_some() {
                         continue;
                     }
-                    let there = super::slots::slot(after, *offset).is_some();
-                    let marked = there || after.state() == TxState::Stub(after.verdict().unwrap_or(Verdict::Pending));
+                    let stored = super::slots::slot(after, *offset).is_some();
+                    let marked = stored || after.state() == TxState::Stub(after.verdict().unwrap_or(Verdict::Pending));
                     assert_eq!(after.contested.contains(offset), marked);
                 }
             }
@@ -290,19 +290,19 @@ impl Step<'_> {
         }
     }
 
-    fn stamps_only_rise(&self) {
-        let there = self.before.as_ref().and_then(|page| page.chain_pos);
+    fn check_stamps_only_rise(&self) {
+        let stored = self.before.as_ref().and_then(|page| page.chain_pos);
         let then = self.after.as_ref().and_then(|page| page.chain_pos);
         match self.sequenced() {
-            Some((stamp, _)) if there > Some(stamp) => {
-                assert_eq!(self.outcome, Outcome::Rejected(Rejection::StaleStamp(there.unwrap())));
+            Some((stamp, _)) if stored > Some(stamp) => {
+                assert_eq!(self.outcome, Outcome::Rejected(Rejection::StaleStamp(stored.unwrap())));
             }
             Some((stamp, _)) if self.outcome.is_done() && self.after.is_some() => assert_eq!(then, Some(stamp)),
-            _ => assert_eq!(there, then),
+            _ => assert_eq!(stored, then),
         }
     }
 
-    fn flags_agree(&self) {
+    fn check_flags_agree(&self) {
         let Some(page) = &self.after else { return };
         if page.master.is_some() && page.pruned.is_none() {
             let undecided = matches!(page.verdict(), Some(Verdict::Pending | Verdict::Conflicting(_)));
@@ -310,23 +310,23 @@ impl Step<'_> {
         }
         let Some(before) = &self.before else { return };
         if before.creating_at.is_some() && page.creating_at.is_none() {
-            let by = matches!(self.operation, Operation::ClearCreating)
+            let is_allowed = matches!(self.operation, Operation::ClearCreating)
                 || matches!(
                     self.sequenced(),
                     Some((_, Sequenced::Accept | Sequenced::Prune { .. } | Sequenced::MarkConflicting { .. }))
                 );
-            assert!(by, "`creating` cleared by {:?}", self.operation);
+            assert!(is_allowed, "`creating` cleared by {:?}", self.operation);
         }
     }
 
-    /// The hint is there exactly when the rule says so.
-    fn delete_at_height_follows_the_rule(&self) {
+    /// `deleteAtHeight` is set exactly if the rule sets it.
+    fn check_delete_at_height(&self) {
         let Some(page) = &self.after else { return };
         let Some(master) = &page.master else { return };
         if page.conflicting || page.utxos.is_none() || master.preserve_until.is_some() {
             return;
         }
-        let spent = page.all_spent() && master.spent_pages.len() == master.total_extra_recs as usize;
+        let spent = page.is_all_spent() && master.spent_pages.len() == master.total_extra_recs as usize;
         let due = spent && master.unmined_since.is_none() && !master.mined.is_empty();
         assert_eq!(page.delete_at_height.is_some(), due, "{page:?}");
     }
@@ -336,23 +336,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4_096, ..ProptestConfig::default() })]
 
     #[test]
-    fn histories_keep_every_promise((key, operations) in page_and_history()) {
+    fn histories_keep_every_property((key, operations) in page_and_history()) {
         let mut record = None;
         for operation in &operations {
             let before = record.as_ref().and_then(Record::page).cloned();
             let outcome = on(&key, &mut record, operation).outcome;
             let after = record.as_ref().and_then(Record::page).cloned();
             let step = Step { before, after, operation, outcome };
-            step.slots_change_hands_only_by_name();
-            step.marks_only_grow();
-            step.all_or_nothing();
-            step.stamps_only_rise();
-            step.flags_agree();
-            step.delete_at_height_follows_the_rule();
+            step.check_slot_changes();
+            step.check_marks_only_grow();
+            step.check_all_slots_are_changed();
+            step.check_stamps_only_rise();
+            step.check_flags_agree();
+            step.check_delete_at_height();
         }
     }
 
-    /// Uncontested spends commute: what two spenders of different slots leave does not depend on who came first.
+    /// Uncontested spends commute: the order of two spends of different slots does not change the result.
     #[test]
     fn spends_of_different_slots_commute(page in new_page(0), a in vec(0..2_u32, 0..2), b in vec(3..5_u32, 0..2)) {
         let (mut first, mut second) = (record(page.clone()), record(page));
@@ -364,7 +364,7 @@ proptest! {
     }
 }
 
-/// Every operation meets every kind of record, its own or not, and answers.
+/// Every operation has an outcome on every kind of record.
 #[test]
 fn no_operation_panics_on_a_record_of_another_kind() {
     let lock_record =

@@ -1,33 +1,33 @@
-//! Forgetting a transaction without making anything spendable again: `Prune` and `MarkSpenderPruned`, when to look again, what
-//! becomes of tombstones.
+//! Pruning of a transaction, which makes no output spendable again: `Prune`, `MarkSpenderPruned`, `PostponePruning`,
+//! `ForgetTombstone` and `Revive`.
 
 use std::sync::Arc;
 
 use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, Rules, TxState, Verdict};
 
-use super::{Effect, any_page, delete_at_height::fully_spent, optional_page, slots};
+use super::{Effect, delete_at_height::is_fully_spent, find_page, require_page, slots};
 
 pub(super) fn apply(record: &mut Option<Record>, height: u32, keep_until: Option<u32>) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
     if let state @ TxState::Pruned(_) = page.state() {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     }
-    if !may_prune(page, height) {
+    if !can_prune(page, height) {
         return Err(Rejection::NotPrunable);
     }
-    *page = Arc::new(remains(page, height, keep_until));
+    *page = Arc::new(build_tombstone(page, height, keep_until));
     Ok(Effect::applied(Reply::State(page.state())))
 }
 
-/// Whether this page, by its own bins, may go. What other pages and the spenders say is the pruner's to check.
-fn may_prune(page: &Page, height: u32) -> bool {
+/// Returns `true` if the page's own bins allow pruning. The pruner checks the other pages and the spenders.
+fn can_prune(page: &Page, height: u32) -> bool {
     if !page.reassignments.is_empty() || page.conflicting && page.is_barred() {
         return false;
     }
     let Some(master) = page.master.as_deref() else {
-        return page.conflicting || (page.creating_at.is_none() && page.all_spent());
+        return page.conflicting || (page.creating_at.is_none() && page.is_all_spent());
     };
     if master.preserve_until.is_some_and(|until| until > height) {
         return false;
@@ -35,19 +35,19 @@ fn may_prune(page: &Page, height: u32) -> bool {
     if page.conflicting {
         return matches!(master.verdict, Some(Verdict::Conflicting(_)));
     }
-    let mined = !master.mined.is_empty() && master.unmined_since.is_none();
-    mined && page.creating_at.is_none() && fully_spent(page, master)
+    let is_mined = !master.mined.is_empty() && master.unmined_since.is_none();
+    is_mined && page.creating_at.is_none() && is_fully_spent(page, master)
 }
 
-/// What is left: who it was, when it went and, so that only a conflicting transaction can come back, that it was one.
-/// The stamp that keeps late operations out is written as ever.
-fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
+/// Returns the tombstone of a page: key, height of the pruning, and the flag `conflicting`, because only a conflicting
+/// transaction can be revived. The stamp rule writes the stamp, which refuses late operations.
+fn build_tombstone(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     let mut tombstone = Page::stub(page.txid, Verdict::Pending);
     tombstone.number = page.number;
     tombstone.pruned = Some(height);
     tombstone.conflicting = page.conflicting;
     if page.conflicting {
-        // Should a block bring it back, a spend that is still on its way meets them.
+        // A block may revive the transaction, and late spends must then meet these marks.
         tombstone.contested = page.contested.clone();
     }
     let (Some(master), Some(old)) = (&mut tombstone.master, &page.master) else {
@@ -63,19 +63,21 @@ fn remains(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     if master.body.is_some() {
         (tombstone.version, tombstone.lock_time) = (page.version, page.lock_time);
     }
-    // By these an event of the other kind is told from a repeat, which need not give back what it takes.
+    // Coinbase flag and size distinguish a repeated event from an event of the other kind (partial or whole).
     (tombstone.is_coinbase, tombstone.size_in_bytes) = (page.is_coinbase, page.size_in_bytes);
     tombstone.delete_at_height = keep_until;
     tombstone
 }
 
-/// What is left of a conflicting transaction whose event comes again: with its body, for as long as if it had come now, since whoever
-/// validates a block's transactions sends them before the block. `None`: it stays as it is.
-pub(super) fn kept_for_longer(rules: &Rules, tombstone: &Page, new: &Page) -> Option<Page> {
+/// Returns a conflicting tombstone with the body of a repeated event, for another retention; `None`: the tombstone
+/// stays as it is.
+///
+/// Validators send the transactions of a block before the block: a block may need the body soon.
+pub(super) fn extend_tombstone(rules: &Rules, tombstone: &Page, new: &Page) -> Option<Page> {
     let mut page = tombstone.clone();
     let (Some(master), Some(new_master)) = (&mut page.master, &new.master) else { return None };
     let until = new_master.unmined_since.unwrap_or(0).saturating_add(rules.retention);
-    page.delete_at_height = page.delete_at_height.map(|there| there.max(until));
+    page.delete_at_height = page.delete_at_height.map(|stored| stored.max(until));
     if master.body.is_none() {
         page.delete_at_height = Some(until);
         master.body.clone_from(&new_master.body);
@@ -87,24 +89,24 @@ pub(super) fn kept_for_longer(rules: &Rules, tombstone: &Page, new: &Page) -> Op
 }
 
 pub(super) fn postpone(record: &mut Option<Record>, until: u32) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
-    if page.delete_at_height.is_none_or(|there| there >= until) {
-        return Ok(Effect::already(Reply::None, false));
+    if page.delete_at_height.is_none_or(|stored| stored >= until) {
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     Arc::make_mut(page).delete_at_height = Some(until);
     Ok(Effect::applied(Reply::None))
 }
 
 pub(super) fn forget_tombstone(record: &mut Option<Record>, height: u32) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
     if page.pruned.is_none() || page.delete_at_height.is_some_and(|until| until > height) {
         return Err(Rejection::NotPrunable);
     }
-    let name = Page {
+    let stripped = Page {
         pruned: page.pruned,
         number: page.number,
         conflicting: page.conflicting,
@@ -119,18 +121,18 @@ pub(super) fn forget_tombstone(record: &mut Option<Record>, height: u32) -> Resu
         }),
         ..Page::empty(page.txid)
     };
-    if **page == name {
-        return Ok(Effect::already(Reply::None, false));
+    if **page == stripped {
+        return Ok(Effect::already_applied(Reply::None, false));
     }
-    *page = Arc::new(name);
+    *page = Arc::new(stripped);
     Ok(Effect::applied(Reply::None))
 }
 
 pub(super) fn revive(record: &mut Option<Record>) -> Result<Effect, Rejection> {
-    let page = any_page(record)?;
+    let page = require_page(record)?;
     let state = page.state();
     let TxState::Pruned(height) = state else {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     };
     if !page.conflicting {
         return Err(Rejection::Pruned(height));
@@ -139,7 +141,8 @@ pub(super) fn revive(record: &mut Option<Record>) -> Result<Effect, Rejection> {
         let (number, chain_pos, contested) = (page.number, page.chain_pos, page.contested.clone());
         *page = Arc::new(Page { number, chain_pos, contested, ..Page::empty(page.txid) });
     } else {
-        // The body stays until it is filled with it: whoever dies in between left all that it takes.
+        // The body stays for the fill that follows: after a crash in between the tombstone still holds what a fill
+        // needs.
         let page = Arc::make_mut(page);
         page.pruned = None;
         page.delete_at_height = None;
@@ -147,10 +150,10 @@ pub(super) fn revive(record: &mut Option<Record>) -> Result<Effect, Rejection> {
     Ok(Effect::applied(Reply::State(page.state())))
 }
 
-/// Marks the slots that name a spender which is about to be pruned, so that its replay is recognised.
+/// Marks the slots of a spender that is about to be pruned, so that a replay of the spender is recognised.
 pub(super) fn mark_spender_pruned(record: &mut Option<Record>, held: &[HeldSlot]) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
     let marks: Vec<u32> = held
         .iter()
@@ -159,7 +162,7 @@ pub(super) fn mark_spender_pruned(record: &mut Option<Record>, held: &[HeldSlot]
         .filter(|offset| !page.pruned_spenders.contains(offset))
         .collect();
     if marks.is_empty() {
-        return Ok(Effect::already(Reply::None, false));
+        return Ok(Effect::already_applied(Reply::None, false));
     }
     Arc::make_mut(page).pruned_spenders.extend(marks);
     Ok(Effect::applied(Reply::None))
@@ -178,7 +181,7 @@ mod tests {
         sequenced(1, Sequenced::Prune { height, keep_until: Some(height + 144) })
     }
 
-    fn done() -> Page {
+    fn prunable() -> Page {
         let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
         master(&mut page).mined = vec![mined(9)];
         master(&mut page).unmined_since = None;
@@ -188,8 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn leaves_a_few_bytes() {
-        let mut record = record(Page { size_in_bytes: 250, ..done() });
+    fn a_pruned_page_leaves_a_tombstone() {
+        let mut record = record(Page { size_in_bytes: 250, ..prunable() });
         assert_eq!(on_master(&mut record, &prune(400)).outcome, applied(Reply::State(TxState::Pruned(400))));
         let expected = Page { chain_pos: Some(stamp(1)), delete_at_height: Some(544), ..tombstone(400, None) };
         assert_eq!(page(&record), &expected);
@@ -198,60 +201,60 @@ mod tests {
     }
 
     #[test]
-    fn its_kind_is_told_to_the_end() {
+    fn a_tombstone_keeps_the_kind_of_its_transaction() {
         let partial = || {
-            let mut page = done();
+            let mut page = prunable();
             master(&mut page).body = Some(Body::Outputs(vec![None]));
             page
         };
         let whole = Page { size_in_bytes: 250, ..live(1) };
-        for page in [partial(), Page { size_in_bytes: 250, ..done() }, Page { is_coinbase: true, ..done() }] {
+        for page in [partial(), Page { size_in_bytes: 250, ..prunable() }, Page { is_coinbase: true, ..prunable() }] {
             let (is_partial, is_coinbase) = (page.is_partial(), page.is_coinbase);
             let mut record = record(page);
             for operation in [prune(400), Operation::Sequenced(stamp(1), Sequenced::ForgetTombstone { height: 544 })] {
                 assert!(on_master(&mut record, &operation).outcome.is_done());
-                let Some(Record::Page(left)) = &record else { panic!("{record:?}") };
-                assert_eq!(left.is_other_kind_than(&whole), is_partial && !is_coinbase, "{left:?}");
+                let Some(Record::Page(tombstone)) = &record else { panic!("{record:?}") };
+                assert_eq!(tombstone.differs_in_kind(&whole), is_partial && !is_coinbase, "{tombstone:?}");
             }
         }
     }
 
     #[test]
-    fn a_conflicting_one_goes_with_its_verdict() {
-        for there in [contested(2, LOST), stub(LOST)] {
-            let mut record = record(there);
+    fn a_conflicting_tombstone_keeps_its_verdict() {
+        for stored in [contested(2, LOST), stub(LOST)] {
+            let mut record = record(stored);
             assert!(on_master(&mut record, &prune(400)).outcome.is_done());
             assert_eq!((page(&record).verdict(), page(&record).conflicting), (Some(LOST), true));
         }
     }
 
     #[test]
-    fn it_keeps_what_its_fall_is_done_again_by_and_where_a_blob_is() {
+    fn a_conflicting_tombstone_keeps_its_body_and_any_tombstone_its_blob() {
         let bodies = [Body::Transaction(transaction(2)), Body::External(crate::record::Blob::First)];
         for body in bodies {
-            let kept = |mut there: Page| {
-                master(&mut there).body = Some(body.clone());
-                master(&mut there).total_extra_recs = 3;
-                there.size_in_bytes = 77;
-                if !there.conflicting {
-                    master(&mut there).spent_pages = (1..=3).collect();
+            let pruned = |mut stored: Page| {
+                master(&mut stored).body = Some(body.clone());
+                master(&mut stored).total_extra_recs = 3;
+                stored.size_in_bytes = 77;
+                if !stored.conflicting {
+                    master(&mut stored).spent_pages = (1..=3).collect();
                 }
-                let mut record = record(there);
+                let mut record = record(stored);
                 assert!(on_master(&mut record, &prune(400)).outcome.is_done());
                 page(&record).clone()
             };
-            let lost = kept(contested(2, LOST));
+            let lost = pruned(contested(2, LOST));
             assert_eq!((lost.body(), lost.size_in_bytes), (Some(&body), 77));
-            let live = kept(done());
+            let live = pruned(prunable());
             assert_eq!(live.body().is_some(), matches!(body, Body::External(_)));
             assert_eq!([lost, live].map(|page| page.master.unwrap().total_extra_recs), [3, 3]);
         }
     }
 
     #[test]
-    fn a_tombstone_goes_when_it_has_served() {
-        for there in [contested(2, LOST), done()] {
-            let mut record = record(there);
+    fn a_due_tombstone_is_stripped() {
+        for stored in [contested(2, LOST), prunable()] {
+            let mut record = record(stored);
             let forget = sequenced(2, Sequenced::ForgetTombstone { height: 544 });
             assert_eq!(refused(on_master(&mut record, &forget)), Rejection::NotPrunable);
             on_master(&mut record, &prune(400));
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_can_bring_back_what_was_conflicting_and_nothing_else() {
+    fn only_a_conflicting_tombstone_can_be_revived() {
         let revive = |n| sequenced(n, Sequenced::Revive);
         let mut lost = record(contested(2, LOST));
         assert_eq!(on_master(&mut lost, &revive(1)).outcome, already(Reply::State(TxState::Conflicting(LOST))));
@@ -272,7 +275,7 @@ mod tests {
         assert_eq!((page(&lost).pruned, page(&lost).body().is_some()), (None, true));
         assert!(on_master(&mut lost, &Operation::CreateContested(contested(2, LOST).into())).outcome.is_done());
         assert_eq!(page(&lost).state(), TxState::Conflicting(LOST));
-        let mut live = record(done());
+        let mut live = record(prunable());
         on_master(&mut live, &prune(400));
         assert_eq!(refused(on_master(&mut live, &revive(2))), Rejection::Pruned(400));
         assert_eq!(refused(on_master(&mut None, &revive(2))), Rejection::NotFound);
@@ -299,52 +302,52 @@ mod tests {
     }
 
     #[test]
-    fn looking_again_is_only_ever_later() {
+    fn a_postponement_only_raises_delete_at_height() {
         let postpone = |until| sequenced(1, Sequenced::PostponePruning { until });
-        let mut there = record(Page { delete_at_height: Some(50), ..done() });
-        for (until, left) in [(60, 60), (55, 60)] {
-            assert!(on_master(&mut there, &postpone(until)).outcome.is_done());
-            assert_eq!(page(&there).delete_at_height, Some(left));
+        let mut stored = record(Page { delete_at_height: Some(50), ..prunable() });
+        for (until, expected) in [(60, 60), (55, 60)] {
+            assert!(on_master(&mut stored, &postpone(until)).outcome.is_done());
+            assert_eq!(page(&stored).delete_at_height, Some(expected));
         }
-        let mut without = record(done());
+        let mut without = record(prunable());
         on_master(&mut without, &postpone(60));
         assert_eq!(page(&without).delete_at_height, None);
         assert_eq!(on_master(&mut None, &postpone(60)).outcome, already(Reply::None));
     }
 
     #[test]
-    fn refused_while_anything_keeps_it() {
-        let refuse = |change: &dyn Fn(&mut Page)| {
-            let mut page = done();
+    fn each_condition_alone_refuses_the_pruning() {
+        let assert_refused = |change: &dyn Fn(&mut Page)| {
+            let mut page = prunable();
             change(&mut page);
             assert_eq!(refused(on_master(&mut record(page), &prune(400))), Rejection::NotPrunable);
         };
-        refuse(&|page| {
+        assert_refused(&|page| {
             page.pruned_spenders.clear();
             slots::free(page, 0);
         });
-        let given_away =
+        let reassigned =
             |page: Page| Page { record_utxos: page.record_utxos + 1, reassignments: vec![reassignment()], ..page };
-        refuse(&|page| *page = given_away(page.clone()));
-        refuse(&|page| *page = given_away(contested(1, LOST)));
-        refuse(&|page| master(page).mined.clear());
-        refuse(&|page| master(page).unmined_since = Some(1));
-        refuse(&|page| master(page).total_extra_recs = 1);
-        refuse(&|page| master(page).preserve_until = Some(401));
-        refuse(&|page| page.creating_at = Some(1));
-        refuse(&|page| *page = contested(1, Verdict::Pending));
-        refuse(&|page| *page = stub(Verdict::Pending));
-        let mut page = done();
+        assert_refused(&|page| *page = reassigned(page.clone()));
+        assert_refused(&|page| *page = reassigned(contested(1, LOST)));
+        assert_refused(&|page| master(page).mined.clear());
+        assert_refused(&|page| master(page).unmined_since = Some(1));
+        assert_refused(&|page| master(page).total_extra_recs = 1);
+        assert_refused(&|page| master(page).preserve_until = Some(401));
+        assert_refused(&|page| page.creating_at = Some(1));
+        assert_refused(&|page| *page = contested(1, Verdict::Pending));
+        assert_refused(&|page| *page = stub(Verdict::Pending));
+        let mut page = prunable();
         master(&mut page).preserve_until = Some(400);
         assert!(on_master(&mut record(page), &prune(400)).outcome.is_done());
     }
 
     #[test]
-    fn other_pages_go_by_their_own_counts() {
+    fn pages_other_than_the_master_are_pruned_by_their_own_counts() {
         let key = Key::Page(TXID, 1);
         let page = |slot| Page { number: 1, master: None, ..page_with(vec![slot]) };
-        let told = refused(on(&key, &mut record(page(Slot::Unspent(hash(0)))), &prune(400)));
-        assert_eq!(told, Rejection::NotPrunable);
+        let rejection = refused(on(&key, &mut record(page(Slot::Unspent(hash(0)))), &prune(400)));
+        assert_eq!(rejection, Rejection::NotPrunable);
         let mut spent = record(page(Slot::Spent(hash(0), holder(1, 0))));
         assert!(on(&key, &mut spent, &prune(400)).outcome.is_done());
         assert_eq!(self::page(&spent).master, None);
@@ -353,14 +356,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_of_nothing() {
+    fn an_absent_record_stays_absent() {
         let mut absent = None;
         assert_eq!(on_master(&mut absent, &prune(400)).outcome, already(Reply::None));
         assert_eq!(absent, None);
     }
 
     #[test]
-    fn a_pruned_spender_is_marked_only_where_it_is_named() {
+    fn only_slots_of_the_pruned_spender_are_marked() {
         let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]));
         let mark = |held| sequenced(1, Sequenced::MarkSpenderPruned(held));
         assert_eq!(on_master(&mut record, &mark(vec![held(0, 2), held(1, 2)])).outcome, already(Reply::None));

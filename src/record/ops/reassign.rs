@@ -1,10 +1,10 @@
-//! `Reassign`: gives a frozen slot to a new owner.
+//! `Reassign`: gives a frozen slot the output of a new owner.
 
 use std::sync::Arc;
 
 use crate::record::{Reassignment, Record, Rejection, Reply, Rules, Sequenced, Slot};
 
-use super::{Effect, delete_at_height, slots, whole_page};
+use super::{Effect, delete_at_height, require_whole_page, slots};
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequenced) -> Result<Effect, Rejection> {
     let Sequenced::Reassign { offset, utxo_hash, new_utxo_hash, output, block_height, spendable_at, decided } =
@@ -20,12 +20,12 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequ
         block_height: *block_height,
         output: output.clone(),
     };
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     let slot = slots::slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
     if page.reassignments.contains(&entry) {
-        // What froze the slot before it was reassigned, or gave it a height, may have been done once more.
+        // An earlier `Freeze` or `FreezeUntil` may have been applied once more before this repeat.
         let frozen_again = slot == Slot::Frozen(*new_utxo_hash);
-        let is_last = page.reassignments.iter().rfind(|there| there.offset == offset) == Some(&entry);
+        let is_last = page.reassignments.iter().rfind(|stored| stored.offset == offset) == Some(&entry);
         let other_height = is_last && page.utxo_spendable_in.get(&offset) != Some(spendable_at);
         if frozen_again {
             slots::put(Arc::make_mut(page), offset, |_| Some(Slot::Unspent(*new_utxo_hash)));
@@ -33,7 +33,7 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequ
         if other_height {
             Arc::make_mut(page).utxo_spendable_in.insert(offset, *spendable_at);
         }
-        return Ok(Effect::already(Reply::None, frozen_again || other_height));
+        return Ok(Effect::already_applied(Reply::None, frozen_again || other_height));
     }
     let new = match slot {
         Slot::Frozen(_) => Slot::Unspent(*new_utxo_hash),
@@ -47,10 +47,10 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, operation: &Sequ
     slots::put(page, offset, |_| Some(new));
     page.contested.insert(offset);
     page.utxo_spendable_in.insert(offset, *spendable_at);
-    // One more than there are slots: so the page is never all-spent, and the audit entry never pruned.
+    // One more than the number of slots: the page is never fully spent, and the audit entry is never pruned.
     page.record_utxos += 1;
     page.reassignments.push(entry);
-    let changed = delete_at_height::evaluate(rules, page);
+    let changed = delete_at_height::update(rules, page);
     Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
 }
 
@@ -75,9 +75,9 @@ mod tests {
         }
     }
 
-    /// Applied again from where the chain had been committed, with all that came behind it.
+    /// A restart applies the chain log again from the committed offset, with all events after the reassignment.
     #[test]
-    fn the_very_same_is_done_once() {
+    fn a_repeated_reassignment_is_applied_once() {
         let mut record = record(page_with(vec![Slot::Frozen(hash(0))]));
         on_master(&mut record, &reassign(0, 5));
         assert_eq!(on_master(&mut record, &reassign(0, 5)).outcome, already(Reply::None));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_decided_holds_whoever_has_the_slot_since() {
+    fn a_decided_reassignment_applies_to_a_spent_slot() {
         let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 0))]));
         let decided = sequenced(1, reassignment(0, 0, true));
         assert_eq!(on_master(&mut record, &decided).outcome, applied(slots_reply(false)));
@@ -114,18 +114,18 @@ mod tests {
         let slot = SpendSlot { offset: 0, input: 0, ..claim(5) };
         let slots = vec![RespendSlot { slot, from: None }];
         let at = |height| Respend { to: txid(1), slots: slots.clone(), checks: RespendChecks::Spend { height } };
-        let told = refused(on_master(&mut record, &sequenced(2, Sequenced::Respend(at(1_099)))));
-        assert_eq!(told, Rejection::NotYetSpendable(0, 1_100));
+        let rejection = refused(on_master(&mut record, &sequenced(2, Sequenced::Respend(at(1_099)))));
+        assert_eq!(rejection, Rejection::NotYetSpendable(0, 1_100));
         let outcome = on_master(&mut record, &sequenced(2, Sequenced::Respend(at(1_100)))).outcome;
-        assert_eq!(outcome, applied(slots_reply(false)), "a reassigned page is never all-spent");
+        assert_eq!(outcome, applied(slots_reply(false)), "a reassigned page is never fully spent");
     }
 
     #[test]
-    fn only_a_frozen_slot_of_that_hash() {
-        let told = |slot| refused(on_master(&mut record(page_with(vec![slot])), &reassign(0, 5)));
-        assert_eq!(told(Slot::Unspent(hash(0))), Rejection::NotFrozen(0));
-        assert_eq!(told(Slot::Spent(hash(0), holder(1, 0))), Rejection::NotFrozen(0));
-        assert_eq!(told(Slot::Frozen(hash(1))), Rejection::HashMismatch(0));
-        assert_eq!(told(Slot::Nil), Rejection::NoSuchOutput(0));
+    fn only_a_frozen_slot_with_the_named_hash_is_reassigned() {
+        let rejection = |slot| refused(on_master(&mut record(page_with(vec![slot])), &reassign(0, 5)));
+        assert_eq!(rejection(Slot::Unspent(hash(0))), Rejection::NotFrozen(0));
+        assert_eq!(rejection(Slot::Spent(hash(0), holder(1, 0))), Rejection::NotFrozen(0));
+        assert_eq!(rejection(Slot::Frozen(hash(1))), Rejection::HashMismatch(0));
+        assert_eq!(rejection(Slot::Nil), Rejection::NoSuchOutput(0));
     }
 }

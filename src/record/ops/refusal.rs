@@ -1,36 +1,36 @@
-//! What bars the taking of a slot, and in which order: `semantics.md`, "Spend: order of refusal".
+//! The reasons that bar the taking of a slot, in their order: `semantics.md`, "Spend: order of refusal".
 
 use crate::record::{Marks, Page, Rejection, Slot, SpendSlot, SpendingData, Verdict};
 
 use super::{slots::slot, stored_output::StoredOutputs};
 
-/// Who wants to take slots.
+/// Caller that takes slots, which decides the bars that apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taker {
-    /// The fast path, or a rebuild of what it did.
+    /// The fast path, or a rebuild that applies its events again.
     Spender(Marks),
-    /// The sequencer while it evaluates: a history is no obstacle, it is there to be decided on.
+    /// The sequencer during an evaluation: a contested mark does not bar, because the sequencer decides on the slot.
     Sequencer,
-    /// The same of what a block lists: nor is a lock.
+    /// The sequencer for a transaction that a block lists: the flag `locked` does not bar either.
     Block,
 }
 
 impl Taker {
-    fn heeds_flags(self) -> bool {
+    fn respects_flags(self) -> bool {
         self != Taker::Spender(Marks::Ignore)
     }
 
-    fn heeds_lock(self) -> bool {
-        self.heeds_flags() && self != Taker::Block
+    fn respects_lock(self) -> bool {
+        self.respects_flags() && self != Taker::Block
     }
 
-    fn heeds_contested(self) -> bool {
+    fn respects_marks(self) -> bool {
         self == Taker::Spender(Marks::Respect)
     }
 }
 
-/// Refuses an operation that gives one slot to two inputs, before any record is looked at.
-pub(super) fn contradiction(slots: impl ExactSizeIterator<Item = (u32, u32)>) -> Result<(), Rejection> {
+/// Refuses an operation that gives one slot to two inputs, whatever the record holds.
+pub(super) fn check_distinct_inputs(slots: impl ExactSizeIterator<Item = (u32, u32)>) -> Result<(), Rejection> {
     if slots.len() < 2 {
         return Ok(());
     }
@@ -40,17 +40,21 @@ pub(super) fn contradiction(slots: impl ExactSizeIterator<Item = (u32, u32)>) ->
     if twice { Err(Rejection::Unexpected) } else { Ok(()) }
 }
 
-/// Whether the slot names this very spender and input. Comes before everything else, whatever the record's flags.
+/// Returns `true` if the slot names this spender and input. This check precedes all others, whatever the record's
+/// flags.
+///
+/// # Errors
+/// `SpenderPruned`: the spender has been pruned.
 pub(super) fn is_taken_by(page: &Page, offset: u32, spender: SpendingData) -> Result<bool, Rejection> {
-    let named = slot(page, offset).and_then(|slot| slot.spender()) == Some(spender);
-    if named && page.pruned_spenders.contains(&offset) {
+    let is_taken = slot(page, offset).and_then(|slot| slot.spender()) == Some(spender);
+    if is_taken && page.pruned_spenders.contains(&offset) {
         return Err(Rejection::SpenderPruned(offset));
     }
-    Ok(named)
+    Ok(is_taken)
 }
 
-/// Whether the slot names this very spender, whose claims are then compared: another event of the same transaction may
-/// have taken it with others.
+/// Returns `true` if the slot names this spender and input, and compares the claims of a slot that does: another event
+/// of the same transaction may have taken the slot with other claims.
 pub(super) fn is_taken_as_claimed(
     page: &Page,
     stored: &StoredOutputs<'_>,
@@ -59,37 +63,38 @@ pub(super) fn is_taken_as_claimed(
 ) -> Result<bool, Rejection> {
     let taken = is_taken_by(page, claim.offset, spender)?;
     if let (true, Some(slot)) = (taken, slot(page, claim.offset)) {
-        by_claim(page, stored, slot, claim)?;
+        check_claim(page, stored, slot, claim)?;
     }
     Ok(taken)
 }
 
-/// What the record as a whole says against a spend in the block of this height.
-pub(super) fn by_record(page: &Page, height: u32, taker: Taker) -> Result<(), Rejection> {
+/// Checks the flags of the whole record against a spend in a block at `height`.
+pub(super) fn check_record(page: &Page, height: u32, taker: Taker) -> Result<(), Rejection> {
     if let Some(height) = page.pruned {
         return Err(Rejection::Pruned(height));
     }
     if page.creating_at.is_some() {
         return Err(Rejection::Creating);
     }
-    // A stub is not there yet, and may never come: only what is proven missing is decided on.
+    // A pending stub counts as absent, because its transaction may still be stored: a child waits for it, or proves it
+    // missing.
     if page.utxos.is_none() && (page.master.is_none() || page.verdict() == Some(Verdict::Pending)) {
         return Err(Rejection::NotFound);
     }
     if page.conflicting || page.utxos.is_none() {
         return Err(Rejection::Conflicting(page.verdict().unwrap_or(Verdict::Pending)));
     }
-    if taker.heeds_lock() && page.locked {
+    if taker.respects_lock() && page.locked {
         return Err(Rejection::Locked);
     }
-    if let Some(from) = page.spending_height.filter(|from| taker.heeds_flags() && *from > height) {
+    if let Some(from) = page.spending_height.filter(|from| taker.respects_flags() && *from > height) {
         return Err(Rejection::Immature(from));
     }
     Ok(())
 }
 
-/// What one slot says against it. `from` may hold the slot: the taker is told to take it from there.
-pub(super) fn by_slot(
+/// Checks one slot. The holder `from` does not bar: the operation moves the slot from that holder.
+pub(super) fn check_slot(
     page: &Page,
     stored: &StoredOutputs<'_>,
     claim: &SpendSlot,
@@ -99,24 +104,27 @@ pub(super) fn by_slot(
 ) -> Result<(), Rejection> {
     let offset = claim.offset;
     let slot = slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
-    by_claim(page, stored, slot, claim)?;
-    if taker.heeds_flags() && is_frozen(page, slot) {
+    check_claim(page, stored, slot, claim)?;
+    if taker.respects_flags() && is_frozen(page, slot) {
         return Err(Rejection::Frozen(offset));
     }
-    if taker.heeds_contested() && page.contested.contains(&offset) {
+    if taker.respects_marks() && page.contested.contains(&offset) {
         return Err(Rejection::Contested(offset));
     }
-    // Whose spender was pruned, that stays its own: whoever takes it is told of a spender as of any other.
+    // A slot of a pruned spender is never moved. Its holder bars like any other spender.
     let from = if page.pruned_spenders.contains(&offset) { None } else { from };
-    by_holder(slot, offset, from)?;
+    check_holder(slot, offset, from)?;
     match page.utxo_spendable_in.get(&offset) {
-        Some(from) if taker.heeds_flags() && *from > height => Err(Rejection::NotYetSpendable(offset, *from)),
+        Some(from) if taker.respects_flags() && *from > height => Err(Rejection::NotYetSpendable(offset, *from)),
         _ => Ok(()),
     }
 }
 
-/// The output is not what it is said to be.
-pub(super) fn by_claim(
+/// Checks that the stored output equals the claimed one.
+///
+/// # Errors
+/// `HashMismatch` or `OutputMismatch`.
+pub(super) fn check_claim(
     page: &Page,
     stored: &StoredOutputs<'_>,
     slot: Slot,
@@ -125,26 +133,26 @@ pub(super) fn by_claim(
     if slot.hash() != Some(claim.utxo_hash) {
         return Err(Rejection::HashMismatch(claim.offset));
     }
-    if !stored.agree(page, claim) {
+    if !stored.agrees_with(page, claim) {
         return Err(Rejection::OutputMismatch(claim.offset));
     }
     Ok(())
 }
 
-/// A slot is free, or held by whom it is to be taken from.
-pub(super) fn by_holder(slot: Slot, offset: u32, from: Option<SpendingData>) -> Result<(), Rejection> {
+/// Checks that a slot is free or held by `from`.
+pub(super) fn check_holder(slot: Slot, offset: u32, from: Option<SpendingData>) -> Result<(), Rejection> {
     match slot.spender() {
         Some(holder) if Some(holder) != from => Err(Rejection::SpentBy(offset, holder)),
         _ => Ok(()),
     }
 }
 
-/// Refuses a slot whose spender was pruned: that was live and mined, so the slot is its for good.
-pub(super) fn not_pruned(page: &Page, offset: u32) -> Result<(), Rejection> {
+/// Refuses a slot of a pruned spender: the spender was live and mined, so that the slot is spent for good.
+pub(super) fn check_spender_not_pruned(page: &Page, offset: u32) -> Result<(), Rejection> {
     if page.pruned_spenders.contains(&offset) { Err(Rejection::SpenderPruned(offset)) } else { Ok(()) }
 }
 
-/// The slot, or the whole transaction.
+/// Returns `true` if the slot or the whole transaction is frozen.
 pub(super) fn is_frozen(page: &Page, slot: Slot) -> bool {
     page.frozen || matches!(slot, Slot::Frozen(_))
 }
@@ -155,7 +163,7 @@ mod tests {
     use crate::record::ops::testing::*;
     use crate::record::{Operation, Respend, RespendChecks, RespendSlot, Sequenced, Slot, Spend};
 
-    /// Everything that can bar a spend of slot 0, in the order in which it is told; the last are those of the slot.
+    /// Reasons that bar a spend of slot 0, in the order of refusal: first those of the record, then those of the slot.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     enum Bar {
         Pruned,
@@ -195,7 +203,7 @@ mod tests {
         [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer, Taker::Block];
 
     impl Bar {
-        fn put_up(self, page: &mut Page, claim: &mut SpendSlot) {
+        fn set_on(self, page: &mut Page, claim: &mut SpendSlot) {
             match self {
                 Bar::Pruned => page.pruned = Some(50),
                 Bar::Creating => page.creating_at = Some(1),
@@ -233,15 +241,15 @@ mod tests {
             }
         }
 
-        /// Marks, locks and freezes, which a rebuild of a known winner passes.
+        /// Returns `true` for bars that do not apply to this taker.
         fn is_ignored_by(self, taker: Taker) -> bool {
-            let mark = matches!(
+            let is_flag = matches!(
                 self,
                 Bar::Locked | Bar::Immature | Bar::FrozenSlot | Bar::FrozenTransaction | Bar::NotYetSpendable
             );
             match taker {
                 Taker::Spender(Marks::Respect) => false,
-                Taker::Spender(Marks::Ignore) => mark || self == Bar::Contested,
+                Taker::Spender(Marks::Ignore) => is_flag || self == Bar::Contested,
                 Taker::Sequencer => self == Bar::Contested,
                 Taker::Block => matches!(self, Bar::Contested | Bar::Locked),
             }
@@ -268,18 +276,18 @@ mod tests {
         }
     }
 
-    /// Every set of bars, 8,192 of them, for each who may want the slot: the first bar in the order is what is told.
+    /// Tries all 8,192 sets of bars with each taker.
     #[test]
-    fn the_first_bar_in_the_order_is_told_whatever_else_there_is() {
+    fn the_first_bar_in_the_order_decides_the_refusal() {
         for taker in TAKERS {
             for set in 0..1_u32 << ALL.len() {
                 let bars: Vec<Bar> = ALL.into_iter().filter(|bar| set & (1 << *bar as u32) != 0).collect();
                 if bars.contains(&Bar::FrozenSlot) && bars.contains(&Bar::Spent) {
-                    continue; // A slot is one or the other.
+                    continue; // A slot is either frozen or spent.
                 }
                 let mut page = page_with(vec![Slot::Unspent(hash(0)), Slot::Nil]);
                 let mut claim = claim(0);
-                bars.iter().for_each(|bar| bar.put_up(&mut page, &mut claim));
+                bars.iter().for_each(|bar| bar.set_on(&mut page, &mut claim));
                 let mut record = record(page);
                 let outcome = crate::record::apply(&RULES, &MASTER, &mut record, &operation(taker, claim)).outcome;
                 match bars.iter().find(|bar| !bar.is_ignored_by(taker)) {
@@ -293,43 +301,43 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_names_the_spender_comes_before_every_bar() {
+    fn a_slot_of_the_same_spender_is_already_applied_despite_all_bars() {
         for bar in ALL.into_iter().filter(|bar| !matches!(bar, Bar::NoSuchOutput | Bar::FrozenSlot | Bar::Spent)) {
             for taker in TAKERS {
                 let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
                 let mut claim = claim(0);
-                bar.put_up(&mut page, &mut claim);
+                bar.set_on(&mut page, &mut claim);
                 let mut record = record(page);
                 let outcome = crate::record::apply(&RULES, &MASTER, &mut record, &operation(taker, claim)).outcome;
-                // What counts is what this event claims, whichever event of the transaction took the slot.
-                let told = if matches!(bar, Bar::Hash | Bar::Output) {
+                // The claims of this event count, whichever event of the transaction took the slot.
+                let expected = if matches!(bar, Bar::Hash | Bar::Output) {
                     crate::record::Outcome::Rejected(bar.rejection())
                 } else {
                     already(slots_reply(true))
                 };
-                assert_eq!(outcome, told, "{bar:?}");
+                assert_eq!(outcome, expected, "{bar:?}");
             }
         }
     }
 
     #[test]
-    fn a_stub_is_not_there_yet_unless_it_has_a_verdict() {
+    fn a_pending_stub_counts_as_absent_and_a_decided_one_as_conflicting() {
         for verdict in [Verdict::Pending, Verdict::Conflicting(crate::record::Reason::Command)] {
-            let told = refused(on_master(&mut record(stub(verdict)), &spend(1, &[0])));
-            let undecided = verdict == Verdict::Pending;
-            assert_eq!(told, if undecided { Rejection::NotFound } else { Rejection::Conflicting(verdict) });
+            let rejection = refused(on_master(&mut record(stub(verdict)), &spend(1, &[0])));
+            let is_pending = verdict == Verdict::Pending;
+            assert_eq!(rejection, if is_pending { Rejection::NotFound } else { Rejection::Conflicting(verdict) });
         }
         assert_eq!(refused(on_master(&mut None, &spend(1, &[0]))), Rejection::NotFound);
     }
 
     #[test]
-    fn one_slot_for_two_inputs_is_a_contradiction() {
-        assert_eq!(contradiction([(1, 0), (0, 1), (1, 0)].into_iter()), Ok(()));
-        assert_eq!(contradiction([(1, 0), (0, 1), (1, 2)].into_iter()), Err(Rejection::Unexpected));
+    fn one_slot_for_two_inputs_is_refused() {
+        assert_eq!(check_distinct_inputs([(1, 0), (0, 1), (1, 0)].into_iter()), Ok(()));
+        assert_eq!(check_distinct_inputs([(1, 0), (0, 1), (1, 2)].into_iter()), Err(Rejection::Unexpected));
     }
 
     #[test]
-    fn slots_are_told_in_the_order_given() {
+    fn slots_are_checked_in_the_given_order() {
         let mut page = live(3);
         page.contested.insert(2);
         let mut record = record(page);
@@ -345,8 +353,8 @@ mod tests {
             })
         };
         let (first, third) = (claim(0), claim(2));
-        let told = refused(on_master(&mut record, &spend(vec![first.clone(), third.clone(), second.clone()])));
-        assert_eq!(told, Rejection::Contested(2));
+        let rejection = refused(on_master(&mut record, &spend(vec![first.clone(), third.clone(), second.clone()])));
+        assert_eq!(rejection, Rejection::Contested(2));
         assert_eq!(refused(on_master(&mut record, &spend(vec![first, second, third]))), Rejection::HashMismatch(1));
     }
 }

@@ -1,35 +1,35 @@
-//! `Respend`: moves slots to another transaction by compare-and-set on their holders, and marks them contested.
+//! `Respend`: moves slots to another transaction by compare-and-set on their holders, and marks the slots contested.
 
 use std::sync::Arc;
 
 use crate::record::{Page, Record, Rejection, Respend, RespendChecks, RespendSlot, Rules, SpendingData, Verdict};
 
 use super::{
-    Effect, any_page, delete_at_height,
+    Effect, delete_at_height,
     refusal::{self, Taker},
-    slots,
+    require_page, slots,
     stored_output::StoredOutputs,
 };
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, respend: &Respend) -> Result<Effect, Rejection> {
-    refusal::contradiction(respend.slots.iter().map(|moved| (moved.slot.offset, moved.slot.input)))?;
-    let page = any_page(record)?;
-    let moves = check(page, respend)?;
+    refusal::check_distinct_inputs(respend.slots.iter().map(|moved| (moved.slot.offset, moved.slot.input)))?;
+    let page = require_page(record)?;
+    let has_slots_to_move = check(page, respend)?;
     let marked = respend.slots.iter().all(|moved| page.contested.contains(&moved.slot.offset));
-    if !moves && marked {
-        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+    if !has_slots_to_move && marked {
+        return Ok(Effect::already_applied(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
     for moved in &respend.slots {
         slots::take(page, moved.slot.offset, spender(respend, moved));
         page.contested.insert(moved.slot.offset);
     }
-    let changed = delete_at_height::evaluate(rules, page);
+    let changed = delete_at_height::update(rules, page);
     let reply = delete_at_height::slots_reply(page, changed);
-    Ok(if moves { Effect::applied(reply) } else { Effect::already(reply, true) })
+    Ok(if has_slots_to_move { Effect::applied(reply) } else { Effect::already_applied(reply, true) })
 }
 
-/// Says why the record would refuse a `Respend`, whatever its stamp; `None`: the record would not refuse.
+/// Returns the reason why the record would refuse a `Respend`, stamps aside; `None`: the record would not refuse.
 pub fn respend_refusal(record: Option<&Record>, respend: &Respend) -> Option<Rejection> {
     match record {
         None => Some(Rejection::NotFound),
@@ -38,15 +38,15 @@ pub fn respend_refusal(record: Option<&Record>, respend: &Respend) -> Option<Rej
     }
 }
 
-/// Whether there is anything left to move, if nothing is in the way.
+/// Checks all slots of a respend. Returns `true` if there is a slot to move, `false` if the new holder has all of them.
 fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
-    let mut open = 0;
+    let mut to_move = 0;
     for moved in &respend.slots {
-        open += usize::from(!refusal::is_taken_by(page, moved.slot.offset, spender(respend, moved))?);
+        to_move += usize::from(!refusal::is_taken_by(page, moved.slot.offset, spender(respend, moved))?);
     }
-    if open == 0 {
+    if to_move == 0 {
         return match respend.checks {
-            RespendChecks::Spend { .. } | RespendChecks::Listed { .. } => claims_hold(page, respend).map(|()| false),
+            RespendChecks::Spend { .. } | RespendChecks::Listed { .. } => check_claims(page, respend).map(|()| false),
             RespendChecks::Decided => Ok(false),
         };
     }
@@ -59,19 +59,19 @@ fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
 }
 
 fn check_as_spend(page: &Page, respend: &Respend, height: u32, taker: Taker) -> Result<(), Rejection> {
-    refusal::by_record(page, height, taker)?;
-    claims_hold(page, respend)?;
+    refusal::check_record(page, height, taker)?;
+    check_claims(page, respend)?;
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
         if !refusal::is_taken_by(page, moved.slot.offset, spender(respend, moved))? {
-            refusal::by_slot(page, &stored, &moved.slot, moved.from, height, taker)?;
+            refusal::check_slot(page, &stored, &moved.slot, moved.from, height, taker)?;
         }
     }
     Ok(())
 }
 
-/// What is evaluated is an event's claims.
-fn claims_hold(page: &Page, respend: &Respend) -> Result<(), Rejection> {
+/// Compares the claims of the event with the stored outputs, also for slots that the new holder has already.
+fn check_claims(page: &Page, respend: &Respend) -> Result<(), Rejection> {
     let stored = StoredOutputs::find(page, respend.slots.iter().map(|moved| moved.slot.offset));
     for moved in &respend.slots {
         refusal::is_taken_as_claimed(page, &stored, &moved.slot, spender(respend, moved))?;
@@ -95,8 +95,8 @@ fn check_decided(page: &Page, respend: &Respend) -> Result<(), Rejection> {
         if refusal::is_frozen(page, slot) {
             return Err(Rejection::Frozen(offset));
         }
-        refusal::not_pruned(page, offset)?;
-        refusal::by_holder(slot, offset, moved.from)?;
+        refusal::check_spender_not_pruned(page, offset)?;
+        refusal::check_holder(slot, offset, moved.from)?;
     }
     Ok(())
 }
@@ -121,18 +121,18 @@ mod tests {
     const BOTH: [RespendChecks; 2] = [RespendChecks::Spend { height: 200 }, RespendChecks::Decided];
 
     #[test]
-    fn no_lock_bars_what_a_block_lists_and_everything_else_does() {
+    fn a_lock_does_not_bar_a_listed_transaction_and_other_bars_do() {
         let listed = RespendChecks::Listed { height: 200 };
-        let told = |change: &dyn Fn(&mut Page), checks| {
+        let outcome = |change: &dyn Fn(&mut Page), checks| {
             let mut page = held_by(2);
             change(&mut page);
             on_master(&mut record(page), &respend(1, &[(1, None)], checks)).outcome
         };
-        assert_eq!(told(&|page| page.locked = true, BOTH[0]), Outcome::Rejected(Rejection::Locked));
-        assert!(told(&|page| page.locked = true, listed).is_done());
-        let immature = told(&|page| page.spending_height = Some(201), listed);
+        assert_eq!(outcome(&|page| page.locked = true, BOTH[0]), Outcome::Rejected(Rejection::Locked));
+        assert!(outcome(&|page| page.locked = true, listed).is_done());
+        let immature = outcome(&|page| page.spending_height = Some(201), listed);
         assert_eq!(immature, Outcome::Rejected(Rejection::Immature(201)));
-        assert_eq!(told(&|page| page.frozen = true, listed), Outcome::Rejected(Rejection::Frozen(1)));
+        assert_eq!(outcome(&|page| page.frozen = true, listed), Outcome::Rejected(Rejection::Frozen(1)));
     }
 
     fn held_by(by: u8) -> Page {
@@ -140,23 +140,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_already_is_still_compared_with_its_claims_while_it_is_evaluated() {
-        for (checks, told) in [(BOTH[0], Some(Rejection::HashMismatch(0))), (BOTH[1], None)] {
+    fn claims_on_a_slot_that_is_already_taken_are_compared_in_an_evaluation() {
+        for (checks, rejection) in [(BOTH[0], Some(Rejection::HashMismatch(0))), (BOTH[1], None)] {
             let mut record = record(held_by(1));
             let mut claimed = claim(0);
             claimed.utxo_hash = hash(9);
             let slots = vec![RespendSlot { slot: claimed, from: None }];
             let operation = sequenced(1, Sequenced::Respend(Respend { to: txid(1), slots, checks }));
             let effect = on_master(&mut record, &operation);
-            match told {
-                Some(told) => assert_eq!(refused(effect), told),
+            match rejection {
+                Some(rejection) => assert_eq!(refused(effect), rejection),
                 None => assert!(effect.outcome.is_done()),
             }
         }
     }
 
     #[test]
-    fn moves_from_the_loser_and_from_nobody_and_marks_both() {
+    fn a_slot_of_the_loser_and_a_free_slot_are_moved_and_marked() {
         for checks in BOTH {
             let mut record = record(held_by(2));
             let outcome = on_master(&mut record, &respend(1, &[(0, Some(2)), (1, None)], checks)).outcome;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_the_loser_has_lost_already_may_be_free() {
+    fn a_slot_named_with_a_holder_may_be_free() {
         for checks in BOTH {
             let mut record = record(held_by(2));
             assert!(on_master(&mut record, &respend(1, &[(1, Some(2))], checks)).outcome.is_done());
@@ -177,19 +177,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_keeps_the_slot_and_nothing_moves() {
+    fn a_slot_of_another_holder_refuses_the_whole_respend() {
         for checks in BOTH {
             for from in [None, Some(3)] {
                 let mut record = record(held_by(2));
-                let told = refused(on_master(&mut record, &respend(1, &[(1, None), (0, from)], checks)));
-                assert_eq!(told, Rejection::SpentBy(0, holder(2, 0)));
+                let rejection = refused(on_master(&mut record, &respend(1, &[(1, None), (0, from)], checks)));
+                assert_eq!(rejection, Rejection::SpentBy(0, holder(2, 0)));
                 assert_eq!(page(&record).chain_pos, None, "a refused operation leaves no stamp");
             }
         }
     }
 
     #[test]
-    fn what_the_winner_has_already_is_marked_all_the_same() {
+    fn a_slot_that_the_winner_has_already_is_marked() {
         for checks in BOTH {
             let mut record = record(held_by(1));
             let effect = on_master(&mut record, &respend(1, &[(0, None)], checks));
@@ -200,19 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_whose_spender_was_pruned_stays_where_it_is() {
+    fn a_slot_of_a_pruned_spender_is_not_moved() {
         for checks in BOTH {
             for (to, from) in [(1, Some(2)), (1, None), (2, None)] {
                 let mut page = held_by(2);
                 page.pruned_spenders.insert(0);
-                let told = refused(on_master(&mut record(page), &respend(to, &[(0, from)], checks)));
+                let rejection = refused(on_master(&mut record(page), &respend(to, &[(0, from)], checks)));
                 let is_own_or_decided = to == 2 || checks == RespendChecks::Decided;
                 let expected = match is_own_or_decided {
                     true => Rejection::SpenderPruned(0),
-                    // Not that the taker itself was pruned.
+                    // `SpenderPruned` would say that the taker itself was pruned.
                     false => Rejection::SpentBy(0, holder(2, 0)),
                 };
-                assert_eq!(told, expected);
+                assert_eq!(rejection, expected);
             }
         }
     }
@@ -222,13 +222,13 @@ mod tests {
         for checks in BOTH {
             let slot = |input| RespendSlot { slot: SpendSlot { input, ..claim(0) }, from: None };
             let twice = Respend { to: txid(1), slots: vec![slot(0), slot(5)], checks };
-            let told = refused(on_master(&mut record(live(1)), &sequenced(1, Sequenced::Respend(twice))));
-            assert_eq!(told, Rejection::Unexpected);
+            let rejection = refused(on_master(&mut record(live(1)), &sequenced(1, Sequenced::Respend(twice))));
+            assert_eq!(rejection, Rejection::Unexpected);
         }
     }
 
     #[test]
-    fn a_decision_is_carried_out_whatever_the_flags_and_claims() {
+    fn a_decided_respend_ignores_flags_and_claims() {
         let mut page = contested(1, Verdict::Conflicting(Reason::Command));
         page.creating_at = Some(1);
         page.locked = true;
@@ -243,16 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_is_refused_where_there_is_no_slot_or_a_frozen_one() {
-        let told = |page: Option<Record>, n| {
+    fn a_decided_respend_of_a_missing_or_frozen_slot_is_refused() {
+        let rejection = |page: Option<Record>, n| {
             let mut page = page;
             refused(on_master(&mut page, &respend(1, &[(n, None)], RespendChecks::Decided)))
         };
-        assert_eq!(told(None, 0), Rejection::NotFound);
-        assert_eq!(told(record(tombstone(9, None)), 0), Rejection::Pruned(9));
-        assert_eq!(told(record(stub(Verdict::Pending)), 0), Rejection::Conflicting(Verdict::Pending));
-        assert_eq!(told(record(live(1)), 1), Rejection::NoSuchOutput(1));
-        assert_eq!(told(record(page_with(vec![Slot::Nil])), 0), Rejection::NoSuchOutput(0));
-        assert_eq!(told(record(page_with(vec![Slot::Frozen(hash(0))])), 0), Rejection::Frozen(0));
+        assert_eq!(rejection(None, 0), Rejection::NotFound);
+        assert_eq!(rejection(record(tombstone(9, None)), 0), Rejection::Pruned(9));
+        assert_eq!(rejection(record(stub(Verdict::Pending)), 0), Rejection::Conflicting(Verdict::Pending));
+        assert_eq!(rejection(record(live(1)), 1), Rejection::NoSuchOutput(1));
+        assert_eq!(rejection(record(page_with(vec![Slot::Nil])), 0), Rejection::NoSuchOutput(0));
+        assert_eq!(rejection(record(page_with(vec![Slot::Frozen(hash(0))])), 0), Rejection::Frozen(0));
     }
 }

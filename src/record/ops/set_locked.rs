@@ -1,16 +1,16 @@
-//! `SetLocked`: whether the outputs of a transaction are spendable yet.
+//! `SetLocked`: sets or clears the flag `locked` of a transaction, whose outputs are not spendable while it is set.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply};
 
-use super::{Effect, whole_page};
+use super::{Effect, require_whole_page};
 
 pub(super) fn apply(record: &mut Option<Record>, locked: bool) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     let state = page.state();
     if page.locked == locked {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     }
     Arc::make_mut(page).locked = locked;
     Ok(Effect::applied(Reply::State(state)))
@@ -22,7 +22,7 @@ mod tests {
     use crate::record::*;
 
     #[test]
-    fn sets_and_clears() {
+    fn the_flag_is_set_and_cleared() {
         let mut record = record(live(1));
         let mut set = |locked| on_master(&mut record, &sequenced(1, Sequenced::SetLocked(locked))).outcome;
         let live = Reply::State(TxState::Live);
@@ -32,10 +32,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_body_has_no_outputs_to_lock() {
-        let told = |mut record| refused(on_master(&mut record, &sequenced(1, Sequenced::SetLocked(true))));
-        assert_eq!(told(None), Rejection::NotFound);
-        assert_eq!(told(record(stub(Verdict::Pending))), Rejection::NotFound);
-        assert_eq!(told(record(tombstone(5, None))), Rejection::Pruned(5));
+    fn a_transaction_without_slots_is_refused() {
+        let rejection = |mut record| refused(on_master(&mut record, &sequenced(1, Sequenced::SetLocked(true))));
+        assert_eq!(rejection(None), Rejection::NotFound);
+        assert_eq!(rejection(record(stub(Verdict::Pending))), Rejection::NotFound);
+        assert_eq!(rejection(record(tombstone(5, None))), Rejection::Pruned(5));
     }
 }

@@ -1,10 +1,11 @@
-//! `SetMined`: a block lists the transaction. `WasMined`: a block did, before the transaction fell.
+//! `SetMined`: records a block that lists the transaction. `WasMined`: records a block that listed the transaction
+//! before the transaction became conflicting.
 
 use std::sync::Arc;
 
 use crate::record::{Master, MinedIn, Page, Record, Rejection, Reply, Rules, TxState};
 
-use super::{Effect, delete_at_height, whole_page};
+use super::{Effect, delete_at_height, require_whole_page};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -12,28 +13,32 @@ pub(super) fn apply(
     mined_in: MinedIn,
     longest_chain: bool,
 ) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     if longest_chain {
         match page.state() {
             _ if page.creating_at.is_some() => return Err(Rejection::Creating),
             TxState::Conflicting(verdict) => return Err(Rejection::Conflicting(verdict)),
             _ => {}
         }
-        if let Some(made_at) = page.unmined_since().filter(|made_at| rules.adds_slots(*made_at, mined_in.height)) {
-            return Err(Rejection::MissingSlots(made_at));
+        if let Some(created_at) = page.unmined_since().filter(|at| rules.crosses_genesis(*at, mined_in.height)) {
+            return Err(Rejection::MissingSlots(created_at));
         }
     }
     Ok(set(rules, page, mined_in, longest_chain))
 }
 
-pub(super) fn was(rules: &Rules, record: &mut Option<Record>, mined_in: MinedIn) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+pub(super) fn apply_was_mined(
+    rules: &Rules,
+    record: &mut Option<Record>,
+    mined_in: MinedIn,
+) -> Result<Effect, Rejection> {
+    let page = require_whole_page(record)?;
     Ok(set(rules, page, mined_in, true))
 }
 
 fn set(rules: &Rules, page: &mut Arc<Page>, mined_in: MinedIn, longest_chain: bool) -> Effect {
-    if is_done(rules, page, mined_in, longest_chain) {
-        return Effect::already(mined_reply(page), false);
+    if is_already_set(rules, page, mined_in, longest_chain) {
+        return Effect::already_applied(mined_reply(page), false);
     }
     let page = Arc::make_mut(page);
     if let Some(master) = &mut page.master {
@@ -46,26 +51,26 @@ fn set(rules: &Rules, page: &mut Arc<Page>, mined_in: MinedIn, longest_chain: bo
     }
     if longest_chain {
         page.locked = false;
-        delete_at_height::evaluate(rules, page);
+        delete_at_height::update(rules, page);
     }
     Effect::applied(mined_reply(page))
 }
 
-fn is_done(rules: &Rules, page: &Page, mined_in: MinedIn, longest_chain: bool) -> bool {
+fn is_already_set(rules: &Rules, page: &Page, mined_in: MinedIn, longest_chain: bool) -> bool {
     let listed = page.master.as_deref().is_none_or(|master| is_listed(master, mined_in));
     if !longest_chain {
         return listed;
     }
     let marked = page.master.as_deref().is_none_or(|master| master.unmined_since.is_none());
-    listed && marked && !page.locked && delete_at_height::evaluated(rules, page) == page.delete_at_height
+    listed && marked && !page.locked && delete_at_height::compute(rules, page) == page.delete_at_height
 }
 
-/// A block lists a transaction once, so its id alone tells.
+/// Compares block ids alone, because a block lists a transaction once.
 fn is_listed(master: &Master, mined_in: MinedIn) -> bool {
     master.mined.iter().any(|mined| mined.block_id == mined_in.block_id)
 }
 
-/// All block ids; only the master has them.
+/// Returns the reply with all block ids of the master; `Reply::None` for another page.
 pub(super) fn mined_reply(page: &Page) -> Reply {
     match page.master.as_deref() {
         Some(master) => Reply::Mined {
@@ -91,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_longest_chain_everything_is_set() {
+    fn a_block_of_the_longest_chain_sets_mined_and_unlocks() {
         let mut record = record(Page { locked: true, ..live(0) });
         assert_eq!(on_master(&mut record, &set(120, true)).outcome, applied(block_ids(&[120])));
         let page = page(&record);
@@ -102,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_side_chain_only_the_triple() {
+    fn a_block_of_a_side_chain_only_adds_its_triple() {
         for page in [live(0), contested(0, Verdict::Pending), creating(0)] {
             let mut record = record(Page { locked: true, ..page });
             assert_eq!(on_master(&mut record, &set(120, false)).outcome, applied(block_ids(&[120])));
@@ -114,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_triple_that_is_there_does_not_stop_the_rest() {
+    fn a_stored_triple_does_not_skip_the_other_changes() {
         let mut record = record(Page { locked: true, ..live(1) });
         on_master(&mut record, &set(120, false));
         assert_eq!(on_master(&mut record, &set(120, true)).outcome, applied(block_ids(&[120])));
@@ -123,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn refused_unless_live() {
+    fn only_a_live_transaction_is_set_mined() {
         let verdict = Verdict::Pending;
-        let told = |page| refused(on_master(&mut record(page), &set(120, true)));
-        assert_eq!(told(creating(1)), Rejection::Creating);
-        assert_eq!(told(contested(1, verdict)), Rejection::Conflicting(verdict));
-        assert_eq!(told(stub(verdict)), Rejection::NotFound);
-        assert_eq!(told(tombstone(5, None)), Rejection::Pruned(5));
+        let rejection = |page| refused(on_master(&mut record(page), &set(120, true)));
+        assert_eq!(rejection(creating(1)), Rejection::Creating);
+        assert_eq!(rejection(contested(1, verdict)), Rejection::Conflicting(verdict));
+        assert_eq!(rejection(stub(verdict)), Rejection::NotFound);
+        assert_eq!(rejection(tombstone(5, None)), Rejection::Pruned(5));
         assert_eq!(refused(on_master(&mut None, &set(120, true))), Rejection::NotFound);
         assert_eq!(refused(on_master(&mut record(stub(verdict)), &set(120, false))), Rejection::NotFound);
     }
@@ -137,23 +142,23 @@ mod tests {
     #[test]
     fn a_transaction_that_lacks_slots_is_refused_on_the_longest_chain() {
         let genesis = RULES.network.genesis_activation_height();
-        for (made_at, mined_at, is_refused) in [
+        for (created_at, mined_at, is_refused) in [
             (genesis - 1, genesis, true),
             (genesis, genesis - 1, false),
             (genesis - 1, genesis - 1, false),
             (genesis, genesis + 9, false),
         ] {
             let mut page = live(1);
-            master(&mut page).unmined_since = Some(made_at);
+            master(&mut page).unmined_since = Some(created_at);
             let outcome = |longest_chain| on_master(&mut record(page.clone()), &set(mined_at, longest_chain)).outcome;
-            let refusal = Outcome::Rejected(Rejection::MissingSlots(made_at));
-            assert_eq!(outcome(true) == refusal, is_refused, "made at {made_at}, mined at {mined_at}");
+            let refusal = Outcome::Rejected(Rejection::MissingSlots(created_at));
+            assert_eq!(outcome(true) == refusal, is_refused, "created at {created_at}, mined at {mined_at}");
             assert!(outcome(false).is_done(), "a block of a side chain decides nothing");
         }
     }
 
     #[test]
-    fn what_has_fallen_was_mined_before() {
+    fn a_conflicting_transaction_can_be_set_mined_before_its_verdict() {
         let was = sequenced(1, Sequenced::WasMined(mined(120)));
         for page in [contested(1, Verdict::Pending), creating(1), live(1)] {
             let state = page.state();
@@ -171,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn other_pages_are_unlocked() {
+    fn pages_other_than_the_master_are_unlocked() {
         let key = Key::Page(TXID, 1);
         let mut record = record(Page { locked: true, ..second_page(1) });
         assert_eq!(on(&key, &mut record, &set(120, false)).outcome, already(Reply::None));

@@ -1,19 +1,19 @@
-//! `SetSpendingHeight`: from which height on the outputs of a coinbase can be spent.
+//! `SetSpendingHeight`: sets the least height at which the outputs of a coinbase can be spent.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply};
 
-use super::{Effect, whole_page};
+use super::{Effect, require_whole_page};
 
 pub(super) fn apply(record: &mut Option<Record>, height: u32) -> Result<Effect, Rejection> {
-    let page = whole_page(record)?;
+    let page = require_whole_page(record)?;
     if !page.is_coinbase {
         return Err(Rejection::Unexpected);
     }
     let state = page.state();
     if page.spending_height == Some(height) {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     }
     Arc::make_mut(page).spending_height = Some(height);
     Ok(Effect::applied(Reply::State(state)))
@@ -39,10 +39,10 @@ mod tests {
     }
 
     #[test]
-    fn only_a_coinbase_has_one() {
-        let told = |mut record| refused(on_master(&mut record, &set(131)));
-        assert_eq!(told(record(live(1))), Rejection::Unexpected);
-        assert_eq!(told(record(stub(Verdict::Pending))), Rejection::NotFound);
-        assert_eq!(told(None), Rejection::NotFound);
+    fn only_a_coinbase_has_a_spending_height() {
+        let rejection = |mut record| refused(on_master(&mut record, &set(131)));
+        assert_eq!(rejection(record(live(1))), Rejection::Unexpected);
+        assert_eq!(rejection(record(stub(Verdict::Pending))), Rejection::NotFound);
+        assert_eq!(rejection(None), Rejection::NotFound);
     }
 }

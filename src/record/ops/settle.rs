@@ -1,48 +1,48 @@
-//! `Settle`: frees the slots that a transaction holds, and bars those that it may still be about to take.
+//! `Settle`: frees the slots that a transaction holds, and marks slots that a late spend of the transaction may take.
 
 use std::sync::Arc;
 
 use crate::record::{HeldSlot, Page, Record, Rejection, Reply, Rules, TxState};
 
-use super::{Effect, delete_at_height, optional_page, refusal, slots};
+use super::{Effect, delete_at_height, find_page, refusal, slots};
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, held: &[HeldSlot]) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
     match page.state() {
-        state @ TxState::Pruned(_) => return Ok(Effect::already(Reply::State(state), false)),
+        state @ TxState::Pruned(_) => return Ok(Effect::already_applied(Reply::State(state), false)),
         state @ TxState::Stub(_) => {
             let changed = mark_stub(page, held);
-            return Ok(Effect::already(Reply::State(state), changed));
+            return Ok(Effect::already_applied(Reply::State(state), changed));
         }
         TxState::Live | TxState::Creating | TxState::Conflicting(_) => {}
     }
-    // A slot that does not exist cannot be taken, so there is nothing to free or to bar.
+    // A slot that does not exist cannot be taken: it is neither freed nor marked.
     let existing = || held.iter().filter_map(|held| Some((held, slots::slot(page, held.offset)?)));
     for (held, slot) in existing() {
         if refusal::is_frozen(page, slot) {
             return Err(Rejection::Frozen(held.offset));
         }
-        refusal::not_pruned(page, held.offset)?;
+        refusal::check_spender_not_pruned(page, held.offset)?;
     }
     let marks: Vec<u32> = existing().map(|(held, _)| held.offset).collect();
     let freed: Vec<u32> =
         existing().filter(|(held, slot)| slot.spender() == Some(held.holder)).map(|(held, _)| held.offset).collect();
     if freed.is_empty() && marks.iter().all(|offset| page.contested.contains(offset)) {
-        return Ok(Effect::already(delete_at_height::slots_reply(page, None), false));
+        return Ok(Effect::already_applied(delete_at_height::slots_reply(page, None), false));
     }
     let page = Arc::make_mut(page);
     for offset in &freed {
         slots::free(page, *offset);
     }
     page.contested.extend(marks);
-    let changed = delete_at_height::evaluate(rules, page);
+    let changed = delete_at_height::update(rules, page);
     let reply = delete_at_height::slots_reply(page, changed);
-    Ok(if freed.is_empty() { Effect::already(reply, true) } else { Effect::applied(reply) })
+    Ok(if freed.is_empty() { Effect::already_applied(reply, true) } else { Effect::applied(reply) })
 }
 
-/// There is nothing to free yet, but what is said of the slots holds once the stub is filled.
+/// Marks the slots of a stub: the marks stay when the stub is filled. Returns `true` if the stub has changed.
 fn mark_stub(page: &mut Arc<Page>, held: &[HeldSlot]) -> bool {
     if held.iter().all(|held| page.contested.contains(&held.offset)) {
         return false;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn frees_only_what_names_the_holder_and_marks_everything() {
+    fn only_slots_of_the_holder_are_freed_and_all_slots_are_marked() {
         let spent_by = |n, by| Slot::Spent(hash(n), holder(by, n));
         let mut record = record(page_with(vec![spent_by(0, 1), spent_by(1, 2), Slot::Unspent(hash(2))]));
         let outcome = on_master(&mut record, &settle(vec![held(0, 1), held(1, 1), held(2, 1)])).outcome;
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_spend_does_not_land_on_a_settled_slot() {
+    fn a_late_spend_of_a_settled_slot_is_refused() {
         let mut record = record(live(1));
         let effect = on_master(&mut record, &settle(vec![held(0, 1)]));
         assert_eq!((effect.outcome, effect.changed), (already(slots_reply(false)), true));
@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_holder_with_another_input_is_another() {
+    fn the_same_holder_with_another_input_is_another_spender() {
         let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 5))]));
         assert_eq!(on_master(&mut record, &settle(vec![held(0, 1)])).outcome, already(slots_reply(true)));
         assert_eq!(page(&record).spent_utxos, 1);
     }
 
     #[test]
-    fn frozen_and_pruned_refuse_all() {
+    fn a_frozen_slot_and_a_pruned_spender_refuse_the_operation() {
         let slots = vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Frozen(hash(1)), Slot::Spent(hash(2), holder(3, 2))];
         let mut page = page_with(slots);
         page.pruned_spenders.insert(2);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_no_slots_there_is_nothing_to_free_and_nothing_is_made() {
+    fn an_absent_record_is_not_created_and_missing_slots_are_ignored() {
         let mut absent = None;
         assert_eq!(on_master(&mut absent, &settle(vec![held(0, 1)])).outcome, already(Reply::None));
         assert_eq!(absent, None);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_spend_does_not_land_on_a_stub_that_is_filled_later() {
+    fn a_late_spend_of_a_settled_stub_is_refused_after_the_fill() {
         let mut record = record(stub(Verdict::Pending));
         assert!(on_master(&mut record, &settle(vec![held(0, 1)])).changed);
         let page = contested(2, Verdict::Pending);

@@ -1,61 +1,61 @@
-//! `Spend`: takes slots for one spender, all or nothing.
+//! `Spend`: takes slots for one spender, either all or none.
 
 use std::sync::Arc;
 
 use crate::record::{Body, Page, Record, Rejection, Reply, Rules, Spend, SpendSlot, SpendingData};
 
 use super::{
-    Effect, any_page, delete_at_height,
+    Effect, delete_at_height,
     refusal::{self, Taker},
-    slots,
+    require_page, slots,
     stored_output::StoredOutputs,
 };
 
 pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, spend: &Spend) -> Result<Effect, Rejection> {
-    with(rules, record, spend, None)
+    apply_with_outputs(rules, record, spend, None)
 }
 
-/// The spends one after the other, as [`apply`] does each; but the stored outputs are looked up for all of them in one
-/// pass over the body.
+/// Applies spends in order, like [`apply`] for each spend. One pass over the body finds the stored outputs of all
+/// spends.
 pub(super) fn apply_all(
     rules: &Rules,
     record: &mut Option<Record>,
     spends: &[Spend],
 ) -> Vec<Result<Effect, Rejection>> {
-    // A spend changes neither the body nor whether there is one.
+    // A spend neither changes, adds nor removes the body.
     let body = match record.as_ref().and_then(Record::page).and_then(|page| page.master.as_ref()?.body.as_ref()) {
         Some(Body::Transaction(body)) if spends.len() > 1 => Some(body.clone()),
         _ => None,
     };
     let claims = spends.iter().flat_map(|spend| spend.slots.iter()).map(|slot| slot.offset);
     let stored = body.as_deref().map(|body| StoredOutputs::in_transaction(body, claims));
-    spends.iter().map(|spend| with(rules, record, spend, stored.as_ref())).collect()
+    spends.iter().map(|spend| apply_with_outputs(rules, record, spend, stored.as_ref())).collect()
 }
 
-fn with(
+fn apply_with_outputs(
     rules: &Rules,
     record: &mut Option<Record>,
     spend: &Spend,
     stored: Option<&StoredOutputs<'_>>,
 ) -> Result<Effect, Rejection> {
-    refusal::contradiction(spend.slots.iter().map(|slot| (slot.offset, slot.input)))?;
-    let page = any_page(record)?;
+    refusal::check_distinct_inputs(spend.slots.iter().map(|slot| (slot.offset, slot.input)))?;
+    let page = require_page(record)?;
     if !check(page, spend, stored)? {
-        return Ok(Effect::already(reply(spend, page, None), false));
+        return Ok(Effect::already_applied(build_reply(spend, page, None), false));
     }
     let page = Arc::make_mut(page);
     for slot in spend.slots.iter() {
-        slots::take(page, slot.offset, taker(spend, slot));
+        slots::take(page, slot.offset, spending_data(spend, slot));
     }
-    let changed = delete_at_height::evaluate(rules, page);
-    Ok(Effect::applied(reply(spend, page, changed)))
+    let changed = delete_at_height::update(rules, page);
+    Ok(Effect::applied(build_reply(spend, page, changed)))
 }
 
-fn reply(spend: &Spend, page: &Page, changed: Option<Option<u32>>) -> Reply {
+fn build_reply(spend: &Spend, page: &Page, changed: Option<Option<u32>>) -> Reply {
     if spend.signals { delete_at_height::slots_reply(page, changed) } else { Reply::None }
 }
 
-/// Whether there is anything left to take, if nothing is in the way.
+/// Checks all slots of a spend. Returns `true` if there is a slot to take, `false` if the spender has all of them.
 fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Result<bool, Rejection> {
     let found;
     let stored = match stored {
@@ -65,24 +65,24 @@ fn check(page: &Page, spend: &Spend, stored: Option<&StoredOutputs<'_>>) -> Resu
             &found
         }
     };
-    let mut open = Vec::with_capacity(spend.slots.len());
+    let mut untaken = Vec::with_capacity(spend.slots.len());
     for slot in spend.slots.iter() {
-        if !refusal::is_taken_as_claimed(page, stored, slot, taker(spend, slot))? {
-            open.push(slot);
+        if !refusal::is_taken_as_claimed(page, stored, slot, spending_data(spend, slot))? {
+            untaken.push(slot);
         }
     }
-    if open.is_empty() {
+    if untaken.is_empty() {
         return Ok(false);
     }
-    let mode = Taker::Spender(spend.marks);
-    refusal::by_record(page, spend.height, mode)?;
-    for slot in open {
-        refusal::by_slot(page, stored, slot, None, spend.height, mode)?;
+    let taker = Taker::Spender(spend.marks);
+    refusal::check_record(page, spend.height, taker)?;
+    for slot in untaken {
+        refusal::check_slot(page, stored, slot, None, spend.height, taker)?;
     }
     Ok(true)
 }
 
-fn taker(spend: &Spend, slot: &SpendSlot) -> SpendingData {
+fn spending_data(spend: &Spend, slot: &SpendSlot) -> SpendingData {
     SpendingData { txid: spend.spender, input: slot.input }
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use crate::record::*;
 
     #[test]
-    fn takes_all_slots_and_names_the_spender() {
+    fn a_spend_takes_all_slots_for_the_spender() {
         let mut record = record(live(3));
         assert_eq!(on_master(&mut record, &spend(1, &[0, 2])).outcome, applied(slots_reply(false)));
         let slots = page(&record).utxos.as_ref().unwrap();
@@ -103,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn says_what_followed_from_it_where_that_is_asked() {
-        let Operation::Spend(asking) = spend(1, &[0]) else { panic!() };
-        let silent = Operation::Spend(Spend { signals: false, ..asking });
+    fn a_reply_with_signals_is_sent_only_on_request() {
+        let Operation::Spend(with_signals) = spend(1, &[0]) else { panic!() };
+        let silent = Operation::Spend(Spend { signals: false, ..with_signals });
         let mut record = record(live(1));
         assert_eq!(on_master(&mut record, &silent).outcome, applied(Reply::None));
         assert_eq!(on_master(&mut record, &silent).outcome, already(Reply::None));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_are_as_one_after_the_other() {
+    fn spends_in_one_call_equal_spends_one_by_one() {
         let spends: Vec<Spend> =
             [(1, vec![0, 2]), (2, vec![1]), (3, vec![2]), (4, vec![3]), (5, vec![9]), (6, vec![3])]
                 .into_iter()
@@ -126,27 +126,27 @@ mod tests {
             let mut page = page_of(body);
             page.utxos = live(4).utxos;
             page.record_utxos = 4;
-            let (mut at_once, mut in_turn) = (record(page.clone()), record(page));
+            let (mut at_once, mut one_by_one) = (record(page.clone()), record(page));
             let effects = spend_all(&RULES, &mut at_once, &spends);
-            let each = spends.iter().map(|spend| on_master(&mut in_turn, &Operation::Spend(spend.clone())));
+            let each = spends.iter().map(|spend| on_master(&mut one_by_one, &Operation::Spend(spend.clone())));
             assert_eq!(effects, each.collect::<Vec<_>>());
-            assert_eq!(at_once, in_turn);
+            assert_eq!(at_once, one_by_one);
             let refused: Vec<bool> = effects.iter().map(|effect| !effect.outcome.is_done()).collect();
             assert_eq!(refused, [false, false, true, false, true, true]);
         }
     }
 
     #[test]
-    fn one_slot_that_is_refused_refuses_all() {
+    fn one_refused_slot_refuses_the_whole_spend() {
         let mut record = record(live(3));
         on_master(&mut record, &spend(1, &[1]));
-        let told = refused(on_master(&mut record, &spend(2, &[0, 1, 2])));
-        assert_eq!(told, Rejection::SpentBy(1, holder(1, 1)));
+        let rejection = refused(on_master(&mut record, &spend(2, &[0, 1, 2])));
+        assert_eq!(rejection, Rejection::SpentBy(1, holder(1, 1)));
         assert_eq!(page(&record).spent_utxos, 1);
     }
 
     #[test]
-    fn takes_the_rest_of_what_it_has_begun() {
+    fn a_spender_of_some_slots_takes_the_remaining_slots() {
         let mut record = record(live(2));
         on_master(&mut record, &spend(1, &[0]));
         assert_eq!(on_master(&mut record, &spend(1, &[0, 1])).outcome, applied(slots_reply(true)));
@@ -154,15 +154,15 @@ mod tests {
     }
 
     #[test]
-    fn the_same_spender_with_another_input_is_another() {
+    fn the_same_spender_with_another_input_is_refused() {
         let mut record = record(live(1));
         on_master(&mut record, &spend(1, &[0]));
         let mut other = claim(0);
         other.input = 5;
         let other =
             Spend { spender: txid(1), height: 200, slots: vec![other].into(), marks: Marks::Respect, signals: true };
-        let told = refused(on_master(&mut record, &Operation::Spend(other)));
-        assert_eq!(told, Rejection::SpentBy(0, holder(1, 0)));
+        let rejection = refused(on_master(&mut record, &Operation::Spend(other)));
+        assert_eq!(rejection, Rejection::SpentBy(0, holder(1, 0)));
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pruned_spender_is_told_that_it_was_pruned() {
+    fn a_replayed_pruned_spender_is_refused_as_pruned() {
         let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
         page.pruned_spenders.insert(0);
         let mut record = record(page);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn heights_bar_up_to_and_not_at_the_height() {
+    fn a_slot_is_spendable_from_its_height_on() {
         let mut page = live(1);
         page.spending_height = Some(150);
         page.utxo_spendable_in.insert(0, 160);
@@ -196,17 +196,17 @@ mod tests {
     }
 
     #[test]
-    fn a_known_winner_takes_even_a_frozen_slot() {
+    fn a_spend_that_ignores_marks_takes_a_frozen_slot() {
         let mut record = record(page_with(vec![Slot::Frozen(hash(0))]));
         on_master(&mut record, &spend_at(1, &[0], 0, Marks::Ignore));
         assert_eq!(page(&record).utxos, Some(vec![Slot::Spent(hash(0), holder(1, 0))]));
     }
 
     #[test]
-    fn a_known_winner_never_overwrites() {
+    fn a_spend_that_ignores_marks_takes_no_spent_slot() {
         let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(2, 0))]));
-        let told = refused(on_master(&mut record, &spend_at(1, &[0], 0, Marks::Ignore)));
-        assert_eq!(told, Rejection::SpentBy(0, holder(2, 0)));
+        let rejection = refused(on_master(&mut record, &spend_at(1, &[0], 0, Marks::Ignore)));
+        assert_eq!(rejection, Rejection::SpentBy(0, holder(2, 0)));
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reassigned_slot_is_compared_with_the_new_owners_output() {
+    fn a_claim_on_a_reassigned_slot_is_compared_with_the_new_output() {
         let mut page = live(1);
         let entry = |satoshis| Reassignment {
             offset: 0,
@@ -233,7 +233,7 @@ mod tests {
         page.reassignments = vec![entry(7), entry(8)];
         page.record_utxos += 2;
         let mut record = record(page);
-        let mut with = |satoshis| {
+        let mut claiming = |satoshis| {
             let slots = vec![SpendSlot { satoshis, ..claim(0) }];
             on_master(
                 &mut record,
@@ -246,13 +246,13 @@ mod tests {
                 }),
             )
         };
-        assert_eq!(refused(with(100)), Rejection::OutputMismatch(0));
-        assert_eq!(refused(with(7)), Rejection::OutputMismatch(0));
-        assert_eq!(with(8).outcome, applied(slots_reply(false)));
+        assert_eq!(refused(claiming(100)), Rejection::OutputMismatch(0));
+        assert_eq!(refused(claiming(7)), Rejection::OutputMismatch(0));
+        assert_eq!(claiming(8).outcome, applied(slots_reply(false)));
     }
 
     #[test]
-    fn a_refused_spend_copies_nothing_and_a_sole_owner_is_changed_in_place() {
+    fn a_refused_spend_copies_no_page_and_an_unshared_page_is_changed_in_place() {
         let mut record = record(live(2));
         let shared = record.clone();
         refused(on_master(&mut record, &spend(1, &[5])));

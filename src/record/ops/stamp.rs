@@ -1,28 +1,32 @@
-//! Reading and writing of `chainPos`.
+//! Reads and writes `chainPos`, the stamp of a record.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Stamp};
 
-/// Whether the record bears the stamp of the operation at hand, if of an earlier era: then it may be a repeat.
+/// Relation of a record's stamp to the stamp of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// The record's stamp is earlier, or there is none.
-    Never,
-    /// This event has changed the record before, in this phase.
-    Perhaps,
+pub(super) enum StampMatch {
+    /// The record has an earlier stamp or no stamp.
+    Earlier,
+    /// The same event has changed the record in the same phase, perhaps in an earlier era: the operation may be a
+    /// repeat.
+    SameEvent,
 }
 
-/// Refuses an operation that comes after a later one.
-pub(super) fn check(record: Option<&Record>, stamp: Stamp) -> Result<Seen, Rejection> {
+/// Compares the record's stamp with `stamp`.
+///
+/// # Errors
+/// `StaleStamp`: the record has a later stamp.
+pub(super) fn check(record: Option<&Record>, stamp: Stamp) -> Result<StampMatch, Rejection> {
     match record.and_then(stamp_of) {
-        Some(there) if there > stamp => Err(Rejection::StaleStamp(there)),
-        Some(there) if there.is_of_same_event(&stamp) => Ok(Seen::Perhaps),
-        _ => Ok(Seen::Never),
+        Some(stored) if stored > stamp => Err(Rejection::StaleStamp(stored)),
+        Some(stored) if stored.is_of_same_event(&stamp) => Ok(StampMatch::SameEvent),
+        _ => Ok(StampMatch::Earlier),
     }
 }
 
-/// Writes the stamp; whether that changed the record.
+/// Writes the stamp. Returns `true` if the record has changed.
 pub(super) fn write(record: Option<&mut Record>, stamp: Stamp) -> bool {
     let Some(record) = record else { return false };
     if stamp_of(record) == Some(stamp) {
@@ -53,7 +57,7 @@ mod tests {
     use crate::record::{Operation, Page, Phase, Sequenced};
 
     #[test]
-    fn phases_of_one_event_are_in_order() {
+    fn phases_of_one_event_are_ordered() {
         let at = |phase| Stamp { offset: 5, phase };
         let mut record = record(live(1));
         let mut lock =
@@ -67,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_remembers_its_stamp() {
+    fn a_tombstone_keeps_its_stamp() {
         let mut record = record(Page { chain_pos: Some(stamp(5)), ..tombstone(9, None) });
         let late = sequenced(4, Sequenced::MarkContested);
         assert_eq!(refused(on_master(&mut record, &late)), Rejection::StaleStamp(stamp(5)));

@@ -1,5 +1,5 @@
-//! Records and operations that the tests share. Output `n` of everything here holds 100 + n satoshis under the script
-//! `51 n`, and its slot commits to `hash(n)`.
+//! Records and operations that the tests share. Output `n` of every transaction here holds 100 + n satoshis under the
+//! script `51 n`, and its slot commits to `hash(n)`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::record::*;
 use crate::tx::{Txid, UtxoHash};
 
 pub(super) const RULES: Rules = Rules::main(288);
-/// The transaction that most tests are about.
+/// Txid of the transaction in most tests.
 pub(super) const TXID: Txid = Txid([7; 32]);
 pub(super) const MASTER: Key = Key::Page(TXID, 0);
 
@@ -35,7 +35,7 @@ pub(super) fn output(n: u32) -> StoredOutput {
     StoredOutput { satoshis: 100 + u64::from(n), script: Bytes::from(vec![0x51, n as u8]) }
 }
 
-/// A transaction in extended format with this many outputs.
+/// Returns a transaction in extended format with this many outputs.
 pub(super) fn transaction(outputs: u8) -> Bytes {
     let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0xef, 1];
     bytes.extend([9; 32]);
@@ -52,7 +52,7 @@ pub(super) fn transaction(outputs: u8) -> Bytes {
     bytes.into()
 }
 
-/// A master with no slots yet and this body.
+/// Returns a master without slots and with this body.
 pub(super) fn page_of(body: Option<Body>) -> Page {
     let mut page = Page::stub(TXID, Verdict::Pending);
     page.conflicting = false;
@@ -65,7 +65,7 @@ pub(super) fn page_of(body: Option<Body>) -> Page {
     page
 }
 
-/// A live master with these slots.
+/// Returns a live master with these slots.
 pub(super) fn page_with(slots: Vec<Slot>) -> Page {
     let mut page = page_of(Some(Body::Transaction(transaction(slots.len() as u8))));
     page.spent_utxos = slots.iter().filter(|slot| slot.spender().is_some()).count() as u32;
@@ -77,24 +77,24 @@ pub(super) fn page_with(slots: Vec<Slot>) -> Page {
     page
 }
 
-/// A live master with this many free slots.
+/// Returns a live master with this many free slots.
 pub(super) fn live(slots: u32) -> Page {
     page_with((0..slots).map(|n| Slot::Unspent(hash(n))).collect())
 }
 
-/// Page 1 of a transaction, with this many free slots.
+/// Returns page 1 of a transaction with this many free slots.
 pub(super) fn second_page(slots: u32) -> Page {
     Page { number: 1, master: None, ..live(slots) }
 }
 
-/// A contested transaction, whole.
+/// Returns a contested transaction with its body.
 pub(super) fn contested(slots: u32, verdict: Verdict) -> Page {
     let mut page = Page { conflicting: true, ..live(slots) };
     master(&mut page).verdict = Some(verdict);
     page
 }
 
-/// A transaction of which not all pages are known to be there.
+/// Returns a transaction in creation: not all of its pages are known to be stored.
 pub(super) fn creating(slots: u32) -> Page {
     Page { creating_at: Some(5), ..live(slots) }
 }
@@ -110,7 +110,7 @@ pub(super) fn tombstone(height: u32, verdict: Option<Verdict>) -> Page {
     page
 }
 
-/// A triple of a block at this height; its id is the height.
+/// Returns the triple of a block at this height, whose block id is the height.
 pub(super) fn mined(height: u32) -> MinedIn {
     MinedIn { block_id: height, height, subtree: 0 }
 }
@@ -127,7 +127,7 @@ pub(super) fn page(record: &Option<Record>) -> &Page {
     record.as_ref().and_then(Record::page).unwrap()
 }
 
-/// What `spender` claims of output `n`, truthfully, with input `n`.
+/// Returns a true claim on output `n` by input `n`.
 pub(super) fn claim(n: u32) -> SpendSlot {
     let output = output(n);
     SpendSlot { offset: n, input: n, utxo_hash: hash(n), satoshis: output.satoshis, script: output.script }
@@ -154,13 +154,14 @@ pub(super) fn on_master(record: &mut Option<Record>, operation: &Operation) -> E
     on(&MASTER, record, operation)
 }
 
-/// Applies, and holds what must be true of every operation on every record.
+/// Applies an operation and checks the properties of every operation: a repeat and a refusal change nothing, counters
+/// equal slots.
 pub(super) fn on(key: &Key, record: &mut Option<Record>, operation: &Operation) -> Effect {
     let before = record.clone();
     let effect = apply(&RULES, key, record, operation);
     assert_eq!(effect.changed, before != *record, "`changed` of {operation:?} on {before:?}: {effect:?}");
     match &effect.outcome {
-        Outcome::Applied(_) => assert!(effect.changed, "{operation:?} on {before:?}: applied, and nothing changed"),
+        Outcome::Applied(_) => assert!(effect.changed, "{operation:?} on {before:?}: applied without a change"),
         Outcome::Rejected(_) => assert!(!effect.changed),
         Outcome::AlreadyApplied(_) => {}
     }
@@ -172,7 +173,7 @@ pub(super) fn on(key: &Key, record: &mut Option<Record>, operation: &Operation) 
     match (&effect.outcome, &repeated.outcome) {
         (Outcome::Rejected(first), Outcome::Rejected(second)) => assert_eq!(first, second),
         (Outcome::Applied(_) | Outcome::AlreadyApplied(_), Outcome::AlreadyApplied(_)) => {}
-        // Which pages are there tells nothing of the others: whoever creates is told how far this one is.
+        // One page does not show whether the other pages exist: a repeated create gets the state `Creating`.
         (Outcome::Applied(_), Outcome::Rejected(Rejection::Exists(TxState::Creating)))
             if matches!(operation, Operation::Create(_)) => {}
         (first, second) => panic!("{operation:?} on {before:?}: first {first:?}, then {second:?}"),
@@ -180,7 +181,7 @@ pub(super) fn on(key: &Key, record: &mut Option<Record>, operation: &Operation) 
     effect
 }
 
-/// Counts equal slots; marks name slots that exist.
+/// Checks that counters equal slots, and that marks name existing slots.
 pub(super) fn check_counts(record: &Option<Record>) {
     let Some(Record::Page(page)) = record else { return };
     let slots = page.utxos.as_deref().unwrap_or(&[]);
@@ -191,9 +192,9 @@ pub(super) fn check_counts(record: &Option<Record>) {
     for offset in &page.pruned_spenders {
         assert!(slots[*offset as usize].spender().is_some(), "a free slot whose spender was pruned");
     }
-    // A stub does not know its slots yet; what is marked there is sorted out when it is filled.
+    // A stub has no slots yet; its fill drops the marks of slots that do not exist.
     for offset in page.contested.iter().filter(|_| page.utxos.is_some()) {
-        assert_ne!(slots[*offset as usize], Slot::Nil, "a mark on a slot that is not there");
+        assert_ne!(slots[*offset as usize], Slot::Nil, "a mark on a slot that does not exist");
     }
     if page.state() == TxState::Live {
         assert!(!page.conflicting && page.creating_at.is_none() && page.pruned.is_none());
@@ -212,12 +213,12 @@ pub(super) fn already(reply: Reply) -> Outcome {
     Outcome::AlreadyApplied(reply)
 }
 
-/// The reply of a change of slots that left `deleteAtHeight` alone.
+/// Returns the reply to a change of slots that does not change `deleteAtHeight`.
 pub(super) fn slots_reply(all_spent: bool) -> Reply {
     Reply::Slots { all_spent, delete_at_height: None }
 }
 
-/// Expects a rejection.
+/// Returns the rejection of a refused operation; panics on any other outcome.
 pub(super) fn refused(effect: Effect) -> Rejection {
     match effect.outcome {
         Outcome::Rejected(rejection) => rejection,

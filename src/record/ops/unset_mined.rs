@@ -1,10 +1,10 @@
-//! `UnsetMined`: a block that lists the transaction leaves the longest chain.
+//! `UnsetMined`: removes a block that a reorg has disconnected from the blocks that list the transaction.
 
 use std::sync::Arc;
 
 use crate::record::{Record, Rejection, Reply, Rules, TxState};
 
-use super::{Effect, delete_at_height, optional_page, set_mined::mined_reply};
+use super::{Effect, delete_at_height, find_page, set_mined::mined_reply};
 
 pub(super) fn apply(
     rules: &Rules,
@@ -12,23 +12,23 @@ pub(super) fn apply(
     block_id: u32,
     height: u32,
 ) -> Result<Effect, Rejection> {
-    let Some(page) = optional_page(record)? else {
-        return Ok(Effect::already(Reply::None, false));
+    let Some(page) = find_page(record)? else {
+        return Ok(Effect::already_applied(Reply::None, false));
     };
     if let state @ TxState::Pruned(_) = page.state() {
-        return Ok(Effect::already(Reply::State(state), false));
+        return Ok(Effect::already_applied(Reply::State(state), false));
     }
-    // The triple is what is compared: a repeat must not undo what a block connected later in the same event has set.
+    // The block's triple is compared: a repeat must not undo a `SetMined` of a block that the same event connects.
     let listed = page.master.as_deref().and_then(|m| m.mined.iter().position(|mined| mined.block_id == block_id));
     let Some(listed) = listed else {
-        return Ok(Effect::already(mined_reply(page), false));
+        return Ok(Effect::already_applied(mined_reply(page), false));
     };
     let page = Arc::make_mut(page);
     if let Some(master) = &mut page.master {
         master.mined.remove(listed);
         master.unmined_since = Some(master.unmined_since.map_or(height, |since| since.min(height)));
     }
-    delete_at_height::evaluate(rules, page);
+    delete_at_height::update(rules, page);
     Ok(Effect::applied(mined_reply(page)))
 }
 
@@ -54,9 +54,9 @@ mod tests {
     }
 
     #[test]
-    fn removes_the_triple_and_keeps_the_earliest_height() {
-        for (there, then) in [(None, 120), (Some(90), 90), (Some(130), 120)] {
-            let mut record = record(mined_page(&[110, 120], there));
+    fn the_triple_is_removed_and_the_earliest_height_stays() {
+        for (stored, then) in [(None, 120), (Some(90), 90), (Some(130), 120)] {
+            let mut record = record(mined_page(&[110, 120], stored));
             assert_eq!(on_master(&mut record, &unset(120)).outcome, applied(block_ids(&[110])));
             let page = page(&record);
             assert_eq!(page.master.as_ref().unwrap().unmined_since, Some(then));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_does_not_undo_what_the_next_block_set() {
+    fn a_repeat_does_not_undo_the_next_block() {
         let mut record = record(mined_page(&[120], None));
         on_master(&mut record, &unset(120));
         let next = sequenced(1, Sequenced::SetMined { mined_in: mined(121), longest_chain: true });
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_no_error() {
+    fn an_absent_record_or_triple_is_no_error() {
         assert_eq!(on_master(&mut None, &unset(120)).outcome, already(Reply::None));
         let outcome = on_master(&mut record(tombstone(5, None)), &unset(120)).outcome;
         assert_eq!(outcome, already(Reply::State(TxState::Pruned(5))));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflicting_one_stays_due() {
+    fn a_conflicting_transaction_stays_due() {
         let page = Page { conflicting: true, ..mined_page(&[120], None) };
         let mut record = record(page);
         on_master(&mut record, &unset(120));

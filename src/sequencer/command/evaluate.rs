@@ -1,64 +1,67 @@
-//! What a command comes to. Mostly that is what its record operation would answer: the pure function is asked with what was read.
+//! Evaluates commands. The result of most commands is the answer of the pure function of the record operation, applied
+//! to the records that were read.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::{
-    event::{Action, DecisionBody},
+    event::{CommandAction, DecisionBody},
     record::{
         self, CommandResult, HeldSlot, Key, Operation, Outcome, Page, Phase, Reason, Reassignment, Record, Rejection,
         Sequenced, Slot, SpendingData, StoredOutput, TxState, Verdict,
     },
     sequencer::{
-        Stop,
-        contest::Named,
-        handler::{At, Handler},
-        pages::others,
+        SequencerError,
+        contest::HolderState,
+        handler::{EventContext, Handler},
+        pages::extra_pages,
     },
     store::into_page,
     tx::{Outpoint, Txid, utxo_hash},
 };
 
-/// What a command comes to.
-pub(super) enum Answer {
-    /// This.
+/// The evaluation of a command.
+pub(super) enum CommandEvaluation {
+    /// The command has this result.
     Result(CommandResult),
-    /// It can be done, and this is decided, and done, before it is.
-    First(DecisionBody),
+    /// The command can be executed after this decision is written and applied.
+    DecideFirst(DecisionBody),
 }
 
-/// The longest locking script of a new owner, bytes: records stay small, and no command is too large for the store.
-const LONGEST_SCRIPT: usize = 10_000;
+/// The longest locking script of a new owner, bytes. The limit keeps records small, and each command small enough for
+/// the store.
+const MAX_SCRIPT_BYTES: usize = 10_000;
 
-/// Holds no slot: to say in a `Settle` that a slot is only to be marked.
-pub(super) const NOBODY: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
+/// The holder of no slot: a `Settle` with this holder only marks the slot.
+pub(super) const NO_HOLDER: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
 
-/// What refuses a command whatever the store holds.
-pub(super) fn refused_unseen(action: &Action<'_>) -> Option<CommandResult> {
+/// Refuses a command by its content alone, whatever the store holds.
+pub(super) fn refuse_by_content(action: &CommandAction<'_>) -> Option<CommandResult> {
     let height = match action {
-        Action::FreezeUntil { height, .. } => *height,
-        Action::Preserve { until, .. } => *until,
-        Action::Reassign { new_script, .. } if new_script.len() > LONGEST_SCRIPT => {
+        CommandAction::FreezeUntil { height, .. } => *height,
+        CommandAction::Preserve { until, .. } => *until,
+        CommandAction::Reassign { new_script, .. } if new_script.len() > MAX_SCRIPT_BYTES => {
             let message =
-                format!("the new owner's script has {} bytes, {LONGEST_SCRIPT} are the most", new_script.len());
-            return Some(refused("SCRIPT_TOO_LONG", message));
+                format!("the new owner's script has {} bytes; the limit is {MAX_SCRIPT_BYTES}", new_script.len());
+            return Some(refuse("SCRIPT_TOO_LONG", message));
         }
-        Action::Reassign { height, spendable_after, .. } => height.saturating_add(*spendable_after),
+        CommandAction::Reassign { height, spendable_after, .. } => height.saturating_add(*spendable_after),
         _ => return None,
     };
-    let message = "no block comes at height 4294967295 or above".to_owned();
-    (height == u32::MAX).then(|| refused("INVALID_HEIGHT", message))
+    let message = "height 4294967295 and above is never reached; give a lower height".to_owned();
+    (height == u32::MAX).then(|| refuse("INVALID_HEIGHT", message))
 }
 
-/// It was not done, and why.
-pub(super) fn refused(code: &str, message: impl Into<String>) -> CommandResult {
+/// Builds the result of a refused command.
+pub(super) fn refuse(code: &str, message: impl Into<String>) -> CommandResult {
     CommandResult::Refused { code: code.to_owned(), message: message.into() }
 }
 
-/// The operation that a reassignment is.
-pub(super) fn reassign(action: &Action<'_>, offset: u32, decided: bool) -> Option<Sequenced> {
-    let Action::Reassign { outpoint, utxo_hash: now, new_script, satoshis, height, spendable_after } = action else {
+/// Builds the record operation of a `Reassign`; `None` for another action.
+pub(super) fn build_reassign(action: &CommandAction<'_>, offset: u32, decided: bool) -> Option<Sequenced> {
+    let CommandAction::Reassign { outpoint, utxo_hash: now, new_script, satoshis, height, spendable_after } = action
+    else {
         return None;
     };
     Some(Sequenced::Reassign {
@@ -73,176 +76,197 @@ pub(super) fn reassign(action: &Action<'_>, offset: u32, decided: bool) -> Optio
 }
 
 impl Handler {
-    pub(super) async fn evaluate(&self, at: At, action: &Action<'_>, master: &Arc<Page>) -> Result<Answer, Stop> {
-        let on_master = |operation| self.would_be(at, Key::master(master.txid), master, operation);
+    pub(super) async fn evaluate_action(
+        &self,
+        ctx: EventContext,
+        action: &CommandAction<'_>,
+        master: &Arc<Page>,
+    ) -> Result<CommandEvaluation, SequencerError> {
+        let on_master = |operation| self.simulate(ctx, Key::master(master.txid), master, operation);
         let result = match action {
-            Action::Lock { .. } => on_master(Sequenced::SetLocked(true))?,
-            Action::Unlock { .. } => on_master(Sequenced::SetLocked(false))?,
-            Action::Preserve { until, .. } => on_master(Sequenced::Preserve { until: *until })?,
-            Action::Delete { .. } if master.is_coinbase => {
-                return Ok(not_conflicting("a coinbase stays: its block may return"));
+            CommandAction::Lock { .. } => on_master(Sequenced::SetLocked(true))?,
+            CommandAction::Unlock { .. } => on_master(Sequenced::SetLocked(false))?,
+            CommandAction::Preserve { until, .. } => on_master(Sequenced::Preserve { until: *until })?,
+            CommandAction::Delete { .. } if master.is_coinbase => {
+                return Ok(refuse_invalid_spend("a coinbase is not deleted: its block may be connected again"));
             }
-            Action::Delete { .. } => match master.state() {
+            CommandAction::Delete { .. } => match master.state() {
                 TxState::Conflicting(Verdict::Conflicting(_)) if self.is_barred(master).await? => {
                     Outcome::Rejected(Rejection::NotPrunable)
                 }
                 TxState::Conflicting(Verdict::Conflicting(_)) => {
                     on_master(Sequenced::Prune { height: self.height(), keep_until: None })?
                 }
-                _ => return Ok(not_conflicting("only what is conflicting by verdict is deleted")),
+                _ => return Ok(refuse_invalid_spend("only a transaction that is conflicting by verdict is deleted")),
             },
-            Action::SetConflicting { txid } => return self.evaluate_set_conflicting(at, *txid).await,
-            Action::Unspend { outpoint, spender, input } => {
+            CommandAction::SetConflicting { txid } => return self.evaluate_set_conflicting(ctx, *txid).await,
+            CommandAction::Unspend { outpoint, spender, input } => {
                 let holder = SpendingData { txid: *spender, input: *input };
-                return self.evaluate_unspend(at, *outpoint, holder, master).await.map(Answer::Result);
+                return self.evaluate_unspend(ctx, *outpoint, holder, master).await.map(CommandEvaluation::Result);
             }
-            Action::Freeze { outpoint } => {
-                return self.evaluate_slot(at, *outpoint, master, |offset| Sequenced::Freeze { offset }).await;
+            CommandAction::Freeze { outpoint } => {
+                return self.evaluate_slot(ctx, *outpoint, master, |offset| Sequenced::Freeze { offset }).await;
             }
-            Action::Unfreeze { outpoint } => {
-                return self.evaluate_slot(at, *outpoint, master, |offset| Sequenced::Unfreeze { offset }).await;
+            CommandAction::Unfreeze { outpoint } => {
+                return self.evaluate_slot(ctx, *outpoint, master, |offset| Sequenced::Unfreeze { offset }).await;
             }
-            Action::FreezeUntil { outpoint, height } => {
+            CommandAction::FreezeUntil { outpoint, height } => {
                 let until = |offset| Sequenced::FreezeUntil { offset, height: *height, decided: false };
-                return self.evaluate_slot(at, *outpoint, master, until).await;
+                return self.evaluate_slot(ctx, *outpoint, master, until).await;
             }
-            Action::Reassign { outpoint, .. } => return self.evaluate_reassign(at, action, *outpoint, master).await,
-            Action::Reconsider { .. } => {
-                return Err(Stop::Halt(format!("chain offset {}: a `Reconsider` has no result", at.offset)));
+            CommandAction::Reassign { outpoint, .. } => {
+                return self.evaluate_reassign(ctx, action, *outpoint, master).await;
+            }
+            CommandAction::Reconsider { .. } => {
+                return Err(SequencerError::Halt(format!("chain offset {}: a `Reconsider` has no result", ctx.offset)));
             }
         };
-        Ok(Answer::Result(result_of(result)))
+        Ok(CommandEvaluation::Result(to_result(result)))
     }
 
-    async fn is_barred(&self, master: &Page) -> Result<bool, Stop> {
+    async fn is_barred(&self, master: &Page) -> Result<bool, SequencerError> {
         let mut found = false;
-        self.each_page(master, |page| found |= page.is_barred()).await?;
+        self.for_each_page(master, |page| found |= page.is_barred()).await?;
         Ok(found)
     }
 
-    /// What an operation would answer, had this been decided.
-    fn would_be(&self, at: At, key: Key, page: &Arc<Page>, operation: Sequenced) -> Result<Outcome, Stop> {
+    /// Returns the answer that an operation would give on this page after the decision.
+    fn simulate(
+        &self,
+        ctx: EventContext,
+        key: Key,
+        page: &Arc<Page>,
+        operation: Sequenced,
+    ) -> Result<Outcome, SequencerError> {
         let mut record = Some(Record::Page(page.clone()));
-        let operation = Operation::Sequenced(at.stamp(Phase::Apply), operation);
+        let operation = Operation::Sequenced(ctx.stamp(Phase::Apply), operation);
         match record::apply(&self.parts.store.settings.rules, &key, &mut record, &operation).outcome {
-            Outcome::Rejected(Rejection::StaleStamp(_)) => Err(Stop::Behind(at.offset)),
+            Outcome::Rejected(Rejection::StaleStamp(_)) => Err(SequencerError::Behind(ctx.offset)),
             outcome => Ok(outcome),
         }
     }
 
-    /// What an operation on a slot would answer. One that is free is marked before it is looked at for good: from then on only the
-    /// sequencer takes it. One that is held by who is not live counts as free, and the holder is contested, so that it stays so.
+    /// Evaluates an operation on a slot. A free slot is marked and read again before the decision: from the mark on
+    /// only the sequencer takes the slot. A slot of a holder that is not live counts as free, and the holder is
+    /// contested, so that it cannot become live meanwhile.
     async fn evaluate_slot(
         &self,
-        at: At,
+        ctx: EventContext,
         outpoint: Outpoint,
         master: &Arc<Page>,
         operation: impl Fn(u32) -> Sequenced,
-    ) -> Result<Answer, Stop> {
-        let (key, offset) = self.place(outpoint);
+    ) -> Result<CommandEvaluation, SequencerError> {
+        let (key, offset) = self.locate(outpoint);
         let mut marked = false;
         loop {
-            let Some(page) = self.page_of_slot(key, master).await? else { return Ok(no_such_output(outpoint)) };
-            let result = match self.would_be(at, key, &page, operation(offset))? {
+            let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output(outpoint)) };
+            let result = match self.simulate(ctx, key, &page, operation(offset))? {
                 Outcome::Rejected(Rejection::SpentBy(_, holder)) if page.pruned_spenders.contains(&offset) => {
-                    spent_by(holder)
+                    refuse_spent(holder)
                 }
                 Outcome::Rejected(Rejection::SpentBy(_, holder)) => {
-                    let named = self.contest_holders(at, Phase::Evaluate, vec![holder.txid]).await?;
-                    match named.get(&holder.txid) {
-                        Some(Named::Live) => spent_by(holder),
+                    let holder_states = self.contest_holders(ctx, Phase::Evaluate, vec![holder.txid]).await?;
+                    match holder_states.get(&holder.txid) {
+                        Some(HolderState::Live) => refuse_spent(holder),
                         _ => CommandResult::Applied,
                     }
                 }
                 Outcome::Applied(_) if !marked && matches!(slot_in(&page, offset), Some(Slot::Unspent(_))) => {
-                    self.mark(at, key, offset).await?;
+                    self.mark_slot(ctx, key, offset).await?;
                     marked = true;
                     continue;
                 }
-                outcome => result_of(outcome),
+                outcome => to_result(outcome),
             };
-            return Ok(Answer::Result(result));
+            return Ok(CommandEvaluation::Result(result));
         }
     }
 
     async fn evaluate_reassign(
         &self,
-        at: At,
-        action: &Action<'_>,
+        ctx: EventContext,
+        action: &CommandAction<'_>,
         outpoint: Outpoint,
         master: &Arc<Page>,
-    ) -> Result<Answer, Stop> {
-        let (key, offset) = self.place(outpoint);
-        let Some(page) = self.page_of_slot(key, master).await? else { return Ok(no_such_output(outpoint)) };
-        let Some(operation) = reassign(action, offset, false) else { return Ok(no_such_output(outpoint)) };
-        if page.reassignments.iter().any(|entry| is_entry_of(entry, &operation)) {
-            let message = "this very output was given to this very owner at this very height before";
-            return Ok(Answer::Result(refused("ALREADY_REASSIGNED", message)));
+    ) -> Result<CommandEvaluation, SequencerError> {
+        let (key, offset) = self.locate(outpoint);
+        let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output(outpoint)) };
+        let Some(operation) = build_reassign(action, offset, false) else { return Ok(refuse_no_output(outpoint)) };
+        if page.reassignments.iter().any(|entry| is_same_reassignment(entry, &operation)) {
+            let message = "the same output was given to the same owner at the same height before";
+            return Ok(CommandEvaluation::Result(refuse("ALREADY_REASSIGNED", message)));
         }
-        Ok(Answer::Result(result_of(self.would_be(at, key, &page, operation)?)))
+        Ok(CommandEvaluation::Result(to_result(self.simulate(ctx, key, &page, operation)?)))
     }
 
-    /// The spender is contested first, so that it cannot become live behind our back.
+    /// Evaluates an `Unspend`. The spender is contested first, so that it cannot become live meanwhile.
     async fn evaluate_unspend(
         &self,
-        at: At,
+        ctx: EventContext,
         outpoint: Outpoint,
         holder: SpendingData,
         master: &Arc<Page>,
-    ) -> Result<CommandResult, Stop> {
-        let (key, offset) = self.place(outpoint);
-        let no_such_output = || result_of(Outcome::Rejected(Rejection::NoSuchOutput(offset)));
-        let Some(page) = self.page_of_slot(key, master).await? else { return Ok(no_such_output()) };
-        let is_live = || refused("INVALID_SPEND", format!("{} is live: it keeps what it spends", holder.txid));
+    ) -> Result<CommandResult, SequencerError> {
+        let (key, offset) = self.locate(outpoint);
+        let refuse_no_output = || to_result(Outcome::Rejected(Rejection::NoSuchOutput(offset)));
+        let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output()) };
+        let is_live =
+            || refuse("INVALID_SPEND", format!("{} is live and keeps the outputs that it spends", holder.txid));
         match slot_in(&page, offset) {
-            None | Some(Slot::Nil) => return Ok(no_such_output()),
-            Some(Slot::Frozen(_)) => return Ok(result_of(Outcome::Rejected(Rejection::Frozen(offset)))),
-            Some(Slot::Spent(_, there)) if there == holder && page.pruned_spenders.contains(&offset) => {
+            None | Some(Slot::Nil) => return Ok(refuse_no_output()),
+            Some(Slot::Frozen(_)) => return Ok(to_result(Outcome::Rejected(Rejection::Frozen(offset)))),
+            Some(Slot::Spent(_, spender)) if spender == holder && page.pruned_spenders.contains(&offset) => {
                 return Ok(is_live());
             }
             Some(Slot::Unspent(_) | Slot::Spent(..)) => {}
         }
-        let named = self.contest_holders(at, Phase::Evaluate, vec![holder.txid]).await?;
-        if named.get(&holder.txid) != Some(&Named::NotLive) {
+        let holder_states = self.contest_holders(ctx, Phase::Evaluate, vec![holder.txid]).await?;
+        if holder_states.get(&holder.txid) != Some(&HolderState::NotLive) {
             return Ok(is_live());
         }
-        let names = slot_in(&page, offset).and_then(|slot| slot.spender()) == Some(holder);
-        Ok(if names { CommandResult::Applied } else { CommandResult::AlreadyApplied })
+        let is_holder = slot_in(&page, offset).and_then(|slot| slot.spender()) == Some(holder);
+        Ok(if is_holder { CommandResult::Applied } else { CommandResult::AlreadyApplied })
     }
 
-    async fn evaluate_set_conflicting(&self, at: At, txid: Txid) -> Result<Answer, Stop> {
-        // Whoever is not live stays so until it has this verdict.
-        self.contest_holders(at, Phase::Evaluate, vec![txid]).await?;
-        let Some(page) = self.master(txid).await? else { return Err(Stop::Behind(at.offset)) };
+    async fn evaluate_set_conflicting(
+        &self,
+        ctx: EventContext,
+        txid: Txid,
+    ) -> Result<CommandEvaluation, SequencerError> {
+        // A transaction that is not live stays so until this verdict is applied.
+        self.contest_holders(ctx, Phase::Evaluate, vec![txid]).await?;
+        let Some(page) = self.master(txid).await? else { return Err(SequencerError::Behind(ctx.offset)) };
         let is_mined = page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
         let live = match page.state() {
             TxState::Conflicting(Verdict::Conflicting(_)) => {
-                return Ok(Answer::Result(CommandResult::AlreadyApplied));
+                return Ok(CommandEvaluation::Result(CommandResult::AlreadyApplied));
             }
-            TxState::Live if is_mined => return Ok(not_conflicting("it is mined on the longest chain")),
+            TxState::Live if is_mined => {
+                return Ok(refuse_invalid_spend("the transaction is mined on the longest chain"));
+            }
             state => state == TxState::Live,
         };
         let height = self.decision_height(&page);
-        Ok(Answer::First(DecisionBody::Conflicting { txid, reason: Reason::Command, height, live }))
+        Ok(CommandEvaluation::DecideFirst(DecisionBody::Conflicting { txid, reason: Reason::Command, height, live }))
     }
 
-    async fn mark(&self, at: At, key: Key, offset: u32) -> Result<(), Stop> {
-        let marked = Sequenced::Settle(vec![HeldSlot { offset, holder: NOBODY }]);
-        match self.apply(vec![at.row(Phase::Evaluate, key, marked)]).await?.pop() {
-            Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Err(Stop::Behind(at.offset)),
+    async fn mark_slot(&self, ctx: EventContext, key: Key, offset: u32) -> Result<(), SequencerError> {
+        let marked = Sequenced::Settle(vec![HeldSlot { offset, holder: NO_HOLDER }]);
+        match self.apply(vec![ctx.row(Phase::Evaluate, key, marked)]).await?.pop() {
+            Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Err(SequencerError::Behind(ctx.offset)),
             _ => Ok(()),
         }
     }
 
-    /// The page of a slot; `None`: its master tells of no such page.
-    async fn page_of_slot(&self, key: Key, master: &Arc<Page>) -> Result<Option<Arc<Page>>, Stop> {
+    /// Reads the page of a slot; `None`: the transaction has no such page. A page that a node lost is restored.
+    async fn read_page_of_slot(&self, key: Key, master: &Arc<Page>) -> Result<Option<Arc<Page>>, SequencerError> {
         let Key::Page(txid, number) = key else { return Ok(None) };
-        if number > others(master) {
+        if number > extra_pages(master) {
             return Ok(None);
         }
         loop {
-            let there = self.answer("the store", self.parts.store.read(vec![key])).await?;
-            if let Some(page) = into_page(there.into_iter().flatten().next()) {
+            let records = self.wait_for("the store", self.parts.store.read(vec![key])).await?;
+            if let Some(page) = into_page(records.into_iter().flatten().next()) {
                 return Ok(Some(page));
             }
             self.restore_page(txid, number).await?;
@@ -254,40 +278,42 @@ fn slot_in(page: &Page, offset: u32) -> Option<Slot> {
     page.utxos.as_ref()?.get(offset as usize).copied()
 }
 
-fn is_entry_of(entry: &Reassignment, operation: &Sequenced) -> bool {
+fn is_same_reassignment(entry: &Reassignment, operation: &Sequenced) -> bool {
     matches!(operation, Sequenced::Reassign { offset, utxo_hash, new_utxo_hash, output, block_height, .. }
         if (entry.offset, entry.utxo_hash, entry.new_utxo_hash) == (*offset, *utxo_hash, *new_utxo_hash)
             && (entry.block_height, &entry.output) == (*block_height, output))
 }
 
-fn not_conflicting(why: &str) -> Answer {
-    Answer::Result(refused("INVALID_SPEND", why))
+fn refuse_invalid_spend(message: &str) -> CommandEvaluation {
+    CommandEvaluation::Result(refuse("INVALID_SPEND", message))
 }
 
-fn no_such_output(outpoint: Outpoint) -> Answer {
-    Answer::Result(refused("UTXO_NOT_FOUND", format!("there is no output {outpoint} that could be spent")))
+fn refuse_no_output(outpoint: Outpoint) -> CommandEvaluation {
+    CommandEvaluation::Result(refuse("UTXO_NOT_FOUND", format!("there is no spendable output {outpoint}")))
 }
 
-fn spent_by(holder: SpendingData) -> CommandResult {
-    refused("SPENT", format!("it is spent by input {} of {}", holder.input, holder.txid))
+fn refuse_spent(holder: SpendingData) -> CommandResult {
+    refuse("SPENT", format!("the output is spent by input {} of {}", holder.input, holder.txid))
 }
 
-fn result_of(outcome: Outcome) -> CommandResult {
+fn to_result(outcome: Outcome) -> CommandResult {
     match outcome {
         Outcome::Applied(_) => CommandResult::Applied,
         Outcome::AlreadyApplied(_) => CommandResult::AlreadyApplied,
-        Outcome::Rejected(rejection) => refused(rejection.code(), why(&rejection)),
+        Outcome::Rejected(rejection) => refuse(rejection.code(), explain(&rejection)),
     }
 }
 
-fn why(rejection: &Rejection) -> String {
+fn explain(rejection: &Rejection) -> String {
     match rejection {
-        Rejection::NoSuchOutput(_) => "there is no such output that could be spent".to_owned(),
-        Rejection::AlreadyFrozen(_) => "it is frozen already".to_owned(),
-        Rejection::Frozen(_) => "it is frozen".to_owned(),
-        Rejection::NotFrozen(_) => "it is not frozen".to_owned(),
-        Rejection::HashMismatch(_) => "its hash is another one".to_owned(),
-        Rejection::NotPrunable => "it is preserved, or an output of it was given to a new owner".to_owned(),
+        Rejection::NoSuchOutput(_) => "there is no such spendable output".to_owned(),
+        Rejection::AlreadyFrozen(_) => "the output is already frozen".to_owned(),
+        Rejection::Frozen(_) => "the output is frozen".to_owned(),
+        Rejection::NotFrozen(_) => "the output is not frozen".to_owned(),
+        Rejection::HashMismatch(_) => "the UTXO hash is another one".to_owned(),
+        Rejection::NotPrunable => {
+            "the transaction is preserved, or one of its outputs was given to a new owner".to_owned()
+        }
         other => format!("{other:?}"),
     }
 }

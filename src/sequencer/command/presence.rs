@@ -1,8 +1,9 @@
-//! A command waits for its transaction, but only until it is proven that it was never produced before the command: the proof of a
-//! missing parent, over the one partition that can hold its events. What stands before the command in the chain is handled.
+//! Waits for the transaction of a command, until it is proven that no event before the command produced the
+//! transaction.
 //!
-//! Over a store that may forget it waits for everybody who was before it, in every partition: what a node has just forgotten comes
-//! again, and an output that is free meanwhile may be spent.
+//! The proof is that of a missing parent, over the one partition that can have the transaction's events. Chain events
+//! before the command are handled already. Over a store that can lose writes the proof covers every partition: an event
+//! whose writes a node lost comes again, and an output that is free meanwhile may be spent by it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,118 +11,122 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, partitioner::partition_of, retry::until_answered},
-    group::{partition::PartitionState, proof::PartitionView},
+    group::{missing_parent::PartitionView, partition::PartitionState},
     record::{CommandResult, Page, TxState},
     sequencer::{
-        SequencerParts, Stop,
-        command::evaluate::refused,
-        handler::{At, Handler},
-        waiting::Waiting,
+        SequencerError, SequencerParts,
+        command::evaluate::refuse,
+        handler::{EventContext, Handler},
+        waiting::ReportedWait,
     },
     tx::Txid,
 };
 
-/// Where transactions come from, and who consumes them.
+/// The source of validated transactions.
 #[derive(Debug, Clone)]
 pub struct ValidatedSource {
-    /// `utxo.validated-txs`
+    /// The topic of validated transactions, `utxo.validated-txs`.
     pub topic: Arc<str>,
-    /// The group of the pipelines.
+    /// The consumer group of the pipelines.
     pub group: String,
-    /// Of a missing parent: events of one time are read within it.
+    /// `ingest.missing_parent_grace_ms`: events of one time are read within this time.
     pub grace: Duration,
 }
 
-/// How far the partitions are that a command waits for.
+/// The progress of the partitions that a command waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reached {
-    /// Something that is older than the command may not have been read.
+enum ReadProgress {
+    /// Some message that is older than the command may not have been read.
     NotRead,
-    /// All of that is read, and something of it is not finished.
+    /// All older messages are read, and some are not completed.
     Read,
-    /// All of that is finished.
+    /// All older messages are read and completed.
     Finished,
 }
 
-impl Reached {
-    /// By what a partition shows, of what was produced until `asked_ms`.
-    fn of(view: &PartitionView, asked_ms: i64, past: i64) -> Self {
-        let read = view.at_end || view.at_bound || view.read_timestamp_ms > past;
-        let finished = view.oldest_unfinished.is_none_or(|(timestamp_ms, _)| timestamp_ms > asked_ms);
+impl ReadProgress {
+    /// Classifies one partition by its view, for messages produced until `published_ms`; `past_ms` is that time plus
+    /// the grace.
+    fn from_view(view: &PartitionView, published_ms: i64, past_ms: i64) -> Self {
+        let read = view.at_end || view.over_limit || view.read_timestamp_ms > past_ms;
+        let finished = view.oldest_unfinished.is_none_or(|(timestamp_ms, _)| timestamp_ms > published_ms);
         match (read, finished) {
-            // What lies behind the bound of one that reads no further is not known.
-            (true, true) if !view.at_bound => Reached::Finished,
-            (true, _) => Reached::Read,
-            (false, _) => Reached::NotRead,
+            // A partition at its limit is not read further, so messages after the limit are unknown.
+            (true, true) if !view.over_limit => ReadProgress::Finished,
+            (true, _) => ReadProgress::Read,
+            (false, _) => ReadProgress::NotRead,
         }
     }
 }
 
-/// What is known of an absent transaction.
+/// The waits for an absent transaction, with their beginnings.
 struct Absence {
     since: Instant,
     read_since: Option<Instant>,
 }
 
 impl Absence {
-    /// Whether nobody waits for it any more. It may wait itself for what only the chain can decide behind the command, or its partition
-    /// may stand: neither may stop the chain.
-    fn is_given_up(&mut self, reached: Reached, parts: &SequencerParts) -> bool {
+    /// Returns whether the wait is over. The transaction's own event may wait for a chain event after the command, or
+    /// its partition may be halted: neither may stop the chain.
+    fn is_given_up(&mut self, reached: ReadProgress, parts: &SequencerParts) -> bool {
         let now = Instant::now();
         match reached {
-            Reached::Finished => true,
-            Reached::Read => now - *self.read_since.get_or_insert(now) >= parts.validated.grace,
-            Reached::NotRead => now - self.since >= parts.settings.block_wait,
+            ReadProgress::Finished => true,
+            ReadProgress::Read => now - *self.read_since.get_or_insert(now) >= parts.validated.grace,
+            ReadProgress::NotRead => now - self.since >= parts.settings.block_wait,
         }
     }
 }
 
 impl Handler {
-    /// The transaction that a command names, once it is there; or why it is not waited for (any more).
-    pub(super) async fn present(
+    /// Waits for the transaction that a command names. Returns its master, or the refusal `TX_NOT_FOUND` when the wait
+    /// is over.
+    pub(super) async fn wait_for_transaction(
         &self,
-        at: At,
+        ctx: EventContext,
         txid: Txid,
-        asked_ms: i64,
-    ) -> Result<Result<Arc<Page>, CommandResult>, Stop> {
-        let about = format!("chain offset {}: the transaction of a command", at.offset);
-        let mut waiting = Waiting::new(&self.parts, about);
+        published_ms: i64,
+    ) -> Result<Result<Arc<Page>, CommandResult>, SequencerError> {
+        let about = format!("chain offset {}: the transaction of a command", ctx.offset);
+        let mut waiting = ReportedWait::new(&self.parts, about);
         let mut absence = Absence { since: Instant::now(), read_since: None };
         let mut given_up = false;
         loop {
             if let Some(page) = self.master(txid).await? {
                 if let TxState::Pruned(height) = page.state() {
-                    return Ok(Err(refused("TX_NOT_FOUND", format!("{txid} was pruned at height {height}"))));
+                    return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} was pruned at height {height}"))));
                 }
-                if page.utxos.is_some() && (given_up || !self.parts.nodes.may_forget()) {
+                if page.utxos.is_some() && (given_up || !self.parts.nodes.can_lose_writes()) {
                     return Ok(Ok(page));
                 }
             }
-            // It may have come between the last look and the proof: so this was one more.
+            // The transaction may have appeared between the last read and the proof, so it is read once more after the
+            // proof.
             if given_up {
-                return Ok(Err(refused("TX_NOT_FOUND", format!("{txid} was not there when the command came"))));
+                return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} did not exist when the command was handled"))));
             }
-            let reached = self.answer("the log", until_answered(|| reached(&self.parts, txid, asked_ms))).await?;
+            let reached =
+                self.wait_for("the log", until_answered(|| read_progress(&self.parts, txid, published_ms))).await?;
             given_up = absence.is_given_up(reached, &self.parts);
             if !given_up {
-                waiting.look_again(&txid.to_string()).await;
+                waiting.pause_for(&txid.to_string()).await;
             }
         }
     }
 }
 
-async fn reached(parts: &SequencerParts, txid: Txid, asked_ms: i64) -> Result<Reached, BrokerError> {
+async fn read_progress(parts: &SequencerParts, txid: Txid, published_ms: i64) -> Result<ReadProgress, BrokerError> {
     let ValidatedSource { topic, group, grace } = &parts.validated;
     let broker: &dyn Broker = parts.broker.as_ref();
     let count = broker.partitions(topic).await?.unwrap_or(0);
     let own = partition_of(&txid.0, count);
-    let asked = (0..count).filter(|number| parts.nodes.may_forget() || Some(*number) == own);
-    let partitions: Vec<_> = asked.map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-    let past = asked_ms.saturating_add(grace.as_millis() as i64);
-    let mut least = Reached::Finished;
+    let needed = (0..count).filter(|number| parts.nodes.can_lose_writes() || Some(*number) == own);
+    let partitions: Vec<_> = needed.map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
+    let past = published_ms.saturating_add(grace.as_millis() as i64);
+    let mut least = ReadProgress::Finished;
     for (partition, committed) in partitions.iter().zip(broker.committed(group, &partitions).await?) {
-        let view = PartitionState::foreign_view(broker, partition, committed).await?;
-        least = least.min(Reached::of(&view, asked_ms, past));
+        let view = PartitionState::read_foreign_view(broker, partition, committed).await?;
+        least = least.min(ReadProgress::from_view(&view, published_ms, past));
     }
     Ok(least)
 }

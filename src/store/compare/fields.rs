@@ -1,4 +1,4 @@
-//! What differs between two canonical forms of one transaction, in words.
+//! Differences between two canonical forms of one transaction, as text.
 
 use serde::Serialize;
 
@@ -8,44 +8,44 @@ use super::super::{
     Store,
     canonical::{BodyHash, SideBlocks},
     digest::SurveyError,
-    dump::{Dumped, DumpedMined, DumpedOutput, DumpedReassignment, DumpedSlot},
+    dump::{DumpedMined, DumpedOutput, DumpedReassignment, DumpedSlot, DumpedTx},
 };
 
-/// No more are told of one transaction: it may have a million slots.
-pub const MOST_FIELDS: usize = 20;
+/// Largest number of fields that are named of one transaction, which may have a million slots.
+pub const MAX_FIELDS: usize = 20;
 
-/// A field that differs, with what both say.
+/// A field that differs, with the value in each store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Field {
-    /// As in `schemas/digest.md`; outputs and slots with their number.
+pub struct FieldDifference {
+    /// Name of the field as in `schemas/digest.md`; outputs and slots with their number.
     pub field: String,
-    /// In the first store.
+    /// Value in the first store.
     pub store: String,
-    /// In the other one.
+    /// Value in the second store.
     pub against: String,
 }
 
-/// A transaction as one store has it.
-pub(super) struct Seen {
+/// A transaction of one store, ready to be compared.
+pub(super) struct ComparedTx {
     body: BodyHash,
     total_utxos: u32,
-    dumped: Dumped,
+    dumped: DumpedTx,
 }
 
-impl Seen {
-    /// `None`: the digest leaves it out by now.
+impl ComparedTx {
+    /// Reads a transaction; `None`: the digest leaves the transaction out by now.
     pub(super) async fn read(store: &Store, side: &SideBlocks, txid: Txid) -> Result<Option<Self>, SurveyError> {
         let Some(master) = store.master(txid).await? else { return Ok(None) };
-        let Some(dumped) = store.dumped(&master, side).await? else { return Ok(None) };
-        let body = store.body_unless_damaged(&master).await?.as_deref().map_or(BodyHash::MISSING, BodyHash::of);
+        let Some(dumped) = store.dump_transaction(&master, side).await? else { return Ok(None) };
+        let body = store.read_intact_body(&master).await?.as_deref().map_or(BodyHash::MISSING, BodyHash::of);
         let total_utxos = master.master.as_deref().map_or(0, |bins| bins.total_utxos);
-        // Its hash says whether it differs, and it may be large.
-        Ok(Some(Seen { body, total_utxos, dumped: Dumped { tx: None, ..dumped } }))
+        // The hash of the body is compared instead: the body may be large.
+        Ok(Some(ComparedTx { body, total_utxos, dumped: DumpedTx { tx: None, ..dumped } }))
     }
 
-    /// What is there once, in the order of the canonical form.
-    fn once(&self) -> [(&'static str, String); 11] {
-        let Dumped { coinbase, locked, frozen, conflicting, spending_height, unmined_since, .. } = &self.dumped;
+    /// Returns the fields that occur once, in the order of the canonical form.
+    fn single_fields(&self) -> [(&'static str, String); 11] {
+        let DumpedTx { coinbase, locked, frozen, conflicting, spending_height, unmined_since, .. } = &self.dumped;
         let optional = |height: Option<u32>| height.map_or("none".to_owned(), |height| height.to_string());
         [
             ("body", self.body.to_string()),
@@ -57,14 +57,14 @@ impl Seen {
             ("unminedSince", optional(*unmined_since)),
             ("preserveUntil", optional(self.dumped.preserve_until)),
             ("verdict", self.verdict()),
-            ("mined", listed(self.dumped.mined.iter().map(block_in_words))),
+            ("mined", join_or_none(self.dumped.mined.iter().map(format_block))),
             ("slot count", self.total_utxos.to_string()),
         ]
     }
 
     fn verdict(&self) -> String {
         match (self.dumped.verdict, &self.dumped.reason) {
-            // What is live is live, whether it was contested or not.
+            // A live transaction has one form, whether it was contested once or not.
             (None | Some("accepted"), _) => "live".to_owned(),
             (Some(verdict), Some(reason)) => format!("{verdict}: {reason}"),
             (Some(verdict), None) => verdict.to_owned(),
@@ -76,59 +76,57 @@ impl Seen {
     }
 }
 
-/// The first fields that differ.
-pub(super) fn differing(here: &Seen, there: &Seen) -> Vec<Field> {
-    let once = here.once().into_iter().zip(there.once());
-    let once = once.filter(|((_, here), (_, there))| here != there).map(|((field, store), (_, against))| Field {
-        field: field.to_owned(),
-        store,
-        against,
-    });
-    let output = |output: &Option<DumpedOutput>| output.as_ref().map_or("gap".to_owned(), output_in_words);
-    let outputs = numbered("output", here.outputs(), there.outputs(), output);
-    let slots = numbered("slot", &here.dumped.slots, &there.dumped.slots, slot_in_words);
-    once.chain(outputs).chain(slots).take(MOST_FIELDS).collect()
+/// Returns the first fields that differ, at most [`MAX_FIELDS`].
+pub(super) fn find_differing(here: &ComparedTx, there: &ComparedTx) -> Vec<FieldDifference> {
+    let single = here.single_fields().into_iter().zip(there.single_fields());
+    let single = single
+        .filter(|((_, here), (_, there))| here != there)
+        .map(|((field, store), (_, against))| FieldDifference { field: field.to_owned(), store, against });
+    let output = |output: &Option<DumpedOutput>| output.as_ref().map_or("gap".to_owned(), format_output);
+    let outputs = find_differing_elements("output", here.outputs(), there.outputs(), output);
+    let slots = find_differing_elements("slot", &here.dumped.slots, &there.dumped.slots, format_slot);
+    single.chain(outputs).chain(slots).take(MAX_FIELDS).collect()
 }
 
-/// Those of two lists that differ, by their number.
-fn numbered<'a, T: PartialEq>(
+/// Returns the elements of two lists that differ, each with its number.
+fn find_differing_elements<'a, T: PartialEq>(
     what: &'static str,
     here: &'a [T],
     there: &'a [T],
-    in_words: impl Fn(&T) -> String + 'a,
-) -> impl Iterator<Item = Field> + 'a {
+    format: impl Fn(&T) -> String + 'a,
+) -> impl Iterator<Item = FieldDifference> + 'a {
     (0..here.len().max(there.len())).map(|at| (at, here.get(at), there.get(at))).filter(|(_, a, b)| a != b).map(
         move |(at, store, against)| {
-            let told = |one: Option<&T>| one.map_or("none".to_owned(), &in_words);
-            Field { field: format!("{what} {at}"), store: told(store), against: told(against) }
+            let text = |one: Option<&T>| one.map_or("none".to_owned(), &format);
+            FieldDifference { field: format!("{what} {at}"), store: text(store), against: text(against) }
         },
     )
 }
 
-fn slot_in_words(slot: &DumpedSlot) -> String {
+fn format_slot(slot: &DumpedSlot) -> String {
     let mut words = vec![slot.state.to_owned()];
     words.extend(slot.hash.map(|hash| format!("hash {hash}")));
     words.extend(slot.spender.map(|spender| format!("by {spender}")));
     words.extend(slot.spendable_from.map(|height| format!("spendable from {height}")));
-    words.extend(slot.reassignments.iter().map(reassignment_in_words));
+    words.extend(slot.reassignments.iter().map(format_reassignment));
     words.join(", ")
 }
 
-fn reassignment_in_words(entry: &DumpedReassignment) -> String {
+fn format_reassignment(entry: &DumpedReassignment) -> String {
     let DumpedReassignment { utxo_hash, new_utxo_hash, block_height, output } = entry;
-    format!("reassigned at {block_height} from {utxo_hash} to {new_utxo_hash} ({})", output_in_words(output))
+    format!("reassigned at {block_height} from {utxo_hash} to {new_utxo_hash} ({})", format_output(output))
 }
 
-fn output_in_words(output: &DumpedOutput) -> String {
+fn format_output(output: &DumpedOutput) -> String {
     format!("{} satoshis, script {}", output.satoshis, output.script)
 }
 
-fn block_in_words(mined: &DumpedMined) -> String {
+fn format_block(mined: &DumpedMined) -> String {
     let DumpedMined { block_id, height, subtree } = mined;
     format!("block {block_id} at height {height}, subtree {subtree}")
 }
 
-fn listed(words: impl Iterator<Item = String>) -> String {
+fn join_or_none(words: impl Iterator<Item = String>) -> String {
     let words: Vec<String> = words.collect();
     if words.is_empty() { "none".to_owned() } else { words.join("; ") }
 }

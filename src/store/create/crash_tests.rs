@@ -1,7 +1,12 @@
-//! A creator of three pages dies at every one of its calls of the engine, in every way: before the call, with half of its rows
-//! done, with all of them done and no answer. Alone, and beside a rival that dies at every one of its own. After each: nothing can
-//! be spent early, and a retry completes it; so do the sweep and the sequencer, where the master is there. The same with the body
-//! in a blob store, each of whose calls fails in every way, too: a record that refers to a blob is never there before the blob.
+//! A creator of three pages is killed at every call of the engine.
+//!
+//! The call ends in each possible way: before the request, with half of the rows applied, and with all rows applied and
+//! no reply. The creator runs alone, and beside a rival that is killed at every call of its own. After each kill no
+//! slot can be spent early, and a retry completes the transaction. The sweep and the sequencer complete it where the
+//! master exists.
+//!
+//! The same cases run with the body in a blob store, each of whose calls fails in every way: a record that refers to a
+//! blob never exists before the blob.
 
 use std::{
     sync::{
@@ -18,7 +23,7 @@ use super::*;
 use crate::{
     blob::{
         BlobOptions, BlobStore,
-        fault::{Fault, FaultStore},
+        fault::{BlobFault, FaultStore},
     },
     engine::{Cursor, EngineError, Index, RecordEngine, ScanPage, Set, conformance::RULES, memory::MemoryEngine},
     record::{Body, MinedIn, Phase, Record, build},
@@ -29,7 +34,7 @@ use crate::{
 const PAGE: u32 = 2;
 const NOW_MS: u64 = 1_000;
 
-/// How the last call ends.
+/// Ways in which the last call of a creator ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
     LostRequest,
@@ -39,24 +44,24 @@ enum Death {
 
 const DEATHS: [Death; 3] = [Death::LostRequest, Death::Half, Death::LostReply];
 
-/// An engine whose caller dies at a call: it never hears of it.
-struct Dies {
+/// An engine that never answers one call, so that its caller can be killed there.
+struct KilledAt {
     inner: Arc<MemoryEngine>,
     calls: AtomicUsize,
     at: usize,
     death: Death,
-    /// The other one takes a call in between.
-    turn: Option<Arc<Mutex<tokio::sync::mpsc::UnboundedSender<()>>>>,
+    /// Notifies the test that the call was reached.
+    reached: Option<Arc<Mutex<tokio::sync::mpsc::UnboundedSender<()>>>>,
 }
 
 #[async_trait]
-impl RecordEngine for Dies {
+impl RecordEngine for KilledAt {
     fn name(&self) -> &'static str {
         "dies"
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
-        // Rivals take turns.
+        // Rivals run in turns, one call each.
         tokio::task::yield_now().await;
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
         if call != self.at {
@@ -68,8 +73,8 @@ impl RecordEngine for Dies {
             Death::LostReply => rows.len(),
         };
         self.inner.apply(&rows[..done]).await;
-        if let Some(turn) = &self.turn {
-            let _ = turn.lock().unwrap().send(());
+        if let Some(reached) = &self.reached {
+            let _ = reached.lock().unwrap().send(());
         }
         std::future::pending().await
     }
@@ -91,26 +96,26 @@ impl RecordEngine for Dies {
     }
 }
 
-fn paged() -> Paged {
+fn paged() -> PagedTx {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
     let parsed = Transaction::parse(&bytes).unwrap();
-    let (setting, start) = (testing::setting(PAGE), build::Start::default());
-    let pages = build::pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
-    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts: Starts::Live }
+    let (setting, start) = (testing::setting(PAGE), build::NewTxState::default());
+    let pages = build::build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
+    PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state: InitialState::Live }
 }
 
-/// What outlives a creator.
+/// The state that outlives a creator.
 #[derive(Clone)]
-struct Remains {
+struct Survivors {
     engine: Arc<MemoryEngine>,
-    /// Of the blob store, where there is one.
+    /// Objects of the blob store, if the case has one.
     objects: Option<FaultStore>,
 }
 
-impl Remains {
+impl Survivors {
     fn new(external: bool) -> Self {
         let objects = external.then(|| FaultStore::new(Arc::new(InMemory::new()), 1));
-        Remains { engine: Arc::new(MemoryEngine::new(RULES)), objects }
+        Survivors { engine: Arc::new(MemoryEngine::new(RULES)), objects }
     }
 
     fn store(&self, engine: Arc<dyn RecordEngine>) -> Store {
@@ -119,42 +124,43 @@ impl Remains {
     }
 }
 
-/// A creator that dies; whether it came to its end before.
-async fn create(remains: &Remains, owner: u64, at: usize, death: Death) -> bool {
-    let (creator, mut died) = mortal(remains, owner, at, death);
+/// Runs a creator that is killed at call `at`; returns whether the creation ended before.
+async fn create(survivors: &Survivors, owner: u64, at: usize, death: Death) -> bool {
+    let (creator, mut reached) = killed_at(survivors, owner, at, death);
     tokio::select! {
         biased;
         outcome = async { creator.create(&paged(), |_| {}).await } => outcome.unwrap().is_done(),
-        _ = died.recv() => false,
+        _ = reached.recv() => false,
     }
 }
 
-/// One that is given up where it would have died.
-async fn give_up(remains: &Remains, at: usize, death: Death) {
-    let (creator, mut died) = mortal(remains, 1, at, death);
-    let (given_up, work) = (CancellationToken::new(), paged());
+/// Runs a creation that is cancelled at call `at`.
+async fn cancel(survivors: &Survivors, at: usize, death: Death) {
+    let (creator, mut reached) = killed_at(survivors, 1, at, death);
+    let (cancelled, work) = (CancellationToken::new(), paged());
     let cancelling = async {
-        died.recv().await;
-        given_up.cancel();
+        reached.recv().await;
+        cancelled.cancel();
     };
-    let (ended, ()) = tokio::join!(creator.create_unless(&given_up, &work, |_| {}), cancelling);
+    let (ended, ()) = tokio::join!(creator.create_unless_cancelled(&cancelled, &work, |_| {}), cancelling);
     assert!(ended.is_none(), "{ended:?}");
 }
 
-fn mortal(
-    remains: &Remains,
+fn killed_at(
+    survivors: &Survivors,
     owner: u64,
     at: usize,
     death: Death,
 ) -> (Creator, tokio::sync::mpsc::UnboundedReceiver<()>) {
-    let (sender, died) = tokio::sync::mpsc::unbounded_channel();
-    let turn = Some(Arc::new(Mutex::new(sender)));
-    let dies = Dies { inner: remains.engine.clone(), calls: AtomicUsize::new(0), at, death, turn };
-    let store = remains.store(Arc::new(dies));
-    // A rival's lock record has run out as soon as it is taken, or it would only wait.
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    let reached = Some(Arc::new(Mutex::new(sender)));
+    let engine = KilledAt { inner: survivors.engine.clone(), calls: AtomicUsize::new(0), at, death, reached };
+    let store = survivors.store(Arc::new(engine));
+    // The lock record of a rival has expired by the other's clock, or the rival would only wait.
     let clock = Clock::simulated(NOW_MS + owner * 1_000_000);
-    let identity = Identity { owner, process_id: 1, hostname: "here".into(), sees: Processes::None };
-    (Creator::new(store, clock, identity), died)
+    let identity =
+        CreatorIdentity { owner, process_id: 1, hostname: "here".into(), process_visibility: ProcessVisibility::None };
+    (Creator::new(store, clock, identity), receiver)
 }
 
 async fn states(store: &Store) -> Vec<Option<TxState>> {
@@ -164,7 +170,7 @@ async fn states(store: &Store) -> Vec<Option<TxState>> {
 
 const LIVE: [Option<TxState>; 3] = [Some(TxState::Live); 3];
 
-/// The ways to the end.
+/// Ways that complete a half-created transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Retry,
@@ -172,23 +178,28 @@ enum Way {
     SetMined,
 }
 
-/// Nothing is open early, and this way leads to the end.
-async fn check(remains: &Remains, way: Way, what: &str) {
-    let store = remains.store(remains.engine.clone());
+/// Verifies that no slot is open early, and that this way completes the transaction.
+async fn check(survivors: &Survivors, way: Way, what: &str) {
+    let store = survivors.store(survivors.engine.clone());
     let (work, txid) = (paged(), paged().others.txid());
     let before = states(&store).await;
     let open = before.contains(&Some(TxState::Live));
     assert!(!open || before.iter().all(Option::is_some), "{what}: {before:?}");
-    assert!(before[0] != Some(TxState::Live) || before == LIVE, "{what}: the master is the last: {before:?}");
-    let committed = before[0].is_some();
+    assert!(before[0] != Some(TxState::Live) || before == LIVE, "{what}: the master is cleared last: {before:?}");
+    let has_master = before[0].is_some();
     if let Some(master) = store.master(txid).await.unwrap() {
-        assert_eq!(matches!(master.body(), Some(Body::External(_))), remains.objects.is_some(), "{what}");
+        assert_eq!(matches!(master.body(), Some(Body::External(_))), survivors.objects.is_some(), "{what}");
         assert_eq!(Some(store.body(&master).await.unwrap().as_ref()), work.master.body(), "{what}");
     }
     let now_ms = NOW_MS + 100_000_000;
     match way {
         Way::Retry => {
-            let identity = Identity { owner: 99, process_id: 1, hostname: "here".into(), sees: Processes::None };
+            let identity = CreatorIdentity {
+                owner: 99,
+                process_id: 1,
+                hostname: "here".into(),
+                process_visibility: ProcessVisibility::None,
+            };
             let creator = Creator::new(store.clone(), Clock::simulated(now_ms), identity);
             assert!(creator.create(&work, |_| {}).await.unwrap().is_done(), "{what}");
             assert_eq!(states(&store).await, LIVE, "{what}: {way:?}");
@@ -198,7 +209,7 @@ async fn check(remains: &Remains, way: Way, what: &str) {
             let swept = store.sweep(Sweep { now_ms, older_than_ms: 120_000, dry_run: false }).await.unwrap();
             assert!(swept.damaged.is_empty() && swept.running.is_empty(), "{what}: {swept:?}");
             let there = before.iter().any(Option::is_some);
-            assert_eq!(swept.orphaned.len(), usize::from(there && !committed), "{what}: {swept:?}");
+            assert_eq!(swept.orphaned.len(), usize::from(there && !has_master), "{what}: {swept:?}");
         }
         Way::SetMined => {
             store.complete(txid).await.unwrap();
@@ -206,100 +217,100 @@ async fn check(remains: &Remains, way: Way, what: &str) {
             let stamp = Stamp { offset: 1, phase: Phase::Apply };
             let set = Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain: true });
             let outcome = store.apply_one(Row { key: Key::master(txid), operation: set }).await.unwrap();
-            assert_eq!(outcome.is_done(), committed, "{what}: {outcome:?}");
+            assert_eq!(outcome.is_done(), has_master, "{what}: {outcome:?}");
         }
     }
     let after = states(&store).await;
-    if committed {
+    if has_master {
         assert_eq!(after, LIVE, "{what}: {way:?}");
     } else {
-        assert_eq!(after, before, "{what}: {way:?}: nobody but its event makes a master");
+        assert_eq!(after, before, "{what}: {way:?}: only the event writes a master");
     }
 }
 
-/// Calls that a creation takes alone.
+/// Number of engine calls of one creation without a rival.
 const CALLS: usize = 6;
 
 const WAYS: [Way; 3] = [Way::Retry, Way::Sweep, Way::SetMined];
 
 #[tokio::test(start_paused = true)]
-async fn one_that_dies_at_every_step() {
+async fn a_creator_killed_at_every_call_leaves_a_completable_state() {
     for external in [false, true] {
-        let ended = create(&Remains::new(external), 1, CALLS, Death::LostRequest).await;
+        let ended = create(&Survivors::new(external), 1, CALLS, Death::LostRequest).await;
         assert!(ended, "lock, pages, master, release, clear, clear the master");
         for at in 0..CALLS {
             for (death, way) in DEATHS.iter().flat_map(|death| WAYS.map(|way| (*death, way))) {
-                let remains = Remains::new(external);
-                assert!(!create(&remains, 1, at, death).await);
-                check(&remains, way, &format!("{death:?} at call {at}")).await;
+                let survivors = Survivors::new(external);
+                assert!(!create(&survivors, 1, at, death).await);
+                check(&survivors, way, &format!("{death:?} at call {at}")).await;
             }
         }
     }
 }
 
-/// As when its partition is taken away.
+/// A revocation of the partition cancels a creation like this.
 #[tokio::test(start_paused = true)]
-async fn one_that_is_given_up_at_every_step_leaves_no_lock_record() {
+async fn a_creation_cancelled_at_every_call_leaves_no_lock_record() {
     for (external, at) in [false, true].iter().flat_map(|external| (0..CALLS).map(|at| (*external, at))) {
         for (death, way) in DEATHS.iter().flat_map(|death| WAYS.map(|way| (*death, way))) {
-            let remains = Remains::new(external);
-            give_up(&remains, at, death).await;
-            let lock_record = remains.engine.read(&[Key::LockRecord(paged().others.txid())]).await.remove(0);
+            let survivors = Survivors::new(external);
+            cancel(&survivors, at, death).await;
+            let lock_record = survivors.engine.read(&[Key::LockRecord(paged().others.txid())]).await.remove(0);
             assert_eq!(lock_record.unwrap(), None, "{death:?} at call {at}");
-            check(&remains, way, &format!("given up: {death:?} at call {at}")).await;
+            check(&survivors, way, &format!("cancelled: {death:?} at call {at}")).await;
         }
     }
 }
 
-/// Longer than any call takes that is answered, and shorter than one that is given up.
+/// Time after which a creator is killed: longer than any answered call, shorter than the slow one.
 const KILLED_AFTER: Duration = Duration::from_secs(10);
 
-/// What can become of a call of the blob store. One that takes an hour is the last of its creator.
-const BLOB_FAULTS: [Fault; 6] = [
-    Fault::LostRequest,
-    Fault::LostReply,
-    Fault::Denied,
-    Fault::OtherBytes,
-    Fault::CutShort,
-    Fault::Slow(Duration::from_secs(3_600)),
+/// Ways in which a call of the blob store ends. A call that takes an hour is the last call of its creator.
+const BLOB_FAULTS: [BlobFault; 6] = [
+    BlobFault::LostRequest,
+    BlobFault::LostReply,
+    BlobFault::Denied,
+    BlobFault::OtherBytes,
+    BlobFault::CutShort,
+    BlobFault::Slow(Duration::from_secs(3_600)),
 ];
 
-/// A creator dies at a call of the engine; then a call of the blob store by its successor fails, who may find the blob or not.
-/// How many have failed.
-async fn blob_call_fails(dies_at: usize, call: u64, fault: Fault, way: Way) -> u64 {
-    let what = format!("{fault:?} at call {call} of the blob store, after a death at call {dies_at} of the engine");
-    let remains = Remains::new(true);
-    create(&remains, 1, dies_at, Death::LostRequest).await;
-    let Some(objects) = &remains.objects else { unreachable!("it was asked for") };
+/// Kills a creator at a call of the engine; then fails a call of the blob store by the next creator, with or without a
+/// blob in the blob store. Returns the number of calls that failed.
+async fn fail_blob_call(killed_at: usize, call: u64, fault: BlobFault, way: Way) -> u64 {
+    let what = format!("{fault:?} at call {call} of the blob store, after a kill at call {killed_at} of the engine");
+    let survivors = Survivors::new(true);
+    create(&survivors, 1, killed_at, Death::LostRequest).await;
+    let Some(objects) = &survivors.objects else { unreachable!("created with a blob store") };
     objects.fail_at(call, fault);
-    let ended = tokio::time::timeout(KILLED_AFTER, create(&remains, 2, usize::MAX, Death::LostRequest)).await;
-    assert!(matches!((&ended, fault), (Ok(true), _) | (Err(_), Fault::Slow(_))), "{what}: {ended:?}");
-    objects.unscript();
-    check(&remains, way, &what).await;
+    let result = tokio::time::timeout(KILLED_AFTER, create(&survivors, 2, usize::MAX, Death::LostRequest)).await;
+    assert!(matches!((&result, fault), (Ok(true), _) | (Err(_), BlobFault::Slow(_))), "{what}: {result:?}");
+    objects.clear_script();
+    check(&survivors, way, &what).await;
     objects.injected_by_kind().values().sum()
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_call_of_the_blob_store_fails() {
+async fn a_failure_of_every_blob_store_call_leaves_a_completable_state() {
     let mut failed = 0;
-    for (dies_at, call) in [0, 2, CALLS].iter().flat_map(|dies_at| (1..=3).map(move |call| (*dies_at, call))) {
+    for (killed_at, call) in [0, 2, CALLS].iter().flat_map(|at| (1..=3).map(move |call| (*at, call))) {
         for (fault, way) in BLOB_FAULTS.iter().flat_map(|fault| WAYS.map(|way| (*fault, way))) {
-            failed += blob_call_fails(dies_at, call, fault, way).await;
+            failed += fail_blob_call(killed_at, call, fault, way).await;
         }
     }
-    // Where there is no blob yet one call puts it, and a failed one is followed by another; where there is one, it is compared.
+    // Without a blob one call puts the blob, and a failed call is repeated. An existing blob is compared.
     assert!(failed >= 5 * 6 * 3, "{failed}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_rivals_of_which_each_dies_at_every_step() {
+async fn two_rivals_killed_at_every_call_leave_a_completable_state() {
     let mut cases = 0;
     for (first, second) in (0..=CALLS).flat_map(|first| (0..=CALLS).map(move |second| (first, second))) {
         for (one, other) in DEATHS.iter().flat_map(|one| DEATHS.iter().map(move |other| (*one, *other))) {
             for way in WAYS {
-                let remains = Remains::new(cases % 2 == 1);
-                tokio::join!(create(&remains, 1, first, one), create(&remains, 2, second, other));
-                check(&remains, way, &format!("{one:?} at {first} and {other:?} at {second}")).await;
+                let survivors = Survivors::new(cases % 2 == 1);
+                tokio::join!(create(&survivors, 1, first, one), create(&survivors, 2, second, other));
+                check(&survivors, way, &format!("{one:?} at {first} and {other:?} at {second}")).await;
                 cases += 1;
             }
         }

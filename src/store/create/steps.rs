@@ -1,88 +1,97 @@
-//! The phases of creating a transaction over several pages, one after the other. Pure: what to do next, given what was
-//! answered; whoever drives it may stop anywhere, and whoever comes next begins anew.
+//! The state machine of creating a transaction of several pages. Pure: the next step follows from the answers so far.
 //!
-//! `DESIGN.md` section 5, from `000_eaac0d3352205430.txt`: lock record → body → other pages with `creating`, a few at a time → when all
-//! have answered, the master → release → clear `creating` on the other pages → on the master, last. Four things make that safe:
-//! - The other pages have the same slots whoever writes them, and are barred. One that is there already is progress.
-//! - A master that is there already says how many pages the transaction has. An event that makes another number of it (partial
-//!   ones can) writes none and opens none: a page that its master does not tell of would be nobody's.
-//! - The master comes when every other page has answered. So a master with slots means that all pages were written.
-//! - Pages lose `creating` only where the master is known to be neither contested nor missing, and the master's goes last.
+//! A caller may stop after any step; the next creator begins again. The steps follow `000_eaac0d3352205430.txt`:
+//!
+//! ```text
+//!  lock record ─► read master ─► body ─► other pages, creating ─► master ─► release ─► clear pages ─► clear master
+//!                      ▲                 (a few at a time)          │                       │             │
+//!                      └───── made by another creator ──────────────┴─── a page is absent ──┴─────────────┘
+//! ```
+//!
+//! Four rules make the steps safe:
+//! - The other pages have the same slots whoever writes them, and are barred. A page that exists already is progress.
+//! - A master that exists already says how many pages the transaction has. An event that makes another number of pages
+//!   (partial events can) writes no page and opens none: a page that its master does not know would belong to no
+//!   transaction.
+//! - The master is written when every other page has answered. A master with slots thus means that all pages were
+//!   written.
+//! - Pages lose `creating` only where the master is known to exist and not to be contested. The master is cleared last.
 
 use std::{ops::Range, sync::Arc};
 
 use crate::record::{self, Key, Operation, Outcome, Page, Record, Rejection, Reply, Rules, TxState};
 
-/// How the transaction starts.
+/// States in which a creation starts a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Live, once all its pages are there.
+pub enum CreationKind {
+    /// Live, once all pages exist.
     Live,
-    /// Contested: its master bars the other pages.
+    /// Contested: the master bars the other pages.
     Contested,
 }
 
-/// What is to be done next.
+/// Steps of a creation; each names the next thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Take the lock record.
+pub enum CreationStep {
+    /// Acquire the lock record.
     Acquire,
-    /// Read the master, which somebody else may have made.
-    Look,
-    /// Store the body, where it is not with the master.
+    /// Read the master, which another creator may have written.
+    ReadMaster,
+    /// Put the body into the blob store, if it belongs there.
     Body,
-    /// Create these pages.
+    /// Create these other pages.
     Others(Range<u32>),
-    /// Create the master.
+    /// Create the master record.
     Master,
-    /// Release the lock record, if it is still ours.
+    /// Release the lock record, if this creator still holds it.
     Release,
     /// Clear `creating` on these pages.
     Clear(Range<u32>),
     /// Clear `creating` on the master.
     ClearMaster,
-    /// Nothing: the answer, as that of creating one page.
+    /// The creation has ended, with the outcome of creating a single page.
     Ended(Outcome),
 }
 
-/// A master with slots that is there already.
+/// A master with slots that exists already.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    /// Pages besides it, as it tells.
+pub struct ExistingMaster {
+    /// Number of other pages by the master.
     pub others: u32,
-    /// What creating the master would be answered.
+    /// Outcome of creating the master in its place.
     pub answer: Outcome,
 }
 
-impl Seen {
-    /// Of the record in the master's place; `create`: the operation that would make it.
+impl ExistingMaster {
+    /// Evaluates `create`, the operation that would write the master, on the stored master. `None`: no master with
+    /// slots.
     pub fn of(master: Option<&Arc<Page>>, create: &Operation) -> Option<Self> {
         let master = master?;
         let others = master.utxos.as_ref().and(master.master.as_ref())?.total_extra_recs;
-        // Retention has no say in whether there is something to create.
+        // The retention does not change the outcome of a create.
         let rules = Rules::main(0);
         let mut record = Some(Record::Page(Arc::clone(master)));
         let answer = record::apply(&rules, &Key::master(master.txid), &mut record, create).outcome;
-        Some(Seen { others, answer })
+        Some(ExistingMaster { others, answer })
     }
 }
 
 /// A creation in progress.
 #[derive(Debug, Clone)]
 pub struct Creation {
-    kind: Kind,
-    /// Pages besides the master.
+    kind: CreationKind,
+    /// Number of pages besides the master.
     others: u32,
-    /// Pages created at once.
+    /// Number of pages created at once.
     at_once: u32,
     holds_lock_record: bool,
-    /// Whether the master that is there is known to have as many pages.
-    fits: bool,
-    /// The answer of a master that nobody has looked at yet.
-    found: Option<Outcome>,
-    /// What is answered in the end; and whether there is something to clear before.
+    /// The stored master is known to have as many pages as this creation.
+    master_matches: bool,
+    /// The outcome of creating a master that exists already, until that master was read.
+    create_outcome: Option<Outcome>,
+    /// The outcome of the creation, and whether pages are cleared first.
     answer: Option<(Outcome, Clears)>,
-    step: Step,
+    step: CreationStep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,119 +100,131 @@ enum Clears {
     No,
 }
 
-/// Pages whose `creating` is cleared at once: rows of a few bytes.
+/// Number of pages that are cleared at once; a row takes a few bytes.
 const CLEARED_AT_ONCE: u32 = 1_024;
 
 impl Creation {
-    /// Begins with the lock record.
-    pub fn new(kind: Kind, others: u32, at_once: u32) -> Self {
+    /// Creates a creation that begins with the lock record.
+    pub fn new(kind: CreationKind, others: u32, at_once: u32) -> Self {
         Creation {
             kind,
             others,
             at_once: at_once.max(1),
             holds_lock_record: false,
-            fits: false,
-            found: None,
+            master_matches: false,
+            create_outcome: None,
             answer: None,
-            step: Step::Acquire,
+            step: CreationStep::Acquire,
         }
     }
 
-    /// Begins without: it only saves work.
-    pub fn without_lock_record(kind: Kind, others: u32, at_once: u32) -> Self {
-        Creation { step: Step::Look, ..Creation::new(kind, others, at_once) }
+    /// Creates a creation without a lock record, which only saves work.
+    pub fn without_lock_record(kind: CreationKind, others: u32, at_once: u32) -> Self {
+        Creation { step: CreationStep::ReadMaster, ..Creation::new(kind, others, at_once) }
     }
 
-    /// What is to be done next.
-    pub fn step(&self) -> &Step {
+    /// Returns the step to take next.
+    pub fn step(&self) -> &CreationStep {
         &self.step
     }
 
-    /// What was read in the master's place; `None`: no master with slots.
-    pub fn looked(&mut self, seen: Option<Seen>) {
-        let found = self.found.take();
-        self.fits = seen.as_ref().is_some_and(|seen| seen.others == self.others);
-        match (seen, found) {
-            (Some(seen), found) if !self.fits => self.end(found.unwrap_or(seen.answer), Clears::No),
-            (_, Some(found)) => self.master_is(&found),
-            (_, None) => self.step = Step::Body,
+    /// Takes the result of reading the master; `None`: no master with slots.
+    pub fn on_master_read(&mut self, existing: Option<ExistingMaster>) {
+        let create_outcome = self.create_outcome.take();
+        self.master_matches = existing.as_ref().is_some_and(|existing| existing.others == self.others);
+        match (existing, create_outcome) {
+            (Some(existing), outcome) if !self.master_matches => {
+                self.end(outcome.unwrap_or(existing.answer), Clears::No)
+            }
+            (_, Some(outcome)) => self.on_master_outcome(&outcome),
+            (_, None) => self.step = CreationStep::Body,
         }
     }
 
-    /// The body is stored.
-    pub fn body_stored(&mut self) {
+    /// Continues after the body was stored.
+    pub fn on_body_stored(&mut self) {
         self.step = match self.others {
-            0 => Step::Master,
-            others => Step::Others(1..(1 + self.at_once).min(others + 1)),
+            0 => CreationStep::Master,
+            others => CreationStep::Others(1..(1 + self.at_once).min(others + 1)),
         };
     }
 
-    /// Whether whoever stops here has a lock record to release.
+    /// Returns whether a caller that stops here holds a lock record to release.
     pub fn holds_lock_record(&self) -> bool {
         self.holds_lock_record
     }
 
-    /// The same of who stops while this step is taken.
+    /// Returns whether a caller that stops during the step may hold a lock record.
     pub fn may_hold_lock_record(&self) -> bool {
-        self.holds_lock_record || self.step == Step::Acquire
+        self.holds_lock_record || self.step == CreationStep::Acquire
     }
 
-    /// Whether the master is there, and tells of as many pages: then all of them were written.
-    pub fn pages_were_there(&self) -> bool {
-        self.fits
+    /// Returns whether a master with the same number of pages exists: all of its pages were written then.
+    pub fn has_matching_master(&self) -> bool {
+        self.master_matches
     }
 
-    /// The outcomes of what [`step`](Self::step) asked for, in order.
-    pub fn answered(&mut self, outcomes: &[Outcome]) {
+    /// Takes the outcomes of the rows of the current [`step`](Self::step), in order.
+    pub fn on_outcomes(&mut self, outcomes: &[Outcome]) {
         match (self.step.clone(), outcomes) {
-            (Step::Acquire, [Outcome::Rejected(held)]) => self.step = Step::Ended(Outcome::Rejected(held.clone())),
-            (Step::Acquire, _) => {
+            (CreationStep::Acquire, [Outcome::Rejected(held)]) => {
+                self.step = CreationStep::Ended(Outcome::Rejected(held.clone()))
+            }
+            (CreationStep::Acquire, _) => {
                 self.holds_lock_record = true;
-                self.step = Step::Look;
+                self.step = CreationStep::ReadMaster;
             }
-            (Step::Others(pages), outcomes) => self.others_answered(&pages, outcomes),
-            (Step::Master, [outcome]) => self.master_answered(outcome),
-            // Whether it was still ours does not matter: nothing depends on it.
-            (Step::Release, _) => {
+            (CreationStep::Others(pages), outcomes) => self.on_pages_created(&pages, outcomes),
+            (CreationStep::Master, [outcome]) => self.on_master_created(outcome),
+            // The outcome does not matter: no step depends on the lock record.
+            (CreationStep::Release, _) => {
                 self.holds_lock_record = false;
-                self.go_on();
+                self.continue_after_release();
             }
-            (Step::Clear(pages), outcomes) => self.cleared(&pages, outcomes),
-            (Step::ClearMaster, [outcome]) => self.master_cleared(outcome),
-            (Step::Master | Step::ClearMaster | Step::Look | Step::Body | Step::Ended(_), _) => {}
+            (CreationStep::Clear(pages), outcomes) => self.on_pages_cleared(&pages, outcomes),
+            (CreationStep::ClearMaster, [outcome]) => self.on_master_cleared(outcome),
+            (
+                CreationStep::Master
+                | CreationStep::ClearMaster
+                | CreationStep::ReadMaster
+                | CreationStep::Body
+                | CreationStep::Ended(_),
+                _,
+            ) => {}
         }
     }
 
-    fn others_answered(&mut self, pages: &Range<u32>, outcomes: &[Outcome]) {
-        // Of another transaction, or of another event of a partial one: its master will not fit either.
-        let strange =
+    fn on_pages_created(&mut self, pages: &Range<u32>, outcomes: &[Outcome]) {
+        // The page belongs to another transaction, or to another event of a partial one: the master will not match
+        // either.
+        let mismatch =
             |outcome: &&Outcome| matches!(outcome, Outcome::Rejected(Rejection::OtherContent | Rejection::Unexpected));
-        if let Some(strange) = outcomes.iter().find(strange) {
-            self.end(strange.clone(), Clears::No);
+        if let Some(mismatch) = outcomes.iter().find(mismatch) {
+            self.end(mismatch.clone(), Clears::No);
         } else if pages.end > self.others {
-            self.step = Step::Master;
+            self.step = CreationStep::Master;
         } else {
-            self.step = Step::Others(pages.end..(pages.end + self.at_once).min(self.others + 1));
+            self.step = CreationStep::Others(pages.end..(pages.end + self.at_once).min(self.others + 1));
         }
     }
 
-    fn master_answered(&mut self, outcome: &Outcome) {
-        if self.fits || matches!(outcome, Outcome::Applied(_)) {
-            return self.master_is(outcome);
+    fn on_master_created(&mut self, outcome: &Outcome) {
+        if self.master_matches || matches!(outcome, Outcome::Applied(_)) {
+            return self.on_master_outcome(outcome);
         }
-        // Somebody else made it after all pages were sent.
-        self.found = Some(outcome.clone());
-        self.step = Step::Look;
+        // Another creator wrote the master after all pages were sent.
+        self.create_outcome = Some(outcome.clone());
+        self.step = CreationStep::ReadMaster;
     }
 
-    fn master_is(&mut self, outcome: &Outcome) {
+    fn on_master_outcome(&mut self, outcome: &Outcome) {
         use Outcome::{AlreadyApplied, Applied, Rejected};
         let live = AlreadyApplied(Reply::State(TxState::Live));
         let (answer, clears) = match (self.kind, outcome) {
-            (Kind::Live, Rejected(Rejection::Exists(TxState::Creating))) => (live, Clears::Yes),
-            (Kind::Live, AlreadyApplied(Reply::State(TxState::Pruned(_)))) => (outcome.clone(), Clears::No),
-            (Kind::Live, Applied(_) | AlreadyApplied(_)) => (outcome.clone(), Clears::Yes),
-            (Kind::Contested, Rejected(Rejection::Exists(TxState::Creating | TxState::Live))) => {
+            (CreationKind::Live, Rejected(Rejection::Exists(TxState::Creating))) => (live, Clears::Yes),
+            (CreationKind::Live, AlreadyApplied(Reply::State(TxState::Pruned(_)))) => (outcome.clone(), Clears::No),
+            (CreationKind::Live, Applied(_) | AlreadyApplied(_)) => (outcome.clone(), Clears::Yes),
+            (CreationKind::Contested, Rejected(Rejection::Exists(TxState::Creating | TxState::Live))) => {
                 (Rejected(Rejection::Exists(TxState::Live)), Clears::Yes)
             }
             _ => (outcome.clone(), Clears::No),
@@ -214,57 +235,57 @@ impl Creation {
     fn end(&mut self, answer: Outcome, clears: Clears) {
         self.answer = Some((answer, clears));
         if self.holds_lock_record {
-            self.step = Step::Release;
+            self.step = CreationStep::Release;
         } else {
-            self.go_on();
+            self.continue_after_release();
         }
     }
 
-    /// After the lock record.
-    fn go_on(&mut self) {
+    /// Continues after the lock record was released.
+    fn continue_after_release(&mut self) {
         self.step = match &self.answer {
-            // One page is never half created.
-            Some((answer, Clears::Yes)) if self.others == 0 => Step::Ended(answer.clone()),
-            Some((_, Clears::Yes)) => Step::Clear(1..(1 + CLEARED_AT_ONCE).min(self.others + 1)),
-            Some((answer, Clears::No)) => Step::Ended(answer.clone()),
-            None => Step::Look,
+            // A transaction of one page is never half created.
+            Some((answer, Clears::Yes)) if self.others == 0 => CreationStep::Ended(answer.clone()),
+            Some((_, Clears::Yes)) => CreationStep::Clear(1..(1 + CLEARED_AT_ONCE).min(self.others + 1)),
+            Some((answer, Clears::No)) => CreationStep::Ended(answer.clone()),
+            None => CreationStep::ReadMaster,
         };
     }
 
-    fn cleared(&mut self, pages: &Range<u32>, outcomes: &[Outcome]) {
+    fn on_pages_cleared(&mut self, pages: &Range<u32>, outcomes: &[Outcome]) {
         if outcomes.contains(&Outcome::Rejected(Rejection::NotFound)) {
-            self.begin_again();
+            self.restart();
         } else if pages.end > self.others {
-            self.step = Step::ClearMaster;
+            self.step = CreationStep::ClearMaster;
         } else {
-            self.step = Step::Clear(pages.end..(pages.end + CLEARED_AT_ONCE).min(self.others + 1));
+            self.step = CreationStep::Clear(pages.end..(pages.end + CLEARED_AT_ONCE).min(self.others + 1));
         }
     }
 
-    fn master_cleared(&mut self, outcome: &Outcome) {
+    fn on_master_cleared(&mut self, outcome: &Outcome) {
         let state = match outcome {
-            Outcome::Rejected(Rejection::NotFound) => return self.begin_again(),
+            Outcome::Rejected(Rejection::NotFound) => return self.restart(),
             Outcome::Rejected(Rejection::Conflicting(verdict)) => TxState::Conflicting(*verdict),
             Outcome::Rejected(Rejection::Pruned(height)) => TxState::Pruned(*height),
             _ => {
                 let answer = self.answer.take().map(|(answer, _)| answer);
-                self.step = Step::Ended(answer.unwrap_or_else(|| outcome.clone()));
+                self.step = CreationStep::Ended(answer.unwrap_or_else(|| outcome.clone()));
                 return;
             }
         };
-        // It has fallen, or was forgotten, since its master was there.
-        self.step = Step::Ended(match (self.kind, state) {
-            (Kind::Live, TxState::Conflicting(_)) | (Kind::Contested, TxState::Pruned(_)) => {
+        // The transaction became conflicting, or was pruned, after its master was written.
+        self.step = CreationStep::Ended(match (self.kind, state) {
+            (CreationKind::Live, TxState::Conflicting(_)) | (CreationKind::Contested, TxState::Pruned(_)) => {
                 Outcome::Rejected(Rejection::Exists(state))
             }
             _ => Outcome::AlreadyApplied(Reply::State(state)),
         });
     }
 
-    /// A node forgot a page that was there: all are sent again, before anything is cleared.
-    fn begin_again(&mut self) {
+    /// Begins again after a node lost a page: all pages are sent again before any page is cleared.
+    fn restart(&mut self) {
         self.answer = None;
-        self.step = Step::Look;
+        self.step = CreationStep::ReadMaster;
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     engine::{
         RecordEngine,
         conformance::RULES,
-        fault::{FaultEngine, Faults},
+        fault::{EngineFaults, FaultEngine},
         memory::MemoryEngine,
     },
     record::{Body, Reason, StoredOutput, Verdict, build},
@@ -15,237 +15,251 @@ use crate::{
 
 const PAGE: u32 = 2;
 
-fn identity(owner: u64) -> Identity {
-    Identity { owner, process_id: 7, hostname: "here".into(), sees: Processes::None }
+fn identity(owner: u64) -> CreatorIdentity {
+    CreatorIdentity { owner, process_id: 7, hostname: "here".into(), process_visibility: ProcessVisibility::None }
 }
 
-/// A transaction of five outputs: three pages.
-fn paged(starts: Starts) -> Paged {
+/// Returns a transaction of five outputs on three pages.
+fn paged(initial_state: InitialState) -> PagedTx {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
     let parsed = Transaction::parse(&bytes).unwrap();
-    let (setting, start) = (testing::setting(PAGE), build::Start::default());
-    let pages = build::pages_of(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
-    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts }
+    let (setting, start) = (testing::setting(PAGE), build::NewTxState::default());
+    let pages = build::build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &start).unwrap();
+    PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state }
 }
 
 fn creator(store: &Store, owner: u64) -> Creator {
     Creator::new(store.clone(), Clock::simulated(1_000), identity(owner))
 }
 
-async fn create(store: &Store, owner: u64, starts: Starts) -> Outcome {
-    creator(store, owner).create(&paged(starts), |_| {}).await.unwrap()
+async fn create(store: &Store, owner: u64, initial_state: InitialState) -> Outcome {
+    creator(store, owner).create(&paged(initial_state), |_| {}).await.unwrap()
 }
 
 async fn states(store: &Store) -> Vec<Option<TxState>> {
-    let pages = store.pages(paged(Starts::Live).others.txid(), 0, 3).await.unwrap();
+    let pages = store.pages(paged(InitialState::Live).others.txid(), 0, 3).await.unwrap();
     pages.iter().map(|page| page.as_ref().map(|page| page.state())).collect()
 }
 
 const LIVE: [Option<TxState>; 3] = [Some(TxState::Live); 3];
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_is_live_on_all_its_pages_and_twice_is_once() {
+async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     let store = testing::store(PAGE);
-    assert_eq!(create(&store, 1, Starts::Live).await, Outcome::Applied(Reply::None));
+    assert_eq!(create(&store, 1, InitialState::Live).await, Outcome::Applied(Reply::None));
     assert_eq!(states(&store).await, LIVE);
-    let lock = store.read(vec![Key::LockRecord(paged(Starts::Live).others.txid())]).await.unwrap();
-    assert_eq!(lock, [None]);
-    let again = create(&store, 2, Starts::Live).await;
+    let lock_record = store.read(vec![Key::LockRecord(paged(InitialState::Live).others.txid())]).await.unwrap();
+    assert_eq!(lock_record, [None]);
+    let again = create(&store, 2, InitialState::Live).await;
     assert_eq!(again, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
     let mut violations = Vec::new();
     store.verify(|_| {}, |violation| violations.push(violation)).await.unwrap();
     let missing = violations.iter().filter(|it| !matches!(it, crate::store::verify::Violation::InputNotTaken { .. }));
     assert_eq!(missing.count(), 0, "{violations:?}");
     let spend =
-        store.get_spend(Outpoint { txid: paged(Starts::Live).others.txid(), vout: 4 }, None, None).await.unwrap();
+        store.get_spend(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None).await.unwrap();
     assert_eq!(spend, crate::store::read::SpendStatus::Unspent);
-    let beyond = Outpoint { txid: paged(Starts::Live).others.txid(), vout: 7 };
+    let beyond = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 7 };
     assert_eq!(store.get_spend(beyond, None, None).await.unwrap(), crate::store::read::SpendStatus::NoSuchOutput);
 }
 
-/// Its master is there, so all its pages were written, and somebody may have spent what was on the one that is gone.
+/// The master exists, so that every page was written, and slots of the missing page may have been spent.
 #[tokio::test(start_paused = true)]
-async fn a_page_that_is_gone_is_made_again_only_where_a_node_may_have_forgotten_it() {
+async fn a_missing_page_is_recreated_only_where_the_engine_can_lose_writes() {
     for (store, forgets) in [(testing::store(PAGE), false), (testing::forgetful_store(PAGE), true)] {
-        let txid = paged(Starts::Live).others.txid();
-        for step in [Step::Others(1..2), Step::Master] {
-            store.apply(rows_of_pages(&step, &paged(Starts::Live), 1)).await.unwrap();
+        let txid = paged(InitialState::Live).others.txid();
+        for step in [CreationStep::Others(1..2), CreationStep::Master] {
+            store.apply(build_page_rows(&step, &paged(InitialState::Live), 1)).await.unwrap();
         }
-        let told = creator(&store, 1).create(&paged(Starts::Live), |_| {}).await;
-        match told {
+        let outcome = creator(&store, 1).create(&paged(InitialState::Live), |_| {}).await;
+        match outcome {
             Ok(outcome) => assert!(forgets && outcome.is_done(), "{outcome:?}"),
-            Err(CompleteError::MissingPage { page: 2, why: NotRestored::Lasting, .. }) => assert!(!forgets),
+            Err(CompleteError::MissingPage { page: 2, why: RestoreError::EngineKeepsWrites, .. }) => assert!(!forgets),
             Err(error) => panic!("{error}"),
         }
         assert_eq!(states(&store).await[2].is_some(), forgets);
-        assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "others need not wait for it");
+        assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "the lock record is released");
     }
 }
 
-/// A node that forgets a page has the event that made it done again: no later one makes it.
+/// The event that made a lost page is read again; no later event may make the page.
 #[tokio::test(start_paused = true)]
-async fn a_page_that_is_gone_is_made_again_by_the_event_that_made_it() {
+async fn a_missing_page_is_recreated_only_by_the_event_that_made_it() {
     for (made_at, makes_it) in [(4, true), (5, true), (6, false)] {
         let store = testing::forgetful_store(PAGE);
-        for step in [Step::Others(1..2), Step::Master] {
-            store.apply(rows_of_pages(&step, &paged(Starts::Live), 1)).await.unwrap();
+        for step in [CreationStep::Others(1..2), CreationStep::Master] {
+            store.apply(build_page_rows(&step, &paged(InitialState::Live), 1)).await.unwrap();
         }
-        let mut later = paged(Starts::Live);
+        let mut later = paged(InitialState::Live);
         testing::master(Arc::make_mut(&mut later.master)).created_at = made_at;
-        let told = creator(&store, 1).create(&later, |_| {}).await;
-        assert_eq!(told.is_ok(), makes_it, "{told:?}");
+        let outcome = creator(&store, 1).create(&later, |_| {}).await;
+        assert_eq!(outcome.is_ok(), makes_it, "{outcome:?}");
         assert_eq!(states(&store).await[2].is_some(), makes_it);
-        if let Err(told) = told {
-            assert!(matches!(told, CompleteError::MissingPage { page: 2, why: NotRestored::OfAnotherEvent, .. }));
+        if let Err(error) = outcome {
+            assert!(matches!(error, CompleteError::MissingPage { page: 2, why: RestoreError::OtherEvent, .. }));
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_contested_one_bars_its_pages_by_its_master() {
+async fn the_master_of_a_contested_transaction_bars_its_pages() {
     let store = testing::store(PAGE);
     let state = TxState::Conflicting(Verdict::Pending);
-    assert_eq!(create(&store, 1, Starts::Contested).await, Outcome::Applied(Reply::State(state)));
+    assert_eq!(create(&store, 1, InitialState::Contested).await, Outcome::Applied(Reply::State(state)));
     assert_eq!(states(&store).await, [Some(state), Some(TxState::Creating), Some(TxState::Creating)]);
-    let outpoint = Outpoint { txid: paged(Starts::Live).others.txid(), vout: 4 };
+    let outpoint = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 };
     let status = store.get_spend(outpoint, None, None).await.unwrap();
     assert_eq!(status, crate::store::read::SpendStatus::Conflicting(Verdict::Pending));
-    let live = create(&store, 2, Starts::Live).await;
-    assert_eq!(live, Outcome::Rejected(Rejection::Exists(state)), "it cannot become live by itself");
+    let live = create(&store, 2, InitialState::Live).await;
+    assert_eq!(
+        live,
+        Outcome::Rejected(Rejection::Exists(state)),
+        "a contested transaction becomes live only by a verdict"
+    );
     assert_eq!(states(&store).await[1], Some(TxState::Creating));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_record_of_somebody_else_is_waited_for_until_it_ends() {
+async fn a_foreign_lock_record_is_respected_until_it_expires() {
     let store = testing::store(PAGE);
     let other = creator(&store, 5);
-    let lock_record = other.lock_record(3, 1_000);
+    let lock_record = other.new_lock_record(3, 1_000);
     assert_eq!((lock_record.created_at, lock_record.expires_at, lock_record.expected_recs), (1_000, 37_000, 3));
-    let key = Key::LockRecord(paged(Starts::Live).others.txid());
+    let key = Key::LockRecord(paged(InitialState::Live).others.txid());
     store.must_apply(key, Operation::AcquireLockRecord { lock_record: lock_record.clone(), now_ms: 1_000 }).await;
     let creator = creator(&store, 1);
-    let work = paged(Starts::Live);
-    let held = Outcome::Rejected(Rejection::Held(lock_record));
-    assert_eq!(creator.create(&work, |_| {}).await.unwrap(), held);
+    let work = paged(InitialState::Live);
+    let refused = Outcome::Rejected(Rejection::Held(lock_record));
+    assert_eq!(creator.create(&work, |_| {}).await.unwrap(), refused);
     assert_eq!(states(&store).await, [None; 3]);
-    assert!(creator.create_now(&work).await.unwrap().is_done(), "nothing depends on it");
+    assert!(creator.create_without_lock_record(&work).await.unwrap().is_done(), "no step depends on the lock record");
     tokio::time::sleep(Duration::from_secs(37)).await;
     assert!(creator.create(&work, |_| {}).await.unwrap().is_done());
 }
 
-/// Above what the system gives to any process.
+/// A process id above every id that the system assigns.
 const NO_PROCESS: u32 = u32::MAX;
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_record_of_who_is_known_to_have_died_is_not_waited_for() {
-    let own = Identity { sees: Processes::OfItsHost, process_id: std::process::id(), ..identity(1) };
-    let alive = Identity { owner: 2, process_id: 1, ..own.clone() };
-    let elsewhere = Identity { owner: 2, process_id: NO_PROCESS, hostname: "there".into(), ..own.clone() };
-    let dead = Identity { owner: 2, process_id: NO_PROCESS, ..own.clone() };
-    let earlier_life = Identity { owner: 2, ..own.clone() };
-    for (holder, waits) in [(alive, true), (elsewhere, true), (dead, false), (earlier_life, false)] {
+async fn a_lock_record_of_a_process_known_to_have_ended_is_ignored() {
+    let own = CreatorIdentity {
+        process_visibility: ProcessVisibility::SameHost,
+        process_id: std::process::id(),
+        ..identity(1)
+    };
+    let alive = CreatorIdentity { owner: 2, process_id: 1, ..own.clone() };
+    let elsewhere = CreatorIdentity { owner: 2, process_id: NO_PROCESS, hostname: "there".into(), ..own.clone() };
+    let dead = CreatorIdentity { owner: 2, process_id: NO_PROCESS, ..own.clone() };
+    let earlier_process = CreatorIdentity { owner: 2, ..own.clone() };
+    for (holder, waits) in [(alive, true), (elsewhere, true), (dead, false), (earlier_process, false)] {
         let store = testing::store(PAGE);
-        let held = Creator::new(store.clone(), Clock::simulated(1_000), holder.clone()).lock_record(3, 1_000);
-        let key = Key::LockRecord(paged(Starts::Live).others.txid());
-        store.must_apply(key, Operation::AcquireLockRecord { lock_record: held, now_ms: 1_000 }).await;
-        for (sees, waits) in [(Processes::OfItsHost, waits), (Processes::None, true)] {
-            let creator = Creator::new(store.clone(), Clock::simulated(1_000), Identity { sees, ..own.clone() });
-            let outcome = creator.create(&paged(Starts::Live), |_| {}).await.unwrap();
+        let lock_record =
+            Creator::new(store.clone(), Clock::simulated(1_000), holder.clone()).new_lock_record(3, 1_000);
+        let key = Key::LockRecord(paged(InitialState::Live).others.txid());
+        store.must_apply(key, Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
+        for (process_visibility, waits) in [(ProcessVisibility::SameHost, waits), (ProcessVisibility::None, true)] {
+            let creator = Creator::new(
+                store.clone(),
+                Clock::simulated(1_000),
+                CreatorIdentity { process_visibility, ..own.clone() },
+            );
+            let outcome = creator.create(&paged(InitialState::Live), |_| {}).await.unwrap();
             assert_eq!(matches!(outcome, Outcome::Rejected(Rejection::Held(_))), waits, "{holder:?}: {outcome:?}");
         }
     }
 }
 
 #[test]
-fn lock_records_last_longer_where_there_is_more_to_do() {
+fn lock_records_of_more_records_last_longer() {
     let seconds = [1, 10, 100, 135, 200, u32::MAX].map(|records| lock_record_ttl_ms(records) / 1_000);
     assert_eq!(seconds, [32, 50, 230, 300, 300, 300]);
 }
 
-/// A partial transaction whose outputs are so many, given by their indexes.
-fn partial(outputs: impl Iterator<Item = u32>) -> Paged {
-    let output = |vout| build::SeededOutput { vout, output: StoredOutput { satoshis: 7, script: vec![0x51].into() } };
-    let seed = build::Seed { txid: Txid([8; 32]), coinbase: false, outputs: outputs.map(output).collect() };
-    let pages = build::seeded_pages(&seed, &testing::setting(PAGE)).unwrap();
-    Paged { master: pages.master.into(), others: pages.others.unwrap().into(), starts: Starts::Live }
+/// Returns a partial transaction with outputs at these indexes.
+fn partial(outputs: impl Iterator<Item = u32>) -> PagedTx {
+    let output = |vout| build::KnownOutput { vout, output: StoredOutput { satoshis: 7, script: vec![0x51].into() } };
+    let partial = build::KnownOutputs { txid: Txid([8; 32]), coinbase: false, outputs: outputs.map(output).collect() };
+    let pages = build::build_partial_pages(&partial, &testing::setting(PAGE)).unwrap();
+    PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state: InitialState::Live }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_tells_of_more_pages_than_the_first_writes_none_and_opens_none() {
+async fn a_later_event_with_more_pages_writes_none_and_opens_none() {
     let txid = Txid([8; 32]);
     let (narrow, wide) = (partial(0..4), partial((0..4).chain([7])));
     let store = testing::store(PAGE);
     assert!(creator(&store, 1).create(&narrow, |_| {}).await.unwrap().is_done());
-    let told = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
-    assert_eq!(told, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
+    let outcome = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
+    assert_eq!(outcome, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
     let pages = store.pages(txid, 0, 4).await.unwrap();
     assert_eq!(pages.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false, false]);
 
-    // The first is half created: the second leaves it to whoever is at it.
+    // The narrow one is half created: the wide event leaves its completion to other creators.
     let store = testing::store(PAGE);
-    for step in [Step::Others(1..2), Step::Master] {
-        store.apply(rows_of_pages(&step, &narrow, 1)).await.unwrap();
+    for step in [CreationStep::Others(1..2), CreationStep::Master] {
+        store.apply(build_page_rows(&step, &narrow, 1)).await.unwrap();
     }
-    let told = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
-    assert_eq!(told, Outcome::Rejected(Rejection::Exists(TxState::Creating)));
+    let outcome = creator(&store, 2).create(&wide, |_| {}).await.unwrap();
+    assert_eq!(outcome, Outcome::Rejected(Rejection::Exists(TxState::Creating)));
     assert_eq!(store.pages(txid, 2, 4).await.unwrap(), [None, None]);
 
-    // It comes between the pages of the second and its master: they stay barred.
+    // The narrow master is written between the pages and the master of the wide event: the pages stay barred.
     let store = testing::store(PAGE);
-    store.apply(rows_of_pages(&Step::Others(1..4), &wide, 1)).await.unwrap();
-    store.apply(rows_of_pages(&Step::Master, &narrow, 1)).await.unwrap();
-    let mut creation = Creation::without_lock_record(Kind::Live, 3, 8);
-    creation.looked(None);
-    creation.body_stored();
-    creation.answered(&store.apply(rows_of_pages(&Step::Others(1..4), &wide, 1)).await.unwrap());
-    creation.answered(&store.apply(rows_of_pages(&Step::Master, &wide, 1)).await.unwrap());
-    assert_eq!(*creation.step(), Step::Look);
+    store.apply(build_page_rows(&CreationStep::Others(1..4), &wide, 1)).await.unwrap();
+    store.apply(build_page_rows(&CreationStep::Master, &narrow, 1)).await.unwrap();
+    let mut creation = Creation::without_lock_record(CreationKind::Live, 3, 8);
+    creation.on_master_read(None);
+    creation.on_body_stored();
+    creation.on_outcomes(&store.apply(build_page_rows(&CreationStep::Others(1..4), &wide, 1)).await.unwrap());
+    creation.on_outcomes(&store.apply(build_page_rows(&CreationStep::Master, &wide, 1)).await.unwrap());
+    assert_eq!(*creation.step(), CreationStep::ReadMaster);
     let master = store.master(txid).await.unwrap();
-    creation.looked(Seen::of(master.as_ref(), &create_master(&wide, 1)));
-    assert_eq!(*creation.step(), Step::Ended(Outcome::Rejected(Rejection::Exists(TxState::Creating))));
+    creation.on_master_read(ExistingMaster::of(master.as_ref(), &build_master_create(&wide, 1)));
+    assert_eq!(*creation.step(), CreationStep::Ended(Outcome::Rejected(Rejection::Exists(TxState::Creating))));
 }
 
-/// Its child was found without it, and may have a second chance: whoever completes it, the contest is due until it was published.
+/// A child was decided without its parent and may get a second chance: the contest stays due until it is published.
 #[tokio::test(start_paused = true)]
-async fn the_contest_of_a_partial_transaction_in_the_place_of_its_stub_is_due_though_the_first_answer_was_lost() {
+async fn a_partial_transaction_that_fills_its_stub_stays_due_for_contest_on_retry() {
     let work = partial(0..4);
     for cleared in [false, true] {
         let store = testing::store(PAGE);
         store.sequenced(Key::master(Txid([8; 32])), Sequenced::MarkContested).await;
-        for step in [Step::Others(1..2), Step::Master] {
-            store.apply(rows_of_pages(&step, &work, 1)).await.unwrap();
+        for step in [CreationStep::Others(1..2), CreationStep::Master] {
+            store.apply(build_page_rows(&step, &work, 1)).await.unwrap();
         }
         if cleared {
             store.complete(Txid([8; 32])).await.unwrap();
         }
-        let told = creator(&store, 1).create(&work, |_| {}).await.unwrap();
-        assert_eq!(told, Outcome::AlreadyApplied(Reply::ContestDue));
+        let outcome = creator(&store, 1).create(&work, |_| {}).await.unwrap();
+        assert_eq!(outcome, Outcome::AlreadyApplied(Reply::ContestDue));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stub_of_it_becomes_the_coinbase_and_a_verdict_is_told() {
+async fn a_stub_becomes_the_coinbase_and_a_verdict_is_returned() {
     let store = testing::store(PAGE);
-    let (txid, stamp) = (paged(Starts::Live).others.txid(), Stamp { offset: 9, phase: crate::record::Phase::Apply });
+    let (txid, stamp) =
+        (paged(InitialState::Live).others.txid(), Stamp { offset: 9, phase: crate::record::Phase::Apply });
     store.sequenced(Key::master(txid), Sequenced::MarkContested).await;
-    let outcome = create(&store, 1, Starts::Coinbase(stamp)).await;
+    let outcome = create(&store, 1, InitialState::Coinbase(stamp)).await;
     assert_eq!(outcome, Outcome::Applied(Reply::State(TxState::Creating)));
     assert_eq!(states(&store).await, LIVE);
 
     let store = testing::store(PAGE);
     store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason: Reason::Command, height: 5 }).await;
     let lost = Verdict::Conflicting(Reason::Command);
-    let told = Outcome::Rejected(Rejection::Exists(TxState::Stub(lost)));
-    assert_eq!(create(&store, 1, Starts::Live).await, told);
-    let told = Outcome::Applied(Reply::State(TxState::Conflicting(lost)));
-    assert_eq!(create(&store, 1, Starts::Contested).await, told);
+    let refused = Outcome::Rejected(Rejection::Exists(TxState::Stub(lost)));
+    assert_eq!(create(&store, 1, InitialState::Live).await, refused);
+    let applied = Outcome::Applied(Reply::State(TxState::Conflicting(lost)));
+    assert_eq!(create(&store, 1, InitialState::Contested).await, applied);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_creates_under_faults_comes_to_the_same() {
+async fn concurrent_creators_under_faults_reach_the_same_state() {
     for seed in 0..200 {
         let memory = Arc::new(MemoryEngine::new(RULES));
-        let faults = Faults {
+        let faults = EngineFaults {
             lost_request: 0.2,
             lost_reply: 0.2,
             half_applied: 0.2,
@@ -253,19 +267,19 @@ async fn whoever_creates_under_faults_comes_to_the_same() {
             repeated: 0.2,
             late: 0.1,
             late_within_calls: 5,
-            ..Faults::default()
+            ..EngineFaults::default()
         };
         let engine: Arc<dyn RecordEngine> = Arc::new(FaultEngine::new(memory.clone(), seed).with(faults));
         let store = Store::new(engine, testing::store(PAGE).settings);
-        // The other one's clock is late enough for it to take the lock record over, so that they meet.
+        // The clock of the second creator is past the end of the first one's lock record, so that both run at once.
         let late = Creator::new(store.clone(), Clock::simulated(1_000_000), identity(2));
         let (one, other) = (creator(&store, 1), late);
-        let work = paged(Starts::Live);
-        let contested = paged(if seed % 3 == 0 { Starts::Contested } else { Starts::Live });
+        let work = paged(InitialState::Live);
+        let contested = paged(if seed % 3 == 0 { InitialState::Contested } else { InitialState::Live });
         let (first, second) = tokio::join!(one.create(&work, |_| {}), other.create(&contested, |_| {}));
         let (first, second) = (first.unwrap(), second.unwrap());
         let store = Store::new(memory, store.settings);
-        let last = create(&store, 1, Starts::Live).await;
+        let last = create(&store, 1, InitialState::Live).await;
         let page = store.master(work.others.txid()).await.unwrap().unwrap();
         match page.state() {
             TxState::Live => assert_eq!(states(&store).await, LIVE, "seed {seed}"),

@@ -1,4 +1,4 @@
-//! Which of the blocks that list a transaction are on the longest chain.
+//! Lookup of the blocks that list a transaction: which of them are on the longest chain.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,35 @@ use crate::{
     store::Store,
 };
 
-/// Blocks that have been asked for. A reorg changes the answers: kept for one step only.
+/// Loaded blocks by local id; `true`: the block is on the longest chain. A reorg changes the answers, so that one value
+/// serves one step only.
 #[derive(Debug, Default)]
-pub struct Blocks(BTreeMap<u32, bool>);
+pub struct LongestChainBlocks(BTreeMap<u32, bool>);
 
-impl Blocks {
-    /// Asks for the blocks of all these.
-    pub async fn ask<'a>(
+impl LongestChainBlocks {
+    /// Loads the blocks of these entries that are not loaded yet.
+    pub async fn load<'a>(
         &mut self,
         store: &Store,
         mined: impl Iterator<Item = &'a MinedIn>,
     ) -> Result<(), EngineError> {
-        let mut unknown: Vec<u32> = mined.map(|mined| mined.block_id).filter(|id| !self.0.contains_key(id)).collect();
-        unknown.sort_unstable();
-        unknown.dedup();
-        if unknown.is_empty() {
+        let mut missing: Vec<u32> = mined.map(|mined| mined.block_id).filter(|id| !self.0.contains_key(id)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if missing.is_empty() {
             return Ok(());
         }
-        let records = store.read(unknown.iter().map(|id| Key::Block(*id)).collect()).await?;
-        for (id, record) in unknown.into_iter().zip(records) {
-            // The block of what was seeded has no record, and counts.
+        let records = store.read(missing.iter().map(|id| Key::Block(*id)).collect()).await?;
+        for (id, record) in missing.into_iter().zip(records) {
+            // The block of a partial transaction has no record and counts as one of the longest chain.
             let longest = !matches!(record, Some(Record::Block(block)) if !block.longest_chain);
             self.0.insert(id, longest);
         }
         Ok(())
     }
 
-    /// The greatest height among those on the longest chain; of blocks that were asked for.
-    pub fn greatest(&self, mined: &[MinedIn]) -> Option<u32> {
+    /// The greatest height of the entries whose blocks are on the longest chain. The blocks must have been loaded.
+    pub fn greatest_height(&self, mined: &[MinedIn]) -> Option<u32> {
         let longest = |mined: &&MinedIn| self.0.get(&mined.block_id).copied().unwrap_or(true);
         mined.iter().filter(longest).map(|mined| mined.height).max()
     }

@@ -1,60 +1,60 @@
-//! When a transaction may be forgotten: pure, from what its records and those of its spenders say.
+//! Rule that decides whether a transaction may be pruned, from its records and those of its spenders. Pure.
 
 use crate::record::{Page, TxState, Verdict};
 
-/// By what is decided.
+/// Values by which the rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// The greatest height that the longest chain has had, as of what is committed.
+pub struct PruneTerms {
+    /// Greatest height that the longest chain has had, as of the committed chain offset.
     pub height: u32,
-    /// `block_height_retention`, blocks; not 0.
+    /// `block_height_retention`, in blocks; not 0.
     pub retention: u32,
-    /// Chain offset: what is below is handled for good, and never done again.
-    pub safe: u64,
+    /// Committed chain offset: events below are never handled again.
+    pub committed: u64,
 }
 
-impl Terms {
-    /// The greatest height at which a block may list what goes by these terms.
+impl PruneTerms {
+    /// Greatest height of a block that may list a transaction pruned by these terms.
     pub fn reorg_floor(&self) -> u32 {
         self.height.saturating_sub(self.retention)
     }
 }
 
-/// Everything that counts, of all pages of a transaction.
+/// Facts about all pages of a transaction that decide whether it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
-    /// How it stands.
+pub struct PruneFacts {
+    /// State of the transaction.
     pub state: TxState,
-    /// Chain offset of the sequencer's last change of any of its pages.
+    /// Chain offset of the sequencer's last change of any page.
     pub changed_at: Option<u64>,
-    /// An output of it was given to a new owner.
-    pub reassigned: bool,
-    /// An operator has barred an output of it, or given it away.
-    pub barred: bool,
-    /// `preserveUntil`
+    /// An output was given to a new owner.
+    pub has_reassigned_output: bool,
+    /// An operator has frozen or reassigned an output.
+    pub has_barred_output: bool,
+    /// Height until which `preserveUntil` keeps the transaction.
     pub preserve_until: Option<u32>,
-    /// It is locked, frozen as a whole, or waits for a verdict though it is live.
-    pub held: bool,
-    /// All its pages are there, complete, and by their own counts all spent.
+    /// The transaction is locked, frozen as a whole, or live with an open verdict.
+    pub is_withheld: bool,
+    /// Every page exists, is complete, and is all spent by its own count.
     pub all_spent: bool,
-    /// The greatest height at which a block of the longest chain lists it; `None`: none does.
+    /// Greatest height of the blocks of the longest chain that list the transaction.
     pub mined: Option<u32>,
-    /// Who spends it.
+    /// Summary of the spenders of all slots.
     pub spenders: Spenders,
 }
 
-/// All who spend a transaction.
+/// Summary of all spenders of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spenders {
-    /// Each was pruned, or is mined on the longest chain: the greatest of their heights that are known.
+    /// Each spender is pruned or mined on the longest chain. The value is the greatest known height.
     Mined(Option<u32>),
-    /// Of one neither is so.
+    /// At least one spender is neither pruned nor mined on the longest chain.
     NotMined,
 }
 
 impl Spenders {
-    /// One more.
-    pub fn and(self, other: Spenders) -> Spenders {
+    /// Combines the summaries of two groups of spenders.
+    pub fn combine(self, other: Spenders) -> Spenders {
         match (self, other) {
             (Spenders::Mined(a), Spenders::Mined(b)) => Spenders::Mined(a.max(b)),
             _ => Spenders::NotMined,
@@ -62,35 +62,36 @@ impl Spenders {
     }
 }
 
-/// What becomes of a transaction whose hint says that it is due.
+/// Ruling on a transaction that the index lists as due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ruling {
-    /// It is due.
+    /// The transaction is due now.
     Due,
-    /// It is looked at again at this height.
+    /// The transaction is examined again at this height.
     Later(u32),
-    /// It may be due, but what was done to it last may have to be done again: it is looked at again once more is committed.
-    Unsafe,
-    /// What is left of it has served.
+    /// The last change came from an event that is not committed and may be handled again: the transaction is examined
+    /// again once more of the chain is committed.
+    Uncommitted,
+    /// The transaction is a tombstone that has been kept long enough.
     Tombstone,
 }
 
-/// What becomes of it. (`DESIGN.md` section 8.)
-pub fn rule(terms: &Terms, facts: &Facts) -> Ruling {
+/// Decides whether a transaction is due (`docs/protocols/pruning.md`).
+pub fn rule(terms: &PruneTerms, facts: &PruneFacts) -> Ruling {
     let next = terms.height.saturating_add(1);
     match facts.state {
-        _ if facts.changed_at.is_some_and(|offset| offset >= terms.safe) => return Ruling::Unsafe,
+        _ if facts.changed_at.is_some_and(|offset| offset >= terms.committed) => return Ruling::Uncommitted,
         TxState::Pruned(_) => return Ruling::Tombstone,
-        _ if facts.reassigned => return Ruling::Later(u32::MAX),
-        // It may be unfrozen.
-        TxState::Conflicting(_) if facts.barred => return Ruling::Later(next),
+        _ if facts.has_reassigned_output => return Ruling::Later(u32::MAX),
+        // An operator may unfreeze the output.
+        TxState::Conflicting(_) if facts.has_barred_output => return Ruling::Later(next),
         _ if facts.preserve_until.is_some_and(|until| until > terms.height) => {
             return Ruling::Later(facts.preserve_until.unwrap_or(next));
         }
-        // Its hint is retention behind its verdict, and has come.
+        // The hint of a conflicting transaction is the height of its verdict plus the retention, and is reached.
         TxState::Conflicting(Verdict::Conflicting(_)) => return Ruling::Due,
-        TxState::Live if facts.all_spent && !facts.held => {}
-        // A stub, too: its event may come yet, and has to give back what it takes.
+        TxState::Live if facts.all_spent && !facts.is_withheld => {}
+        // A stub is kept, too: the transaction's event may still come, and has to settle the slots that it takes.
         _ => return Ruling::Later(next),
     }
     let (Some(mined), Spenders::Mined(spent)) = (facts.mined, facts.spenders) else { return Ruling::Later(next) };
@@ -98,33 +99,33 @@ pub fn rule(terms: &Terms, facts: &Facts) -> Ruling {
     if due <= terms.height { Ruling::Due } else { Ruling::Later(due) }
 }
 
-impl Facts {
-    /// What a master alone says: nothing of its other pages, of blocks, or of spenders.
+impl PruneFacts {
+    /// Facts of the master alone, without other pages, blocks and spenders.
     pub fn of_master(master: &Page) -> Self {
         let bins = master.master.as_deref();
-        Facts {
+        PruneFacts {
             state: master.state(),
             changed_at: master.chain_pos.map(|stamp| stamp.chain_offset()),
-            reassigned: !master.reassignments.is_empty(),
-            barred: master.is_barred(),
+            has_reassigned_output: !master.reassignments.is_empty(),
+            has_barred_output: master.is_barred(),
             preserve_until: bins.and_then(|bins| bins.preserve_until),
-            held: master.locked || master.frozen || master.verdict() == Some(Verdict::Pending),
-            all_spent: master.utxos.is_some() && master.all_spent(),
+            is_withheld: master.locked || master.frozen || master.verdict() == Some(Verdict::Pending),
+            all_spent: master.utxos.is_some() && master.is_all_spent(),
             mined: None,
             spenders: Spenders::Mined(None),
         }
     }
 
-    /// The same with one more of its pages; `None`: it is not there.
+    /// Adds the facts of another page; `None`: the page is absent.
     pub fn with_page(self, page: Option<&Page>) -> Self {
-        let Some(page) = page else { return Facts { all_spent: false, ..self } };
-        let whole = page.utxos.is_some() && page.creating_at.is_none() && !page.conflicting && page.all_spent();
-        Facts {
+        let Some(page) = page else { return PruneFacts { all_spent: false, ..self } };
+        let whole = page.utxos.is_some() && page.creating_at.is_none() && !page.conflicting && page.is_all_spent();
+        PruneFacts {
             changed_at: self.changed_at.max(page.chain_pos.map(|stamp| stamp.chain_offset())),
-            reassigned: self.reassigned || !page.reassignments.is_empty(),
-            barred: self.barred || page.is_barred(),
-            held: self.held || page.frozen,
-            // One that was begun with before a crash.
+            has_reassigned_output: self.has_reassigned_output || !page.reassignments.is_empty(),
+            has_barred_output: self.has_barred_output || page.is_barred(),
+            is_withheld: self.is_withheld || page.frozen,
+            // A tombstone of a pass that was killed counts as all spent.
             all_spent: self.all_spent && (whole || page.pruned.is_some()),
             ..self
         }
@@ -139,16 +140,16 @@ mod tests {
     use crate::record::Reason;
 
     const LOST: Verdict = Verdict::Conflicting(Reason::Command);
-    const TERMS: Terms = Terms { height: 400, retention: 288, safe: 50 };
+    const TERMS: PruneTerms = PruneTerms { height: 400, retention: 288, committed: 50 };
 
-    fn done() -> Facts {
-        Facts {
+    fn done() -> PruneFacts {
+        PruneFacts {
             state: TxState::Live,
             changed_at: Some(49),
-            reassigned: false,
-            barred: false,
+            has_reassigned_output: false,
+            has_barred_output: false,
             preserve_until: None,
-            held: false,
+            is_withheld: false,
             all_spent: true,
             mined: Some(100),
             spenders: Spenders::Mined(Some(112)),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_behind_the_greatest_height_of_itself_and_its_spenders() {
+    fn due_height_is_the_greatest_height_plus_retention() {
         for (mined, spent, ruling) in [
             (100, Some(112), Ruling::Due),
             (112, Some(100), Ruling::Due),
@@ -164,31 +165,31 @@ mod tests {
             (100, Some(113), Ruling::Later(401)),
             (200, Some(100), Ruling::Later(488)),
         ] {
-            let facts = Facts { mined: Some(mined), spenders: Spenders::Mined(spent), ..done() };
+            let facts = PruneFacts { mined: Some(mined), spenders: Spenders::Mined(spent), ..done() };
             assert_eq!(rule(&TERMS, &facts), ruling, "{mined} {spent:?}");
         }
     }
 
     #[test]
-    fn whatever_keeps_it_keeps_it() {
+    fn each_obstacle_keeps_the_transaction() {
         let later = |facts| assert_eq!(rule(&TERMS, &facts), Ruling::Later(401), "{facts:?}");
-        later(Facts { held: true, ..done() });
-        later(Facts { all_spent: false, ..done() });
-        later(Facts { mined: None, ..done() });
-        later(Facts { spenders: Spenders::NotMined, ..done() });
-        later(Facts { state: TxState::Creating, ..done() });
-        later(Facts { state: TxState::Conflicting(Verdict::Pending), ..done() });
-        later(Facts { state: TxState::Stub(Verdict::Pending), ..done() });
+        later(PruneFacts { is_withheld: true, ..done() });
+        later(PruneFacts { all_spent: false, ..done() });
+        later(PruneFacts { mined: None, ..done() });
+        later(PruneFacts { spenders: Spenders::NotMined, ..done() });
+        later(PruneFacts { state: TxState::Creating, ..done() });
+        later(PruneFacts { state: TxState::Conflicting(Verdict::Pending), ..done() });
+        later(PruneFacts { state: TxState::Stub(Verdict::Pending), ..done() });
         for state in [TxState::Live, TxState::Conflicting(LOST)] {
-            let facts = Facts { state, ..done() };
-            assert_eq!(rule(&TERMS, &Facts { reassigned: true, ..facts }), Ruling::Later(u32::MAX));
-            assert_eq!(rule(&TERMS, &Facts { preserve_until: Some(900), ..facts }), Ruling::Later(900));
-            assert_eq!(rule(&TERMS, &Facts { preserve_until: Some(400), ..facts }), Ruling::Due);
-            assert_eq!(rule(&TERMS, &Facts { changed_at: Some(50), ..facts }), Ruling::Unsafe);
+            let facts = PruneFacts { state, ..done() };
+            assert_eq!(rule(&TERMS, &PruneFacts { has_reassigned_output: true, ..facts }), Ruling::Later(u32::MAX));
+            assert_eq!(rule(&TERMS, &PruneFacts { preserve_until: Some(900), ..facts }), Ruling::Later(900));
+            assert_eq!(rule(&TERMS, &PruneFacts { preserve_until: Some(400), ..facts }), Ruling::Due);
+            assert_eq!(rule(&TERMS, &PruneFacts { changed_at: Some(50), ..facts }), Ruling::Uncommitted);
         }
     }
 
-    fn facts() -> impl Strategy<Value = Facts> {
+    fn facts() -> impl Strategy<Value = PruneFacts> {
         let state = prop_oneof![
             4 => Just(TxState::Live),
             1 => Just(TxState::Creating),
@@ -204,13 +205,13 @@ mod tests {
         let flags = [0.1, 0.1, 0.8].map(prop::bool::weighted);
         let numbers = (option::of(45..55_u64), option::weighted(0.2, 390..410_u32), option::weighted(0.9, height()));
         (state, flags, numbers, spenders).prop_map(
-            |(state, [reassigned, held, all_spent], (changed_at, preserve_until, mined), spenders)| Facts {
+            |(state, [reassigned, withheld, all_spent], (changed_at, preserve_until, mined), spenders)| PruneFacts {
                 state,
                 changed_at,
-                reassigned,
-                barred: false,
+                has_reassigned_output: reassigned,
+                has_barred_output: false,
                 preserve_until,
-                held,
+                is_withheld: withheld,
                 all_spent,
                 mined,
                 spenders,
@@ -221,17 +222,18 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 4_096, ..ProptestConfig::default() })]
 
-        /// Nothing goes that anything speaks for, and whatever waits is looked at at a later height.
+        /// A due transaction has no obstacle, and a waiting transaction is examined again at a later height.
         #[test]
-        fn what_is_due_has_nothing_to_keep_it(facts in facts()) {
+        fn a_due_transaction_has_no_obstacle(facts in facts()) {
             match rule(&TERMS, &facts) {
                 Ruling::Due => {
-                    prop_assert!(!facts.reassigned && facts.changed_at.is_none_or(|offset| offset < TERMS.safe));
+                    prop_assert!(!facts.has_reassigned_output);
+                    prop_assert!(facts.changed_at.is_none_or(|offset| offset < TERMS.committed));
                     prop_assert!(facts.preserve_until.is_none_or(|until| until <= TERMS.height));
                     if facts.state == TxState::Live {
                         let Spenders::Mined(spent) = facts.spenders else { panic!("{facts:?}") };
                         let least = TERMS.height - TERMS.retention;
-                        prop_assert!(facts.all_spent && !facts.held);
+                        prop_assert!(facts.all_spent && !facts.is_withheld);
                         prop_assert!(facts.mined.unwrap() <= least && spent.is_none_or(|spent| spent <= least));
                     } else {
                         let verdict = facts.state;
@@ -239,25 +241,25 @@ mod tests {
                     }
                 }
                 Ruling::Later(height) => prop_assert!(height > TERMS.height),
-                Ruling::Unsafe => prop_assert!(facts.changed_at >= Some(TERMS.safe)),
+                Ruling::Uncommitted => prop_assert!(facts.changed_at >= Some(TERMS.committed)),
                 Ruling::Tombstone => panic!("{facts:?}"),
             }
         }
 
-        /// What is due stays due: time alone brings nothing back.
+        /// A due transaction stays due: time alone creates no obstacle.
         #[test]
-        fn what_is_due_once_is_due_later(facts in facts(), more in 0..500_u32) {
+        fn a_due_transaction_stays_due(facts in facts(), more in 0..500_u32) {
             if rule(&TERMS, &facts) == Ruling::Due {
-                let later = Terms { height: TERMS.height + more, safe: TERMS.safe + 1, ..TERMS };
+                let later = PruneTerms { height: TERMS.height + more, committed: TERMS.committed + 1, ..TERMS };
                 prop_assert_eq!(rule(&later, &facts), Ruling::Due);
             }
         }
 
-        /// Looked at again when it says, and not before, it is due then unless something else keeps it.
+        /// No transaction is due at a height before the height at which it is examined again.
         #[test]
-        fn the_height_to_look_again_is_neither_early_nor_late(facts in facts()) {
+        fn no_transaction_is_due_before_its_next_examination(facts in facts()) {
             let Ruling::Later(height) = rule(&TERMS, &facts) else { return Ok(()) };
-            let at = |height| rule(&Terms { height, safe: u64::MAX, ..TERMS }, &facts);
+            let at = |height| rule(&PruneTerms { height, committed: u64::MAX, ..TERMS }, &facts);
             for earlier in TERMS.height..height.min(TERMS.height + 200) {
                 prop_assert_ne!(at(earlier), Ruling::Due);
             }

@@ -1,87 +1,88 @@
-//! [`BlockFile`]: the blocks in a file, bare or framed.
+//! [`BlockFile`]: blocks in a file, bare or framed.
 
 use std::iter::FusedIterator;
 
-use super::{Block, FileNetwork, HEADER_LEN};
-use crate::tx::{ParseError, reader::Reader};
+use super::{FileNetwork, HEADER_LEN, RawBlock};
+use crate::tx::{ParseError, reader::ByteReader};
 
-/// The bytes of a file that holds either one bare block, or any number of blocks that are each framed by the network's
-/// magic and a little-endian length, as the node's `.blk` files are. Such a file may end in zeros: the node reserves
-/// room ahead.
+/// File of blocks: either one bare block, or any number of framed blocks. A frame is the network's magic and a
+/// little-endian length, as in the node's `.blk` files. A framed file may end in zeros, because the node allocates
+/// space ahead.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockFile<'a> {
     bytes: &'a [u8],
     network: Option<FileNetwork>,
 }
 
-/// What is wrong with a block file. Positions are bytes from the start of the file; those within `error`, from the
-/// start of the block.
+/// Error of a block file. Positions are bytes from the start of the file; those within `error` are bytes from the start
+/// of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BlockFileError {
-    /// There is nothing in it.
+    /// The file has no bytes.
     #[error("block file is empty")]
     Empty,
-    /// It ends within a block.
+    /// The file ends within a block.
     #[error(
-        "block file cut in half at byte {at}: the block that starts at byte {block_at} is incomplete: {error} (counted from there)"
+        "block file cut in half at byte {at}: the block that starts at byte {block_at} is incomplete: {error} (counted \
+         from there)"
     )]
     CutInHalf {
-        /// Where the file ends.
+        /// Position of the file's end.
         at: usize,
-        /// Where the incomplete block starts (where its frame does, if the frame itself is cut).
+        /// Position of the incomplete block, or of its frame if the frame is incomplete.
         block_at: usize,
-        /// What is missing.
+        /// Problem of the incomplete block.
         error: ParseError,
     },
     /// The file begins neither with the magic of a known network nor with a block.
     #[error(
-        "unknown magic {} at byte {at}: the file begins neither with a block nor with the magic of a known network ({}); a node of \
-         Bitcoin Core 28 or later writes its files with a key, so keep its xor.dat beside them",
+        "unknown magic {} at byte {at}: the file begins neither with a block nor with the magic of a known network \
+         ({}); a node of Bitcoin Core 28 or later writes its files with a key, so keep its xor.dat beside them",
         hex::encode(found),
-        known_magics()
+        list_known_magics()
     )]
     UnknownMagic {
-        /// Where the magic should be.
+        /// Position at which the magic is expected.
         at: usize,
-        /// The text that is there.
+        /// Bytes at that position.
         found: [u8; 4],
     },
-    /// A framed block is not followed by another frame, nor by zeros up to the end.
+    /// The bytes after a framed block are neither another frame nor zeros up to the end.
     #[error(
         "{} {} at byte {at}, where the magic {} of its first block should be",
-        name_of(*found),
+        describe_magic(*found),
         hex::encode(found),
         hex::encode(expected)
     )]
     NoMagic {
-        /// Where the magic should be.
+        /// Position at which the magic is expected.
         at: usize,
-        /// The text that is there.
+        /// Bytes at that position.
         found: [u8; 4],
-        /// What should be there.
+        /// Magic of the file's first block.
         expected: [u8; 4],
     },
-    /// A block that is complete but malformed, or whose frame has a wrong length.
+    /// A block is complete but malformed, or its frame has a wrong length.
     #[error("block file damaged in the block that starts at byte {block_at}: {error} (counted from there)")]
     Damaged {
-        /// Where the block starts (behind its frame).
+        /// Position of the block, after its frame.
         block_at: usize,
-        /// What is wrong in it.
+        /// Problem of the block's bytes.
         error: ParseError,
     },
 }
 
-fn known_magics() -> String {
+fn list_known_magics() -> String {
     let known = FileNetwork::ALL.map(|network| format!("{network} {}", hex::encode(network.block_file_magic())));
     known.join(", ")
 }
 
-fn name_of(magic: [u8; 4]) -> String {
-    FileNetwork::of_magic(magic).map_or("unknown magic".to_owned(), |network| format!("magic of {network}"))
+fn describe_magic(magic: [u8; 4]) -> String {
+    FileNetwork::from_magic(magic).map_or("unknown magic".to_owned(), |network| format!("magic of {network}"))
 }
 
 impl BlockFileError {
-    /// Moves the error to a file in which these bytes begin at `by`.
+    /// Moves the positions to those of a file in which these bytes begin at byte `by`.
     pub(super) fn shifted(self, by: usize) -> Self {
         match self {
             BlockFileError::Empty => BlockFileError::Empty,
@@ -96,10 +97,10 @@ impl BlockFileError {
 }
 
 impl<'a> BlockFile<'a> {
-    /// Recognises the form of the file by its first bytes; the blocks are not looked at yet.
+    /// Recognises the form of the file by its first bytes, without reading a block.
     ///
     /// # Errors
-    /// [`BlockFileError::Empty`].
+    /// Fails with [`BlockFileError::Empty`] for a file without bytes.
     pub fn new(bytes: &'a [u8]) -> Result<Self, BlockFileError> {
         if bytes.is_empty() {
             return Err(BlockFileError::Empty);
@@ -108,18 +109,19 @@ impl<'a> BlockFile<'a> {
         Ok(BlockFile { bytes, network })
     }
 
-    /// Whose magic the frames carry; a bare block does not tell.
+    /// Returns the network whose magic the frames have; `None` for a bare block.
     pub fn network(&self) -> Option<FileNetwork> {
         self.network
     }
 
-    /// The blocks, in the file's order (which need not be the chain's); ends after the first error.
+    /// Returns the blocks in the order of the file, which is possibly not that of the chain. Ends after the first
+    /// error.
     pub fn blocks(&self) -> Blocks<'a> {
         Blocks { bytes: self.bytes, network: self.network, at: 0 }
     }
 }
 
-/// The blocks of a file. See [`BlockFile::blocks`].
+/// Iterator over the blocks of a file. See [`BlockFile::blocks`].
 #[derive(Debug, Clone)]
 pub struct Blocks<'a> {
     bytes: &'a [u8],
@@ -128,18 +130,18 @@ pub struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    fn bare(&mut self) -> Result<Block<'a>, BlockFileError> {
+    fn bare(&mut self) -> Result<RawBlock<'a>, BlockFileError> {
         self.at = self.bytes.len();
-        Block::parse(self.bytes).map_err(|error| match self.bytes.first_chunk() {
-            Some(found) if !begins_like_a_block(self.bytes) => BlockFileError::UnknownMagic { at: 0, found: *found },
+        RawBlock::parse(self.bytes).map_err(|error| match self.bytes.first_chunk() {
+            Some(found) if !can_begin_block(self.bytes) => BlockFileError::UnknownMagic { at: 0, found: *found },
             _ if error.is_truncation() => BlockFileError::CutInHalf { at: self.bytes.len(), block_at: 0, error },
             _ => BlockFileError::Damaged { block_at: 0, error },
         })
     }
 
-    fn framed(&mut self, expected: [u8; 4]) -> Result<Block<'a>, BlockFileError> {
+    fn framed(&mut self, expected: [u8; 4]) -> Result<RawBlock<'a>, BlockFileError> {
         let frame_at = self.at;
-        let mut reader = Reader::starting_at(self.bytes, frame_at);
+        let mut reader = ByteReader::starting_at(self.bytes, frame_at);
         let cut_in_half = |block_at: usize, error: ParseError| BlockFileError::CutInHalf {
             at: self.bytes.len(),
             block_at,
@@ -153,13 +155,13 @@ impl<'a> Blocks<'a> {
         let block_at = reader.position();
         let bytes = reader.take(u64::from(len), "framed block").map_err(|error| cut_in_half(block_at, error))?;
         self.at = reader.position();
-        Block::parse(bytes).map_err(|error| BlockFileError::Damaged { block_at, error })
+        RawBlock::parse(bytes).map_err(|error| BlockFileError::Damaged { block_at, error })
     }
 }
 
-/// Whether the bytes can be those of a block that is cut or damaged further on: by its version, and by its compact
-/// target. Of bytes at random fewer than one in a hundred are taken for it.
-fn begins_like_a_block(bytes: &[u8]) -> bool {
+/// Returns whether the bytes can begin a block: by its version and its compact target. Fewer than one in a hundred
+/// random byte strings pass.
+fn can_begin_block(bytes: &[u8]) -> bool {
     let number = |at: usize| bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     let version = number(0).is_some_and(|version| version < 0x100 || version >> 29 == 1);
     let target = number(HEADER_LEN - 8).is_none_or(|bits| bits >> 24 <= 0x20 && bits & 0x0080_0000 == 0);
@@ -167,7 +169,7 @@ fn begins_like_a_block(bytes: &[u8]) -> bool {
 }
 
 impl<'a> Iterator for Blocks<'a> {
-    type Item = Result<Block<'a>, BlockFileError>;
+    type Item = Result<RawBlock<'a>, BlockFileError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let at_end = self.at > 0 && self.bytes[self.at..].iter().all(|byte| *byte == 0);

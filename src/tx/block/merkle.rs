@@ -1,28 +1,28 @@
-//! The merkle root of a list of transaction ids.
+//! Merkle root of a list of transaction ids.
 
 use crate::tx::{Txid, double_sha256};
 
-/// Why transactions are not those of a header.
+/// Error of transactions that do not match a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MerkleError {
-    /// There are none, so there is no root.
+    /// The block has no transactions, and therefore no root.
     #[error("a block without transactions")]
     NoTransactions,
-    /// They hash up to something else. Both roots are shown reversed, as transaction ids are.
+    /// The transactions have another root than the header. The text shows both roots reversed, as transaction ids.
     #[error("merkle root {found} of the transactions is not {expected} of the header")]
     Mismatch {
-        /// What the header says.
+        /// Root in the header.
         expected: Txid,
-        /// What the transactions hash up to.
+        /// Root of the transactions.
         found: Txid,
     },
-    /// Two neighbours are equal at some level. An odd end is hashed with itself, so a list whose end was doubled has
-    /// the root of the original: the root would prove nothing.
-    #[error("the end of the transaction list is there twice")]
+    /// Two neighbours at some level are equal. An odd end is hashed with itself, so that a list with a repeated end has
+    /// the root of the original list: the root would prove nothing.
+    #[error("the end of the transaction list is repeated")]
     Doubled,
 }
 
-/// The merkle root, in internal order.
+/// Returns the merkle root, in internal order.
 pub(super) fn root(txids: &[Txid]) -> Result<[u8; 32], MerkleError> {
     if txids.is_empty() {
         return Err(MerkleError::NoTransactions);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubled_end_is_told_from_the_original() {
+    fn a_doubled_end_is_detected() {
         let three = txids(3);
         let mut four = three.clone();
         four.push(three[2]);

@@ -1,4 +1,4 @@
-//! Blocks, and the files that hold them: [`Block`], [`BlockFile`], [`Scan`].
+//! Blocks and the files that hold them: [`RawBlock`], [`BlockFile`], [`Scan`].
 
 mod file;
 mod merkle;
@@ -12,49 +12,53 @@ pub use file::{BlockFile, BlockFileError, Blocks};
 pub use merkle::MerkleError;
 pub use network::FileNetwork;
 pub use obfuscation::ObfuscationKey;
-pub use scan::{LeftOut, Scan, Scanned};
+pub use scan::{Scan, ScanItem, SkippedBytes};
 
-use super::{ParseError, ParseErrorKind, Transaction, Txid, double_sha256, reader::Reader};
+use super::{ParseError, ParseErrorKind, Transaction, Txid, double_sha256, reader::ByteReader};
 
 /// Size of a block header, in bytes.
 pub const HEADER_LEN: usize = 80;
 
-/// A transaction without outputs, with one input without script.
+/// Size of the frame in front of a block in a block file, in bytes: magic (4) and length (4).
+const FRAME_LEN: usize = 8;
+
+/// Size of the smallest transaction, in bytes: one input without script, no outputs.
 const LEAST_TRANSACTION: usize = 51;
 
-/// What a block says of itself. Hashes are in internal order, as transaction ids are.
+/// Header of a block. Hashes are in internal order, as transaction ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// The version number.
+    /// Version number of the block.
     pub version: u32,
     /// Hash of the previous block's header.
     pub previous: [u8; 32],
-    /// What the transaction ids must hash up to.
+    /// Merkle root of the block's transaction ids.
     pub merkle_root: [u8; 32],
-    /// When it was mined, in seconds since 1970, by the miner's word.
+    /// Time at which the miner claims to have mined the block, seconds since the epoch.
     pub time: u32,
-    /// The proof-of-work target, in its compact form.
+    /// Proof-of-work target in compact form.
     pub bits: u32,
-    /// What makes the hash meet the target.
+    /// Number that the miner varies until the hash meets the target.
     pub nonce: u32,
 }
 
-/// One well-formed block, borrowed from its bytes. Its height is not in there (not in old blocks): the caller knows.
+/// View of one well-formed block. The bytes of old blocks do not contain the height, so that the caller has to know it.
 #[derive(Clone, Copy)]
-pub struct Block<'a> {
+pub struct RawBlock<'a> {
     raw: &'a [u8],
     header: BlockHeader,
     transaction_count: usize,
     transactions_at: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> RawBlock<'a> {
     /// Reads one block that takes up all of `bytes`, with every transaction in it, in standard format.
     ///
     /// # Errors
-    /// What is wrong, and at which byte of `bytes`. The merkle root is not checked: see [`Block::check_merkle_root`].
+    /// Fails at the first malformed field, with its byte position in `bytes`. [`RawBlock::check_merkle_root`] checks
+    /// the merkle root.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = ByteReader::new(bytes);
         let header = BlockHeader::read(&mut reader)?;
         let transaction_count = reader.count("transaction count", LEAST_TRANSACTION)?;
         let transactions_at = reader.position();
@@ -67,38 +71,39 @@ impl<'a> Block<'a> {
             reader.take(len as u64, "transaction")?;
         }
         reader.finish()?;
-        Ok(Block { raw: bytes, header, transaction_count, transactions_at })
+        Ok(RawBlock { raw: bytes, header, transaction_count, transactions_at })
     }
 
-    /// What the block says of itself.
+    /// Returns the header of the block.
     pub fn header(&self) -> &BlockHeader {
         &self.header
     }
 
-    /// Double SHA-256 of the header, in internal order. Computed at each call.
+    /// Returns the double SHA-256 of the header, in internal order. Every call computes the hash.
     pub fn hash(&self) -> [u8; 32] {
         double_sha256([&self.raw[..HEADER_LEN]])
     }
 
-    /// Its bytes.
+    /// Returns all bytes of the block.
     pub fn raw(&self) -> &'a [u8] {
         self.raw
     }
 
-    /// How many transactions it holds, the coinbase included.
+    /// Returns the number of transactions, including the coinbase.
     pub fn transaction_count(&self) -> usize {
         self.transaction_count
     }
 
-    /// Its transactions, in order, the coinbase first.
+    /// Returns the transactions, in order, the coinbase first.
     pub fn transactions(&self) -> Transactions<'a> {
         Transactions { rest: &self.raw[self.transactions_at..], left: self.transaction_count }
     }
 
-    /// Whether the transactions are those that the header commits to. Returns their ids, in order.
+    /// Checks that the header commits to the transactions. Returns their ids, in order.
     ///
     /// # Errors
-    /// No transactions, another root, or a transaction list that was doubled at its end so as to keep the root.
+    /// Fails for a block without transactions, for another root, and for a transaction list with a repeated end, which
+    /// would have the same root.
     pub fn check_merkle_root(&self) -> Result<Vec<Txid>, MerkleError> {
         let txids: Vec<Txid> = self.transactions().map(|transaction| transaction.txid()).collect();
         let found = merkle::root(&txids)?;
@@ -111,7 +116,7 @@ impl<'a> Block<'a> {
 }
 
 impl BlockHeader {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, ParseError> {
+    fn read(reader: &mut ByteReader<'_>) -> Result<Self, ParseError> {
         Ok(BlockHeader {
             version: reader.u32("block version")?,
             previous: reader.array("previous block hash")?,
@@ -123,9 +128,9 @@ impl BlockHeader {
     }
 }
 
-impl fmt::Debug for Block<'_> {
+impl fmt::Debug for RawBlock<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block")
+        f.debug_struct("RawBlock")
             .field("hash", &Txid(self.hash()))
             .field("header", &self.header)
             .field("transactions", &self.transaction_count)
@@ -133,7 +138,7 @@ impl fmt::Debug for Block<'_> {
     }
 }
 
-/// The transactions of a block, in order. See [`Block::transactions`].
+/// Iterator over the transactions of a block, in order. See [`RawBlock::transactions`].
 #[derive(Debug, Clone)]
 pub struct Transactions<'a> {
     rest: &'a [u8],
@@ -145,7 +150,7 @@ impl<'a> Iterator for Transactions<'a> {
 
     fn next(&mut self) -> Option<Transaction<'a>> {
         self.left = self.left.checked_sub(1)?;
-        let (transaction, len) = Transaction::parse_prefix(self.rest).expect("Block::parse has parsed these bytes");
+        let (transaction, len) = Transaction::parse_prefix(self.rest).expect("RawBlock::parse has parsed these bytes");
         self.rest = &self.rest[len..];
         Some(transaction)
     }

@@ -1,31 +1,30 @@
-//! [`FileNetwork`]: the networks whose nodes write block files, by the magic of their frames.
+//! [`FileNetwork`]: networks whose nodes write block files, and the magic of their frames.
 
 use std::fmt;
 
-use super::{Block, BlockHeader};
+use super::{BlockHeader, RawBlock};
 use crate::tx::Network;
 
 const OP_0: u8 = 0x00;
 const OP_1: u8 = 0x51;
 const OP_16: u8 = 0x60;
-/// The greatest push that nodes read as a height.
+/// Length of the longest push that nodes read as a height, in bytes.
 const LONGEST_HEIGHT: u8 = 4;
-/// From this version on a coinbase begins with the height of its block (BIP 34).
+/// First block version whose coinbase begins with the height of the block (BIP 34).
 const VERSION_WITH_HEIGHT: u32 = 2;
 
-/// A network whose node writes block files. Several have a magic of their own for their files, which is not that of
-/// their messages.
+/// Network whose node writes block files. Several nodes use another magic for their files than for their messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileNetwork {
     /// The main network; nodes of Bitcoin Core, Bitcoin SV and Bitcoin Cash use the same magic for their files.
     Main,
-    /// The third test network, of all three.
+    /// The third test network, of all three nodes.
     Test,
     /// The fourth test network, of Bitcoin Core.
     Testnet4,
     /// The default signet, of Bitcoin Core. A signet with a challenge of its own has a magic of its own.
     Signet,
-    /// Private chains of tests, of all three.
+    /// Private chains of tests, of all three nodes.
     Regtest,
     /// The scaling test network, of Bitcoin SV.
     Stn,
@@ -35,20 +34,20 @@ pub enum FileNetwork {
     CashScalenet,
 }
 
-/// From where a network enforces BIP 34, and what a height has to agree with besides.
+/// Start of a network's enforcement of BIP 34, and bounds that a claimed height must agree with.
 struct Bip34 {
-    /// The first height at which a block without its height in the coinbase is refused.
+    /// First height at which nodes refuse a block without its height in the coinbase.
     from_height: u32,
-    /// No block from that height on is older.
+    /// Time of the first such block; no later block is older.
     from_time: u32,
-    /// Time of the genesis block.
+    /// Time of the genesis block, seconds since the epoch.
     genesis_time: u32,
-    /// The chain has never grown faster than by one block in so many seconds, over its whole life.
+    /// Seconds per block: over its whole life the chain has never grown faster.
     least_spacing: u32,
 }
 
 impl FileNetwork {
-    /// All networks.
+    /// Every network, in the order of the enum.
     pub const ALL: [FileNetwork; 8] = [
         FileNetwork::Main,
         FileNetwork::Test,
@@ -60,7 +59,7 @@ impl FileNetwork {
         FileNetwork::CashScalenet,
     ];
 
-    /// The four bytes in front of each block in the node's block files (`chainparams.cpp`: `diskMagic`, or
+    /// Returns the four bytes in front of each block in the node's block files (`chainparams.cpp`: `diskMagic`, or
     /// `pchMessageStart` where a node has no other).
     pub const fn block_file_magic(self) -> [u8; 4] {
         match self {
@@ -75,14 +74,14 @@ impl FileNetwork {
         }
     }
 
-    /// The network with this magic.
-    pub fn of_magic(magic: [u8; 4]) -> Option<Self> {
+    /// Returns the network with this magic.
+    pub fn from_magic(magic: [u8; 4]) -> Option<Self> {
         FileNetwork::ALL.into_iter().find(|network| network.block_file_magic() == magic)
     }
 
-    /// The network whose rules a store has to follow for these blocks: the only difference is the height of Genesis.
-    /// `None`: no network that a store knows has the same. The test networks of nodes without Genesis stay below its
-    /// height.
+    /// Returns the network whose rules a store has to apply to these blocks; the rules differ only in the height of
+    /// Genesis. `None`: no network of the store has the same rules. The test networks of nodes without Genesis are
+    /// below the height of Genesis.
     pub const fn store_network(self) -> Option<Network> {
         match self {
             FileNetwork::Main => Some(Network::Main),
@@ -105,8 +104,9 @@ impl FileNetwork {
         }
     }
 
-    /// `BIP34Height` of `chainparams.cpp`. `None`: not enforced, or not known to be: on regtest Bitcoin Core enforces
-    /// it from height 1, Bitcoin SV from 100,000,000, and both write files with one magic.
+    /// Returns the start of BIP 34 (`BIP34Height` of `chainparams.cpp`). `None`: enforcement is unknown. On regtest
+    /// Bitcoin Core enforces BIP 34 from height 1, Bitcoin SV from 100,000,000, and both nodes write files with one
+    /// magic.
     const fn bip34(self) -> Option<Bip34> {
         match self {
             // The last block of version 1 is 227,835, of 24 March 2013, 15:49:13 (BIP 34).
@@ -139,13 +139,14 @@ impl FileNetwork {
         }
     }
 
-    /// The height in a block's coinbase, where this network's nodes would have refused any other there.
+    /// Returns the height in a block's coinbase, where this network's nodes would have refused any other number.
     ///
-    /// Before that, a coinbase may begin with any number: 176,684 of the main network with 490,897, others with the
-    /// compact target. So the header has to agree with the height: by its version, and by its time.
-    pub fn height_of(self, block: &Block<'_>) -> Option<u32> {
+    /// A coinbase of an earlier block may begin with any number: block 176,684 of the main network begins with 490,897,
+    /// others begin with the compact target. The version and the time of the header therefore have to agree with the
+    /// height.
+    pub fn enforced_height(self, block: &RawBlock<'_>) -> Option<u32> {
         let coinbase = block.transactions().next().filter(|transaction| transaction.is_coinbase())?;
-        let height = height_in_script(coinbase.inputs().next()?.script)?;
+        let height = read_script_height(coinbase.inputs().next()?.script)?;
         self.bip34()?.agrees(height, block.header()).then_some(height)
     }
 }
@@ -153,9 +154,9 @@ impl FileNetwork {
 impl Bip34 {
     fn agrees(&self, height: u32, header: &BlockHeader) -> bool {
         let age = header.time.saturating_sub(self.genesis_time);
-        // A version is a signed number.
-        let version = header.version.cast_signed() >= VERSION_WITH_HEIGHT.cast_signed();
-        version && height >= self.from_height && header.time >= self.from_time && height <= age / self.least_spacing
+        // Nodes compare the version as a signed number.
+        let has_version = header.version.cast_signed() >= VERSION_WITH_HEIGHT.cast_signed();
+        has_version && height >= self.from_height && header.time >= self.from_time && height <= age / self.least_spacing
     }
 }
 
@@ -165,9 +166,9 @@ impl fmt::Display for FileNetwork {
     }
 }
 
-/// The height that a coinbase script begins with, in the only form that nodes accept: `CScript() << height`, the
-/// shortest push of a little-endian number with a sign bit, and an opcode of its own for 0 to 16.
-fn height_in_script(script: &[u8]) -> Option<u32> {
+/// Returns the height at the start of a coinbase script, in the only form that nodes accept: `CScript() << height`.
+/// That is the shortest push of a little-endian number with a sign bit, or one opcode for 0 to 16.
+fn read_script_height(script: &[u8]) -> Option<u32> {
     match script.split_first()? {
         (&OP_0, _) => Some(0),
         (&opcode @ OP_1..=OP_16, _) => Some(u32::from(opcode - OP_1 + 1)),
@@ -175,7 +176,7 @@ fn height_in_script(script: &[u8]) -> Option<u32> {
             let pushed = rest.get(..usize::from(length))?;
             let (&sign, lower) = pushed.split_last()?;
             let positive = sign & 0x80 == 0;
-            // A last byte of zero is only there where the bit before it would be taken for the sign.
+            // A last byte of zero is needed only where the bit before would be the sign.
             let shortest = sign != 0 || lower.last().is_some_and(|last| last & 0x80 != 0);
             let height = pushed.iter().rev().fold(0, |height, byte| height << 8 | u32::from(*byte));
             (positive && shortest && height > 16).then_some(height)
@@ -211,7 +212,7 @@ mod tests {
             (&[], None),
         ];
         for (script, height) in cases {
-            assert_eq!(height_in_script(script), height, "{script:02x?}");
+            assert_eq!(read_script_height(script), height, "{script:02x?}");
         }
     }
 
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_height_is_believed_from_where_the_network_enforces_it() {
+    fn a_height_counts_from_where_the_network_enforces_it() {
         const APRIL_2013: u32 = 1_364_774_400;
         const NOW: u32 = 1_795_600_000;
         let target = [4, 0xff, 0xff, 0, 0x1d, 1, 4];
@@ -240,7 +241,7 @@ mod tests {
             (FileNetwork::Main, 2, APRIL_2013, &push(227_930), None),
             (FileNetwork::Main, 1, APRIL_2013, &push(227_931), None),
             (FileNetwork::Main, u32::MAX, APRIL_2013, &push(227_931), None),
-            // Bits of the compact target, before and after the rule; and what block 176,684 begins with.
+            // Bits of the compact target, before and after the rule, and the number of block 176,684.
             (FileNetwork::Main, 2, 1_231_006_505, &target, None),
             (FileNetwork::Main, 2, NOW, &target, None),
             (FileNetwork::Main, 2, 1_334_000_000, &push(490_897), None),
@@ -256,16 +257,16 @@ mod tests {
             (FileNetwork::Stn, 4, NOW, &push(200_000), None),
         ] {
             let bytes = block(version, time, script);
-            let found = network.height_of(&Block::parse(&bytes).unwrap());
+            let found = network.enforced_height(&RawBlock::parse(&bytes).unwrap());
             assert_eq!(found, height, "{network}, version {version}, time {time}, {script:02x?}");
         }
     }
 
     #[test]
-    fn each_magic_is_one_networks() {
+    fn each_magic_belongs_to_one_network() {
         for network in FileNetwork::ALL {
-            assert_eq!(FileNetwork::of_magic(network.block_file_magic()), Some(network));
+            assert_eq!(FileNetwork::from_magic(network.block_file_magic()), Some(network));
         }
-        assert_eq!(FileNetwork::of_magic([0xe3, 0xe1, 0xf3, 0xe8]), None, "that of the messages of Bitcoin Cash");
+        assert_eq!(FileNetwork::from_magic([0xe3, 0xe1, 0xf3, 0xe8]), None, "the magic of Bitcoin Cash's messages");
     }
 }

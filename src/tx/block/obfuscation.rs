@@ -1,34 +1,31 @@
-//! [`ObfuscationKey`]: block files that are written XOR a key, as Bitcoin Core does from version 28 on.
+//! [`ObfuscationKey`]: key of obfuscated block files, which Bitcoin Core writes from version 28 on.
 
-use super::network::FileNetwork;
+use super::{FRAME_LEN, network::FileNetwork};
 
-/// Magic and length.
-const FRAME: usize = 8;
-
-/// The key of a directory of block files (`xor.dat`): each byte of a file is written XOR the byte of the key that its
-/// place in the file chooses. A key of zeros changes nothing.
+/// Key of a directory of block files (`xor.dat`). The node writes the byte at position `i` of a file XOR byte `i` mod 8
+/// of the key. A key of zeros changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObfuscationKey(pub [u8; 8]);
 
 impl ObfuscationKey {
-    /// The key in `xor.dat`.
+    /// Reads the key from the content of `xor.dat`.
     ///
     /// # Errors
-    /// How many bytes there are instead of 8.
+    /// Returns the length of the content where it is not 8 bytes.
     pub fn from_file(bytes: &[u8]) -> Result<Self, usize> {
         <[u8; 8]>::try_from(bytes).map(ObfuscationKey).map_err(|_| bytes.len())
     }
 
-    /// Turns the bytes of a file into what was written, frame by frame. Zeros between frames stay zeros: the node
-    /// reserves room without obfuscating it. Bytes that begin with a magic as they are were not obfuscated.
+    /// Restores the plain bytes of a file, frame by frame. Zeros between frames stay zeros, because the node allocates
+    /// space without obfuscation. A file that begins with a known magic was not obfuscated and stays unchanged.
     pub fn reveal(self, bytes: &mut [u8]) {
-        let plain = bytes.first_chunk().is_some_and(|magic| FileNetwork::of_magic(*magic).is_some());
-        if plain || self.0 == [0; 8] {
+        let is_plain = bytes.first_chunk().is_some_and(|magic| FileNetwork::from_magic(*magic).is_some());
+        if is_plain || self.0 == [0; 8] {
             return;
         }
         let mut at = 0;
         while at < bytes.len() {
-            let end = match self.frame_at(bytes, at) {
+            let end = match self.find_frame_end(bytes, at) {
                 Some(end) => end,
                 None if bytes[at] == 0 => {
                     at += 1;
@@ -47,17 +44,18 @@ impl ObfuscationKey {
         self.0[place % self.0.len()]
     }
 
-    /// Where the frame ends that begins at `at`, or the file does.
-    fn frame_at(self, bytes: &[u8], at: usize) -> Option<usize> {
-        let frame: &[u8; FRAME] = bytes.get(at..)?.first_chunk()?;
+    /// Returns the end of the frame that begins at byte `at`, at most the end of the file; `None`: no frame begins
+    /// there.
+    fn find_frame_end(self, bytes: &[u8], at: usize) -> Option<usize> {
+        let frame: &[u8; FRAME_LEN] = bytes.get(at..)?.first_chunk()?;
         let mut revealed = *frame;
         for (place, byte) in (at..).zip(&mut revealed) {
             *byte ^= self.byte(place);
         }
         let [m0, m1, m2, m3, l0, l1, l2, l3] = revealed;
-        FileNetwork::of_magic([m0, m1, m2, m3])?;
+        FileNetwork::from_magic([m0, m1, m2, m3])?;
         let length = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).ok()?;
-        Some(at.saturating_add(FRAME).saturating_add(length).min(bytes.len()))
+        Some(at.saturating_add(FRAME_LEN).saturating_add(length).min(bytes.len()))
     }
 }
 

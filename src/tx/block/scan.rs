@@ -1,104 +1,101 @@
-//! [`Scan`]: the whole blocks of a file as a node leaves it.
+//! [`Scan`]: the complete blocks of a file that a node wrote.
 //!
-//! A node reserves room ahead (zeros), and a node that was killed leaves half a block, over which it may go on to
-//! write. So a scan does what Bitcoin Core does when it reads its files again: behind what is no whole block it looks
-//! for the next magic of the network.
+//! A node allocates space ahead (zeros). A killed node leaves half a block and possibly writes over it later. A scan
+//! does the same as Bitcoin Core when it reads its files again: after bytes that are no complete block, it searches for
+//! the next magic of the network.
 
 use std::iter::FusedIterator;
 
-use super::{Block, BlockFile, BlockFileError, FileNetwork};
+use super::{BlockFile, BlockFileError, FRAME_LEN, FileNetwork, RawBlock};
 
-/// Magic and length.
-const FRAME: usize = 8;
-
-/// The pieces that a scan finds in a file, in the file's order.
+/// Piece of a file that a scan finds.
 #[derive(Debug, Clone, Copy)]
-pub enum Scanned<'a> {
-    /// A whole block.
-    Block(Block<'a>),
-    /// Bytes that are none.
-    LeftOut(LeftOut),
+pub enum ScanItem<'a> {
+    /// A complete, well-formed block.
+    Block(RawBlock<'a>),
+    /// Bytes that are no complete block.
+    SkippedBytes(SkippedBytes),
 }
 
-/// Bytes of a file that are no whole block, without the zeros before and behind them.
+/// Bytes of a file that are no complete block, without the zeros before and after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeftOut {
-    /// Where they begin.
+pub struct SkippedBytes {
+    /// Position of the first byte in the file.
     pub at: usize,
-    /// How many they are.
+    /// Number of bytes that are skipped.
     pub bytes: usize,
-    /// The error at the beginning of the bytes.
+    /// Error of the block or frame at the first byte.
     pub why: BlockFileError,
 }
 
-/// The blocks of a file. See the module.
+/// Iterator over the blocks and the skipped bytes of a file, in the order of the file.
 #[derive(Debug, Clone)]
 pub struct Scan<'a> {
     bytes: &'a [u8],
     at: usize,
-    form: Form<'a>,
+    layout: FileLayout<'a>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Form<'a> {
-    /// One block without a frame.
-    Bare(Block<'a>),
+enum FileLayout<'a> {
+    /// A block without a frame.
+    Bare(RawBlock<'a>),
     /// Frames with the magic of this network.
     Framed(FileNetwork),
-    /// Nothing but zeros: room that a node has reserved.
-    Reserved,
+    /// Zeros only: space that a node has allocated.
+    Allocated,
 }
 
 impl<'a> Scan<'a> {
-    /// Recognises the form of the file. A framed file is that of the first network whose magic stands before a whole
-    /// block.
+    /// Recognises the layout of the file. The first network whose magic is in front of a complete block is the network
+    /// of a framed file.
     ///
     /// # Errors
-    /// The file is empty, or holds no block; the error is about its beginning.
+    /// Fails for a file that is empty or holds no block; the error describes the beginning of the file.
     pub fn new(bytes: &'a [u8]) -> Result<Self, BlockFileError> {
         let file = BlockFile::new(bytes)?;
-        let form = match file.network() {
-            Some(network) => Form::Framed(network),
-            None if bytes.iter().all(|byte| *byte == 0) => Form::Reserved,
+        let layout = match file.network() {
+            Some(network) => FileLayout::Framed(network),
+            None if bytes.iter().all(|byte| *byte == 0) => FileLayout::Allocated,
             None => match file.blocks().next() {
-                Some(Ok(block)) => Form::Bare(block),
-                Some(Err(error)) => Form::Framed(network_within(bytes).ok_or(error)?),
-                None => Form::Reserved,
+                Some(Ok(block)) => FileLayout::Bare(block),
+                Some(Err(error)) => FileLayout::Framed(find_network(bytes).ok_or(error)?),
+                None => FileLayout::Allocated,
             },
         };
-        Ok(Scan { bytes, at: 0, form })
+        Ok(Scan { bytes, at: 0, layout })
     }
 
-    /// The network whose magic the frames carry; a bare block does not tell.
+    /// Returns the network whose magic the frames have; `None` for a bare block.
     pub fn network(&self) -> Option<FileNetwork> {
-        match self.form {
-            Form::Framed(network) => Some(network),
-            Form::Bare(_) | Form::Reserved => None,
+        match self.layout {
+            FileLayout::Framed(network) => Some(network),
+            FileLayout::Bare(_) | FileLayout::Allocated => None,
         }
     }
 
-    fn framed(&mut self, network: FileNetwork) -> Option<Scanned<'a>> {
+    fn next_framed(&mut self, network: FileNetwork) -> Option<ScanItem<'a>> {
         self.at += self.bytes[self.at..].iter().take_while(|byte| **byte == 0).count();
         let begin = self.at;
         let why = match self.bytes.get(begin..)? {
             [] => return None,
-            _ => match frame(self.bytes, begin, network) {
+            _ => match read_frame(self.bytes, begin, network) {
                 Ok((block, end)) => {
                     self.at = end;
-                    return Some(Scanned::Block(block));
+                    return Some(ScanItem::Block(block));
                 }
                 Err(why) => why,
             },
         };
-        let end = next_frame(self.bytes, begin + 1, network).unwrap_or(self.bytes.len());
+        let end = find_next_frame(self.bytes, begin + 1, network).unwrap_or(self.bytes.len());
         self.at = end;
         let zeros = self.bytes[begin..end].iter().rev().take_while(|byte| **byte == 0).count();
-        Some(Scanned::LeftOut(LeftOut { at: begin, bytes: end - begin - zeros, why }))
+        Some(ScanItem::SkippedBytes(SkippedBytes { at: begin, bytes: end - begin - zeros, why }))
     }
 }
 
-/// The block in the frame that begins at `at`, and where the frame ends.
-fn frame(bytes: &[u8], at: usize, network: FileNetwork) -> Result<(Block<'_>, usize), BlockFileError> {
+/// Reads the block in the frame that begins at byte `at`. Returns the block and the end of the frame.
+fn read_frame(bytes: &[u8], at: usize, network: FileNetwork) -> Result<(RawBlock<'_>, usize), BlockFileError> {
     let file = BlockFile::new(&bytes[at..])?;
     if file.network() != Some(network) {
         let mut found = [0; 4];
@@ -107,38 +104,38 @@ fn frame(bytes: &[u8], at: usize, network: FileNetwork) -> Result<(Block<'_>, us
         return Err(BlockFileError::NoMagic { at, found, expected: network.block_file_magic() });
     }
     let block = file.blocks().next().ok_or(BlockFileError::Empty)?.map_err(|error| error.shifted(at))?;
-    Ok((block, at + FRAME + block.raw().len()))
+    Ok((block, at + FRAME_LEN + block.raw().len()))
 }
 
-/// Where the next whole block's frame begins, from `from` on.
-fn next_frame(bytes: &[u8], from: usize, network: FileNetwork) -> Option<usize> {
+/// Returns the position of the next frame with a complete block, from byte `from` on.
+fn find_next_frame(bytes: &[u8], from: usize, network: FileNetwork) -> Option<usize> {
     let magic = network.block_file_magic();
     let begins = bytes.get(from..)?.windows(magic.len()).enumerate();
     let mut begins = begins.filter(|(_, there)| **there == magic).map(|(place, _)| from + place);
-    begins.find(|at| frame(bytes, *at, network).is_ok())
+    begins.find(|at| read_frame(bytes, *at, network).is_ok())
 }
 
-/// The network of the first whole block that is framed, where the file begins with something else.
-fn network_within(bytes: &[u8]) -> Option<FileNetwork> {
+/// Returns the network of the first framed complete block in a file that begins with other bytes.
+fn find_network(bytes: &[u8]) -> Option<FileNetwork> {
     let windows = bytes.windows(4).enumerate();
-    let mut magics = windows.filter_map(|(at, there)| Some((at, FileNetwork::of_magic(there.try_into().ok()?)?)));
-    magics.find(|(at, network)| frame(bytes, *at, *network).is_ok()).map(|(_, network)| network)
+    let mut magics = windows.filter_map(|(at, there)| Some((at, FileNetwork::from_magic(there.try_into().ok()?)?)));
+    magics.find(|(at, network)| read_frame(bytes, *at, *network).is_ok()).map(|(_, network)| network)
 }
 
 impl<'a> Iterator for Scan<'a> {
-    type Item = Scanned<'a>;
+    type Item = ScanItem<'a>;
 
-    fn next(&mut self) -> Option<Scanned<'a>> {
+    fn next(&mut self) -> Option<ScanItem<'a>> {
         if self.at >= self.bytes.len() {
             return None;
         }
-        match self.form {
-            Form::Framed(network) => self.framed(network),
-            Form::Bare(block) => {
+        match self.layout {
+            FileLayout::Framed(network) => self.next_framed(network),
+            FileLayout::Bare(block) => {
                 self.at = self.bytes.len();
-                Some(Scanned::Block(block))
+                Some(ScanItem::Block(block))
             }
-            Form::Reserved => None,
+            FileLayout::Allocated => None,
         }
     }
 }
@@ -150,11 +147,11 @@ mod tests {
     use super::*;
     use crate::tx::tests::data;
 
-    /// Blocks as `b`, what is left out as its place, its length and the beginning of what is said of it.
+    /// Returns blocks as `b`, and skipped bytes as position, length and beginning of the error.
     fn scanned(bytes: &[u8]) -> Vec<String> {
         let found = Scan::new(bytes).unwrap().map(|found| match found {
-            Scanned::Block(_) => "b".to_owned(),
-            Scanned::LeftOut(LeftOut { at, bytes, why }) => {
+            ScanItem::Block(_) => "b".to_owned(),
+            ScanItem::SkippedBytes(SkippedBytes { at, bytes, why }) => {
                 let why = why.to_string();
                 format!("{at}+{bytes}: {}", why.split(" at byte").next().unwrap_or_default())
             }
@@ -167,14 +164,14 @@ mod tests {
         let mut at = 0;
         [(); 3].map(|()| {
             let length = u32::from_le_bytes(bytes[at + 4..at + 8].try_into().unwrap()) as usize;
-            let frame = bytes[at..at + FRAME + length].to_vec();
+            let frame = bytes[at..at + FRAME_LEN + length].to_vec();
             at += frame.len();
             frame
         })
     }
 
     #[test]
-    fn zeros_between_blocks_and_behind_them_are_no_matter() {
+    fn zeros_between_and_after_blocks_are_ignored() {
         let [a, b, c] = frames();
         let file = [&a[..], &[0; 100], &b, &[0; 3], &c, &[0; 1_000]].concat();
         assert_eq!(scanned(&file), ["b", "b", "b"]);
@@ -183,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn half_a_block_is_left_out_wherever_it_is() {
+    fn half_a_block_is_skipped_anywhere() {
         let [a, b, c] = frames();
-        // It does not end in zeros, which would count as room that was reserved.
+        // The half does not end in zeros, which would count as allocated space.
         let half = &b[..94];
         let at = a.len();
         let end = scanned(&[&a[..], half].concat());
@@ -201,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_is_named_by_its_magic() {
+    fn skipped_bytes_are_named_by_their_magic() {
         let [a, b, _] = frames();
         let signet = [&FileNetwork::Signet.block_file_magic()[..], &b[4..b.len() - 4]].concat();
         let at = a.len();

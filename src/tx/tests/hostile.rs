@@ -1,11 +1,11 @@
-//! Bytes that are not, or not quite, a transaction or a block.
+//! Malformed, truncated and damaged transactions and blocks.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::{data, transaction};
 use crate::tx::{
     ParseError, ParseErrorKind, Transaction, TransactionBuilder,
-    block::{Block, BlockFile, BlockFileError, ObfuscationKey, Scan},
+    block::{BlockFile, BlockFileError, ObfuscationKey, RawBlock, Scan},
 };
 
 fn kind(bytes: &[u8]) -> ParseErrorKind {
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in vec(any::<u8>(), 0..400), extended in any::<bool>()) {
+    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..400), extended in any::<bool>()) {
         let mut marked = vec![1, 0, 0, 0];
         marked.extend_from_slice(if extended { &[0, 0, 0, 0, 0, 0xef] } else { &[] });
         marked.extend_from_slice(&bytes);
@@ -76,9 +76,11 @@ proptest! {
         }
     }
 
-    /// Random bytes seldom get past the first count; a damaged transaction gets everywhere.
+    /// Random bytes seldom pass the first count; a damaged transaction reaches every field.
     #[test]
-    fn no_damage_makes_it_panic(builder in transaction(), damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn damaged_transactions_never_panic(
+        builder in transaction(), damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
         for mut bytes in [builder.standard(), builder.extended()] {
             for (index, byte) in &damage {
                 let index = index.index(bytes.len());
@@ -90,7 +92,7 @@ proptest! {
 }
 
 fn exercise(bytes: &[u8]) {
-    let _ = Block::parse(bytes);
+    let _ = RawBlock::parse(bytes);
     if let Ok(file) = BlockFile::new(bytes) {
         assert!(file.blocks().count() <= bytes.len());
     }
@@ -115,7 +117,7 @@ fn simple() -> TransactionBuilder {
 }
 
 #[test]
-fn each_refusal_says_what_and_where() {
+fn each_error_names_the_problem_and_the_byte() {
     let standard = simple().standard();
     assert!(Transaction::parse(&standard).is_ok());
 
@@ -145,7 +147,7 @@ fn each_refusal_says_what_and_where() {
 }
 
 #[test]
-fn counts_that_cannot_be_true_are_refused_at_the_count() {
+fn impossible_counts_are_refused_at_the_count() {
     let standard = simple().standard();
     let huge = [&standard[..4], &[0xff; 9], &standard[5..]].concat();
     let left = huge.len() - 13;
@@ -169,7 +171,7 @@ fn counts_that_cannot_be_true_are_refused_at_the_count() {
 fn a_bare_block_cut_anywhere_is_refused() {
     let bytes = data("mainnet-277647.block");
     for cut in (0..bytes.len()).step_by(97).chain([0, 79, 80, 81, bytes.len() - 1]) {
-        let error = Block::parse(&bytes[..cut]).unwrap_err();
+        let error = RawBlock::parse(&bytes[..cut]).unwrap_err();
         assert!(error.is_truncation(), "cut at {cut}: {error}");
     }
     let half = &bytes[..bytes.len() / 2];
@@ -181,8 +183,8 @@ fn a_bare_block_cut_anywhere_is_refused() {
 #[test]
 fn a_transaction_in_extended_format_is_not_part_of_a_block() {
     let bytes = |transaction: &[u8]| [&[0; 80][..], &[1], transaction].concat();
-    assert!(Block::parse(&bytes(&simple().standard())).is_ok());
-    let error = Block::parse(&bytes(&simple().extended())).unwrap_err();
+    assert!(RawBlock::parse(&bytes(&simple().standard())).is_ok());
+    let error = RawBlock::parse(&bytes(&simple().extended())).unwrap_err();
     assert_eq!(error, ParseError { at: 81, kind: ParseErrorKind::ExtendedInBlock });
 }
 

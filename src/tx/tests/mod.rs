@@ -1,5 +1,5 @@
-//! Tests of the module as a whole: on real blocks against the crate `bitcoin`, on the reference's records, and on
-//! invented transactions.
+//! Tests of the whole module: on real blocks against the crate `bitcoin`, on the reference's records, and on generated
+//! transactions.
 
 mod hostile;
 mod real_blocks;
@@ -24,7 +24,7 @@ prop_compose! {
     }
 }
 
-/// Long enough to need the three-byte VarInt now and then.
+/// Strategy: scripts, of which some are long enough for a VarInt of three bytes.
 fn script() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![8 => vec(any::<u8>(), 0..40), 1 => vec(any::<u8>(), 250..300)]
 }

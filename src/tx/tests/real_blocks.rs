@@ -1,4 +1,4 @@
-//! Real blocks, read by us and by the crate `bitcoin`.
+//! Real blocks, read by this crate and by the crate `bitcoin`, which is the oracle.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use bitcoin::{consensus, hashes::Hash};
 use super::data;
 use crate::tx::{
     Network, Outpoint, Output, Transaction, Txid,
-    block::{Block, BlockFile, FileNetwork, MerkleError},
+    block::{BlockFile, FileNetwork, MerkleError, RawBlock},
     has_slot,
 };
 
 const FILES: [&str; 4] = ["mainnet-0-4312.blk", "mainnet-277647.block", "mainnet-384188.block", "mainnet-384189.block"];
 
-fn blocks(bytes: &[u8]) -> impl Iterator<Item = Block<'_>> {
+fn blocks(bytes: &[u8]) -> impl Iterator<Item = RawBlock<'_>> {
     BlockFile::new(bytes).unwrap().blocks().map(|block| block.unwrap())
 }
 
 #[test]
-fn blocks_are_what_the_oracle_says() {
+fn blocks_equal_those_of_the_oracle() {
     for file in FILES {
         for block in blocks(&data(file)) {
             let oracle: bitcoin::Block = consensus::deserialize(block.raw()).unwrap();
@@ -63,7 +63,7 @@ fn assert_same(transaction: &Transaction<'_>, oracle: &bitcoin::Transaction) {
     }
 }
 
-/// One row of the table in `tests/data/PROVENANCE.md`.
+/// Row of the table in `tests/data/PROVENANCE.md`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     blocks: usize,
@@ -157,7 +157,7 @@ fn counts_are_those_of_the_provenance_table() {
 fn blocks_of_one_file_form_a_chain() {
     let bytes = data(FILES[0]);
     assert_eq!(BlockFile::new(&bytes).unwrap().network(), Some(FileNetwork::Main));
-    let chain: Vec<Block<'_>> = blocks(&bytes).collect();
+    let chain: Vec<RawBlock<'_>> = blocks(&bytes).collect();
     assert!(chain.windows(2).all(|pair| pair[1].header().previous == pair[0].hash()));
 }
 
@@ -166,10 +166,10 @@ fn another_transaction_breaks_the_merkle_root() {
     let mut bytes = data("mainnet-277647.block");
     let lock_time_at = bytes.len() - 1;
     bytes[lock_time_at] ^= 1;
-    assert!(matches!(Block::parse(&bytes).unwrap().check_merkle_root(), Err(MerkleError::Mismatch { .. })));
+    assert!(matches!(RawBlock::parse(&bytes).unwrap().check_merkle_root(), Err(MerkleError::Mismatch { .. })));
 }
 
-/// The previous outputs of a whole block, from the CSV that came with it.
+/// The previous outputs of a whole block come from the CSV file beside the block file.
 #[test]
 fn extended_form_from_known_previous_outputs() {
     let csv = data("mainnet-277647.prevouts.csv");

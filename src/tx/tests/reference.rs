@@ -1,4 +1,4 @@
-//! Transactions, hashes and bins as the reference wrote them.
+//! Transactions, hashes and bins that the reference wrote, compared with those of this crate.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn blobs(list: &Value) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn both_formats_of_its_transactions() {
+fn transactions_of_the_reference_in_both_formats() {
     let records = records();
     let transactions = records["transactions"].as_object().unwrap();
     assert_eq!(transactions.len(), 11);
@@ -48,7 +48,7 @@ fn both_formats_of_its_transactions() {
 }
 
 #[test]
-fn its_utxo_hashes() {
+fn utxo_hashes_of_the_reference() {
     let records = records();
     let hashes = records["utxo_hashes"].as_array().unwrap();
     assert_eq!(hashes.len(), 27);
@@ -63,9 +63,9 @@ fn its_utxo_hashes() {
     }
 }
 
-/// Sizes, fee, inputs and outputs of each master record that the reference wrote.
+/// Compares sizes, fee, inputs and outputs of each master record that the reference wrote.
 #[test]
-fn its_bins() {
+fn bins_of_the_reference() {
     let records = records();
     let mut seen = BTreeMap::new();
     for step in records["steps"].as_array().unwrap() {

@@ -1,12 +1,12 @@
-//! The parser for pieces against the one for all bytes at once.
+//! The parser for pieces, compared with the parser for the whole transaction.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::{data, transaction};
 use crate::tx::{ParseError, StreamedTransaction, Transaction, TransactionStream};
 
-/// Pushes `bytes` in pieces of these sizes, over and over.
-fn streamed(bytes: &[u8], sizes: &[usize], wanted: &[u32]) -> Result<StreamedTransaction, ParseError> {
+/// Pushes `bytes` in pieces of the given sizes, which are repeated.
+fn parse_in_pieces(bytes: &[u8], sizes: &[usize], wanted: &[u32]) -> Result<StreamedTransaction, ParseError> {
     let mut stream = TransactionStream::new(bytes.len() as u64, wanted.iter().copied());
     let (mut rest, mut sizes) = (bytes, sizes.iter().cycle());
     while !rest.is_empty() {
@@ -17,10 +17,10 @@ fn streamed(bytes: &[u8], sizes: &[usize], wanted: &[u32]) -> Result<StreamedTra
     stream.finish()
 }
 
-/// Both say the same, whatever the bytes.
+/// Checks that both parsers give the same result.
 fn compare(bytes: &[u8], sizes: &[usize]) {
     let wanted = [0, 2, 4, 1_000_000];
-    match (Transaction::parse(bytes), streamed(bytes, sizes, &wanted)) {
+    match (Transaction::parse(bytes), parse_in_pieces(bytes, sizes, &wanted)) {
         (Ok(whole), Ok(found)) => {
             assert_eq!((found.txid, found.extended), (whole.txid(), whole.is_extended()));
             assert_eq!(found.coinbase, whole.is_coinbase());
@@ -35,7 +35,7 @@ fn compare(bytes: &[u8], sizes: &[usize]) {
 
 proptest! {
     #[test]
-    fn pieces_of_any_size_say_the_same(builder in transaction(), sizes in vec(1_usize..70, 1..8)) {
+    fn pieces_of_any_size_give_the_same_result(builder in transaction(), sizes in vec(1_usize..70, 1..8)) {
         for bytes in [builder.standard(), builder.extended()] {
             compare(&bytes, &sizes);
             compare(&bytes, &[1]);
@@ -44,8 +44,11 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_refused_where_the_other_refuses_it(
-        builder in transaction(), sizes in vec(1_usize..70, 1..8), at in any::<prop::sample::Index>(), value in any::<u8>(),
+    fn damage_is_refused_as_by_the_whole_parser(
+        builder in transaction(),
+        sizes in vec(1_usize..70, 1..8),
+        at in any::<prop::sample::Index>(),
+        value in any::<u8>(),
     ) {
         for mut bytes in [builder.standard(), builder.extended()] {
             compare(&bytes[..at.index(bytes.len())], &sizes);
@@ -58,7 +61,9 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in vec(any::<u8>(), 0..400), marked in any::<bool>(), sizes in vec(1_usize..70, 1..8)) {
+    fn arbitrary_bytes_never_panic(
+        bytes in vec(any::<u8>(), 0..400), marked in any::<bool>(), sizes in vec(1_usize..70, 1..8),
+    ) {
         let start: &[u8] = if marked { &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0xef] } else { &[] };
         compare(&[start, &bytes].concat(), &sizes);
     }
@@ -72,7 +77,7 @@ fn a_real_transaction() {
 }
 
 #[test]
-fn more_than_was_announced_is_refused() {
+fn bytes_beyond_the_announced_length_are_refused() {
     let bytes = data("tx-65cbf318.bin");
     let mut stream = TransactionStream::new(bytes.len() as u64 / 2, []);
     let refused = stream.push(&bytes).is_err() || stream.finish().is_err();

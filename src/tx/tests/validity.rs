@@ -1,4 +1,4 @@
-//! Fees, and transactions that parse but must not be held.
+//! Fees, and well-formed transactions that break a rule.
 
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ fn spending(outpoints: &[Outpoint]) -> Result<u64, InvalidTransaction> {
 }
 
 #[test]
-fn the_fee_is_what_is_left() {
+fn the_fee_is_inputs_minus_outputs() {
     assert_eq!(check(&paying(&[10, 20], &[5, 7])), Ok(18));
     assert_eq!(check(&paying(&[10], &[10])), Ok(0));
     assert_eq!(check(&paying(&[0], &[0])), Ok(0));
@@ -35,7 +35,7 @@ fn the_fee_is_what_is_left() {
 }
 
 #[test]
-fn sums_that_cannot_be_are_refused_by_field() {
+fn invalid_sums_are_refused_by_field() {
     assert_eq!(check(&paying(&[1], &[])), Err(InvalidTransaction::NoOutputs));
     assert_eq!(check(&paying(&[9], &[5, 5])), Err(InvalidTransaction::Overspend { inputs: 9, outputs: 10 }));
     let too_much = InvalidTransaction::TooMuchMoney { satoshis: MAX_MONEY + 1 };
@@ -66,7 +66,7 @@ fn only_a_coinbase_may_lack_previous_outputs() {
 }
 
 #[test]
-fn two_inputs_that_name_nothing_are_no_coinbase() {
+fn two_inputs_or_a_named_output_are_no_coinbase() {
     let builder = TransactionBuilder::default().input(numbered(0), &[], 0, None).input(Outpoint::NULL, &[], 0, None);
     assert!(!Transaction::parse(&builder.standard()).unwrap().is_coinbase());
     let almost = Outpoint { vout: 0, ..Outpoint::NULL };
@@ -85,10 +85,16 @@ fn a_repeated_outpoint_is_found_among_many() {
 }
 
 proptest! {
-    /// On both sides of the bound between the two methods.
+    /// The counts are on both sides of the limit between the two methods.
     #[test]
-    fn the_first_repetition_is_named(outpoint in outpoint(), count in 2_u32..40, a in any::<prop::sample::Index>(), b in any::<prop::sample::Index>()) {
-        let mut outpoints: Vec<Outpoint> = (0..count).map(|i| Outpoint { vout: outpoint.vout.wrapping_add(i), ..outpoint }).collect();
+    fn the_first_repetition_is_named(
+        outpoint in outpoint(),
+        count in 2_u32..40,
+        a in any::<prop::sample::Index>(),
+        b in any::<prop::sample::Index>(),
+    ) {
+        let mut outpoints: Vec<Outpoint> =
+            (0..count).map(|i| Outpoint { vout: outpoint.vout.wrapping_add(i), ..outpoint }).collect();
         let (a, b) = (a.index(outpoints.len()), b.index(outpoints.len()));
         outpoints[a.max(b)] = outpoints[a.min(b)];
         let expected = if a == b { Ok(0) } else {

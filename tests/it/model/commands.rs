@@ -1,10 +1,10 @@
-//! Side chains, reorgs and commands: what they mean. On a command is decided what it makes conflicting first, then what became of it, then
-//! `Closed`.
+//! Side chains, reorgs and commands. The decisions on a command are: transactions that it makes conflicting, its
+//! result, `Closed`.
 
 use std::collections::BTreeSet;
 
 use utxo_store::{
-    event::{Action, Block, Command, CommandResult, DecisionBody, OutcomeKind, Reorg},
+    event::{Block, Command, CommandAction, CommandResult, DecisionBody, OutcomeKind, Reorg},
     record::{MinedIn, Reason, Reassignment, StoredOutput},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };
@@ -12,45 +12,47 @@ use utxo_store::{
 use super::{
     Logged,
     facts::Origin,
-    history::{Standing, Tip},
+    history::{Tip, TxStatus},
     replay::Replay,
 };
 
-/// What must become of a command: as a code where it is refused.
+/// The result that a command must have; a refusal with its code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum ExpectedResult {
     Done,
     Nothing,
-    /// One or the other: when the fast path did something nobody can know.
+    /// Either result is correct: the logs do not say when the fast path acted.
     DoneOrNothing,
     DoneOrNothingOr(&'static str),
     Refused(&'static str),
 }
 
-use Answer::{Done, DoneOrNothing, DoneOrNothingOr, Nothing, Refused};
+use ExpectedResult::{Done, DoneOrNothing, DoneOrNothingOr, Nothing, Refused};
 
-impl Answer {
-    fn is_said_by(self, result: &CommandResult) -> bool {
+impl ExpectedResult {
+    fn permits(self, result: &CommandResult) -> bool {
         match (self, result) {
             (Done | DoneOrNothing | DoneOrNothingOr(_), CommandResult::Applied) => true,
             (Nothing | DoneOrNothing | DoneOrNothingOr(_), CommandResult::AlreadyApplied) => true,
-            (Refused(code) | DoneOrNothingOr(code), CommandResult::Refused { code: said, .. }) => said == code,
+            (Refused(code) | DoneOrNothingOr(code), CommandResult::Refused { code: actual, .. }) => actual == code,
             _ => false,
         }
     }
 }
 
-/// The longest script of a new owner, bytes.
+/// Maximum length of a new owner's script, in bytes.
 const LONGEST_SCRIPT: usize = 10_000;
 
-/// What no state of a transaction makes possible.
-fn refused_unseen(action: &Action<'_>) -> Option<Answer> {
+/// Returns the refusal that does not depend on the state of the transaction.
+fn refused_unseen(action: &CommandAction<'_>) -> Option<ExpectedResult> {
     match action {
-        Action::Reassign { new_script, .. } if new_script.len() > LONGEST_SCRIPT => Some(Refused("SCRIPT_TOO_LONG")),
-        Action::FreezeUntil { height: u32::MAX, .. } | Action::Preserve { until: u32::MAX, .. } => {
+        CommandAction::Reassign { new_script, .. } if new_script.len() > LONGEST_SCRIPT => {
+            Some(Refused("SCRIPT_TOO_LONG"))
+        }
+        CommandAction::FreezeUntil { height: u32::MAX, .. } | CommandAction::Preserve { until: u32::MAX, .. } => {
             Some(Refused("INVALID_HEIGHT"))
         }
-        Action::Reassign { height, spendable_after, .. }
+        CommandAction::Reassign { height, spendable_after, .. }
             if height.checked_add(*spendable_after).is_none_or(|from| from == u32::MAX) =>
         {
             Some(Refused("INVALID_HEIGHT"))
@@ -59,121 +61,131 @@ fn refused_unseen(action: &Action<'_>) -> Option<Answer> {
     }
 }
 
-/// What became of the first command of an id.
+/// The first command with an id, and its result.
 #[derive(Debug, Clone)]
-pub struct Executed {
-    asked: String,
-    at: u64,
+pub struct ExecutedCommand {
+    action: String,
+    executed_at: u64,
     result: CommandResult,
 }
 
-impl Executed {
-    pub fn new(action: &Action<'_>, at: u64, result: &CommandResult) -> Self {
-        Executed { asked: format!("{action:?}"), at, result: result.clone() }
+impl ExecutedCommand {
+    pub fn new(action: &CommandAction<'_>, executed_at: u64, result: &CommandResult) -> Self {
+        ExecutedCommand { action: format!("{action:?}"), executed_at, result: result.clone() }
     }
 
-    /// Whether this is what a later command of the same id is told.
-    pub fn answers(&self, action: &Action<'_>, at: u64, result: &CommandResult) -> bool {
-        let right = match (self.asked == format!("{action:?}"), result) {
+    /// Whether a later command of the same id has the correct result: a repeat gets the first result, another action is
+    /// refused.
+    pub fn matches_repeat(&self, action: &CommandAction<'_>, executed_at: u64, result: &CommandResult) -> bool {
+        let is_same_result = match (self.action == format!("{action:?}"), result) {
             (true, result) => *result == self.result,
             (false, CommandResult::Refused { code, .. }) => code == "ID_USED",
             (false, _) => false,
         };
-        right && at == self.at
+        is_same_result && executed_at == self.executed_at
     }
 }
 
 impl Replay<'_> {
-    /// A block on a side chain decides nothing: its coinbase is there, conflicting, and its triples are written.
-    pub fn side_block(&mut self, logged: &Logged, block: &Block<'_>) {
+    /// Applies a block of a side chain: no decision; its coinbase is created conflicting, and its listing is recorded.
+    pub fn apply_side_block(&mut self, logged: &Logged, block: &Block<'_>) {
         self.history.blocks.insert(block.block_id, false);
-        let lost = Standing::Lost(Reason::Disconnected);
+        let lost = TxStatus::Conflicting(Reason::Disconnected);
         let coinbase = self.make_coinbase(logged, block, lost);
         if let Some(txid) = coinbase
-            && self.history.standing(&txid) == Some(lost)
+            && self.history.status(&txid) == Some(lost)
         {
-            let fate = self.history.fate(&txid);
-            (fate.unmined_since, fate.lost_at) = (Some(Some(block.height)), block.height);
-            self.ever_lost.insert(txid);
+            let tx_entry = self.history.tx_entry(&txid);
+            (tx_entry.unmined_since, tx_entry.conflicting_height) = (Some(Some(block.height)), block.height);
+            self.ever_conflicting.insert(txid);
         }
-        let listed = self.listed(block).into_iter().chain(coinbase.map(|txid| (txid, 0)));
+        let listed = self.listed_transactions(block).into_iter().chain(coinbase.map(|txid| (txid, 0)));
         for (txid, subtree) in listed.collect::<Vec<_>>() {
-            if let Some(fate) = self.history.fates.get_mut(&txid) {
-                fate.mined.insert(block.block_id, MinedIn { block_id: block.block_id, height: block.height, subtree });
+            if let Some(tx_entry) = self.history.tx_entries.get_mut(&txid) {
+                tx_entry
+                    .mined
+                    .insert(block.block_id, MinedIn { block_id: block.block_id, height: block.height, subtree });
             }
         }
     }
 
-    /// The longest chain changed: its blocks leave newest first, and come oldest first.
-    pub fn reorg(&mut self, logged: &Logged, reorg: &Reorg<'_>) {
+    /// Applies a reorg: blocks are disconnected newest first and connected oldest first.
+    pub fn apply_reorg(&mut self, logged: &Logged, reorg: &Reorg<'_>) {
         if reorg.sequence != self.history.sequence + 1 {
             return;
         }
         self.history.sequence = reorg.sequence;
         for block in reorg.disconnected.iter().rev() {
-            self.disconnect(block);
+            self.disconnect_with_coinbase(block);
         }
         for block in &reorg.connected {
-            self.connect(logged, block);
+            self.connect_block(logged, block);
         }
-        self.close_any();
+        self.expect_closed_if_decided();
     }
 
-    fn disconnect(&mut self, block: &Block<'_>) {
-        let Some(coinbase) = self.unmine(block) else { return };
+    fn disconnect_with_coinbase(&mut self, block: &Block<'_>) {
+        let Some(coinbase) = self.disconnect_block(block) else { return };
         if self.history.is_mined(&coinbase) {
-            // An earlier block has it, too, and counts again.
-            self.history.fate(&coinbase).unmined_since = Some(None);
+            // An earlier block of the chain has the same coinbase and counts again.
+            self.history.tx_entry(&coinbase).unmined_since = Some(None);
             return;
         }
-        match self.step() {
+        match self.next_decision() {
             Some(DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, live })
                 if txid == coinbase =>
             {
                 if height != block.height || live != self.history.is_live(&coinbase) {
-                    self.complain(format!("the coinbase of block {} leaves at {height}, live: {live}", block.height));
+                    self.complain(format!(
+                        "the coinbase of block {} is disconnected at {height}, live: {live}",
+                        block.height
+                    ));
                 }
-                let fell = self.fell(height, vec![(txid, Reason::Disconnected)], None);
-                self.after_verdict(None, &fell);
+                let newly_conflicting =
+                    self.mark_descendants_conflicting(height, vec![(txid, Reason::Disconnected)], None);
+                self.after_verdict(None, &newly_conflicting);
             }
-            other => self.complain(format!("the coinbase of block {} leaves with it, but {other:?}", block.height)),
+            other => self.complain(format!(
+                "the coinbase of block {} must become conflicting, but the decision is {other:?}",
+                block.height
+            )),
         }
     }
 
-    /// A block leaves the longest chain, whose tip it is: what it lists is unmined. Answers its coinbase.
-    pub fn unmine(&mut self, block: &Block<'_>) -> Option<Txid> {
+    /// Disconnects the tip: its transactions become unmined. Returns its coinbase.
+    pub fn disconnect_block(&mut self, block: &Block<'_>) -> Option<Txid> {
         if self.history.tip.is_none_or(|tip| tip.hash != block.hash) {
-            self.complain(format!("block {} leaves the chain, and is not its tip", block.height));
+            self.complain(format!("block {} is disconnected, but is not the tip", block.height));
         }
         self.history.tip = Some(Tip { hash: block.previous, height: block.height.saturating_sub(1) });
         self.history.blocks.insert(block.block_id, false);
         let coinbase = Transaction::parse(block.coinbase).map(|tx| tx.txid()).ok();
-        for txid in self.listed(block).into_iter().map(|(txid, _)| txid).chain(coinbase) {
+        for txid in self.listed_transactions(block).into_iter().map(|(txid, _)| txid).chain(coinbase) {
             let since = self.history.unmined_since(&txid);
-            if let Some(fate) = self.history.fates.get_mut(&txid)
-                && fate.mined.remove(&block.block_id).is_some()
+            if let Some(tx_entry) = self.history.tx_entries.get_mut(&txid)
+                && tx_entry.mined.remove(&block.block_id).is_some()
             {
-                fate.unmined_since = Some(Some(since.map_or(block.height, |since| since.min(block.height))));
+                tx_entry.unmined_since = Some(Some(since.map_or(block.height, |since| since.min(block.height))));
             }
         }
         coinbase
     }
 
-    /// What became of a command is what must become of it, and is told. A repeat of one does nothing, and is told the same.
-    pub fn command(&mut self, logged: &Logged, command: &Command<'_>) {
+    /// Checks the result of a command and expects its outcome. A repeat changes nothing and has the same result.
+    pub fn apply_command(&mut self, logged: &Logged, command: &Command<'_>) {
         let subject = command.action.subject();
         let first = self.commands.get(&command.id).cloned();
-        self.touch(&command.action);
+        self.mark_touched(&command.action);
         let expected = match first {
             Some(_) => None,
             None if self.is_absent(logged, command) => Some(Refused("TX_NOT_FOUND")),
-            None => Some(self.execute(&command.action)),
+            None => Some(self.expected_result(&command.action)),
         };
-        match self.step() {
+        match self.next_decision() {
             Some(DecisionBody::CommandDone { id, executed_at, result }) if id == command.id => {
                 let agrees = match (&first, expected) {
-                    (Some(first), _) => first.answers(&command.action, executed_at, &result),
-                    (None, expected) => executed_at == self.at && expected.is_some_and(|it| it.is_said_by(&result)),
+                    (Some(first), _) => first.matches_repeat(&command.action, executed_at, &result),
+                    (None, expected) => executed_at == self.offset && expected.is_some_and(|it| it.permits(&result)),
                 };
                 if !agrees {
                     let must = first.map_or(format!("{expected:?}"), |first| format!("{first:?}"));
@@ -182,23 +194,28 @@ impl Replay<'_> {
                         command.action
                     ));
                 }
-                self.commands.entry(id).or_insert(Executed::new(&command.action, executed_at, &result));
-                self.tell(subject, OutcomeKind::Command { id, result });
+                self.commands.entry(id).or_insert(ExecutedCommand::new(&command.action, executed_at, &result));
+                self.expect_outcome(subject, OutcomeKind::Command { id, result });
             }
-            other => self.complain(format!("{:?} leads to {other:?}", command.action)),
+            other => self.complain(format!("{:?} must have a result, but the decision is {other:?}", command.action)),
         }
         self.expect_closed();
     }
 
-    /// Whether the command was refused because its transaction is not there; it may only be so for one that does not come by itself.
+    /// Whether the command was refused because its transaction is absent; that is allowed only if no event creates it
+    /// meanwhile.
     fn is_absent(&mut self, logged: &Logged, command: &Command<'_>) -> bool {
         let subject = command.action.subject();
-        let said = self.peek();
-        let absent = matches!(&said, Some(DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. })
-            if code == "TX_NOT_FOUND");
+        let decision = self.peek_decision();
+        let absent = match &decision {
+            Some(DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. }) => {
+                code == "TX_NOT_FOUND"
+            }
+            _ => false,
+        };
         let may_be_late = self.history.rules.slow || self.history.may_be_pruned(&subject);
         if absent && !may_be_late && self.comes_by_itself(&subject, logged.place().timestamp_ms) {
-            self.complain(format!("{subject} is said not to be there, and comes by itself"));
+            self.complain(format!("{subject} is refused as absent, although its events create it"));
         }
         let unseen = matches!(refused_unseen(&command.action), Some(Refused(_)));
         if !absent && !unseen {
@@ -207,7 +224,8 @@ impl Replay<'_> {
         absent && !unseen
     }
 
-    /// Whether everything that it needs was produced by then, nobody had to decide on any of that, and no lock bars the way.
+    /// Whether the events alone create the transaction: it and its ancestors were produced by then, uncontested and not
+    /// locked.
     fn comes_by_itself(&self, txid: &Txid, by_ms: i64) -> bool {
         let mut open = vec![*txid];
         let mut seen = BTreeSet::new();
@@ -225,7 +243,7 @@ impl Replay<'_> {
                 }
                 Origin::Block { .. } => false,
             };
-            let locked = self.history.fates.get(&txid).is_some_and(|fate| fate.locked == Some(true));
+            let locked = self.history.tx_entries.get(&txid).is_some_and(|tx_entry| tx_entry.locked == Some(true));
             if !produced || locked || self.ever_contested.contains(&txid) {
                 return false;
             }
@@ -234,173 +252,183 @@ impl Replay<'_> {
         true
     }
 
-    fn execute(&mut self, action: &Action<'_>) -> Answer {
+    fn expected_result(&mut self, action: &CommandAction<'_>) -> ExpectedResult {
         if let Some(refused) = refused_unseen(action) {
             return refused;
         }
         let txid = action.subject();
-        let standing = self.history.standing(&txid);
-        if standing.is_none() || self.history.is_pruned(&txid) {
+        let status = self.history.status(&txid);
+        if status.is_none() || self.history.is_pruned(&txid) {
             return Refused("TX_NOT_FOUND");
         }
         match *action {
-            Action::Lock { txid } => self.set_locked(&txid, true),
-            Action::Unlock { txid } => self.set_locked(&txid, false),
-            Action::Freeze { outpoint } => self.freeze(outpoint),
-            Action::Unfreeze { outpoint } => self.unfreeze(outpoint),
-            Action::FreezeUntil { outpoint, height } => self.freeze_until(outpoint, height),
-            Action::Reassign { outpoint, .. } => self.reassign(outpoint, action),
-            Action::Unspend { outpoint, spender, .. } => self.unspend(outpoint, spender),
-            Action::SetConflicting { txid } => self.set_conflicting(txid),
-            Action::Preserve { txid, until } => {
-                let fate = self.history.fate(&txid);
-                let raised = fate.preserve_until < Some(until);
-                fate.preserve_until = fate.preserve_until.max(Some(until));
+            CommandAction::Lock { txid } => self.set_locked(&txid, true),
+            CommandAction::Unlock { txid } => self.set_locked(&txid, false),
+            CommandAction::Freeze { outpoint } => self.freeze(outpoint),
+            CommandAction::Unfreeze { outpoint } => self.unfreeze(outpoint),
+            CommandAction::FreezeUntil { outpoint, height } => self.freeze_until(outpoint, height),
+            CommandAction::Reassign { outpoint, .. } => self.reassign(outpoint, action),
+            CommandAction::Unspend { outpoint, spender, .. } => self.unspend(outpoint, spender),
+            CommandAction::SetConflicting { txid } => self.set_conflicting(txid),
+            CommandAction::Preserve { txid, until } => {
+                let tx_entry = self.history.tx_entry(&txid);
+                let raised = tx_entry.preserve_until < Some(until);
+                tx_entry.preserve_until = tx_entry.preserve_until.max(Some(until));
                 if raised { Done } else { Nothing }
             }
-            // Its block may return.
-            Action::Delete { txid } if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => Refused("INVALID_SPEND"),
-            Action::Delete { txid } if matches!(standing, Some(Standing::Lost(_))) => {
+            // The block of a coinbase may be connected again.
+            CommandAction::Delete { txid } if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => {
+                Refused("INVALID_SPEND")
+            }
+            CommandAction::Delete { txid } if matches!(status, Some(TxStatus::Conflicting(_))) => {
                 let height = self.history.height();
-                let preserved = self.history.fate(&txid).preserve_until.is_some_and(|until| until > height);
-                if preserved || self.history.stays(&txid) {
+                let preserved = self.history.tx_entry(&txid).preserve_until.is_some_and(|until| until > height);
+                if preserved || self.history.is_kept_for_output(&txid) {
                     return Refused("NOT_PRUNABLE");
                 }
-                self.history.set(&txid, Standing::Pruned(height));
+                self.history.set_status(&txid, TxStatus::Pruned(height));
                 Done
             }
-            Action::Delete { .. } => Refused("INVALID_SPEND"),
-            Action::Reconsider { .. } => Nothing,
+            CommandAction::Delete { .. } => Refused("INVALID_SPEND"),
+            CommandAction::Reconsider { .. } => Nothing,
         }
     }
 
-    /// What a command does that was done, whoever was live.
-    pub fn carry_out(&mut self, action: &Action<'_>) {
+    /// Applies the effect of an executed command, independent of which transactions were live.
+    pub fn apply_restrictions(&mut self, action: &CommandAction<'_>) {
         let height = self.history.height();
         match *action {
-            Action::Lock { txid } => self.history.fate(&txid).locked = Some(true),
-            Action::Unlock { txid } => self.history.fate(&txid).locked = Some(false),
-            Action::Preserve { txid, until } => {
-                let fate = self.history.fate(&txid);
-                fate.preserve_until = fate.preserve_until.max(Some(until));
+            CommandAction::Lock { txid } => self.history.tx_entry(&txid).locked = Some(true),
+            CommandAction::Unlock { txid } => self.history.tx_entry(&txid).locked = Some(false),
+            CommandAction::Preserve { txid, until } => {
+                let tx_entry = self.history.tx_entry(&txid);
+                tx_entry.preserve_until = tx_entry.preserve_until.max(Some(until));
             }
-            Action::Delete { txid } => self.history.set(&txid, Standing::Pruned(height)),
-            Action::Freeze { outpoint } => {
-                self.history.bars.frozen.insert(outpoint);
+            CommandAction::Delete { txid } => self.history.set_status(&txid, TxStatus::Pruned(height)),
+            CommandAction::Freeze { outpoint } => {
+                self.history.restrictions.frozen.insert(outpoint);
             }
-            Action::Unfreeze { outpoint } => {
-                self.history.bars.frozen.remove(&outpoint);
+            CommandAction::Unfreeze { outpoint } => {
+                self.history.restrictions.frozen.remove(&outpoint);
             }
-            Action::FreezeUntil { outpoint, height } => {
-                self.history.bars.spendable_from.insert(outpoint, height);
+            CommandAction::FreezeUntil { outpoint, height } => {
+                self.history.restrictions.spendable_from.insert(outpoint, height);
             }
-            Action::Reassign { outpoint, height, spendable_after, .. } => {
-                self.touched.entry(outpoint).or_insert(self.at);
+            CommandAction::Reassign { outpoint, height, spendable_after, .. } => {
+                self.touched.entry(outpoint).or_insert(self.offset);
                 let entry = self.entry_of(outpoint, action);
-                self.history.bars.frozen.remove(&outpoint);
-                self.history.bars.reassigned.entry(outpoint).or_default().extend(entry);
-                self.history.bars.spendable_from.insert(outpoint, height.saturating_add(spendable_after));
+                self.history.restrictions.frozen.remove(&outpoint);
+                self.history.restrictions.reassigned.entry(outpoint).or_default().extend(entry);
+                self.history.restrictions.spendable_from.insert(outpoint, height.saturating_add(spendable_after));
             }
-            Action::Unspend { .. } | Action::SetConflicting { .. } | Action::Reconsider { .. } => {}
+            CommandAction::Unspend { .. } | CommandAction::SetConflicting { .. } | CommandAction::Reconsider { .. } => {
+            }
         }
     }
 
-    fn set_locked(&mut self, txid: &Txid, locked: bool) -> Answer {
-        if self.history.locked(txid) == locked {
+    fn set_locked(&mut self, txid: &Txid, locked: bool) -> ExpectedResult {
+        if self.history.is_locked(txid) == locked {
             return Nothing;
         }
-        self.history.fate(txid).locked = Some(locked);
+        self.history.tx_entry(txid).locked = Some(locked);
         if !locked {
-            self.chances_of(*txid, |_| true);
+            self.reconsider_children(*txid, |_| true);
         }
         Done
     }
 
-    /// Who names one of these outputs of a transaction, is certainly known to it, and is certainly not barred by what its verdict names,
-    /// gets a second chance. Whoever fell by this very event is judged with all that it did.
-    pub fn chances_of(&mut self, parent: Txid, outputs: impl Fn(&Outpoint) -> bool) {
+    /// Records second chances for conflicting transactions that spend one of these outputs, are certainly known to the
+    /// parent, and are certainly no longer barred by the reason of their verdict. Transactions that this very event
+    /// made conflicting are checked with all of its effects.
+    pub fn reconsider_children(&mut self, parent: Txid, outputs: impl Fn(&Outpoint) -> bool) {
         let history = &self.history;
-        // One that nobody has decided on may have come behind this.
+        // An undecided transaction may have been stored only later.
         let is_open = |txid: &Txid| {
             let there = *txid == parent || self.stored.contains(txid);
-            there && history.is_live(txid) && !history.locked(txid)
+            there && history.is_live(txid) && !history.is_locked(txid)
         };
-        let noted = self.noted.get(&parent);
-        for (txid, fate) in &history.fates {
-            let Standing::Lost(reason) = fate.standing else { continue };
+        let known_children = self.known_children.get(&parent);
+        for (txid, tx_entry) in &history.tx_entries {
+            let TxStatus::Conflicting(reason) = tx_entry.status else { continue };
             let inputs = history.inputs(txid);
-            if fate.lost_by == self.at || !inputs.iter().any(|input| input.txid == parent && outputs(input)) {
+            if tx_entry.conflicting_offset == self.offset
+                || !inputs.iter().any(|input| input.txid == parent && outputs(input))
+            {
                 continue;
             }
-            let is_noted = noted.is_some_and(|noted| noted.contains(txid));
+            let is_known = known_children.is_some_and(|known_children| known_children.contains(txid));
             let deserves = match reason {
-                Reason::Locked { parent: barring } => (barring == parent || is_noted) && is_open(&barring),
+                Reason::Locked { parent: barring } => (barring == parent || is_known) && is_open(&barring),
                 Reason::MissingParent { parent: barring } => {
-                    ((barring == parent && !history.rules.forgetful) || is_noted) && is_open(&barring)
+                    ((barring == parent && !history.rules.forgetful) || is_known) && is_open(&barring)
                 }
-                Reason::ConflictingParent { parent: barring } => is_noted && is_open(&barring),
+                Reason::ConflictingParent { parent: barring } => is_known && is_open(&barring),
                 Reason::Frozen { input } => inputs.get(input as usize).is_some_and(|input| {
-                    (input.txid == parent || is_noted)
-                        && !history.bars.frozen.contains(input)
+                    (input.txid == parent || is_known)
+                        && !history.restrictions.frozen.contains(input)
                         && history.live_spenders(input, txid).is_empty()
                 }),
                 _ => false,
             };
             if deserves {
-                self.chances.push((*txid, self.at));
+                self.due_second_chances.push((*txid, self.offset));
             }
         }
     }
 
-    /// Why an output cannot be barred, if it cannot.
-    fn spendable(&self, outpoint: &Outpoint) -> Option<Answer> {
-        if self.history.owed(outpoint).is_none() {
+    /// Returns the refusal of a freeze, if the output cannot be made unspendable.
+    fn spendable(&self, outpoint: &Outpoint) -> Option<ExpectedResult> {
+        if self.history.current_output(outpoint).is_none() {
             return Some(Refused("UTXO_NOT_FOUND"));
         }
         let spent = !self.history.live_spenders(outpoint, &outpoint.txid).is_empty();
-        (spent || self.history.bars.spender_pruned.contains_key(outpoint)).then_some(Refused("SPENT"))
+        (spent || self.history.restrictions.spender_pruned.contains_key(outpoint)).then_some(Refused("SPENT"))
     }
 
-    /// A slot that is to be frozen is marked before that is decided, whatever comes of it.
-    pub fn touch(&mut self, action: &Action<'_>) {
-        if let Action::Freeze { outpoint } | Action::FreezeUntil { outpoint, .. } | Action::Unspend { outpoint, .. } =
-            action
+    /// Records the slot that a command is about to change: the sequencer marks it before the decision, whatever the
+    /// result.
+    pub fn mark_touched(&mut self, action: &CommandAction<'_>) {
+        if let CommandAction::Freeze { outpoint }
+        | CommandAction::FreezeUntil { outpoint, .. }
+        | CommandAction::Unspend { outpoint, .. } = action
         {
-            self.touched.entry(*outpoint).or_insert(self.at);
+            self.touched.entry(*outpoint).or_insert(self.offset);
         }
     }
 
-    fn freeze(&mut self, outpoint: Outpoint) -> Answer {
+    fn freeze(&mut self, outpoint: Outpoint) -> ExpectedResult {
         if let Some(refused) = self.spendable(&outpoint) {
             return refused;
         }
-        if self.history.bars.frozen.insert(outpoint) { Done } else { Refused("ALREADY_FROZEN") }
+        if self.history.restrictions.frozen.insert(outpoint) { Done } else { Refused("ALREADY_FROZEN") }
     }
 
-    fn unfreeze(&mut self, outpoint: Outpoint) -> Answer {
-        if self.history.owed(&outpoint).is_none() {
+    fn unfreeze(&mut self, outpoint: Outpoint) -> ExpectedResult {
+        if self.history.current_output(&outpoint).is_none() {
             return Refused("UTXO_NOT_FOUND");
         }
-        if !self.history.bars.frozen.remove(&outpoint) {
+        if !self.history.restrictions.frozen.remove(&outpoint) {
             return Refused("NOT_FROZEN");
         }
-        self.chances_of(outpoint.txid, |input| *input == outpoint);
+        self.reconsider_children(outpoint.txid, |input| *input == outpoint);
         Done
     }
 
-    fn freeze_until(&mut self, outpoint: Outpoint, height: u32) -> Answer {
+    fn freeze_until(&mut self, outpoint: Outpoint, height: u32) -> ExpectedResult {
         if let Some(refused) = self.spendable(&outpoint) {
             return refused;
         }
-        if self.history.bars.frozen.contains(&outpoint) {
+        if self.history.restrictions.frozen.contains(&outpoint) {
             return Refused("FROZEN");
         }
-        let before = self.history.bars.spendable_from.insert(outpoint, height);
+        let before = self.history.restrictions.spendable_from.insert(outpoint, height);
         if before == Some(height) { Nothing } else { Done }
     }
 
-    fn entry_of(&self, outpoint: Outpoint, action: &Action<'_>) -> Option<Reassignment> {
-        let Action::Reassign { utxo_hash: claimed, new_script, satoshis, height, .. } = *action else { return None };
+    fn entry_of(&self, outpoint: Outpoint, action: &CommandAction<'_>) -> Option<Reassignment> {
+        let CommandAction::Reassign { utxo_hash: claimed, new_script, satoshis, height, .. } = *action else {
+            return None;
+        };
         Some(Reassignment {
             offset: outpoint.vout % self.history.rules.utxo_batch_size,
             utxo_hash: claimed,
@@ -410,62 +438,63 @@ impl Replay<'_> {
         })
     }
 
-    fn reassign(&mut self, outpoint: Outpoint, action: &Action<'_>) -> Answer {
+    fn reassign(&mut self, outpoint: Outpoint, action: &CommandAction<'_>) -> ExpectedResult {
         let Some(entry) = self.entry_of(outpoint, action) else { return Nothing };
-        if self.history.bars.reassigned.get(&outpoint).is_some_and(|before| before.contains(&entry)) {
+        if self.history.restrictions.reassigned.get(&outpoint).is_some_and(|before| before.contains(&entry)) {
             return Refused("ALREADY_REASSIGNED");
         }
-        if self.history.owed(&outpoint).is_none() {
+        if self.history.current_output(&outpoint).is_none() {
             return Refused("UTXO_NOT_FOUND");
         }
-        if !self.history.bars.frozen.contains(&outpoint) {
+        if !self.history.restrictions.frozen.contains(&outpoint) {
             return Refused("NOT_FROZEN");
         }
-        let now = self.history.owed(&outpoint);
+        let now = self.history.current_output(&outpoint);
         let now = now.map(|coin| utxo_hash(&outpoint.txid, outpoint.vout, &coin.script, coin.satoshis));
         if now != Some(entry.utxo_hash) {
             return Refused("UTXO_HASH_MISMATCH");
         }
-        self.carry_out(action);
+        self.apply_restrictions(action);
         Done
     }
 
-    /// Only who is not live gives a slot back; it may have been about to take it.
-    fn unspend(&mut self, outpoint: Outpoint, spender: Txid) -> Answer {
-        if self.history.owed(&outpoint).is_none() {
+    /// Only a transaction that is not live releases a slot; it may have been about to take the slot.
+    fn unspend(&mut self, outpoint: Outpoint, spender: Txid) -> ExpectedResult {
+        if self.history.current_output(&outpoint).is_none() {
             return Refused("UTXO_NOT_FOUND");
         }
-        if self.history.bars.frozen.contains(&outpoint) {
+        if self.history.restrictions.frozen.contains(&outpoint) {
             return Refused("FROZEN");
         }
         self.mentioned.insert(spender);
-        let pruned_with_it = self.history.bars.spender_pruned.get(&outpoint).is_some_and(|by| by.txid == spender);
-        // It is live as soon as it comes, which may be later.
+        let pruned_with_it =
+            self.history.restrictions.spender_pruned.get(&outpoint).is_some_and(|by| by.txid == spender);
+        // A partial transaction is live as soon as it is stored, which may be later.
         if self.history.is_partial(&spender) || self.history.may_be_pruned.contains(&spender) {
             return DoneOrNothingOr("INVALID_SPEND");
         }
-        // What was deleted had fallen.
-        if pruned_with_it || self.history.witness(&spender) { Refused("INVALID_SPEND") } else { DoneOrNothing }
+        // A deleted transaction was conflicting.
+        if pruned_with_it || self.history.require_live(&spender) { Refused("INVALID_SPEND") } else { DoneOrNothing }
     }
 
-    fn set_conflicting(&mut self, txid: Txid) -> Answer {
+    fn set_conflicting(&mut self, txid: Txid) -> ExpectedResult {
         if self.history.is_mined(&txid) || self.history.is_partial(&txid) {
             return Refused("INVALID_SPEND");
         }
-        if matches!(self.history.standing(&txid), Some(Standing::Lost(_))) {
+        if matches!(self.history.status(&txid), Some(TxStatus::Conflicting(_))) {
             return Nothing;
         }
-        let was_live = self.history.witness(&txid);
-        match self.step() {
+        let was_live = self.history.require_live(&txid);
+        match self.next_decision() {
             Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, live }) if named == txid => {
                 self.check_height(&txid, height, None);
                 if live != was_live {
-                    self.complain(format!("{txid} is said to be live until now: {live}; it was: {was_live}"));
+                    self.complain(format!("{txid} is decided as live before: {live}; the history says: {was_live}"));
                 }
-                let fell = self.fell(height, vec![(txid, Reason::Command)], None);
-                self.after_verdict(None, &fell);
+                let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, Reason::Command)], None);
+                self.after_verdict(None, &newly_conflicting);
             }
-            other => self.complain(format!("{txid} is to become conflicting, but {other:?}")),
+            other => self.complain(format!("{txid} must become conflicting, but the decision is {other:?}")),
         }
         Done
     }

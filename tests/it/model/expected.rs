@@ -1,4 +1,4 @@
-//! What a store must hold, its digest by the bytes that `schemas/digest.md` lays down, and how a store differs from it.
+//! Expected state of a store, its digest by `schemas/digest.md`, and the differences of a real store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +15,16 @@ use utxo_store::{
 
 use super::Complaint;
 
-/// A slot and what is said of it.
+/// A slot with its restrictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogicalSlot {
     pub slot: Slot,
     pub spendable_from: Option<u32>,
-    /// Oldest first.
+    /// Reassignments, oldest first.
     pub reassignments: Vec<Reassignment>,
 }
 
-/// A transaction, as far as the digest covers it.
+/// The part of a transaction that the digest covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogicalTx {
     pub body: Option<Body>,
@@ -36,22 +36,22 @@ pub struct LogicalTx {
     pub unmined_since: Option<u32>,
     pub preserve_until: Option<u32>,
     pub verdict: Option<Verdict>,
-    /// On the longest chain.
+    /// Blocks of the longest chain that list the transaction.
     pub mined: BTreeSet<MinedIn>,
     pub slots: Vec<LogicalSlot>,
 }
 
-/// What a store must hold.
+/// Expected state of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Every transaction with a body that is not pruned.
+    /// Transactions with a body that are not pruned.
     pub txs: BTreeMap<Txid, LogicalTx>,
-    /// Blocks that are not on the longest chain.
+    /// Ids of blocks off the longest chain.
     pub side_blocks: BTreeSet<u32>,
 }
 
 impl Expected {
-    /// The state digest.
+    /// Computes the state digest.
     pub fn digest(&self) -> StateDigest {
         let mut sum = [0_u8; 32];
         for (txid, tx) in &self.txs {
@@ -60,7 +60,7 @@ impl Expected {
         StateDigest(sum)
     }
 
-    /// The same, with what the records of a store claim of the outputs that are spent.
+    /// Takes the claims about spent outputs from the records of a store.
     pub fn claiming_as(mut self, records: &[Arc<Page>]) -> Self {
         for page in records.iter().filter(|page| page.number == 0) {
             if let (Some(tx), Some(body @ Body::Transaction(_))) = (self.txs.get_mut(&page.txid), page.body()) {
@@ -70,7 +70,7 @@ impl Expected {
         self
     }
 
-    /// How the records of a store differ: nothing where they are as they must be.
+    /// Returns the differences between the records of a store and this state.
     pub fn compare<'a>(&self, records: impl IntoIterator<Item = &'a Page>) -> Vec<Complaint> {
         let mut pages: BTreeMap<Txid, BTreeMap<u32, &Page>> = BTreeMap::new();
         for page in records {
@@ -87,13 +87,13 @@ impl Expected {
             match (self.txs.get(txid), found.get(txid)) {
                 (Some(expected), Some(found)) => differences(txid, expected, found, &mut complaints),
                 (Some(_), None) => complaints.push(about(txid, "is missing in the store".to_owned())),
-                (None, _) => complaints.push(about(txid, "is in the store, and must not be".to_owned())),
+                (None, _) => complaints.push(about(txid, "is in the store, but must not be".to_owned())),
             }
         }
         complaints
     }
 
-    /// Reads pages as what they mean; `None`: stubs and tombstones.
+    /// Reads the logical transaction of its pages; `None` for stubs and tombstones.
     fn logical(&self, pages: &BTreeMap<u32, &Page>) -> Option<LogicalTx> {
         let page = pages.get(&0)?;
         let master = page.master.as_deref()?;
@@ -132,7 +132,7 @@ fn differences(txid: &Txid, expected: &LogicalTx, found: &LogicalTx, complaints:
     let mut field = |name: &str, expected: &dyn Debug, found: &dyn Debug| {
         let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
         if expected != found {
-            complaints.push(about(txid, format!("{name} must be {expected}, and is {found}")));
+            complaints.push(about(txid, format!("{name} must be {expected}, but is {found}")));
         }
     };
     field("body", &expected.body, &found.body);
@@ -161,7 +161,7 @@ fn add(sum: &mut [u8; 32], more: &[u8; 32]) {
     }
 }
 
-/// The canonical form, field after field as the table in `schemas/digest.md` has them.
+/// Encodes the canonical form, field by field as in the table of `schemas/digest.md`.
 fn canonical(txid: &Txid, tx: &LogicalTx) -> Vec<u8> {
     let mut out = vec![1];
     out.extend(txid.0);
@@ -260,8 +260,8 @@ fn body(body: Option<&Body>) -> (u8, [u8; 32]) {
     }
 }
 
-/// A transaction in extended format, whichever it came in; an input of a coinbase has 0 satoshis and an empty script
-/// behind it.
+/// Returns the extended format of a transaction in either format; an input of a coinbase gets 0 satoshis and an empty
+/// script.
 fn extended(bytes: &Bytes) -> Vec<u8> {
     let Ok(tx) = Transaction::parse(bytes) else { return bytes.to_vec() };
     if tx.is_extended() {

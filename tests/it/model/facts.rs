@@ -1,58 +1,57 @@
-//! What the events themselves say, whatever was made of them: which transactions there are, what they spend and make, and
-//! which messages can be no transaction.
+//! Facts of the events alone: transactions, inputs and outputs, and messages that are no transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use utxo_store::{
     broker::partitioner::partition_of,
-    event::{DeadLetterClass, Event, Seeded, Validated},
-    record::{Slot, SpendingData, build::MOST_SEEDED},
+    event::{DeadLetterClass, Event, PartialTxEvent, Validated},
+    record::{Slot, SpendingData, build::MAX_PARTIAL_OUTPUTS},
     tx::{Outpoint, Transaction, Txid, has_slot, utxo_hash},
 };
 
-use super::{Logs, Place, Rules};
+use super::{LogPosition, Logs, Rules};
 
-/// A coinbase can be spent in a block this much higher than its own.
+/// Blocks from a coinbase to the first block that may spend it.
 const MATURITY: u32 = 100;
 
-/// An amount and who may spend it.
+/// An amount with its locking script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coin {
     pub satoshis: u64,
     pub script: Bytes,
 }
 
-/// One event of a whole transaction. Events for one txid differ at most in what the txid does not commit to.
+/// One event of a whole transaction. Events of one txid differ only in data to which the txid does not commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version {
-    pub place: Place,
+pub struct EventVersion {
+    pub place: LogPosition,
     pub body: Bytes,
     pub height: u32,
     pub locked: bool,
-    /// What it says of the outputs that it spends, input by input.
+    /// Claimed previous outputs, input by input.
     pub claims: Vec<Coin>,
 }
 
-/// An event that came after one of a partial transaction.
+/// A whole event that came after a partial event of the same txid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Second {
-    pub version: Version,
+pub struct LaterEvent {
+    pub version: EventVersion,
     pub inputs: Vec<Outpoint>,
 }
 
-/// Where a transaction comes from.
+/// Source of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Events, in the order of the log.
-    Validated(Vec<Version>),
-    /// A partial transaction; its block was at this height.
+    /// Events in the order of the log.
+    Validated(Vec<EventVersion>),
+    /// Partial transaction whose block was at this height.
     Seeded { height: u32 },
-    /// A block that was handled.
+    /// Coinbase of a handled block.
     Block { body: Bytes, height: u32 },
 }
 
-/// A transaction.
+/// A transaction with its inputs, outputs and source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tx {
     pub txid: Txid,
@@ -62,36 +61,36 @@ pub struct Tx {
     pub origin: Origin,
 }
 
-/// All of them.
+/// All transactions and messages of the logs.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     pub txs: BTreeMap<Txid, Tx>,
-    /// Who names an output as an input.
+    /// Transactions that spend each output.
     pub spenders: BTreeMap<Outpoint, Vec<SpendingData>>,
-    /// Events of whole transactions whose first event was a partial one: they spend nothing, but may hold slots until the
-    /// sequencer has given them back.
-    pub second: BTreeMap<Txid, Vec<Second>>,
-    /// Where events of partial transactions are.
-    pub seeds: BTreeMap<Txid, Vec<Place>>,
-    /// Messages of the validated topic that are no transaction, and the only answer to them.
-    pub poison: BTreeMap<Place, DeadLetterClass>,
+    /// Whole events of txids whose first event was partial: they spend nothing, but may hold slots until the sequencer
+    /// releases them.
+    pub later_events: BTreeMap<Txid, Vec<LaterEvent>>,
+    /// Positions of the partial events of each txid.
+    pub seeds: BTreeMap<Txid, Vec<LogPosition>>,
+    /// Messages of the validated topic that are no transaction, with the class of their dead letter.
+    pub poison: BTreeMap<LogPosition, DeadLetterClass>,
 }
 
 impl Tx {
-    /// Its events; none where it does not come from any.
-    pub fn versions(&self) -> &[Version] {
+    /// Returns the whole events; empty for partial transactions and coinbases.
+    pub fn versions(&self) -> &[EventVersion] {
         match &self.origin {
             Origin::Validated(versions) => versions,
             Origin::Seeded { .. } | Origin::Block { .. } => &[],
         }
     }
 
-    /// The transactions whose outputs it spends.
+    /// Returns the txids of the spent transactions.
     pub fn parents(&self) -> BTreeSet<Txid> {
         self.inputs.iter().map(|outpoint| outpoint.txid).collect()
     }
 
-    /// From which height a coinbase can be spent.
+    /// Returns the height from which a coinbase is spendable.
     pub fn spending_height(&self) -> Option<u32> {
         match self.origin {
             Origin::Seeded { height } | Origin::Block { height, .. } if self.coinbase => Some(height + MATURITY),
@@ -99,7 +98,7 @@ impl Tx {
         }
     }
 
-    /// The height of the block of a partial transaction.
+    /// Returns the height of the block of a partial transaction.
     pub fn seeded_at(&self) -> Option<u32> {
         match self.origin {
             Origin::Seeded { height } => Some(height),
@@ -107,15 +106,15 @@ impl Tx {
         }
     }
 
-    /// The height of the block that brought it first.
-    pub fn brought_at(&self) -> Option<u32> {
+    /// Returns the height of the first block that has this coinbase.
+    pub fn first_block_height(&self) -> Option<u32> {
         match self.origin {
             Origin::Block { height, .. } => Some(height),
             Origin::Validated(_) | Origin::Seeded { .. } => None,
         }
     }
 
-    /// The height that decides which outputs get a slot.
+    /// Returns the height that decides which outputs get a slot.
     fn height(&self) -> u32 {
         match &self.origin {
             Origin::Validated(versions) => versions.first().map_or(0, |version| version.height),
@@ -123,7 +122,7 @@ impl Tx {
         }
     }
 
-    /// Its slots, as they start.
+    /// Returns the initial slots.
     pub fn slots(&self, rules: &Rules) -> Vec<Slot> {
         let slot = |(output, vout): (&Option<Coin>, u32)| match output {
             Some(coin) if has_slot(&self.txid, &coin.script, self.height(), rules.network) => {
@@ -140,7 +139,7 @@ impl Facts {
     pub fn of(logs: &Logs, rules: &Rules) -> Facts {
         let mut facts = Facts::default();
         let mut messages: Vec<_> = logs.validated.iter().map(|logged| (logged.place(), &logged.message)).collect();
-        // Events for one txid share a partition: there the offset is their order, whatever their timestamps say.
+        // Events of one txid share a partition: the offset is their order, whatever their timestamps.
         messages.sort_by_key(|(place, _)| (place.partition, place.offset));
         for (place, message) in messages {
             let answer = match Event::decode(&message.payload) {
@@ -162,38 +161,39 @@ impl Facts {
         facts
     }
 
-    fn note_kinds(&mut self, place: Place, tx: &Tx) {
+    fn note_kinds(&mut self, place: LogPosition, tx: &Tx) {
         match &tx.origin {
             Origin::Seeded { .. } => self.seeds.entry(tx.txid).or_default().push(place),
             Origin::Validated(versions) if self.txs.get(&tx.txid).is_some_and(|known| known.seeded_at().is_some()) => {
-                let second = |version: &Version| Second { version: version.clone(), inputs: tx.inputs.clone() };
-                self.second.entry(tx.txid).or_default().extend(versions.iter().map(second));
+                let later_event =
+                    |version: &EventVersion| LaterEvent { version: version.clone(), inputs: tx.inputs.clone() };
+                self.later_events.entry(tx.txid).or_default().extend(versions.iter().map(later_event));
             }
             Origin::Validated(_) | Origin::Block { .. } => {}
         }
     }
 
-    /// Transactions that spend an output of this one.
+    /// Returns the transactions that spend an output of `parent`.
     pub fn children(&self, parent: &Txid) -> impl Iterator<Item = Txid> + use<'_> {
         let of = |vout| Outpoint { txid: *parent, vout };
         self.spenders.range(of(0)..=of(u32::MAX)).flat_map(|(_, spenders)| spenders.iter().map(|spender| spender.txid))
     }
 
-    /// Whether a slot may name this transaction, be it only for a while.
+    /// Whether a slot may name this transaction, at least temporarily.
     pub fn may_be_named(&self, txid: &Txid, outpoint: &Outpoint) -> bool {
         let of = |spender: &SpendingData| spender.txid == *txid;
         let spends = self.spenders.get(outpoint).is_some_and(|all| all.iter().any(of));
-        spends || self.second.get(txid).into_iter().flatten().any(|second| second.inputs.contains(outpoint))
+        spends || self.later_events.get(txid).into_iter().flatten().any(|later| later.inputs.contains(outpoint))
     }
 
-    /// Whether a slot may name this transaction, and this input of it, be it only for a while.
+    /// Whether a slot may name this transaction and input, at least temporarily.
     pub fn may_hold(&self, holder: &SpendingData, outpoint: &Outpoint) -> bool {
         let named = |inputs: &[Outpoint]| inputs.get(holder.input as usize) == Some(outpoint);
         let spends = self.spenders.get(outpoint).is_some_and(|all| all.contains(holder));
-        spends || self.second.get(&holder.txid).into_iter().flatten().any(|second| named(&second.inputs))
+        spends || self.later_events.get(&holder.txid).into_iter().flatten().any(|later| named(&later.inputs))
     }
 
-    /// Another event for a known transaction adds a version, and must not contradict it.
+    /// Adds a transaction, or another event of a known one, which must not contradict it.
     pub fn add(&mut self, tx: Tx, rules: &Rules) -> Result<(), DeadLetterClass> {
         let Some(known) = self.txs.get_mut(&tx.txid) else {
             for (outpoint, input) in tx.inputs.iter().zip(0..) {
@@ -214,14 +214,14 @@ impl Facts {
         Ok(())
     }
 
-    /// Makes a transaction of the coinbase of a block; `None` where its bytes are none.
+    /// Returns the coinbase of a block; `None` if its bytes are no transaction.
     pub fn coinbase(body: &Bytes, height: u32) -> Option<Tx> {
         let parsed = Transaction::parse(body).ok()?;
         let origin = Origin::Block { body: body.clone(), height };
         Some(Tx { txid: parsed.txid(), coinbase: true, inputs: vec![], outputs: outputs(&parsed, body), origin })
     }
 
-    /// The output that an outpoint names, where there is one with a slot.
+    /// Returns the output of an outpoint, if the output exists and has a slot.
     pub fn output(&self, outpoint: &Outpoint, rules: &Rules) -> Option<&Coin> {
         let tx = self.txs.get(&outpoint.txid)?;
         let coin = tx.outputs.get(outpoint.vout as usize)?.as_ref()?;
@@ -236,7 +236,7 @@ fn outputs(parsed: &Transaction<'_>, bytes: &Bytes) -> Vec<Option<Coin>> {
 }
 
 fn validated(
-    place: Place,
+    place: LogPosition,
     message: &utxo_store::broker::Message,
     event: &Validated<'_>,
 ) -> Result<Tx, DeadLetterClass> {
@@ -260,16 +260,16 @@ fn validated(
     if !whole || outputs.is_empty() || made > paid || paid > u128::from(u64::MAX) {
         return Err(DeadLetterClass::Invalid);
     }
-    let version = Version { place, body, height: event.height, locked: event.locked, claims };
+    let version = EventVersion { place, body, height: event.height, locked: event.locked, claims };
     Ok(Tx { txid, coinbase: false, inputs, outputs, origin: Origin::Validated(vec![version]) })
 }
 
-fn seeded(message: &utxo_store::broker::Message, event: &Seeded<'_>) -> Result<Tx, DeadLetterClass> {
+fn seeded(message: &utxo_store::broker::Message, event: &PartialTxEvent<'_>) -> Result<Tx, DeadLetterClass> {
     if message.key.as_ref() != event.txid.0 {
         return Err(DeadLetterClass::Decode);
     }
     let count = event.outputs.last().map_or(0, |last| last.vout as usize + 1);
-    if count > MOST_SEEDED as usize {
+    if count > MAX_PARTIAL_OUTPUTS as usize {
         return Err(DeadLetterClass::Invalid);
     }
     let mut outputs = vec![None; count];

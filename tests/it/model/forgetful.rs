@@ -1,91 +1,91 @@
-//! What holds whatever the nodes of a store have forgotten. Who is found live when something is decided hangs then on what was
-//! lost, and so do the reasons of decisions, as far as they are about who is live. But what the events say does not, and the
-//! last verdict on a transaction is what it is: both are looked at here.
+//! Checks that hold even if nodes lose writes. The transactions found live at a decision then depend on the lost
+//! writes, and so do reasons about live transactions. The facts of the events and the last verdict on each transaction
+//! stay fixed: these checks cover both.
 
 use std::collections::BTreeSet;
 
 use utxo_store::{
     event::{
-        Action, Block, BlockMined, Command, CommandResult, ConeMember, Contest, DecidedInput, DecisionBody, Event,
-        OutcomeKind, Position, Reorg,
+        Block, BlockMined, Command, CommandAction, CommandResult, Contest, DecidedInput, DecisionBody, Descendant,
+        Event, EventPosition, OutcomeKind, Reorg,
     },
     record::{MinedIn, Reason},
     tx::Txid,
 };
 
 use super::{
-    Complaint, Expected, Logged, Place,
-    commands::Executed,
+    Complaint, Expected, LogPosition, Logged,
+    commands::ExecutedCommand,
     facts::Tx,
-    history::{Fate, Standing, Tip},
+    history::{Tip, TxEntry, TxStatus},
     replay::Replay,
 };
 
 impl Replay<'_> {
-    /// What the last verdicts come to, or everything in the logs that the events do not justify.
+    /// Returns the state by the last verdicts, or every finding that the events do not justify.
     pub fn run_after_forgetting(mut self) -> Result<Expected, Vec<Complaint>> {
         self.read_decisions();
         for txid in self.history.facts.txs.keys() {
-            self.history.fates.insert(*txid, Fate::new(Standing::Uncontested));
+            self.history.tx_entries.insert(*txid, TxEntry::new(TxStatus::Uncontested));
         }
         for logged in &self.logs.chain {
-            self.forgetful_event(logged);
+            self.apply_forgetful_event(logged);
         }
         self.check_messages();
         if !self.complaints.is_empty() {
             return Err(self.complaints);
         }
-        // Nothing changes any more: who is live is found out once, and not again for everybody who descends from it.
-        for txid in self.history.fates.keys().copied().collect::<Vec<_>>() {
-            self.history.witness(&txid);
+        // The state is final: each transaction is resolved once, not again for every descendant.
+        for txid in self.history.tx_entries.keys().copied().collect::<Vec<_>>() {
+            self.history.require_live(&txid);
         }
         if let Some(height) = self.history.rules.pruned_to {
-            self.history.forget(height);
+            self.history.prune_due(height);
         }
         Ok(self.history.expected())
     }
 
-    fn forgetful_event(&mut self, logged: &Logged) {
-        (self.at, self.next) = (logged.message.offset, 0);
+    fn apply_forgetful_event(&mut self, logged: &Logged) {
+        (self.offset, self.next_step) = (logged.message.offset, 0);
         match Event::decode(&logged.message.payload) {
             Ok(Event::BlockMined(mined)) => self.forgetful_block(logged, &mined),
             Ok(Event::Contest(contest)) => self.forgetful_contest(&contest),
             Ok(Event::Command(command)) => match command.action {
-                Action::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
+                CommandAction::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
                 _ => self.forgetful_command(&command),
             },
             Ok(Event::Reorg(reorg)) => self.forgetful_reorg(logged, &reorg),
-            _ => drop(self.chain_poison.insert(self.at)),
+            _ => drop(self.chain_poison.insert(self.offset)),
         }
-        let count = self.decisions.get(&self.at).map_or(0, Vec::len);
-        if self.next < count {
-            self.complain("has decisions that nothing asks for");
+        let count = self.decisions.get(&self.offset).map_or(0, Vec::len);
+        if self.next_step < count {
+            self.complain("has decisions that no event asks for");
         }
     }
 
     fn forgetful_contest(&mut self, contest: &Contest) {
-        // Whose record a node forgot is found to be a stub, for whatever reason it was called for.
+        // A contestant whose record a node lost is found as a stub, whatever the original reason.
         if contest.reason != Reason::Found {
             self.check_contest(contest);
         }
         let verdict = self.forgetful_verdicts(contest.txid);
         if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. }) = verdict {
-            let Position { partition, offset, timestamp_ms, .. } = contest.position;
-            self.buried.insert(Place { timestamp_ms, partition, offset });
+            let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;
+            self.expected_dead_letters.insert(LogPosition { timestamp_ms, partition, offset });
             if !self.was_missing(&parent, &contest.position) {
-                self.complain(format!("{} lost for {parent}, which was produced before it", contest.txid));
+                self.complain(format!("{} lost for the parent {parent}, which was produced earlier", contest.txid));
             }
         }
         if contest.reason == Reason::Seeded {
-            self.given_back(contest);
+            self.settle_later_event(contest);
         }
     }
 
-    /// Decisions until the one on the transaction itself: a live rival may have to give way first.
+    /// Reads decisions up to the one on the transaction itself: a live rival may have to become conflicting first.
     fn forgetful_verdicts(&mut self, txid: Txid) -> Option<DecisionBody> {
         loop {
-            let body = self.step();
-            self.touch_inputs(&txid);
+            let body = self.next_decision();
+            self.mark_inputs_touched(&txid);
             match &body {
                 Some(DecisionBody::PassedOver { txid: named }) if *named == txid => {}
                 Some(DecisionBody::Accepted { txid: named, height, by_block: false, inputs, losers })
@@ -96,7 +96,7 @@ impl Replay<'_> {
                 }
                 Some(DecisionBody::Conflicting { txid: loser, reason, height, live }) if *live || *loser == txid => {
                     if !self.is_true_of_events(*loser, *reason) {
-                        self.complain(format!("{loser} is conflicting because of {reason:?}, which no event says"));
+                        self.complain(format!("{loser} is conflicting because of {reason:?}, which no event supports"));
                     }
                     self.check_height(loser, *height, None);
                     self.forgetful_fall(*height, vec![(*loser, *reason)]);
@@ -104,7 +104,7 @@ impl Replay<'_> {
                         continue;
                     }
                 }
-                other => self.complain(format!("asks for a verdict on {txid}, and gets {other:?}")),
+                other => self.complain(format!("asks for a verdict on {txid}, but gets {other:?}")),
             }
             self.expect_closed();
             return body;
@@ -119,7 +119,7 @@ impl Replay<'_> {
         if mined.block.longest_chain {
             self.forgetful_connect(logged, std::slice::from_ref(&mined.block));
         } else {
-            self.side_block(logged, &mined.block);
+            self.apply_side_block(logged, &mined.block);
         }
     }
 
@@ -129,51 +129,56 @@ impl Replay<'_> {
         }
         self.history.sequence = reorg.sequence;
         for block in reorg.disconnected.iter().rev() {
-            let coinbase = self.unmine(block);
-            match self.step() {
+            let coinbase = self.disconnect_block(block);
+            match self.next_decision() {
                 Some(DecisionBody::Conflicting { txid, reason: reason @ Reason::Disconnected, height, .. })
                     if Some(txid) == coinbase =>
                 {
                     self.check_height(&txid, height, Some(block.height));
                     self.forgetful_fall(height, vec![(txid, reason)]);
                 }
-                other => self.complain(format!("block {} leaves, but {other:?}", block.height)),
+                other => {
+                    self.complain(format!("block {} is disconnected, but the decision is {other:?}", block.height))
+                }
             }
         }
         self.forgetful_connect(logged, &reorg.connected);
     }
 
-    /// Who wins by one of these blocks, in whatever order; then all that they list is mined.
+    /// Accepts the transactions that win by these blocks, in any order; then every listed one is mined.
     fn forgetful_connect(&mut self, logged: &Logged, blocks: &[Block<'_>]) {
-        let mut brought: Vec<(&Block<'_>, Vec<(Txid, u32)>)> = Vec::new();
+        let mut connected: Vec<(&Block<'_>, Vec<(Txid, u32)>)> = Vec::new();
         for block in blocks {
             self.history.blocks.insert(block.block_id, true);
             self.history.tip = Some(Tip { hash: block.hash, height: block.height });
-            let coinbase = self.make_coinbase(logged, block, Standing::Live);
-            brought.push((block, self.listed(block).into_iter().chain(coinbase.map(|txid| (txid, 0))).collect()));
+            let coinbase = self.make_coinbase(logged, block, TxStatus::Live);
+            connected.push((
+                block,
+                self.listed_transactions(block).into_iter().chain(coinbase.map(|txid| (txid, 0))).collect(),
+            ));
         }
-        while let Some(body) = self.peek() {
-            self.next += 1;
+        while let Some(body) = self.peek_decision() {
+            self.next_step += 1;
             let DecisionBody::Accepted { txid, height, by_block: true, inputs, losers } = body else {
                 if body != DecisionBody::Closed {
-                    self.complain(format!("is a block, and decides {body:?}"));
+                    self.complain(format!("is a block, but decides {body:?}"));
                 }
                 continue;
             };
-            match brought.iter().find(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
+            match connected.iter().find(|(_, listed)| listed.iter().any(|(listed, _)| *listed == txid)) {
                 Some((block, _)) => self.check_height(&txid, height, Some(block.height)),
-                None => self.complain(format!("{txid} wins by a block that does not list it")),
+                None => self.complain(format!("{txid} is accepted by a block that does not list it")),
             }
             self.forgetful_win(txid, height, &inputs, &losers);
         }
-        for (block, listed) in brought {
+        for (block, listed) in connected {
             for (txid, subtree) in listed {
-                match self.history.standing(&txid) {
-                    // Forgotten, it was made anew, and there was nothing to decide.
-                    Some(Standing::Lost(_)) if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => {
-                        self.history.set(&txid, Standing::Live);
+                match self.history.status(&txid) {
+                    // A lost coinbase was created anew without a decision.
+                    Some(TxStatus::Conflicting(_)) if self.history.tx(&txid).is_some_and(|tx| tx.coinbase) => {
+                        self.history.set_status(&txid, TxStatus::Live);
                     }
-                    Some(Standing::Lost(reason)) => {
+                    Some(TxStatus::Conflicting(reason)) => {
                         self.complain(format!("block {} lists {txid}, which lost: {reason:?}", block.height));
                     }
                     _ => {}
@@ -181,39 +186,45 @@ impl Replay<'_> {
                 self.set_mined(&txid, MinedIn { block_id: block.block_id, height: block.height, subtree });
             }
         }
-        // Perhaps more than once: a listed transaction that a node forgot has to win again where a rival came first.
-        let last = self.next.checked_sub(1).and_then(|last| self.decisions.get(&self.at)?.get(last));
+        // A block may be closed more than once: a lost listed transaction has to win again if a rival was stored first.
+        let last = self.next_step.checked_sub(1).and_then(|last| self.decisions.get(&self.offset)?.get(last));
         if last.is_some_and(|last| *last != DecisionBody::Closed) {
             self.complain("is a block that is not closed");
         }
     }
 
-    /// What became of a command is taken at its word, since who was live is not asked here; but only the first of an id does anything.
+    /// Takes the result of a command as given, since live transactions are unknown here; only the first command of an
+    /// id has an effect.
     fn forgetful_command(&mut self, command: &Command<'_>) {
         let (txid, id) = (command.action.subject(), command.id);
-        self.touch(&command.action);
-        if let Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, .. }) = self.peek()
+        self.mark_touched(&command.action);
+        if let Some(DecisionBody::Conflicting { txid: named, reason: Reason::Command, height, .. }) =
+            self.peek_decision()
             && named == txid
-            && matches!(command.action, Action::SetConflicting { .. })
+            && matches!(command.action, CommandAction::SetConflicting { .. })
         {
-            self.next += 1;
+            self.next_step += 1;
             self.check_height(&txid, height, None);
             self.forgetful_fall(height, vec![(txid, Reason::Command)]);
         }
-        let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.step() else {
+        let Some(DecisionBody::CommandDone { id: named, executed_at, result }) = self.next_decision() else {
             return self.complain(format!("{:?} has no result", command.action));
         };
-        let first = self.commands.entry(id).or_insert(Executed::new(&command.action, self.at, &result)).clone();
-        if named != id || !first.answers(&command.action, executed_at, &result) {
-            self.complain(format!("{:?} came to {first:?}, and is {result:?} at {executed_at}", command.action));
+        let first =
+            self.commands.entry(id).or_insert(ExecutedCommand::new(&command.action, self.offset, &result)).clone();
+        if named != id || !first.matches_repeat(&command.action, executed_at, &result) {
+            self.complain(format!(
+                "{:?} had the result {first:?}, but has {result:?} at {executed_at}",
+                command.action
+            ));
         }
-        if executed_at == self.at && result == CommandResult::Applied {
-            self.carry_out(&command.action);
+        if executed_at == self.offset && result == CommandResult::Applied {
+            self.apply_restrictions(&command.action);
         }
-        if let Action::Unspend { spender, .. } = command.action {
+        if let CommandAction::Unspend { spender, .. } = command.action {
             self.mentioned.insert(spender);
         }
-        self.tell(txid, OutcomeKind::Command { id, result });
+        self.expect_outcome(txid, OutcomeKind::Command { id, result });
         self.expect_closed();
     }
 
@@ -224,17 +235,17 @@ impl Replay<'_> {
         }
         for DecidedInput { outpoint, holder, .. } in inputs {
             if holder.is_some_and(|holder| !self.names(&holder, outpoint)) {
-                self.complain(format!("{holder:?} is said to hold {outpoint}, which it does not spend so"));
+                self.complain(format!("{holder:?} is decided as holder of {outpoint}, which it does not spend"));
             }
-            if self.history.owed(outpoint).is_none() {
-                self.complain(format!("{txid} is accepted, though there is no {outpoint}"));
+            if self.history.current_output(outpoint).is_none() {
+                self.complain(format!("{txid} is accepted, although {outpoint} does not exist"));
             }
         }
         let holder = |loser: &Txid| inputs.iter().filter_map(|input| input.holder).find(|held| held.txid == *loser);
         let mut lost = Vec::new();
         for loser in losers {
             let Some(held) = holder(loser) else {
-                self.complain(format!("{loser} loses to {txid}, and holds nothing of it"));
+                self.complain(format!("{loser} loses to {txid}, but holds no slot of its inputs"));
                 continue;
             };
             lost.push((*loser, Reason::DoubleSpend { input: held.input, winner: txid }));
@@ -242,42 +253,44 @@ impl Replay<'_> {
         if !losers.is_empty() {
             self.forgetful_fall(height, lost);
         }
-        let fate = self.history.fate(&txid);
-        (fate.standing, fate.accepted) = (Standing::Live, true);
-        self.touch_inputs(&txid);
-        self.tell(txid, OutcomeKind::Accepted);
+        let tx_entry = self.history.tx_entry(&txid);
+        (tx_entry.status, tx_entry.accepted) = (TxStatus::Live, true);
+        self.mark_inputs_touched(&txid);
+        self.expect_outcome(txid, OutcomeKind::Accepted);
     }
 
-    /// They fall at the height of their verdict, and real descendants of them.
+    /// Makes the roots and their real descendants conflicting at the height of the verdict.
     fn forgetful_fall(&mut self, height: u32, roots: Vec<(Txid, Reason)>) {
-        let mut fallen: BTreeSet<Txid> = roots.iter().map(|(txid, _)| *txid).collect();
+        let mut affected: BTreeSet<Txid> = roots.iter().map(|(txid, _)| *txid).collect();
         roots.into_iter().for_each(|(txid, reason)| self.forgetful_loss(height, txid, reason));
-        while let Some(DecisionBody::Cone { members, .. }) = self.step() {
+        while let Some(DecisionBody::Cone { members, .. }) = self.next_decision() {
             if members.is_empty() {
                 return;
             }
-            for ConeMember { txid, parent, .. } in members {
+            for Descendant { txid, parent, .. } in members {
                 let descends = self.history.inputs(&txid).iter().any(|input| input.txid == parent);
-                if !descends || !fallen.contains(&parent) {
-                    self.complain(format!("the cone names {txid} under {parent}, from which it does not descend"));
+                if !descends || !affected.contains(&parent) {
+                    self.complain(format!(
+                        "the descendants name {txid} under {parent}, from which it does not descend"
+                    ));
                 }
-                if fallen.insert(txid) {
+                if affected.insert(txid) {
                     self.forgetful_loss(height, txid, Reason::ConflictingParent { parent });
                 }
             }
         }
-        self.complain("a cone has no end");
+        self.complain("a list of descendants has no end");
     }
 
-    /// What a block has listed stays, whatever was forgotten.
+    /// Makes a transaction conflicting; a mined one never is, whatever was lost.
     fn forgetful_loss(&mut self, height: u32, txid: Txid, reason: Reason) {
         if self.history.is_mined(&txid) {
-            self.complain(format!("{txid} falls because of {reason:?}, though it is mined"));
+            self.complain(format!("{txid} becomes conflicting because of {reason:?}, although it is mined"));
         }
-        self.lose(txid, reason, height);
+        self.mark_conflicting(txid, reason, height);
     }
 
-    /// Whether what the events say bears a reason out, whoever was live.
+    /// Whether the events support a reason, whichever transactions were live.
     fn is_true_of_events(&self, txid: Txid, reason: Reason) -> bool {
         let inputs = self.history.inputs(&txid);
         let outpoint = |input: u32| inputs.get(input as usize).copied();
@@ -289,19 +302,21 @@ impl Replay<'_> {
             | Reason::MissingParent { parent }
             | Reason::PrunedParent { parent }
             | Reason::Locked { parent } => inputs.iter().any(|input| input.txid == parent),
-            Reason::Mismatch { input } => {
-                outpoint(input).and_then(|outpoint| self.history.owed(&outpoint)).is_some_and(|owed| {
-                    versions.iter().any(|version| version.claims.get(input as usize).is_some_and(|it| *it != owed))
-                })
-            }
+            Reason::Mismatch { input } => outpoint(input)
+                .and_then(|outpoint| self.history.current_output(&outpoint))
+                .is_some_and(|current_output| {
+                    versions
+                        .iter()
+                        .any(|version| version.claims.get(input as usize).is_some_and(|it| *it != current_output))
+                }),
             Reason::NoSuchOutput { input } => {
-                outpoint(input).is_some_and(|outpoint| self.history.owed(&outpoint).is_none())
+                outpoint(input).is_some_and(|outpoint| self.history.current_output(&outpoint).is_none())
             }
             Reason::Immature { input } => outpoint(input).is_some_and(|outpoint| {
                 let from = self.history.tx(&outpoint.txid).and_then(Tx::spending_height);
                 from.is_some_and(|from| versions.iter().any(|version| from > version.height))
             }),
-            // A command touched it.
+            // A command changed the output.
             Reason::Frozen { input } | Reason::NotYetSpendable { input } => {
                 outpoint(input).is_some_and(|outpoint| self.touched.contains_key(&outpoint))
             }

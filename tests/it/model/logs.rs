@@ -1,4 +1,4 @@
-//! Everything that was written, as it was written.
+//! All messages of a run, as written.
 
 use std::time::Duration;
 
@@ -7,39 +7,39 @@ use utxo_store::{
     sequencer::SequencerTopics,
 };
 
-/// Where a message of the validated topic is. Ordered as the design orders events: time, partition, offset.
+/// Position of a message in the validated topic. Positions are ordered as events: time, partition, offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// Milliseconds since the epoch.
+pub struct LogPosition {
+    /// Timestamp, milliseconds since the epoch.
     pub timestamp_ms: i64,
-    /// Partition.
+    /// Partition of the message.
     pub partition: i32,
-    /// The message's own offset.
+    /// Offset of the message itself.
     pub offset: u64,
 }
 
-/// A message and its partition.
+/// A message with its partition.
 #[derive(Debug, Clone)]
 pub struct Logged {
-    /// Its partition.
+    /// Partition of the message.
     pub partition: i32,
-    /// The message.
+    /// The message itself.
     pub message: Message,
 }
 
 impl Logged {
-    /// Where it is.
-    pub fn place(&self) -> Place {
-        Place { timestamp_ms: self.message.timestamp_ms, partition: self.partition, offset: self.message.offset }
+    /// Returns the position of the message.
+    pub fn place(&self) -> LogPosition {
+        LogPosition { timestamp_ms: self.message.timestamp_ms, partition: self.partition, offset: self.message.offset }
     }
 }
 
 /// All messages of all topics; those of one partition in their order.
 #[derive(Debug, Clone, Default)]
 pub struct Logs {
-    /// Name of the topic of validated transactions: contests and dead letters name it.
+    /// Name of the topic of validated transactions, as in contests and dead letters.
     pub validated_topic: String,
-    /// Names of the others.
+    /// Names of the other topics.
     pub topics: Option<SequencerTopics>,
     /// `utxo.validated-txs`
     pub validated: Vec<Logged>,

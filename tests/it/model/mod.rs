@@ -1,20 +1,22 @@
-//! The model: events and decisions in, logical state out. In memory, one thread, no protocols, no pages, no batches.
+//! Model of the store: events and decisions in, logical state out. In memory, one thread, no protocols, no pages, no
+//! batches.
 //!
-//! It reads the logs *after* a run in which everything was handled, and says what the store must hold. It shares only
-//! plain types with the code that it judges, and it trusts no decision: each must be justified by the history, else
-//! there is a [`Complaint`]. What it cannot know is when the fast path did something; so an uncontested transaction is
-//! *assumed* live as soon as its parents are, and pinned down by the first decision or block that needs it live.
+//! The model reads the logs *after* a run in which every event was handled, and returns the state that the store must
+//! have. It shares only plain types with the code that it checks, and it trusts no decision: the history must justify
+//! each one, else the model returns a [`Complaint`]. The logs do not say when the fast path acted: an uncontested
+//! transaction is *assumed* live as soon as its parents are, and *confirmed* live by the first decision or block that
+//! requires it.
 
 mod blocks;
 mod commands;
-mod cone;
 mod contests;
+mod descendants;
 mod expected;
 mod facts;
-mod forget;
 mod forgetful;
 mod history;
 mod logs;
+mod pruning;
 mod replay;
 mod tests;
 mod verdicts;
@@ -24,33 +26,34 @@ use std::fmt;
 use utxo_store::tx::Network;
 
 pub use expected::Expected;
-pub use logs::{Logged, Logs, Place};
+pub use logs::{LogPosition, Logged, Logs};
 
-/// What a store is set up for, as far as it decides what the log means.
+/// Settings of a store that decide what the log means.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// Decides which outputs get a slot.
     pub network: Network,
-    /// Partitions of the validated topic, where an event must lie in that of its key; 0: anywhere will do.
+    /// Partitions of the validated topic; the key decides the partition of an event. 0 disables this check.
     pub partitions: i32,
-    /// Slots a page. Nothing here knows of pages, but for where a reassigned slot lies on its own.
+    /// Slots per page. The model has no pages; only the page offset of a reassigned slot depends on this.
     pub utxo_batch_size: u32,
-    /// Blocks between being due and being forgotten; 0: nothing is.
+    /// Blocks between a record's becoming due and its pruning; 0 disables pruning.
     pub retention: u32,
-    /// A node may forget writes that it acknowledged: then a transaction that was live may be found without its slot.
+    /// Whether nodes may lose acknowledged writes: a live transaction may then be found without its slot.
     pub forgetful: bool,
-    /// Who stores a transaction may take longer than a command waits for that: the partition of it changes hands, say.
+    /// Whether storing a transaction may take longer than a command waits for it, for example while a partition changes
+    /// its owner.
     pub slow: bool,
-    /// The block height up to which everything that is due is forgotten in the end; `None`: nothing ever is.
+    /// Block height up to which due records are pruned in the end; `None` if none are.
     pub pruned_to: Option<u32>,
 }
 
-/// Something in the logs, or in a store, that the history does not justify.
+/// A finding in the logs or in a store that the history does not justify.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Complaint {
-    /// Which message, or which transaction.
+    /// The message or transaction that is wrong.
     pub about: String,
-    /// What is wrong with it.
+    /// The fault, as the rest of a sentence about it.
     pub what: String,
 }
 
@@ -60,16 +63,17 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// The model.
+/// The model of the store.
 pub struct Model;
 
 impl Model {
-    /// What the logs come to, or everything in them that is not justified.
+    /// Returns the state that the logs describe, or every finding.
     pub fn replay(logs: &Logs, rules: &Rules) -> Result<Expected, Vec<Complaint>> {
         replay::Replay::new(logs, rules).run()
     }
 
-    /// What can be said of the logs once a node has forgotten: see [`forgetful`]. Which claims are stored is left open.
+    /// Returns the state that the logs describe if nodes have lost writes (see [`forgetful`]). The stored claims are
+    /// left open.
     pub fn replay_after_forgetting(logs: &Logs, rules: &Rules) -> Result<Expected, Vec<Complaint>> {
         replay::Replay::new(logs, rules).run_after_forgetting()
     }

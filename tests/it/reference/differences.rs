@@ -1,4 +1,4 @@
-//! What is not as the reference has it, and may be so.
+//! Intended differences from the records of the reference system.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use serde_json::{Value as Json, json};
 
 use super::Bins;
 
-/// A difference that is meant.
+/// An intended difference.
 pub struct Difference {
-    /// Its name in `schemas/records.md`.
+    /// Name in `schemas/records.md`.
     pub name: &'static str,
-    /// Where it can be.
+    /// Bins that may show the difference.
     bins: &'static [&'static str],
-    /// Whether it is this: what the reference has, what we have; each `None` where there is no such bin.
+    /// Whether a pair of values (the reference's, ours) shows this difference; `None` stands for an absent bin.
     is_this: fn(Option<&Json>, Option<&Json>) -> bool,
 }
 
@@ -40,12 +40,12 @@ fn number(bin: Option<&Json>) -> Option<u64> {
     bin?["int"].as_u64()
 }
 
-/// What is met only where the reference's records are gone on with.
+/// Difference that occurs only when the engine continues with records of the reference.
 pub const COUNTED_AGAIN: &str = "counted-again";
-/// A whole record.
+/// Difference of a whole record.
 pub const NOT_DELETED: &str = "not-deleted";
 
-/// Every one.
+/// Every intended difference.
 pub const ALL: &[Difference] = &[
     difference("false-is-absent", &["isCoinbase", "locked", "conflicting"], |theirs, ours| {
         is_false(theirs) && ours.is_none()
@@ -79,7 +79,7 @@ pub const ALL: &[Difference] = &[
     difference(NOT_DELETED, &[], |_, _| false),
 ];
 
-/// The entries of a list of reassignments without what is ours.
+/// Returns a list of reassignments without the fields of this store.
 fn without_output(reassignments: &Json) -> Json {
     let mut all = reassignments.clone();
     for entry in all["list"].as_array_mut().into_iter().flatten() {
@@ -90,12 +90,12 @@ fn without_output(reassignments: &Json) -> Json {
     all
 }
 
-/// The names of the differences between two records; any other is a failure.
+/// Returns the names of the differences between two records; panics at any other difference.
 pub fn compare(place: &str, theirs: Option<&Bins>, ours: Option<&Bins>) -> BTreeSet<&'static str> {
     let (theirs, ours) = match (theirs, ours) {
         (Some(theirs), Some(ours)) => (theirs, ours),
         (None, Some(_)) => return [NOT_DELETED].into(),
-        (_, None) => panic!("{place}: is not there; theirs {theirs:?}"),
+        (_, None) => panic!("{place}: the record is absent; the reference has {theirs:?}"),
     };
     let bins: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
     let mut met = BTreeSet::new();
@@ -105,13 +105,15 @@ pub fn compare(place: &str, theirs: Option<&Bins>, ours: Option<&Bins>) -> BTree
             continue;
         }
         let named = ALL.iter().find(|it| it.bins.contains(&bin.as_str()) && (it.is_this)(theirs, ours));
-        let Some(named) = named else { panic!("{place}, {bin}: theirs {theirs:?}, ours {ours:?}") };
+        let Some(named) = named else {
+            panic!("{place}, {bin}: the reference has {theirs:?}, this store has {ours:?}")
+        };
         met.insert(named.name);
     }
     met
 }
 
-/// Of the time of creation the file says only the unit.
+/// Whether the bin is a creation time, of which the file gives only the unit.
 fn is_a_time(bin: &str, theirs: Option<&Json>, ours: Option<&Json>) -> bool {
     bin == "createdAt"
         && theirs == Some(&json!({ "int": "milliseconds" }))

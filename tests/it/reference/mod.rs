@@ -1,6 +1,6 @@
-//! Records as the reference system's own store wrote them, step by step (`tests/data/reference-records.json`), against
-//! those that the engine writes for the same steps: bin for bin, with types. What differs on purpose has a name here and a
-//! line in `schemas/records.md`.
+//! Records that the reference system's own store wrote, step by step (`tests/data/reference-records.json`), against the
+//! records that the engine writes for the same steps: bin for bin, with types. Each intended difference has a name here
+//! and a line in `schemas/records.md`.
 
 mod differences;
 mod plain;
@@ -16,21 +16,21 @@ use utxo_store::{
 
 use crate::aerospike_server::AerospikeServer;
 
-/// The settings that its records were written under.
+/// Settings under which the reference wrote its records.
 const RULES: Rules = Rules::main(10);
 const BATCH_SIZE: u32 = 5;
 
-/// A record of a step: transaction, page.
+/// Name of a record in a step: transaction, page.
 type Name = (String, u32);
-/// Typed values by bin, as the file writes them.
+/// Typed values by bin, in the form of the file.
 type Bins = BTreeMap<String, Json>;
 
-/// One step of the file.
+/// One step of the reference file.
 struct Step {
     title: String,
-    /// The records that it names, as it leaves them; `None`: the record is gone.
+    /// Records after the step; `None` stands for a deleted record.
     records: BTreeMap<Name, Option<Bins>>,
-    /// User keys of those records.
+    /// User keys of these records.
     keys: BTreeMap<Name, Vec<u8>>,
 }
 
@@ -59,16 +59,16 @@ fn text(value: &Json) -> String {
     value.as_str().unwrap().to_owned()
 }
 
-/// What a step starts from.
+/// Records from which a step starts.
 #[derive(Clone, Copy, PartialEq)]
 enum Start {
-    /// What the engine made of the steps before.
+    /// The records that the engine wrote in earlier steps.
     Own,
-    /// The records as the reference left them, written by the plain client.
+    /// The records of the reference after the earlier steps, written by the plain client.
     Reference,
 }
 
-/// Does every step and returns the differences that were met.
+/// Runs every step and returns the differences found.
 async fn replay(start: Start) -> Option<BTreeSet<&'static str>> {
     let server = AerospikeServer::start()?;
     let settings = server.settings();
@@ -106,11 +106,11 @@ async fn the_engine_writes_what_the_reference_writes() {
     let Some(met) = replay(Start::Own).await else { return };
     let mut named: BTreeSet<_> = differences::ALL.iter().map(|difference| difference.name).collect();
     named.remove(differences::COUNTED_AGAIN);
-    assert_eq!(met, named, "every difference that has a name is there");
+    assert_eq!(met, named, "every named difference must occur");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_engine_goes_on_with_records_of_the_reference() {
+async fn the_engine_continues_with_records_of_the_reference() {
     let Some(met) = replay(Start::Reference).await else { return };
     assert!(met.contains(differences::COUNTED_AGAIN), "{met:?}");
 }

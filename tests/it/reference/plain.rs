@@ -1,4 +1,4 @@
-//! The client without the engine: records as typed bins.
+//! Aerospike client without the engine: records as typed bins.
 
 use aerospike::{
     Bin, Bins as Wanted, Client, ClientPolicy, IndexMap, Key, ReadPolicy, RecordExistsAction, ResultCode, Value,
@@ -25,7 +25,7 @@ impl Plain {
         Key::new(self.namespace.as_str(), self.set.as_str(), Value::Blob(user_key.to_vec())).unwrap()
     }
 
-    /// The record that has these bins, and no others.
+    /// Writes the record with exactly these bins.
     pub async fn replace(&self, user_key: &[u8], bins: &Bins) {
         let policy = WritePolicy { record_exists_action: RecordExistsAction::Replace, ..WritePolicy::default() };
         let bins: Vec<Bin> = bins.iter().map(|(name, value)| Bin::new(name.clone(), value_of(value))).collect();
@@ -43,7 +43,7 @@ impl Plain {
     }
 }
 
-/// A value as the file writes it.
+/// Returns a value in the form of the file.
 fn typed(value: Value) -> Json {
     let entry = |(key, value)| json!({ "key": typed(key), "value": typed(value) });
     match value {
@@ -55,7 +55,7 @@ fn typed(value: Value) -> Json {
         Value::List(values) => json!({ "list": values.into_iter().map(typed).collect::<Vec<_>>() }),
         Value::SortedMap(pairs) => json!({ "map": pairs.into_iter().map(entry).collect::<Vec<_>>() }),
         Value::OrderedMap(pairs) => json!({ "map": pairs.into_iter().map(entry).collect::<Vec<_>>() }),
-        other => panic!("{other:?} is in none of these records"),
+        other => panic!("{other:?} occurs in none of these records"),
     }
 }
 
@@ -64,7 +64,7 @@ fn value_of(typed: &Json) -> Value {
     let (kind, value) = object.iter().next().unwrap();
     match kind.as_str() {
         "bool" => Value::Bool(value.as_bool().unwrap()),
-        // `createdAt` says only its unit.
+        // The file gives only the unit of `createdAt`.
         "int" => Value::Int(value.as_i64().unwrap_or(1_700_000_000_000)),
         "string" => Value::String(value.as_str().unwrap().to_owned()),
         "blob" => Value::Blob(hex::decode(value.as_str().unwrap()).unwrap()),
@@ -75,6 +75,6 @@ fn value_of(typed: &Json) -> Value {
                 pairs.map(|pair| (value_of(&pair["key"]), value_of(&pair["value"]))).collect::<IndexMap<_, _>>(),
             )
         }
-        other => panic!("{other} is no type of these records"),
+        other => panic!("{other} is not a type of these records"),
     }
 }

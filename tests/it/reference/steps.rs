@@ -1,4 +1,4 @@
-//! What each step of the file is in operations of ours.
+//! Operations of this store for each step of the reference file.
 
 use std::{cell::Cell, collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -9,21 +9,21 @@ use utxo_store::{
     record::{
         Blob, Body, HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend, SpendSlot,
         SpendingData, Stamp, StoredOutput, Verdict,
-        build::{Listed, Pages, Setting, Start, pages_of},
+        build::{BlockListing, NewTxState, PageParams, Pages, build_pages},
     },
     tx::{Network, Transaction, Txid, UtxoHash, utxo_hash},
 };
 
 use super::BATCH_SIZE;
 
-/// The height that the reference's store was told, and that of its block 7.
+/// Height of the reference's store, and the height of its block 7.
 const HEIGHT: u32 = 1_000;
 const MINED: u32 = 1_001;
 
-/// The transactions of the file, by their names in it.
+/// Transactions of the file by name.
 pub struct Transactions {
     raw: BTreeMap<String, Bytes>,
-    /// Every operation of the sequencer has a stamp of its own.
+    /// Chain offset of the next stamp: each operation of the sequencer has a stamp of its own.
     offset: Cell<u64>,
 }
 
@@ -36,16 +36,16 @@ impl Transactions {
         Transactions { raw: raw.collect(), offset: Cell::new(0) }
     }
 
-    /// The operations of a step, in batches that stand on each other.
+    /// Returns the operations of a step, in batches that depend on each other.
     pub fn rows(&self, title: &str) -> Vec<Vec<Row>> {
         let mined = |block_id, subtree| MinedIn { block_id, height: MINED, subtree };
         let set_mined =
             |name, mined_in, longest_chain| self.row(name, 0, Sequenced::SetMined { mined_in, longest_chain });
         let unset = |name, block_id| self.row(name, 0, Sequenced::UnsetMined { block_id, height: MINED });
         match title {
-            "create, one input, two outputs, not mined" => vec![vec![self.create("a", HEIGHT, &Start::default())]],
+            "create, one input, two outputs, not mined" => vec![vec![self.create("a", HEIGHT, &NewTxState::default())]],
             "spend output 0 of a by b" => vec![self.spend("b", "a")],
-            "create b" => vec![vec![self.create("b", HEIGHT, &Start::default())]],
+            "create b" => vec![vec![self.create("b", HEIGHT, &NewTxState::default())]],
             "set mined on the longest chain: block id 7, height 1001, subtree 1" => {
                 vec![vec![set_mined("a", mined(7, 1), true), set_mined("b", mined(7, 1), true)]]
             }
@@ -57,9 +57,9 @@ impl Transactions {
             "set mined again on a fork: block id 8, subtree 2" => vec![vec![set_mined("a", mined(8, 2), false)]],
             "unset block id 7" => vec![vec![unset("a", 7)]],
             "unset block id 8: no block left" => vec![vec![unset("a", 8)]],
-            "create with a data output (no slot)" => vec![vec![self.create("d", HEIGHT, &Start::default())]],
+            "create with a data output (no slot)" => vec![vec![self.create("d", HEIGHT, &NewTxState::default())]],
             "create a coinbase, mined" => {
-                let start = Start { listed: Listed::LongestChain(mined(7, 0)), ..Start::default() };
+                let start = NewTxState { listed: BlockListing::LongestChain(mined(7, 0)), ..NewTxState::default() };
                 let page = Arc::new(self.pages("coinbase", MINED, &start).master);
                 vec![vec![self.row("coinbase", 0, Sequenced::CreateCoinbase(page))]]
             }
@@ -75,7 +75,7 @@ impl Transactions {
                 vec![self.spend("o", "m"), vec![self.all_spent("m", 2)], copies]
             }
             "freeze output 0 of f" => vec![
-                vec![self.create("f", HEIGHT, &Start::default())],
+                vec![self.create("f", HEIGHT, &NewTxState::default())],
                 vec![self.row("f", 0, Sequenced::Freeze { offset: 0 })],
             ],
             "reassign output 0 of f to another locking script" => vec![vec![self.row("f", 0, self.reassigned())]],
@@ -85,7 +85,7 @@ impl Transactions {
             ],
             "create g, conflicting (spends a:0 like b)" => {
                 let reason = Reason::DoubleSpend { input: 0, winner: self.txid("b") };
-                let start = Start { verdict: Some(Verdict::Conflicting(reason)), ..Start::default() };
+                let start = NewTxState { verdict: Some(Verdict::Conflicting(reason)), ..NewTxState::default() };
                 let page = Arc::new(self.pages("g", HEIGHT + 2, &start).master);
                 vec![
                     vec![self.at("g", 0, Operation::CreateContested(page))],
@@ -100,14 +100,14 @@ impl Transactions {
                 self.row("a", 0, Sequenced::AddConflictingChild(self.txid("b"))),
             ]],
             "create l, locked" => {
-                vec![vec![self.create("l", HEIGHT, &Start { locked: true, ..Start::default() })]]
+                vec![vec![self.create("l", HEIGHT, &NewTxState { locked: true, ..NewTxState::default() })]]
             }
             "unlock l" => vec![vec![self.row("l", 0, Sequenced::SetLocked(false))]],
             "preserve l until height 5000" => vec![vec![self.row("l", 0, Sequenced::Preserve { until: 5_000 })]],
             "mark the coinbase off the longest chain" => vec![vec![unset("coinbase", 7)]],
-            // Nothing is deleted here: what may be forgotten becomes a tombstone, and this one may not.
+            // This store never deletes: a prunable record becomes a tombstone, and this one is not prunable.
             "delete d" => vec![],
-            other => panic!("`{other}` is a new step"),
+            other => panic!("the step `{other}` is unknown"),
         }
     }
 
@@ -125,13 +125,14 @@ impl Transactions {
         self.at(name, page, Operation::Sequenced(stamp, sequenced))
     }
 
-    fn pages(&self, name: &str, height: u32, start: &Start) -> Pages {
+    fn pages(&self, name: &str, height: u32, start: &NewTxState) -> Pages {
         let raw = &self.raw[name];
-        let setting = Setting { network: Network::Main, height, batch_size: BATCH_SIZE, created_at: 1_700_000_000_000 };
-        pages_of(&Transaction::parse(raw).unwrap(), raw.clone(), self.txid(name), &setting, start).unwrap()
+        let setting =
+            PageParams { network: Network::Main, height, batch_size: BATCH_SIZE, created_at: 1_700_000_000_000 };
+        build_pages(&Transaction::parse(raw).unwrap(), raw.clone(), self.txid(name), &setting, start).unwrap()
     }
 
-    fn create(&self, name: &str, height: u32, start: &Start) -> Row {
+    fn create(&self, name: &str, height: u32, start: &NewTxState) -> Row {
         self.at(name, 0, Operation::Create(Arc::new(self.pages(name, height, start).master)))
     }
 
@@ -140,10 +141,10 @@ impl Transactions {
         every.map(row).collect()
     }
 
-    /// Other pages first, the master last; and so with `creating`.
+    /// Creates the other pages first and the master last, and clears `creating` in the same order.
     fn create_m(&self) -> Vec<Vec<Row>> {
-        let mut pages = self.pages("m", HEIGHT, &Start::default()).all(1_700_000_000_000);
-        // Its blob is there.
+        let mut pages = self.pages("m", HEIGHT, &NewTxState::default()).all(1_700_000_000_000);
+        // The body is an existing blob.
         pages[0].master.as_mut().unwrap().body = Some(Body::External(Blob::First));
         let create = |page: &Page| self.at("m", page.number, Operation::Create(Arc::new(page.clone())));
         let clear = |page: &Page| self.at("m", page.number, Operation::ClearCreating);
@@ -156,7 +157,7 @@ impl Transactions {
         ]
     }
 
-    /// The spends of everything that `name` takes of `parent`, page by page.
+    /// Returns the spends of all outputs of `parent` that `name` takes, page by page.
     fn spend(&self, name: &str, parent: &str) -> Vec<Row> {
         let raw = &self.raw[name];
         let mut pages: BTreeMap<u32, Vec<SpendSlot>> = BTreeMap::new();
@@ -184,7 +185,7 @@ impl Transactions {
         self.at(name, 0, Operation::SetPageSpent { page, spent: true })
     }
 
-    /// The file has only the hash of the new owner's output.
+    /// Returns the reassignment; the file has only the hash of the new owner's output.
     fn reassigned(&self) -> Sequenced {
         let hash = |text: &str| UtxoHash(hex::decode(text).unwrap().try_into().unwrap());
         Sequenced::Reassign {

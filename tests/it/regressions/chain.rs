@@ -1,4 +1,4 @@
-//! Blocks, and what stands before or behind them in the log.
+//! Blocks, and related events before or after them in the log.
 
 use std::time::Duration;
 
@@ -6,32 +6,32 @@ use utxo_store::record::{Reason, TxState};
 
 use super::{
     has_lost,
-    held::{Held, is_create_of},
+    holding_engine::{HoldingEngine, is_create_of},
     reason, state,
 };
-use crate::world::{World, coinbase, spend};
+use crate::harness::{World, coinbase, spend};
 
-/// Protects: what a block lists wins as soon as it is there, whether it has a verdict or not; its own contest, which stands
-/// behind the block and would never be reached, is not waited for, and is passed over in the end.
+/// Protects: a listed transaction wins as soon as it is stored, with or without a verdict. Its own contest comes after
+/// the block and is never reached meanwhile: the block does not wait for it, and the contest is passed over in the end.
 #[tokio::test(start_paused = true)]
-async fn a_block_lists_the_child_of_a_parent_whose_contest_stands_behind_the_block() {
+async fn a_listed_parent_wins_before_its_contest_later_in_the_log() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (rival, parent) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let child = spend(&[parent.coin(0)], 1, 3);
     let txid = parent.txid;
-    let held = Held::until_let_go(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_all(&world, move |row| is_create_of(row, txid));
+    let running = holding.in_front_of(&world).start();
     world.validate(&rival).await;
     world.until_consumed().await;
     world.validate(&parent).await;
     world.validate(&child).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     world.mine(1, &[&parent, &child]).await;
     while world.count("chain").await == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     for made in [&parent, &child] {
@@ -41,11 +41,11 @@ async fn a_block_lists_the_child_of_a_parent_whose_contest_stands_behind_the_blo
     world.check("a contest behind its block").await;
 }
 
-/// A child waits for its locked parent, or has waited for too long; a block lists both.
-/// Protects: being mined unlocks, and the parent is set mined before the child needs that.
+/// A child waits for its locked parent, or was refused after the grace; a block lists both. Protects: a mined
+/// transaction is unlocked, and the parent is set mined before the child needs that.
 #[tokio::test(start_paused = true)]
-async fn a_lock_and_a_block_that_needs_the_unlock() {
-    for too_long in [false, true] {
+async fn a_block_unlocks_a_listed_parent_before_its_child_wins() {
+    for is_refused in [false, true] {
         let world = World::new().await;
         let seed = world.seed(1, 1).await;
         let parent = spend(&[seed.coin(0)], 1, 1);
@@ -53,28 +53,28 @@ async fn a_lock_and_a_block_that_needs_the_unlock() {
         let running = world.start();
         world.validate_locked(&parent).await;
         world.validate(&child).await;
-        if too_long {
+        if is_refused {
             world.until_consumed().await;
             assert_eq!(reason(&world, &child).await, Some(Reason::Locked { parent: parent.txid }));
         } else {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            assert!(world.page(&child).await.is_none(), "it waits");
+            assert!(world.page(&child).await.is_none(), "the child waits for the unlock");
         }
         world.mine(1, &[&parent, &child]).await;
         world.until_consumed().await;
         running.stop().await;
         for made in [&parent, &child] {
-            assert_eq!(state(&world, made).await, TxState::Live, "{} too long: {too_long}", made.txid);
+            assert_eq!(state(&world, made).await, TxState::Live, "{}, refused before: {is_refused}", made.txid);
         }
-        world.check(&format!("a lock and a block, too long: {too_long}")).await;
+        world.check(&format!("a lock and a block, refused before: {is_refused}")).await;
     }
 }
 
-/// Seed 86: a block lists a transaction that is conflicting and locked, and a child of it. The parent won, and the child
-/// was to win before the parent was set mined, which unlocks it: the chain halted.
-/// Protects: a child in a block waits until its locked parent is set mined.
+/// Seed 86: a block lists a transaction that is conflicting and locked, and its child. The parent won, and the child
+/// was to win before the parent was set mined, which unlocks it: the chain halted. Protects: a child in a block waits
+/// until its locked parent is set mined.
 #[tokio::test(start_paused = true)]
-async fn a_block_lists_a_locked_loser_and_its_child() {
+async fn a_block_accepts_a_locked_loser_and_its_child() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let rival = spend(&[seed.coin(0)], 1, 1);
@@ -95,10 +95,9 @@ async fn a_block_lists_a_locked_loser_and_its_child() {
     world.check("a locked loser and its child").await;
 }
 
-/// The first block waits for a transaction, so the second, whose coinbase is spent, is not handled yet.
-/// Protects: a parent is missing only once the chain has been handled past its child.
+/// The first block waits for a transaction; the second block, whose coinbase is spent, is not handled yet.
 #[tokio::test(start_paused = true)]
-async fn a_coinbase_child_while_the_chain_is_behind() {
+async fn a_coinbase_child_waits_while_the_chain_is_behind() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let slow = spend(&[seed.coin(0)], 1, 1);
@@ -108,7 +107,7 @@ async fn a_coinbase_child_while_the_chain_is_behind() {
     world.mine(2, &[]).await;
     world.validate_at(&child, 300).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(world.page(&child).await.is_none(), "it waits");
+    assert!(world.page(&child).await.is_none(), "the child waits for the coinbase");
     world.validate(&slow).await;
     world.until_consumed().await;
     running.stop().await;

@@ -1,34 +1,35 @@
-//! Who wins, who falls with whom, and what a rebuild makes of it.
+//! Winners, losers and their descendants, live and in a rebuild.
 
 use std::time::Duration;
 
 use utxo_store::record::{Key, Reason, Sequenced, TxState};
 
 use super::{
-    has_lost,
-    held::{Held, is_create_of, is_sequenced, is_spend, is_spend_by, is_work_of},
-    holder, reason, state,
+    has_lost, holder,
+    holding_engine::{HoldingEngine, is_create_of, is_sequenced, is_spend, is_spend_by, is_work_of},
+    reason, state,
 };
-use crate::world::{MAY_FORGET, Made, World, WorldSettings, spend};
+use crate::harness::{LOSS_WINDOW, Made, World, WorldSettings, spend};
 
-/// T takes A and loses B, U takes B and loses A.
-/// Protects: who is contested without a verdict is no winner; the first in the log takes the slots from it.
+/// T takes A and loses B, U takes B and loses A. Protects: a contested transaction without a verdict is no winner; the
+/// first contest in the log takes the slots from it.
 #[tokio::test(start_paused = true)]
-async fn two_holders_that_cross() {
+async fn two_crossing_holders_get_one_winner() {
     let world = World::new().await;
     let (a, b) = (world.seed(1, 1).await, world.seed(2, 1).await);
     let t = spend(&[a.coin(0), b.coin(0)], 1, 1);
     let u = spend(&[b.coin(0), a.coin(0)], 1, 2);
     let late = [(b.txid, t.txid), (a.txid, u.txid)];
-    let held =
-        Held::until_let_go(&world, move |row| late.iter().any(|(parent, spender)| is_spend(row, *parent, *spender)));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_all(&world, move |row| {
+        late.iter().any(|(parent, spender)| is_spend(row, *parent, *spender))
+    });
+    let running = holding.in_front_of(&world).start();
     world.validate(&t).await;
     world.validate(&u).await;
-    held.until_kept(2).await;
+    holding.wait_for_held(2).await;
     assert_eq!(holder(&world, &a.coin(0)).await, Some(t.txid));
     assert_eq!(holder(&world, &b.coin(0)).await, Some(u.txid));
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     let winner = holder(&world, &a.coin(0)).await;
@@ -38,13 +39,13 @@ async fn two_holders_that_cross() {
     world.check("crossing holders").await;
 }
 
-/// Protects: spends that rode on a create are done only if that create was; where the record was there, they are not.
+/// Protects: spends attached to a create are applied only if that create is; if the record exists, they are not.
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_parent_with_its_child_while_another_holds_the_slot() {
+async fn a_repeated_parent_does_not_apply_attached_spends() {
     let world = World::new().await;
     let running = world.start();
     let mut histories = Vec::new();
-    // Parent and child have to be in flight together: of several, some are.
+    // Parent and child have to be in flight together: of eight pairs some are.
     for tag in 1..=8 {
         let seed = world.seed(tag, 1).await;
         let parent = spend(&[seed.coin(0)], 1, tag);
@@ -67,11 +68,11 @@ async fn a_duplicate_parent_with_its_child_while_another_holds_the_slot() {
     world.check("duplicate parents").await;
 }
 
-/// Its spend, or its create, is on the way while its parent falls.
-/// Protects: a spender without a record becomes a stub when its parent falls, whoever finds himself contested is not live,
-/// and nothing of what has fallen can be spent.
+/// The spend or the create of a child is in flight while its parent becomes conflicting. Protects: a spender without a
+/// record becomes a stub when its parent becomes conflicting, a transaction with a contested record is not live, and no
+/// output of a conflicting transaction is spendable.
 #[tokio::test(start_paused = true)]
-async fn a_child_that_is_created_while_its_parent_becomes_conflicting() {
+async fn a_child_created_while_its_parent_becomes_conflicting_is_refused() {
     for created in [false, true] {
         let world = World::new().await;
         let seed = world.seed(1, 1).await;
@@ -80,18 +81,18 @@ async fn a_child_that_is_created_while_its_parent_becomes_conflicting() {
         let txid = child.txid;
         let late =
             move |row: &utxo_store::engine::Row| if created { is_create_of(row, txid) } else { is_spend_by(row, txid) };
-        let held = Held::until_let_go(&world, late);
-        let running = held.before(&world).start();
+        let holding = HoldingEngine::hold_all(&world, late);
+        let running = holding.in_front_of(&world).start();
         for made in [&parent, &rival] {
             world.validate(made).await;
             world.until_consumed().await;
         }
         world.validate(&child).await;
-        held.until_kept(1).await;
+        holding.wait_for_held(1).await;
         world.mine(1, &[&rival]).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(has_lost(&world, &parent).await);
-        held.let_go().await;
+        holding.release().await;
         world.until_consumed().await;
         running.stop().await;
         assert!(has_lost(&world, &child).await, "created: {created}");
@@ -99,11 +100,11 @@ async fn a_child_that_is_created_while_its_parent_becomes_conflicting() {
     }
 }
 
-/// D spends f1, B spends f0, A both; delivered B A D. A loses f0, and what it took of f1 is settled; D is contested by that
-/// and accepted. A rebuild meets them in every order.
-/// Protects: in a rebuild, who was contested when a decision first named it takes nothing.
+/// D spends f1, B spends f0, A both; delivered B A D. A loses f0, and its slot of f1 is settled; D is contested by that
+/// and accepted. A rebuild meets them in every order. Protects: in a rebuild a transaction that the first decision
+/// found contested takes no slot.
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_of_who_was_barred_by_what_a_loser_had_taken() {
+async fn a_rebuild_ignores_the_slots_that_a_loser_had_taken() {
     for late in 0..3 {
         let world = World::new().await;
         let (f0, f1) = (world.seed(1, 1).await, world.seed(2, 1).await);
@@ -111,7 +112,7 @@ async fn a_rebuild_of_who_was_barred_by_what_a_loser_had_taken() {
         let a = spend(&[f0.coin(0), f1.coin(0)], 1, 2);
         let d = spend(&[f1.coin(0)], 1, 3);
         let late_one = [&b, &a, &d][late].txid;
-        let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, late_one);
+        let world = HoldingEngine::delay_in_rebuilds(world, Duration::from_secs(2), is_work_of, late_one);
         let running = world.start();
         for made in [&b, &a, &d] {
             world.validate(made).await;
@@ -126,18 +127,18 @@ async fn a_rebuild_of_who_was_barred_by_what_a_loser_had_taken() {
     }
 }
 
-/// The loser names a slot that an honest transaction holds; its verdict marks the slot. (Their parent has won by a block: else
-/// the honest spend would ride on its create.)
-/// Protects: in a rebuild, who had won ignores marks.
+/// The loser names a slot that an honest transaction holds, and the verdict marks the slot. A block accepts their
+/// parent, because the honest spend would be attached to its create otherwise. Protects: a rebuild ignores marks for
+/// transactions that won.
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_settles_a_slot_before_its_honest_holder_arrives() {
+async fn a_rebuild_ignores_marks_for_transactions_that_won() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (beaten, parent) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let honest = spend(&[parent.coin(0)], 1, 3);
     let child = spend(&[honest.coin(0)], 1, 4);
     let loser = spend(&[parent.coin(0)], 1, 5);
-    let world = Held::late_in_rebuilds(world, Duration::from_secs(2), is_work_of, honest.txid);
+    let world = HoldingEngine::delay_in_rebuilds(world, Duration::from_secs(2), is_work_of, honest.txid);
     let running = world.start();
     for made in [&beaten, &parent] {
         world.validate(made).await;
@@ -157,10 +158,10 @@ async fn a_rebuild_settles_a_slot_before_its_honest_holder_arrives() {
     world.check("a settled slot").await;
 }
 
-/// Protects: a verdict holds for the txid, so a repeated event of a loser is complete at once; the log does not grow by it,
-/// and a rebuild does not wait for what can never come.
+/// Protects: a verdict is final for the txid. A repeated event of a loser completes at once: the log does not grow, and
+/// a rebuild does not wait for a parent that never comes.
 #[tokio::test(start_paused = true)]
-async fn a_redelivered_loser_whose_child_died_with_it() {
+async fn a_redelivered_loser_is_complete_at_once() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (loser, winner) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
@@ -188,33 +189,37 @@ async fn a_redelivered_loser_whose_child_died_with_it() {
     world.check("a redelivered loser").await;
 }
 
-/// A live transaction is about to fall to a block when a child takes an output of it.
-/// Protects: what falls is flagged first, and its slots are read then: whoever comes later is refused.
+/// A live transaction is about to become conflicting by a block when a child takes one of its outputs. Protects: a
+/// transaction is flagged before its slots are read: a later spender is refused.
 #[tokio::test(start_paused = true)]
-async fn a_child_that_comes_just_before_its_parent_is_flagged() {
+async fn a_child_spent_just_before_its_parent_is_flagged_conflicts_too() {
     for deep in [false, true] {
         let world = World::new().await;
         let seed = world.seed(1, 1).await;
         let (loser, rival) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(0)], 1, 2));
         let member = spend(&[loser.coin(0)], 1, 3);
-        let falls = if deep { &member } else { &loser };
-        let child = spend(&[falls.coin(falls.outputs.len() as u32 - 1)], 1, 4);
-        let of = falls.txid;
+        let flagged = if deep { &member } else { &loser };
+        let child = spend(&[flagged.coin(flagged.outputs.len() as u32 - 1)], 1, 4);
+        let of = flagged.txid;
         let wanted = |operation: &Sequenced| matches!(operation, Sequenced::MarkConflicting { .. });
-        let held = Held::the_first(&world, move |row| is_sequenced(row, of, wanted));
-        let running = held.before(&world).start();
+        let holding = HoldingEngine::hold_first(&world, move |row| is_sequenced(row, of, wanted));
+        let running = holding.in_front_of(&world).start();
         for made in [&loser, &member, &rival] {
             world.validate(made).await;
             world.until_consumed().await;
         }
         world.mine(1, &[&rival]).await;
-        held.until_kept(1).await;
+        holding.wait_for_held(1).await;
         world.validate(&child).await;
         while world.page(&child).await.is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(state(&world, &child).await, TxState::Live, "nothing says yet that its parent falls");
-        held.let_go().await;
+        assert_eq!(
+            state(&world, &child).await,
+            TxState::Live,
+            "no record says yet that its parent becomes conflicting"
+        );
+        holding.release().await;
         world.until_consumed().await;
         running.stop().await;
         assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: of }), "deep: {deep}");
@@ -222,13 +227,15 @@ async fn a_child_that_comes_just_before_its_parent_is_flagged() {
     }
 }
 
-/// A block lets a rival win over a transaction of many children, each of which had taken a coin of somebody else's from a rival of its own.
-/// Protects: what falls together gives back all that it held, and is named to all its parents, also where a node forgets those meanwhile.
+/// A block accepts the rival of a transaction with many children, each of which had taken a coin from a rival of its
+/// own. Protects: transactions that become conflicting together release all their slots, and all their parents list
+/// them, also if a node loses those parents meanwhile.
 #[tokio::test(start_paused = true)]
-async fn many_fall_together_and_each_rival_gets_its_coin() {
+async fn many_conflicting_children_release_the_slots_of_their_rivals() {
     for kill_after_ms in [None, Some(2), Some(5), Some(10), Some(20), Some(50)] {
-        let may_forget = if kill_after_ms.is_some() { MAY_FORGET } else { Duration::ZERO };
-        let settings = WorldSettings { cone_chunk: 64, page_size: 7, may_forget, ..WorldSettings::calm() };
+        let loss_window = if kill_after_ms.is_some() { LOSS_WINDOW } else { Duration::ZERO };
+        let settings =
+            WorldSettings { descendants_per_decision: 64, page_size: 7, loss_window, ..WorldSettings::calm() };
         let world = World::with_settings(settings).await;
         let (root, other) = (world.seed(1, 1).await, world.seed(2, 20).await);
         let (loser, winner) = (spend(&[root.coin(0)], 20, 1), spend(&[root.coin(0)], 1, 2));
@@ -256,7 +263,7 @@ async fn many_fall_together_and_each_rival_gets_its_coin() {
             }
             tokio::time::sleep(Duration::from_millis(ms)).await;
             running.kill().await;
-            world.nodes.forget(MAY_FORGET, |key| matches!(key, Key::Page(txid, _) if txid.0[0] % 2 == 0));
+            world.nodes.restart_nodes(LOSS_WINDOW, |key| matches!(key, Key::Page(txid, _) if txid.0[0] % 2 == 0));
         }
         world.run_until_consumed().await;
         for made in rivals.iter().chain([&winner]) {

@@ -1,9 +1,10 @@
-//! Named regressions: each history that a review or the simulator found, as a small scenario, and the one list of them.
+//! Named regressions: one small scenario for each history that a review or the simulator found, with the one list of
+//! them.
 
 mod chain;
 mod commands;
 mod contests;
-pub mod held;
+pub mod holding_engine;
 mod pages;
 mod parents;
 mod reorgs;
@@ -14,7 +15,7 @@ use utxo_store::{
     tx::Txid,
 };
 
-use crate::world::{Coin, Made, World};
+use crate::harness::{Coin, Made, World};
 
 async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
@@ -31,181 +32,186 @@ async fn has_lost(world: &World, made: &Made) -> bool {
     reason(world, made).await.is_some()
 }
 
-/// Who holds an output.
+/// Returns the spender that the slot of an output names.
 async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
     let slot = world.store.slot(coin.outpoint).await.unwrap().expect("it has a slot");
     slot.spender().map(|spender| spender.txid)
 }
 
-/// Where a history runs: a file of this directory's parent, and a test in it.
+/// A scenario: its file (here or in the parent directory) and its test.
 struct Scenario(&'static str, &'static str);
 
-/// Histories on the real code.
-const HERE: &[(&str, &[Scenario])] = &[
-    ("a zombie's late spend after the verdict", &[Scenario("zombies", "a_late_spend_of_a_zombie_after_the_verdict")]),
-    ("two holders crossing", &[Scenario("contests", "two_holders_that_cross")]),
+/// Histories on the real code, with their scenarios.
+const HISTORIES: &[(&str, &[Scenario])] = &[
     (
-        "a duplicate parent in a batch with its child while another holds the slot",
-        &[Scenario("contests", "a_duplicate_parent_with_its_child_while_another_holds_the_slot")],
+        "a late spend of a zombie after the verdict",
+        &[Scenario("zombies", "a_late_spend_of_a_zombie_after_the_verdict_is_refused")],
+    ),
+    ("two holders crossing", &[Scenario("contests", "two_crossing_holders_get_one_winner")]),
+    (
+        "a repeated parent in a batch with its child while another transaction holds the slot",
+        &[Scenario("contests", "a_repeated_parent_does_not_apply_attached_spends")],
     ),
     (
         "a child created while its parent becomes conflicting",
         &[
-            Scenario("contests", "a_child_that_is_created_while_its_parent_becomes_conflicting"),
-            Scenario("contests", "a_child_that_comes_just_before_its_parent_is_flagged"),
+            Scenario("contests", "a_child_created_while_its_parent_becomes_conflicting_is_refused"),
+            Scenario("contests", "a_child_spent_just_before_its_parent_is_flagged_conflicts_too"),
         ],
     ),
     (
-        "two sequencers evaluating one offset, and a zombie walking a cone",
+        "two sequencers at one offset, and a zombie that marks descendants",
         &[
             Scenario("zombies", "of_two_sequencers_at_one_offset_the_first_decision_counts"),
-            Scenario("zombies", "a_sequencer_carries_out_what_another_has_decided_meanwhile"),
-            Scenario("zombies", "a_zombie_evaluates_an_offset_that_is_decided"),
-            Scenario("zombies", "a_zombie_walks_a_cone_after_its_root_has_won"),
+            Scenario("zombies", "a_sequencer_applies_the_decision_that_another_wrote_first"),
+            Scenario("zombies", "a_zombie_that_evaluates_a_decided_offset_is_refused"),
+            Scenario("zombies", "a_zombie_that_marks_descendants_after_the_root_won_is_refused"),
         ],
     ),
     (
-        "a crash between decision and apply, after the node forgot what evaluating took",
-        &[Scenario("forgetting", "a_crash_between_decision_and_apply_after_which_a_node_forgot_what_evaluating_took")],
+        "a crash between decision and apply, after a node lost what the evaluation took",
+        &[Scenario("node_restarts", "a_decision_is_applied_after_a_crash_and_a_node_restart")],
     ),
     (
-        "a node that forgets the spend of a live transaction, or a verdict and its slot together",
+        "a node that loses the spend of a live transaction, or a verdict and its slot together",
         &[
-            Scenario("forgetting", "a_node_that_forgets_the_spend_of_a_live_transaction"),
-            Scenario("forgetting", "a_node_that_forgets_a_verdict_and_its_slot_together"),
-            Scenario("pipeline", "of_two_live_rivals_the_mined_one_stays_and_the_contest_ends"),
+            Scenario("node_restarts", "a_lost_spend_of_a_live_transaction_is_decided_again"),
+            Scenario("node_restarts", "a_verdict_lost_with_its_slot_is_applied_again"),
+            Scenario("pipeline", "the_mined_one_of_two_live_rivals_stays_live"),
         ],
     ),
     (
-        "a node that forgets between a verdict and the end of its cone, between two events of a transaction, or a parent \
-         (simulator, seeds 53887, 102339, 133)",
+        "a node that loses writes between a verdict and its last descendant, between two events of a transaction, or a \
+         parent (simulator, seeds 53887, 102339, 133)",
         &[
-            Scenario("applied_again", "a_verdict_is_applied_again_before_its_cone_was_decided"),
-            Scenario("applied_again", "a_forgotten_contestant_is_stored_again_by_its_contest"),
-            Scenario("applied_again", "a_loser_is_named_to_a_parent_that_comes_again"),
-            Scenario("applied_again", "a_reconsider_of_what_is_live_waits_for_a_forgotten_parent"),
-            Scenario("forgetting", "a_later_event_makes_no_record_where_that_of_the_first_was_forgotten"),
-            Scenario("forgetting", "a_later_event_makes_no_record_where_the_first_has_ended"),
-            Scenario("forgetting", "a_partial_event_makes_no_record_of_a_whole_transaction"),
-            Scenario("forgetting", "nothing_is_decided_by_wrong_claims_while_the_honest_record_is_forgotten"),
+            Scenario("reapplied_decisions", "a_verdict_is_reapplied_before_its_descendants_are_decided"),
+            Scenario("reapplied_decisions", "a_lost_contestant_is_stored_again_by_its_contest"),
+            Scenario("reapplied_decisions", "a_returning_parent_learns_of_its_conflicting_child"),
+            Scenario("reapplied_decisions", "a_reconsider_of_a_live_transaction_waits_for_a_lost_parent"),
+            Scenario("node_restarts", "a_later_event_creates_no_record_in_place_of_a_lost_one"),
+            Scenario("node_restarts", "a_later_event_creates_no_record_after_the_first_completed"),
+            Scenario("node_restarts", "a_partial_event_creates_no_record_of_a_whole_transaction"),
+            Scenario("node_restarts", "wrong_claims_decide_nothing_while_the_honest_record_is_lost"),
         ],
     ),
     (
-        "a block that lists a transaction whose parent's contest stands behind the block in the log",
-        &[Scenario("chain", "a_block_lists_the_child_of_a_parent_whose_contest_stands_behind_the_block")],
+        "a block that lists a transaction whose parent's contest comes after the block in the log",
+        &[Scenario("chain", "a_listed_parent_wins_before_its_contest_later_in_the_log")],
     ),
     (
         "a lock, and a block that needs the unlock",
         &[
-            Scenario("chain", "a_lock_and_a_block_that_needs_the_unlock"),
-            Scenario("chain", "a_block_lists_a_locked_loser_and_its_child"),
+            Scenario("chain", "a_block_unlocks_a_listed_parent_before_its_child_wins"),
+            Scenario("chain", "a_block_accepts_a_locked_loser_and_its_child"),
         ],
     ),
     (
-        "a lock, a block that needs the unlock, the unlock behind the block",
-        &[Scenario("commands", "an_unlock_behind_the_block_that_needs_it")],
+        "a lock, a block that needs the unlock, the unlock after the block",
+        &[Scenario("commands", "a_lock_does_not_bar_a_block_whose_unlock_comes_later")],
     ),
     (
-        "rebuild with a lock or freeze applied before its honest holder arrives",
-        &[Scenario("commands", "a_rebuild_locks_and_freezes_before_an_honest_holder_arrives")],
+        "a rebuild that applies a lock or freeze before the honest holder",
+        &[Scenario("commands", "a_rebuild_ignores_locks_and_freezes_for_transactions_that_won")],
     ),
     (
-        "a command on what a block behind it lets win (simulator, seed 39 with SIM_COMMANDS)",
-        &[Scenario("commands", "a_rebuild_of_a_command_before_the_block_that_lets_its_transaction_win")],
+        "a command on a transaction that a later block accepts (simulator, seed 39 with SIM_COMMANDS)",
+        &[Scenario("commands", "a_rebuild_applies_a_command_before_the_block_that_accepts_its_subject")],
     ),
     (
-        "a block that lists the spend of who owned a reassigned output before (review)",
-        &[Scenario("commands", "a_block_that_lists_the_spend_of_a_former_owner")],
+        "a block that lists the spend of the former owner of a reassigned output (review)",
+        &[Scenario("commands", "a_block_with_a_spend_of_a_former_owner_halts_the_chain")],
     ),
     (
-        "a verdict done again over a slot that was frozen behind the fall of who had it (review)",
-        &[Scenario("commands", "a_verdict_that_is_done_again_over_a_slot_that_was_frozen_since")],
+        "a verdict applied again over a slot that was frozen after its holder became conflicting (review)",
+        &[Scenario("commands", "a_reapplied_verdict_leaves_a_slot_that_was_frozen_later")],
     ),
     (
-        "a spend while a freeze that a node forgot is done again (review)",
-        &[Scenario("commands", "a_spend_while_a_forgotten_freeze_is_done_again")],
+        "a spend while a freeze that a node lost is applied again (review)",
+        &[Scenario("commands", "a_spend_during_a_reapplied_freeze_is_refused")],
     ),
-    ("Unspend of a spender still in flight", &[Scenario("commands", "an_unspend_of_a_spender_that_is_in_flight")]),
+    ("Unspend of a spender still in flight", &[Scenario("commands", "unspend_contests_a_spender_in_flight")]),
     (
-        "rebuild of: D spends f1, B f0, A f0 and f1, delivered B A D",
-        &[Scenario("contests", "a_rebuild_of_who_was_barred_by_what_a_loser_had_taken")],
-    ),
-    (
-        "rebuild with a settled slot applied before its honest holder arrives",
-        &[Scenario("contests", "a_rebuild_settles_a_slot_before_its_honest_holder_arrives")],
+        "a rebuild of: D spends f1, B f0, A f0 and f1, delivered B A D",
+        &[Scenario("contests", "a_rebuild_ignores_the_slots_that_a_loser_had_taken")],
     ),
     (
-        "a redelivered loser whose child died with it",
+        "a rebuild that settles a slot before the honest holder",
+        &[Scenario("contests", "a_rebuild_ignores_marks_for_transactions_that_won")],
+    ),
+    (
+        "a redelivered loser whose child is conflicting, too",
         &[
-            Scenario("contests", "a_redelivered_loser_whose_child_died_with_it"),
-            Scenario("pipeline", "a_redelivered_loser_gives_back_the_one_slot_of_a_page_that_it_holds"),
+            Scenario("contests", "a_redelivered_loser_is_complete_at_once"),
+            Scenario("pipeline", "a_redelivered_loser_releases_its_last_slot"),
         ],
     ),
     (
         "a coinbase child while the chain is behind",
         &[
-            Scenario("chain", "a_coinbase_child_while_the_chain_is_behind"),
-            Scenario(
-                "pipeline",
-                "a_coinbase_whose_child_was_read_before_the_block_is_stored_and_the_child_has_a_second_chance",
-            ),
+            Scenario("chain", "a_coinbase_child_waits_while_the_chain_is_behind"),
+            Scenario("pipeline", "a_child_read_before_its_coinbase_has_a_second_chance"),
         ],
     ),
     (
-        "a missing parent that comes after all, as a later event",
+        "a missing parent that is produced later",
         &[
             Scenario("pipeline", "a_missing_parent_is_proven_missing_and_a_late_one_gives_a_second_chance"),
-            Scenario("parents", "a_child_before_its_parent_whose_own_parent_never_comes"),
-            Scenario("parents", "a_missing_parent_that_comes_between_the_verdict_and_its_stub"),
-            Scenario("parents", "a_late_spend_of_a_missing_parent_that_has_just_come"),
+            Scenario("parents", "a_child_does_not_wait_for_a_later_parent_whose_own_parent_is_missing"),
+            Scenario("parents", "a_parent_created_between_the_verdict_and_its_stub_gives_a_second_chance"),
+            Scenario("parents", "a_late_spend_of_a_parent_created_after_the_verdict_is_refused"),
         ],
     ),
     (
-        "a partial transaction whose whole event comes second, or that comes late itself (simulator, seeds 5870, 6787, 7597, 212)",
+        "a partial transaction whose whole event comes second, or that comes late itself (simulator, seeds 5870, 6787, \
+         7597, 212)",
         &[
-            Scenario("seeded_twice", "a_block_lists_the_child_of_one_that_came_second_and_waits_for_its_parent"),
-            Scenario("seeded_twice", "a_partial_transaction_that_comes_behind_a_block_that_needs_it"),
-            Scenario("seeded_twice", "a_late_spend_of_one_that_came_second_and_held_nothing"),
+            Scenario("partial_and_whole", "a_block_lists_the_child_of_a_second_whole_event_that_waits"),
+            Scenario("partial_and_whole", "a_block_waits_for_a_partial_transaction_behind_it"),
+            Scenario("partial_and_whole", "a_late_spend_of_a_second_whole_event_takes_no_slot"),
         ],
     ),
     (
-        "a two-page transaction contested between its creation and its clearing, with a child on page 1",
+        "a two-page transaction contested between creation and clearing, with a child on page 1",
         &[
-            Scenario("pages", "a_holder_that_is_contested_between_its_creation_and_its_clearing"),
-            Scenario("pages", "a_holder_that_is_contested_before_its_master_is_there"),
-            Scenario("pages", "a_wide_loser_falls_with_the_child_of_its_last_page"),
+            Scenario("pages", "a_half_created_holder_is_completed_not_contested"),
+            Scenario("pages", "a_holder_without_a_master_is_contested_with_all_pages"),
+            Scenario("pages", "the_child_of_the_last_page_conflicts_with_its_paged_parent"),
         ],
     ),
     (
-        "a page that is all spent before its master is there again, or before that hears that it is not (simulator, seeds 5599, 300346)",
+        "a page that is all spent before its master is created again, or before a settle reports that it is not \
+         (simulator, seeds 5599, 300346)",
         &[
-            Scenario("pages", "a_page_is_all_spent_before_its_master_hears_that_it_is_not"),
-            Scenario("pages", "a_master_that_a_node_forgot_learns_again_that_a_page_is_all_spent"),
+            Scenario("pages", "a_page_spent_during_a_settle_stays_recorded_as_all_spent"),
+            Scenario("pages", "a_recreated_master_records_that_its_page_is_all_spent"),
         ],
     ),
     (
-        "a block that lists a transaction of which a page is half created again (simulator, seed 301034)",
-        &[Scenario("pages", "a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_cleared")],
+        "a block that lists a transaction with a page that is creating again (simulator, seed 301034)",
+        &[Scenario("pages", "a_block_completes_a_page_whose_clearing_a_node_lost")],
     ),
     (
-        "a stale set-mined after a disconnect",
+        "a late set-mined after a disconnect",
         &[
-            Scenario("reorgs", "a_late_set_mined_after_its_block_has_left"),
-            Scenario("reorgs", "a_late_disconnect_after_the_same_coinbase_has_come_again"),
+            Scenario("reorgs", "a_late_set_mined_of_a_disconnected_block_is_refused"),
+            Scenario("reorgs", "a_late_disconnect_of_a_reconnected_coinbase_is_refused"),
         ],
     ),
     (
-        "many that fall together, and a node that forgets their parents (review)",
-        &[Scenario("contests", "many_fall_together_and_each_rival_gets_its_coin")],
-    ),
-    ("a reorg while parents are parked", &[Scenario("reorgs", "a_reorg_while_parents_are_parked")]),
-    (
-        "a reorg that dies before each of its writes",
-        &[Scenario("reorgs", "a_reorg_that_dies_before_each_of_its_writes")],
+        "many children that become conflicting together, and a node that loses their parents (review)",
+        &[Scenario("contests", "many_conflicting_children_release_the_slots_of_their_rivals")],
     ),
     (
-        "D spends coinbase c; c leaves; c returns, with D before, between and after",
-        &[Scenario("reorgs", "a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after")],
+        "a reorg while parents are parked",
+        &[Scenario("reorgs", "a_reorg_waits_only_for_the_parked_transactions_that_it_lists")],
+    ),
+    (
+        "a reorg interrupted before each of its writes",
+        &[Scenario("reorgs", "a_reorg_interrupted_before_any_write_is_completed")],
+    ),
+    (
+        "D spends coinbase c; c is disconnected and connected again, with D before, between and after",
+        &[Scenario("reorgs", "a_disconnected_coinbase_returns_with_its_spender_at_every_moment")],
     ),
 ];
 
@@ -217,10 +223,10 @@ const FILES: &[(&str, &str)] = &[
     ("parents", include_str!("parents.rs")),
     ("reorgs", include_str!("reorgs.rs")),
     ("zombies", include_str!("zombies.rs")),
-    ("applied_again", include_str!("../applied_again.rs")),
-    ("forgetting", include_str!("../forgetting.rs")),
+    ("reapplied_decisions", include_str!("../reapplied_decisions.rs")),
+    ("node_restarts", include_str!("../node_restarts.rs")),
     ("pipeline", include_str!("../pipeline.rs")),
-    ("seeded_twice", include_str!("../seeded_twice.rs")),
+    ("partial_and_whole", include_str!("../partial_and_whole.rs")),
 ];
 
 fn is_test(text: &str, name: &str) -> bool {
@@ -234,8 +240,8 @@ fn is_test(text: &str, name: &str) -> bool {
 }
 
 #[test]
-fn every_history_of_the_list_has_its_scenario() {
-    for (history, scenarios) in HERE {
+fn every_listed_history_has_a_scenario() {
+    for (history, scenarios) in HISTORIES {
         for Scenario(file, name) in *scenarios {
             let (_, text) = FILES.iter().find(|(known, _)| known == file).unwrap();
             assert!(is_test(text, name), "{history}: no test {name} in {file}.rs");

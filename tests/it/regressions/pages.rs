@@ -1,4 +1,4 @@
-//! Transactions over several pages: half created, contested meanwhile, and what lies on their last pages.
+//! Transactions of several pages: half created, contested meanwhile, or spent on their last pages.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use utxo_store::{
     engine::Row,
     record::{
         Key, Operation, Outcome, Reason, Record, Sequenced, TxState,
-        build::{Setting, Start, pages_of},
+        build::{NewTxState, PageParams, build_pages},
     },
     tx::{Outpoint, Transaction, Txid},
 };
 
 use super::{
-    has_lost,
-    held::{Held, is_create_of, is_sequenced, is_spend_by},
-    holder, reason, state,
+    has_lost, holder,
+    holding_engine::{HoldingEngine, is_create_of, is_sequenced, is_spend_by},
+    reason, state,
 };
-use crate::world::{Coin, MAY_FORGET, Made, PARTITIONS, World, WorldSettings, spend, wide_coinbase};
+use crate::harness::{Coin, LOSS_WINDOW, Made, PARTITIONS, World, WorldSettings, spend, wide_coinbase};
 
 async fn paged(page_size: u32) -> World {
     World::with_settings(WorldSettings::paged(page_size)).await
 }
 
-/// How each page of a transaction stands.
+/// Returns the state of each page of a transaction.
 async fn pages(world: &World, made: &Made, count: u32) -> Vec<Option<TxState>> {
     let keys = (0..count).map(|number| Key::Page(made.txid, number)).collect();
     let records = world.store.read(keys).await.unwrap();
@@ -34,18 +34,18 @@ fn clears(txid: Txid) -> impl Fn(&Row) -> bool + Send + Sync {
     move |row| matches!(row.key, Key::Page(of, _) if of == txid) && row.operation == Operation::ClearCreating
 }
 
-/// All pages of the holder are there, and its creator has not cleared them yet.
-/// Protects: whose master is there is as good as live; it is completed, not contested, and its child on the last page is safe.
+/// All pages of the holder exist, but its creator has not cleared them yet. Protects: a transaction with a master
+/// counts as live. It is completed, not contested, and the child of its last page stays.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_contested_between_its_creation_and_its_clearing() {
+async fn a_half_created_holder_is_completed_not_contested() {
     let world = paged(2).await;
     let seed = world.seed(1, 1).await;
     let (wide, rival) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(0)], 1, 2));
     let child = spend(&[wide.coin(3)], 1, 3);
-    let held = Held::the_first(&world, clears(wide.txid));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, clears(wide.txid));
+    let running = holding.in_front_of(&world).start();
     world.validate(&wide).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2]);
     world.validate(&rival).await;
     while world.page(&rival).await.is_none() || !has_lost(&world, &rival).await {
@@ -53,7 +53,7 @@ async fn a_holder_that_is_contested_between_its_creation_and_its_clearing() {
     }
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live); 2], "the sequencer has completed it");
     world.validate(&child).await;
-    assert!(matches!(held.let_go().await[..], [Outcome::AlreadyApplied(_)]));
+    assert!(matches!(holding.release().await[..], [Outcome::AlreadyApplied(_)]));
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: wide.txid }));
@@ -62,26 +62,26 @@ async fn a_holder_that_is_contested_between_its_creation_and_its_clearing() {
     world.check("a holder that is half created").await;
 }
 
-/// The other pages of the holder are there, its master is not.
-/// Protects: it has not been committed, and loses whole; the child of its last page, which was there first, falls with it.
+/// The other pages of the holder exist, but not its master. Protects: without a master the creation is not committed,
+/// and the transaction loses as a whole; the child of its last page becomes conflicting with it.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_is_contested_before_its_master_is_there() {
+async fn a_holder_without_a_master_is_contested_with_all_pages() {
     let world = paged(2).await;
     let seed = world.seed(1, 1).await;
     let (wide, rival) = (spend(&[seed.coin(0)], 4, 1), spend(&[seed.coin(0)], 1, 2));
     let child = spend(&[wide.coin(3)], 1, 3);
     let txid = wide.txid;
-    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| is_create_of(row, txid));
+    let running = holding.in_front_of(&world).start();
     world.validate(&wide).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     assert_eq!(pages(&world, &wide, 2).await, [None, Some(TxState::Creating)]);
     world.validate(&child).await;
     world.validate(&rival).await;
     while world.page(&rival).await.is_none_or(|page| page.state() != TxState::Live) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     for made in [&wide, &child] {
@@ -92,10 +92,10 @@ async fn a_holder_that_is_contested_before_its_master_is_there() {
     world.check("a holder without a master").await;
 }
 
-/// A node forgot that a page was cleared, and another one has the master, which is live.
-/// Protects: whose page is not known to be complete is completed before it is set mined; the chain does not halt.
+/// A node lost the clearing of a page, while another node has the live master. Protects: a page that is creating is
+/// completed before the transaction is set mined; the chain does not halt.
 #[tokio::test(start_paused = true)]
-async fn a_block_lists_one_of_whose_pages_a_node_forgot_that_it_was_cleared() {
+async fn a_block_completes_a_page_that_is_creating_under_a_live_master() {
     let world = paged(2).await;
     let seed = world.seed(1, 1).await;
     let wide = spend(&[seed.coin(0)], 4, 1);
@@ -103,9 +103,11 @@ async fn a_block_lists_one_of_whose_pages_a_node_forgot_that_it_was_cleared() {
     world.validate(&wide).await;
     world.until_consumed().await;
     let network = world.store.settings.network;
-    let setting = Setting { network, height: 200, batch_size: 2, created_at: 1 };
+    let setting = PageParams { network, height: 200, batch_size: 2, created_at: 1 };
     let transaction = Transaction::parse(&wide.extended).unwrap();
-    let fresh = pages_of(&transaction, wide.extended.clone(), wide.txid, &setting, &Start::default()).unwrap().all(1);
+    let pages_of =
+        build_pages(&transaction, wide.extended.clone(), wide.txid, &setting, &NewTxState::default()).unwrap();
+    let fresh = pages_of.all(1);
     world.memory.put(Key::Page(wide.txid, 1), Some(Record::Page(fresh[1].clone().into())));
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live), Some(TxState::Creating)]);
     world.mine(1, &[&wide]).await;
@@ -115,10 +117,9 @@ async fn a_block_lists_one_of_whose_pages_a_node_forgot_that_it_was_cleared() {
     world.check("a page that is creating under a live master").await;
 }
 
-/// The last page of a loser has a child that is live.
-/// Protects: a cone is read on every page.
+/// The last page of a loser has a live child. Protects: descendants are read from every page.
 #[tokio::test(start_paused = true)]
-async fn a_wide_loser_falls_with_the_child_of_its_last_page() {
+async fn the_child_of_the_last_page_conflicts_with_its_paged_parent() {
     let world = paged(2).await;
     let seed = world.seed(1, 1).await;
     let (wide, rival) = (spend(&[seed.coin(0)], 5, 1), spend(&[seed.coin(0)], 1, 2));
@@ -137,9 +138,9 @@ async fn a_wide_loser_falls_with_the_child_of_its_last_page() {
     world.check("a wide loser").await;
 }
 
-/// Protects: a page that cannot exist has no outputs; nobody waits for it.
+/// Protects: an impossible page has no outputs, and no child waits for it.
 #[tokio::test(start_paused = true)]
-async fn an_output_on_a_page_that_cannot_exist() {
+async fn an_output_on_an_impossible_page_is_refused() {
     let world = paged(2).await;
     let seed = world.seed(1, 1).await;
     let wide = spend(&[seed.coin(0)], 3, 1);
@@ -161,22 +162,22 @@ async fn an_output_on_a_page_that_cannot_exist() {
     world.check("outputs that cannot exist").await;
 }
 
-/// As `parents::a_late_spend_of_a_missing_parent_that_has_just_come`, of an output beyond the first page.
-/// Protects: marks wait where their page will be.
+/// As `parents::a_late_spend_of_a_parent_created_after_the_verdict_is_refused`, for an output beyond the first page.
+/// Protects: marks are stored at the key of an absent page.
 #[tokio::test(start_paused = true)]
-async fn a_late_spend_of_a_page_that_has_just_come() {
+async fn a_late_spend_of_a_page_created_after_the_verdict_is_refused() {
     let world = paged(2).await;
     let seed = world.seed(1, 2).await;
     let parent = spend(&[seed.coin(0)], 6, 1);
     let winner = spend(&[seed.coin(1)], 1, 2);
     let child = spend(&[parent.coin(5), seed.coin(1)], 1, 3);
     let (slot_of, spender) = (Key::Page(parent.txid, 2), child.txid);
-    let held = Held::the_first(&world, move |row| row.key == slot_of && is_spend_by(row, spender));
-    let zombie = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| row.key == slot_of && is_spend_by(row, spender));
+    let zombie = holding.in_front_of(&world).start();
     world.validate(&winner).await;
     world.until_consumed().await;
     world.validate(&child).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     zombie.kill().await;
 
     let running = world.start();
@@ -190,11 +191,11 @@ async fn a_late_spend_of_a_page_that_has_just_come() {
             None => tokio::task::yield_now().await,
         }
     };
-    assert_eq!(page.contested, [1].into(), "the mark of output 5 has waited for its page");
+    assert_eq!(page.contested, [1].into(), "the mark of output 5 was stored before its page");
     while pages(&world, &parent, 3).await[2] != Some(TxState::Live) {
         tokio::task::yield_now().await;
     }
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(_)]), "{late:?}");
     world.until_consumed().await;
     running.stop().await;
@@ -204,7 +205,7 @@ async fn a_late_spend_of_a_page_that_has_just_come() {
 
 /// Protects: a block unlocks every page, and a coinbase may have several.
 #[tokio::test(start_paused = true)]
-async fn a_block_with_a_wide_coinbase_unlocks_a_wide_transaction() {
+async fn a_block_unlocks_every_page_and_may_have_a_paged_coinbase() {
     let world = paged(2).await;
     let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
     let child = spend(&[wide.coin(4)], 1, 2);
@@ -227,43 +228,45 @@ async fn a_block_with_a_wide_coinbase_unlocks_a_wide_transaction() {
     world.check("a wide coinbase").await;
 }
 
-/// Whoever held the lock record is gone.
-/// Protects: it is waited for as long as it lasts, and no longer.
+/// The holder of the lock record is dead. Protects: other creators wait as long as the lock record lasts, and no
+/// longer.
 #[tokio::test(start_paused = true)]
-async fn a_creator_that_dies_while_it_holds_the_lock_record() {
+async fn the_lock_record_of_a_dead_creator_expires() {
     let world = paged(2).await;
     let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
     let child = spend(&[wide.coin(4)], 1, 2);
     let (txid, page) = (wide.txid, Key::Page(wide.txid, 2));
-    let held = Held::the_first(&world, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
-    let killed = held.before(&world).start();
+    let holding =
+        HoldingEngine::hold_first(&world, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
+    let killed = holding.in_front_of(&world).start();
     world.validate(&wide).await;
     world.validate(&child).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     killed.kill().await;
     let started = tokio::time::Instant::now();
     world.run_until_consumed().await;
     assert!(started.elapsed().as_secs() >= 36, "the lock record of {txid} lasts 36 s");
-    held.let_go().await;
+    holding.release().await;
     assert_eq!((state(&world, &wide).await, state(&world, &child).await), (TxState::Live, TxState::Live));
     let lock_record = world.store.read(vec![Key::LockRecord(txid)]).await.unwrap();
     assert_eq!(lock_record, [None]);
     world.check("a creator that died").await;
 }
 
-/// An instance is stopped in order while it creates a transaction of several pages.
-/// Protects: it gives its lock record back before it ends, so that nobody has to wait until that runs out.
+/// An instance is stopped gracefully while it creates a transaction of several pages. Protects: the instance releases
+/// the lock record before it ends, so that no creator has to wait until the record expires.
 #[tokio::test(start_paused = true)]
-async fn a_creator_that_is_stopped_gives_its_lock_record_back() {
+async fn a_stopped_creator_releases_its_lock_record() {
     let world = paged(2).await;
     let wide = spend(&[world.seed(1, 1).await.coin(0)], 5, 1);
     let page = Key::Page(wide.txid, 2);
     let release = |row: &Row| matches!(row.operation, Operation::ReleaseLockRecord { .. });
-    let slow = world.beside(Held::late(&world, Duration::from_secs(1), release));
-    let held = Held::the_first(&slow, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
-    let running = held.before(&slow).start();
+    let slow = world.beside(HoldingEngine::delay(&world, Duration::from_secs(1), release));
+    let holding =
+        HoldingEngine::hold_first(&slow, move |row| row.key == page && matches!(row.operation, Operation::Create(_)));
+    let running = holding.in_front_of(&slow).start();
     world.validate(&wide).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     let lock_record = async || world.store.read(vec![Key::LockRecord(wide.txid)]).await.unwrap().remove(0);
     assert!(lock_record().await.is_some());
     running.stop().await;
@@ -273,12 +276,11 @@ async fn a_creator_that_is_stopped_gives_its_lock_record_back() {
     world.check("a creator that was stopped").await;
 }
 
-/// A node forgets a master, and not its other page, all of which is spent: the spender's event is done again before the master's
-/// (simulator, seed 5599).
-/// Protects: a master that comes again learns which of its pages are all spent.
+/// A node loses a master, but not its other page, which is all spent: the spender's event is applied again before the
+/// master's (simulator, seed 5599). Protects: a master that is created again records which of its pages are all spent.
 #[tokio::test(start_paused = true)]
-async fn a_master_that_a_node_forgot_learns_again_that_a_page_is_all_spent() {
-    let world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+async fn a_recreated_master_records_that_its_page_is_all_spent() {
+    let world = World::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(1) }).await;
     let seed = world.seed(1, 2).await;
     let child = spend(&[seed.coin(1)], 1, 1);
     world.validate(&child).await;
@@ -287,70 +289,70 @@ async fn a_master_that_a_node_forgot_learns_again_that_a_page_is_all_spent() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     running.kill().await;
-    assert!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(seed.txid)).unwrap() > 0);
+    assert!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == Key::master(seed.txid)).unwrap() > 0);
     let txid = seed.txid;
-    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
-    held.until_kept(1).await;
+    let holding = HoldingEngine::hold_first(&world, move |row| is_create_of(row, txid));
+    let running = holding.in_front_of(&world).start();
+    holding.wait_for_held(1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(world.page(&seed).await.is_none());
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(state(&world, &child).await, TxState::Live);
     world.check("a master that learns again").await;
 }
 
-/// The sequencer has settled a slot that another holds, and is about to say that the page is not all spent; its last slot is taken, and
-/// that is said before.
-/// Protects: what is said of a page last is how it is.
+/// The sequencer has settled a slot and is about to record that the page is not all spent. Meanwhile the last slot is
+/// taken, and that is recorded first. Protects: the last record about a page is its actual state.
 #[tokio::test(start_paused = true)]
-async fn a_page_is_all_spent_before_its_master_hears_that_it_is_not() {
+async fn a_page_spent_during_a_settle_stays_recorded_as_all_spent() {
     let world = paged(2).await;
     let seed = world.seed(1, 4).await;
     let (winner, loser) = (spend(&[seed.coin(2)], 1, 1), spend(&[seed.coin(2)], 1, 2));
     let last = spend(&[seed.coin(3)], 1, 3);
     let of = seed.txid;
-    let held = Held::the_first(&world, move |row| {
+    let holding = HoldingEngine::hold_first(&world, move |row| {
         is_sequenced(row, of, |operation| matches!(operation, Sequenced::SetPageSpent { spent: false, .. }))
     });
-    let running = held.before(&world).start();
+    let running = holding.in_front_of(&world).start();
     for made in [&winner, &loser] {
         world.validate(made).await;
     }
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     world.validate(&last).await;
     while world.page(&last).await.is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(matches!(held.let_go().await[..], [Outcome::Applied(_)]));
+    assert!(matches!(holding.release().await[..], [Outcome::Applied(_)]));
     world.until_consumed().await;
     running.stop().await;
     assert!(has_lost(&world, &loser).await || has_lost(&world, &winner).await);
     world.check("a page that is all spent meanwhile").await;
 }
 
-/// A node forgets that a page of a live transaction was cleared, and a block lists that before anybody has noticed (simulator, seed
-/// 301034 with `SIM_WITH=node-forgets`).
-/// Protects: a page that is half created is completed, and does not halt the chain.
+/// A node loses the clearing of a page of a live transaction, and a block lists that transaction before any instance
+/// notices (simulator, seed 301034 with `SIM_WITH=node-forgets`). Protects: a half-created page is completed and does
+/// not halt the chain.
 #[tokio::test(start_paused = true)]
-async fn a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_cleared() {
-    let mut world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+async fn a_block_completes_a_page_whose_clearing_a_node_lost() {
+    let mut world = World::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(1) }).await;
     world.settings.pipeline.commit_interval = Duration::from_secs(5);
     let seed = world.seed(1, 1).await;
     world.run_until_consumed().await;
     let wide = spend(&[seed.coin(0)], 2, 1);
     let last = Key::Page(wide.txid, 1);
-    let held = Held::the_first(&world, move |row| row.key == last && row.operation == Operation::ClearCreating);
-    let running = held.before(&world).start();
+    let holding =
+        HoldingEngine::hold_first(&world, move |row| row.key == last && row.operation == Operation::ClearCreating);
+    let running = holding.in_front_of(&world).start();
     world.validate(&wide).await;
-    held.until_kept(1).await;
-    tokio::time::sleep(MAY_FORGET / 2).await;
-    held.let_go().await;
+    holding.wait_for_held(1).await;
+    tokio::time::sleep(LOSS_WINDOW / 2).await;
+    holding.release().await;
     while pages(&world, &wide, 2).await != [Some(TxState::Live); 2] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(world.nodes.forget(MAY_FORGET / 4, |key| *key == last), Some(1));
+    assert_eq!(world.nodes.restart_nodes(LOSS_WINDOW / 4, |key| *key == last), Some(1));
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Live), Some(TxState::Creating)]);
     world.mine(1, &[&wide]).await;
     world.until_consumed().await;
@@ -359,10 +361,10 @@ async fn a_block_lists_a_transaction_of_which_a_node_forgot_that_a_page_was_clea
     world.check("a page that is half created again").await;
 }
 
-/// A page of a live transaction is gone, with the spend on it, from a store that forgets nothing.
-/// Protects: it is not made again with its slots free; the chain halts and names it, and goes on once it is back.
+/// A page of a live transaction is lost, with the spend on it, from a store without a loss window. Protects: the page
+/// is not created again with free slots. The chain halts and names it, and continues once the page is restored.
 #[tokio::test(start_paused = true)]
-async fn a_page_that_nobody_can_have_forgotten_halts_the_chain_by_name() {
+async fn a_page_lost_from_a_durable_store_halts_the_chain_by_name() {
     let world = paged(2).await;
     let wide = spend(&[world.seed(1, 1).await.coin(0)], 4, 1);
     let child = spend(&[wide.coin(3)], 1, 2);
@@ -388,16 +390,16 @@ async fn a_page_that_nobody_can_have_forgotten_halts_the_chain_by_name() {
     world.check("a page that was put back").await;
 }
 
-/// A node forgets the parent of a transaction, and the spend with it, when the transaction is half created; who began it dies, and the
-/// parent's event is slow to be done again (simulator, seed 302845 with `SIM_WITH=node-forgets`).
-/// Protects: whoever meets it half created waits for its parent; cleared without its slot it would be live for good, and so would whoever
-/// takes the slot.
+/// A node loses the parent of a transaction with its spend, while the transaction is half created. Its creator dies,
+/// and the parent's event is slow to be applied again (simulator, seed 302845 with `SIM_WITH=node-forgets`). Protects:
+/// the next reader of the half-created transaction waits for its parent. Without its slot the transaction would be live
+/// for good, and so would the next spender of the slot.
 #[tokio::test(start_paused = true)]
-async fn a_half_created_transaction_waits_for_a_parent_that_a_node_forgot() {
-    let world = World::with_settings(WorldSettings { may_forget: MAY_FORGET, ..WorldSettings::paged(1) }).await;
+async fn a_half_created_transaction_waits_for_a_parent_that_a_node_lost() {
+    let world = World::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(1) }).await;
     let seed = world.seed(1, 1).await;
     world.run_until_consumed().await;
-    // In the partitions of two instances: who has both waits for the event of the parent.
+    // The partitions belong to two instances: one instance with both would wait for the event of the parent.
     let in_partition = |partition, coin: &Coin, outputs| {
         let made = (0..).map(|tag| spend(std::slice::from_ref(coin), outputs, tag));
         made.into_iter().find(|made| partition_of(&made.txid.0, PARTITIONS) == Some(partition)).unwrap()
@@ -405,24 +407,24 @@ async fn a_half_created_transaction_waits_for_a_parent_that_a_node_forgot() {
     let parent = in_partition(0, &seed.coin(0), 1);
     let wide = in_partition(PARTITIONS - 1, &parent.coin(0), 2);
     let rival = in_partition(0, &parent.coin(0), 1);
-    let clearing = Held::until_let_go(&world, clears(wide.txid));
-    let began = clearing.before(&world).start();
+    let clearing = HoldingEngine::hold_all(&world, clears(wide.txid));
+    let creator = clearing.in_front_of(&world).start();
     for made in [&parent, &wide] {
         world.validate(made).await;
     }
-    clearing.until_kept(1).await;
-    began.kill().await;
+    clearing.wait_for_held(1).await;
+    creator.kill().await;
     assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2]);
-    assert_eq!(world.nodes.forget(MAY_FORGET, |key| *key == Key::master(parent.txid)), Some(1));
+    assert_eq!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == Key::master(parent.txid)), Some(1));
 
     let of = parent.txid;
-    let slow = Held::the_first(&world, move |row| is_create_of(row, of));
-    let behind = slow.before(&world);
-    let running = [behind.start(), behind.start()];
-    slow.until_kept(1).await;
+    let slow = HoldingEngine::hold_first(&world, move |row| is_create_of(row, of));
+    let slow_world = slow.in_front_of(&world);
+    let running = [slow_world.start(), slow_world.start()];
+    slow.wait_for_held(1).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2], "its slot is not there");
-    slow.let_go().await;
+    assert_eq!(pages(&world, &wide, 2).await, [Some(TxState::Creating); 2], "the slot of the parent is absent");
+    slow.release().await;
     world.validate(&rival).await;
     world.until_consumed().await;
     for instance in running {

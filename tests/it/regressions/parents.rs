@@ -1,28 +1,28 @@
-//! Parents that come late, or never.
+//! Parents that are produced late, or never.
 
 use std::time::Duration;
 
 use utxo_store::{
-    event::Action,
-    group::proof::{ChainProgress, ChainView},
+    event::CommandAction,
+    group::missing_parent::{ChainProgress, ChainView},
     record::{Outcome, Reason, Sequenced, TxState},
 };
 
 use super::{
-    has_lost,
-    held::{Held, is_sequenced, is_spend},
-    holder, reason, state,
+    has_lost, holder,
+    holding_engine::{HoldingEngine, is_sequenced, is_spend},
+    reason, state,
 };
 use crate::{
+    harness::{World, coinbase, spend},
     made_blocks::MadeBlock,
-    world::{World, coinbase, spend},
 };
 
-/// Seed 12: the child's event is older than that of its parent, and the grandparent never comes. The child waited for the
-/// parent, and the parent could not be proven to have no parent while something older was unfinished: the child.
-/// Protects: a parent that came behind its child and waits itself is not waited for after the grace.
+/// Seed 12: the child's event is older than that of its parent, and the grandparent is never produced. The child waited
+/// for the parent, and the grandparent could not be proven missing while an older event, the child's, was unfinished.
+/// Protects: after the grace a child does not wait for a later parent that waits itself.
 #[tokio::test(start_paused = true)]
-async fn a_child_before_its_parent_whose_own_parent_never_comes() {
+async fn a_child_does_not_wait_for_a_later_parent_whose_own_parent_is_missing() {
     for world in [World::new().await, World::forgetful().await] {
         let seed = world.seed(1, 1).await;
         let missing = spend(&[seed.coin(0)], 1, 1);
@@ -41,48 +41,49 @@ async fn a_child_before_its_parent_whose_own_parent_never_comes() {
     }
 }
 
-/// The verdict that a parent is missing is in the log, and before its place is taken by a stub the parent comes, and is live at
-/// once: nobody decides on it, so nobody would think of the child again.
-/// Protects: who lost for a parent that is live by the time its slots are settled has a second chance.
+/// The verdict that a parent is missing is in the log. Before the stub is written the parent is created and live at
+/// once: no decision names it, so no decision would reconsider the child. Protects: a child that lost for a parent
+/// which is live when its slots are settled gets a second chance.
 #[tokio::test(start_paused = true)]
-async fn a_missing_parent_that_comes_between_the_verdict_and_its_stub() {
+async fn a_parent_created_between_the_verdict_and_its_stub_gives_a_second_chance() {
     let world = World::new().await;
     let parent = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
     let child = spend(&[parent.coin(0)], 1, 2);
     let of = parent.txid;
-    let held = Held::the_first(&world, move |row| {
+    let holding = HoldingEngine::hold_first(&world, move |row| {
         is_sequenced(row, of, |operation| matches!(operation, Sequenced::Settle(_)))
     });
-    let running = held.before(&world).start();
+    let running = holding.in_front_of(&world).start();
     world.validate(&child).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     world.validate(&parent).await;
     while world.page(&parent).await.is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!((state(&world, &parent).await, state(&world, &child).await), (TxState::Live, TxState::Live));
     world.check("a missing parent that comes between the verdict and its stub").await;
 }
 
-/// A spend is on its way when its parent is proven missing; the parent comes after all, and the spend lands on it at once.
-/// Protects: a parent that is missing by verdict becomes a stub, so that its slots can be marked and it waits for a verdict.
+/// A spend is in flight when its parent is proven missing; the parent is created after all, and the spend reaches it at
+/// once. Protects: a parent that is missing by verdict becomes a stub, so that its slots can be marked and it waits for
+/// a verdict.
 #[tokio::test(start_paused = true)]
-async fn a_late_spend_of_a_missing_parent_that_has_just_come() {
+async fn a_late_spend_of_a_parent_created_after_the_verdict_is_refused() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let parent = spend(&[seed.coin(0)], 1, 1);
     let winner = spend(&[seed.coin(1)], 1, 2);
     let child = spend(&[parent.coin(0), seed.coin(1)], 1, 3);
     let (slot_of, spender) = (parent.txid, child.txid);
-    let held = Held::the_first(&world, move |row| is_spend(row, slot_of, spender));
-    let zombie = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| is_spend(row, slot_of, spender));
+    let zombie = holding.in_front_of(&world).start();
     world.validate(&winner).await;
     world.until_consumed().await;
     world.validate(&child).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     zombie.kill().await;
 
     let running = world.start();
@@ -92,7 +93,7 @@ async fn a_late_spend_of_a_missing_parent_that_has_just_come() {
     while world.page(&parent).await.is_none_or(|page| page.utxos.is_none()) {
         tokio::task::yield_now().await;
     }
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(_)]), "{late:?}");
     world.until_consumed().await;
     running.stop().await;
@@ -101,9 +102,9 @@ async fn a_late_spend_of_a_missing_parent_that_has_just_come() {
 }
 
 /// A child was refused because its parent was locked, and the next block unlocks the parent without listing the child.
-/// Protects: what a block unlocks gives those a second chance who were refused for the lock.
+/// Protects: a block that unlocks a parent gives the refused children a second chance.
 #[tokio::test(start_paused = true)]
-async fn a_block_unlocks_the_parent_of_who_was_refused_for_it() {
+async fn a_block_that_unlocks_a_parent_reconsiders_the_refused_children() {
     let world = World::new().await;
     let parent = spend(&[world.seed(1, 1).await.coin(0)], 2, 1);
     let (child, other) = (spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(1)], 1, 3));
@@ -124,10 +125,11 @@ async fn a_block_unlocks_the_parent_of_who_was_refused_for_it() {
     world.check("a block unlocks the parent of who was refused for it").await;
 }
 
-/// Both parents of a child wait for a lock, longer than the grace of a missing parent: one came behind it, the event of the other is older.
-/// Protects: nobody is contested before every parent whose event is older has come to its end, or that one would be "missing".
+/// Both parents of a child wait for a lock, longer than the grace of a missing parent: one was produced after the
+/// child, the other before. Protects: a child is contested only after every older parent has ended; else such a parent
+/// would count as missing.
 #[tokio::test(start_paused = true)]
-async fn a_child_waits_for_its_older_parent_before_another_one_counts_as_missing() {
+async fn an_older_parent_ends_before_a_later_one_counts_as_missing() {
     let world = World::new().await;
     let locked = spend(&[world.seed(1, 1).await.coin(0)], 2, 1);
     let (older, behind) = (spend(&[locked.coin(0)], 1, 2), spend(&[locked.coin(1)], 1, 3));
@@ -145,42 +147,42 @@ async fn a_child_waits_for_its_older_parent_before_another_one_counts_as_missing
     world.check("an older parent").await;
 }
 
-/// A block was produced before a command, and is fed behind it: the chain is in no order of time.
-/// Protects: nobody is proven missing who comes with a block that is fed and not handled.
+/// A block was produced before a command and fed after it: the chain is not ordered by time. Protects: a coinbase is
+/// not proven missing while its block is fed and not handled.
 #[tokio::test(start_paused = true)]
-async fn a_block_that_is_fed_behind_what_is_younger_is_not_handled() {
+async fn a_block_fed_after_younger_events_is_not_yet_handled() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     world.run_until_consumed().await;
     let produced_at = world.clock.now_ms() as i64;
     world.mine(1, &[]).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    world.command(1, Action::Lock { txid: seed.txid }).await;
-    world.command(2, Action::Unlock { txid: seed.txid }).await;
-    let held = Held::late(&world, Duration::from_secs(10), move |row| {
+    world.command(1, CommandAction::Lock { txid: seed.txid }).await;
+    world.command(2, CommandAction::Unlock { txid: seed.txid }).await;
+    let holding = HoldingEngine::delay(&world, Duration::from_secs(10), move |row| {
         is_sequenced(row, seed.txid, |operation| matches!(operation, Sequenced::SetLocked(_)))
     });
-    let running = held.before(&world).start();
-    // The first command is done, and committed with what the feed has done meanwhile; the second is not.
+    let running = holding.in_front_of(&world).start();
+    // The first command is handled and committed, together with the progress of the feed; the second is not.
     tokio::time::sleep(Duration::from_secs(15)).await;
-    assert_eq!(world.end("chain", 0).await, 3, "the commands, and the block behind them");
+    assert_eq!(world.end("chain", 0).await, 3, "two commands and the block after them");
     let progress = world.chain_progress();
-    assert_eq!(
-        progress.view().await.unwrap(),
-        ChainView::Unknown,
-        "who looks for the first time cannot say whether it moves"
+    assert_eq!(progress.view().await.unwrap(), ChainView::Unknown, "a first look cannot tell whether the chain moves");
+    let ChainView::Unhandled(since) = progress.view().await.unwrap() else { panic!("the command is not handled") };
+    assert!(
+        (produced_at..produced_at + 1_000).contains(&since),
+        "{since}, but the block was produced at {produced_at}"
     );
-    let ChainView::Behind(since) = progress.view().await.unwrap() else { panic!("the command is not handled") };
-    assert!((produced_at..produced_at + 1_000).contains(&since), "{since}, and the block is of {produced_at}");
     world.until_consumed().await;
     running.stop().await;
     world.check("a block behind what is younger").await;
 }
 
-/// Behind the last block of a topic lie a repeat, another block under its sequence, and what is no event.
-/// Protects: they are handled when that block is, or every look at the chain would read them again; and not before.
+/// After the last block of a topic come a repeat, another block with the same sequence, and bytes that are no event.
+/// Protects: these count as handled when that block is, and not before; otherwise every look at the chain would read
+/// them again.
 #[tokio::test(start_paused = true)]
-async fn what_is_behind_the_last_block_is_handled_with_it() {
+async fn skipped_messages_after_the_last_block_count_as_handled_with_it() {
     let world = World::new().await;
     let listed = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
     world.mine(1, &[&listed]).await;
@@ -198,7 +200,7 @@ async fn what_is_behind_the_last_block_is_handled_with_it() {
         let state = world.chain_state().await;
         let expected = if handled { (4, 1) } else { (0, 0) };
         assert_eq!(
-            (state.handled(), state.block_mined_next, state.reorgs_next),
+            (state.handled_offsets(), state.block_mined_next, state.reorgs_next),
             (expected, 4, 1),
             "handled: {handled}"
         );

@@ -1,4 +1,4 @@
-//! Blocks that leave the longest chain and come back, and what is late when they do.
+//! Blocks that are disconnected and connected again, and late writes meanwhile.
 
 use std::{
     slice::from_ref,
@@ -7,63 +7,63 @@ use std::{
 };
 
 use utxo_store::{
-    event::Action,
+    event::CommandAction,
     record::{Key, Operation, Outcome, Reason, Rejection, Sequenced, TxState},
 };
 
 use super::{
-    has_lost,
-    held::{Held, is_create_of},
-    holder, reason, state,
+    has_lost, holder,
+    holding_engine::{HoldingEngine, is_create_of},
+    reason, state,
 };
 use crate::{
+    harness::{Made, World, coinbase, spend},
     made_blocks::MadeBlock,
-    world::{Made, World, coinbase, spend},
 };
 
 async fn unmined_since(world: &World, made: &Made) -> Option<u32> {
     world.page(made).await.unwrap().master.as_ref().unwrap().unmined_since
 }
 
-/// Two blocks of one height.
+/// Returns two blocks of one height.
 fn rivals(listed: &[&Made]) -> (MadeBlock, MadeBlock) {
     let first = MadeBlock::new(1, 101, &coinbase(1), listed);
     let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[]) };
     (first, other)
 }
 
-/// The first answer to a set-mined is lost, so it is sent again; what was sent first lands once the block has left.
-/// Protects: unsetting stamps the record, and an earlier stamp is refused.
+/// The first answer to a set-mined is lost, so it is sent again; the first request arrives once the block is
+/// disconnected. Protects: an unset-mined stamps the record, and the record refuses an earlier stamp.
 #[tokio::test(start_paused = true)]
-async fn a_late_set_mined_after_its_block_has_left() {
+async fn a_late_set_mined_of_a_disconnected_block_is_refused() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let listed = spend(&[seed.coin(0)], 1, 1);
     let (first, other) = rivals(&[&listed]);
     let txid = listed.txid;
-    let held = Held::the_first(&world, move |row| {
+    let holding = HoldingEngine::hold_first(&world, move |row| {
         row.key == Key::master(txid) && matches!(row.operation, Operation::Sequenced(_, Sequenced::SetMined { .. }))
     });
-    let zombie = held.before(&world).start();
+    let zombie = holding.in_front_of(&world).start();
     world.validate(&listed).await;
     world.bring(1, &first).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     zombie.kill().await;
 
     let running = world.start();
     world.reorganise(2, &[first], &[other]).await;
     world.until_consumed().await;
     assert_eq!(unmined_since(&world, &listed).await, Some(101));
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
     running.stop().await;
     world.check("a late set-mined").await;
 }
 
-/// Both blocks have one coinbase, and what disconnecting the first does to it lands when the second is connected.
-/// Protects: whatever is done while blocks leave bears an earlier stamp than what is done while others come.
+/// Both blocks have one coinbase, and a write of the disconnect of the first arrives when the second is connected.
+/// Protects: the writes of disconnected blocks have an earlier stamp than those of connected blocks.
 #[tokio::test(start_paused = true)]
-async fn a_late_disconnect_after_the_same_coinbase_has_come_again() {
+async fn a_late_disconnect_of_a_reconnected_coinbase_is_refused() {
     let world = World::new().await;
     world.seed(1, 1).await;
     let shared = coinbase(1);
@@ -74,29 +74,29 @@ async fn a_late_disconnect_after_the_same_coinbase_has_come_again() {
     world.bring(1, &first).await;
     world.until_consumed().await;
     running.stop().await;
-    let held = Held::the_first(&world, move |row| {
+    let holding = HoldingEngine::hold_first(&world, move |row| {
         let falls =
             |operation: &Operation| matches!(operation, Operation::Sequenced(_, Sequenced::MarkConflicting { .. }));
         row.key == Key::master(txid) && falls(&row.operation)
     });
-    let zombie = held.before(&world).start();
+    let zombie = holding.in_front_of(&world).start();
     world.reorganise(2, &[first], &[other]).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     zombie.kill().await;
 
     let running = world.start();
     world.until_consumed().await;
     assert_eq!(state(&world, &shared).await, TxState::Live);
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
     running.stop().await;
     world.check("a late disconnect").await;
 }
 
-/// Protects: a coinbase falls with its block, and all that spends it; it returns with its block, and whoever fell with it has a
-/// second chance.
+/// Protects: a coinbase and its descendants become conflicting when its block is disconnected; the coinbase returns
+/// with the block, and its descendants get a second chance.
 #[tokio::test(start_paused = true)]
-async fn a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after() {
+async fn a_disconnected_coinbase_returns_with_its_spender_at_every_moment() {
     for moment in ["before", "between", "after"] {
         for kill_after_ms in [None, Some(0), Some(1), Some(2), Some(3), Some(5), Some(8), Some(13), Some(30)] {
             let what = format!("{moment}, {kill_after_ms:?}");
@@ -139,10 +139,10 @@ async fn a_coinbase_leaves_and_returns_with_its_spender_before_between_and_after
     }
 }
 
-/// A block leaves, and somebody asks for its coinbase, which spends nothing that could bar it.
-/// Protects: only its block brings a coinbase back; a `Reconsider` would make coins of nothing.
+/// A block is disconnected, and a `Reconsider` names its coinbase, which has no input that could bar it. Protects: only
+/// its block restores a coinbase; a `Reconsider` would create coins from nothing.
 #[tokio::test(start_paused = true)]
-async fn a_coinbase_whose_block_left_is_not_reconsidered() {
+async fn a_disconnected_coinbase_is_not_reconsidered() {
     let world = World::new().await;
     world.seed(1, 1).await;
     let (first, other) = rivals(&[]);
@@ -150,7 +150,7 @@ async fn a_coinbase_whose_block_left_is_not_reconsidered() {
     world.bring(1, &first).await;
     world.reorganise(2, from_ref(&first), from_ref(&other)).await;
     world.until_consumed().await;
-    world.command(1, Action::Reconsider { txid: first.coinbase.txid }).await;
+    world.command(1, CommandAction::Reconsider { txid: first.coinbase.txid }).await;
     world.until_consumed().await;
     assert!(has_lost(&world, &first.coinbase).await);
     world.reorganise(3, from_ref(&other), from_ref(&first)).await;
@@ -158,14 +158,15 @@ async fn a_coinbase_whose_block_left_is_not_reconsidered() {
     running.stop().await;
     assert_eq!(state(&world, &first.coinbase).await, TxState::Live);
     assert!(has_lost(&world, &other.coinbase).await);
-    world.check("a coinbase that is asked for").await;
+    world.check("a coinbase that is not reconsidered").await;
 }
 
-/// A transaction is slow to be stored, and its children wait for it while the block leaves whose coinbase one of them descends from, and
-/// while the block comes that lists the other.
-/// Protects: a reorg waits for what it lists alone; who is parked meets the chain as it is when its parent comes.
+/// A transaction is slow to be stored, and its children wait for it. Meanwhile the block whose coinbase one of them
+/// descends from is disconnected, and a block that lists the other is connected. Protects: a reorg waits only for the
+/// transactions that it lists, and a parked transaction is checked against the present chain when its parent is
+/// created.
 #[tokio::test(start_paused = true)]
-async fn a_reorg_while_parents_are_parked() {
+async fn a_reorg_waits_only_for_the_parked_transactions_that_it_lists() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let slow = spend(&[seed.coin(0)], 2, 1);
@@ -178,18 +179,18 @@ async fn a_reorg_while_parents_are_parked() {
     world.validate_at(&heir, 300).await;
     world.run_until_consumed().await;
     let txid = slow.txid;
-    let held = Held::the_first(&world, move |row| is_create_of(row, txid));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| is_create_of(row, txid));
+    let running = holding.in_front_of(&world).start();
     for made in [&slow, &child, &of_both] {
         world.validate_at(made, 300).await;
     }
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     world.reorganise(2, from_ref(&first), &[other, last]).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(has_lost(&world, &heir).await, "the coinbase that it spends has left");
-    assert_eq!((world.page(&child).await, world.page(&of_both).await), (None, None), "they wait");
-    assert_eq!(world.chain_state().await.sequence, 1, "and so does the reorg, for what it lists");
-    held.let_go().await;
+    assert!(has_lost(&world, &heir).await, "its coinbase is disconnected");
+    assert_eq!((world.page(&child).await, world.page(&of_both).await), (None, None), "both children wait");
+    assert_eq!(world.chain_state().await.sequence, 1, "the reorg waits for what it lists");
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!((state(&world, &slow).await, state(&world, &child).await), (TxState::Live, TxState::Live));
@@ -197,11 +198,11 @@ async fn a_reorg_while_parents_are_parked() {
     world.check("a reorg while parents are parked").await;
 }
 
-/// A coinbase that leaves with its child and grandchild, one that comes back, a listed transaction that returns to unmined, and a loser that
-/// the new block lets win.
-/// Protects: whoever dies before whichever write of a reorg, it ends as if nobody had.
+/// A coinbase is disconnected with its child and grandchild, another one is connected, a listed transaction becomes
+/// unmined, and the new block accepts a loser. Protects: a reorg interrupted before any write ends as if it had not
+/// been interrupted.
 #[tokio::test(start_paused = true)]
-async fn a_reorg_that_dies_before_each_of_its_writes() {
+async fn a_reorg_interrupted_before_any_write_is_completed() {
     let mut writes = 0;
     loop {
         let world = World::new().await;
@@ -225,14 +226,14 @@ async fn a_reorg_that_dies_before_each_of_its_writes() {
         world.reorganise(3, from_ref(&first), from_ref(&other)).await;
 
         let done = AtomicUsize::new(0);
-        let held = Held::until_let_go(&world, move |row| {
+        let holding = HoldingEngine::hold_all(&world, move |row| {
             matches!(row.operation, Operation::Sequenced(..)) && done.fetch_add(1, Ordering::SeqCst) >= writes
         });
-        let running = held.before(&world).start();
-        while held.kept() == 0 && !world.consumed().await {
+        let running = holding.in_front_of(&world).start();
+        while holding.held_count() == 0 && !world.is_consumed().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let all_done = held.kept() == 0;
+        let all_done = holding.held_count() == 0;
         running.kill().await;
         world.run_until_consumed().await;
         for (made, live) in [(&winner, false), (&loser, true), (&listed, true), (&heir, false), (&second, false)] {
@@ -246,5 +247,5 @@ async fn a_reorg_that_dies_before_each_of_its_writes() {
         }
         writes += 1;
     }
-    assert!(writes > 15, "there are only {writes} writes");
+    assert!(writes > 15, "the reorg has only {writes} writes");
 }

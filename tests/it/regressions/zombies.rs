@@ -1,34 +1,34 @@
-//! What instances do that do not know yet that others have taken over, or that are dead while their writes are on the way.
+//! Instances that do not know yet that others have taken over, and late writes of dead instances.
 
 use std::sync::Arc;
 
 use utxo_store::{
     broker::{Broker, NewTopic},
-    event::{Action, ConeMember, DecidedInput, Decision, DecisionBody},
+    event::{CommandAction, DecidedInput, Decision, DecisionBody, Descendant},
     record::{Outcome, Reason, Rejection, Sequenced, SpendingData, TxState},
     sequencer::{chain_group, decisions::DecisionLog},
     tx::{Outpoint, Txid},
 };
 
 use super::{
-    has_lost,
-    held::{Held, is_sequenced, is_spend},
-    holder, state,
+    has_lost, holder,
+    holding_engine::{HoldingEngine, is_sequenced, is_spend},
+    state,
 };
-use crate::world::{GROUP, World, spend};
+use crate::harness::{GROUP, World, spend};
 
-/// Throws everybody out of the chain's group; what was on the way from them still is.
-fn take_chain_away(world: &World) {
+/// Expels every member of the chain's group; requests in flight stay in flight.
+fn expel_chain_members(world: &World) {
     let group = chain_group(GROUP);
     for member in world.broker.members(&group) {
         world.broker.expel(&group, member);
     }
 }
 
-/// The spender loses by its own contest, or falls with its parent.
-/// Protects: a slot that was settled is marked, so that nothing lands on it any more without being contested.
+/// The spender loses by its own contest, or becomes conflicting with its parent. Protects: a settled slot is marked, so
+/// that no spend takes it without a contest.
 #[tokio::test(start_paused = true)]
-async fn a_late_spend_of_a_zombie_after_the_verdict() {
+async fn a_late_spend_of_a_zombie_after_the_verdict_is_refused() {
     for with_its_parent in [false, true] {
         let world = World::new().await;
         let (seed, free) = (world.seed(1, 1).await, world.seed(2, 1).await);
@@ -37,12 +37,12 @@ async fn a_late_spend_of_a_zombie_after_the_verdict() {
         let loser = spend(&[taken, free.coin(0)], 1, 3);
         let honest = spend(&[free.coin(0)], 1, 4);
         let (parent, spender) = (free.txid, loser.txid);
-        let held = Held::the_first(&world, move |row| is_spend(row, parent, spender));
-        let zombie = held.before(&world).start();
+        let holding = HoldingEngine::hold_first(&world, move |row| is_spend(row, parent, spender));
+        let zombie = holding.in_front_of(&world).start();
         world.validate(&first).await;
         world.until_consumed().await;
         world.validate(&loser).await;
-        held.until_kept(1).await;
+        holding.wait_for_held(1).await;
         zombie.kill().await;
 
         let running = world.start();
@@ -54,7 +54,7 @@ async fn a_late_spend_of_a_zombie_after_the_verdict() {
             world.until_consumed().await;
         }
         assert!(has_lost(&world, &loser).await);
-        let late = held.let_go().await;
+        let late = holding.release().await;
         assert!(matches!(late[..], [Outcome::Rejected(Rejection::Contested(0))]), "{with_its_parent}: {late:?}");
         assert_eq!(holder(&world, &free.coin(0)).await, None);
         world.validate(&honest).await;
@@ -65,7 +65,7 @@ async fn a_late_spend_of_a_zombie_after_the_verdict() {
     }
 }
 
-/// Protects: of several decisions for one step the first in the log counts, in the store and in every rebuild.
+/// Protects: the first of several decisions for one step counts, in the store and in every rebuild.
 #[tokio::test(start_paused = true)]
 async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
     let world = World::new().await;
@@ -74,8 +74,8 @@ async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
     let running = world.start();
     world.validate(&winner).await;
     world.until_consumed().await;
-    // The other sequencer has looked when nobody held the slot.
-    let by = |made: &crate::world::Made| SpendingData { txid: made.txid, input: 0 };
+    // The other sequencer evaluated the contest when no transaction held the slot.
+    let by = |made: &crate::harness::Made| SpendingData { txid: made.txid, input: 0 };
     let outpoint = seed.coin(0).outpoint;
     let inputs = vec![DecidedInput { input: 0, outpoint, holder: Some(by(&loser)) }];
     let other = DecisionBody::Accepted { txid: loser.txid, height: 200, inputs, losers: vec![], by_block: false };
@@ -92,38 +92,40 @@ async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
     world.check("two decisions").await;
 }
 
-/// While a sequencer looks, another one writes its decision, with another reason that holds as well.
-/// Protects: a sequencer carries out what counts in the log, not what it has decided itself.
+/// While a sequencer evaluates, another one writes its decision, with another reason that also holds. Protects: a
+/// sequencer applies the decision that counts in the log, not its own.
 #[tokio::test(start_paused = true)]
-async fn a_sequencer_carries_out_what_another_has_decided_meanwhile() {
+async fn a_sequencer_applies_the_decision_that_another_wrote_first() {
     let world = World::new().await;
     let seed = world.seed(1, 2).await;
     let rivals = [spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2)];
     let loser = spend(&[seed.coin(0), seed.coin(1)], 1, 3);
     let parent = seed.txid;
-    let held = Held::the_first(&world, move |row| is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_))));
-    let running = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| {
+        is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_)))
+    });
+    let running = holding.in_front_of(&world).start();
     for rival in &rivals {
         world.validate(rival).await;
     }
     world.until_consumed().await;
     world.validate(&loser).await;
-    held.until_kept(1).await;
+    holding.wait_for_held(1).await;
     let reason = Reason::DoubleSpend { input: 1, winner: rivals[1].txid };
     let body = DecisionBody::Conflicting { txid: loser.txid, reason, height: 200, live: false };
     world.produce("decisions", b"", Decision { chain_offset: 0, step: 0, body }.encode()).await;
-    held.let_go().await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(super::reason(&world, &loser).await, Some(reason));
     world.check("what another has decided meanwhile").await;
 }
 
-/// Two sequencers write the same decision, whose second half is larger than a message may be. One has gone on by the time that the other,
-/// behind its first half, finds that.
-/// Protects: parts of nothing do not stand in the middle of what comes next, such as a cone.
+/// Two sequencers write the same decision, whose second half is larger than a message may be. One sequencer has gone on
+/// by the time the other, after its first half, notices that. Protects: no void parts are written among later
+/// decisions, such as descendants.
 #[tokio::test(start_paused = true)]
-async fn who_is_behind_writes_no_parts_into_what_has_been_decided_since() {
+async fn a_late_sequencer_writes_no_parts_into_later_decisions() {
     let broker = World::new().await.broker;
     let config = vec![("max.message.bytes".to_owned(), "340".to_owned())];
     broker.create_topics(&[NewTopic { name: "small".into(), partitions: 1, config }]).await.unwrap();
@@ -141,18 +143,18 @@ async fn who_is_behind_writes_no_parts_into_what_has_been_decided_since() {
 
     let (mut ahead, mut behind) = (open().await.unwrap(), open().await.unwrap());
     ahead.publish(0, accepted.clone()).await.unwrap();
-    assert_eq!(ahead.table().whole(0, 0), Some((accepted.clone(), 5)), "half of it, and then four parts");
+    assert_eq!(ahead.table().next_joined(0, 0), Some((accepted.clone(), 5)), "one half, and then four parts");
     ahead.publish(0, DecisionBody::Closed).await.unwrap();
     behind.publish(0, accepted.clone()).await.unwrap();
-    assert_eq!(behind.table().whole(0, 0), Some((accepted, 5)));
+    assert_eq!(behind.table().next_joined(0, 0), Some((accepted, 5)));
     let again = open().await.unwrap();
-    assert_eq!(again.table().next_step(0), 6, "nothing stands behind what closed the event");
+    assert_eq!(again.table().next_step(0), 6, "no decision comes after `Closed`");
 }
 
-/// Parts of a decision that nobody goes on with stand among the decisions on a cone.
-/// Protects: what is void is passed over, also when the members of a cone are read from its decisions.
+/// Parts of an abandoned decision are among the decisions on descendants. Protects: void parts are skipped, also when
+/// descendants are read from the decisions.
 #[tokio::test(start_paused = true)]
-async fn void_parts_stand_in_the_middle_of_a_cone() {
+async fn void_parts_between_descendants_are_ignored() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let root = spend(&[seed.coin(0)], 1, 1);
@@ -161,7 +163,7 @@ async fn void_parts_stand_in_the_middle_of_a_cone() {
         world.validate(made).await;
     }
     world.run_until_consumed().await;
-    world.command(1, Action::SetConflicting { txid: root.txid }).await;
+    world.command(1, CommandAction::SetConflicting { txid: root.txid }).await;
     let (txid, reason) = (root.txid, Reason::Command);
     let void = DecisionBody::AcceptedPart {
         whole: [7; 16],
@@ -173,7 +175,7 @@ async fn void_parts_stand_in_the_middle_of_a_cone() {
         losers: vec![],
         by_block: false,
     };
-    let member = ConeMember { txid: child.txid, parent: txid, live: true };
+    let member = Descendant { txid: child.txid, parent: txid, live: true };
     let decisions = [
         DecisionBody::Conflicting { txid, reason, height: 200, live: true },
         void.clone(),
@@ -190,26 +192,28 @@ async fn void_parts_stand_in_the_middle_of_a_cone() {
     world.check("void parts").await;
 }
 
-/// A sequencer is about to take a slot for a contestant; another decides, and a block decides otherwise again.
-/// Protects: a record refuses what bears an earlier stamp.
+/// A sequencer is about to take a slot for a contestant; another one decides, and a block decides differently again.
+/// Protects: a record refuses an operation with an earlier stamp.
 #[tokio::test(start_paused = true)]
-async fn a_zombie_evaluates_an_offset_that_is_decided() {
+async fn a_zombie_that_evaluates_a_decided_offset_is_refused() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let parent = seed.txid;
-    let held = Held::the_first(&world, move |row| is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_))));
-    let zombie = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| {
+        is_sequenced(row, parent, |op| matches!(op, Sequenced::Respend(_)))
+    });
+    let zombie = holding.in_front_of(&world).start();
     world.validate(&first).await;
     world.until_consumed().await;
     world.validate(&second).await;
-    held.until_kept(1).await;
-    take_chain_away(&world);
+    holding.wait_for_held(1).await;
+    expel_chain_members(&world);
 
     let running = world.start();
     world.mine(1, &[&second]).await;
     world.until_consumed().await;
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
     assert_eq!((state(&world, &second).await, has_lost(&world, &first).await), (TxState::Live, true));
     zombie.stop().await;
@@ -217,31 +221,31 @@ async fn a_zombie_evaluates_an_offset_that_is_decided() {
     world.check("a zombie evaluates").await;
 }
 
-/// A sequencer is about to flag a loser and walk its cone; another does it, and a block lets the loser win.
-/// Protects: a record refuses what bears an earlier stamp.
+/// A sequencer is about to flag a loser and mark its descendants; another one does so, and a block accepts the loser.
+/// Protects: a record refuses an operation with an earlier stamp.
 #[tokio::test(start_paused = true)]
-async fn a_zombie_walks_a_cone_after_its_root_has_won() {
+async fn a_zombie_that_marks_descendants_after_the_root_won_is_refused() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 2, 2));
     let child = spend(&[second.coin(0)], 1, 3);
     let root = second.txid;
     let wanted = |operation: &Sequenced| matches!(operation, Sequenced::MarkConflicting { .. });
-    let held = Held::the_first(&world, move |row| is_sequenced(row, root, wanted));
-    let zombie = held.before(&world).start();
+    let holding = HoldingEngine::hold_first(&world, move |row| is_sequenced(row, root, wanted));
+    let zombie = holding.in_front_of(&world).start();
     world.validate(&first).await;
     world.until_consumed().await;
     world.validate(&second).await;
     world.validate(&child).await;
-    held.until_kept(1).await;
-    take_chain_away(&world);
+    holding.wait_for_held(1).await;
+    expel_chain_members(&world);
 
     let running = world.start();
     world.mine(1, &[&second]).await;
     world.until_consumed().await;
-    let late = held.let_go().await;
+    let late = holding.release().await;
     assert!(matches!(late[..], [Outcome::Rejected(Rejection::StaleStamp(_))]), "{late:?}");
-    // The zombie goes on with what it believes.
+    // The zombie continues with its stale view.
     tokio::time::sleep(std::time::Duration::from_secs(5)).await;
     for made in [&second, &child] {
         assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
@@ -249,5 +253,5 @@ async fn a_zombie_walks_a_cone_after_its_root_has_won() {
     assert!(matches!(super::reason(&world, &first).await, Some(Reason::DoubleSpend { .. })));
     zombie.stop().await;
     running.stop().await;
-    world.check("a zombie walks a cone").await;
+    world.check("a zombie marks descendants").await;
 }

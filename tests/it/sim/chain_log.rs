@@ -1,4 +1,5 @@
-//! What the chain topic says, read and decoded once however often it is asked: a run of thousands of blocks has as many commits.
+//! Incremental reader of the chain topic: each message is decoded once, because a run with thousands of blocks checks
+//! as many commits.
 
 use std::collections::BTreeSet;
 
@@ -9,36 +10,37 @@ use utxo_store::{
     tx::Txid,
 };
 
-use super::commits::read;
+use super::commits::read_messages;
 
-/// Reads the chain topic as it grows.
+/// Reader that decodes only the messages appended since its last call.
 #[derive(Default)]
-pub struct ChainLog(Mutex<ChainSays>);
+pub struct ChainLog(Mutex<ChainLogContents>);
 
-/// What is in it so far.
+/// Facts of the decoded messages.
 #[derive(Default)]
-pub struct ChainSays {
-    /// By offset: blocks that it brings, and blocks that leave.
+pub struct ChainLogContents {
+    /// Hashes of the blocks that the event at each offset connects.
     brings: Vec<Vec<[u8; 32]>>,
+    /// Hashes of the blocks that the event at each offset disconnects.
     disconnects: Vec<Vec<[u8; 32]>>,
-    in_turn: Vec<bool>,
+    is_next: Vec<bool>,
     contested: BTreeSet<Txid>,
     next_sequence: u64,
 }
 
 impl ChainLog {
-    /// All that has been written until now.
-    pub async fn says(&self, broker: &MemoryBroker) -> MutexGuard<'_, ChainSays> {
-        let mut says = self.0.lock().await;
+    /// Decodes what the topic has gained and returns the facts.
+    pub async fn contents(&self, broker: &MemoryBroker) -> MutexGuard<'_, ChainLogContents> {
+        let mut contents = self.0.lock().await;
         let chain = TopicPartition { topic: "chain".into(), partition: 0 };
-        for message in read(broker, &chain, says.in_turn.len() as u64, u64::MAX).await {
-            says.add(&Event::decode(&message.payload));
+        for message in read_messages(broker, &chain, contents.is_next.len() as u64, u64::MAX).await {
+            contents.add(&Event::decode(&message.payload));
         }
-        says
+        contents
     }
 }
 
-impl ChainSays {
+impl ChainLogContents {
     fn add<E>(&mut self, event: &Result<Event<'_>, E>) {
         let hashes = |blocks: &[Block<'_>]| blocks.iter().map(|block| block.hash).collect::<Vec<_>>();
         let (sequence, brings, disconnects) = match event {
@@ -50,35 +52,35 @@ impl ChainSays {
             }
             _ => (None, Vec::new(), Vec::new()),
         };
-        let in_turn = sequence == Some(self.next_sequence + 1);
-        self.next_sequence += u64::from(in_turn);
-        self.in_turn.push(in_turn);
+        let is_next = sequence == Some(self.next_sequence + 1);
+        self.next_sequence += u64::from(is_next);
+        self.is_next.push(is_next);
         self.brings.push(brings);
         self.disconnects.push(disconnects);
     }
 
-    /// Whether the event at this offset had the next sequence: another one, a repeat or one that came too early, is passed over, and its
-    /// blocks may have left since.
-    pub fn was_in_turn(&self, at: u64) -> bool {
-        self.in_turn.get(at as usize).is_some_and(|in_turn| *in_turn)
+    /// Whether the event at this offset had the next sequence. The sequencer skips any other one (a repeat or an early
+    /// one), and a later event may have disconnected its blocks.
+    pub fn was_next(&self, at: u64) -> bool {
+        self.is_next.get(at as usize).is_some_and(|is_next| *is_next)
     }
 
-    /// Whether an event at this offset or behind it brings a block.
+    /// Whether an event at this offset or later connects the block.
     pub fn brings_from(&self, at: u64, block: &Block<'_>) -> bool {
         self.brings.iter().skip(at as usize).any(|hashes| hashes.contains(&block.hash))
     }
 
-    /// Whether an event behind this offset takes a block away.
-    pub fn disconnects_behind(&self, at: u64, block: &Block<'_>) -> bool {
+    /// Whether an event after this offset disconnects the block.
+    pub fn disconnects_after(&self, at: u64, block: &Block<'_>) -> bool {
         self.disconnects.iter().skip(at as usize + 1).any(|hashes| hashes.contains(&block.hash))
     }
 
-    /// Whether any block has left the longest chain.
+    /// Whether any event disconnects a block.
     pub fn has_reorgs(&self) -> bool {
         self.disconnects.iter().any(|hashes| !hashes.is_empty())
     }
 
-    /// Whether anybody has contested a transaction.
+    /// Whether the chain holds a contest of the transaction.
     pub fn is_contested(&self, txid: &Txid) -> bool {
         self.contested.contains(txid)
     }

@@ -1,13 +1,13 @@
-//! What the histories have met, counted.
+//! Counters of what the histories have exercised.
 
 use std::{collections::BTreeMap, fmt};
 
-/// Counts by group and kind.
+/// Counts by group and kind of occurrence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage(BTreeMap<&'static str, BTreeMap<String, u64>>);
 
 impl Coverage {
-    /// So many more of a kind.
+    /// Adds `count` occurrences of a kind.
     pub fn add(&mut self, group: &'static str, kind: &str, count: u64) {
         let kinds = self.0.entry(group).or_default();
         match kinds.get_mut(kind) {
@@ -16,7 +16,7 @@ impl Coverage {
         }
     }
 
-    /// All that the other one has counted.
+    /// Adds all counts of another coverage.
     pub fn absorb(&mut self, other: Coverage) {
         for (group, kinds) in other.0 {
             for (kind, count) in kinds {

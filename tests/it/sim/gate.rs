@@ -1,7 +1,8 @@
-//! What stands between an instance and the world: there it can be killed at any await, frozen, or kept from hearing.
+//! Gate between one instance and its broker, engine and blob store. A gate can kill the instance at any await, freeze
+//! it, or block the polls of its consumers.
 //!
-//! Whatever an instance does passes here, also from tasks of its own that outlive it in this process as they never could
-//! in a real one. Behind a gate that is shut for good nothing happens any more.
+//! Every call of an instance passes its gate, also from spawned tasks that outlive the instance in this process (in a
+//! real one they could not). After the kill no call completes.
 
 use std::{
     future::{Future, pending},
@@ -16,14 +17,14 @@ use tokio::sync::Notify;
 struct State {
     dead: bool,
     paused: bool,
-    deaf: bool,
-    /// So many more ticks to live.
-    fuse: Option<u64>,
-    /// Memberships: group and member.
+    polls_blocked: bool,
+    /// Ticks (polls and calls) until the kill.
+    ticks_left: Option<u64>,
+    /// Memberships as (group, member).
     members: Vec<(String, u64)>,
 }
 
-/// One instance's gate.
+/// The gate of one instance.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -40,59 +41,59 @@ impl Gate {
         self.changed.notify_waiters();
     }
 
-    /// Kills the instance after so many more of its polls and calls.
-    pub fn light_fuse(&self, ticks: u64) {
-        self.change(|state| state.fuse = Some(ticks));
+    /// Kills the instance after this many more polls and calls.
+    pub fn kill_after_ticks(&self, ticks: u64) {
+        self.change(|state| state.ticks_left = Some(ticks));
     }
 
-    /// Freezes it: no future of it is polled, no call goes through.
+    /// Freezes the instance: none of its futures is polled, and no call completes.
     pub fn pause(&self) {
         self.change(|state| state.paused = true);
     }
 
-    /// Keeps from it whatever its consumers would hear.
-    pub fn deafen(&self) {
-        self.change(|state| state.deaf = true);
+    /// Blocks the polls of the instance's consumers: it misses revocations.
+    pub fn block_polls(&self) {
+        self.change(|state| state.polls_blocked = true);
     }
 
-    /// It goes on, and does not hear yet what has become of it meanwhile.
-    pub fn rouse(&self) {
-        self.change(|state| (state.paused, state.deaf) = (false, true));
+    /// Resumes a frozen instance while its polls stay blocked: it does not know yet what it has lost.
+    pub fn resume_without_polls(&self) {
+        self.change(|state| (state.paused, state.polls_blocked) = (false, true));
     }
 
-    /// It hears again.
-    pub fn listen(&self) {
-        self.change(|state| state.deaf = false);
+    /// Unblocks the polls.
+    pub fn allow_polls(&self) {
+        self.change(|state| state.polls_blocked = false);
     }
 
-    /// It goes on and hears.
-    pub fn wake(&self) {
-        self.change(|state| (state.paused, state.deaf) = (false, false));
+    /// Resumes the instance and unblocks its polls.
+    pub fn resume_fully(&self) {
+        self.change(|state| (state.paused, state.polls_blocked) = (false, false));
     }
 
-    /// It goes on, hears, and lives.
-    pub fn heal(&self) {
-        self.change(|state| (state.paused, state.deaf, state.fuse) = (false, false, None));
+    /// Resumes the instance, unblocks its polls and cancels a pending kill.
+    pub fn clear_faults(&self) {
+        self.change(|state| (state.paused, state.polls_blocked, state.ticks_left) = (false, false, None));
     }
 
-    /// Whether it was killed.
+    /// Whether the instance was killed.
     pub fn is_dead(&self) -> bool {
         self.state().dead
     }
 
-    /// It has joined a group.
-    pub fn joined(&self, group: &str, member: u64) {
+    /// Records that the instance has joined a group.
+    pub fn record_membership(&self, group: &str, member: u64) {
         self.state().members.push((group.to_owned(), member));
     }
 
-    /// Its memberships.
+    /// Returns the memberships as (group, member).
     pub fn members(&self) -> Vec<(String, u64)> {
         self.state().members.clone()
     }
 
     fn tick(&self) -> bool {
         let mut state = self.state();
-        let burnt = match &mut state.fuse {
+        let is_due = match &mut state.ticks_left {
             Some(0) => true,
             Some(ticks) => {
                 *ticks -= 1;
@@ -100,24 +101,24 @@ impl Gate {
             }
             None => false,
         };
-        state.dead |= burnt;
+        state.dead |= is_due;
         drop(state);
-        if burnt {
+        if is_due {
             self.changed.notify_waiters();
         }
-        burnt
+        is_due
     }
 
-    /// Lets a call through, sooner or later or never.
+    /// Waits until a call may proceed; never returns once the instance is killed.
     pub async fn pass(&self) {
         self.tick();
         self.wait_while(|state| state.paused).await;
     }
 
-    /// Lets the instance hear something, sooner or later or never.
-    pub async fn hear(&self) {
+    /// Waits until a poll may proceed; never returns once the instance is killed.
+    pub async fn pass_poll(&self) {
         self.tick();
-        self.wait_while(|state| state.paused || state.deaf).await;
+        self.wait_while(|state| state.paused || state.polls_blocked).await;
     }
 
     async fn wait_while(&self, shut: impl Fn(&State) -> bool) {
@@ -138,13 +139,13 @@ impl Gate {
         }
     }
 
-    /// Runs `future` behind the gate; `None`: it was killed.
+    /// Runs `future` behind the gate; `None` means that the instance was killed.
     pub async fn guard<F: Future>(self: Arc<Self>, future: F) -> Option<F::Output> {
         let mut future = Box::pin(future);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let once = Once { gate: &self, future: future.as_mut() };
+            let once = GatedPoll { gate: &self, future: future.as_mut() };
             let polled = tokio::select! {
                 biased;
                 () = changed => None,
@@ -159,13 +160,13 @@ impl Gate {
     }
 }
 
-/// Polls a future while its gate is open.
-struct Once<'a, F> {
+/// One poll of a future, if its gate is open.
+struct GatedPoll<'a, F> {
     gate: &'a Gate,
     future: Pin<&'a mut F>,
 }
 
-impl<F: Future> Future for Once<'_, F> {
+impl<F: Future> Future for GatedPoll<'_, F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -173,7 +174,7 @@ impl<F: Future> Future for Once<'_, F> {
             return Poll::Ready(None);
         }
         if self.gate.state().paused {
-            // Whoever wakes the instance notifies, and it is polled again.
+            // `resume` notifies, and the future is polled again.
             return Poll::Pending;
         }
         self.future.as_mut().poll(context).map(Some)

@@ -1,42 +1,44 @@
-//! The simulator: real pipelines, sequencers and store protocols on one thread under a paused clock, against a log and
-//! a store that fail in every way that a seed asks for.
+//! Simulator: real pipelines, sequencers and store protocols on one thread under a paused clock, with injected faults
+//! of the log, the engine and the blob store.
 //!
-//! A seed gives a [`plan`](plan::Plan), which is data; [`run`](run::run) executes it; every step is looked at
-//! ([`checks`], [`commits`]), and the end is compared with a rebuild in another interleaving. A plan that fails is
-//! [made small](shrink) and printed, to be replayed:
+//! A seed gives a [`plan`](plan::Plan), which is data, and [`run`](run::run) executes the plan. Every step is checked
+//! ([`checks`], [`commits`]), and the final state is compared with a rebuild in another interleaving. A failing plan is
+//! [reduced](shrink) and printed for a replay:
 //!
-//! - `make sim SEEDS=10000` runs many; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
-//! - `SIM_WITHOUT=lie,poison` leaves kinds of events out (`reorgs`, side chains with them, `commands` and `prune` as wholes); `SIM_WITH=node-forgets` has those later faults in every history.
-//! - `SIM_REORGS=1` has reorgs and side chains in every history, not in one of three.
-//! - `SIM_COMMANDS=1` has commands in every history, not in a third of them.
-//! - `SIM_SET_BACK=1` has an operator set the group back at the end of every history, not of an eighth of them: what is read again changes nothing.
-//! - `SIM_PRUNE=1` prunes in every history, with a retention of a few blocks; else a quarter of them do.
-//! - `SIM_PAGES=1` has most transactions take several pages in every history, not in two of five.
-//! - `SIM_LATECOMERS=1` has transactions that hold one slot while another parent is late in every history, not in a
-//!   third of them.
-//! - `SIM_TRACE=file` writes down everything that happens in the one that is replayed; `RUST_LOG=debug` logs.
+//! - `make sim SEEDS=10000` runs many seeds; `make sim SEED=7` replays one; `make sim PLAN=file` runs a printed plan.
+//! - `SIM_WITHOUT=lie,poison` excludes kinds of events (also `reorgs`, with side chains, `commands` and `prune`);
+//!   `SIM_WITH=node-forgets` enables this later fault in every history.
+//! - `SIM_REORGS=1`: reorgs and side chains in every history, not in one of three.
+//! - `SIM_COMMANDS=1`: commands in every history, not in one of three.
+//! - `SIM_SET_BACK=1`: an operator resets the group at the end of every history, not of one of eight; events read again
+//!   change nothing.
+//! - `SIM_PRUNE=1`: pruning with a retention of a few blocks in every history, not in one of four.
+//! - `SIM_PAGES=1`: several pages for most transactions in every history, not in two of five.
+//! - `SIM_LATECOMERS=1`: transactions that spend one parent while another parent is late in every history, not in one
+//!   of three.
+//! - `SIM_TRACE=file` writes the trace of the replayed history; `RUST_LOG=debug` logs.
 
 mod chain;
 pub mod chain_log;
+mod checked_engine;
 mod checks;
+mod commands;
 mod commits;
 mod coverage;
-mod doors;
-mod forget;
 mod gate;
+mod gated;
+mod gated_objects;
 mod history;
 mod latecomers;
-mod objects;
-mod orders;
+mod panics;
 mod plan;
-mod quiet;
-mod reorganise;
+mod pruning;
+mod reorgs;
 mod run;
 mod shrink;
 mod swarm;
 mod text;
 mod trace;
-mod watched;
 
 use std::{
     sync::{
@@ -48,49 +50,50 @@ use std::{
 
 use self::{coverage::Coverage, plan::Plan, run::run, shrink::Budget};
 
-/// Seeds of `make test`.
-const FEW: u64 = 300;
-/// Half of what a thread of an instance has: what needs nearly all of that is found here.
+/// Number of seeds in `make test`.
+const DEFAULT_SEEDS: u64 = 300;
+/// Stack of a simulator thread, bytes: half of an instance thread's, so that a deep recursion fails here first.
 const STACK: usize = 1 << 20;
-/// Failures after which a run of many seeds ends, unless `ENOUGH` says otherwise.
-const ENOUGH: u64 = 5;
+/// Number of failures that ends a run of many seeds, unless `ENOUGH` says otherwise.
+const MAX_FAILURES: u64 = 5;
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Runs the plan; panics with the small form of it, and how to replay that, when it fails.
+/// Runs the plan; a failure is returned with the reduced plan and the commands that replay both.
 fn check(name: &str, plan: Plan) -> Result<Coverage, String> {
     let finished = run(&plan, false);
     let Some(failure) = finished.failure else { return Ok(finished.coverage) };
-    let seconds = number("SIM_SHRINK").unwrap_or(30);
+    let seconds = env_number("SIM_SHRINK").unwrap_or(30);
     let (small, small_failure) =
-        shrink::shrink(plan, failure.clone(), Budget { time: Duration::from_secs(seconds), dice: 3 });
+        shrink::shrink(plan, failure.clone(), Budget { time: Duration::from_secs(seconds), seeds_per_candidate: 3 });
     let path = std::env::temp_dir().join(format!("utxo-store-sim-{name}.plan"));
-    let kept = match std::fs::write(&path, small.to_string()) {
+    let replay_reduced = match std::fs::write(&path, small.to_string()) {
         Ok(()) => format!("make sim PLAN={}", path.display()),
         Err(error) => format!("(the plan below could not be written: {error})"),
     };
     Err(format!(
-        "{name} fails: {}\n\nreduced to:\n{small}\nwhich fails: {small_failure}\n\nreplay: make sim {}\nreduced: {kept}\n",
+        "{name} fails: {}\n\nreduced to:\n{small}\nwhich fails: {small_failure}\n\nreplay: make sim {}\nreduced: \
+         {replay_reduced}\n",
         failure.lines().next().unwrap_or_default(),
         name.replacen("seed-", "SEED=", 1)
     ))
 }
 
-/// All seeds on so many threads; the failures.
+/// Runs all seeds on `threads` threads; returns the coverage and the failures.
 fn check_many(seeds: std::ops::Range<u64>, threads: u64) -> (Coverage, Vec<String>) {
     let next = AtomicU64::new(seeds.start);
     let (coverage, failures) = (Mutex::new(Coverage::default()), Mutex::new(Vec::<String>::new()));
-    let enough = number("ENOUGH").unwrap_or(ENOUGH) as usize;
+    let max_failures = env_number("ENOUGH").unwrap_or(MAX_FAILURES) as usize;
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || failures.lock().unwrap().len() >= enough {
+            if seed >= seeds.end || failures.lock().unwrap().len() >= max_failures {
                 return;
             }
             match check(&format!("seed-{seed}"), history::plan(seed)) {
-                Ok(met) => coverage.lock().unwrap().absorb(met),
+                Ok(counts) => coverage.lock().unwrap().absorb(counts),
                 Err(failure) => {
                     eprintln!("{failure}");
                     failures.lock().unwrap().push(failure);
@@ -109,7 +112,7 @@ fn check_many(seeds: std::ops::Range<u64>, threads: u64) -> (Coverage, Vec<Strin
 
 fn replay(name: &str, plan: Plan) {
     if let Ok(filter) = std::env::var("RUST_LOG") {
-        // Another test of this process may have set it up.
+        // Another test of this process may have initialised logging.
         let _ = utxo_store::telemetry::init_logging(utxo_store::telemetry::LogFormat::Pretty, &filter);
     }
     eprintln!("{plan}");
@@ -117,31 +120,31 @@ fn replay(name: &str, plan: Plan) {
         std::fs::write(&path, run(&plan, true).lines.join("\n")).unwrap();
     }
     match check(name, plan) {
-        Ok(coverage) => eprintln!("{coverage}\n{name}: nothing found"),
+        Ok(coverage) => eprintln!("{coverage}\n{name}: no failure"),
         Err(failure) => panic!("{failure}"),
     }
 }
 
-/// `make sim`, and a fixed short set of seeds in `make test`.
+/// Entry of `make sim`; `make test` runs a fixed short set of seeds.
 #[test]
 fn histories_break_no_rule_and_rebuild_to_the_same_state() {
     if let Ok(plan) = std::env::var("SIM_PLAN") {
         let text = std::fs::read_to_string(&plan).unwrap_or(plan);
         return replay("plan", text.parse().unwrap());
     }
-    if let Some(seed) = number("SEED") {
+    if let Some(seed) = env_number("SEED") {
         return replay(&format!("seed-{seed}"), history::plan(seed));
     }
-    let from = number("FROM").unwrap_or(0);
-    let seeds = number("SEEDS").unwrap_or(FEW);
+    let from = env_number("FROM").unwrap_or(0);
+    let seeds = env_number("SEEDS").unwrap_or(DEFAULT_SEEDS);
     let started = Instant::now();
-    let (coverage, failures) = check_many(from..from + seeds, number("THREADS").unwrap_or(2));
-    eprintln!("{coverage}not simulated yet: {}\n", swarm::PENDING.join(", "));
+    let (coverage, failures) = check_many(from..from + seeds, env_number("THREADS").unwrap_or(2));
+    eprintln!("{coverage}not simulated yet: {}\n", swarm::NOT_SIMULATED.join(", "));
     eprintln!("{seeds} seeds from {from} in {:.1} s: {} failures", started.elapsed().as_secs_f64(), failures.len());
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Where a run differs from another one of the same plan.
+/// Returns the first difference between two runs of one plan.
 fn difference(seed: u64) -> Option<String> {
     let plan = history::plan(seed);
     let (one, other) = (run(&plan, true), run(&plan, true));
@@ -154,20 +157,20 @@ fn difference(seed: u64) -> Option<String> {
 }
 
 #[test]
-fn the_same_seed_is_the_same_run() {
-    let different: Vec<String> = (0..number("SEEDS").unwrap_or(40).min(2_000)).filter_map(difference).collect();
+fn the_same_seed_gives_the_same_run() {
+    let different: Vec<String> = (0..env_number("SEEDS").unwrap_or(40).min(2_000)).filter_map(difference).collect();
     assert!(different.is_empty(), "{different:#?}");
 }
 
-/// Prints hashes when another process asks for them, which has other addresses and other random hashers.
+/// Compares with a child process (`SIM_HASHES`), which has other addresses and other random hashers.
 #[test]
-fn the_same_seed_is_the_same_run_in_another_process() {
+fn the_same_seed_gives_the_same_run_in_another_process() {
     let hashes: String = (0..20).map(|seed| run(&history::plan(seed), false).hash + "\n").collect();
     if let Ok(path) = std::env::var("SIM_HASHES") {
         return std::fs::write(path, hashes).unwrap();
     }
     let file = tempfile::NamedTempFile::new().unwrap();
-    let name = "sim::the_same_seed_is_the_same_run_in_another_process";
+    let name = "sim::the_same_seed_gives_the_same_run_in_another_process";
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args([name, "--exact"]).env("SIM_HASHES", file.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");

@@ -1,164 +1,167 @@
-//! A history and its faults as plain data: what a seed gives, what shrinking reduces and what a run executes.
+//! A history with its faults as plain data: generated from a seed, reduced by shrinking, executed by a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::orders::Order;
+use super::commands::PlannedCommand;
 
-/// Everything that decides a run.
+/// All inputs of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Of all dice that are thrown inside the run.
-    pub dice: u64,
-    /// Blocks are mined in runs of so many, of which only the last lists anything: so a coinbase can mature. The last of
-    /// run `n` is at height `BASE_HEIGHT + n * height_step`.
+    /// Seed of every random generator inside the run.
+    pub rng_seed: u64,
+    /// Blocks in one run of blocks. Only the last block of a run lists transactions, so that a coinbase can mature. The
+    /// last block of run `n` is at height `BASE_HEIGHT + n * height_step`.
     pub height_step: u32,
-    /// How long a group waits for a member that fell silent, ms.
+    /// Session timeout of a consumer group, ms.
     pub session_ms: u64,
-    /// Rows a batch of the pipeline, and members a chunk of a cone.
+    /// Rows per batch of the pipeline, and descendants per decision.
     pub batch: usize,
-    /// Slots a page.
+    /// Slots per page.
     pub page_size: u32,
-    /// Bodies of more bytes go to the blob store, and those of several pages; `None`: there is none.
+    /// Bodies of more bytes go to the blob store, as do those of several pages; `None` means that there is no blob
+    /// store.
     pub inline_limit: Option<u64>,
-    /// The engine takes no record with a larger body, so that this goes to the blob store, too; `None`, or no blob store: it takes any.
+    /// The engine refuses records with a larger inline body, which then goes to the blob store. `None` (also without a
+    /// blob store) means that the engine accepts any.
     pub longest_body: Option<u64>,
-    /// What is due is pruned, so many blocks behind what makes it due; `None`: nothing is.
+    /// Blocks between a record's becoming due and its pruning; `None` disables pruning.
     pub prune_after: Option<u32>,
-    /// Probabilities of the faults that are on, by name.
+    /// Probability of each enabled fault, by name.
     pub faults: BTreeMap<&'static str, f64>,
-    /// The transactions that steps may name.
+    /// Transactions that the steps name.
     pub txs: BTreeMap<u32, Tx>,
-    /// What happens, in order.
+    /// Steps in the order of their execution.
     pub steps: Vec<Step>,
 }
 
-/// Height below the first block.
+/// Height of the parent of the first block.
 pub const BASE_HEIGHT: u32 = 100;
 /// Blocks until the outputs of a coinbase can be spent.
 pub const MATURITY: u32 = 100;
-/// Slots a page where everything has one.
+/// Slots per page in plans in which every transaction has one page.
 pub const ONE_PAGE: u32 = 1_000;
-/// Instances that a plan may name.
+/// Number of instances that a plan may name.
 pub const SLOTS: u8 = 4;
 
-/// How a transaction is made.
+/// Origin of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tx {
-    /// A partial one.
+    /// Partial transaction without inputs.
     Seed {
         /// Number of outputs.
         outputs: u32,
     },
-    /// Of a block.
+    /// Coinbase of a block.
     Coinbase,
-    /// One that spends outputs (transaction, index) of earlier ones.
+    /// Transaction that spends outputs (transaction, index) of earlier ones.
     Spend {
-        /// What it spends.
+        /// Spent outputs as (transaction, index).
         inputs: Vec<(u32, u32)>,
         /// Number of outputs.
         outputs: u32,
     },
 }
 
-/// What an event claims wrongly of the output that its first input spends.
+/// The wrong claim of an event about the output that its first input spends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
     Amount,
     Script,
-    /// That it is the new owner's: true once it was reassigned.
+    /// The claim that the new owner has the output; true after a reassignment.
     Owner,
 }
 
-/// A message that nobody can use.
+/// A message that no consumer can apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Poison {
-    /// No event at all.
+    /// Bytes that are no event, in the topic of transactions.
     Garbage,
-    /// Under the key of another transaction.
+    /// Event of a transaction under the key of another one.
     WrongKey,
-    /// A command in the topic of transactions.
+    /// Command in the topic of transactions.
     WrongTopic,
-    /// No event, in the chain.
+    /// Bytes that are no event, in the chain topic.
     Chain,
 }
 
-/// A run of blocks. One whose coinbase had a run before is that run again.
+/// A run of blocks. A run whose coinbase is known is the known run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// Of its last block.
+    /// Coinbase of the last block.
     pub coinbase: u32,
-    /// What that lists.
+    /// Transactions that the last block lists.
     pub listed: Vec<u32>,
 }
 
 /// One step of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Produces the event of a partial transaction, with other outputs than a whole one of the same id if `other`.
+    /// Produces the event of a partial transaction; `other` gives it other outputs than the whole one of the same txid
+    /// has.
     Seed { tx: u32, other: bool },
     /// Produces the event of a transaction.
     Validate { tx: u32, height: u32, locked: bool, lie: Option<Lie> },
-    /// Produces what is no event.
+    /// Produces a message that cannot be applied.
     Poison { kind: Poison },
-    /// Produces the next run of blocks; `listed` and `coinbase` are those of its last one.
+    /// Produces the next run of blocks; `listed` and `coinbase` belong to its last block.
     Mine { coinbase: u32, listed: Vec<u32> },
-    /// Produces a run of blocks of a side chain, which stands so many runs below the tip.
-    MineAside { below: usize, coinbase: u32, listed: Vec<u32> },
-    /// Produces a reorg: so many runs leave the longest chain, and others come.
-    Reorg { leave: usize, come: Vec<Run> },
-    /// Produces a `Reconsider`.
+    /// Produces a run of blocks on a side chain whose parent lies `below` runs below the tip.
+    MineSideChain { below: usize, coinbase: u32, listed: Vec<u32> },
+    /// Produces a reorg: so many runs disconnect the longest chain, and others connect.
+    Reorg { disconnect: usize, connect: Vec<Run> },
+    /// Produces a `Reconsider` command.
     Reconsider { tx: u32 },
-    /// Produces another command, under this id.
-    Command { id: u32, order: Order },
+    /// Produces any other command, under this id.
+    Command { id: u32, command: PlannedCommand },
     /// Lets time pass.
     Sleep { ms: u64 },
-    /// Starts an instance, where none runs.
+    /// Starts an instance in a free slot.
     Start { slot: u8 },
-    /// Shuts an instance down in order.
+    /// Shuts an instance down gracefully.
     Stop { slot: u8 },
-    /// Has an instance crash after so many more of its polls and calls.
+    /// Kills an instance after this many more of its polls and calls.
     Crash { slot: u8, ticks: u64 },
-    /// Freezes an instance; `lost`: its group gives its partitions away.
+    /// Freezes an instance; with `lost` the group reassigns its partitions.
     Pause { slot: u8, lost: bool },
-    /// Takes an instance's partitions away and keeps that from it: it goes on as a zombie.
+    /// Expels an instance from its groups and blocks its polls, so that it continues as a zombie.
     Deafen { slot: u8 },
     /// Ends `Pause` and `Deafen`.
     Wake { slot: u8 },
-    /// Every partition is given up and handed out anew.
+    /// Revokes and reassigns every partition.
     Rebalance,
-    /// Every member loses its partitions without being asked.
+    /// Every member loses its partitions without a drain.
     LoseAssignments,
-    /// Writes that are late arrive now.
+    /// Delivers the delayed writes of the engine now.
     DeliverLate,
 }
 
 impl Plan {
-    /// Leaves in each block only what an honest miner could list: with its parents, valid at its height, and no two
-    /// that spend the same output; and only what is produced at all, or the chain would wait for ever. Shrinking relies
-    /// on it.
+    /// Keeps in each block only transactions that an honest miner could list: after their parents, valid at the height,
+    /// without rivals, and produced at some time, since the chain would wait for others for ever. Shrinking relies on
+    /// this.
     pub fn with_honest_blocks(mut self) -> Self {
         let mut miner = Miner::new(&self);
         let steps = std::mem::take(&mut self.steps);
-        self.steps = steps.into_iter().filter_map(|step| miner.honest(&self, step)).collect();
+        self.steps = steps.into_iter().filter_map(|step| miner.honest_step(&self, step)).collect();
         self
     }
 
-    /// Whether a command deletes it, if it may be deleted.
+    /// Whether a command deletes the transaction.
     pub fn deletes(&self, tx: u32) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Command { order, .. } if order.deletes() == Some(tx)))
+        self.steps.iter().any(|step| matches!(step, Step::Command { command, .. } if command.deleted() == Some(tx)))
     }
 
-    /// The transactions that steps name, with all that they descend from.
+    /// Returns the transactions that the steps name, and all their ancestors.
     pub fn used(&self) -> BTreeSet<u32> {
         let named = self.steps.iter().flat_map(|step| match step {
             Step::Seed { tx, .. } | Step::Validate { tx, .. } | Step::Reconsider { tx } => vec![*tx],
-            Step::Mine { coinbase, listed } | Step::MineAside { coinbase, listed, .. } => {
+            Step::Mine { coinbase, listed } | Step::MineSideChain { coinbase, listed, .. } => {
                 [&[*coinbase], listed.as_slice()].concat()
             }
-            Step::Reorg { come, .. } => {
-                come.iter().flat_map(|run| [&[run.coinbase], run.listed.as_slice()].concat()).collect()
+            Step::Reorg { connect, .. } => {
+                connect.iter().flat_map(|run| [&[run.coinbase], run.listed.as_slice()].concat()).collect()
             }
-            Step::Command { order, .. } => order.names(),
+            Step::Command { command, .. } => command.transactions(),
             _ => Vec::new(),
         });
         let mut open: Vec<u32> = named.collect();
@@ -174,22 +177,22 @@ impl Plan {
     }
 }
 
-/// Knows what a block may list.
+/// Miner that decides which transactions a block may list.
 struct Miner {
-    /// Produced at least once. A miner knows what is spent, whatever an event claims of it.
+    /// Transactions produced at least once. A miner knows the spent outputs, whatever an event claims about them.
     produced: BTreeSet<u32>,
     seeded: BTreeSet<u32>,
-    /// By name: what a run stands on, and what it lists.
+    /// Parent and listed transactions of each run, by the run's coinbase.
     runs: BTreeMap<u32, (Option<u32>, Vec<u32>)>,
-    /// The longest chain.
+    /// Runs of the longest chain.
     chain: Vec<u32>,
-    /// The most runs that it has had.
+    /// Maximum number of runs that the longest chain has had.
     longest: usize,
 }
 
-/// What is mined and spent on a chain.
+/// Mined and spent outputs of one chain.
 struct Mined {
-    /// Height at which the outputs of what is mined can be spent.
+    /// Height from which the outputs of each mined transaction are spendable.
     from: BTreeMap<u32, u32>,
     spent: BTreeSet<(u32, u32)>,
 }
@@ -197,7 +200,7 @@ struct Mined {
 impl Miner {
     fn new(plan: &Plan) -> Self {
         let events = |wanted: fn(&Step) -> Option<u32>| plan.steps.iter().filter_map(wanted).collect::<BTreeSet<_>>();
-        // Of a partial and a whole one, the first says what the transaction is.
+        // The first event of a txid, partial or whole, defines the transaction.
         let mut first: BTreeMap<u32, &Step> = BTreeMap::new();
         for step in &plan.steps {
             if let Step::Seed { tx, .. } | Step::Validate { tx, .. } = step {
@@ -206,74 +209,75 @@ impl Miner {
         }
         let seeded = first.iter().filter(|(_, step)| matches!(step, Step::Seed { other: false, .. }));
         let seeded: BTreeSet<u32> = seeded.map(|(tx, _)| *tx).collect();
-        let otherwise = first.iter().filter(|(_, step)| matches!(step, Step::Seed { other: true, .. }));
-        let otherwise: BTreeSet<u32> = otherwise.map(|(tx, _)| *tx).collect();
+        let contradicted = first.iter().filter(|(_, step)| matches!(step, Step::Seed { other: true, .. }));
+        let contradicted: BTreeSet<u32> = contradicted.map(|(tx, _)| *tx).collect();
         let produced = events(|step| match step {
             Step::Validate { tx, .. } => Some(*tx),
             _ => None,
         });
-        let orders = || {
+        let commands = || {
             plan.steps.iter().filter_map(|step| match step {
-                Step::Command { order, .. } => Some(order),
+                Step::Command { command, .. } => Some(command),
                 _ => None,
             })
         };
-        let deleted: BTreeSet<u32> = orders().filter_map(Order::deletes).collect();
-        let barred: BTreeSet<(u32, u32)> = orders().filter_map(Order::bars).collect();
-        // What a command may bar, or delete, no block lists: it would halt the chain.
+        let deleted: BTreeSet<u32> = commands().filter_map(PlannedCommand::deleted).collect();
+        let barred: BTreeSet<(u32, u32)> = commands().filter_map(PlannedCommand::barred_output).collect();
+        // No block lists a transaction that a command may bar or delete: such a block would halt the chain.
         let is_free = |tx: &u32| match plan.txs.get(tx) {
             Some(Tx::Spend { inputs, .. }) => inputs.iter().all(|input| !barred.contains(input)),
             _ => true,
         };
-        let honest = produced.difference(&otherwise).copied();
+        let honest = produced.difference(&contradicted).copied();
         let produced = honest.filter(|tx| !deleted.contains(tx) && is_free(tx)).collect();
         Miner { produced, seeded, runs: BTreeMap::new(), chain: Vec::new(), longest: 0 }
     }
 
-    /// The same step, if an honest miner could have it.
-    fn honest(&mut self, plan: &Plan, step: Step) -> Option<Step> {
+    /// Returns the step as an honest miner could produce it.
+    fn honest_step(&mut self, plan: &Plan, step: Step) -> Option<Step> {
         Some(match step {
             Step::Mine { coinbase, listed } => {
-                let run = self.run(plan, 0, Run { coinbase, listed })?;
-                self.comes(coinbase);
+                let run = self.honest_run(plan, 0, Run { coinbase, listed })?;
+                self.connect_run(coinbase);
                 Step::Mine { coinbase, listed: run.listed }
             }
-            Step::MineAside { below, coinbase, listed } => {
+            Step::MineSideChain { below, coinbase, listed } => {
                 let below = below.min(self.chain.len());
-                // What is on the longest chain is on no other.
+                // A run of the longest chain is on no side chain.
                 let run = (!self.chain.contains(&coinbase)).then_some(Run { coinbase, listed })?;
-                Step::MineAside { below, coinbase, listed: self.run(plan, below, run)?.listed }
+                Step::MineSideChain { below, coinbase, listed: self.honest_run(plan, below, run)?.listed }
             }
-            Step::Reorg { leave, come } => {
-                let leave = leave.min(self.may_leave(plan));
-                self.chain.truncate(self.chain.len() - leave);
+            Step::Reorg { disconnect, connect } => {
+                let disconnect = disconnect.min(self.max_disconnected(plan));
+                self.chain.truncate(self.chain.len() - disconnect);
                 let mut honest = Vec::new();
-                for run in come {
+                for run in connect {
                     let name = run.coinbase;
-                    if let Some(run) = self.run(plan, 0, run) {
-                        self.comes(name);
+                    if let Some(run) = self.honest_run(plan, 0, run) {
+                        self.connect_run(name);
                         honest.push(run);
                     }
                 }
-                Step::Reorg { leave, come: honest }
+                Step::Reorg { disconnect, connect: honest }
             }
             step => step,
         })
     }
 
-    fn comes(&mut self, name: u32) {
+    fn connect_run(&mut self, name: u32) {
         self.chain.push(name);
         self.longest = self.longest.max(self.chain.len());
     }
 
-    /// Runs that may leave at once: no block from so far below that what it lists may be pruned.
-    fn may_leave(&self, plan: &Plan) -> usize {
+    /// Returns the maximum number of runs that a reorg may disconnect: a deeper block may list pruned transactions.
+    fn max_disconnected(&self, plan: &Plan) -> usize {
         let deepest = plan.prune_after.map_or(usize::MAX, |blocks| (blocks / plan.height_step) as usize);
         deepest.saturating_sub(self.longest - self.chain.len()).min(self.chain.len())
     }
 
-    /// The run as it is, or was, on top of the longest chain without so many runs; `None`: it was elsewhere.
-    fn run(&mut self, plan: &Plan, below: usize, run: Run) -> Option<Run> {
+    /// Returns the run on top of the longest chain without its last `below` runs; `None` if the run is known with
+    /// another parent.
+    fn honest_run(&mut self, plan: &Plan, below: usize, run: Run) -> Option<Run> {
         let base = self.chain[..self.chain.len() - below].to_vec();
         if let Some((parent, listed)) = self.runs.get(&run.coinbase) {
             let fits = *parent == base.last().copied();
@@ -302,7 +306,7 @@ impl Miner {
 }
 
 impl Mined {
-    /// Takes a transaction, if it can be in a block of this height.
+    /// Adds the transaction and returns true, if a block of this height can list it.
     fn admits(&mut self, plan: &Plan, tx: u32, height: u32) -> bool {
         let Some(Tx::Spend { inputs, .. }) = plan.txs.get(&tx) else { return false };
         let spendable = |parent: &u32| self.from.get(parent).is_some_and(|from| *from <= height);

@@ -1,6 +1,6 @@
 //! Executes a plan: real pipelines and sequencers on one thread under a paused clock.
 
-mod back;
+mod offset_reset;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,13 +11,13 @@ use utxo_store::{
     broker::{Broker, TopicPartition, memory::MemoryFaults},
     engine::{
         RecordEngine,
-        fault::{FaultEngine, Faults},
+        fault::{EngineFaults, FaultEngine},
     },
-    event::{Action, Command, CommandResult, DecisionBody, Event, Validated},
+    event::{Command, CommandAction, CommandResult, DecisionBody, Event, Validated},
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError},
     record::{Reason, TxState},
-    seeded::Seeded,
+    rng::SplitMix64,
     sequencer::chain_group,
     status::Health,
     store::Store,
@@ -25,63 +25,64 @@ use utxo_store::{
 
 use super::{
     chain::Chain,
-    commits::{CommitCheck, read},
+    checked_engine::CheckedEngine,
+    commands::{self, reassigned},
+    commits::{CommitCheck, read_messages},
     coverage::Coverage,
-    doors::{EngineDoor, LogDoor},
     gate::Gate,
-    objects::ObjectDoor,
-    orders::{self, owned},
+    gated::{GatedBroker, GatedEngine},
+    gated_objects::GatedObjects,
+    panics,
     plan::{Lie, Plan, Poison, SLOTS, Step, Tx},
-    quiet, swarm,
+    swarm,
     trace::Observer,
-    watched::Watched,
 };
-use crate::world::{
+use crate::harness::{
     Coin, GROUP, Made, PARTITIONS, World, WorldSettings, coinbase as coinbase_of, spend, spend_claiming,
 };
 
-/// How a run went.
-pub struct Finished {
-    /// Of everything that happened, in order.
+/// Result of a run.
+pub struct RunReport {
+    /// Hash over the trace.
     pub hash: String,
-    /// The same, where it was asked for.
+    /// Lines of the trace, if they were requested.
     pub lines: Vec<String>,
-    /// What was met.
+    /// Counts of what the run exercised.
     pub coverage: Coverage,
-    /// What was found wrong.
+    /// First failure, if any.
     pub failure: Option<String>,
 }
 
-/// For how long the healed world may take until everything is consumed; simulated.
-const PATIENCE: Duration = Duration::from_secs(900);
-/// Dice of their own, so that older seeds stay what they were.
-const KILLS: u64 = 0x6B69_6C6C;
-/// Most rebuilds take less; with messages that are lost some take more.
+/// Simulated time after the faults end within which every event must be consumed.
+const CONSUMPTION_TIMEOUT: Duration = Duration::from_secs(900);
+/// Separate generator for kills of rebuilds, so that older seeds keep their runs.
+const REBUILD_KILLS: u64 = 0x6B69_6C6C;
+/// Longest simulated time until a rebuild is killed, ms: most rebuilds take less, those with lost messages more.
 const LONGEST_REBUILD_MS: u64 = 3_000;
 
-/// For how long an instance that wakes does not hear yet that others have taken over; simulated.
-const DROWSY: Duration = Duration::from_millis(20);
+/// Simulated time for which the polls of a resumed instance stay blocked: others have taken over meanwhile.
+const POLLS_BLOCKED_FOR: Duration = Duration::from_millis(20);
 
-/// Runs a plan from its beginning to the last check.
-pub fn run(plan: &Plan, keep_lines: bool) -> Finished {
+/// Runs a plan with all checks.
+pub fn run(plan: &Plan, keep_lines: bool) -> RunReport {
     let observer = Arc::new(Observer::new(keep_lines));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let ended = quiet::catch(|| runtime.block_on(Simulation::execute(plan, observer.clone())));
+    let ended = panics::catch_panic(|| runtime.block_on(Simulation::execute(plan, observer.clone())));
     drop(runtime);
     let failure = match ended {
-        Ok(Ok(())) => observer.violated(),
-        Ok(Err(why)) | Err(why) => Some(observer.violated().unwrap_or(why)),
+        Ok(Ok(())) => observer.first_violations(),
+        Ok(Err(why)) | Err(why) => Some(observer.first_violations().unwrap_or(why)),
     };
     let (hash, lines, coverage) = observer.finish();
-    Finished { hash, lines, coverage, failure }
+    RunReport { hash, lines, coverage, failure }
 }
 
-type Ended = Option<Result<PipelineReport, InstanceError>>;
+type InstanceExit = Option<Result<PipelineReport, InstanceError>>;
 
 struct Running {
     gate: Arc<Gate>,
     shutdown: CancellationToken,
-    task: JoinHandle<Ended>,
+    task: JoinHandle<InstanceExit>,
     health: Arc<Health>,
 }
 
@@ -105,59 +106,62 @@ impl<'a> Simulation<'a> {
         }
         for step in &plan.steps {
             simulation.observer.trace(format!("step {step}"));
-            simulation.step(step).await?;
-            simulation.look()?;
+            simulation.apply_step(step).await?;
+            simulation.fail_on_violation()?;
         }
-        simulation.heal().await?;
-        if back::is_wanted(plan.dice) {
+        simulation.heal_and_consume().await?;
+        if offset_reset::is_wanted(plan.rng_seed) {
             simulation.read_again().await?;
         }
-        simulation.last_checks().await?;
-        simulation.count().await;
+        simulation.check_end_state().await?;
+        simulation.count_coverage().await;
         Ok(())
     }
 
     async fn new(plan: &'a Plan, observer: Arc<Observer>) -> Self {
-        let mut dice = Seeded::new(plan.dice);
+        let mut rng = SplitMix64::new(plan.rng_seed);
         let settings = WorldSettings {
-            faults: swarm::log_faults(&plan.faults, dice.next_u64()),
+            faults: swarm::log_faults(&plan.faults, rng.next_u64()),
             session_timeout: Duration::from_millis(plan.session_ms),
             batch_size: plan.batch,
-            cone_chunk: if plan.batch > 8 { plan.batch } else { plan.batch.min(4) },
+            descendants_per_decision: if plan.batch > 8 { plan.batch } else { plan.batch.min(4) },
             decision_bytes: None,
-            may_forget: swarm::may_forget(&plan.faults),
+            loss_window: swarm::loss_window(&plan.faults),
             page_size: plan.page_size,
             inline_limit: plan.inline_limit,
             prune_after: plan.prune_after,
         };
         let mut world = World::with_settings(settings).await;
-        let watched = Watched {
+        let checked_engine = CheckedEngine {
             inner: world.memory.clone(),
             store: world.store.clone(),
             observer: observer.clone(),
             page_size: plan.page_size,
         };
-        let faults = FaultEngine::new(Arc::new(watched), dice.next_u64())
+        let faults = FaultEngine::new(Arc::new(checked_engine), rng.next_u64())
             .on(world.memory.clone(), world.clock.clone())
-            .with(Faults { longest_body: self::longest_body(plan), ..swarm::engine_faults(&plan.faults, plan.dice) });
-        let (rebuild_dice, longest_body) = (dice.next_u64(), longest_body(plan));
-        // Another interleaving: rows are delayed, repeated and lost in other places than they were.
+            .with(EngineFaults {
+                longest_body: self::longest_body(plan),
+                ..swarm::engine_faults(&plan.faults, plan.rng_seed)
+            });
+        let (rebuild_seed, longest_body) = (rng.next_u64(), longest_body(plan));
+        // Another interleaving for the rebuild: rows are delayed, repeated and lost in other places than in the run.
         world.rebuild_engine = Some(Arc::new(move |engine: Arc<dyn RecordEngine>| {
-            let faults = Faults {
+            let faults = EngineFaults {
                 lost_reply: 0.02,
                 repeated: 0.02,
                 delayed: 0.3,
                 delay_within: Duration::from_millis(30),
                 longest_body,
-                ..Faults::default()
+                ..EngineFaults::default()
             };
-            Arc::new(FaultEngine::new(engine, rebuild_dice).with(faults))
+            Arc::new(FaultEngine::new(engine, rebuild_seed).with(faults))
         }));
-        let mut kills = Seeded::new(plan.dice ^ KILLS);
+        let mut kills = SplitMix64::new(plan.rng_seed ^ REBUILD_KILLS);
         for _ in 0..kills.below(3) {
             world.rebuild_kills.push(Duration::from_millis(kills.below(LONGEST_REBUILD_MS)));
         }
-        let objects = FaultStore::new(world.objects.clone(), plan.dice);
+        let objects = FaultStore::new(world.objects.clone(), plan.rng_seed);
         objects.set(swarm::blob_faults(&plan.faults));
         let commits = CommitCheck::new(&world, observer.clone());
         let mut simulation = Simulation {
@@ -172,13 +176,13 @@ impl<'a> Simulation<'a> {
             chain: Chain::new(plan.height_step),
         };
         for (id, tx) in &plan.txs {
-            let made = simulation.make(*id, tx);
+            let made = simulation.make_transaction(*id, tx);
             simulation.made.insert(*id, made);
         }
         simulation
     }
 
-    fn make(&self, id: u32, tx: &Tx) -> Made {
+    fn make_transaction(&self, id: u32, tx: &Tx) -> Made {
         match tx {
             Tx::Seed { outputs } => World::partial(id as u8, *outputs as usize),
             Tx::Coinbase => coinbase_of(1_000 + id),
@@ -190,11 +194,11 @@ impl<'a> Simulation<'a> {
         inputs.iter().map(|(tx, vout)| self.made[tx].coin(*vout)).collect()
     }
 
-    fn look(&self) -> Result<(), String> {
-        self.observer.violated().map_or(Ok(()), Err)
+    fn fail_on_violation(&self) -> Result<(), String> {
+        self.observer.first_violations().map_or(Ok(()), Err)
     }
 
-    async fn step(&mut self, step: &Step) -> Result<(), String> {
+    async fn apply_step(&mut self, step: &Step) -> Result<(), String> {
         let text = step.to_string();
         self.observer.count("steps", text.split(' ').next().unwrap_or_default());
         match step {
@@ -205,40 +209,42 @@ impl<'a> Simulation<'a> {
                 }
                 self.world.produce_partial(&made).await;
             }
-            Step::Validate { tx, height, locked, lie } => self.validate(*tx, *height, *locked, *lie).await,
-            Step::Poison { kind } => self.poison(*kind).await,
+            Step::Validate { tx, height, locked, lie } => self.produce_validated(*tx, *height, *locked, *lie).await,
+            Step::Poison { kind } => self.produce_poison(*kind).await,
             Step::Mine { coinbase, listed } => {
-                let events = self.chain.mine(*coinbase, &self.made[coinbase], &made_of(&self.made, listed));
+                let events = self.chain.mine(*coinbase, &self.made[coinbase], &made_transactions(&self.made, listed));
                 self.produce_blocks(events).await;
             }
-            Step::MineAside { below, coinbase, listed } => {
-                let listed = made_of(&self.made, listed);
-                let events = self.chain.mine_aside(*coinbase, *below, &self.made[coinbase], &listed);
+            Step::MineSideChain { below, coinbase, listed } => {
+                let listed = made_transactions(&self.made, listed);
+                let events = self.chain.mine_side_chain(*coinbase, *below, &self.made[coinbase], &listed);
                 self.produce_blocks(events).await;
             }
-            Step::Reorg { leave, come } => {
+            Step::Reorg { disconnect, connect } => {
                 let made = &self.made;
-                let come = come.iter().map(|run| (run.coinbase, &made[&run.coinbase], made_of(made, &run.listed)));
-                let event = self.chain.reorganise(*leave, come);
+                let connect = connect
+                    .iter()
+                    .map(|run| (run.coinbase, &made[&run.coinbase], made_transactions(made, &run.listed)));
+                let event = self.chain.reorg_event(*disconnect, connect);
                 self.world.produce("reorgs", b"", event).await;
             }
             Step::Reconsider { tx } => {
-                let action = Action::Reconsider { txid: self.made[tx].txid };
+                let action = CommandAction::Reconsider { txid: self.made[tx].txid };
                 let event = Event::Command(Command { id: [*tx as u8; 16], action });
                 self.world.produce("chain", b"command", event.encode()).await;
             }
-            Step::Command { id, order } => {
-                self.observer.count("commands", order.name());
-                self.world.produce("chain", &orders::key(), order.event(*id, &self.made)).await;
+            Step::Command { id, command } => {
+                self.observer.count("commands", command.name());
+                self.world.produce("chain", &commands::key(), command.event(*id, &self.made)).await;
             }
             Step::Sleep { ms } => tokio::time::sleep(Duration::from_millis(*ms)).await,
-            Step::Rebalance => both_groups().iter().for_each(|group| self.world.broker.rebalance(group)),
+            Step::Rebalance => consumer_groups().iter().for_each(|group| self.world.broker.rebalance(group)),
             Step::LoseAssignments => {
-                both_groups().iter().for_each(|group| self.world.broker.lose_assignments(group));
+                consumer_groups().iter().for_each(|group| self.world.broker.lose_assignments(group));
             }
             Step::DeliverLate => self.faults.deliver_late().await,
             Step::Start { slot } => self.start(*slot).await?,
-            other => self.fate(other).await?,
+            other => self.apply_instance_step(other).await?,
         }
         Ok(())
     }
@@ -249,7 +255,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    async fn fate(&mut self, step: &Step) -> Result<(), String> {
+    async fn apply_instance_step(&mut self, step: &Step) -> Result<(), String> {
         let (Step::Stop { slot }
         | Step::Crash { slot, .. }
         | Step::Pause { slot, .. }
@@ -261,7 +267,7 @@ impl<'a> Simulation<'a> {
         let Some(running) = &self.slots[usize::from(*slot)] else { return Ok(()) };
         match step {
             Step::Stop { .. } => return self.stop(*slot).await,
-            Step::Crash { ticks, .. } => running.gate.light_fuse(*ticks),
+            Step::Crash { ticks, .. } => running.gate.kill_after_ticks(*ticks),
             Step::Pause { lost, .. } => {
                 running.gate.pause();
                 if *lost {
@@ -269,15 +275,15 @@ impl<'a> Simulation<'a> {
                 }
             }
             Step::Deafen { .. } => {
-                running.gate.deafen();
+                running.gate.block_polls();
                 self.expel(running);
             }
             _ => {
-                running.gate.rouse();
+                running.gate.resume_without_polls();
                 let gate = running.gate.clone();
                 tokio::spawn(async move {
-                    tokio::time::sleep(DROWSY).await;
-                    gate.listen();
+                    tokio::time::sleep(POLLS_BLOCKED_FOR).await;
+                    gate.allow_polls();
                 });
             }
         }
@@ -290,26 +296,26 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Starts an instance in a slot where none runs (any more).
+    /// Starts an instance in a slot whose instance has ended, or was never started.
     async fn start(&mut self, slot: u8) -> Result<(), String> {
         match self.slots[usize::from(slot)].take() {
             Some(running) if !running.task.is_finished() => {
                 self.slots[usize::from(slot)] = Some(running);
                 return Ok(());
             }
-            Some(ended) => self.ended(ended).await?,
+            Some(ended) => self.check_exit(ended).await?,
             None => {}
         }
         let gate = Arc::new(Gate::default());
-        let engine = EngineDoor { gate: gate.clone(), inner: self.faults.clone() };
-        let log = LogDoor {
+        let engine = GatedEngine { gate: gate.clone(), inner: self.faults.clone() };
+        let log = GatedBroker {
             name: slot,
             gate: gate.clone(),
             inner: self.world.broker.clone(),
             observer: self.observer.clone(),
             commits: self.commits.clone(),
         };
-        let objects = ObjectDoor { gate: gate.clone(), inner: Arc::new(self.objects.clone()) };
+        let objects = GatedObjects { gate: gate.clone(), inner: Arc::new(self.objects.clone()) };
         let blobs = self.plan.inline_limit.map(|_| BlobStore::new(Arc::new(objects), BlobOptions::default()));
         let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings).with_blobs(blobs));
         parts.broker = Arc::new(log);
@@ -321,91 +327,92 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    async fn ended(&self, running: Running) -> Result<(), String> {
+    async fn check_exit(&self, running: Running) -> Result<(), String> {
         match running.task.await {
             Ok(None) => self.observer.count("instances", "crashed"),
             Ok(Some(Ok(_))) => self.observer.count("instances", "stopped in order"),
             Ok(Some(Err(error))) if error.may_be_retried() => self.observer.count("instances", "ended, may be retried"),
-            Ok(Some(Err(error))) => return Err(format!("an instance ended: {error}")),
-            Err(error) => return Err(format!("an instance died: {error}")),
+            Ok(Some(Err(error))) => return Err(format!("an instance ended with an error: {error}")),
+            Err(error) => return Err(format!("the task of an instance panicked: {error}")),
         }
         Ok(())
     }
 
     async fn stop(&mut self, slot: u8) -> Result<(), String> {
         let Some(running) = self.slots[usize::from(slot)].take() else { return Ok(()) };
-        running.gate.wake();
+        running.gate.resume_fully();
         running.shutdown.cancel();
         let gate = running.gate.clone();
-        match tokio::time::timeout(PATIENCE, self.ended(running)).await {
+        match tokio::time::timeout(CONSUMPTION_TIMEOUT, self.check_exit(running)).await {
             Ok(ended) => ended,
             Err(_) if gate.is_dead() => Ok(()),
-            Err(_) => Err("an instance does not shut down".to_owned()),
+            Err(_) => Err("an instance does not shut down in time".to_owned()),
         }
     }
 
-    /// Nothing goes wrong any more: everything is consumed, and then stopped.
-    async fn heal(&mut self) -> Result<(), String> {
+    /// Ends all faults, waits until every event is consumed, and stops all instances.
+    async fn heal_and_consume(&mut self) -> Result<(), String> {
         self.observer.trace("heal".to_owned());
         self.world.broker.set_faults(MemoryFaults::default());
-        self.faults.set(Faults { longest_body: longest_body(self.plan), ..Faults::default() });
-        self.objects.set(blobs::fault::Faults::default());
-        self.slots.iter().flatten().for_each(|running| running.gate.heal());
-        // Somebody must be there who has not crashed.
+        self.faults.set(EngineFaults { longest_body: longest_body(self.plan), ..EngineFaults::default() });
+        self.objects.set(blobs::fault::BlobFaults::default());
+        self.slots.iter().flatten().for_each(|running| running.gate.clear_faults());
+        // At least one instance that has not crashed must run.
         for slot in 0..SLOTS {
             let crashed = self.slots[usize::from(slot)].as_ref().is_some_and(|running| running.task.is_finished());
             if crashed || slot == 0 {
                 self.start(slot).await?;
             }
         }
-        let mut may_tell_again = self.plan.prune_after.is_some();
+        let mut may_produce_again = self.plan.prune_after.is_some();
         loop {
-            match tokio::time::timeout(PATIENCE, self.until_consumed()).await {
+            match tokio::time::timeout(CONSUMPTION_TIMEOUT, self.wait_until_consumed()).await {
                 Ok(consumed) => consumed?,
-                // Of what fell long ago only the name is left, and a block that lists it waits for its event.
-                Err(_) if std::mem::take(&mut may_tell_again) => {
-                    self.tell_again().await?;
+                // A block waits for the event of a conflicting transaction of which only the tombstone or a stub is
+                // left.
+                Err(_) if std::mem::take(&mut may_produce_again) => {
+                    self.produce_again().await?;
                     continue;
                 }
-                Err(_) => return Err(format!("not everything is consumed: {}", self.stuck().await)),
+                Err(_) => return Err(format!("not every event is consumed: {}", self.describe_stall().await)),
             }
             self.faults.deliver_late().await;
             for slot in 0..SLOTS {
                 self.stop(slot).await?;
             }
             self.faults.deliver_late().await;
-            if self.world.consumed().await {
-                return self.look();
+            if self.world.is_consumed().await {
+                return self.fail_on_violation();
             }
-            // What moved when its partition was taken away may be contested as late as that.
+            // A transaction in flight during a revocation may be contested only now.
             self.start(0).await?;
         }
     }
 
-    /// Whoever validates brings once more what a block lists and is no more than a name, or a stub.
-    async fn tell_again(&mut self) -> Result<(), String> {
+    /// Produces again the events of conflicting transactions without a body, as a validator would.
+    async fn produce_again(&mut self) -> Result<(), String> {
         for step in &self.plan.steps {
             let (Step::Seed { tx, .. } | Step::Validate { tx, .. }) = step else { continue };
             let page = self.world.store.master(self.made[tx].txid).await.map_err(|error| error.to_string())?;
             if page.is_some_and(|page| page.conflicting && page.body().is_none()) {
-                self.step(step).await?;
+                self.apply_step(step).await?;
             }
         }
         Ok(())
     }
 
-    async fn until_consumed(&self) -> Result<(), String> {
+    async fn wait_until_consumed(&self) -> Result<(), String> {
         loop {
-            self.look()?;
-            if self.world.consumed().await {
+            self.fail_on_violation()?;
+            if self.world.is_consumed().await {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Why it does not go on, as far as anybody says.
-    async fn stuck(&self) -> String {
+    /// Returns the readiness reasons of the instances and the state of the transactions.
+    async fn describe_stall(&self) -> String {
         let reasons = self.slots.iter().flatten().map(|running| format!("{:?}\n", running.health.ready().reasons));
         reasons.collect::<String>() + &self.story().await
     }
@@ -417,9 +424,9 @@ impl<'a> Simulation<'a> {
         names.collect::<String>() + &self.world.story(&self.world.store).await
     }
 
-    async fn last_checks(&self) -> Result<(), String> {
+    async fn check_end_state(&self) -> Result<(), String> {
         self.observer.trace("check".to_owned());
-        if self.world.memory.restarts() == 0 {
+        if self.world.memory.restart_count() == 0 {
             self.world.check("the run").await;
         } else {
             self.world.check_after_forgetting("the run").await;
@@ -434,11 +441,11 @@ impl<'a> Simulation<'a> {
                 state => return Err(format!("transaction {tx} ({txid}) ended as {state:?}\n{}", self.story().await)),
             }
         }
-        self.look()
+        self.fail_on_violation()
     }
 
-    /// What the run has met.
-    async fn count(&self) {
+    /// Counts faults, decisions, contests and final states.
+    async fn count_coverage(&self) {
         for (kind, count) in self.faults.injected_by_kind() {
             (0..count).for_each(|_| self.observer.count("engine faults", kind));
         }
@@ -453,7 +460,7 @@ impl<'a> Simulation<'a> {
         }
         for (topic, group) in [("decisions", "decisions"), ("chain", "chain")] {
             let partition = TopicPartition { topic: topic.into(), partition: 0 };
-            for message in read(&self.world.broker, &partition, 0, u64::MAX).await {
+            for message in read_messages(&self.world.broker, &partition, 0, u64::MAX).await {
                 let kind = match Event::decode(&message.payload) {
                     Ok(Event::Decision(decision)) => decision_kind(&decision.body),
                     Ok(Event::Contest(contest)) => format!("contest: {}", reason_name(contest.reason)),
@@ -477,32 +484,32 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    async fn validate(&self, tx: u32, height: u32, locked: bool, lie: Option<Lie>) {
+    async fn produce_validated(&self, tx: u32, height: u32, locked: bool, lie: Option<Lie>) {
         let made = match lie {
             None => self.made[&tx].clone(),
-            Some(lie) => self.lying(tx, lie),
+            Some(lie) => self.with_false_claim(tx, lie),
         };
         let event = Validated { tx: &made.extended, height, locked };
         self.world.produce("txs", &made.txid.0, event.encode()).await;
     }
 
-    /// The same transaction with a wrong previous output.
-    fn lying(&self, tx: u32, lie: Lie) -> Made {
+    /// Returns the same transaction with a false claim about its first previous output.
+    fn with_false_claim(&self, tx: u32, lie: Lie) -> Made {
         let Tx::Spend { inputs, outputs } = &self.plan.txs[&tx] else { return self.made[&tx].clone() };
         let coins = self.coins(inputs);
         let mut claimed = coins.clone();
         match lie {
             Lie::Amount => claimed[0].satoshis += 1,
             Lie::Script => claimed[0].script.push(0x51),
-            Lie::Owner => claimed[0] = owned(&coins[0]),
+            Lie::Owner => claimed[0] = reassigned(&coins[0]),
         }
         spend_claiming(&coins, &claimed, *outputs as usize, tx as u8)
     }
 
-    async fn poison(&self, kind: Poison) {
+    async fn produce_poison(&self, kind: Poison) {
         let garbage = vec![9, 9, 9];
-        let stray =
-            Event::Command(Command { id: [1; 16], action: Action::Reconsider { txid: utxo_store::tx::Txid([1; 32]) } });
+        let action = CommandAction::Reconsider { txid: utxo_store::tx::Txid([1; 32]) };
+        let stray = Event::Command(Command { id: [1; 16], action });
         match kind {
             Poison::Garbage => self.world.produce("txs", b"no key", garbage).await,
             Poison::WrongKey => {
@@ -517,16 +524,16 @@ impl<'a> Simulation<'a> {
     }
 }
 
-fn made_of<'m>(made: &'m BTreeMap<u32, Made>, txs: &[u32]) -> Vec<&'m Made> {
+fn made_transactions<'m>(made: &'m BTreeMap<u32, Made>, txs: &[u32]) -> Vec<&'m Made> {
     txs.iter().map(|tx| &made[tx]).collect()
 }
 
-/// Without a blob store it would be the end.
+/// Limit of the inline body; without a blob store a larger body would halt its partition.
 fn longest_body(plan: &Plan) -> Option<u64> {
     plan.inline_limit.and(plan.longest_body)
 }
 
-fn both_groups() -> [String; 2] {
+fn consumer_groups() -> [String; 2] {
     [GROUP.to_owned(), chain_group(GROUP)]
 }
 

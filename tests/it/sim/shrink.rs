@@ -1,4 +1,4 @@
-//! Makes a failing plan small: fewer steps, fewer faults, simpler settings, as long as it fails.
+//! Reduces a failing plan while it still fails: fewer steps, fewer faults, simpler settings.
 
 use std::time::{Duration, Instant};
 
@@ -7,30 +7,35 @@ use super::{
     run::run,
 };
 
-/// What shrinking may cost.
+/// Limits of the reduction.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     pub time: Duration,
-    /// Dice tried for each candidate: what is left out shifts all others.
-    pub dice: u64,
+    /// Random seeds tried for each candidate: a removed step shifts the random numbers of all others.
+    pub seeds_per_candidate: u64,
 }
 
 struct Shrinker {
     best: Plan,
     failure: String,
     until: Instant,
-    dice: u64,
+    seeds_per_candidate: u64,
 }
 
-/// The smallest plan that was found to fail, and how it fails.
+/// Returns the smallest failing plan found, and its failure.
 pub fn shrink(plan: Plan, failure: String, budget: Budget) -> (Plan, String) {
-    let mut shrinker = Shrinker { best: plan, failure, until: Instant::now() + budget.time, dice: budget.dice };
+    let mut shrinker = Shrinker {
+        best: plan,
+        failure,
+        until: Instant::now() + budget.time,
+        seeds_per_candidate: budget.seeds_per_candidate,
+    };
     loop {
         let before = shrinker.best.clone();
         shrinker.drop_steps();
         shrinker.drop_faults();
         shrinker.simplify();
-        if shrinker.best == before || shrinker.is_over() {
+        if shrinker.best == before || shrinker.is_out_of_time() {
             let used = shrinker.best.used();
             shrinker.best.txs.retain(|id, _| used.contains(id));
             return (shrinker.best, shrinker.failure);
@@ -39,7 +44,7 @@ pub fn shrink(plan: Plan, failure: String, budget: Budget) -> (Plan, String) {
 }
 
 impl Shrinker {
-    fn is_over(&self) -> bool {
+    fn is_out_of_time(&self) -> bool {
         Instant::now() >= self.until
     }
 
@@ -48,12 +53,13 @@ impl Shrinker {
         if candidate == self.best {
             return false;
         }
-        for turn in 0..self.dice {
-            if self.is_over() {
+        for attempt in 0..self.seeds_per_candidate {
+            if self.is_out_of_time() {
                 return false;
             }
-            let candidate = Plan { dice: candidate.dice.wrapping_add(turn), ..candidate.clone() };
-            if let Some(failure) = run(&candidate, false).failure.filter(|failure| alike(failure, &self.failure)) {
+            let candidate = Plan { rng_seed: candidate.rng_seed.wrapping_add(attempt), ..candidate.clone() };
+            if let Some(failure) = run(&candidate, false).failure.filter(|failure| is_same_kind(failure, &self.failure))
+            {
                 (self.best, self.failure) = (candidate, failure);
                 return true;
             }
@@ -61,12 +67,12 @@ impl Shrinker {
         false
     }
 
-    /// Ever smaller runs of steps.
+    /// Removes ever shorter sequences of steps.
     fn drop_steps(&mut self) {
         let mut length = self.best.steps.len().div_ceil(2);
         while length > 0 {
             let mut from = 0;
-            while from < self.best.steps.len() && !self.is_over() {
+            while from < self.best.steps.len() && !self.is_out_of_time() {
                 let mut candidate = self.best.clone();
                 candidate.steps.drain(from..(from + length).min(candidate.steps.len()));
                 if !self.fails(candidate) {
@@ -105,8 +111,8 @@ impl Shrinker {
         for index in 0..self.best.steps.len() {
             let mut candidate = self.best.clone();
             let simpler = match &mut candidate.steps[index] {
-                Step::Mine { listed, .. } | Step::MineAside { listed, .. } => listed.pop().is_some(),
-                Step::Reorg { come, .. } => come.last_mut().is_some_and(|run| run.listed.pop().is_some()),
+                Step::Mine { listed, .. } | Step::MineSideChain { listed, .. } => listed.pop().is_some(),
+                Step::Reorg { connect, .. } => connect.last_mut().is_some_and(|run| run.listed.pop().is_some()),
                 Step::Validate { locked, .. } => std::mem::take(locked),
                 _ => false,
             };
@@ -114,9 +120,9 @@ impl Shrinker {
                 self.fails(candidate);
             }
             let mut candidate = self.best.clone();
-            if let Step::Reorg { leave, come } = &mut candidate.steps[index] {
-                if come.pop().is_none() {
-                    *leave = leave.saturating_sub(1);
+            if let Step::Reorg { disconnect, connect } = &mut candidate.steps[index] {
+                if connect.pop().is_none() {
+                    *disconnect = disconnect.saturating_sub(1);
                 }
                 self.fails(candidate);
             }
@@ -124,8 +130,8 @@ impl Shrinker {
     }
 }
 
-/// Whether two failures are of one kind: shrinking must not slide from one to another.
-fn alike(one: &str, other: &str) -> bool {
+/// Whether two failures are of one kind: the reduction must not replace one failure by another.
+fn is_same_kind(one: &str, other: &str) -> bool {
     let kind = |failure: &str| -> String {
         let line = failure.lines().next().unwrap_or_default();
         line.chars().filter(|c| !c.is_ascii_digit()).take(40).collect()

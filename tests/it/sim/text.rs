@@ -1,16 +1,16 @@
-//! A plan as text, one line (or one part between semicolons) a thing, and back.
+//! Text form of a plan: one item a line (or between semicolons), written and parsed.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{
-    orders,
+    commands,
     plan::{Lie, ONE_PAGE, Plan, Poison, Run, Step, Tx},
     swarm,
 };
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "dice {}", self.dice)?;
+        writeln!(f, "dice {}", self.rng_seed)?;
         writeln!(f, "heights {}", self.height_step)?;
         writeln!(f, "session {}", self.session_ms)?;
         writeln!(f, "batch {}", self.batch)?;
@@ -62,20 +62,20 @@ impl fmt::Display for Step {
                 write!(f, "mine {coinbase}")?;
                 listed.iter().try_for_each(|tx| write!(f, " {tx}"))
             }
-            Step::MineAside { below, coinbase, listed } => {
+            Step::MineSideChain { below, coinbase, listed } => {
                 write!(f, "mine-aside {below} {coinbase}")?;
                 listed.iter().try_for_each(|tx| write!(f, " {tx}"))
             }
-            Step::Reorg { leave, come } => {
-                write!(f, "reorg {leave}")?;
-                for Run { coinbase, listed } in come {
+            Step::Reorg { disconnect, connect } => {
+                write!(f, "reorg {disconnect}")?;
+                for Run { coinbase, listed } in connect {
                     write!(f, " / {coinbase}")?;
                     listed.iter().try_for_each(|tx| write!(f, " {tx}"))?;
                 }
                 Ok(())
             }
             Step::Reconsider { tx } => write!(f, "reconsider {tx}"),
-            Step::Command { id, order } => write!(f, "command {id} {order}"),
+            Step::Command { id, command } => write!(f, "command {id} {command}"),
             Step::Sleep { ms } => write!(f, "sleep {ms}"),
             Step::Start { slot } => write!(f, "start {slot}"),
             Step::Stop { slot } => write!(f, "stop {slot}"),
@@ -107,7 +107,7 @@ impl FromStr for Plan {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut plan = Plan {
-            dice: 0,
+            rng_seed: 0,
             height_step: 1,
             session_ms: 0,
             batch: 16,
@@ -123,7 +123,7 @@ impl FromStr for Plan {
             let line = line.split('#').next().unwrap_or("");
             let words: Vec<&str> = line.split_whitespace().collect();
             if !words.is_empty() {
-                plan.read(&words).map_err(|why| format!("`{line}`: {why}"))?;
+                plan.parse_line(&words).map_err(|why| format!("`{line}`: {why}"))?;
             }
         }
         Ok(plan)
@@ -132,7 +132,7 @@ impl FromStr for Plan {
 
 fn number<T: FromStr>(words: &[&str], at: usize) -> Result<T, String> {
     let word = words.get(at).ok_or("a number is missing")?;
-    word.parse().map_err(|_| format!("`{word}` is no number"))
+    word.parse().map_err(|_| format!("`{word}` is not a number"))
 }
 
 fn numbers<T: FromStr>(words: &[&str]) -> Result<Vec<T>, String> {
@@ -140,9 +140,9 @@ fn numbers<T: FromStr>(words: &[&str]) -> Result<Vec<T>, String> {
 }
 
 impl Plan {
-    fn read(&mut self, words: &[&str]) -> Result<(), String> {
+    fn parse_line(&mut self, words: &[&str]) -> Result<(), String> {
         match words[0] {
-            "dice" => self.dice = number(words, 1)?,
+            "dice" => self.rng_seed = number(words, 1)?,
             "heights" => self.height_step = number(words, 1)?,
             "session" => self.session_ms = number(words, 1)?,
             "batch" => self.batch = number(words, 1)?,
@@ -151,34 +151,35 @@ impl Plan {
             "longest" => self.longest_body = Some(number(words, 1)?),
             "prune" => self.prune_after = Some(number(words, 1)?),
             "fault" => {
-                let known = words.get(1).and_then(|name| swarm::fault_named(name));
-                let name = known.ok_or("no such fault")?;
+                let known = words.get(1).and_then(|name| swarm::find_fault(name));
+                let name = known.ok_or("the fault is unknown")?;
                 self.faults.insert(name, number(words, 2)?);
             }
-            "tx" => drop(self.txs.insert(number(words, 1)?, tx(&words[2..])?)),
-            _ => self.steps.push(step(words)?),
+            "tx" => drop(self.txs.insert(number(words, 1)?, parse_tx(&words[2..])?)),
+            _ => self.steps.push(parse_step(words)?),
         }
         Ok(())
     }
 }
 
-fn tx(words: &[&str]) -> Result<Tx, String> {
+fn parse_tx(words: &[&str]) -> Result<Tx, String> {
     match *words {
         ["seed", outputs] => Ok(Tx::Seed { outputs: number(&[outputs], 0)? }),
         ["coinbase"] => Ok(Tx::Coinbase),
         ["spends", ref inputs @ .., "makes", outputs] => {
             let outpoint = |word: &&str| {
-                let (tx, vout) = word.split_once(':').ok_or(format!("`{word}` is no output"))?;
+                let (tx, vout) =
+                    word.split_once(':').ok_or(format!("`{word}` is not an output (transaction:index)"))?;
                 Ok((number(&[tx], 0)?, number(&[vout], 0)?))
             };
             let inputs = inputs.iter().map(outpoint).collect::<Result<_, String>>()?;
             Ok(Tx::Spend { inputs, outputs: number(&[outputs], 0)? })
         }
-        _ => Err("seed N, coinbase, or spends T:N … makes N".to_owned()),
+        _ => Err("expected `seed N`, `coinbase`, or `spends T:N … makes N`".to_owned()),
     }
 }
 
-fn step(words: &[&str]) -> Result<Step, String> {
+fn parse_step(words: &[&str]) -> Result<Step, String> {
     let slot = || number(words, 1);
     Ok(match words[0] {
         "seed" => Step::Seed { tx: number(words, 1)?, other: words.contains(&"other") },
@@ -189,19 +190,19 @@ fn step(words: &[&str]) -> Result<Step, String> {
         }
         "poison" => {
             let named = POISONS.iter().find(|(_, name)| words.get(1) == Some(name));
-            Step::Poison { kind: named.ok_or("no such poison")?.0 }
+            Step::Poison { kind: named.ok_or("the kind of poison is unknown")?.0 }
         }
         "mine" => Step::Mine { coinbase: number(words, 1)?, listed: numbers(&words[2..])? },
         "mine-aside" => {
-            Step::MineAside { below: number(words, 1)?, coinbase: number(words, 2)?, listed: numbers(&words[3..])? }
+            Step::MineSideChain { below: number(words, 1)?, coinbase: number(words, 2)?, listed: numbers(&words[3..])? }
         }
         "reorg" => {
             let run = |words: &[&str]| Ok(Run { coinbase: number(words, 0)?, listed: numbers(&words[1..])? });
-            let come = words.split(|word| *word == "/").skip(1).map(run).collect::<Result<_, String>>()?;
-            Step::Reorg { leave: number(words, 1)?, come }
+            let connect = words.split(|word| *word == "/").skip(1).map(run).collect::<Result<_, String>>()?;
+            Step::Reorg { disconnect: number(words, 1)?, connect }
         }
         "reconsider" => Step::Reconsider { tx: number(words, 1)? },
-        "command" => Step::Command { id: number(words, 1)?, order: orders::read(words.get(2..).unwrap_or(&[]))? },
+        "command" => Step::Command { id: number(words, 1)?, command: commands::parse(words.get(2..).unwrap_or(&[]))? },
         "sleep" => Step::Sleep { ms: number(words, 1)? },
         "start" => Step::Start { slot: slot()? },
         "stop" => Step::Stop { slot: slot()? },
@@ -212,12 +213,12 @@ fn step(words: &[&str]) -> Result<Step, String> {
         "rebalance" => Step::Rebalance,
         "lose-assignments" => Step::LoseAssignments,
         "deliver-late" => Step::DeliverLate,
-        other => return Err(format!("`{other}` is no step")),
+        other => return Err(format!("`{other}` is not a step")),
     })
 }
 
 #[test]
-fn a_printed_plan_is_the_plan() {
+fn a_printed_plan_parses_to_the_same_plan() {
     for seed in 0..200 {
         let mut plan = super::history::plan(seed);
         let used = plan.used();

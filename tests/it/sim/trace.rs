@@ -1,10 +1,10 @@
-//! What happened, in order: as a hash, so that two runs can be compared, or as lines, so that they can be read.
+//! Trace of a run in order: as a hash, to compare two runs, or as lines, to be read.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::coverage::Coverage;
 
-/// Sees every call of a run: keeps the trace, counts, and collects what must not be.
+/// Observer of every call of a run: records the trace, counts, and collects violations.
 pub struct Observer {
     state: Mutex<State>,
 }
@@ -17,7 +17,7 @@ struct State {
 }
 
 impl Observer {
-    /// `keep`: the lines too.
+    /// Creates an observer; `keep` stores the lines of the trace, too.
     pub fn new(keep: bool) -> Self {
         let state = State {
             hasher: blake3::Hasher::new(),
@@ -32,7 +32,7 @@ impl Observer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more line of the trace.
+    /// Appends a line to the trace.
     pub fn trace(&self, line: String) {
         let mut state = self.state();
         state.hasher.update(line.as_bytes()).update(b"\n");
@@ -41,24 +41,24 @@ impl Observer {
         }
     }
 
-    /// One more of a kind.
+    /// Counts one occurrence of a kind.
     pub fn count(&self, group: &'static str, kind: &str) {
         self.state().coverage.add(group, kind, 1);
     }
 
-    /// Something that must not be.
-    pub fn violation(&self, what: String) {
+    /// Records the violation of a rule.
+    pub fn record_violation(&self, what: String) {
         self.trace(format!("VIOLATION {what}"));
         self.state().violations.push(what);
     }
 
-    /// The first violations, if there are any.
-    pub fn violated(&self) -> Option<String> {
+    /// Returns the first five violations, if there are any.
+    pub fn first_violations(&self) -> Option<String> {
         let state = self.state();
         (!state.violations.is_empty()).then(|| state.violations.iter().take(5).cloned().collect::<Vec<_>>().join("\n"))
     }
 
-    /// Takes what was gathered.
+    /// Returns the hash, the lines and the coverage.
     pub fn finish(&self) -> (String, Vec<String>, Coverage) {
         let mut state = self.state();
         let hash = state.hasher.finalize().to_hex().to_string();

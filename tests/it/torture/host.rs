@@ -1,5 +1,5 @@
-//! Several instances in one process, over one store: fjall's belongs to one process. It is told what to do by lines of standard input,
-//! `start`, `kill` or `stop` and a slot; at its end all stop in order.
+//! Host process: several instances over one store, since a fjall store belongs to one process. Lines on standard input
+//! control it: `start`, `kill` or `stop`, and a slot. At the end of the input all instances stop gracefully.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -15,14 +15,14 @@ use utxo_store::{
     status::Health,
     store::{
         Store,
-        create::{Identity, Processes},
+        create::{CreatorIdentity, ProcessVisibility},
     },
     telemetry::{LogFormat, Metrics, init_logging},
 };
 
 use crate::run::block_on;
 
-/// Names the configuration, where this process is a host.
+/// Environment variable with the path of the configuration; set only in a host process.
 pub const CONFIG: &str = "TORTURE_HOST";
 
 struct Slot {
@@ -31,14 +31,14 @@ struct Slot {
     thread: JoinHandle<()>,
 }
 
-/// Not a test: a process that tests start.
+/// Not a test: entry of the host process that tests start.
 #[test]
 #[ignore = "is a process of the torture"]
-fn is_a_process() {
+fn run_as_host_process() {
     let Ok(config) = std::env::var(CONFIG) else { return };
     let config = Config::load(Some(Path::new(&config))).unwrap();
     init_logging(LogFormat::Json, "info").unwrap();
-    let engine = block_on(engine::open(&config.store.url.to_string(), &wiring::engine(&config))).unwrap();
+    let engine = block_on(engine::open(&config.store.url.to_string(), &wiring::engine_options(&config))).unwrap();
     let mut slots: BTreeMap<String, Slot> = BTreeMap::new();
     let mut ending = Vec::new();
     let mut owner = u64::from(std::process::id()) << 32;
@@ -63,14 +63,14 @@ fn is_a_process() {
     for (_, slot) in slots {
         slot.shutdown.cancel();
         ending.push(slot.thread);
-        // Dropped earlier it would be a kill.
+        // Dropping the sender would kill the instance.
         std::mem::forget(slot.kill);
     }
     ending.into_iter().for_each(|thread| thread.join().unwrap());
     block_on(engine.close()).unwrap();
 }
 
-/// An instance on a runtime of its own. Whatever ends it by itself ends the process.
+/// Starts an instance on a runtime of its own. An instance that ends by itself ends the process.
 fn start(config: Config, engine: Arc<dyn RecordEngine>, owner: u64) -> Slot {
     let shutdown = CancellationToken::new();
     let (kill, killed) = oneshot::channel::<()>();
@@ -79,7 +79,7 @@ fn start(config: Config, engine: Arc<dyn RecordEngine>, owner: u64) -> Slot {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async {
             tokio::select! {
-                Ok(()) = killed => tracing::info!("is dropped where it stands"),
+                Ok(()) = killed => tracing::info!("host: instance killed"),
                 () = consume(&config, engine, owner, token) => {}
             }
         });
@@ -88,28 +88,28 @@ fn start(config: Config, engine: Arc<dyn RecordEngine>, owner: u64) -> Slot {
     Slot { shutdown, kill, thread }
 }
 
-/// As `utxo-store run` does.
+/// Runs the instance as `utxo-store run` does.
 async fn consume(config: &Config, engine: Arc<dyn RecordEngine>, owner: u64, shutdown: CancellationToken) {
     let parts = InstanceParts {
-        broker: Arc::new(KafkaBroker::new(wiring::kafka(config)).unwrap()),
-        store: Store::new(engine, wiring::store(config)),
+        broker: Arc::new(KafkaBroker::new(wiring::kafka_settings(config)).unwrap()),
+        store: Store::new(engine, wiring::store_settings(config)),
         clock: Clock::System,
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(Clock::System, Duration::from_secs(600))),
         earlier_halts: Arc::default(),
         store_id: [7; 16],
-        identity: Identity {
+        identity: CreatorIdentity {
             owner,
             process_id: std::process::id(),
             hostname: "torture".into(),
-            // Whom a lock record names may live in this very process.
-            sees: Processes::None,
+            // The owner of a lock record may run in this very process.
+            process_visibility: ProcessVisibility::None,
         },
     };
     loop {
-        match instance::run(wiring::instance(config), parts.clone(), shutdown.clone()).await {
+        match instance::run(wiring::instance_settings(config), parts.clone(), shutdown.clone()).await {
             Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "begins again");
+                tracing::warn!(%error, "host: restarting the instance");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             Err(error) => {

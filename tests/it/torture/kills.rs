@@ -1,286 +1,302 @@
-//! Kills for real: SIGKILL to instances on fjall and on Aerospike, and to the Aerospike server, which keeps its records in a file or in
-//! memory and is started again; under load, at random moments, in rounds. After each round everything is handled, all stop in order, and
-//! the store is judged by `verify` and by the model.
+//! Kill tests: SIGKILL to instances on fjall and on Aerospike, and to the Aerospike server, which keeps its records in
+//! a file or in memory and is restarted; under load, at random moments, in rounds. After each round every event is
+//! handled, all instances stop gracefully, and `verify` and the model check the store.
 //!
-//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory`; a few of each are in `make test`.
+//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory`; `make test` runs a few of each.
 
 use std::{
     panic::{self, AssertUnwindSafe},
     time::{Duration, Instant},
 };
 
-use utxo_store::seeded::Seeded;
+use utxo_store::rng::SplitMix64;
 
 use super::{
-    Ground, asked, asked_seed,
-    crew::{Crew, Host, INSTANCES, Processes},
-    give_up, judge,
-    load::Author,
-    under_load,
+    TestBed, env_number, env_seed,
+    instances::{HostProcess, INSTANCES, InstanceProcesses, InstanceSet},
+    judge,
+    load::LoadGenerator,
+    produce_during, report_failure,
 };
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
     kafka_server::KafkaServer,
 };
 
-/// Kills between two judgements; of a server that is emptied it is one.
+/// Kills between two checks; a server in memory is checked after each kill.
 const KILLS_A_ROUND: u64 = 10;
 
-/// How many, how much, and which.
+/// Settings of one kill test.
 #[derive(Debug, Clone, Copy)]
-struct Plan {
+struct KillPlan {
     kills: u64,
-    /// Moments of the load a second.
+    /// Moments of the load per second.
     rate: u64,
     seed: u64,
 }
 
-/// What came of one kind.
+/// Result of one kind of kill.
 #[derive(Debug, Default)]
-struct Tally {
+struct KillSummary {
     kind: &'static str,
     kills: u64,
     rounds: u64,
     transactions: usize,
     messages: u64,
-    /// The longest time from the end of the load until all was handled, s.
+    /// Longest time from the end of the load until every event was handled, in seconds.
     handled_after: f64,
     took: f64,
 }
 
-impl Tally {
-    const HEAD: &'static str = "kind                                          kills  judged  transactions  messages  all handled (s)  took (s)";
+impl KillSummary {
+    const HEAD: &'static str = "kind                                          kills  judged  transactions  messages  \
+                                all handled (s)  took (s)";
 
-    fn line(&self) -> String {
-        let Tally { kind, kills, rounds, transactions, messages, handled_after, took } = self;
+    fn to_line(&self) -> String {
+        let KillSummary { kind, kills, rounds, transactions, messages, handled_after, took } = self;
         format!("{kind:<45}{kills:>6}{rounds:>8}{transactions:>14}{messages:>10}{handled_after:>17.1}{took:>10.0}")
     }
 }
 
-/// A kind that is under way.
-struct Course {
-    plan: Plan,
-    author: Author,
-    dice: Seeded,
-    tally: Tally,
+/// State of a running kill test.
+struct KillRun {
+    plan: KillPlan,
+    generator: LoadGenerator,
+    rng: SplitMix64,
+    summary: KillSummary,
     started: Instant,
 }
 
-impl Course {
-    fn new(kind: &'static str, plan: Plan) -> Self {
+impl KillRun {
+    fn new(kind: &'static str, plan: KillPlan) -> Self {
         eprintln!("{kind}: {plan:?}");
-        Course {
+        KillRun {
             plan,
-            author: Author::new(plan.seed),
-            dice: Seeded::new(plan.seed ^ u64::from_be_bytes(*b"killings")),
-            tally: Tally { kind, ..Tally::default() },
+            generator: LoadGenerator::new(plan.seed),
+            rng: SplitMix64::new(plan.seed ^ u64::from_be_bytes(*b"killings")),
+            summary: KillSummary { kind, ..KillSummary::default() },
             started: Instant::now(),
         }
     }
 
-    fn left(&self) -> u64 {
-        self.plan.kills.saturating_sub(self.tally.kills)
+    fn kills_left(&self) -> u64 {
+        self.plan.kills.saturating_sub(self.summary.kills)
     }
 
-    /// `kills` times something is killed while there is load; everything that is to run does before each.
+    /// Kills `kills` times under load; before each kill every instance is started.
     fn kill_under_load(
         &mut self,
-        ground: &Ground,
-        crew: &mut dyn Crew,
+        testbed: &TestBed,
+        instances: &mut dyn InstanceSet,
         kills: u64,
-        mut kill: impl FnMut(&mut dyn Crew, &mut Seeded) -> bool,
+        mut kill: impl FnMut(&mut dyn InstanceSet, &mut SplitMix64) -> bool,
     ) {
-        let Course { author, dice, tally, plan, .. } = self;
-        let (messages, done) = under_load(&ground.bench, author, plan.rate, || {
+        let KillRun { generator, rng, summary, plan, .. } = self;
+        let (messages, done) = produce_during(&testbed.bench, generator, plan.rate, || {
             let mut done = 0;
             while done < kills {
                 for slot in 0..INSTANCES {
-                    crew.start(slot);
+                    instances.start(slot);
                 }
-                pause(dice, 300, 6_000);
-                crew.look();
-                done += u64::from(kill(crew, dice));
+                pause(rng, 300, 6_000);
+                instances.check_alive();
+                done += u64::from(kill(instances, rng));
             }
         });
-        tally.messages += messages;
+        summary.messages += messages;
         done.unwrap_or_else(|why| panic::resume_unwind(why));
-        tally.kills += kills;
+        summary.kills += kills;
     }
 
-    /// Waits until everything is handled, has all stop in order, and judges.
-    fn judge(&mut self, ground: &Ground, crew: &mut dyn Crew) {
+    /// Waits until every event is handled, stops all instances gracefully, and checks the store.
+    fn judge_round(&mut self, testbed: &TestBed, instances: &mut dyn InstanceSet) {
         let ended = Instant::now();
-        judge::wait_until_all_is_handled(ground, crew);
-        self.tally.handled_after = self.tally.handled_after.max(ended.elapsed().as_secs_f64());
-        crew.stop_all();
-        judge::judge_store(ground);
-        self.tally.rounds += 1;
-        self.tally.transactions = self.author.transactions();
-        self.tally.took = self.started.elapsed().as_secs_f64();
-        eprintln!("{}", self.tally.line());
+        judge::wait_until_all_is_handled(testbed, instances);
+        self.summary.handled_after = self.summary.handled_after.max(ended.elapsed().as_secs_f64());
+        instances.stop_all();
+        judge::judge_store(testbed);
+        self.summary.rounds += 1;
+        self.summary.transactions = self.generator.transactions();
+        self.summary.took = self.started.elapsed().as_secs_f64();
+        eprintln!("{}", self.summary.to_line());
     }
 
-    /// Rounds, until so many were killed; at the end a rebuild has the same digest.
-    fn rounds(
+    /// Runs rounds until all kills are done; at the end a rebuild must have the same digest.
+    fn run_rounds(
         mut self,
-        ground: &Ground,
-        crew: &mut dyn Crew,
-        mut kill: impl FnMut(&mut dyn Crew, &mut Seeded) -> bool,
-    ) -> Tally {
-        while self.left() > 0 {
-            let kills = self.left().min(KILLS_A_ROUND);
-            self.kill_under_load(ground, crew, kills, &mut kill);
-            self.judge(ground, crew);
+        testbed: &TestBed,
+        instances: &mut dyn InstanceSet,
+        mut kill: impl FnMut(&mut dyn InstanceSet, &mut SplitMix64) -> bool,
+    ) -> KillSummary {
+        while self.kills_left() > 0 {
+            let kills = self.kills_left().min(KILLS_A_ROUND);
+            self.kill_under_load(testbed, instances, kills, &mut kill);
+            self.judge_round(testbed, instances);
         }
-        judge::judge(ground);
-        self.tally.took = self.started.elapsed().as_secs_f64();
-        self.tally
+        judge::judge(testbed);
+        self.summary.took = self.started.elapsed().as_secs_f64();
+        self.summary
     }
 }
 
-fn pause(dice: &mut Seeded, least_ms: u64, most_ms: u64) {
-    std::thread::sleep(Duration::from_millis(least_ms + dice.below(most_ms - least_ms)));
+fn pause(rng: &mut SplitMix64, least_ms: u64, most_ms: u64) {
+    std::thread::sleep(Duration::from_millis(least_ms + rng.below(most_ms - least_ms)));
 }
 
-/// All instances at once, as they are in one process with the store.
-fn instances_on_fjall(kafka: &KafkaServer, plan: Plan) -> Tally {
-    let ground = Ground::fjall(kafka);
-    reporting(&ground, plan, || {
-        Course::new("instances on fjall", plan).rounds(&ground, &mut Host::new(&ground), |crew, _| {
-            crew.kill_all();
-            true
-        })
+/// Kills all instances at once: they share one process with the store.
+fn kill_instances_on_fjall(kafka: &KafkaServer, plan: KillPlan) -> KillSummary {
+    let testbed = TestBed::fjall(kafka);
+    report_panics(&testbed, plan, || {
+        KillRun::new("instances on fjall", plan).run_rounds(
+            &testbed,
+            &mut HostProcess::new(&testbed),
+            |instances, _| {
+                instances.kill_all();
+                true
+            },
+        )
     })
 }
 
-/// One, or now and then all.
-fn instances_on_aerospike(kafka: &KafkaServer, plan: Plan) -> Option<Tally> {
+/// Kills one instance, sometimes all.
+fn kill_instances_on_aerospike(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT })?;
-    let ground = Ground::aerospike(kafka, &server);
-    let kill = |crew: &mut dyn Crew, dice: &mut Seeded| match dice.below(8) {
+    let testbed = TestBed::aerospike(kafka, &server);
+    let kill = |instances: &mut dyn InstanceSet, rng: &mut SplitMix64| match rng.below(8) {
         0 => {
-            crew.kill_all();
+            instances.kill_all();
             true
         }
-        _ => crew.kill(dice.below(INSTANCES as u64) as usize),
+        _ => instances.kill(rng.below(INSTANCES as u64) as usize),
     };
-    Some(reporting(&ground, plan, || {
-        Course::new("instances on Aerospike", plan).rounds(&ground, &mut Processes::new(&ground, true), kill)
+    Some(report_panics(&testbed, plan, || {
+        KillRun::new("instances on Aerospike", plan).run_rounds(
+            &testbed,
+            &mut InstanceProcesses::new(&testbed, true),
+            kill,
+        )
     }))
 }
 
-/// The server comes back with what it had flushed, and with what had been deleted. The instances go on by themselves: that none of them ends is
-/// looked at before each kill, and at the end.
-fn server_with_a_file(kafka: &KafkaServer, plan: Plan) -> Option<Tally> {
+/// Kills a server that returns with its flushed records, deleted ones included. The instances continue by themselves:
+/// before each kill, and at the end, none may have ended.
+fn kill_server_with_a_file(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let mut server = AerospikeServer::start_own(Setup { durable: true, namespace: FIT })?;
-    let mut ground = Ground::aerospike(kafka, &server);
-    ground.has_forgotten = true;
-    let kill = |_: &mut dyn Crew, dice: &mut Seeded| {
+    let mut testbed = TestBed::aerospike(kafka, &server);
+    testbed.has_lost_writes = true;
+    let kill = |_: &mut dyn InstanceSet, rng: &mut SplitMix64| {
         server.kill();
-        pause(dice, 0, 3_000);
+        pause(rng, 0, 3_000);
         server.restart();
-        // Now and then it dies while what was lost is being done again.
-        pause(dice, 0, 6_000);
+        // Some kills come while lost writes are being applied again.
+        pause(rng, 0, 6_000);
         true
     };
-    Some(reporting(&ground, plan, || {
-        Course::new("Aerospike, its records in a file", plan).rounds(&ground, &mut Processes::new(&ground, false), kill)
+    Some(report_panics(&testbed, plan, || {
+        KillRun::new("Aerospike, its records in a file", plan).run_rounds(
+            &testbed,
+            &mut InstanceProcesses::new(&testbed, false),
+            kill,
+        )
     }))
 }
 
-/// The server comes back with nothing. Whoever runs ends, whoever starts is refused; a rebuild makes the group's store anew, in another set.
-fn server_in_memory(kafka: &KafkaServer, plan: Plan) -> Option<Tally> {
+/// Kills a server that returns empty. Running instances end and new ones refuse to start; a rebuild creates the store
+/// of the group in another set.
+fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let mut server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT })?;
-    let mut ground = Ground::aerospike(kafka, &server);
-    ground.has_forgotten = true;
-    let mut course = Course::new("Aerospike, its records in memory", plan);
+    let mut testbed = TestBed::aerospike(kafka, &server);
+    testbed.has_lost_writes = true;
+    let mut kill_run = KillRun::new("Aerospike, its records in memory", plan);
     for life in 1..=plan.kills {
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
-            let mut crew = Processes::new(&ground, false);
+            let mut instances = InstanceProcesses::new(&testbed, false);
             if life == 1 {
-                // Of a group that has committed nothing an empty store is a new one.
-                course.kill_under_load(&ground, &mut crew, 0, |_, _| false);
-                course.judge(&ground, &mut crew);
+                // For a group without commits an empty store is a new store.
+                kill_run.kill_under_load(&testbed, &mut instances, 0, |_, _| false);
+                kill_run.judge_round(&testbed, &mut instances);
             }
-            let mut emptied = |crew: &mut dyn Crew, dice: &mut Seeded| {
-                pause(dice, 0, 5_000);
-                crew.look();
+            let mut emptied = |instances: &mut dyn InstanceSet, rng: &mut SplitMix64| {
+                pause(rng, 0, 5_000);
+                instances.check_alive();
                 server.kill();
-                pause(dice, 0, 2_000);
+                pause(rng, 0, 2_000);
                 server.restart();
                 true
             };
-            course.kill_under_load(&ground, &mut crew, 1, &mut emptied);
-            crew.wait_until_all_have_failed();
-            judge::is_refused(&ground, "the namespace was lost");
-            ground.will_be_rebuilt_in(server.url(), &format!("blobs-{life}"));
-            let rebuilt = judge::rebuild(&ground);
+            kill_run.kill_under_load(&testbed, &mut instances, 1, &mut emptied);
+            instances.wait_until_all_have_failed();
+            judge::check_start_is_refused(&testbed, "the namespace was lost");
+            testbed.set_rebuild_target(server.url(), &format!("blobs-{life}"));
+            let rebuilt = judge::rebuild(&testbed);
             eprintln!("life {life}: {rebuilt}");
         }));
-        result.unwrap_or_else(|why| give_up(&ground, plan.seed, why));
-        ground.goes_to_the_rebuilt();
-        let judged =
-            panic::catch_unwind(AssertUnwindSafe(|| course.judge(&ground, &mut Processes::new(&ground, false))));
-        judged.unwrap_or_else(|why| give_up(&ground, plan.seed, why));
+        result.unwrap_or_else(|why| report_failure(&testbed, plan.seed, why));
+        testbed.use_rebuilt_store();
+        let judged = panic::catch_unwind(AssertUnwindSafe(|| {
+            kill_run.judge_round(&testbed, &mut InstanceProcesses::new(&testbed, false))
+        }));
+        judged.unwrap_or_else(|why| report_failure(&testbed, plan.seed, why));
     }
-    Some(course.tally)
+    Some(kill_run.summary)
 }
 
-fn reporting(ground: &Ground, plan: Plan, work: impl FnOnce() -> Tally) -> Tally {
-    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|why| give_up(ground, plan.seed, why))
+fn report_panics(testbed: &TestBed, plan: KillPlan, work: impl FnOnce() -> KillSummary) -> KillSummary {
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|why| report_failure(testbed, plan.seed, why))
 }
 
-/// Of ten kills three go to each kind, and one to a server in memory, which costs a rebuild. KIND has all of them go to one.
-fn all_kinds(plan: Plan) {
+/// Runs three tenths of the kills for each kind, and one tenth for a server in memory, where each costs a rebuild. KIND
+/// selects one kind for all.
+fn run_kinds(plan: KillPlan) {
     let Some(kafka) = KafkaServer::shared() else { return };
-    let of = |kills: u64| Plan { kills, ..plan };
+    let of = |kills: u64| KillPlan { kills, ..plan };
     let (third, emptied) = (plan.kills * 3 / 10, plan.kills / 10);
-    let told = match std::env::var("KIND").as_deref() {
-        Ok("fjall") => vec![Some(instances_on_fjall(kafka, plan))],
-        Ok("aerospike") => vec![instances_on_aerospike(kafka, plan)],
-        Ok("file") => vec![server_with_a_file(kafka, plan)],
-        Ok("memory") => vec![server_in_memory(kafka, plan)],
+    let summaries = match std::env::var("KIND").as_deref() {
+        Ok("fjall") => vec![Some(kill_instances_on_fjall(kafka, plan))],
+        Ok("aerospike") => vec![kill_instances_on_aerospike(kafka, plan)],
+        Ok("file") => vec![kill_server_with_a_file(kafka, plan)],
+        Ok("memory") => vec![kill_server_in_memory(kafka, plan)],
         Ok(other) => panic!("KIND={other} is none of fjall, aerospike, file, memory"),
         Err(_) => vec![
-            Some(instances_on_fjall(kafka, of(third))),
-            instances_on_aerospike(kafka, of(third)),
-            server_with_a_file(kafka, of(plan.kills - 2 * third - emptied)),
-            server_in_memory(kafka, of(emptied)),
+            Some(kill_instances_on_fjall(kafka, of(third))),
+            kill_instances_on_aerospike(kafka, of(third)),
+            kill_server_with_a_file(kafka, of(plan.kills - 2 * third - emptied)),
+            kill_server_in_memory(kafka, of(emptied)),
         ],
     };
-    let told: Vec<Tally> = told.into_iter().flatten().collect();
-    eprintln!("\n{}", Tally::HEAD);
-    told.iter().for_each(|tally| eprintln!("{}", tally.line()));
+    let summaries: Vec<KillSummary> = summaries.into_iter().flatten().collect();
+    eprintln!("\n{}", KillSummary::HEAD);
+    summaries.iter().for_each(|summary| eprintln!("{}", summary.to_line()));
     let (kills, judged) =
-        told.iter().fold((0, 0), |(kills, judged), tally| (kills + tally.kills, judged + tally.rounds));
+        summaries.iter().fold((0, 0), |(kills, judged), summary| (kills + summary.kills, judged + summary.rounds));
     eprintln!("{kills} kills, {judged} judgements");
 }
 
-/// `make kill-test`.
+/// Entry of `make kill-test`.
 #[test]
 #[ignore = "takes half an hour"]
-fn for_long() {
-    all_kinds(Plan { kills: asked("KILLS", 200), rate: asked("RATE", 100), seed: asked_seed() });
+fn a_long_kill_test() {
+    run_kinds(KillPlan { kills: env_number("KILLS", 200), rate: env_number("RATE", 100), seed: env_seed() });
 }
 
-const FEW: Plan = Plan { kills: 2, rate: 100, seed: 3 };
+const FEW_KILLS: KillPlan = KillPlan { kills: 2, rate: 100, seed: 3 };
 
 #[test]
-fn a_few_instances_on_fjall() {
-    KafkaServer::shared().map(|kafka| instances_on_fjall(kafka, FEW));
-}
-
-#[test]
-fn a_few_instances_on_aerospike() {
-    KafkaServer::shared().and_then(|kafka| instances_on_aerospike(kafka, FEW));
+fn killed_instances_on_fjall_lose_no_event() {
+    KafkaServer::shared().map(|kafka| kill_instances_on_fjall(kafka, FEW_KILLS));
 }
 
 #[test]
-fn a_few_times_a_server_with_a_file() {
-    KafkaServer::shared().and_then(|kafka| server_with_a_file(kafka, FEW));
+fn killed_instances_on_aerospike_lose_no_event() {
+    KafkaServer::shared().and_then(|kafka| kill_instances_on_aerospike(kafka, FEW_KILLS));
 }
 
 #[test]
-fn once_a_server_in_memory() {
-    KafkaServer::shared().and_then(|kafka| server_in_memory(kafka, Plan { kills: 1, ..FEW }));
+fn a_killed_server_with_a_file_is_recovered_from_the_log() {
+    KafkaServer::shared().and_then(|kafka| kill_server_with_a_file(kafka, FEW_KILLS));
+}
+
+#[test]
+fn a_killed_server_in_memory_is_rebuilt() {
+    KafkaServer::shared().and_then(|kafka| kill_server_in_memory(kafka, KillPlan { kills: 1, ..FEW_KILLS }));
 }

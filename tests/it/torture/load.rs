@@ -1,54 +1,54 @@
-//! Generated load: payments, most of them honest, and whatever else comes in: repeats, children before their parents, rivals,
-//! orphans, lies, poison, blocks and reorgs. An honest miner lists only what can be mined together.
+//! Generated load: mostly honest payments, with repeats, children before their parents, rivals, orphans, wrong claims,
+//! poison, blocks and reorgs. An honest miner lists only transactions that can be mined together.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use utxo_store::{
-    event::{Seeded as SeededEvent, SeededOutput, Validated},
-    seeded::Seeded,
+    event::{PartialOutput, PartialTxEvent, Validated},
+    rng::SplitMix64,
     tx::Txid,
 };
 
 use crate::{
+    harness::{Coin, Made, coinbase, spend, spend_claiming},
     made_blocks::{self, MadeBlock},
-    world::{Coin, Made, coinbase, spend, spend_claiming},
 };
 
-/// Moments between two blocks.
+/// Moments of the load between two blocks.
 const BLOCK_EVERY: u64 = 400;
-/// Blocks between two reorgs.
+/// Number of blocks between two reorgs.
 const REORG_EVERY: u64 = 12;
-/// The most that a block lists.
-const MOST_LISTED: usize = 1_500;
-/// Outputs to spend that are kept at hand; the rest stays unspent.
-const MOST_COINS: usize = 20_000;
-/// Blocks until the outputs of a coinbase can be spent, and some more, as blocks may leave.
+/// Maximum number of listed transactions in a block.
+const MAX_LISTED: usize = 1_500;
+/// Maximum number of unspent outputs remembered; the rest stays unspent.
+const MAX_COINS: usize = 20_000;
+/// Blocks until a coinbase is spent: the maturity and a margin for reorgs.
 const MATURITY: u32 = 110;
 const BASE_HEIGHT: u32 = 100;
 
-/// A message for the log.
+/// One message of the load.
 #[derive(Debug, Clone)]
-pub struct Sent {
-    /// The topic, without what all names have in common.
+pub struct LoadMessage {
+    /// Topic name without the common prefix.
     pub topic: &'static str,
     pub key: Vec<u8>,
     pub payload: Vec<u8>,
 }
 
-/// By number, in the order in which they were made: parents have lower ones.
+/// Number of a transaction in the order of creation: parents have lower ones.
 type Number = u32;
 
 struct Tx {
     txid: Txid,
     inputs: Vec<(Number, u32)>,
     children: Vec<Number>,
-    /// Partial ones and coinbases: no block lists them.
+    /// Whether the transaction is partial or a coinbase, which no block lists.
     is_source: bool,
     is_mined: bool,
 }
 
-/// Something that can be spent, and whose it is.
-struct Owned {
+/// An unspent output with the number of its transaction.
+struct OwnedOutput {
     number: Number,
     coin: Coin,
 }
@@ -59,37 +59,37 @@ struct Mined {
     listed: Vec<Number>,
 }
 
-/// Thinks out the load; the same seed thinks out the same.
-pub struct Author {
-    dice: Seeded,
+/// Generator of the load; one seed gives one load.
+pub struct LoadGenerator {
+    rng: SplitMix64,
     moment: u64,
     txs: Vec<Tx>,
-    coins: Vec<Owned>,
-    /// Outputs of coinbases, with the height from which on they are spent.
-    rewards: Vec<(u32, Owned)>,
-    /// What comes at a later moment; an event of a transaction with its number.
-    later: BTreeMap<u64, Vec<(Option<Number>, Sent)>>,
-    /// What blocks may list.
+    coins: Vec<OwnedOutput>,
+    /// Outputs of coinbases, with the height from which they are spent.
+    coinbase_outputs: Vec<(u32, OwnedOutput)>,
+    /// Messages for later moments; an honest event with its transaction number.
+    later: BTreeMap<u64, Vec<(Option<Number>, LoadMessage)>>,
+    /// Transactions that blocks may list.
     mempool: BTreeSet<Number>,
-    /// Others that are in the log, and could be mined instead.
+    /// Rivals in the log that a block could list instead.
     rivals: Vec<Number>,
-    /// Who spends what on the longest chain.
+    /// Spender of each output on the longest chain.
     spent: HashMap<(Number, u32), Number>,
     chain: Vec<Mined>,
     blocks: u32,
     sequence: u64,
-    /// What has been thought out, by kind.
+    /// Counts of generated events by kind.
     pub counts: BTreeMap<&'static str, u64>,
 }
 
-impl Author {
+impl LoadGenerator {
     pub fn new(seed: u64) -> Self {
-        Author {
-            dice: Seeded::new(seed),
+        LoadGenerator {
+            rng: SplitMix64::new(seed),
             moment: 0,
             txs: Vec::new(),
             coins: Vec::new(),
-            rewards: Vec::new(),
+            coinbase_outputs: Vec::new(),
             later: BTreeMap::new(),
             mempool: BTreeSet::new(),
             rivals: Vec::new(),
@@ -101,38 +101,38 @@ impl Author {
         }
     }
 
-    /// What comes next: mostly a payment.
-    pub fn next(&mut self) -> Vec<Sent> {
+    /// Returns the messages of the next moment: mostly a payment.
+    pub fn next(&mut self) -> Vec<LoadMessage> {
         self.moment += 1;
         let mut out = Vec::new();
-        self.due(self.moment, &mut out);
+        self.release_due(self.moment, &mut out);
         if self.coins.len() < 50 {
-            self.seed(&mut out);
+            self.add_seed(&mut out);
         }
-        match self.dice.below(4_000) {
-            0..12 => self.poison(&mut out),
-            12 => self.orphan(&mut out),
-            13..26 => self.seed(&mut out),
-            _ => self.payment(&mut out),
+        match self.rng.below(4_000) {
+            0..12 => self.add_poison(&mut out),
+            12 => self.add_orphan(&mut out),
+            13..26 => self.add_seed(&mut out),
+            _ => self.add_payment(&mut out),
         }
         if self.moment.is_multiple_of(BLOCK_EVERY) {
             match self.blocks > 3 && u64::from(self.blocks).is_multiple_of(REORG_EVERY) {
-                true => self.reorg(&mut out),
-                false => self.block(&mut out),
+                true => self.add_reorg(&mut out),
+                false => self.add_block(&mut out),
             }
         }
         out
     }
 
-    /// All that was put off, and a last block.
-    pub fn last(&mut self) -> Vec<Sent> {
+    /// Returns all postponed messages and a last block.
+    pub fn last(&mut self) -> Vec<LoadMessage> {
         let mut out = Vec::new();
-        self.due(u64::MAX, &mut out);
-        self.block(&mut out);
+        self.release_due(u64::MAX, &mut out);
+        self.add_block(&mut out);
         out
     }
 
-    /// How many transactions were made.
+    /// Returns the number of generated transactions.
     pub fn transactions(&self) -> usize {
         self.txs.len()
     }
@@ -141,25 +141,25 @@ impl Author {
         *self.counts.entry(kind).or_default() += 1;
     }
 
-    fn due(&mut self, until: u64, out: &mut Vec<Sent>) {
+    fn release_due(&mut self, until: u64, out: &mut Vec<LoadMessage>) {
         while let Some(entry) = self.later.first_entry().filter(|entry| *entry.key() <= until) {
             for (number, sent) in entry.remove() {
-                self.send(number, sent, out);
+                self.emit(number, sent, out);
             }
         }
     }
 
-    /// From now on blocks may list it.
-    fn send(&mut self, honest: Option<Number>, sent: Sent, out: &mut Vec<Sent>) {
+    /// Emits a message; from now on blocks may list an honest transaction.
+    fn emit(&mut self, honest: Option<Number>, sent: LoadMessage, out: &mut Vec<LoadMessage>) {
         self.mempool.extend(honest.filter(|number| !self.txs[*number as usize].is_mined));
         out.push(sent);
     }
 
-    fn put_off(&mut self, by: u64, honest: Option<Number>, sent: Sent) {
-        self.later.entry(self.moment + 1 + self.dice.below(by)).or_default().push((honest, sent));
+    fn postpone(&mut self, by: u64, honest: Option<Number>, sent: LoadMessage) {
+        self.later.entry(self.moment + 1 + self.rng.below(by)).or_default().push((honest, sent));
     }
 
-    fn add(&mut self, txid: Txid, inputs: Vec<(Number, u32)>, is_source: bool) -> Number {
+    fn add_tx(&mut self, txid: Txid, inputs: Vec<(Number, u32)>, is_source: bool) -> Number {
         let number = self.txs.len() as Number;
         for (parent, _) in &inputs {
             self.txs[*parent as usize].children.push(number);
@@ -168,7 +168,7 @@ impl Author {
         number
     }
 
-    fn seed(&mut self, out: &mut Vec<Sent>) {
+    fn add_seed(&mut self, out: &mut Vec<LoadMessage>) {
         self.count("seeds");
         let mut txid = [0x5E; 32];
         txid[..8].copy_from_slice(&self.moment.to_le_bytes());
@@ -176,98 +176,98 @@ impl Author {
         let outputs: Vec<_> = (0..64).map(|vout| (1 << 40, vec![0x52, vout])).collect();
         let made = Made { txid: Txid(txid), extended: Default::default(), outputs };
         let outputs = made.outputs.iter().zip(0..);
-        let outputs = outputs.map(|((satoshis, script), vout)| SeededOutput { vout, satoshis: *satoshis, script });
-        let event = SeededEvent { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
-        out.push(Sent { topic: "validated-txs", key: txid.to_vec(), payload: event.encode() });
-        let number = self.add(made.txid, Vec::new(), true);
-        self.own(number, &made);
+        let outputs = outputs.map(|((satoshis, script), vout)| PartialOutput { vout, satoshis: *satoshis, script });
+        let event = PartialTxEvent { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
+        out.push(LoadMessage { topic: "validated-txs", key: txid.to_vec(), payload: event.encode() });
+        let number = self.add_tx(made.txid, Vec::new(), true);
+        self.add_outputs(number, &made);
     }
 
-    fn own(&mut self, number: Number, made: &Made) {
-        let room = MOST_COINS.saturating_sub(self.coins.len());
-        let coins = (0..made.outputs.len() as u32).take(room).map(|vout| Owned { number, coin: made.coin(vout) });
+    fn add_outputs(&mut self, number: Number, made: &Made) {
+        let room = MAX_COINS.saturating_sub(self.coins.len());
+        let coins = (0..made.outputs.len() as u32).take(room).map(|vout| OwnedOutput { number, coin: made.coin(vout) });
         self.coins.extend(coins);
     }
 
-    /// One of the youngest, or any.
-    fn take_coin(&mut self) -> Option<Owned> {
-        let reward = self.rewards.first().is_some_and(|(from, _)| *from <= self.height());
-        if reward && self.dice.below(20) == 0 {
+    /// Takes one of the newest outputs, or any.
+    fn take_coin(&mut self) -> Option<OwnedOutput> {
+        let has_mature_coinbase = self.coinbase_outputs.first().is_some_and(|(from, _)| *from <= self.height());
+        if has_mature_coinbase && self.rng.below(20) == 0 {
             self.count("coinbases spent");
-            return Some(self.rewards.remove(0).1);
+            return Some(self.coinbase_outputs.remove(0).1);
         }
         let len = self.coins.len();
-        let among = if self.dice.below(2) == 0 { len.min(64) } else { len };
-        let index = len - 1 - self.dice.below(among.max(1) as u64) as usize;
+        let among = if self.rng.below(2) == 0 { len.min(64) } else { len };
+        let index = len - 1 - self.rng.below(among.max(1) as u64) as usize;
         (index < len).then(|| self.coins.swap_remove(index))
     }
 
-    fn spend(&mut self, coins: &[&Owned], outputs: usize) -> (Number, Made) {
-        let tag = self.dice.next_u64() as u8;
+    fn spend(&mut self, coins: &[&OwnedOutput], outputs: usize) -> (Number, Made) {
+        let tag = self.rng.next_u64() as u8;
         let made = spend(&coins.iter().map(|owned| owned.coin.clone()).collect::<Vec<_>>(), outputs, tag);
         let inputs = coins.iter().map(|owned| (owned.number, owned.coin.outpoint.vout)).collect();
-        (self.add(made.txid, inputs, false), made)
+        (self.add_tx(made.txid, inputs, false), made)
     }
 
-    fn event(&self, made: &Made) -> Sent {
+    fn event(&self, made: &Made) -> LoadMessage {
         let event = Validated { tx: &made.extended, height: self.height() + 1, locked: false };
-        Sent { topic: "validated-txs", key: made.txid.0.to_vec(), payload: event.encode() }
+        LoadMessage { topic: "validated-txs", key: made.txid.0.to_vec(), payload: event.encode() }
     }
 
-    fn payment(&mut self, out: &mut Vec<Sent>) {
-        let wanted = *self.dice.pick(&[1, 1, 1, 2, 3]);
-        let coins: Vec<Owned> = (0..wanted).filter_map(|_| self.take_coin()).collect();
-        let outputs = *self.dice.pick(&[1, 2, 2, 2, 3, 8]);
+    fn add_payment(&mut self, out: &mut Vec<LoadMessage>) {
+        let wanted = *self.rng.pick(&[1, 1, 1, 2, 3]);
+        let coins: Vec<OwnedOutput> = (0..wanted).filter_map(|_| self.take_coin()).collect();
+        let outputs = *self.rng.pick(&[1, 2, 2, 2, 3, 8]);
         let (honest, made) = self.spend(&coins.iter().collect::<Vec<_>>(), outputs);
         self.count("payments");
-        if self.dice.below(50) == 0 {
-            self.rival(&coins, out);
+        if self.rng.below(50) == 0 {
+            self.add_rival(&coins, out);
         }
-        if self.dice.below(300) == 0 {
-            self.lie(&coins, outputs, &made, out);
+        if self.rng.below(300) == 0 {
+            self.add_lie(&coins, outputs, &made, out);
         }
         let event = self.event(&made);
-        match self.dice.below(100) {
+        match self.rng.below(100) {
             0..6 => {
                 self.count("payments behind their children");
-                self.put_off(300, Some(honest), event.clone());
+                self.postpone(300, Some(honest), event.clone());
             }
-            _ => self.send(Some(honest), event.clone(), out),
+            _ => self.emit(Some(honest), event.clone(), out),
         }
-        match self.dice.below(100) {
+        match self.rng.below(100) {
             0..2 => {
                 self.count("repeats at once");
                 out.push(event);
             }
             2..5 => {
                 self.count("repeats later");
-                self.put_off(5_000, None, event);
+                self.postpone(5_000, None, event);
             }
             _ => {}
         }
-        self.own(honest, &made);
+        self.add_outputs(honest, &made);
     }
 
-    /// Before the honest one or behind it; with a child, sometimes.
-    fn rival(&mut self, coins: &[Owned], out: &mut Vec<Sent>) {
+    /// Adds a rival before or after the honest transaction, sometimes with a child.
+    fn add_rival(&mut self, coins: &[OwnedOutput], out: &mut Vec<LoadMessage>) {
         self.count("double spends");
         let (rival, made) = self.spend(&[&coins[0]], 2);
         let event = self.event(&made);
-        match self.dice.below(2) {
+        match self.rng.below(2) {
             0 => out.push(event),
-            _ => self.put_off(1_000, None, event),
+            _ => self.postpone(1_000, None, event),
         }
         self.rivals.push(rival);
-        if self.dice.below(2) == 0 {
+        if self.rng.below(2) == 0 {
             self.count("children of double spends");
-            let (_, child) = self.spend(&[&Owned { number: rival, coin: made.coin(0) }], 1);
+            let (_, child) = self.spend(&[&OwnedOutput { number: rival, coin: made.coin(0) }], 1);
             let event = self.event(&child);
-            self.put_off(100, None, event);
+            self.postpone(100, None, event);
         }
     }
 
-    /// An event of the same transaction that claims another amount; the true one comes, too.
-    fn lie(&mut self, coins: &[Owned], outputs: usize, made: &Made, out: &mut Vec<Sent>) {
+    /// Adds an event of the same transaction with a wrong amount; the honest event comes, too.
+    fn add_lie(&mut self, coins: &[OwnedOutput], outputs: usize, made: &Made, out: &mut Vec<LoadMessage>) {
         let coins: Vec<Coin> = coins.iter().map(|owned| owned.coin.clone()).collect();
         let mut claimed = coins.clone();
         claimed[0].satoshis += 1;
@@ -276,33 +276,33 @@ impl Author {
         assert_eq!(lying.txid, made.txid);
         let lie = self.event(&lying);
         self.count("lies");
-        match self.dice.below(2) {
+        match self.rng.below(2) {
             0 => out.push(lie),
-            _ => self.put_off(100, None, lie),
+            _ => self.postpone(100, None, lie),
         }
     }
 
-    /// A child whose parent never comes, or long after it.
-    fn orphan(&mut self, out: &mut Vec<Sent>) {
+    /// Adds a child whose parent is never produced, or long after it.
+    fn add_orphan(&mut self, out: &mut Vec<LoadMessage>) {
         let Some(coin) = self.take_coin() else { return };
         let (parent, made) = self.spend(&[&coin], 2);
-        let (_, child) = self.spend(&[&Owned { number: parent, coin: made.coin(0) }], 1);
+        let (_, child) = self.spend(&[&OwnedOutput { number: parent, coin: made.coin(0) }], 1);
         let event = self.event(&child);
         out.push(event);
-        match self.dice.below(2) {
+        match self.rng.below(2) {
             0 => self.count("orphans"),
             _ => {
                 self.count("orphans whose parent comes");
                 let event = self.event(&made);
-                self.put_off(10_000, Some(parent), event);
+                self.postpone(10_000, Some(parent), event);
             }
         }
     }
 
-    fn poison(&mut self, out: &mut Vec<Sent>) {
+    fn add_poison(&mut self, out: &mut Vec<LoadMessage>) {
         self.count("poison");
-        let garbage = |topic| Sent { topic, key: b"no key".to_vec(), payload: vec![9, 9, 9] };
-        out.push(match self.dice.below(4) {
+        let garbage = |topic| LoadMessage { topic, key: b"no key".to_vec(), payload: vec![9, 9, 9] };
+        out.push(match self.rng.below(4) {
             0 => garbage("chain"),
             _ => garbage("validated-txs"),
         });
@@ -312,16 +312,16 @@ impl Author {
         self.chain.last().map_or(BASE_HEIGHT, |mined| mined.block.height)
     }
 
-    fn block(&mut self, out: &mut Vec<Sent>) {
+    fn add_block(&mut self, out: &mut Vec<LoadMessage>) {
         self.mine();
         self.sequence += 1;
         self.count("blocks");
         let payload = self.chain.last().unwrap().block.mined(self.sequence, true);
-        out.push(Sent { topic: "block-mined", key: Vec::new(), payload });
+        out.push(LoadMessage { topic: "block-mined", key: Vec::new(), payload });
     }
 
-    fn reorg(&mut self, out: &mut Vec<Sent>) {
-        let depth = 1 + self.dice.below(3) as usize;
+    fn add_reorg(&mut self, out: &mut Vec<LoadMessage>) {
+        let depth = 1 + self.rng.below(3) as usize;
         let left = self.chain.split_off(self.chain.len() - depth);
         for number in left.iter().flat_map(|mined| &mined.listed) {
             let tx = &mut self.txs[*number as usize];
@@ -332,7 +332,7 @@ impl Author {
             self.mempool.insert(*number);
         }
         for mined in &left {
-            self.rewards.retain(|(_, owned)| owned.number != mined.coinbase);
+            self.coinbase_outputs.retain(|(_, owned)| owned.number != mined.coinbase);
         }
         let kept = self.chain.len();
         (0..=depth).for_each(|_| self.mine());
@@ -340,15 +340,15 @@ impl Author {
         self.count("reorgs");
         let blocks = |mined: &[Mined]| mined.iter().map(|mined| mined.block.clone()).collect::<Vec<_>>();
         let payload = made_blocks::reorg(self.sequence, &blocks(&left), &blocks(&self.chain[kept..]));
-        out.push(Sent { topic: "reorgs", key: Vec::new(), payload });
+        out.push(LoadMessage { topic: "reorgs", key: Vec::new(), payload });
     }
 
-    /// A block on the tip; now and then it lists a rival.
+    /// Mines a block on the tip; sometimes it lists a rival.
     fn mine(&mut self) {
-        if self.dice.below(3) == 0 && !self.rivals.is_empty() {
-            let index = self.dice.below(self.rivals.len() as u64) as usize;
+        if self.rng.below(3) == 0 && !self.rivals.is_empty() {
+            let index = self.rng.below(self.rivals.len() as u64) as usize;
             let rival = self.rivals.swap_remove(index);
-            self.favour(rival);
+            self.prefer_rival(rival);
         }
         self.blocks += 1;
         let made = coinbase(1_000_000 + self.blocks);
@@ -359,7 +359,7 @@ impl Author {
                 let parent = &self.txs[input.0 as usize];
                 (parent.is_source || parent.is_mined) && !self.spent.contains_key(input)
             };
-            if listed.len() < MOST_LISTED && tx.inputs.iter().all(is_free) {
+            if listed.len() < MAX_LISTED && tx.inputs.iter().all(is_free) {
                 self.spent.extend(tx.inputs.iter().map(|input| (*input, number)));
                 self.txs[number as usize].is_mined = true;
                 listed.push(number);
@@ -371,14 +371,14 @@ impl Author {
             None => MadeBlock::new(self.blocks, BASE_HEIGHT + 1, &made, &[]),
         };
         block.listed = listed.iter().flat_map(|number| self.txs[*number as usize].txid.0).collect();
-        let coinbase = self.add(made.txid, Vec::new(), true);
-        self.rewards.push((block.height + MATURITY, Owned { number: coinbase, coin: made.coin(0) }));
+        let coinbase = self.add_tx(made.txid, Vec::new(), true);
+        self.coinbase_outputs.push((block.height + MATURITY, OwnedOutput { number: coinbase, coin: made.coin(0) }));
         self.chain.push(Mined { block, coinbase, listed });
     }
 
-    /// Has the rival mined soon, where nothing that it spends is spent on the chain yet: whoever spends the same, and all that descends
-    /// from those, is worth nothing any more.
-    fn favour(&mut self, rival: Number) {
+    /// Lets the next block list the rival, if its inputs are unspent on the chain. Transactions with the same inputs,
+    /// and their descendants, are no longer used.
+    fn prefer_rival(&mut self, rival: Number) {
         let inputs = self.txs[rival as usize].inputs.clone();
         let is_open = |input: &(Number, u32)| {
             let parent = &self.txs[input.0 as usize];
@@ -394,17 +394,17 @@ impl Author {
             *child != rival && tx.inputs.iter().any(|input| inputs.contains(input))
         });
         let mut open: Vec<Number> = rivals.collect();
-        let mut fallen = BTreeSet::new();
+        let mut conflicting = BTreeSet::new();
         while let Some(number) = open.pop() {
-            if fallen.insert(number) {
+            if conflicting.insert(number) {
                 open.extend(children(&number));
             }
         }
-        self.coins.retain(|owned| !fallen.contains(&owned.number));
-        self.mempool.retain(|number| !fallen.contains(number));
-        self.rivals.retain(|number| !fallen.contains(number));
+        self.coins.retain(|owned| !conflicting.contains(&owned.number));
+        self.mempool.retain(|number| !conflicting.contains(number));
+        self.rivals.retain(|number| !conflicting.contains(number));
         for sent in self.later.values_mut().flatten() {
-            sent.0 = sent.0.filter(|number| !fallen.contains(number));
+            sent.0 = sent.0.filter(|number| !conflicting.contains(number));
         }
         self.mempool.insert(rival);
     }

@@ -1,12 +1,12 @@
-//! The torture: a real Apache Kafka, several instances, generated load ([`load`]); instances are killed, stopped, frozen and started at
-//! random ([`crew`]), and now and then the broker is. At the end the store must be what the model makes of the logs, break no
-//! invariant, and equal a rebuild.
+//! Torture: a real Apache Kafka and several instances under generated load ([`load`]). Instances are killed, stopped,
+//! frozen and started at random ([`instances`]), and sometimes the broker is killed. At the end the store must equal
+//! the model of the logs, break no invariant, and equal a rebuild.
 //!
-//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer`; a short one of each is in `make test`. HOLD=1 leaves everything as
-//! it is where something fails.
+//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer`; a short run of each is
+//! in `make test`. HOLD=1 keeps everything running after a failure.
 
-mod crew;
 mod host;
+mod instances;
 mod judge;
 mod kills;
 mod load;
@@ -21,14 +21,14 @@ use std::{
 };
 
 use utxo_store::{
-    broker::{Broker, BrokerError, Produce, Producer, kafka::GroupProtocol},
-    seeded::Seeded,
+    broker::{Broker, BrokerError, OutgoingMessage, Producer, kafka::GroupProtocol},
+    rng::SplitMix64,
 };
 
 use self::{
-    crew::{Crew, Host, INSTANCES, Processes},
-    load::{Author, Sent},
-    soak::Watch,
+    instances::{HostProcess, INSTANCES, InstanceProcesses, InstanceSet},
+    load::{LoadGenerator, LoadMessage},
+    soak::ResourceWatch,
 };
 use crate::{
     aerospike_server::AerospikeServer,
@@ -37,198 +37,198 @@ use crate::{
 };
 
 pub const PARTITIONS: i32 = 6;
-/// Between two ticks of the load.
+/// Time between two ticks of the load.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A number of the environment.
-fn asked(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+/// Returns a number from the environment, or `default`.
+fn env_number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-fn asked_seed() -> u64 {
-    asked("SEED", Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()))
+fn env_seed() -> u64 {
+    env_number("SEED", Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()))
 }
 
-/// How long, how much, and which.
+/// Settings of one torture run.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+struct TortureSettings {
     time: Duration,
-    /// Moments of the load a second.
+    /// Moments of the load per second.
     rate: u64,
     seed: u64,
-    /// The first instance is never killed, nor told to stop: a soak watches it.
-    spares_first: bool,
+    /// Whether the first instance is never killed or stopped: a soak samples it.
+    is_first_spared: bool,
     /// `kafka.group_protocol` of all instances.
     protocol: GroupProtocol,
 }
 
-impl Size {
-    /// As the environment says.
-    fn asked() -> Self {
-        Size {
-            time: Duration::from_secs(asked("TORTURE_SECONDS", 900)),
-            rate: asked("RATE", 400),
-            seed: asked_seed(),
-            spares_first: false,
-            protocol: std::env::var("PROTOCOL").map_or(GroupProtocol::Classic, |asked| asked.parse().unwrap()),
+impl TortureSettings {
+    /// Reads the settings from the environment.
+    fn from_env() -> Self {
+        TortureSettings {
+            time: Duration::from_secs(env_number("TORTURE_SECONDS", 900)),
+            rate: env_number("RATE", 400),
+            seed: env_seed(),
+            is_first_spared: false,
+            protocol: std::env::var("PROTOCOL").map_or(GroupProtocol::Classic, |text| text.parse().unwrap()),
         }
     }
 
     fn short(seed: u64) -> Self {
         let time = Duration::from_secs(20);
-        Size { time, rate: 300, seed, spares_first: false, protocol: GroupProtocol::Classic }
+        TortureSettings { time, rate: 300, seed, is_first_spared: false, protocol: GroupProtocol::Classic }
     }
 }
 
-/// Produces at a steady rate until it is enough, and then what was put off; answers how many messages that were. A message that may have
-/// been written is written again: repeats do no harm.
-fn produce(bench: &Bench, author: &mut Author, rate: u64, is_enough: &AtomicBool) -> u64 {
+/// Produces at a steady rate until `is_enough`, then the postponed messages; returns the number of messages. A message
+/// that may have been written is produced again: repeats are harmless.
+fn produce(bench: &Bench, generator: &mut LoadGenerator, rate: u64, is_enough: &AtomicBool) -> u64 {
     let mut messages = 0;
     block_on(async {
         let broker = bench.broker();
         let producer = broker.producer().await.unwrap();
         let (started, mut moments) = (Instant::now(), 0);
         while !is_enough.load(Ordering::Relaxed) {
-            // What an absent broker held up is not caught up with at once.
+            // The backlog of an absent broker is not produced at once.
             let due = (started.elapsed().as_millis() as u64 * rate / 1_000).min(moments + rate);
             while moments < due {
                 moments += 1;
-                messages += send(bench, producer.as_ref(), author.next()).await;
+                messages += send(bench, producer.as_ref(), generator.next()).await;
             }
             tokio::time::sleep(TICK).await;
         }
-        messages += send(bench, producer.as_ref(), author.last()).await;
+        messages += send(bench, producer.as_ref(), generator.last()).await;
     });
     messages
 }
 
-/// Does something while there is load; answers how many messages that was as well.
-fn under_load<T>(
+/// Runs `work` while load is produced; returns the number of messages, too.
+fn produce_during<T>(
     bench: &Bench,
-    author: &mut Author,
+    generator: &mut LoadGenerator,
     rate: u64,
     work: impl FnOnce() -> T,
 ) -> (u64, std::thread::Result<T>) {
     let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let producing = scope.spawn(|| produce(bench, author, rate, &is_enough));
+        let producing = scope.spawn(|| produce(bench, generator, rate, &is_enough));
         let done = panic::catch_unwind(AssertUnwindSafe(work));
         is_enough.store(true, Ordering::Relaxed);
         (producing.join().unwrap(), done)
     })
 }
 
-async fn send(bench: &Bench, producer: &dyn Producer, all: Vec<Sent>) -> u64 {
+async fn send(bench: &Bench, producer: &dyn Producer, all: Vec<LoadMessage>) -> u64 {
     let count = all.len() as u64;
-    let message = |sent: Sent| Produce {
+    let message = |sent: LoadMessage| OutgoingMessage {
         topic: bench.topic(sent.topic),
         partition: (sent.topic != "validated-txs").then_some(0),
         key: sent.key.into(),
         payload: sent.payload.into(),
-        ..Produce::default()
+        ..OutgoingMessage::default()
     };
-    let messages: Vec<Produce> = all.into_iter().map(message).collect();
-    let mut told: Result<_, BrokerError> = producer.produce_all(messages.clone()).await;
-    while told.is_err() {
+    let messages: Vec<OutgoingMessage> = all.into_iter().map(message).collect();
+    let mut delivered: Result<_, BrokerError> = producer.produce_all(messages.clone()).await;
+    while delivered.is_err() {
         tokio::time::sleep(TICK).await;
-        told = producer.produce_all(messages.clone()).await;
+        delivered = producer.produce_all(messages.clone()).await;
     }
     count
 }
 
-/// Does something to somebody every few seconds, until the time is over; then all run.
-fn torment(
-    crew: &mut dyn Crew,
+/// Disturbs a random instance or the broker every few seconds until the time is over.
+fn disturb_instances(
+    instances: &mut dyn InstanceSet,
     kafka: &mut KafkaServer,
-    size: Size,
-    mut looking: impl FnMut(&dyn Crew),
+    settings: TortureSettings,
+    mut watch: impl FnMut(&dyn InstanceSet),
 ) -> BTreeMap<&'static str, u64> {
-    let mut dice = Seeded::new(size.seed ^ u64::from_be_bytes(*b"tormentr"));
+    let mut rng = SplitMix64::new(settings.seed ^ u64::from_be_bytes(*b"tormentr"));
     let mut counts = BTreeMap::new();
     let mut frozen: Option<(usize, Instant)> = None;
-    // The shorter the time the less is waited. After each something must get done, or nothing but starts is tested.
-    let most = (size.time.as_millis() as u64 / 15).clamp(500, 8_000);
+    // A shorter run has shorter pauses. After each disturbance work must get done, else only starts are tested.
+    let most = (settings.time.as_millis() as u64 / 15).clamp(500, 8_000);
     let mut count = |what, did: bool| *counts.entry(what).or_default() += u64::from(did);
     let started = Instant::now();
     for slot in 0..INSTANCES {
-        crew.start(slot);
+        instances.start(slot);
     }
-    while started.elapsed() < size.time {
-        std::thread::sleep(Duration::from_millis(100 + dice.below(most)));
-        crew.look();
-        looking(crew);
+    while started.elapsed() < settings.time {
+        std::thread::sleep(Duration::from_millis(100 + rng.below(most)));
+        instances.check_alive();
+        watch(instances);
         if let Some((slot, until)) = frozen
             && until <= Instant::now()
         {
-            crew.freeze(slot, false);
+            instances.freeze(slot, false);
             frozen = None;
         }
-        let slot = dice.below(INSTANCES as u64) as usize;
-        // Nobody writes to who is frozen.
+        let slot = rng.below(INSTANCES as u64) as usize;
+        // A frozen instance cannot read commands.
         if frozen.is_some_and(|(other, _)| other == slot) {
             continue;
         }
-        let is_spared = size.spares_first && slot == 0;
-        match dice.below(100) {
+        let is_spared = settings.is_first_spared && slot == 0;
+        match rng.below(100) {
             0..38 if is_spared => {}
-            0..25 => count("killed", crew.kill(slot)),
-            25..38 => count("stopped in order", crew.stop(slot)),
-            38..46 if frozen.is_none() && crew.freeze(slot, true) => {
+            0..25 => count("killed", instances.kill(slot)),
+            25..38 => count("stopped in order", instances.stop(slot)),
+            38..46 if frozen.is_none() && instances.freeze(slot, true) => {
                 count("frozen", true);
-                // Within the session timeout, beyond it, beyond the poll interval.
-                let seconds = *dice.pick(&[1, 4, 9, 14]);
+                // Shorter than the session timeout, longer, and longer than the poll interval.
+                let seconds = *rng.pick(&[1, 4, 9, 14]);
                 frozen = Some((slot, Instant::now() + Duration::from_secs(seconds)));
             }
-            46..48 if frozen.is_none() && !size.spares_first => {
+            46..48 if frozen.is_none() && !settings.is_first_spared => {
                 count("all killed at once", true);
-                crew.kill_all();
+                instances.kill_all();
             }
             48..50 => {
                 count("broker killed", true);
                 kafka.kill();
-                std::thread::sleep(Duration::from_millis(dice.below(5_000)));
-                kafka.start_again();
+                std::thread::sleep(Duration::from_millis(rng.below(5_000)));
+                kafka.restart();
             }
-            _ => count("started", crew.start(slot)),
+            _ => count("started", instances.start(slot)),
         }
     }
     if let Some((slot, _)) = frozen {
-        crew.freeze(slot, false);
+        instances.freeze(slot, false);
     }
     counts
 }
 
-/// What all of it happens on.
-pub struct Ground {
+/// Topics, configuration and stores of one run.
+pub struct TestBed {
     bench: Bench,
-    /// What is configured besides, as variables of the environment.
+    /// Configuration besides the file, as environment variables.
     variables: Vec<(String, String)>,
-    /// Where the state is, as arguments of `verify`.
+    /// Location of the live store, as arguments of `verify`.
     live: Vec<String>,
-    /// Where a rebuild goes, as arguments of `replay`.
+    /// Location of the rebuilt store, as arguments of `replay`.
     rebuilt: Vec<String>,
-    /// A node of the store was killed: what the model can say of the logs then holds.
-    has_forgotten: bool,
+    /// Whether a node of the store was killed: the model then checks less.
+    has_lost_writes: bool,
 }
 
-impl Ground {
-    /// Topics, and what the configuration says of all stores.
+impl TestBed {
+    /// Creates the topics and the configuration that all stores share.
     fn on(kafka: &KafkaServer) -> Self {
         let bench = Bench::on(kafka.bootstrap_servers());
         let partitions = PARTITIONS.to_string();
         let mut create = bench.command(&["topics", "create", "--partitions", &partitions], &[]);
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
-        let mut ground =
-            Ground { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new(), has_forgotten: false };
+        let mut testbed =
+            TestBed { bench, variables: Vec::new(), live: Vec::new(), rebuilt: Vec::new(), has_lost_writes: false };
         for (key, value) in [
             ("STORE__NETWORK", "regtest"),
             ("PRUNE__ENABLED", "false"),
             ("INGEST__MISSING_PARENT_GRACE_MS", "5000"),
             ("INGEST__DRAIN_TIMEOUT_MS", "3000"),
         ] {
-            ground.set(key, value);
+            testbed.set(key, value);
         }
-        ground
+        testbed
     }
 
     fn set(&mut self, key: &str, value: &str) {
@@ -238,43 +238,43 @@ impl Ground {
     }
 
     fn fjall(kafka: &KafkaServer) -> Self {
-        let mut ground = Ground::on(kafka);
-        let store = |name| arguments([("--store", format!("fjall://{}", ground.bench.path(name).display()))]);
-        (ground.live, ground.rebuilt) = (store("store"), store("rebuilt"));
-        ground
+        let mut testbed = TestBed::on(kafka);
+        let store = |name| arguments([("--store", format!("fjall://{}", testbed.bench.path(name).display()))]);
+        (testbed.live, testbed.rebuilt) = (store("store"), store("rebuilt"));
+        testbed
     }
 
-    /// Records of few slots: most transactions of the load take several.
+    /// Uses records of few slots, so that most transactions of the load have several pages.
     fn aerospike(kafka: &KafkaServer, server: &AerospikeServer) -> Self {
-        let mut ground = Ground::on(kafka);
-        ground.set("STORE__UTXO_BATCH_SIZE", "4");
-        ground.goes_to(server.url(), "blobs");
-        ground.will_be_rebuilt_in(server.url(), "blobs-rebuilt");
-        ground
+        let mut testbed = TestBed::on(kafka);
+        testbed.set("STORE__UTXO_BATCH_SIZE", "4");
+        testbed.use_store(server.url(), "blobs");
+        testbed.set_rebuild_target(server.url(), "blobs-rebuilt");
+        testbed
     }
 
-    /// The store that is worked on.
-    fn goes_to(&mut self, url: String, blobs: &str) {
+    /// Sets the live store.
+    fn use_store(&mut self, url: String, blobs: &str) {
         let blobs = format!("file://{}", self.bench.path(blobs).display());
         self.set("STORE__URL", &url);
         self.set("STORE__BLOBS__URL", &blobs);
         self.live = arguments([("--store", url), ("--blobs", blobs)]);
     }
 
-    fn will_be_rebuilt_in(&mut self, url: String, blobs: &str) {
+    fn set_rebuild_target(&mut self, url: String, blobs: &str) {
         let blobs = format!("file://{}", self.bench.path(blobs).display());
         self.rebuilt = arguments([("--store", url), ("--blobs", blobs)]);
     }
 
-    /// What was rebuilt is the store from now on.
-    fn goes_to_the_rebuilt(&mut self) {
+    /// Makes the rebuilt store the live store.
+    fn use_rebuilt_store(&mut self) {
         self.live = std::mem::take(&mut self.rebuilt);
         let [_, url, _, blobs] = self.live.clone().try_into().unwrap();
         self.set("STORE__URL", &url);
         self.set("STORE__BLOBS__URL", &blobs);
     }
 
-    /// The program, as it is configured here.
+    /// Returns a command of the program with this configuration.
     fn command(&self, args: &[&str]) -> Command {
         let variables: Vec<(&str, &str)> = self.variables.iter().map(|(key, value)| (&**key, &**value)).collect();
         self.bench.command(args, &variables)
@@ -285,82 +285,82 @@ fn arguments<const N: usize>(named: [(&str, String); N]) -> Vec<String> {
     named.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
 }
 
-fn torture(ground: &Ground, kafka: &mut KafkaServer, crew: &mut dyn Crew, size: Size) {
-    eprintln!("torture: {size:?}");
-    let mut author = Author::new(size.seed);
-    let mut watch = Watch::new(size.time);
-    let (messages, done) = under_load(&ground.bench, &mut author, size.rate, || {
-        torment(crew, kafka, size, |crew| {
-            if size.spares_first {
-                watch.look(ground, crew)
+fn torture(testbed: &TestBed, kafka: &mut KafkaServer, instances: &mut dyn InstanceSet, settings: TortureSettings) {
+    eprintln!("torture: {settings:?}");
+    let mut generator = LoadGenerator::new(settings.seed);
+    let mut watch = ResourceWatch::new(settings.time);
+    let (messages, done) = produce_during(&testbed.bench, &mut generator, settings.rate, || {
+        disturb_instances(instances, kafka, settings, |instances| {
+            if settings.is_first_spared {
+                watch.sample(testbed, instances)
             }
         })
     });
-    eprintln!("{} transactions in {messages} messages: {:?}", author.transactions(), author.counts);
+    eprintln!("{} transactions in {messages} messages: {:?}", generator.transactions(), generator.counts);
     let judged = done.and_then(|done| {
         eprintln!("instances: {done:?}");
         panic::catch_unwind(AssertUnwindSafe(|| {
-            judge::wait_until_all_is_handled(ground, crew);
-            crew.stop_all();
-            judge::judge(ground);
-            if size.spares_first {
-                watch.judge(ground);
+            judge::wait_until_all_is_handled(testbed, instances);
+            instances.stop_all();
+            judge::judge(testbed);
+            if settings.is_first_spared {
+                watch.judge(testbed);
             }
         }))
     });
-    judged.unwrap_or_else(|why| give_up(ground, size.seed, why));
+    judged.unwrap_or_else(|why| report_failure(testbed, settings.seed, why));
 }
 
-/// Something failed.
-fn give_up(ground: &Ground, seed: u64, why: Box<dyn std::any::Any + Send>) -> ! {
-    eprintln!("this was seed {seed}, in {}", ground.bench.directory.path().display());
-    // For whoever wants to look: HOLD=1.
+/// Prints the seed and the directory, waits with HOLD=1, and continues the panic.
+fn report_failure(testbed: &TestBed, seed: u64, why: Box<dyn std::any::Any + Send>) -> ! {
+    eprintln!("the run with seed {seed} failed; its files are in {}", testbed.bench.directory.path().display());
+    // HOLD=1 keeps the servers and files for inspection.
     while std::env::var("HOLD").is_ok() {
         std::thread::sleep(Duration::from_secs(1));
     }
     panic::resume_unwind(why)
 }
 
-fn on_fjall(kafka: &mut KafkaServer, size: Size) {
-    let mut ground = Ground::fjall(kafka);
-    ground.set("KAFKA__GROUP_PROTOCOL", &size.protocol.to_string());
-    torture(&ground, kafka, &mut Host::new(&ground), size);
+fn on_fjall(kafka: &mut KafkaServer, settings: TortureSettings) {
+    let mut testbed = TestBed::fjall(kafka);
+    testbed.set("KAFKA__GROUP_PROTOCOL", &settings.protocol.to_string());
+    torture(&testbed, kafka, &mut HostProcess::new(&testbed), settings);
 }
 
-fn on_aerospike(kafka: &mut KafkaServer, size: Size) {
+fn on_aerospike(kafka: &mut KafkaServer, settings: TortureSettings) {
     let Some(server) = AerospikeServer::start() else { return };
-    let mut ground = Ground::aerospike(kafka, &server);
-    ground.set("KAFKA__GROUP_PROTOCOL", &size.protocol.to_string());
-    let are_static = size.seed.is_multiple_of(2) && size.protocol == GroupProtocol::Classic;
-    torture(&ground, kafka, &mut Processes::new(&ground, are_static), size);
+    let mut testbed = TestBed::aerospike(kafka, &server);
+    testbed.set("KAFKA__GROUP_PROTOCOL", &settings.protocol.to_string());
+    let are_static = settings.seed.is_multiple_of(2) && settings.protocol == GroupProtocol::Classic;
+    torture(&testbed, kafka, &mut InstanceProcesses::new(&testbed, are_static), settings);
 }
 
-/// `make torture`.
+/// Entry of `make torture`.
 #[test]
-#[ignore = "takes as long as it is told to"]
-fn for_long() {
-    let size = Size::asked();
+#[ignore = "takes as long as TORTURE_SECONDS says"]
+fn a_long_torture() {
+    let settings = TortureSettings::from_env();
     let Some(mut kafka) = KafkaServer::own() else { return };
     match std::env::var("STORE").as_deref() {
-        Ok("aerospike") => on_aerospike(&mut kafka, size),
-        _ => on_fjall(&mut kafka, size),
+        Ok("aerospike") => on_aerospike(&mut kafka, settings),
+        _ => on_fjall(&mut kafka, settings),
     }
 }
 
 #[test]
-fn a_short_one_on_fjall() {
+fn a_short_torture_on_fjall() {
     let Some(mut kafka) = KafkaServer::own() else { return };
-    on_fjall(&mut kafka, Size::short(1));
+    on_fjall(&mut kafka, TortureSettings::short(1));
 }
 
 #[test]
-fn a_short_one_on_aerospike() {
+fn a_short_torture_on_aerospike() {
     let Some(mut kafka) = KafkaServer::own() else { return };
-    on_aerospike(&mut kafka, Size::short(2));
+    on_aerospike(&mut kafka, TortureSettings::short(2));
 }
 
 #[test]
-fn a_short_one_by_the_consumer_protocol() {
+fn a_short_torture_with_the_consumer_protocol() {
     let Some(mut kafka) = KafkaServer::own() else { return };
-    on_fjall(&mut kafka, Size { protocol: GroupProtocol::Consumer, ..Size::short(3) });
+    on_fjall(&mut kafka, TortureSettings { protocol: GroupProtocol::Consumer, ..TortureSettings::short(3) });
 }

@@ -1,4 +1,4 @@
-//! The partitions that are read: a queue for each, split off before fetching starts, filled into batches, sought.
+//! The open partitions of a consumer: splits off their queues, fills batches and seeks.
 
 use std::{ffi::CString, thread, time::Duration};
 
@@ -13,20 +13,20 @@ use super::{
     super::{
         arena::Arena,
         errors::{is_unknown_topic, kind, translate},
-        lookup::{known_high_watermark, watermarks_of},
+        lookup::{cached_high_watermark, fetch_watermarks},
         settings::KafkaSettings,
     },
-    Sought, Worker,
-    rebalance::{Context, next_epoch},
+    SeekResult, Worker,
+    rebalance::{RebalanceContext, next_epoch},
 };
 use crate::{
-    broker::{Batch, BrokerError, BrokerErrorKind, End, Polled, TopicPartition},
+    broker::{BrokerError, BrokerErrorKind, ConsumerEvent, MessageBatch, PartitionEnd, TopicPartition},
     liveness::LoopMonitor,
 };
 
 /// A partition that is being read.
-pub(super) struct Slot {
-    queue: PartitionQueue<Context>,
+pub(super) struct OpenPartition {
+    queue: PartitionQueue<RebalanceContext>,
     topic: CString,
     epoch: u64,
     position: u64,
@@ -34,7 +34,7 @@ pub(super) struct Slot {
 
 impl Worker {
     /// Splits off the queues of partitions and returns the list to assign.
-    pub(super) fn open_slots(
+    pub(super) fn split_queues(
         &mut self,
         starts: &[(TopicPartition, u64, u64)],
     ) -> Result<TopicPartitionList, BrokerError> {
@@ -50,106 +50,107 @@ impl Worker {
                 .ok_or_else(|| failed("no queue for this partition"))?;
             let me = thread::current();
             queue.set_nonempty_callback(move || me.unpark());
-            self.slots.insert(at.clone(), Slot { queue, topic, epoch: *epoch, position: *position });
-            self.shared.lock().own(at.clone());
+            self.open_partitions.insert(at.clone(), OpenPartition { queue, topic, epoch: *epoch, position: *position });
+            self.shared.lock().add_partition(at.clone());
         }
         Ok(tpl)
     }
 
-    /// Fills a batch for each partition that wants one; true when something came.
-    pub(super) fn fill(&mut self) -> bool {
-        let mut busy = false;
-        for (at, slot) in &mut self.slots {
+    /// Fills a batch for each partition with room in the inbox; true where a partition had a message, end or error.
+    pub(super) fn fill_batches(&mut self) -> bool {
+        let mut is_busy = false;
+        for (at, open) in &mut self.open_partitions {
             self.monitor.iter().for_each(LoopMonitor::beat);
-            if self.shared.lock().wants(at) {
-                let filled = fill_slot(&self.consumer, &self.settings, at, slot);
+            if self.shared.lock().wants_batch(at) {
+                let filled = fetch_batch(&self.consumer, &self.settings, at, open);
                 if let Some(error) = filled.error {
                     self.monitor.iter().for_each(|monitor| monitor.announce_blocking(self.settings.request_timeout));
-                    let error = out_of_range(&self.consumer, &self.settings, at, slot.position, &error);
+                    let error = out_of_range(&self.consumer, &self.settings, at, open.position, &error);
                     self.shared.lock().push_event(Err(error));
-                    self.shared.ring();
-                    busy = true;
+                    self.shared.notify();
+                    is_busy = true;
                 }
                 let mut inbox = self.shared.lock();
-                for polled in filled.batch.into_iter().chain(filled.end.map(Polled::End)) {
+                for polled in filled.batch.into_iter().chain(filled.end.map(ConsumerEvent::End)) {
                     inbox.push_batch(polled);
-                    self.shared.ring();
-                    busy = true;
+                    self.shared.notify();
+                    is_busy = true;
                 }
             }
         }
-        busy
+        is_busy
     }
 
-    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<Sought, BrokerError> {
+    pub(super) fn seek(&mut self, at: &TopicPartition, offset: u64) -> Result<SeekResult, BrokerError> {
         let timeout = self.settings.request_timeout;
-        if !self.slots.contains_key(at) {
+        if !self.open_partitions.contains_key(at) {
             return Err(BrokerError::not_assigned("seek", at));
         }
-        self.asks(2);
-        let (low, high) = watermarks_of(&self.consumer, at, timeout)?;
+        self.announce_requests(2);
+        let (low, high) = fetch_watermarks(&self.consumer, at, timeout)?;
         if !(low..=high).contains(&offset) {
             return Err(BrokerError::out_of_range("seek", at, offset, low, high));
         }
         let epoch = next_epoch();
         match self.consumer.seek(&at.topic, at.partition, Offset::Offset(offset as i64), timeout) {
             Ok(()) => {
-                let slot = self.slots.get_mut(at).ok_or_else(|| BrokerError::not_assigned("seek", at))?;
-                (slot.epoch, slot.position) = (epoch, offset);
+                let open = self.open_partitions.get_mut(at).ok_or_else(|| BrokerError::not_assigned("seek", at))?;
+                (open.epoch, open.position) = (epoch, offset);
             }
-            // An out-of-range position has stopped the partition for good: only a new start helps.
+            // An out-of-range position has stopped the partition for good: only a new assignment restarts it.
             Err(error) => {
-                debug!(partition = %at, %error, "starting the partition anew instead of seeking");
+                debug!(partition = %at, %error, "kafka consumer: seek refused, assigning the partition again");
                 self.restart(at, epoch, offset)?;
             }
         }
-        self.shared.lock().discard(at);
-        Ok(Sought { epoch, end: high })
+        self.shared.lock().discard_batches(at);
+        Ok(SeekResult { epoch, end: high })
     }
 
-    /// Unassigns a partition and assigns it at `offset`; the group does not hear of it.
+    /// Unassigns a partition and assigns it at `offset`, without the group's knowledge.
     fn restart(&mut self, at: &TopicPartition, epoch: u64, offset: u64) -> Result<(), BrokerError> {
         let failed = |error| translate("seek", &at.to_string(), &error);
         if matches!(self.consumer.rebalance_protocol(), RebalanceProtocol::Cooperative) {
-            self.slots.remove(at);
+            self.open_partitions.remove(at);
             let mut one = TopicPartitionList::new();
             one.add_partition(&at.topic, at.partition);
             self.consumer.incremental_unassign(&one).map_err(failed)?;
-            let tpl = self.open_slots(&[(at.clone(), epoch, offset)])?;
+            let tpl = self.split_queues(&[(at.clone(), epoch, offset)])?;
             return self.consumer.incremental_assign(&tpl).map_err(failed);
         }
-        // The eager protocol knows only whole assignments: the others go on where they were, in new queues.
-        let starts: Vec<_> = std::mem::take(&mut self.slots)
+        // The eager protocol has only whole assignments: the other partitions continue at their positions, in new
+        // queues.
+        let starts: Vec<_> = std::mem::take(&mut self.open_partitions)
             .into_iter()
-            .map(|(other, slot)| match other == *at {
+            .map(|(other, open)| match other == *at {
                 true => (other, epoch, offset),
-                false => (other, slot.epoch, slot.position),
+                false => (other, open.epoch, open.position),
             })
             .collect();
-        let tpl = self.open_slots(&starts)?;
+        let tpl = self.split_queues(&starts)?;
         self.consumer.assign(&tpl).map_err(failed)
     }
 }
 
 #[derive(Default)]
-struct Filled {
-    batch: Option<Polled>,
-    end: Option<End>,
+struct FetchResult {
+    batch: Option<ConsumerEvent>,
+    end: Option<PartitionEnd>,
     error: Option<KafkaError>,
 }
 
-/// Takes what a partition's queue holds, up to a batch.
-fn fill_slot(
-    consumer: &BaseConsumer<Context>,
+/// Takes messages of a partition's queue, up to one batch.
+fn fetch_batch(
+    consumer: &BaseConsumer<RebalanceContext>,
     settings: &KafkaSettings,
     at: &TopicPartition,
-    slot: &mut Slot,
-) -> Filled {
-    let mut filled = Filled::default();
+    open: &mut OpenPartition,
+) -> FetchResult {
+    let mut filled = FetchResult::default();
     let mut arena = Arena::default();
     let mut at_end = false;
     while arena.messages() < settings.batch_messages && arena.bytes() < settings.batch_bytes {
-        match slot.queue.poll(Duration::ZERO) {
+        match open.queue.poll(Duration::ZERO) {
             None => break,
             Some(Ok(message)) => arena.push(&message),
             Some(Err(KafkaError::PartitionEOF(_))) => {
@@ -157,7 +158,7 @@ fn fill_slot(
                 break;
             }
             Some(Err(error)) if kind(&error) == BrokerErrorKind::Retryable || is_unknown_topic(&error) => {
-                warn!(partition = %at, %error, "fetch")
+                warn!(partition = %at, %error, "kafka consumer: fetch failed, retrying")
             }
             Some(Err(error)) => {
                 filled.error = Some(error);
@@ -167,45 +168,46 @@ fn fill_slot(
     }
     if arena.messages() > 0 {
         let messages = arena.finish();
-        let next = messages.last().map_or(slot.position, |last| last.offset + 1);
-        slot.position = next;
-        let high_watermark = slot.known_end(consumer, at).max(next);
-        let batch = Batch { partition: at.clone(), epoch: slot.epoch, messages, high_watermark };
-        filled.batch = Some(Polled::Messages(batch));
+        let next = messages.last().map_or(open.position, |last| last.offset + 1);
+        open.position = next;
+        let high_watermark = open.known_end(consumer, at).max(next);
+        let batch = MessageBatch { partition: at.clone(), epoch: open.epoch, messages, high_watermark };
+        filled.batch = Some(ConsumerEvent::Messages(batch));
     }
     if at_end {
-        if slot.known_end(consumer, at) > slot.position {
-            // Asked for before anything more is polled: what it passes was polled before the end.
-            slot.position = slot.position.max(polled_up_to(consumer, at));
+        if open.known_end(consumer, at) > open.position {
+            // Read before the next poll: every offset that the position passes was polled before the end.
+            open.position = open.position.max(polled_position(consumer, at));
         }
-        filled.end = Some(End { partition: at.clone(), epoch: slot.epoch, position: slot.position });
+        filled.end = Some(PartitionEnd { partition: at.clone(), epoch: open.epoch, position: open.position });
     }
     filled
 }
 
-impl Slot {
-    fn known_end(&self, consumer: &BaseConsumer<Context>, at: &TopicPartition) -> u64 {
-        known_high_watermark(consumer.client(), &self.topic, at.partition)
+impl OpenPartition {
+    fn known_end(&self, consumer: &BaseConsumer<RebalanceContext>, at: &TopicPartition) -> u64 {
+        cached_high_watermark(consumer.client(), &self.topic, at.partition)
     }
 }
 
-/// Behind all that was polled, marks of transactions too (which are passed over in silence); 0 when unknown.
-fn polled_up_to(consumer: &BaseConsumer<Context>, at: &TopicPartition) -> u64 {
+/// librdkafka's position: above all polled messages and above the markers of Kafka transactions, which are never
+/// delivered; 0: unknown.
+fn polled_position(consumer: &BaseConsumer<RebalanceContext>, at: &TopicPartition) -> u64 {
     match consumer.position() {
         Ok(positions) => match positions.find_partition(&at.topic, at.partition).map(|found| found.offset()) {
             Some(Offset::Offset(offset)) => offset.max(0) as u64,
             _ => 0,
         },
         Err(error) => {
-            warn!(partition = %at, %error, "position unknown");
+            warn!(partition = %at, %error, "kafka consumer: position unknown");
             0
         }
     }
 }
 
-/// Names what the partition holds, when a fetch position is not there.
+/// Translates an error of a fetch; an out-of-range error names the offsets that the partition holds.
 fn out_of_range(
-    consumer: &BaseConsumer<Context>,
+    consumer: &BaseConsumer<RebalanceContext>,
     settings: &KafkaSettings,
     at: &TopicPartition,
     position: u64,
@@ -214,7 +216,7 @@ fn out_of_range(
     if kind(error) != BrokerErrorKind::OutOfRange {
         return translate("poll", &at.to_string(), error);
     }
-    match watermarks_of(consumer, at, settings.request_timeout) {
+    match fetch_watermarks(consumer, at, settings.request_timeout) {
         Ok((low, high)) => BrokerError::out_of_range("poll", at, position, low, high),
         Err(unknown) => {
             let message =

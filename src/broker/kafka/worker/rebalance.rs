@@ -1,5 +1,5 @@
-//! Rebalances: only noted in librdkafka's callback, and carried out by the worker's thread, so that the other partitions go on
-//! while one is drained.
+//! Rebalances: librdkafka's callback only records them, and the worker's thread carries them out, so that other
+//! partitions are read while one is drained.
 
 use std::{
     collections::VecDeque,
@@ -23,17 +23,17 @@ use tracing::{error, info, warn};
 
 use super::{
     super::{
-        inbox::Revocation,
-        lookup::{all_watermarks_of, committed_of},
+        inbox::RevocationState,
+        lookup::{fetch_all_watermarks, fetch_committed},
     },
     Worker,
 };
 use crate::{
-    broker::{Assigned, BrokerError, BrokerErrorKind, Committed, Outage, Polled, TopicPartition},
+    broker::{AssignedPartition, BrokerError, BrokerErrorKind, CommittedOffset, ConsumerEvent, Outage, TopicPartition},
     text::one_line,
 };
 
-/// The pause before a start position is looked up again.
+/// Pause before the start positions are looked up again.
 const LOOK_UP_PAUSE: Duration = Duration::from_millis(500);
 
 /// Epochs are unique in the process.
@@ -43,31 +43,32 @@ pub(super) fn next_epoch() -> u64 {
     NEXT_EPOCH.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Notes rebalances for the thread to carry out, and tells of outages.
-pub(in super::super) struct Context {
-    pub(super) noted: Mutex<VecDeque<(Change, TopicPartitionList)>>,
+/// Callbacks of the consumer: records rebalances for the thread and reports outages.
+pub(in super::super) struct RebalanceContext {
+    pub(super) pending: Mutex<VecDeque<(RebalanceKind, TopicPartitionList)>>,
     pub(super) closing: AtomicBool,
     outages: watch::Sender<Outage>,
 }
 
-impl Context {
-    pub(super) fn telling(outages: watch::Sender<Outage>) -> Self {
-        Context { noted: Mutex::default(), closing: AtomicBool::default(), outages }
+impl RebalanceContext {
+    pub(super) fn reporting_to(outages: watch::Sender<Outage>) -> Self {
+        RebalanceContext { pending: Mutex::default(), closing: AtomicBool::default(), outages }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum RebalanceKind {
     Assign,
     Revoke,
 }
 
-impl ClientContext for Context {
-    /// The end of a partition is told like an error. It is none; whoever reads the partition hears of it.
+impl ClientContext for RebalanceContext {
+    /// Logs an error and reports an outage. The end of a partition comes as an error, too, and is ignored here: the
+    /// partition's queue reports the end.
     fn error(&self, error: KafkaError, reason: &str) {
         let code = error.rdkafka_error_code();
-        if let Some(whole) = code.and_then(outage) {
-            self.outages.send_replace(Outage { whole, why: one_line(reason).into_owned() });
+        if let Some(is_total) = code.and_then(classify_outage) {
+            self.outages.send_replace(Outage { is_total, reason: one_line(reason).into_owned() });
         }
         if code != Some(RDKafkaErrorCode::PartitionEOF) {
             error!(%error, reason, "librdkafka");
@@ -75,22 +76,22 @@ impl ClientContext for Context {
     }
 }
 
-impl ConsumerContext for Context {
+impl ConsumerContext for RebalanceContext {
     fn rebalance(&self, consumer: &BaseConsumer<Self>, err: RDKafkaRespErr, tpl: &mut TopicPartitionList) {
         let change = match err {
-            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => Change::Assign,
-            _ => Change::Revoke,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => RebalanceKind::Assign,
+            _ => RebalanceKind::Revoke,
         };
         if self.closing.load(Ordering::Acquire) {
-            carry_out(consumer, change, tpl);
+            apply_change(consumer, change, tpl);
         } else {
-            self.noted.lock().unwrap_or_else(PoisonError::into_inner).push_back((change, tpl.clone()));
+            self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back((change, tpl.clone()));
         }
     }
 }
 
-/// Whether an error is one of a cluster that is away, and then whether all of it is.
-fn outage(code: RDKafkaErrorCode) -> Option<bool> {
+/// Classifies an error as an outage: `Some(true)` of all brokers, `Some(false)` of one broker; `None`: no outage.
+fn classify_outage(code: RDKafkaErrorCode) -> Option<bool> {
     match code {
         RDKafkaErrorCode::AllBrokersDown => Some(true),
         RDKafkaErrorCode::BrokerTransportFailure
@@ -102,52 +103,54 @@ fn outage(code: RDKafkaErrorCode) -> Option<bool> {
     }
 }
 
-/// Tells librdkafka that an assignment or revocation is accepted.
-pub(super) fn carry_out(consumer: &BaseConsumer<Context>, change: Change, tpl: &TopicPartitionList) {
+/// Accepts an assignment or revocation, so that librdkafka carries it out.
+pub(super) fn apply_change(consumer: &BaseConsumer<RebalanceContext>, change: RebalanceKind, tpl: &TopicPartitionList) {
     let cooperative = matches!(consumer.rebalance_protocol(), RebalanceProtocol::Cooperative);
     let result = match (change, cooperative) {
-        (Change::Assign, true) => consumer.incremental_assign(tpl),
-        (Change::Assign, false) => consumer.assign(tpl),
-        (Change::Revoke, true) => consumer.incremental_unassign(tpl),
-        (Change::Revoke, false) => consumer.unassign(),
+        (RebalanceKind::Assign, true) => consumer.incremental_assign(tpl),
+        (RebalanceKind::Assign, false) => consumer.assign(tpl),
+        (RebalanceKind::Revoke, true) => consumer.incremental_unassign(tpl),
+        (RebalanceKind::Revoke, false) => consumer.unassign(),
     };
     if let Err(error) = result {
         warn!(?change, %error, "rebalance: librdkafka refused the change");
     }
 }
 
-/// Where partitions start, or why that is not known yet.
-type Starts = Result<Vec<Assigned>, BrokerError>;
+/// Start positions of partitions, or the error of the lookup.
+type StartPositions = Result<Vec<AssignedPartition>, BrokerError>;
 
-/// A rebalance that is being carried out.
-pub(super) enum Step {
+/// The current step of a rebalance.
+pub(super) enum RebalanceStep {
     Assign { tpl: TopicPartitionList, not_before: Instant },
-    LookUp { tpl: TopicPartitionList, answer: mpsc::Receiver<Starts> },
+    LookUp { tpl: TopicPartitionList, answer: mpsc::Receiver<StartPositions> },
     Revoke { tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant },
 }
 
 impl Worker {
-    /// Carries a rebalance forward; true when something was done.
+    /// Advances the rebalance; true where a step was done.
     pub(super) fn rebalance(&mut self) -> bool {
         if self.step.is_none() {
-            let noted = self.consumer.context().noted.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            let Some((change, tpl)) = noted else { return false };
+            let pending = self.consumer.context().pending.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some((change, tpl)) = pending else { return false };
             self.step = Some(match change {
-                Change::Assign => Step::Assign { tpl, not_before: Instant::now() },
-                Change::Revoke => self.announce(tpl),
+                RebalanceKind::Assign => RebalanceStep::Assign { tpl, not_before: Instant::now() },
+                RebalanceKind::Revoke => self.announce_revocation(tpl),
             });
         }
         match self.step.take() {
-            Some(Step::Assign { tpl, not_before }) if not_before <= Instant::now() => self.look_up(tpl),
-            Some(Step::LookUp { tpl, answer }) => match answer.try_recv() {
+            Some(RebalanceStep::Assign { tpl, not_before }) if not_before <= Instant::now() => self.look_up_starts(tpl),
+            Some(RebalanceStep::LookUp { tpl, answer }) => match answer.try_recv() {
                 Ok(starts) => self.assign(tpl, starts),
                 Err(mpsc::TryRecvError::Empty) => {
-                    self.step = Some(Step::LookUp { tpl, answer });
+                    self.step = Some(RebalanceStep::LookUp { tpl, answer });
                     false
                 }
-                Err(mpsc::TryRecvError::Disconnected) => self.assign(tpl, Err(unanswered("it ended without a word"))),
+                Err(mpsc::TryRecvError::Disconnected) => {
+                    self.assign(tpl, Err(lookup_error("the lookup thread ended without an answer")))
+                }
             },
-            Some(Step::Revoke { tpl, partitions, deadline }) => self.let_go(tpl, partitions, deadline),
+            Some(RebalanceStep::Revoke { tpl, partitions, deadline }) => self.release(tpl, partitions, deadline),
             waiting => {
                 self.step = waiting;
                 false
@@ -155,108 +158,114 @@ impl Worker {
         }
     }
 
-    /// Stops reading what is revoked and tells the async side.
-    fn announce(&mut self, tpl: TopicPartitionList) -> Step {
+    /// Stops the reads of revoked partitions and announces the revocation to the async side.
+    fn announce_revocation(&mut self, tpl: TopicPartitionList) -> RebalanceStep {
         let lost = self.consumer.assignment_lost();
-        let partitions: Vec<_> = self.partitions(&tpl).into_iter().filter(|at| self.slots.contains_key(at)).collect();
+        let partitions: Vec<_> =
+            self.partitions(&tpl).into_iter().filter(|at| self.open_partitions.contains_key(at)).collect();
         for at in &partitions {
-            // The queue must be gone before the partition can be split again: a late drop would silence the new one.
-            self.slots.remove(at);
+            // The queue is dropped before the partition is split again: a later drop would silence the new queue.
+            self.open_partitions.remove(at);
         }
         let mut inbox = self.shared.lock();
         inbox.revoke(&partitions);
-        inbox.revocation = Revocation::Announced;
+        inbox.revocation = RevocationState::Announced;
         if lost {
-            inbox.disown(&partitions);
+            inbox.remove_partitions(&partitions);
         }
         if lost || partitions.is_empty() {
-            inbox.revocation = Revocation::Finished;
+            inbox.revocation = RevocationState::Finished;
         }
         if !partitions.is_empty() {
-            info!(?partitions, lost, "revoked");
-            inbox.push_event(Ok(Polled::Revoked { partitions: partitions.clone(), lost }));
+            info!(?partitions, lost, "kafka consumer: partitions revoked");
+            inbox.push_event(Ok(ConsumerEvent::Revoked { partitions: partitions.clone(), lost }));
         }
         drop(inbox);
-        self.shared.ring();
-        Step::Revoke { tpl, partitions, deadline: Instant::now() + self.settings.revocation_timeout }
+        self.shared.notify();
+        RebalanceStep::Revoke { tpl, partitions, deadline: Instant::now() + self.settings.revocation_timeout }
     }
 
-    /// Gives partitions up once the async side has let go, no commit is on its way, or time is up.
-    fn let_go(&mut self, tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant) -> bool {
+    /// Gives up partitions once the async side has finished the revocation and no commit is in progress, or at the
+    /// deadline.
+    fn release(&mut self, tpl: TopicPartitionList, partitions: Vec<TopicPartition>, deadline: Instant) -> bool {
         let now = Instant::now();
         let lost = self.consumer.assignment_lost();
         let mut inbox = self.shared.lock();
-        let finished = inbox.revocation == Revocation::Finished;
+        let finished = inbox.revocation == RevocationState::Finished;
         let overdue = now >= deadline;
         let committing = inbox.committing && now < deadline + self.settings.commit_timeout;
         if !lost && (committing || !(finished || overdue)) {
             drop(inbox);
-            self.step = Some(Step::Revoke { tpl, partitions, deadline });
+            self.step = Some(RebalanceStep::Revoke { tpl, partitions, deadline });
             return false;
         }
-        inbox.disown(&partitions);
-        inbox.revocation = Revocation::None;
+        inbox.remove_partitions(&partitions);
+        inbox.revocation = RevocationState::None;
         drop(inbox);
         if !finished {
-            warn!(?partitions, lost, "revocation went through without having been finished");
+            warn!(?partitions, lost, "kafka consumer: partitions released before the revocation was finished");
         }
-        carry_out(&self.consumer, Change::Revoke, &tpl);
+        apply_change(&self.consumer, RebalanceKind::Revoke, &tpl);
         true
     }
 
-    /// Begins to look up where to start, on a thread of its own: what is read already is polled meanwhile.
-    fn look_up(&mut self, tpl: TopicPartitionList) -> bool {
+    /// Starts the lookup of the start positions on a thread of its own: open partitions are polled meanwhile.
+    fn look_up_starts(&mut self, tpl: TopicPartitionList) -> bool {
         let (partitions, timeout) = (self.partitions(&tpl), self.settings.request_timeout);
         let (consumer, me, (sender, answer)) = (self.consumer.clone(), thread::current(), mpsc::channel());
         let started = thread::Builder::new().name("kafka-look-up".into()).spawn(move || {
-            // Without a receiver the consumer is closed.
-            let _ = sender.send(starts_of(&consumer, partitions, timeout));
+            // The send fails only where the consumer was closed.
+            let _ = sender.send(fetch_start_positions(&consumer, partitions, timeout));
             me.unpark();
         });
         match started {
-            Ok(_) => self.step = Some(Step::LookUp { tpl, answer }),
-            Err(error) => return self.assign(tpl, Err(unanswered(format!("no thread: {error}")))),
+            Ok(_) => self.step = Some(RebalanceStep::LookUp { tpl, answer }),
+            Err(error) => return self.assign(tpl, Err(lookup_error(format!("no thread: {error}")))),
         }
         true
     }
 
-    /// Splits the queues and starts reading.
-    fn assign(&mut self, tpl: TopicPartitionList, starts: Starts) -> bool {
+    /// Splits off the queues and starts the reads.
+    fn assign(&mut self, tpl: TopicPartitionList, starts: StartPositions) -> bool {
         let assigned = match starts {
             Ok(assigned) => assigned,
             Err(error) => {
-                warn!(%error, "start positions not known yet");
-                self.step = Some(Step::Assign { tpl, not_before: Instant::now() + LOOK_UP_PAUSE });
+                warn!(%error, "kafka consumer: start positions unknown, retrying");
+                self.step = Some(RebalanceStep::Assign { tpl, not_before: Instant::now() + LOOK_UP_PAUSE });
                 return false;
             }
         };
         let starts: Vec<_> = assigned.iter().map(|a| (a.partition.clone(), a.epoch, a.position)).collect();
-        match self.open_slots(&starts) {
-            Ok(tpl) => carry_out(&self.consumer, Change::Assign, &tpl),
+        match self.split_queues(&starts) {
+            Ok(tpl) => apply_change(&self.consumer, RebalanceKind::Assign, &tpl),
             Err(error) => {
                 self.shared.lock().push_event(Err(error));
-                self.shared.ring();
-                carry_out(&self.consumer, Change::Assign, &TopicPartitionList::new());
+                self.shared.notify();
+                apply_change(&self.consumer, RebalanceKind::Assign, &TopicPartitionList::new());
                 return true;
             }
         }
-        info!(partitions = assigned.len(), "assigned");
-        self.shared.lock().push_event(Ok(Polled::Assigned(assigned)));
-        self.shared.ring();
+        info!(partitions = assigned.len(), "kafka consumer: partitions assigned");
+        self.shared.lock().push_event(Ok(ConsumerEvent::Assigned(assigned)));
+        self.shared.notify();
         true
     }
 }
 
-fn starts_of(consumer: &BaseConsumer<Context>, partitions: Vec<TopicPartition>, timeout: Duration) -> Starts {
-    let committed = committed_of(consumer, &partitions, timeout)?;
-    let watermarks = all_watermarks_of(consumer, &partitions, timeout)?;
-    let start = |((partition, committed), (low, high_watermark)): ((_, Option<Committed>), _)| {
+fn fetch_start_positions(
+    consumer: &BaseConsumer<RebalanceContext>,
+    partitions: Vec<TopicPartition>,
+    timeout: Duration,
+) -> StartPositions {
+    let committed = fetch_committed(consumer, &partitions, timeout)?;
+    let watermarks = fetch_all_watermarks(consumer, &partitions, timeout)?;
+    let start = |((partition, committed), (low, high_watermark)): ((_, Option<CommittedOffset>), _)| {
         let position = committed.as_ref().map_or(low, |committed| committed.offset);
-        Assigned { partition, epoch: next_epoch(), committed, position, high_watermark }
+        AssignedPartition { partition, epoch: next_epoch(), committed, position, high_watermark }
     };
     Ok(partitions.into_iter().zip(committed).zip(watermarks).map(start).collect())
 }
 
-fn unanswered(why: impl Into<String>) -> BrokerError {
+fn lookup_error(why: impl Into<String>) -> BrokerError {
     BrokerError::new(BrokerErrorKind::Retryable, "look up start positions", why)
 }

@@ -1,4 +1,4 @@
-//! Reading the files: a node's directory, its key, and no more than memory takes.
+//! Reads block files: a node's directory with its obfuscation key, up to a limit of bytes.
 
 use std::{
     fs::{self, File},
@@ -8,24 +8,25 @@ use std::{
 
 use crate::{cli::Failure, generate::SourceFile, tx::block::ObfuscationKey};
 
-/// All files are held in memory at once: an input may spend what any of them makes.
-const MOST_BYTES: u64 = 4 << 30;
-/// The key of a directory of block files.
+/// Greatest size of all files together, bytes. All files are in memory at once, since an input may spend an output of
+/// any file.
+const MAX_TOTAL_BYTES: u64 = 4 << 30;
+/// File with the obfuscation key of a directory of block files.
 const KEY_FILE: &str = "xor.dat";
 
-/// Reads block files, those of directories (`blk*.dat`) in the order of their names. A file that is obfuscated is
-/// turned into what was written by the key that lies beside it.
+/// Reads block files; the files of a directory (`blk*.dat`) in the order of their names. An obfuscated file is decoded
+/// with the key in the same directory.
 ///
 /// # Errors
-/// A file that cannot be read, a directory without block files, a key that is none, more than memory takes.
+/// A file cannot be read, a directory has no block files, a key has the wrong length, or the files exceed the limit.
 pub(super) fn block_files(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure> {
-    let mut room = MOST_BYTES;
+    let mut remaining = MAX_TOTAL_BYTES;
     let mut files = Vec::new();
     for path in paths {
-        for path in if path.is_dir() { within(path)? } else { vec![path.clone()] } {
-            let mut file = read_at_most(&path, room)?;
-            room -= file.bytes.len() as u64;
-            if let Some(key) = key_beside(&path)? {
+        for path in if path.is_dir() { list_block_files(path)? } else { vec![path.clone()] } {
+            let mut file = read_at_most(&path, remaining)?;
+            remaining -= file.bytes.len() as u64;
+            if let Some(key) = read_obfuscation_key(&path)? {
                 key.reveal(&mut file.bytes);
             }
             files.push(file);
@@ -34,33 +35,34 @@ pub(super) fn block_files(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure>
     Ok(files)
 }
 
-/// Reads a file.
+/// Reads a whole file into memory.
 ///
 /// # Errors
-/// The file cannot be read, or is larger than memory takes.
+/// The file cannot be read, or is larger than the limit.
 pub(super) fn read(path: &Path) -> Result<SourceFile, Failure> {
-    read_at_most(path, MOST_BYTES)
+    read_at_most(path, MAX_TOTAL_BYTES)
 }
 
-fn read_at_most(path: &Path, most: u64) -> Result<SourceFile, Failure> {
+fn read_at_most(path: &Path, limit: u64) -> Result<SourceFile, Failure> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
-        // A pipe has no length; a file that grows meanwhile has another.
-        bytes.reserve_exact(usize::try_from(file.metadata()?.len().min(most)).unwrap_or(0));
-        file.take(most.saturating_add(1)).read_to_end(&mut bytes)
+        // The length is a hint: a pipe has none, and a file can grow.
+        bytes.reserve_exact(usize::try_from(file.metadata()?.len().min(limit)).unwrap_or(0));
+        file.take(limit.saturating_add(1)).read_to_end(&mut bytes)
     });
     match read {
         Err(error) => Err(Failure::new(format!("{name}: {error}"))),
-        Ok(_) if bytes.len() as u64 > most => Err(Failure::new(format!(
-            "cannot read {name}: all files together are larger than {MOST_BYTES} bytes, which are held in memory; give fewer of them"
+        Ok(_) if bytes.len() as u64 > limit => Err(Failure::new(format!(
+            "cannot read {name}: all files together are larger than {MAX_TOTAL_BYTES} bytes, the limit in memory; give \
+             fewer files"
         ))),
         Ok(_) => Ok(SourceFile { name, bytes }),
     }
 }
 
-/// The block files of a node's directory, in the order in which it wrote them.
-fn within(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// Lists the block files of a node's directory in the order of their names, in which the node wrote them.
+fn list_block_files(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error: io::Error| Failure::new(format!("{}: {error}", directory.display()));
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
@@ -72,28 +74,27 @@ fn within(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     paths.sort();
     match paths.is_empty() {
         false => Ok(paths),
-        true => {
-            Err(Failure::new(format!("{}: there is no block file (blk*.dat) in this directory", directory.display())))
-        }
+        true => Err(Failure::new(format!("{}: no block file (blk*.dat) in this directory", directory.display()))),
     }
 }
 
-/// `blk00000.dat` and the like.
+/// Returns whether the name is `blk`, digits and `.dat`.
 fn is_block_file(name: &str) -> bool {
     let number = name.strip_prefix("blk").and_then(|rest| rest.strip_suffix(".dat"));
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-fn key_beside(path: &Path) -> Result<Option<ObfuscationKey>, Failure> {
-    let beside = path.with_file_name(KEY_FILE);
-    let wrong =
-        |why: String| Failure::new(format!("cannot read the key of {}: {}: {why}", path.display(), beside.display()));
-    match fs::read(&beside) {
+fn read_obfuscation_key(path: &Path) -> Result<Option<ObfuscationKey>, Failure> {
+    let key_path = path.with_file_name(KEY_FILE);
+    let failed = |reason: String| {
+        Failure::new(format!("cannot read the key of {}: {}: {reason}", path.display(), key_path.display()))
+    };
+    match fs::read(&key_path) {
         Ok(bytes) => ObfuscationKey::from_file(&bytes)
             .map(Some)
-            .map_err(|found| wrong(format!("it has {found} bytes instead of 8"))),
+            .map_err(|found| failed(format!("the key has {found} bytes instead of 8"))),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-        Err(error) => Err(wrong(error.to_string())),
+        Err(error) => Err(failed(error.to_string())),
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_gives_its_block_files_in_their_order_revealed_by_its_key() {
+    fn block_files_of_a_directory_are_decoded_in_the_order_of_names() {
         let directory = tempfile::tempdir().unwrap();
         let key = [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88];
         let blocks = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mainnet-0-4312.blk")).unwrap();
@@ -116,17 +117,17 @@ mod tests {
         let files = block_files(&[directory.path().to_owned()]).unwrap();
         assert_eq!(files.len(), 2);
         assert!(files[0].name.ends_with("blk00000.dat") && files[0].bytes == blocks);
-        assert_eq!(files[1].bytes, blocks[..293], "one that is not obfuscated stays as it is");
+        assert_eq!(files[1].bytes, blocks[..293], "a file that is not obfuscated stays as it is");
         write(KEY_FILE, &key[..7]);
         let refused = block_files(&[directory.path().join("blk00000.dat")]).unwrap_err().to_string();
-        assert!(refused.contains("xor.dat: it has 7 bytes instead of 8"), "{refused}");
+        assert!(refused.contains("xor.dat: the key has 7 bytes instead of 8"), "{refused}");
         let empty = tempfile::tempdir().unwrap();
         let refused = block_files(&[empty.path().to_owned()]).unwrap_err().to_string();
         assert!(refused.contains("no block file (blk*.dat)"), "{refused}");
     }
 
     #[test]
-    fn no_more_is_read_than_memory_takes() {
+    fn reading_stops_at_the_limit() {
         let refused = read_at_most(Path::new("/dev/zero"), 1_000).unwrap_err().to_string();
         assert!(refused.contains("cannot read /dev/zero") && refused.contains("give fewer"), "{refused}");
     }

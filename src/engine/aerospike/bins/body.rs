@@ -1,4 +1,5 @@
-//! The body of a transaction: bins `inputs` and `outputs`, or `external` (with `otherBlob` where it is not the first one).
+//! The body of a transaction: bins `inputs` and `outputs`, or `external` (with `otherBlob` where it is not the first
+//! blob).
 
 use aerospike::Value;
 use bytes::Bytes;
@@ -6,15 +7,15 @@ use bytes::Bytes;
 use super::{
     super::{names, packed::Packed},
     Bins,
-    fields::{BadRecord, Fields, blob, blob_value, packed_list},
+    values::{BadRecord, BinReader, blob, blob_value, packed_list},
 };
 use crate::{
     record::{Blob, Body, Page, StoredOutput},
     tx::{Output, Transaction, varint},
 };
 
-/// What an input of a coinbase has in place of a previous output: 0 satoshis and an empty script.
-const NO_PREVIOUS: [u8; 9] = [0; 9];
+/// The 9 bytes that a coinbase input has in place of a previous output: 0 satoshis and an empty script.
+const NO_PREVIOUS_OUTPUT: [u8; 9] = [0; 9];
 const EXTENDED_MARKER: [u8; 6] = [0, 0, 0, 0, 0, 0xef];
 
 pub fn encode(page: &Page, body: &Body, bins: &mut Bins) {
@@ -32,25 +33,25 @@ pub fn encode(page: &Page, body: &Body, bins: &mut Bins) {
 
 fn encode_transaction(page: &Page, bytes: &Bytes, bins: &mut Bins) {
     match Transaction::parse(bytes) {
-        Ok(transaction) if comes_back(page, &transaction) => {
+        Ok(transaction) if is_reproducible(page, &transaction) => {
             bins.push((names::INPUTS, inputs_of(&transaction)));
             bins.push((names::OUTPUTS, outputs_of(&transaction)));
             if transaction.is_coinbase() && transaction.is_extended() {
                 bins.push((names::EXTENDED_BODY, Value::Bool(true)));
             }
         }
-        // An output list without outputs makes every filter that compares a stored output leave it to the reader.
+        // An output list without outputs makes every filter that compares a stored output refuse the spend.
         _ => {
-            let mut none = Packed::default();
-            none.list(0);
-            bins.push((names::OUTPUTS, packed_list(none)));
+            let mut empty = Packed::default();
+            empty.list(0);
+            bins.push((names::OUTPUTS, packed_list(empty)));
             bins.push((names::RAW_BODY, blob_value(bytes)));
         }
     }
 }
 
-/// Whether the bins give exactly these bytes back: version and lock time are bins of the page.
-fn comes_back(page: &Page, transaction: &Transaction<'_>) -> bool {
+/// Returns whether the bins give exactly these bytes back: version and lock time are bins of the page.
+fn is_reproducible(page: &Page, transaction: &Transaction<'_>) -> bool {
     transaction.version() == page.version
         && transaction.lock_time() == page.lock_time
         && transaction.is_coinbase() == page.is_coinbase
@@ -63,7 +64,7 @@ fn inputs_of(transaction: &Transaction<'_>) -> Value {
     for input in transaction.inputs() {
         match input.previous {
             Some(_) => packed.blob(input.raw()),
-            None => packed.blob_of(&[input.raw(), &NO_PREVIOUS]),
+            None => packed.blob_of(&[input.raw(), &NO_PREVIOUS_OUTPUT]),
         }
     }
     packed_list(packed)
@@ -88,12 +89,12 @@ fn partial_outputs(outputs: &[Option<StoredOutput>]) -> Value {
     packed_list(packed)
 }
 
-/// An output as it is stored: satoshis, script length, script.
+/// Packs an output as stored: satoshis, script length, script.
 pub fn pack_output(packed: &mut Packed, satoshis: u64, script: &[u8]) {
     packed.blob_of(&[&satoshis.to_le_bytes(), varint::encode(script.len() as u64).as_ref(), script]);
 }
 
-pub fn decode(page: &Page, bins: &mut Fields) -> Result<Option<Body>, BadRecord> {
+pub fn decode(page: &Page, bins: &mut BinReader) -> Result<Option<Body>, BadRecord> {
     if bins.flag(names::EXTERNAL)? {
         let other = bins.optional_array(names::OTHER_BLOB)?;
         return Ok(Some(Body::External(other.map_or(Blob::First, Blob::Other))));
@@ -128,7 +129,7 @@ fn transaction(page: &Page, inputs: Vec<Value>, outputs: Vec<Value>, standard: b
     for input in inputs {
         let input = blob(names::INPUTS, input)?;
         let input = match standard {
-            true => input.strip_suffix(&NO_PREVIOUS).ok_or(BadRecord(names::INPUTS))?,
+            true => input.strip_suffix(&NO_PREVIOUS_OUTPUT).ok_or(BadRecord(names::INPUTS))?,
             false => &input,
         };
         bytes.extend_from_slice(input);

@@ -7,7 +7,7 @@ use aerospike::Value;
 use super::{
     super::{names, packed::Packed},
     Bins, body,
-    fields::{BadRecord, Fields, blob, blob_value, int, int_list, number, packed_list, pairs},
+    values::{BadRecord, BinReader, blob, blob_value, int, int_list, number, packed_list, pairs},
 };
 use crate::{
     event::{decode_reason, encode_reason},
@@ -15,8 +15,8 @@ use crate::{
     tx::{Txid, UtxoHash},
 };
 
-/// What the 36 bytes of spending data are in a frozen slot.
-const FROZEN: [u8; 36] = [0xFF; 36];
+/// The 36 bytes that a frozen slot has in place of spending data.
+const FROZEN_SPENDER: [u8; 36] = [0xFF; 36];
 
 pub fn encode(page: &Page) -> Bins {
     let mut bins = Vec::with_capacity(20);
@@ -24,10 +24,10 @@ pub fn encode(page: &Page) -> Bins {
     if page.number > 0 {
         bins.push((names::PAGE_NUMBER, int(page.number)));
     }
-    // What a stub and a tombstone have not, readers take for 0: they are a few bytes.
-    let whole = page.utxos.is_some();
+    // A stub and a tombstone are a few bytes: their zero counts are left out and read as 0.
+    let has_slots = page.utxos.is_some();
     let mut count = |name, value: u64| {
-        if whole || value != 0 {
+        if has_slots || value != 0 {
             bins.push((name, int(value)));
         }
     };
@@ -39,20 +39,20 @@ pub fn encode(page: &Page) -> Bins {
     count(names::SPENT_UTXOS, page.spent_utxos.into());
     count(names::RECORD_UTXOS, page.record_utxos.into());
     if let Some(slots) = &page.utxos {
-        bins.push((names::UTXOS, slot_list(slots)));
+        bins.push((names::UTXOS, encode_slots(slots)));
     }
     if !page.amount_sizes.is_empty() {
         bins.push((names::AMOUNT_SIZES, blob_value(&page.amount_sizes)));
     }
-    encode_marks(page, &mut bins);
+    encode_rare_bins(page, &mut bins);
     if let Some(master) = &page.master {
         encode_master(page, master, &mut bins);
     }
     bins
 }
 
-/// What few pages have.
-fn encode_marks(page: &Page, bins: &mut Bins) {
+/// Encodes the bins that few pages have.
+fn encode_rare_bins(page: &Page, bins: &mut Bins) {
     let flags = [
         (names::IS_COINBASE, page.is_coinbase),
         (names::LOCKED, page.locked),
@@ -75,29 +75,29 @@ fn encode_marks(page: &Page, bins: &mut Bins) {
         bins.push((names::CONTESTED, int_list(page.contested.iter().copied())));
     }
     if !page.pruned_spenders.is_empty() {
-        bins.push((names::PRUNED_SPENDERS, Value::Blob(bitmap(&page.pruned_spenders))));
+        bins.push((names::PRUNED_SPENDERS, Value::Blob(encode_bitmap(&page.pruned_spenders))));
     }
     if !page.utxo_spendable_in.is_empty() {
         let heights = page.utxo_spendable_in.iter().map(|(slot, height)| (int(*slot), int(*height)));
         bins.push((names::SPENDABLE_IN, Value::SortedMap(heights.collect())));
     }
     if !page.reassignments.is_empty() {
-        let entries = page.reassignments.iter().map(reassignment).collect();
+        let entries = page.reassignments.iter().map(encode_reassignment).collect();
         bins.push((names::REASSIGNMENTS, Value::List(entries)));
     }
 }
 
 fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
-    let whole = page.utxos.is_some();
+    let has_slots = page.utxos.is_some();
     let mut count = |name, value: u64| {
-        if whole || value != 0 {
+        if has_slots || value != 0 {
             bins.push((name, int(value)));
         }
     };
     count(names::TOTAL_UTXOS, master.total_utxos.into());
     count(names::TOTAL_EXTRA_RECS, master.total_extra_recs.into());
     count(names::CREATED_AT, master.created_at);
-    if whole || !master.mined.is_empty() {
+    if has_slots || !master.mined.is_empty() {
         bins.push((names::BLOCK_IDS, int_list(master.mined.iter().map(|mined| mined.block_id))));
         bins.push((names::BLOCK_HEIGHTS, int_list(master.mined.iter().map(|mined| mined.height))));
         bins.push((names::SUBTREE_IDXS, int_list(master.mined.iter().map(|mined| mined.subtree))));
@@ -112,7 +112,7 @@ fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
         body::encode(page, body, bins);
     }
     if !master.conflicting_children.is_empty() {
-        bins.push((names::CONFLICTING_CHILDREN, txid_list(&master.conflicting_children)));
+        bins.push((names::CONFLICTING_CHILDREN, encode_txids(&master.conflicting_children)));
     }
     if !master.spent_pages.is_empty() {
         bins.push((names::SPENT_PAGES, int_list(master.spent_pages.iter().copied())));
@@ -134,8 +134,8 @@ fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
     bins.push((names::VERDICT, int(number)));
 }
 
-fn slot_list(slots: &[Slot]) -> Value {
-    // 35 bytes an unspent slot, 71 a spent one.
+fn encode_slots(slots: &[Slot]) -> Value {
+    // An unspent slot takes 35 bytes, a spent slot 71.
     let mut packed = Packed::with_capacity(5 + 71 * slots.len());
     packed.list(slots.len());
     for slot in slots {
@@ -148,17 +148,17 @@ fn slot_list(slots: &[Slot]) -> Value {
     packed_list(packed)
 }
 
-/// The hash of a slot and what follows it; `None` for no slot.
+/// Returns the hash of a slot and the 36 bytes that follow it; `None` for a nil slot.
 pub fn slot_bytes(slot: &Slot) -> Option<([u8; 32], Option<[u8; 36]>)> {
     match slot {
         Slot::Nil => None,
         Slot::Unspent(hash) => Some((hash.0, None)),
         Slot::Spent(hash, spender) => Some((hash.0, Some(spending_data(spender)))),
-        Slot::Frozen(hash) => Some((hash.0, Some(FROZEN))),
+        Slot::Frozen(hash) => Some((hash.0, Some(FROZEN_SPENDER))),
     }
 }
 
-/// Transaction id and little-endian input index.
+/// Encodes a spender: transaction id and little-endian input index.
 pub fn spending_data(spender: &SpendingData) -> [u8; 36] {
     let mut bytes = [0; 36];
     bytes[..32].copy_from_slice(&spender.txid.0);
@@ -166,7 +166,7 @@ pub fn spending_data(spender: &SpendingData) -> [u8; 36] {
     bytes
 }
 
-fn slot(value: Value) -> Result<Slot, BadRecord> {
+fn decode_slot(value: Value) -> Result<Slot, BadRecord> {
     if value == Value::Nil {
         return Ok(Slot::Nil);
     }
@@ -177,7 +177,7 @@ fn slot(value: Value) -> Result<Slot, BadRecord> {
         return Ok(Slot::Unspent(hash));
     }
     let spender: [u8; 36] = spender.try_into().map_err(|_| BadRecord(names::UTXOS))?;
-    if spender == FROZEN {
+    if spender == FROZEN_SPENDER {
         return Ok(Slot::Frozen(hash));
     }
     let (txid, input) = spender.split_first_chunk::<32>().ok_or(BadRecord(names::UTXOS))?;
@@ -185,14 +185,14 @@ fn slot(value: Value) -> Result<Slot, BadRecord> {
     Ok(Slot::Spent(hash, SpendingData { txid: Txid(*txid), input }))
 }
 
-fn txid_list(txids: &BTreeSet<Txid>) -> Value {
+fn encode_txids(txids: &BTreeSet<Txid>) -> Value {
     let mut packed = Packed::with_capacity(5 + 35 * txids.len());
     packed.list(txids.len());
     txids.iter().for_each(|txid| packed.blob(&txid.0));
     packed_list(packed)
 }
 
-fn bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
+fn encode_bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
     let mut bytes = vec![0; slots.last().map_or(0, |last| *last as usize / 8 + 1)];
     for slot in slots {
         bytes[*slot as usize / 8] |= 0x80 >> (slot % 8);
@@ -200,7 +200,7 @@ fn bitmap(slots: &BTreeSet<u32>) -> Vec<u8> {
     bytes
 }
 
-fn from_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
+fn decode_bitmap(bytes: &[u8]) -> BTreeSet<u32> {
     let bits = bytes
         .iter()
         .zip(0_u32..)
@@ -213,13 +213,13 @@ mod entry {
     pub const UTXO_HASH: &str = "utxoHash";
     pub const NEW_UTXO_HASH: &str = "newUtxoHash";
     pub const BLOCK_HEIGHT: &str = "blockHeight";
-    /// Ours: the new owner's output.
+    /// Added: the amount of the new owner's output.
     pub const SATOSHIS: &str = "satoshis";
-    /// Ours.
+    /// Added: the script of the new owner's output.
     pub const SCRIPT: &str = "lockingScript";
 }
 
-fn reassignment(entry: &Reassignment) -> Value {
+fn encode_reassignment(entry: &Reassignment) -> Value {
     let pairs = [
         (entry::OFFSET, int(entry.offset)),
         (entry::UTXO_HASH, Value::Blob(entry.utxo_hash.0.to_vec())),
@@ -231,7 +231,7 @@ fn reassignment(entry: &Reassignment) -> Value {
     Value::SortedMap(pairs.into_iter().map(|(key, value)| (Value::String(key.into()), value)).collect())
 }
 
-fn reassignment_from(value: Value) -> Result<Reassignment, BadRecord> {
+fn decode_reassignment(value: Value) -> Result<Reassignment, BadRecord> {
     const BAD: BadRecord = BadRecord(names::REASSIGNMENTS);
     let mut pairs: BTreeMap<Value, Value> = pairs(names::REASSIGNMENTS, value)?.into_iter().collect();
     let mut take = |key: &str| pairs.remove(&Value::String(key.into()));
@@ -251,12 +251,12 @@ fn reassignment_from(value: Value) -> Result<Reassignment, BadRecord> {
     })
 }
 
-/// A stamp as one number that orders as stamps do.
+/// Returns a stamp as one number. Numbers order as stamps do.
 pub fn stamp_number(stamp: &Stamp) -> i64 {
     (stamp.offset << 2 | stamp.phase as u64) as i64
 }
 
-pub fn stamp_from(number: u64) -> Result<Stamp, BadRecord> {
+pub fn decode_stamp(number: u64) -> Result<Stamp, BadRecord> {
     let phase = match number & 3 {
         0 => Phase::Evaluate,
         1 => Phase::Apply,
@@ -266,8 +266,8 @@ pub fn stamp_from(number: u64) -> Result<Stamp, BadRecord> {
     Ok(Stamp { offset: number >> 2, phase })
 }
 
-pub fn decode(txid: Txid, number: u32, bins: &mut Fields) -> Result<Page, BadRecord> {
-    if super::fields::txid(names::TX_ID, bins.0.swap_remove(names::TX_ID))? != txid {
+pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, BadRecord> {
+    if super::values::txid(names::TX_ID, bins.0.swap_remove(names::TX_ID))? != txid {
         return Err(BadRecord(names::TX_ID));
     }
     let utxos = bins.optional_list(names::UTXOS)?;
@@ -281,7 +281,7 @@ pub fn decode(txid: Txid, number: u32, bins: &mut Fields) -> Result<Page, BadRec
         fee: bins.number(names::FEE)?,
         size_in_bytes: bins.number(names::SIZE_IN_BYTES)?,
         extended_size: bins.number(names::EXTENDED_SIZE)?,
-        utxos: utxos.map(|slots| slots.into_iter().map(slot).collect()).transpose()?,
+        utxos: utxos.map(|slots| slots.into_iter().map(decode_slot).collect()).transpose()?,
         amount_sizes: bins.optional_blob(names::AMOUNT_SIZES)?.unwrap_or_default().into(),
         spent_utxos: bins.number(names::SPENT_UTXOS)?,
         record_utxos: bins.number(names::RECORD_UTXOS)?,
@@ -289,18 +289,22 @@ pub fn decode(txid: Txid, number: u32, bins: &mut Fields) -> Result<Page, BadRec
         locked: bins.flag(names::LOCKED)?,
         conflicting: bins.flag(names::CONFLICTING)?,
         frozen: bins.flag(names::FROZEN)?,
-        // The reference system does not say since when.
+        // The reference system does not store the time, so the creation of the record stands in.
         creating_at: bins.optional(names::CREATING_AT)?.or(creating.then_some(created_at)).filter(|_| creating),
         spending_height: bins.optional(names::SPENDING_HEIGHT)?,
         contested: bins.numbers(names::CONTESTED)?,
-        pruned_spenders: from_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default()),
+        pruned_spenders: decode_bitmap(&bins.optional_blob(names::PRUNED_SPENDERS)?.unwrap_or_default()),
         utxo_spendable_in: heights
             .map(|(slot, height)| {
                 Ok((self::number(names::SPENDABLE_IN, &slot)?, self::number(names::SPENDABLE_IN, &height)?))
             })
             .collect::<Result<_, _>>()?,
-        reassignments: bins.list(names::REASSIGNMENTS)?.into_iter().map(reassignment_from).collect::<Result<_, _>>()?,
-        chain_pos: bins.optional(names::CHAIN_POS)?.map(stamp_from).transpose()?,
+        reassignments: bins
+            .list(names::REASSIGNMENTS)?
+            .into_iter()
+            .map(decode_reassignment)
+            .collect::<Result<_, _>>()?,
+        chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
         delete_at_height: bins.optional(names::DELETE_AT_HEIGHT)?,
         pruned: bins.optional(names::PRUNED)?,
         ..Page::empty(txid)
@@ -312,7 +316,7 @@ pub fn decode(txid: Txid, number: u32, bins: &mut Fields) -> Result<Page, BadRec
     Ok(page)
 }
 
-fn decode_master(page: &Page, created_at: u64, bins: &mut Fields) -> Result<Master, BadRecord> {
+fn decode_master(page: &Page, created_at: u64, bins: &mut BinReader) -> Result<Master, BadRecord> {
     Ok(Master {
         total_utxos: bins.number(names::TOTAL_UTXOS)?,
         total_extra_recs: bins.number(names::TOTAL_EXTRA_RECS)?,
@@ -323,7 +327,7 @@ fn decode_master(page: &Page, created_at: u64, bins: &mut Fields) -> Result<Mast
         conflicting_children: bins
             .list(names::CONFLICTING_CHILDREN)?
             .into_iter()
-            .map(|child| super::fields::txid(names::CONFLICTING_CHILDREN, Some(child)))
+            .map(|child| super::values::txid(names::CONFLICTING_CHILDREN, Some(child)))
             .collect::<Result<_, _>>()?,
         spent_pages: bins.numbers(names::SPENT_PAGES)?,
         verdict: decode_verdict(bins)?,
@@ -331,7 +335,7 @@ fn decode_master(page: &Page, created_at: u64, bins: &mut Fields) -> Result<Mast
     })
 }
 
-fn decode_mined(bins: &mut Fields) -> Result<Vec<MinedIn>, BadRecord> {
+fn decode_mined(bins: &mut BinReader) -> Result<Vec<MinedIn>, BadRecord> {
     let ids: Vec<u32> = bins.numbers(names::BLOCK_IDS)?;
     let heights: Vec<u32> = bins.numbers(names::BLOCK_HEIGHTS)?;
     let subtrees: Vec<u32> = bins.numbers(names::SUBTREE_IDXS)?;
@@ -342,7 +346,7 @@ fn decode_mined(bins: &mut Fields) -> Result<Vec<MinedIn>, BadRecord> {
     Ok(triples.map(|((block_id, height), subtree)| MinedIn { block_id, height, subtree }).collect())
 }
 
-fn decode_verdict(bins: &mut Fields) -> Result<Option<Verdict>, BadRecord> {
+fn decode_verdict(bins: &mut BinReader) -> Result<Option<Verdict>, BadRecord> {
     let reason = bins.optional_blob(names::REASON)?;
     Ok(match bins.optional::<u64>(names::VERDICT)? {
         None => None,

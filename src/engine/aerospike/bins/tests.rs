@@ -2,7 +2,10 @@ use std::sync::Arc;
 
 use aerospike::{IndexMap, Value};
 
-use super::{super::packed::LIST, *};
+use super::{
+    super::{names, packed::LIST},
+    *,
+};
 use crate::{
     engine::conformance::fixtures::*,
     record::{
@@ -12,8 +15,9 @@ use crate::{
     tx::{Transaction, Txid},
 };
 
-/// What the server gives back of a packed list: a MessagePack reader of what [`super::super::packed`] writes.
-fn unpacked(bytes: &mut &[u8]) -> Value {
+/// Decodes a packed list as the server would return it: a MessagePack reader for the output of
+/// [`super::super::packed`].
+fn decode_packed(bytes: &mut &[u8]) -> Value {
     fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
         let (head, rest) = bytes.split_first_chunk::<N>().unwrap();
         *bytes = rest;
@@ -26,7 +30,7 @@ fn unpacked(bytes: &mut &[u8]) -> Value {
         Value::Blob(blob[1..].to_vec())
     }
     let [marker] = take(bytes);
-    let list = |bytes: &mut &[u8], length: usize| Value::List((0..length).map(|_| unpacked(bytes)).collect());
+    let list = |bytes: &mut &[u8], length: usize| Value::List((0..length).map(|_| decode_packed(bytes)).collect());
     match marker {
         0x00..0x80 => Value::Int(marker.into()),
         0x90..0xa0 => list(bytes, (marker & 15).into()),
@@ -55,7 +59,7 @@ fn as_read(bins: Bins) -> IndexMap<String, Value> {
     let value = |value| match value {
         Value::Unknown(LIST, bytes) => {
             let mut rest = bytes.as_slice();
-            let list = unpacked(&mut rest);
+            let list = decode_packed(&mut rest);
             assert!(rest.is_empty());
             list
         }
@@ -64,16 +68,16 @@ fn as_read(bins: Bins) -> IndexMap<String, Value> {
     bins.into_iter().map(|(name, bin)| (name.to_owned(), value(bin))).collect()
 }
 
-fn comes_back(key: Key, record: &Record) {
+fn assert_round_trip(key: Key, record: &Record) {
     let bins = encode(&key, record);
     assert!(bins.iter().all(|(name, _)| name.len() <= 15), "{bins:?}");
     assert_eq!(decode(&key, as_read(bins)).as_ref(), Ok(record));
 }
 
-/// Everything that a page can have, at once.
-fn full(txid: Txid) -> Page {
+/// Returns a page with every bin that a page can have.
+fn page_with_every_bin(txid: Txid) -> Page {
     let spender = SpendingData { txid: Txid([5; 32]), input: 300 };
-    let mut page = whole(txid, 70);
+    let mut page = page_with_transaction(txid, 70);
     let slots = page.utxos.as_mut().unwrap();
     slots[1] = crate::record::Slot::Spent(hash(1), spender);
     slots[2] = crate::record::Slot::Frozen(hash(2));
@@ -100,51 +104,53 @@ fn full(txid: Txid) -> Page {
 }
 
 #[test]
-fn pages_come_back() {
+fn pages_round_trip() {
     let txid = txid(7);
-    let external = Page { spending_height: Some(5), ..creating(txid, 3, 9) };
-    for page in [page_of(txid, 0), page_of(txid, 3), whole(txid, 252), full(txid), external] {
-        comes_back(Key::master(txid), &Record::Page(Arc::new(page)));
+    let external = Page { spending_height: Some(5), ..creating_page(txid, 3, 9) };
+    for page in
+        [page_of(txid, 0), page_of(txid, 3), page_with_transaction(txid, 252), page_with_every_bin(txid), external]
+    {
+        assert_round_trip(Key::master(txid), &Record::Page(Arc::new(page)));
     }
-    comes_back(Key::Page(txid, 1), &Record::Page(Arc::new(second_page(txid, 20))));
+    assert_round_trip(Key::Page(txid, 1), &Record::Page(Arc::new(second_page(txid, 20))));
     for verdict in [Verdict::Pending, Verdict::Accepted, Verdict::Conflicting(Reason::Found)] {
-        comes_back(Key::master(txid), &Record::Page(Arc::new(Page::stub(txid, verdict))));
+        assert_round_trip(Key::master(txid), &Record::Page(Arc::new(Page::stub(txid, verdict))));
     }
 }
 
 #[test]
-fn a_tombstone_is_a_few_bins() {
+fn a_tombstone_has_four_bins() {
     let txid = txid(7);
     let mut record = Some(Record::Page(Arc::new(page_of(txid, 1))));
     let rules = crate::engine::conformance::RULES;
     for operation in [
-        at(1, Sequenced::SetMined { mined_in: mined_in(5), longest_chain: true }),
-        Operation::Spend(match spending(Txid([3; 32]), &[0]) {
+        sequenced_at(1, Sequenced::SetMined { mined_in: mined_in(5), longest_chain: true }),
+        Operation::Spend(match spend_operation(Txid([3; 32]), &[0]) {
             Operation::Spend(spend) => spend,
             other => panic!("{other:?}"),
         }),
-        at(2, Sequenced::Prune { height: 400, keep_until: Some(500) }),
+        sequenced_at(2, Sequenced::Prune { height: 400, keep_until: Some(500) }),
     ] {
         assert!(apply(&rules, &Key::master(txid), &mut record, &operation).outcome.is_done());
     }
     let record = record.unwrap();
     let names: Vec<&str> = encode(&Key::master(txid), &record).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["txID", "deleteAtHeight", "pruned", "chainPos"]);
-    comes_back(Key::master(txid), &record);
+    assert_round_trip(Key::master(txid), &record);
 }
 
 #[test]
-fn other_records_come_back() {
-    comes_back(Key::LockRecord(txid(1)), &Record::LockRecord(lock_record(u64::MAX, 9_000)));
-    comes_back(Key::Block(7), &Record::Block(block(7, 3)));
+fn other_records_round_trip() {
+    assert_round_trip(Key::LockRecord(txid(1)), &Record::LockRecord(lock_record(u64::MAX, 9_000)));
+    assert_round_trip(Key::Block(7), &Record::Block(block(7, 3)));
     let marked = crate::record::BlockRecord {
         longest_chain: false,
         chain_pos: Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Evaluate }),
         ..block(7, 3)
     };
-    comes_back(Key::Block(7), &Record::Block(marked));
-    comes_back(Key::Meta, &Record::Meta(meta(8)));
-    let consumed = crate::record::Consumed { chain: 7, validated: [(0, 12), (63, 1 << 40)].into() };
+    assert_round_trip(Key::Block(7), &Record::Block(marked));
+    assert_round_trip(Key::Meta, &Record::Meta(meta(8)));
+    let consumed = crate::record::ConsumedOffsets { chain: 7, validated: [(0, 12), (63, 1 << 40)].into() };
     let rebuilding = crate::record::Rebuilding {
         frontier: 9,
         log: crate::record::LogEnds { committed: consumed.clone(), ends: consumed.clone(), decisions: 3 },
@@ -167,19 +173,19 @@ fn other_records_come_back() {
         .into(),
         ..meta(8)
     };
-    comes_back(Key::Meta, &Record::Meta(later));
-    comes_back(Key::Sentinel(255), &Record::Sentinel([7; 16]));
+    assert_round_trip(Key::Meta, &Record::Meta(later));
+    assert_round_trip(Key::Sentinel(255), &Record::Sentinel([7; 16]));
     let refused = CommandResult::Refused { code: "FROZEN".into(), message: "slot 0".into() };
     for result in [CommandResult::Applied, CommandResult::AlreadyApplied, refused] {
         let chain_pos = Some(crate::record::Stamp { offset: 4, phase: crate::record::Phase::Apply });
-        let command = CommandRecord { id: [5; 16], asked: [6; 32], chain_offset: 1 << 40, result, chain_pos };
-        comes_back(Key::Command([5; 16]), &Record::Command(command));
+        let command = CommandRecord { id: [5; 16], event_digest: [6; 32], chain_offset: 1 << 40, result, chain_pos };
+        assert_round_trip(Key::Command([5; 16]), &Record::Command(command));
     }
 }
 
-/// Bodies in whichever format, and bytes that are no transaction, come back byte for byte.
+/// Bodies in every format, and bytes that are no transaction, are returned byte for byte.
 #[test]
-fn bodies_come_back_byte_for_byte() {
+fn bodies_round_trip_byte_for_byte() {
     let txid = txid(7);
     let coinbase = include_bytes!("../../../../tests/data/tx-65cbf318.bin");
     let extended = include_bytes!("../../../../tests/data/tx-65cbf318.extended.bin");
@@ -193,15 +199,15 @@ fn bodies_come_back_byte_for_byte() {
         let record = Record::Page(Arc::new(page));
         let names: Vec<&str> = encode(&Key::master(txid), &record).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names.contains(&"rawBody"), raw, "{names:?}");
-        comes_back(Key::master(txid), &record);
+        assert_round_trip(Key::master(txid), &record);
     }
 }
 
 #[test]
-fn a_coinbase_comes_back_in_the_format_that_it_came_in() {
+fn a_coinbase_keeps_the_format_in_which_it_arrived() {
     let standard = hex::decode(
-        "01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0603e903000102ffffffff0100f205\
-         2a010000001976a914000102030405060708090a0b0c0d0e0f1011121388ac00000000",
+        "01000000010000000000000000000000000000000000000000000000000000000000000000ffffffff0603e903000102ffffffff0100f2\
+         052a010000001976a914000102030405060708090a0b0c0d0e0f1011121388ac00000000",
     )
     .unwrap();
     let (version, rest) = standard.split_at(4);
@@ -211,27 +217,27 @@ fn a_coinbase_comes_back_in_the_format_that_it_came_in() {
         assert!(Transaction::parse(&bytes).unwrap().is_coinbase());
         let mut page = Page { version: 1, is_coinbase: true, ..page_of(txid(7), 1) };
         page.master.as_mut().unwrap().body = Some(Body::Transaction(bytes.into()));
-        comes_back(Key::master(page.txid), &Record::Page(Arc::new(page)));
+        assert_round_trip(Key::master(page.txid), &Record::Page(Arc::new(page)));
     }
 }
 
-/// What the reference system has that we write otherwise: booleans that are false, counts that are absent.
+/// The reference system writes booleans that are false, and leaves counts out.
 #[test]
-fn what_the_reference_system_writes_is_read() {
+fn forms_of_the_reference_system_are_read() {
     let txid = txid(7);
     let page = page_of(txid, 2);
     let mut bins = as_read(encode(&Key::master(txid), &Record::Page(Arc::new(page.clone()))));
     for name in ["locked", "conflicting", "isCoinbase", "creating"] {
         bins.insert(name.into(), Value::Bool(false));
     }
-    bins.swap_remove("lockTime");
+    assert_eq!(bins.swap_remove(names::LOCK_TIME), Some(Value::Int(0)));
     assert_eq!(decode(&Key::master(txid), bins), Ok(Record::Page(Arc::new(page))));
 }
 
 #[test]
-fn what_is_damaged_is_named() {
+fn errors_name_the_damaged_bin() {
     let txid = txid(7);
-    let good = as_read(encode(&Key::master(txid), &Record::Page(Arc::new(full(txid)))));
+    let good = as_read(encode(&Key::master(txid), &Record::Page(Arc::new(page_with_every_bin(txid)))));
     for (name, value) in [
         ("txID", Value::Blob(vec![8; 32])),
         ("txID", Value::Nil),
@@ -249,23 +255,23 @@ fn what_is_damaged_is_named() {
     }
 }
 
-/// Where a record of the reference system, read and written again, differs from what it was.
+/// Bins that differ when a record of the reference system is read and written again.
 const DIFFERENCES: [(&str, &str); 4] = [
-    ("pageNumber", "is ours: a scan returns digests"),
-    ("lastSpentState", "is the reference system's own note; it stays where it is, unread"),
-    ("reassignments", "an entry also keeps the new owner's output, which its spend is compared with"),
-    ("spentExtraRecs", "is the length of our `spentPages`, which the reference system does not have"),
+    ("pageNumber", "added: a scan returns only digests"),
+    ("lastSpentState", "only of the reference system; stays in the record, unread"),
+    ("reassignments", "an entry also has the new owner's output, which its spend is compared with"),
+    ("spentExtraRecs", "added: the length of `spentPages`, which the reference system does not have"),
 ];
 
-/// Every record that the reference system wrote, step by step: types and contents are its own.
+/// Reads every record of `reference-records.json`, step by step, with the types and contents of the reference system.
 #[test]
-fn records_of_the_reference_system_are_read_and_written_alike() {
+fn reference_records_are_written_as_they_were_read() {
     let text = include_str!("../../../../tests/data/reference-records.json");
     let all: serde_json::Value = serde_json::from_str(text).unwrap();
     let mut differences = std::collections::BTreeSet::new();
-    let mut read = 0;
+    let mut count = 0;
     for step in all["steps"].as_array().unwrap() {
-        // One step is a blob, and has no record.
+        // One step is a blob and has no record.
         let records = step["records"].as_array().into_iter().flatten();
         for record in records.filter(|record| record["absent"] != true) {
             let bins = reference_bins(&record["bins"]);
@@ -273,19 +279,19 @@ fn records_of_the_reference_system_are_read_and_written_alike() {
             let number = record["record"].as_u64().unwrap() as u32;
             let key = Key::Page(Txid(txid.as_slice().try_into().unwrap()), number);
             let decoded = decode(&key, bins.clone()).unwrap_or_else(|error| panic!("{}: {error}", step["title"]));
-            let again = as_read(encode(&key, &decoded));
-            let names: std::collections::BTreeSet<&String> = bins.keys().chain(again.keys()).collect();
+            let rewritten = as_read(encode(&key, &decoded));
+            let names: std::collections::BTreeSet<&String> = bins.keys().chain(rewritten.keys()).collect();
             let differs = |name: &&&String| {
                 let was = bins.get(**name).filter(|value| **value != Value::Bool(false));
-                again.get(**name) != was
+                rewritten.get(**name) != was
             };
             differences.extend(names.iter().filter(differs).map(|name| (*name).clone()));
-            read += 1;
+            count += 1;
         }
     }
-    assert!(read > 20, "{read}");
-    let named: std::collections::BTreeSet<String> = DIFFERENCES.iter().map(|(name, _)| (*name).into()).collect();
-    assert_eq!(differences, named);
+    assert!(count > 20, "{count}");
+    let documented: std::collections::BTreeSet<String> = DIFFERENCES.iter().map(|(name, _)| (*name).into()).collect();
+    assert_eq!(differences, documented);
 }
 
 fn reference_bins(bins: &serde_json::Value) -> IndexMap<String, Value> {
@@ -297,7 +303,7 @@ fn reference_value(value: &serde_json::Value) -> Value {
     let Some((kind, value)) = value.as_object().and_then(|object| object.iter().next()) else { return Value::Nil };
     match (kind.as_str(), value) {
         ("bool", value) => Value::Bool(value.as_bool().unwrap()),
-        // Times are left out of the file.
+        // The file contains no times.
         ("int", value) => Value::Int(value.as_i64().unwrap_or(1)),
         ("string", value) => Value::String(value.as_str().unwrap().into()),
         ("blob", value) => Value::Blob(hex::decode(value.as_str().unwrap()).unwrap()),

@@ -1,4 +1,4 @@
-//! Every page of a transaction is there: a page that is not contested becomes live.
+//! `ClearCreating`: makes a page live that is not contested, once every page of its transaction exists.
 
 use aerospike::{
     BatchOperation, BatchWritePolicy, Bin, Key as ServerKey, Value,
@@ -9,20 +9,20 @@ use aerospike::{
 use super::{
     super::{
         names,
-        template::{Conditions, absent, unset},
+        template::{PackedConditions, absent, unset},
     },
-    Form, Native, behind,
+    AnswerForm, NativeRequest, filtered_policy,
 };
 
-pub struct Templates {
+pub struct ClearCreatingTemplates {
     policy: BatchWritePolicy,
     operations: Vec<ServerOperation>,
 }
 
-impl Templates {
+impl ClearCreatingTemplates {
     pub fn new() -> Self {
         let accepted = eq(int_bin(names::VERDICT), int_val(1));
-        let conditions = Conditions::new(&[
+        let conditions = PackedConditions::new(&[
             bin_exists(names::CREATING),
             bool_bin(names::CREATING),
             bin_exists(names::UTXOS),
@@ -30,14 +30,14 @@ impl Templates {
             or(vec![absent(names::VERDICT), accepted]),
         ]);
         let gone = |bin| operations::put(&Bin::new(bin, Value::Nil));
-        Templates {
-            policy: behind(conditions.and(0, 0)),
+        ClearCreatingTemplates {
+            policy: filtered_policy(conditions.and(0, 0)),
             operations: vec![gone(names::CREATING), gone(names::CREATING_AT)],
         }
     }
 
-    pub fn compile(&self, key: ServerKey) -> Native {
+    pub fn compile(&self, key: ServerKey) -> NativeRequest {
         let operation = BatchOperation::write(&self.policy, key, self.operations.clone());
-        Native { operation: Some(Box::new(operation)), answer: Form::Live }
+        NativeRequest { operation: Some(Box::new(operation)), answer: AnswerForm::Live }
     }
 }

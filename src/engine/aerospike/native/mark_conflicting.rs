@@ -1,4 +1,4 @@
-//! A transaction that is there and not decided on yet has lost.
+//! `MarkConflicting`: marks an existing transaction without a verdict as conflicting.
 
 use aerospike::{
     BatchOperation, Bin, Key as ServerKey, Value,
@@ -10,41 +10,45 @@ use super::{
     super::{
         bins::stamp_number,
         names,
-        template::{Conditions, Fill, Template, absent, unset},
+        template::{Fill, PackedConditions, Template, absent, unset},
     },
-    Form, Native, behind, not_after_a_later_stamp,
+    AnswerForm, NativeRequest, filtered_policy, stamp_template,
 };
 use crate::{
     event::encode_reason,
     record::{Reason, Rules, Stamp, Verdict},
 };
 
-pub struct Templates {
-    of_master: Conditions,
-    of_page: Conditions,
-    /// One hole: the stamp.
+pub struct MarkConflictingTemplates {
+    of_master: PackedConditions,
+    of_page: PackedConditions,
+    /// Template with one hole: the stamp.
     stamp: Template,
     retention: u32,
 }
 
-impl Templates {
+impl MarkConflictingTemplates {
     pub fn new(rules: &Rules) -> Self {
         let undecided = or(vec![unset(names::CONFLICTING), eq(int_bin(names::VERDICT), int_val(0))]);
-        Templates {
-            of_master: Conditions::new(&[
+        MarkConflictingTemplates {
+            of_master: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
                 unset(names::CREATING),
                 undecided,
                 absent(names::DELETE_AT_HEIGHT),
                 absent(names::PRESERVE_UNTIL),
             ]),
-            of_page: Conditions::new(&[bin_exists(names::UTXOS), unset(names::CREATING), unset(names::CONFLICTING)]),
-            stamp: not_after_a_later_stamp(),
+            of_page: PackedConditions::new(&[
+                bin_exists(names::UTXOS),
+                unset(names::CREATING),
+                unset(names::CONFLICTING),
+            ]),
+            stamp: stamp_template(),
             retention: rules.retention,
         }
     }
 
-    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, reason: Reason, height: u32) -> Native {
+    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, reason: Reason, height: u32) -> NativeRequest {
         let stamp = stamp_number(&stamp);
         let conditions = if is_master { &self.of_master } else { &self.of_page };
         let mut filter = conditions.and(1, self.stamp.size());
@@ -52,7 +56,7 @@ impl Templates {
         let put = |bin, value| operations::put(&Bin::new(bin, value));
         let mut operations: Vec<ServerOperation> =
             vec![put(names::CONFLICTING, Value::Bool(true)), put(names::CHAIN_POS, Value::Int(stamp))];
-        // Only the master has a verdict, and is found by the height at which it may go.
+        // Only the master has a verdict, and only the master is found by `deleteAtHeight`.
         let verdict = if is_master {
             operations.push(put(names::VERDICT, Value::Int(2)));
             operations.push(put(names::REASON, Value::Blob(encode_reason(&reason))));
@@ -64,7 +68,7 @@ impl Templates {
         } else {
             Verdict::Pending
         };
-        let operation = BatchOperation::write(&behind(filter), key, operations);
-        Native { operation: Some(Box::new(operation)), answer: Form::Conflicting(verdict) }
+        let operation = BatchOperation::write(&filtered_policy(filter), key, operations);
+        NativeRequest { operation: Some(Box::new(operation)), answer: AnswerForm::Conflicting(verdict) }
     }
 }

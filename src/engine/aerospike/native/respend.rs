@@ -1,4 +1,4 @@
-//! Slots move to another transaction: each is free, or held by whom it is to be taken from.
+//! `Respend`: moves slots to another transaction. Each slot is free, or held by the spender that it is taken from.
 
 use aerospike::{
     BatchOperation, Bin, Key as ServerKey, ListPolicy, ListWriteFlags, Value,
@@ -10,89 +10,91 @@ use super::{
     super::{
         bins::{spending_data, stamp_number},
         names,
-        template::{Conditions, Fill, Template, absent, blob_at, hole, unset},
+        template::{Fill, PackedConditions, Template, absent, blob_at, hole, unset},
     },
-    Form, Native, behind, due, not_after_a_later_stamp,
+    AnswerForm, NativeRequest, delete_at_height, filtered_policy, stamp_template,
 };
 use crate::record::{Respend, RespendChecks, RespendSlot, Rules, SpendingData, Stamp};
 
-pub struct Templates {
-    conditions: Conditions,
-    /// One hole: the stamp.
+pub struct RespendTemplates {
+    conditions: PackedConditions,
+    /// Template with one hole: the stamp.
     stamp: Template,
-    /// Holes: the offset, the slot's bytes.
-    is: Template,
+    /// Template with two holes: the offset, the slot's bytes.
+    slot_equals: Template,
     due: Option<ServerOperation>,
-    told: ServerOperation,
+    reply: ServerOperation,
 }
 
-impl Templates {
+impl RespendTemplates {
     pub fn new(rules: &Rules) -> Self {
-        Templates {
-            conditions: Conditions::new(&[
+        RespendTemplates {
+            conditions: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
                 unset(names::FROZEN),
                 unset(names::CONFLICTING),
                 absent(names::PRUNED_SPENDERS),
                 absent(names::DELETE_AT_HEIGHT),
             ]),
-            stamp: not_after_a_later_stamp(),
-            is: Template::new(&eq(blob_at(names::UTXOS), hole())),
-            due: due::write(rules.retention),
-            told: due::read(),
+            stamp: stamp_template(),
+            slot_equals: Template::new(&eq(blob_at(names::UTXOS), hole())),
+            due: delete_at_height::write_when_due(rules.retention),
+            reply: delete_at_height::read_reply(),
         }
     }
 
-    /// `None`: it checks more than who holds the slots, or moves none, or one of them twice or to whom it belongs.
-    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, respend: &Respend) -> Option<Native> {
+    /// Compiles a respend. `None` where the respend checks more than the holders, names no slot, names a slot twice, or
+    /// gives a slot to its holder.
+    pub fn compile(&self, is_master: bool, key: ServerKey, stamp: Stamp, respend: &Respend) -> Option<NativeRequest> {
         let slots = &respend.slots;
-        let again = |(n, moved): (usize, &RespendSlot)| {
+        let is_invalid = |(n, moved): (usize, &RespendSlot)| {
             slots[..n].iter().any(|before| before.slot.offset == moved.slot.offset)
-                || moved.from == Some(taker(respend, moved))
+                || moved.from == Some(new_spender(respend, moved))
         };
-        if respend.checks != RespendChecks::Decided || slots.is_empty() || slots.iter().enumerate().any(again) {
+        if respend.checks != RespendChecks::Decided || slots.is_empty() || slots.iter().enumerate().any(is_invalid) {
             return None;
         }
         let stamp = stamp_number(&stamp);
-        let mut filter = self.conditions.and(1 + slots.len(), self.stamp.size() + slots.len() * (self.is.size() + 80));
+        let room = self.stamp.size() + slots.len() * (self.slot_equals.size() + 80);
+        let mut filter = self.conditions.and(1 + slots.len(), room);
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         for moved in slots {
             let hash = &moved.slot.utxo_hash.0[..];
             let at = Fill::Int(moved.slot.offset.into());
             match moved.from.as_ref().map(spending_data) {
-                Some(from) => self.is.fill(&mut filter, &[at, Fill::Blob(&[hash, &from])]),
-                None => self.is.fill(&mut filter, &[at, Fill::Blob(&[hash])]),
+                Some(from) => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[hash, &from])]),
+                None => self.slot_equals.fill(&mut filter, &[at, Fill::Blob(&[hash])]),
             }
         }
         let operations = self.operations(is_master, stamp, respend);
-        let operation = BatchOperation::write(&behind(filter), key, operations);
-        Some(Native { operation: Some(Box::new(operation)), answer: Form::Spends(1) })
+        let operation = BatchOperation::write(&filtered_policy(filter), key, operations);
+        Some(NativeRequest { operation: Some(Box::new(operation)), answer: AnswerForm::Spends(1) })
     }
 
     fn operations(&self, is_master: bool, stamp: i64, respend: &Respend) -> Vec<ServerOperation> {
         let slots = &respend.slots;
-        let unique =
+        let append_once =
             ListPolicy { flags: ListWriteFlags::ADD_UNIQUE | ListWriteFlags::NO_FAIL, ..ListPolicy::default() };
         let mut operations = Vec::with_capacity(2 * slots.len() + 4);
         for moved in slots {
             let offset = moved.slot.offset.into();
-            let slot = [&moved.slot.utxo_hash.0[..], &spending_data(&taker(respend, moved))].concat();
+            let slot = [&moved.slot.utxo_hash.0[..], &spending_data(&new_spender(respend, moved))].concat();
             operations.push(lists::set(names::UTXOS, offset, Value::Blob(slot)));
-            operations.push(lists::append(&unique, names::CONTESTED, Value::Int(offset)));
+            operations.push(lists::append(&append_once, names::CONTESTED, Value::Int(offset)));
         }
-        let free = slots.iter().filter(|moved| moved.from.is_none()).count();
-        if free > 0 {
-            operations.push(operations::add(&Bin::new(names::SPENT_UTXOS, Value::Int(free as i64))));
+        let taken_free = slots.iter().filter(|moved| moved.from.is_none()).count();
+        if taken_free > 0 {
+            operations.push(operations::add(&Bin::new(names::SPENT_UTXOS, Value::Int(taken_free as i64))));
         }
         operations.push(operations::put(&Bin::new(names::CHAIN_POS, Value::Int(stamp))));
         if is_master {
             operations.extend(self.due.clone());
         }
-        operations.push(self.told.clone());
+        operations.push(self.reply.clone());
         operations
     }
 }
 
-fn taker(respend: &Respend, moved: &RespendSlot) -> SpendingData {
+fn new_spender(respend: &Respend, moved: &RespendSlot) -> SpendingData {
     SpendingData { txid: respend.to, input: moved.slot.input }
 }

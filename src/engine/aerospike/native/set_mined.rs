@@ -1,6 +1,9 @@
-//! A block lists a master that does not know of it yet: on the longest chain a live one, on a side chain any. Nearly always it is of
-//! one page and the block is its first: then all that there is to answer is known beforehand. Where that is refused, the same is sent
-//! again and read back. One with conflicting children goes the other way, which says so.
+//! `SetMined`: adds a block to a master that does not list the block yet. On the longest chain the master must be live,
+//! on a side chain it may have any state.
+//!
+//! Nearly every master has one page and no earlier block, so that the whole reply is known beforehand. Where the filter
+//! for that case refuses, a second request adds the block and reads the reply. Masters with conflicting children are
+//! left to the pure function, whose reply tells them.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
@@ -16,28 +19,28 @@ use super::{
     super::{
         bins::stamp_number,
         names,
-        template::{Conditions, Fill, Template, absent, hole, prepacked, unset},
+        template::{Fill, PackedConditions, Template, absent, hole, prepack, unset},
     },
-    Form, Listing, behind, due, integer, not_after_a_later_stamp,
+    AnswerForm, SetMinedArgs, as_integer, delete_at_height, filtered_policy, stamp_template,
 };
 use crate::record::{Reply, Rules};
 
-pub struct Templates {
-    /// On the longest chain, by whether the block stands before Genesis, or not.
-    before_genesis: Conditions,
-    since_genesis: Conditions,
+pub struct SetMinedTemplates {
+    /// Conditions on the longest chain, for blocks before and since Genesis.
+    before_genesis: PackedConditions,
+    since_genesis: PackedConditions,
     genesis_height: u32,
-    on_side_chain: Conditions,
-    /// One hole: the stamp.
+    on_side_chain: PackedConditions,
+    /// Template with one hole: the stamp.
     stamp: Template,
-    /// No block lists it, and it has no other pages.
-    first: Template,
-    /// This block does not list it. One hole: its id.
-    new: Template,
+    /// Condition: no block lists the transaction, and it has one page.
+    is_first_block: Template,
+    /// Condition: this block does not list the transaction yet. One hole: the block id.
+    is_unlisted: Template,
     due: Option<ServerOperation>,
 }
 
-impl Templates {
+impl SetMinedTemplates {
     pub fn new(rules: &Rules) -> Self {
         let ids = || list_bin(names::BLOCK_IDS);
         let conditions = [
@@ -52,23 +55,24 @@ impl Templates {
         let has_slots = or(vec![absent(names::UNMINED_SINCE), ge(int_bin(names::UNMINED_SINCE), genesis)]);
         let none = eq(in_lists::size(ids(), &[]), int_val(0));
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
-        Templates {
-            on_side_chain: Conditions::new(&conditions[..2]),
-            before_genesis: Conditions::new(&conditions),
-            since_genesis: Conditions::new(&[&conditions[..], &[has_slots]].concat()),
+        SetMinedTemplates {
+            on_side_chain: PackedConditions::new(&conditions[..2]),
+            before_genesis: PackedConditions::new(&conditions),
+            since_genesis: PackedConditions::new(&[&conditions[..], &[has_slots]].concat()),
             genesis_height: rules.network.genesis_activation_height(),
-            stamp: not_after_a_later_stamp(),
-            first: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),
-            new: Template::new(&eq(listed, int_val(0))),
-            due: due::write(rules.retention),
+            stamp: stamp_template(),
+            is_first_block: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),
+            is_unlisted: Template::new(&eq(listed, int_val(0))),
+            due: delete_at_height::write_when_due(rules.retention),
         }
     }
 
-    /// Of one page and in no block; or any, and read back.
+    /// Compiles the request for a master of one page without blocks (`FirstMined`), or for any master (`Blocks`, which
+    /// reads the reply).
     pub fn compile(
         &self,
-        (stamp, mined_in, longest_chain): Listing,
-        answer: Form,
+        (stamp, mined_in, longest_chain): SetMinedArgs,
+        answer: AnswerForm,
     ) -> (BatchWritePolicy, Vec<ServerOperation>) {
         let stamp = stamp_number(&stamp);
         let conditions = match longest_chain {
@@ -76,11 +80,11 @@ impl Templates {
             true => &self.since_genesis,
             false => &self.on_side_chain,
         };
-        let mut filter = conditions.and(2, self.stamp.size() + self.new.size().max(self.first.size()));
+        let mut filter = conditions.and(2, self.stamp.size() + self.is_unlisted.size().max(self.is_first_block.size()));
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
         match answer {
-            Form::Blocks => self.new.fill(&mut filter, &[Fill::Int(mined_in.block_id.into())]),
-            _ => self.first.fill(&mut filter, &[]),
+            AnswerForm::Blocks => self.is_unlisted.fill(&mut filter, &[Fill::Int(mined_in.block_id.into())]),
+            _ => self.is_first_block.fill(&mut filter, &[]),
         }
         let append = |bin, number: u32| lists::append(&ListPolicy::default(), bin, Value::Int(number.into()));
         let put = |bin, value| operations::put(&Bin::new(bin, value));
@@ -95,27 +99,27 @@ impl Templates {
             operations.push(put(names::LOCKED, Value::Nil));
             operations.extend(self.due.clone());
         }
-        if answer == Form::Blocks {
-            operations.extend(read_mined());
+        if answer == AnswerForm::Blocks {
+            operations.extend(read_reply());
         }
-        (behind(filter), operations)
+        (filtered_policy(filter), operations)
     }
 }
 
-/// What the filter has seen: no other block lists it, it is one page, and has no conflicting children.
-pub fn first_reply(block_id: u32) -> Reply {
+/// Returns the reply that the filter implies: one block, one page, no conflicting children.
+pub fn first_block_reply(block_id: u32) -> Reply {
     Reply::Mined { block_ids: vec![block_id], extra_pages: 0, conflicting_children: false }
 }
 
-/// Reads what [`reply`] takes apart: all block ids, and the number of further pages.
-pub fn read_mined() -> [ServerOperation; 2] {
-    let ids = read_exp("told", prepacked(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
+/// Reads the values that [`parse_reply`] parses: all block ids, and the number of further pages.
+pub fn read_reply() -> [ServerOperation; 2] {
+    let ids = read_exp("told", prepack(&list_bin(names::BLOCK_IDS)), ExpReadFlags::DEFAULT);
     [ids, operations::get_bin(names::TOTAL_EXTRA_RECS)]
 }
 
-pub fn reply(results: &[Value]) -> Option<Reply> {
+pub fn parse_reply(results: &[Value]) -> Option<Reply> {
     let [.., Value::List(ids), pages] = results else { return None };
-    let block_ids = ids.iter().map(|id| u32::try_from(integer(Some(id))?).ok()).collect::<Option<_>>()?;
-    let extra_pages = u32::try_from(integer(Some(pages))?).ok()?;
+    let block_ids = ids.iter().map(|id| u32::try_from(as_integer(Some(id))?).ok()).collect::<Option<_>>()?;
+    let extra_pages = u32::try_from(as_integer(Some(pages))?).ok()?;
     Some(Reply::Mined { block_ids, extra_pages, conflicting_children: false })
 }

@@ -1,4 +1,4 @@
-//! A block that lists a live master leaves the longest chain.
+//! `UnsetMined`: removes a block that leaves the longest chain from a live master.
 
 use aerospike::{
     BatchOperation, Bin, Key as ServerKey, ListReturnType, Value,
@@ -17,48 +17,49 @@ use super::{
         bins::stamp_number,
         names,
         packed::Packed,
-        template::{Conditions, Fill, Template, absent, hole, unset},
+        template::{Fill, PackedConditions, Template, absent, hole, unset},
     },
-    Form, Native, behind, not_after_a_later_stamp, set_mined,
+    AnswerForm, NativeRequest, filtered_policy, set_mined, stamp_template,
 };
 use crate::record::{Rules, Stamp};
 
-pub struct Templates {
-    conditions: Conditions,
-    /// One hole: the stamp.
+pub struct UnsetMinedTemplates {
+    conditions: PackedConditions,
+    /// Template with one hole: the stamp.
     stamp: Template,
-    /// One hole: the block id.
+    /// Condition: the block lists the transaction. One hole: the block id.
     listed: Template,
-    /// The heights, and the subtree indexes, without those of the block; one hole: its id.
-    others: [(&'static str, Template); 2],
-    /// Holes: the height, three times.
-    earliest: Template,
-    /// Nothing is ever due: then `deleteAtHeight` is not this operation's.
-    never_due: bool,
+    /// Heights and subtree indexes without those of the block. One hole: the block id.
+    other_blocks: [(&'static str, Template); 2],
+    /// The new `unminedSince`. Holes: the height, three times.
+    unmined_since: Template,
+    /// Without a retention no record is ever due, and `deleteAtHeight` is left to other operations.
+    has_no_retention: bool,
 }
 
-impl Templates {
+impl UnsetMinedTemplates {
     pub fn new(rules: &Rules) -> Self {
         let ids = || list_bin(names::BLOCK_IDS);
         let count = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         let since = || int_bin(names::UNMINED_SINCE);
-        let earliest = cond(vec![absent(names::UNMINED_SINCE), hole(), lt(hole(), since()), hole(), since()]);
-        Templates {
-            conditions: Conditions::new(&[
+        let unmined_since = cond(vec![absent(names::UNMINED_SINCE), hole(), lt(hole(), since()), hole(), since()]);
+        UnsetMinedTemplates {
+            conditions: PackedConditions::new(&[
                 bin_exists(names::UTXOS),
                 unset(names::CONFLICTING),
                 absent(names::PRESERVE_UNTIL),
                 absent(names::CONFLICTING_CHILDREN),
             ]),
-            stamp: not_after_a_later_stamp(),
+            stamp: stamp_template(),
             listed: Template::new(&eq(count, int_val(1))),
-            others: [names::BLOCK_HEIGHTS, names::SUBTREE_IDXS].map(|bin| (bin, Template::new(&without(bin)))),
-            earliest: Template::new(&earliest),
-            never_due: rules.retention == 0,
+            other_blocks: [names::BLOCK_HEIGHTS, names::SUBTREE_IDXS]
+                .map(|bin| (bin, Template::new(&without_block(bin)))),
+            unmined_since: Template::new(&unmined_since),
+            has_no_retention: rules.retention == 0,
         }
     }
 
-    pub fn compile(&self, key: ServerKey, stamp: Stamp, block_id: u32, height: u32) -> Native {
+    pub fn compile(&self, key: ServerKey, stamp: Stamp, block_id: u32, height: u32) -> NativeRequest {
         let (stamp, id, height) =
             (Fill::Int(stamp_number(&stamp)), Fill::Int(block_id.into()), Fill::Int(height.into()));
         let mut filter = self.conditions.and(2, self.stamp.size() + self.listed.size());
@@ -69,25 +70,25 @@ impl Templates {
             template.fill(&mut packed, fills);
             write_exp(bin, from_packed_bytes(packed.0), ExpWriteFlags::DEFAULT)
         };
-        // The place of the block in its lists is told by the ids, so they go last.
+        // The index of the block in the parallel lists comes from the ids, so the id is removed last.
         let mut operations: Vec<ServerOperation> =
-            self.others.iter().map(|(bin, template)| write(*bin, template, &[id])).collect();
+            self.other_blocks.iter().map(|(bin, template)| write(*bin, template, &[id])).collect();
         operations.push(lists::remove_by_value(names::BLOCK_IDS, Value::Int(block_id.into()), ListReturnType::NONE));
-        operations.push(write(names::UNMINED_SINCE, &self.earliest, &[height; 3]));
-        if !self.never_due {
+        operations.push(write(names::UNMINED_SINCE, &self.unmined_since, &[height; 3]));
+        if !self.has_no_retention {
             operations.push(operations::put(&Bin::new(names::DELETE_AT_HEIGHT, Value::Nil)));
         }
         if let Fill::Int(stamp) = stamp {
             operations.push(operations::put(&Bin::new(names::CHAIN_POS, Value::Int(stamp))));
         }
-        operations.extend(set_mined::read_mined());
-        let operation = BatchOperation::write(&behind(filter), key, operations);
-        Native { operation: Some(Box::new(operation)), answer: Form::Blocks }
+        operations.extend(set_mined::read_reply());
+        let operation = BatchOperation::write(&filtered_policy(filter), key, operations);
+        NativeRequest { operation: Some(Box::new(operation)), answer: AnswerForm::Blocks }
     }
 }
 
-/// A parallel list without what belongs to a block id (a hole).
-fn without(bin: &str) -> Expression {
+/// Returns a parallel list without the element of a block id (a hole).
+fn without_block(bin: &str) -> Expression {
     let index = in_lists::get_by_value(ListReturnType::INDEX, hole(), list_bin(names::BLOCK_IDS), &[]);
     let first = in_lists::get_by_index(ListReturnType::VALUES, ExpType::Int, int_val(0), index, &[]);
     in_lists::remove_by_index(ListReturnType::NONE, first, list_bin(bin), &[])

@@ -1,0 +1,235 @@
+//! Blobs as records refer to them: the first blob of a transaction by the txid alone, any other blob by its content
+//! hash, too.
+//!
+//! A txid commits neither to the previous outputs that extended format claims nor to any field of a partial
+//! transaction. One transaction can therefore have several bodies, one after the other (a verdict replaces a body, a
+//! restarted node loses a record). No body overwrites another: the blob that a record refers to never changes.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::{
+    BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
+    check::{self, blob_error, check_tx},
+    frame::Framed,
+};
+use crate::{
+    record::{Blob, StoredOutput},
+    telemetry::BlobOperation,
+    tx::Txid,
+};
+
+impl BlobStore {
+    /// Stores a transaction unless the same bytes are stored, and returns the reference to its blob. Idempotent: the
+    /// same bytes always give the same reference.
+    ///
+    /// # Errors
+    /// As [`put_tx`](Self::put_tx).
+    pub async fn store_tx(&self, txid: Txid, bytes: Bytes) -> Result<Blob, BlobError> {
+        if is_first(self.put_tx(txid, bytes.clone()).await)? {
+            return Ok(Blob::First);
+        }
+        self.measure(BlobOperation::PutTx, async {
+            let content = content_hash(&bytes).await;
+            let name = BlobName::tx(txid).with_content_hash(content);
+            check_tx(name, &bytes).await?;
+            self.store_other(name, bytes).await.map(|()| Blob::Other(content))
+        })
+        .await
+    }
+
+    /// Returns the bytes of a transaction in the blob that `blob` refers to; `None`: no such blob exists.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`].
+    pub async fn load_tx(&self, txid: Txid, blob: Blob, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
+        match blob {
+            Blob::First => self.get_tx(txid, reuse).await,
+            Blob::Other(content) => {
+                self.measure(BlobOperation::GetTx, self.read(BlobName::tx(txid).with_content_hash(content))).await
+            }
+        }
+    }
+
+    /// Returns the outputs `vouts` of a transaction in the blob that `blob` refers to, read as by
+    /// [`tx_outputs`](Self::tx_outputs); `None`: no such blob exists.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`].
+    pub async fn load_tx_outputs(
+        &self,
+        txid: Txid,
+        blob: Blob,
+        vouts: &[u32],
+        reuse: Reuse,
+    ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
+        match blob {
+            Blob::First => self.tx_outputs(txid, vouts, reuse).await,
+            Blob::Other(content) => {
+                let name = BlobName::tx(txid).with_content_hash(content);
+                self.measure(BlobOperation::GetTx, self.streamed_outputs(name, vouts)).await
+            }
+        }
+    }
+
+    /// Stores the known outputs of a partial transaction unless the same outputs are stored, and returns the reference
+    /// to their blob.
+    ///
+    /// # Errors
+    /// As [`put_outputs`](Self::put_outputs).
+    pub async fn store_outputs(&self, partial: &PartialTx) -> Result<Blob, BlobError> {
+        if is_first(self.put_outputs(partial).await)? {
+            return Ok(Blob::First);
+        }
+        self.measure(BlobOperation::PutOutputs, async {
+            let name = BlobName::outputs(partial.txid);
+            let bytes =
+                partial.encode().map_err(|problem| blob_error(BlobErrorKind::Invalid, "write", name, problem))?;
+            let content = content_hash(&bytes).await;
+            self.store_other(name.with_content_hash(content), bytes).await.map(|()| Blob::Other(content))
+        })
+        .await
+    }
+
+    /// Returns the known outputs of a partial transaction in the blob that `blob` refers to; `None`: no such blob
+    /// exists.
+    ///
+    /// # Errors
+    /// See [`BlobErrorKind`].
+    pub async fn load_outputs(&self, txid: Txid, blob: Blob) -> Result<Option<PartialTx>, BlobError> {
+        let Blob::Other(content) = blob else { return self.get_outputs(txid).await };
+        let name = BlobName::outputs(txid).with_content_hash(content);
+        self.measure(BlobOperation::GetOutputs, async {
+            let Some(bytes) = self.read(name).await? else { return Ok(None) };
+            check::decode_outputs(name, &bytes).map(Some).map_err(|damage| damage.into_error(name))
+        })
+        .await
+    }
+
+    async fn store_other(&self, name: BlobName, bytes: Bytes) -> Result<(), BlobError> {
+        match self.put(name, bytes).await? {
+            PutOutcome::Stored | PutOutcome::AlreadyStored => Ok(()),
+            PutOutcome::OtherStored => {
+                Err(blob_error(BlobErrorKind::Corrupt, "write", name, "the stored content does not match its name"))
+            }
+        }
+    }
+}
+
+/// Returns whether a put blob is the first blob of its transaction. A damaged first blob is not: a good copy is stored
+/// next to it under its content hash, and a reader of the damaged blob gets an error.
+fn is_first(put: Result<PutOutcome, BlobError>) -> Result<bool, BlobError> {
+    match put {
+        Ok(put) => Ok(put != PutOutcome::OtherStored),
+        Err(error) if error.kind == BlobErrorKind::Corrupt => {
+            tracing::warn!(%error, "blob: first blob is damaged; storing a copy under its content hash");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn content_hash(bytes: &Bytes) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(&Framed::new(bytes.clone()).await.checksum);
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blob::{
+        conformance::transaction,
+        fault::{BlobFault, FaultStore},
+    };
+
+    /// Builds the same transaction with another claimed amount.
+    fn tx_claiming(satoshis: u64) -> (Txid, Bytes) {
+        transaction(1, 5, 30, satoshis)
+    }
+
+    #[tokio::test]
+    async fn every_stored_version_of_a_transaction_stays() {
+        let store = BlobStore::memory();
+        let (txid, first) = tx_claiming(1);
+        let others = [tx_claiming(77).1, tx_claiming(78).1];
+        let blob = store.store_tx(txid, first.clone()).await.unwrap();
+        assert_eq!(blob, Blob::First);
+        let mut stored = vec![(blob, first)];
+        for other in others {
+            let blob = store.store_tx(txid, other.clone()).await.unwrap();
+            assert!(matches!(blob, Blob::Other(_)));
+            stored.push((blob, other));
+        }
+        for (blob, bytes) in &stored {
+            assert_eq!(store.store_tx(txid, bytes.clone()).await.unwrap(), *blob, "storing again is idempotent");
+            assert_eq!(store.load_tx(txid, *blob, Reuse::Likely).await.unwrap().as_ref(), Some(bytes));
+        }
+        assert_eq!(store.load_tx(txid, Blob::Other([9; 32]), Reuse::Unlikely).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn every_stored_version_of_outputs_stays() {
+        let store = BlobStore::memory();
+        let partial = |satoshis| PartialTx {
+            txid: Txid([7; 32]),
+            height: 9,
+            coinbase: false,
+            outputs: vec![(2, StoredOutput { satoshis, script: Bytes::from_static(b"\x51") })],
+        };
+        let (first, other) = (partial(1), partial(2));
+        assert_eq!(store.store_outputs(&first).await.unwrap(), Blob::First);
+        let blob = store.store_outputs(&other).await.unwrap();
+        assert_eq!(store.store_outputs(&other).await.unwrap(), blob);
+        assert_eq!(store.load_outputs(first.txid, Blob::First).await.unwrap(), Some(first));
+        assert_eq!(store.load_outputs(other.txid, blob).await.unwrap(), Some(other));
+    }
+
+    #[tokio::test]
+    async fn a_good_copy_is_stored_next_to_a_damaged_first_blob() {
+        let objects = std::sync::Arc::new(object_store::memory::InMemory::new());
+        let store = BlobStore::new(objects.clone(), Default::default());
+        let (txid, bytes) = tx_claiming(1);
+        store.store_tx(txid, bytes.clone()).await.unwrap();
+        let damaged = object_store::PutPayload::from_static(b"rotten");
+        object_store::ObjectStoreExt::put(objects.as_ref(), &BlobName::tx(txid).path(), damaged).await.unwrap();
+        let blob = store.store_tx(txid, bytes.clone()).await.unwrap();
+        assert!(matches!(blob, Blob::Other(_)));
+        assert_eq!(store.store_tx(txid, bytes.clone()).await.unwrap(), blob, "storing again is idempotent");
+        assert_eq!(store.load_tx(txid, blob, Reuse::Unlikely).await.unwrap(), Some(bytes));
+        let outputs = store.load_tx_outputs(txid, blob, &[2, 9], Reuse::Likely).await.unwrap().unwrap();
+        assert_eq!(outputs.keys().copied().collect::<Vec<_>>(), [2], "the transaction has five outputs");
+    }
+
+    #[tokio::test]
+    async fn a_blob_that_is_damaged_before_the_put_is_not_the_first() {
+        let objects = FaultStore::new(std::sync::Arc::new(object_store::memory::InMemory::new()), 1);
+        let store = BlobStore::new(std::sync::Arc::new(objects.clone()), Default::default());
+        let (txid, bytes) = tx_claiming(1);
+        objects.fail_all(Some(BlobFault::DamagedBefore));
+        for _ in 0..2 {
+            let blob = store.store_tx(txid, bytes.clone()).await.unwrap();
+            assert!(matches!(blob, Blob::Other(_)));
+            assert_eq!(store.load_tx(txid, blob, Reuse::Unlikely).await.unwrap().as_ref(), Some(&bytes));
+        }
+        assert_eq!(store.get_tx(txid, Reuse::Unlikely).await.unwrap_err().kind, BlobErrorKind::Corrupt);
+    }
+
+    #[tokio::test]
+    async fn a_blob_under_the_name_of_another_is_corrupt() {
+        let objects = std::sync::Arc::new(object_store::memory::InMemory::new());
+        let store = BlobStore::new(objects.clone(), Default::default());
+        let ((txid, first), (_, other)) = (tx_claiming(1), tx_claiming(77));
+        store.store_tx(txid, first.clone()).await.unwrap();
+        let Blob::Other(content) = store.store_tx(txid, other.clone()).await.unwrap() else {
+            panic!("stored as the first blob")
+        };
+        let name = BlobName::tx(txid).with_content_hash(content);
+        let moved = Framed::new(first).await.whole();
+        object_store::ObjectStoreExt::put(objects.as_ref(), &name.path(), moved).await.unwrap();
+        let read = store.load_tx(txid, Blob::Other(content), Reuse::Unlikely).await.unwrap_err();
+        let written = store.store_tx(txid, other).await.unwrap_err();
+        assert_eq!([read.kind, written.kind], [BlobErrorKind::Corrupt; 2]);
+    }
+}

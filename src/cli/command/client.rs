@@ -1,0 +1,328 @@
+//! Publishes commands and waits for their results.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, slice,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{
+    broker::{
+        Broker, BrokerError, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
+        partitioner::partition_of, produce_until_acknowledged, retry::read_or_reopen,
+    },
+    config,
+    event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
+    store::dump::ReasonText,
+    tx::Txid,
+};
+
+/// Names of the topics of commands and of their results.
+#[derive(Debug, Clone)]
+pub struct CommandTopics {
+    /// Chain log, `utxo.chain` by default.
+    pub chain: String,
+    /// Topic of the decisions, `utxo.decisions` by default.
+    pub decisions: String,
+    /// Topic of the outcomes, `utxo.outcomes` by default.
+    pub outcomes: String,
+}
+
+impl CommandTopics {
+    /// Takes the names from the configuration.
+    pub fn of(topics: &config::Topics) -> Self {
+        CommandTopics {
+            chain: topics.chain.to_string(),
+            decisions: topics.decisions.to_string(),
+            outcomes: topics.outcomes.to_string(),
+        }
+    }
+}
+
+/// A command before its publication.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingCommand {
+    id: [u8; 16],
+    subject: Txid,
+    is_reconsider: bool,
+    payload: Bytes,
+}
+
+impl PendingCommand {
+    /// Encodes a command with this id.
+    pub fn new(id: [u8; 16], action: CommandAction<'_>) -> Self {
+        let (subject, is_reconsider) = (action.subject(), matches!(action, CommandAction::Reconsider { .. }));
+        PendingCommand { id, subject, is_reconsider, payload: Event::Command(Command { id, action }).encode().into() }
+    }
+
+    /// Returns the transaction that the command names.
+    pub fn subject(&self) -> Txid {
+        self.subject
+    }
+}
+
+/// Result of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "result")]
+pub enum CommandOutcome {
+    /// The command has changed the store.
+    Applied,
+    /// The state was as the command wants; nothing was changed.
+    AlreadyApplied,
+    /// The sequencer has refused the command; nothing was changed.
+    Refused {
+        /// Reason as a code, such as `TX_NOT_FOUND`.
+        code: String,
+        /// Reason in one line.
+        message: String,
+    },
+    /// `Reconsider`: the verdict is the same as before.
+    Unchanged,
+    /// No answer in time; the sequencer still handles the command.
+    Unanswered,
+}
+
+/// The answer to one command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// Id of the command, 32 hexadecimal digits.
+    pub id: String,
+    /// Transaction that the command names.
+    pub txid: Txid,
+    /// Offset of the command in the chain log.
+    pub chain_offset: u64,
+    /// Result of the command.
+    #[serde(flatten)]
+    pub outcome: CommandOutcome,
+}
+
+impl Answer {
+    /// Returns whether the command has reached its goal: applied, already applied, or reconsidered without a change.
+    pub fn is_done(&self) -> bool {
+        matches!(self.outcome, CommandOutcome::Applied | CommandOutcome::AlreadyApplied | CommandOutcome::Unchanged)
+    }
+}
+
+impl fmt::Display for CommandOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CommandOutcome::Applied => f.write_str("done"),
+            CommandOutcome::AlreadyApplied => f.write_str("there was nothing to do"),
+            CommandOutcome::Refused { code, message } => write!(f, "refused: {code}: {message}"),
+            CommandOutcome::Unchanged => {
+                f.write_str("reconsidered: the verdict is unchanged; `inspect tx` shows the verdict")
+            }
+            CommandOutcome::Unanswered => f.write_str("no answer in time; run the command again with the same --id"),
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (id {}, chain offset {}): {}", self.txid, self.id, self.chain_offset, self.outcome)
+    }
+}
+
+impl From<CommandResult> for CommandOutcome {
+    fn from(result: CommandResult) -> Self {
+        match result {
+            CommandResult::Applied => CommandOutcome::Applied,
+            CommandResult::AlreadyApplied => CommandOutcome::AlreadyApplied,
+            CommandResult::Refused { code, message } => CommandOutcome::Refused { code, message },
+        }
+    }
+}
+
+/// Publishes commands in their order and waits at most `timeout` for their results. The result is the command's
+/// outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain offset.
+///
+/// # Errors
+/// A topic is missing, or cannot be read or written.
+pub async fn submit_commands(
+    broker: &dyn Broker,
+    topics: &CommandTopics,
+    commands: &[PendingCommand],
+    timeout: Duration,
+) -> Result<Vec<Answer>, BrokerError> {
+    let deadline = Instant::now() + timeout;
+    let by_outcome: Vec<Txid> =
+        commands.iter().filter(|command| !command.is_reconsider).map(|command| command.subject).collect();
+    let by_decision = commands.iter().any(|command| command.is_reconsider);
+    let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
+    let mut client = CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.clone(), answers };
+    let mut published = Vec::new();
+    for command in commands {
+        let at = client.publish(slice::from_ref(command)).await?;
+        published.push((command, at.first().copied().unwrap_or(0)));
+    }
+    let is_answered =
+        |client: &CommandClient<'_>, (command, at): &(&PendingCommand, u64)| client.outcome(command, *at).is_some();
+    while !published.iter().all(|command| is_answered(&client, command)) && Instant::now() < deadline {
+        client.read_next(|_| ()).await?;
+    }
+    let answer = |(command, chain_offset): (&PendingCommand, u64)| Answer {
+        id: hex::encode(command.id),
+        txid: command.subject,
+        chain_offset,
+        outcome: client.outcome(command, chain_offset).unwrap_or(CommandOutcome::Unanswered),
+    };
+    Ok(published.into_iter().map(answer).collect())
+}
+
+/// Least and greatest pause between two attempts to produce.
+pub(in crate::cli) const PRODUCE_RETRY_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_secs(1));
+/// Wait of one read for new messages.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// Client of the sequencer: publishes commands and reads their results, with one producer and one reader per
+/// partition.
+pub(in crate::cli) struct CommandClient<'a> {
+    broker: &'a dyn Broker,
+    producer: Arc<dyn Producer>,
+    chain: String,
+    answers: AnswerReaders,
+}
+
+impl<'a> CommandClient<'a> {
+    /// Opens a client for `Reconsider` commands. Their answers are read from the present end of the decisions, so the
+    /// client is opened before the first command is published.
+    ///
+    /// # Errors
+    /// A topic is missing or cannot be read.
+    pub(in crate::cli) async fn for_reconsiders(
+        broker: &'a dyn Broker,
+        producer: Arc<dyn Producer>,
+        topics: &CommandTopics,
+    ) -> Result<Self, BrokerError> {
+        let answers = AnswerReaders::open(broker, topics, &[], true).await?;
+        Ok(CommandClient { broker, producer, chain: topics.chain.clone(), answers })
+    }
+
+    /// Publishes commands in their order and returns their chain offsets.
+    ///
+    /// # Errors
+    /// The chain log cannot be written.
+    pub(in crate::cli) async fn publish(&self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
+        let message = |command: &PendingCommand| OutgoingMessage {
+            topic: self.chain.clone(),
+            partition: Some(0),
+            key: Bytes::copy_from_slice(&command.subject.0),
+            payload: command.payload.clone(),
+            ..OutgoingMessage::default()
+        };
+        let messages: Vec<OutgoingMessage> = commands.iter().map(message).collect();
+        let delivered = produce_until_acknowledged(self.producer.as_ref(), &messages, PRODUCE_RETRY_PAUSE).await?;
+        Ok(delivered.into_iter().map(|delivered| delivered.offset).collect())
+    }
+
+    /// Reads new messages for at most 100 ms per partition and passes them to `show`.
+    ///
+    /// # Errors
+    /// A topic cannot be read.
+    pub(in crate::cli) async fn read_next(&mut self, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
+        self.answers.read_next(self.broker, show).await
+    }
+
+    /// Returns the result of the command at this chain offset; `None`: no answer was read yet.
+    pub(in crate::cli) fn outcome(&self, command: &PendingCommand, chain_offset: u64) -> Option<CommandOutcome> {
+        self.answers.outcome(command, chain_offset)
+    }
+
+    /// Drops all results that were read, since the commands before are settled.
+    pub(in crate::cli) fn clear(&mut self) {
+        let AnswerReaders { readers: _, results, verdicts, closed } = &mut self.answers;
+        results.clear();
+        verdicts.clear();
+        closed.clear();
+    }
+}
+
+/// Readers of the outcomes and decisions, with the results that were read.
+struct AnswerReaders {
+    readers: Vec<(TopicPartition, Box<dyn PartitionReader>)>,
+    /// Results of commands by id and chain offset.
+    results: BTreeMap<([u8; 16], u64), CommandOutcome>,
+    /// Last verdict on a transaction, by chain offset.
+    verdicts: BTreeMap<(u64, Txid), CommandOutcome>,
+    /// Chain offsets whose decisions are complete.
+    closed: BTreeSet<u64>,
+}
+
+impl AnswerReaders {
+    /// Opens readers at the end of the outcomes' partitions of these transactions, and of the decisions.
+    async fn open(
+        broker: &dyn Broker,
+        topics: &CommandTopics,
+        outcomes_of: &[Txid],
+        decisions: bool,
+    ) -> Result<Self, BrokerError> {
+        let count = broker
+            .partitions(&topics.outcomes)
+            .await?
+            .ok_or_else(|| BrokerError::unknown_topic("read", &topics.outcomes))?;
+        let mut partitions: Vec<TopicPartition> = outcomes_of
+            .iter()
+            .filter_map(|txid| partition_of(&txid.0, count))
+            .map(|partition| TopicPartition { topic: topics.outcomes.as_str().into(), partition })
+            .collect();
+        if decisions {
+            partitions.push(TopicPartition { topic: topics.decisions.as_str().into(), partition: 0 });
+        }
+        partitions.sort_unstable();
+        partitions.dedup();
+        let mut readers = Vec::new();
+        for partition in partitions {
+            let (_, end) = broker.watermarks(&partition).await?;
+            readers.push((partition.clone(), broker.read(&partition, end).await?));
+        }
+        Ok(AnswerReaders { readers, results: BTreeMap::new(), verdicts: BTreeMap::new(), closed: BTreeSet::new() })
+    }
+
+    async fn read_next(&mut self, broker: &dyn Broker, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
+        let mut read = Vec::new();
+        for (partition, reader) in &mut self.readers {
+            read.extend(read_or_reopen(reader, broker, partition, WAIT).await?);
+        }
+        read.iter().for_each(|message| self.take(message));
+        read.iter().for_each(show);
+        Ok(())
+    }
+
+    fn take(&mut self, message: &Message) {
+        match Event::decode(&message.payload) {
+            Ok(Event::Outcome(outcome)) => {
+                if let OutcomeKind::Command { id, result } = outcome.kind {
+                    self.results.insert((id, outcome.chain_offset), result.into());
+                }
+            }
+            Ok(Event::Decision(Decision { chain_offset, body, .. })) => match body {
+                DecisionBody::Accepted { txid, .. } | DecisionBody::AcceptedPart { txid, .. } => {
+                    self.verdicts.insert((chain_offset, txid), CommandOutcome::Applied);
+                }
+                DecisionBody::Conflicting { txid, reason, .. } => {
+                    let code = "CONFLICTING".to_owned();
+                    let message = format!("the transaction is conflicting: {}", ReasonText(reason));
+                    self.verdicts.insert((chain_offset, txid), CommandOutcome::Refused { code, message });
+                }
+                DecisionBody::Closed => drop(self.closed.insert(chain_offset)),
+                DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
+            },
+            // Other messages of these topics are no answers.
+            _ => {}
+        }
+    }
+
+    fn outcome(&self, command: &PendingCommand, chain_offset: u64) -> Option<CommandOutcome> {
+        if command.is_reconsider {
+            let decided = self.verdicts.get(&(chain_offset, command.subject)).cloned();
+            return self.closed.contains(&chain_offset).then(|| decided.unwrap_or(CommandOutcome::Unchanged));
+        }
+        self.results.get(&(command.id, chain_offset)).cloned()
+    }
+}

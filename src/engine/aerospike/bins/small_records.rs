@@ -1,0 +1,201 @@
+//! Bins of the records that are not pages.
+
+use aerospike::Value;
+
+use super::{
+    super::names::{self, block, command, lock, meta},
+    Bins,
+    page::{decode_stamp, stamp_number},
+    values::{BadRecord, BinReader, int},
+};
+use crate::record::{
+    BlockRecord, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, MetaRecord,
+    codec::{decode_rebuilding, decode_topics, encode_rebuilding, encode_topics},
+};
+
+/// The only kind of lock record in the reference document.
+const LOCK_TYPE: &str = "tx_creation";
+
+pub fn encode_lock_record(key: &Key, record: &LockRecord) -> Bins {
+    let mut bins = vec![
+        (lock::CREATED_AT, int(record.created_at)),
+        (lock::LOCK_TYPE, Value::String(LOCK_TYPE.into())),
+        (lock::PROCESS_ID, int(record.process_id)),
+        (lock::HOSTNAME, Value::String(record.hostname.clone())),
+        (lock::EXPECTED_RECS, int(record.expected_recs)),
+        (lock::EXPIRES_AT, int(record.expires_at)),
+        (lock::OWNER, int(record.owner)),
+    ];
+    // A scan finds the transaction of a lock record by this bin.
+    if let Key::LockRecord(txid) = key {
+        bins.push((names::TX_ID, Value::Blob(txid.0.to_vec())));
+    }
+    bins
+}
+
+pub fn decode_lock_record(bins: &mut BinReader) -> Result<LockRecord, BadRecord> {
+    Ok(LockRecord {
+        created_at: bins.required(lock::CREATED_AT)?,
+        expires_at: bins.number(lock::EXPIRES_AT)?,
+        process_id: bins.number(lock::PROCESS_ID)?,
+        hostname: bins.text(lock::HOSTNAME)?,
+        expected_recs: bins.number(lock::EXPECTED_RECS)?,
+        owner: bins.number(lock::OWNER)?,
+    })
+}
+
+pub fn encode_block(record: &BlockRecord) -> Bins {
+    let mut bins = vec![
+        (block::BLOCK_ID, int(record.block_id)),
+        (block::HASH, Value::Blob(record.hash.to_vec())),
+        (block::PREVIOUS, Value::Blob(record.previous.to_vec())),
+        (block::HEIGHT, int(record.height)),
+        (block::TIME, int(record.time)),
+        (block::PROGRESS, int(record.progress)),
+    ];
+    if record.longest_chain {
+        bins.push((block::LONGEST_CHAIN, Value::Bool(true)));
+    }
+    if let Some(stamp) = &record.chain_pos {
+        bins.push((names::CHAIN_POS, Value::Int(stamp_number(stamp))));
+    }
+    bins
+}
+
+pub fn decode_block(block_id: u32, bins: &mut BinReader) -> Result<BlockRecord, BadRecord> {
+    Ok(BlockRecord {
+        block_id,
+        hash: bins.array(block::HASH)?,
+        previous: bins.array(block::PREVIOUS)?,
+        height: bins.required(block::HEIGHT)?,
+        time: bins.required(block::TIME)?,
+        longest_chain: bins.flag(block::LONGEST_CHAIN)?,
+        progress: bins.required(block::PROGRESS)?,
+        chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
+    })
+}
+
+pub fn encode_command(record: &CommandRecord) -> Bins {
+    let event_digest = Value::Blob(record.event_digest.to_vec());
+    let mut bins = vec![(command::ASKED, event_digest), (command::CHAIN_OFFSET, int(record.chain_offset))];
+    match &record.result {
+        CommandResult::Applied => {}
+        CommandResult::AlreadyApplied => bins.push((command::NOTHING_TO_DO, Value::Bool(true))),
+        CommandResult::Refused { code, message } => {
+            bins.push((command::CODE, Value::String(code.clone())));
+            bins.push((command::MESSAGE, Value::String(message.clone())));
+        }
+    }
+    if let Some(stamp) = &record.chain_pos {
+        bins.push((names::CHAIN_POS, Value::Int(stamp_number(stamp))));
+    }
+    bins
+}
+
+pub fn decode_command(id: [u8; 16], bins: &mut BinReader) -> Result<CommandRecord, BadRecord> {
+    let result = if bins.has(command::CODE) {
+        CommandResult::Refused { code: bins.text(command::CODE)?, message: bins.text(command::MESSAGE)? }
+    } else if bins.flag(command::NOTHING_TO_DO)? {
+        CommandResult::AlreadyApplied
+    } else {
+        CommandResult::Applied
+    };
+    Ok(CommandRecord {
+        id,
+        event_digest: bins.array(command::ASKED)?,
+        chain_offset: bins.required(command::CHAIN_OFFSET)?,
+        result,
+        chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
+    })
+}
+
+pub fn encode_sentinel(store_id: &[u8; 16]) -> Bins {
+    vec![(meta::STORE_ID, Value::Blob(store_id.to_vec()))]
+}
+
+pub fn decode_sentinel(bins: &mut BinReader) -> Result<[u8; 16], BadRecord> {
+    bins.array(meta::STORE_ID)
+}
+
+pub fn encode_meta(record: &MetaRecord) -> Bins {
+    let mut bins = vec![
+        (meta::STORE_ID, Value::Blob(record.store_id.to_vec())),
+        (meta::LAYOUT_VERSION, int(record.layout_version)),
+        (meta::NETWORK, Value::String(record.network.clone())),
+        (meta::UTXO_BATCH_SIZE, int(record.utxo_batch_size)),
+        (meta::RETENTION, int(record.retention)),
+        (meta::PRUNE_HORIZON, int(record.prune_horizon)),
+    ];
+    if let Some(id) = record.chain_id {
+        bins.push((meta::CHAIN_ID, Value::Blob(id.to_vec())));
+    }
+    if let Some(rebuilding) = &record.rebuilding {
+        bins.push((meta::REBUILDING, Value::Blob(encode_rebuilding(rebuilding))));
+    }
+    if let Some(rebuilder) = record.rebuilder {
+        bins.push((meta::REBUILDER, int(rebuilder)));
+    }
+    if let Some(partitions) = record.partitions {
+        bins.push((meta::PARTITIONS, int(partitions)));
+    }
+    if record.has_blobs {
+        bins.push((meta::HAS_BLOBS, Value::Bool(true)));
+    }
+    if record.has_sentinels {
+        bins.push((meta::HAS_SENTINELS, Value::Bool(true)));
+    }
+    if record.reorg_floor > 0 {
+        bins.push((meta::REORG_FLOOR, int(record.reorg_floor)));
+    }
+    if !record.topics.is_empty() {
+        bins.push((meta::TOPICS, Value::Blob(encode_topics(&record.topics))));
+    }
+    for (ConsumedOffsets { chain, validated }, chain_bin, validated_bin) in [
+        (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
+        (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
+    ] {
+        if *chain > 0 {
+            bins.push((chain_bin, int(*chain)));
+        }
+        if !validated.is_empty() {
+            let numbers = validated.iter().flat_map(|(partition, offset)| [int(*partition), int(*offset)]);
+            bins.push((validated_bin, Value::List(numbers.collect())));
+        }
+    }
+    bins
+}
+
+pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
+    let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
+    let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
+    Ok(MetaRecord {
+        store_id: bins.array(meta::STORE_ID)?,
+        layout_version: bins.required(meta::LAYOUT_VERSION)?,
+        network: bins.text(meta::NETWORK)?,
+        utxo_batch_size: bins.required(meta::UTXO_BATCH_SIZE)?,
+        retention: bins.required(meta::RETENTION)?,
+        prune_horizon: bins.required(meta::PRUNE_HORIZON)?,
+        chain_id: bins.optional_array(meta::CHAIN_ID)?,
+        rebuilding: rebuilding.transpose().map_err(|_| BadRecord(meta::REBUILDING))?,
+        rebuilder: bins.optional(meta::REBUILDER)?,
+        partitions: bins.optional(meta::PARTITIONS)?,
+        has_blobs: bins.flag(meta::HAS_BLOBS)?,
+        has_sentinels: bins.flag(meta::HAS_SENTINELS)?,
+        consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
+        replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
+        reorg_floor: bins.number(meta::REORG_FLOOR)?,
+        topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
+    })
+}
+
+fn decode_consumed(
+    chain: &'static str,
+    validated: &'static str,
+    bins: &mut BinReader,
+) -> Result<ConsumedOffsets, BadRecord> {
+    let numbers: Vec<u64> = bins.numbers(validated)?;
+    let (pairs, rest) = numbers.as_chunks::<2>();
+    let pair = |[partition, offset]: &[u64; 2]| Some((u32::try_from(*partition).ok()?, *offset));
+    let pairs = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
+    Ok(ConsumedOffsets { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord(validated))? })
+}

@@ -1,0 +1,169 @@
+//! Checks the claims of a listed transaction: a block proves that the transaction spends the outputs that its parents
+//! made, whatever its event claims of these outputs.
+//!
+//! A txid commits to the outpoints that are spent, and the outputs are stored with the parents. A wrong claim bars a
+//! contestant, but never a listed transaction: a listed transaction gets the true claims and wins.
+
+use bytes::Bytes;
+
+use crate::{
+    record::{Body, ClaimedBody, Page, StoredOutput, TxState},
+    sequencer::{
+        SequencerError,
+        handler::{EventContext, Handler, RestartGrace},
+    },
+    store::{into_page, read::ReadError},
+    tx::{InvalidTransaction, PreviousOutput, Transaction, Txid, utxo_hash},
+};
+
+/// The claims of a stored transaction, compared with the stored outputs of its parents.
+pub(super) enum ClaimCheck {
+    /// The claims are true, or the transaction claims nothing.
+    Matches,
+    /// The claims are wrong; the transaction is to be stored with this body.
+    Differs(ClaimedBody),
+    /// The outputs of this parent are not stored.
+    MissingParent(Txid),
+}
+
+impl Handler {
+    /// Compares the claims of a stored transaction with the stored outputs of its parents.
+    pub(super) async fn check_claims(&self, page: &Page) -> Result<ClaimCheck, SequencerError> {
+        let Some(stored) = self.read_body(page).await? else { return Ok(ClaimCheck::Matches) };
+        let txid = page.txid;
+        let tx = Transaction::parse(&stored)
+            .map_err(|error| SequencerError::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
+        if tx.is_coinbase() {
+            return Ok(ClaimCheck::Matches);
+        }
+        let mut outputs = match self.wait_for("the store", self.parts.store.previous_outputs(&tx)).await {
+            Ok(outputs) => outputs,
+            Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
+                return Ok(ClaimCheck::MissingParent(outpoint.txid));
+            }
+            Err(ReadError::Engine(error)) => return Err(error.into()),
+            Err(error) => {
+                return Err(SequencerError::Halt(format!("the outputs that {txid} spends cannot be read: {error}")));
+            }
+        };
+        if !claims_match(&tx, &outputs) {
+            self.accept_claims_before_reassignment(&tx, &mut outputs).await?;
+        }
+        if claims_match(&tx, &outputs) {
+            return Ok(ClaimCheck::Matches);
+        }
+        let claimed = build_body(&tx, &outputs);
+        claimed
+            .map(ClaimCheck::Differs)
+            .map_err(|error| SequencerError::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+    }
+
+    /// Accepts claims on the former state of an output that was reassigned since: they were true when the event was
+    /// made. They do not entitle the transaction to the output's present state.
+    async fn accept_claims_before_reassignment(
+        &self,
+        tx: &Transaction<'_>,
+        outputs: &mut [StoredOutput],
+    ) -> Result<(), SequencerError> {
+        let claims = tx.inputs().zip(outputs).filter_map(|(input, output)| {
+            let claimed = input.previous.filter(|claimed| *claimed != to_claim(output))?;
+            Some((input.outpoint, claimed, output))
+        });
+        for (outpoint, claimed, output) in claims {
+            let (key, offset) = self.locate(outpoint);
+            let records = self.wait_for("the store", self.parts.store.read(vec![key])).await?;
+            let Some(page) = records.into_iter().find_map(into_page) else { continue };
+            let hash = utxo_hash(&outpoint.txid, outpoint.vout, claimed.script, claimed.satoshis);
+            if page.reassignments.iter().any(|entry| entry.offset == offset && entry.utxo_hash == hash) {
+                *output = StoredOutput { satoshis: claimed.satoshis, script: Bytes::copy_from_slice(claimed.script) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a transaction with its proven claims before the transaction becomes live: a live transaction keeps the
+    /// claims that made it live. Its slots are its own by then, so the parents exist; a parent that a node lost since
+    /// is waited for.
+    pub(super) async fn store_proven_claims(
+        &self,
+        ctx: EventContext,
+        applied_again: bool,
+        txid: Txid,
+    ) -> Result<(), SequencerError> {
+        let grace = RestartGrace::new(applied_again);
+        let proof = self.wait_until(ctx, "the outputs that prove the claims of a transaction", || async {
+            let page = self.master(txid).await?;
+            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
+                return Ok(Ok(ClaimCheck::Matches));
+            };
+            Ok(match self.check_claims(&page).await? {
+                ClaimCheck::MissingParent(parent) => {
+                    if grace.has_expired() {
+                        self.create_missing_stubs(ctx, vec![parent]).await?;
+                    }
+                    Err(parent.to_string())
+                }
+                proof => Ok(proof),
+            })
+        });
+        let ClaimCheck::Differs(proven) = proof.await? else { return Ok(()) };
+        tracing::warn!(%txid, "claims: body replaced: a block proves other previous outputs than the event claims");
+        self.replace_body(ctx, txid, proven).await
+    }
+}
+
+fn claims_match(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> bool {
+    tx.inputs().zip(outputs).all(|(input, output)| input.previous == Some(to_claim(output)))
+}
+
+fn to_claim(output: &StoredOutput) -> PreviousOutput<'_> {
+    PreviousOutput { satoshis: output.satoshis, script: &output.script }
+}
+
+/// Builds the body of the same transaction with these outputs as its claims.
+fn build_body(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> Result<ClaimedBody, InvalidTransaction> {
+    let mut standard = Vec::new();
+    tx.write_standard(&mut standard);
+    let parsed = |bytes| Transaction::parse(bytes).unwrap_or_else(|_| unreachable!("written from one that parses"));
+    let mut extended = Vec::new();
+    let written = parsed(&standard).write_extended(&mut extended, |input, _| outputs.get(input).map(to_claim));
+    written.unwrap_or_else(|_| unreachable!("there is an output for every input"));
+    let (fee, extended_size) = (parsed(&extended).fee()?, extended.len() as u64);
+    Ok(ClaimedBody { body: Body::Transaction(extended.into()), fee, extended_size })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{
+        engine::Row,
+        record::{Key, Operation},
+        sequencer::{state::ChainState, steps::DecisionMode, tests::parts},
+        store::testing,
+    };
+
+    /// A node loses the parent after the slot has moved and before the body is replaced (simulator, seed 1414).
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_parent_is_waited_for_before_claims_are_checked() {
+        let parts = parts().await;
+        let store = parts.store.clone();
+        let put = |operation: Operation, txid: Txid| store.apply(vec![Row { key: Key::master(txid), operation }]);
+        let parent = testing::seeded(9, 1);
+        let outpoint = testing::outpoint(parent.txid, 0);
+        let [lie, honest] = [1_001, 1_000].map(|claimed| testing::transaction(&[(outpoint, claimed)], &[500]));
+        let txid = testing::txid(&lie);
+        assert_eq!(txid, testing::txid(&honest));
+        put(Operation::CreateContested(Arc::new(testing::page(&lie).contested())), txid).await.unwrap();
+        let ctx = EventContext { offset: 0, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
+        let handler = Handler::new(parts, ChainState::default());
+        let adopting = tokio::spawn(async move { handler.store_proven_claims(ctx, false, txid).await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!adopting.is_finished());
+        put(Operation::Create(Arc::new(parent)), outpoint.txid).await.unwrap();
+        adopting.await.unwrap().unwrap();
+        let page = store.master(txid).await.unwrap().unwrap();
+        assert_eq!(page.body(), Some(&Body::Transaction(honest)));
+    }
+}

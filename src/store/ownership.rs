@@ -1,0 +1,233 @@
+//! Ownership of a store by a consumer group: the store exists, and the store has consumed what the group has committed.
+//!
+//! Offsets are in Kafka and their effects in the store; only the operator's configuration connects the two. A store
+//! that is behind its group (another store, an older copy, a rebuild that was killed) would lack events that no
+//! instance reads again: their children would be proven to miss their parents, and the log keeps the verdicts. So the
+//! consumed offsets are written into the meta record *before* an offset is committed, and no committed offset may be
+//! above them.
+
+use super::{
+    Store,
+    meta::{MetaError, MetaExpectations},
+};
+use crate::record::{ConsumedOffsets, MetaRecord};
+
+/// The checks by which a group makes sure of its store.
+#[async_trait::async_trait]
+pub trait StoreOwnership: Send + Sync {
+    /// Verifies after a node's restart that the meta record and all sentinels exist.
+    ///
+    /// # Errors
+    /// A part of the store is lost, which no replay from the committed offsets can repair; or the engine failed.
+    async fn verify_intact(&self) -> Result<(), MetaError>;
+
+    /// Records in the meta record that these offsets are consumed. Called before the offsets are committed.
+    ///
+    /// # Errors
+    /// The offsets are not recorded, so that they must not be committed.
+    async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError>;
+
+    /// Binds the store to the chain topic whose record at offset 0 has this [`chain_id`](super::meta::chain_id).
+    ///
+    /// # Errors
+    /// The store is bound to another chain; or the engine failed.
+    async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError>;
+
+    /// Verifies that the store has consumed every offset that its group has committed. The commits must have been read
+    /// before the call.
+    ///
+    /// # Errors
+    /// [`MetaError::StoreBehindGroup`], or the meta record could not be read.
+    async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError>;
+}
+
+/// The store of a consumer group.
+pub struct GroupStore {
+    /// Handle of the store.
+    pub store: Store,
+    /// Properties that the meta record must have.
+    pub expected: MetaExpectations,
+}
+
+#[async_trait::async_trait]
+impl StoreOwnership for GroupStore {
+    async fn verify_intact(&self) -> Result<(), MetaError> {
+        // The store exists, so that the id for a new store is not used.
+        self.store.open_meta(self.expected, true, [0; 16]).await.map(drop)
+    }
+
+    async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
+        let raise = |mut meta: MetaRecord| {
+            meta.consumed.raise(consumed);
+            Ok(meta)
+        };
+        self.store.change_meta(raise).await.map(drop)
+    }
+
+    async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError> {
+        self.store.bind_chain(Some(chain_id)).await.map(drop)
+    }
+
+    async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError> {
+        let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
+        verify_has_consumed(&meta, committed)
+    }
+}
+
+impl GroupStore {
+    /// Verifies as [`verify_covers`](StoreOwnership::verify_covers), and returns the replay floor for
+    /// [`verify_above_floor`].
+    ///
+    /// # Errors
+    /// [`MetaError::StoreBehindGroup`], or the meta record could not be read.
+    pub async fn read_replay_floor(&self, committed: &ConsumedOffsets) -> Result<ConsumedOffsets, MetaError> {
+        let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
+        verify_has_consumed(&meta, committed).map(|()| meta.replay_floor)
+    }
+}
+
+/// Verifies that a store has consumed every offset that its group has committed.
+///
+/// # Errors
+/// [`MetaError::StoreBehindGroup`]
+pub fn verify_has_consumed(meta: &MetaRecord, committed: &ConsumedOffsets) -> Result<(), MetaError> {
+    find_behind(&meta.consumed, committed).map_or(Ok(()), Err)
+}
+
+/// Verifies that a group that continues at `from` reads no event below the replay floor, whose records may be pruned.
+/// Only a group without members can be set back.
+///
+/// # Errors
+/// [`MetaError::BelowFloor`]
+pub fn verify_above_floor(floor: &ConsumedOffsets, from: &ConsumedOffsets) -> Result<(), MetaError> {
+    find_below_floor(floor, from).map_or(Ok(()), Err)
+}
+
+fn describe_partition(partition: u32) -> String {
+    format!("partition {partition} of the validated transactions")
+}
+
+/// The first partition, or the chain, that would be read from below the replay floor.
+fn find_below_floor(floor: &ConsumedOffsets, from: &ConsumedOffsets) -> Option<MetaError> {
+    let validated = floor.validated.iter().map(|(partition, floor)| {
+        let from = from.validated.get(partition).copied().unwrap_or(0);
+        (describe_partition(*partition), from, *floor)
+    });
+    let chain = ("the chain".to_owned(), from.chain, floor.chain);
+    let (what, from, floor) = validated.chain([chain]).find(|(_, from, floor)| from < floor)?;
+    Some(MetaError::BelowFloor { what, from, floor })
+}
+
+/// The first partition, or the chain, of which the store has consumed less than the group has committed.
+fn find_behind(consumed: &ConsumedOffsets, committed: &ConsumedOffsets) -> Option<MetaError> {
+    let validated = committed.validated.iter().map(|(partition, offset)| {
+        let here = consumed.validated.get(partition).copied().unwrap_or(0);
+        (describe_partition(*partition), *offset, here)
+    });
+    let chain = ("the chain".to_owned(), committed.chain, consumed.chain);
+    let (what, committed, consumed) = validated.chain([chain]).find(|(_, there, here)| there > here)?;
+    Some(MetaError::StoreBehindGroup { what, committed, consumed })
+}
+
+/// A store whose consumed offsets are not recorded, for benches and unit tests.
+pub struct UnverifiedStore;
+
+#[async_trait::async_trait]
+impl StoreOwnership for UnverifiedStore {
+    async fn verify_intact(&self) -> Result<(), MetaError> {
+        Ok(())
+    }
+
+    async fn record_consumed(&self, _: &ConsumedOffsets) -> Result<(), MetaError> {
+        Ok(())
+    }
+
+    async fn bind_chain(&self, _: [u8; 32]) -> Result<(), MetaError> {
+        Ok(())
+    }
+
+    async fn verify_covers(&self, _: &ConsumedOffsets) -> Result<(), MetaError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        store::{prune::PruneTerms, testing::store},
+        tx::Network,
+    };
+
+    const EXPECTED: MetaExpectations =
+        MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
+
+    fn consumed(chain: u64, validated: impl IntoIterator<Item = (u32, u64)>) -> ConsumedOffsets {
+        ConsumedOffsets { chain, validated: validated.into_iter().collect() }
+    }
+
+    async fn new() -> GroupStore {
+        let store = store(5);
+        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        GroupStore { store, expected: EXPECTED }
+    }
+
+    #[tokio::test]
+    async fn consumed_offsets_only_grow() {
+        let store = new().await;
+        store.record_consumed(&consumed(7, [(0, 5), (2, 9)])).await.unwrap();
+        store.record_consumed(&consumed(3, [(0, 6), (2, 4), (1, 1)])).await.unwrap();
+        let meta = store.store.meta().await.unwrap().unwrap();
+        assert_eq!(meta.consumed, consumed(7, [(0, 6), (1, 1), (2, 9)]));
+    }
+
+    #[tokio::test]
+    async fn a_store_behind_its_group_is_refused_with_both_offsets() {
+        let store = new().await;
+        store.verify_covers(&ConsumedOffsets::default()).await.unwrap();
+        store.record_consumed(&consumed(7, [(0, 5)])).await.unwrap();
+        store.verify_covers(&consumed(7, [(0, 5)])).await.unwrap();
+        store.verify_covers(&consumed(2, [(0, 1)])).await.unwrap();
+        for (committed, words) in [
+            (consumed(8, [(0, 5)]), ["the chain", "8", "7"]),
+            (consumed(7, [(0, 6)]), ["partition 0", "6", "5"]),
+            (consumed(0, [(3, 1)]), ["partition 3", "1", "0"]),
+        ] {
+            let error = store.verify_covers(&committed).await.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    const TERMS: PruneTerms = PruneTerms { height: 400, retention: 288, committed: 7 };
+
+    /// Events below the floor name pruned transactions, of which no record may be left that recognises them.
+    #[tokio::test]
+    async fn a_group_below_the_replay_floor_is_refused() {
+        let store = new().await;
+        let may_go_on = async |from| {
+            let floor = store.read_replay_floor(&ConsumedOffsets::default()).await.unwrap();
+            verify_above_floor(&floor, &from)
+        };
+        may_go_on(consumed(0, [])).await.unwrap();
+        store.store.begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
+        store.store.begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
+        may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
+        for (from, words) in [
+            (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),
+            (consumed(7, [(0, 8), (2, 1)]), ["partition 0", "offset 8", "from 9 on"]),
+            (consumed(7, [(0, 9)]), ["partition 2", "offset 0", "from 1 on"]),
+        ] {
+            let error = may_go_on(from).await.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lost_meta_record_is_not_created_again() {
+        let store = GroupStore { store: store(5), expected: EXPECTED };
+        assert!(matches!(store.verify_intact().await, Err(MetaError::NamespaceLost)));
+        assert!(matches!(store.verify_covers(&ConsumedOffsets::default()).await, Err(MetaError::NamespaceLost)));
+        assert!(matches!(store.record_consumed(&consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
+        assert_eq!(store.store.meta().await.unwrap(), None);
+    }
+}
