@@ -11,8 +11,9 @@ use bytes::Bytes;
 
 use super::{
     BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
-    check::{self, blob_error, check_tx},
+    check::{blob_error, check_tx},
     frame::Framed,
+    store::{encode_outputs, to_stored_outputs},
 };
 use crate::{
     record::{Blob, StoredOutput},
@@ -44,12 +45,10 @@ impl BlobStore {
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn load_tx(&self, txid: Txid, blob: Blob, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
-        match blob {
-            Blob::First => self.get_tx(txid, reuse).await,
-            Blob::Other(content) => {
-                self.measure(BlobOperation::GetTx, self.read(BlobName::tx(txid).with_content_hash(content))).await
-            }
+        if blob == Blob::First {
+            return self.get_tx(txid, reuse).await;
         }
+        self.measure(BlobOperation::GetTx, self.blobs().read(BlobName::tx(txid).of_blob(blob))).await
     }
 
     /// Returns the outputs `vouts` of a transaction in the blob that `blob` refers to, read as by
@@ -64,13 +63,11 @@ impl BlobStore {
         vouts: &[u32],
         reuse: Reuse,
     ) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
-        match blob {
-            Blob::First => self.tx_outputs(txid, vouts, reuse).await,
-            Blob::Other(content) => {
-                let name = BlobName::tx(txid).with_content_hash(content);
-                self.measure(BlobOperation::GetTx, self.streamed_outputs(name, vouts)).await
-            }
+        if blob == Blob::First {
+            return self.tx_outputs(txid, vouts, reuse).await;
         }
+        let streamed = self.blobs().stream_tx(BlobName::tx(txid).of_blob(blob), vouts);
+        Ok(self.measure(BlobOperation::GetTx, streamed).await?.map(to_stored_outputs))
     }
 
     /// Stores the known outputs of a partial transaction unless the same outputs are stored, and returns the reference
@@ -83,9 +80,7 @@ impl BlobStore {
             return Ok(Blob::First);
         }
         self.measure(BlobOperation::PutOutputs, async {
-            let name = BlobName::outputs(partial.txid);
-            let bytes =
-                partial.encode().map_err(|problem| blob_error(BlobErrorKind::Invalid, "write", name, problem))?;
+            let (name, bytes) = encode_outputs(partial)?;
             let content = content_hash(&bytes).await;
             self.store_other(name.with_content_hash(content), bytes).await.map(|()| Blob::Other(content))
         })
@@ -98,13 +93,8 @@ impl BlobStore {
     /// # Errors
     /// See [`BlobErrorKind`].
     pub async fn load_outputs(&self, txid: Txid, blob: Blob) -> Result<Option<PartialTx>, BlobError> {
-        let Blob::Other(content) = blob else { return self.get_outputs(txid).await };
-        let name = BlobName::outputs(txid).with_content_hash(content);
-        self.measure(BlobOperation::GetOutputs, async {
-            let Some(bytes) = self.read(name).await? else { return Ok(None) };
-            check::decode_outputs(name, &bytes).map(Some).map_err(|damage| damage.into_error(name))
-        })
-        .await
+        let read = Box::pin(self.blobs().read_outputs(BlobName::outputs(txid).of_blob(blob)));
+        self.measure(BlobOperation::GetOutputs, read).await
     }
 
     async fn store_other(&self, name: BlobName, bytes: Bytes) -> Result<(), BlobError> {

@@ -14,9 +14,6 @@ use crate::tx::{ParseError, StreamedTransaction, TransactionStream};
 pub(super) struct Damage(String);
 
 impl Damage {
-    /// Initial value of a loop that reads at least once.
-    pub const UNREAD: Damage = Damage(String::new());
-
     pub fn into_error(self, name: BlobName) -> BlobError {
         blob_error(BlobErrorKind::Corrupt, "read", name, self.0)
     }

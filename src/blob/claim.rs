@@ -4,14 +4,17 @@
 //! records that has no blob store yet. The mark names that store of records, and the meta record notes that the blob
 //! store exists (`MetaRecord::has_blobs`). From then on the place must have the mark.
 
+use std::sync::OnceLock;
+
 use bytes::Bytes;
 use object_store::path::Path;
 
 use super::{
-    BlobError, BlobErrorKind, BlobStore, OpenBlobError,
+    BlobError, BlobErrorKind, BlobName, OpenBlobError,
+    check::blob_error,
+    directory::BlobDirectory,
     frame::Framed,
     requests::{CreateOutcome, Requests},
-    store::BlobLocation,
 };
 
 /// Name of the object that marks a place as a blob store and names its owner.
@@ -21,11 +24,30 @@ const LAYOUT: &str = "utxo-store blobs, layout 1";
 /// Bytes of an unknown mark that messages quote.
 const QUOTED_BYTES: usize = 80;
 /// Message for a store that was opened to write and not claimed.
-pub(super) const NOT_CLAIMED: &str = "the blob store is not claimed by a store of records yet";
+const NOT_CLAIMED: &str = "the blob store is not claimed by a store of records yet";
+
+/// Location of the objects.
+#[derive(Debug, Default)]
+pub(super) struct BlobLocation {
+    /// URL or directory for messages. `None`: in memory, without a mark.
+    pub url: Option<String>,
+    /// Directory, if the objects are files.
+    pub directory: Option<BlobDirectory>,
+    /// Every write is refused.
+    pub is_read_only: bool,
+}
+
+/// Place of a blob store: its objects, their location, and the store of records that owns the objects.
+pub(super) struct BlobPlace {
+    pub requests: Requests,
+    pub location: BlobLocation,
+    /// Id of the store of records that owns the blobs, once it is known.
+    owner: OnceLock<[u8; 16]>,
+}
 
 /// Content of a mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Mark {
+enum Mark {
     /// The blob store belongs to the store of records with this id.
     OwnedBy([u8; 16]),
     /// Beginning of a mark that this version does not write.
@@ -54,16 +76,8 @@ impl Mark {
     }
 }
 
-/// Reads the mark; `None`: the place has no mark.
-pub(super) async fn read_mark(requests: &Requests) -> Result<Option<Mark>, BlobError> {
-    match requests.read(&Mark::path()).await? {
-        Some(object) => Ok(Some(Mark::parse(&object.read_all().await?))),
-        None => Ok(None),
-    }
-}
-
 /// Returns the reason why a place with this mark is not the blob store of `owner`; `None`: the mark names `owner`.
-pub(super) fn find_mark_problem(found: Option<Mark>, owner: Option<&[u8; 16]>) -> Option<(BlobErrorKind, String)> {
+fn find_mark_problem(found: Option<Mark>, owner: Option<&[u8; 16]>) -> Option<(BlobErrorKind, String)> {
     match (found, owner) {
         (Some(Mark::OwnedBy(found)), Some(owner)) if found == *owner => None,
         (None, _) => {
@@ -82,47 +96,40 @@ pub(super) fn find_mark_problem(found: Option<Mark>, owner: Option<&[u8; 16]>) -
     }
 }
 
-impl BlobStore {
-    /// Ties the blob store to the store of records with this id; required before the first write. The place must have
-    /// that store's mark. The mark is written if the place is empty and `is_first` says that the store of records has
-    /// never had a blob store.
-    ///
-    /// A claim also checks that the place refuses to overwrite, because "the first blob stays" relies on that. In a
-    /// directory it removes the staged files of writers that were killed long ago. In memory a claim does nothing.
-    ///
-    /// # Errors
-    /// See [`OpenBlobError`].
-    pub async fn claim(&self, store_id: [u8; 16], is_first: bool) -> Result<(), OpenBlobError> {
-        let BlobLocation { url: Some(url), directory, is_read_only } = self.location() else { return Ok(()) };
+impl BlobPlace {
+    pub fn new(requests: Requests, location: BlobLocation) -> Self {
+        BlobPlace { requests, location, owner: OnceLock::new() }
+    }
+
+    /// Makes the place the blob store of `store_id`, see [`BlobStore::claim`](super::BlobStore::claim).
+    /// `writes_in_parts`: the place must also refuse to overwrite by a copy.
+    pub async fn claim(&self, store_id: [u8; 16], is_first: bool, writes_in_parts: bool) -> Result<(), OpenBlobError> {
+        let BlobLocation { url: Some(url), directory, is_read_only } = &self.location else { return Ok(()) };
         if *is_read_only {
             return Err(OpenBlobError::ReadOnly { place: url.clone() });
         }
-        if is_first && read_mark(self.requests()).await?.is_none() {
+        if is_first && self.read_mark().await?.is_none() {
             self.create_mark(url, store_id).await?;
         }
-        check_owner(url, read_mark(self.requests()).await?, Some(store_id))?;
+        check_owner(url, self.read_mark().await?, Some(store_id))?;
         match directory {
             // A file system refuses a second link of one name, or any link.
             Some(directory) => directory.sync_mark_and_clean().await?,
-            None => self.check_conditional_requests(url, store_id).await?,
+            None => self.check_conditional_requests(url, store_id, writes_in_parts).await?,
         }
         self.set_owner(store_id);
         Ok(())
     }
 
-    /// Predicts the result of [`claim`](Self::claim) and writes nothing. `store_id` is `None` for a store of records
-    /// that does not exist yet. Returns `false` if the place is empty and a claim would mark it. Only a claim can check
-    /// that the place refuses to overwrite.
-    ///
-    /// # Errors
-    /// As [`claim`](Self::claim).
+    /// Predicts the result of a claim and writes nothing, see
+    /// [`BlobStore::check_claim`](super::BlobStore::check_claim).
     pub async fn check_claim(&self, store_id: Option<[u8; 16]>, is_first: bool) -> Result<bool, OpenBlobError> {
-        let BlobLocation { url: Some(url), directory, .. } = self.location() else { return Ok(true) };
-        match read_mark(self.requests()).await? {
+        let Some(url) = &self.location.url else { return Ok(true) };
+        match self.read_mark().await? {
             None if is_first => {
-                let is_empty = match directory {
+                let is_empty = match &self.location.directory {
                     Some(directory) => directory.is_empty().await?,
-                    None => self.requests().is_empty_except(&Mark::path()).await?,
+                    None => self.requests.is_empty_except(&Mark::path()).await?,
                 };
                 if is_empty { Ok(false) } else { Err(OpenBlobError::NotEmpty { place: url.clone() }) }
             }
@@ -131,25 +138,64 @@ impl BlobStore {
     }
 
     /// Accepts the owner that the mark names; for a store that is opened to read.
-    pub(super) async fn adopt_owner(&self) -> Result<(), OpenBlobError> {
-        let Some(url) = &self.location().url else { return Ok(()) };
-        self.set_owner(require_owner(url, read_mark(self.requests()).await?)?);
+    pub async fn adopt_owner(&self) -> Result<(), OpenBlobError> {
+        let Some(url) = &self.location.url else { return Ok(()) };
+        self.set_owner(require_owner(url, self.read_mark().await?)?);
         Ok(())
+    }
+
+    /// Fails unless blobs can be written: the place is claimed, and was not opened to read.
+    pub async fn check_writable(&self, name: BlobName) -> Result<(), BlobError> {
+        let BlobLocation { url, directory, is_read_only } = &self.location;
+        let denied = |reason| Err(blob_error(BlobErrorKind::Denied, "write", name, reason));
+        if *is_read_only {
+            return denied("the blob store was opened to read");
+        }
+        if url.is_some() && self.owner.get().is_none() {
+            return denied(NOT_CLAIMED);
+        }
+        // Writes to a directory that is not mounted would go into the directory below the mount point.
+        if directory.is_some() { self.check_available(name).await } else { Ok(()) }
+    }
+
+    /// Fails unless the store has the owner's mark. Only then does "not found" mean that the blob is missing: a
+    /// directory that is not mounted and a bucket that was deleted find no object at all.
+    pub async fn check_available(&self, name: BlobName) -> Result<(), BlobError> {
+        if self.location.url.is_none() {
+            return Ok(());
+        }
+        match find_mark_problem(self.read_mark().await?, self.owner.get()) {
+            Some((kind, message)) => Err(blob_error(kind, "read", name, message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the mark; `None`: the place has no mark.
+    async fn read_mark(&self) -> Result<Option<Mark>, BlobError> {
+        match self.requests.read(&Mark::path()).await? {
+            Some(object) => Ok(Some(Mark::parse(&object.read_all().await?))),
+            None => Ok(None),
+        }
+    }
+
+    /// Sets the owner; the first call wins.
+    fn set_owner(&self, store_id: [u8; 16]) {
+        self.owner.get_or_init(|| store_id);
     }
 
     /// Makes an empty place the blob store of `store_id`.
     async fn create_mark(&self, url: &str, store_id: [u8; 16]) -> Result<(), OpenBlobError> {
-        let is_empty = match &self.location().directory {
+        let is_empty = match &self.location.directory {
             Some(directory) => directory.set_up().await?,
-            None => self.requests().is_empty_except(&Mark::path()).await?,
+            None => self.requests.is_empty_except(&Mark::path()).await?,
         };
         if is_empty {
             // The caller checks the owner next, so a mark that another process wrote meanwhile is found there.
-            self.requests().create(&Mark::path(), &Mark::encode(store_id)).await?;
+            self.requests.create(&Mark::path(), &Mark::encode(store_id)).await?;
             return Ok(());
         }
         // Another process may have marked the place and stored a blob since the first look.
-        match read_mark(self.requests()).await? {
+        match self.read_mark().await? {
             Some(_) => Ok(()),
             None => Err(OpenBlobError::NotEmpty { place: url.to_owned() }),
         }
@@ -157,14 +203,19 @@ impl BlobStore {
 
     /// Writes the mark and copies the mark onto itself, both on the condition that no such object exists. A server that
     /// ignores conditions overwrites the mark with equal bytes.
-    async fn check_conditional_requests(&self, url: &str, store_id: [u8; 16]) -> Result<(), OpenBlobError> {
+    async fn check_conditional_requests(
+        &self,
+        url: &str,
+        store_id: [u8; 16],
+        writes_in_parts: bool,
+    ) -> Result<(), OpenBlobError> {
         let (path, mark) = (Mark::path(), Mark::encode(store_id));
         let overwrites = |what| OpenBlobError::Overwrites { place: url.to_owned(), what };
-        if self.requests().create(&path, &mark).await? == CreateOutcome::New {
+        if self.requests.create(&path, &mark).await? == CreateOutcome::New {
             return Err(overwrites("write"));
         }
         let len = mark.len() as u64;
-        if self.writes_in_parts() && self.requests().copy_if_absent(&path, &path, len).await? == CreateOutcome::New {
+        if writes_in_parts && self.requests.copy_if_absent(&path, &path, len).await? == CreateOutcome::New {
             return Err(overwrites("copy"));
         }
         Ok(())

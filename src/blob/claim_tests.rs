@@ -10,10 +10,9 @@ use std::{
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
 
 use super::{
-    claim::MARK,
+    claim::{BlobLocation, MARK},
     conformance::transaction,
     fault::{BlobFault, FaultStore},
-    store::BlobLocation,
     *,
 };
 

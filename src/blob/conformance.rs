@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 
 use super::{BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse};
 use crate::{
-    record::{Body, StoredOutput},
+    record::StoredOutput,
     tx::{Outpoint, Output, Transaction, TransactionBuilder, Txid},
 };
 
@@ -155,8 +155,6 @@ async fn get_returns_the_bytes_of_put(bench: Bench) {
     bench.expect_put_tx(txid, &bytes, PutOutcome::Stored).await;
     bench.expect_get_tx(txid, Some(&bytes)).await;
     assert!(bench.exists(BlobName::tx(txid)).await);
-    let (body, _) = bench.retry(|| bench.store.body(txid, Reuse::Unlikely)).await;
-    assert_eq!(body, Some(Body::Transaction(bytes)));
 
     let height = bench.unique_number(1).to_le_bytes();
     let coinbase = TransactionBuilder::default().input(Outpoint::NULL, &height, 0, None).output(50, b"\x51");
@@ -223,7 +221,6 @@ async fn absent_blobs(bench: Bench) {
         assert_eq!(bench.retry(|| bench.store.tx_outputs(txid, &[0], reuse)).await.0, None);
     }
     assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, None);
-    assert_eq!(bench.retry(|| bench.store.body(txid, Reuse::Likely)).await.0, None);
 }
 
 async fn mismatched_bytes_are_refused(bench: Bench) {
@@ -254,8 +251,7 @@ async fn partial_transactions(bench: Bench) {
     put(first.clone(), PutOutcome::Stored).await;
     put(first.clone(), PutOutcome::AlreadyStored).await;
     put(second, PutOutcome::OtherStored).await;
-    assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, Some(first.clone()));
-    assert_eq!(bench.retry(|| bench.store.body(txid, Reuse::Likely)).await.0, Some(first.body()));
+    assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, Some(first));
     bench.expect_get_tx(txid, None).await;
 }
 

@@ -34,6 +34,7 @@ mod outputs;
 mod requests;
 mod store;
 mod url;
+mod verified;
 
 pub use error::{BlobError, BlobErrorKind};
 pub use name::{BlobKind, BlobName};

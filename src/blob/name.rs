@@ -4,7 +4,7 @@ use std::fmt;
 
 use object_store::path::Path;
 
-use crate::{telemetry::BlobLabel, tx::Txid};
+use crate::{record::Blob, telemetry::BlobLabel, tx::Txid};
 
 /// Kinds of blobs, by their content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +55,14 @@ impl BlobName {
     /// Names the first blob with known outputs of a partial transaction.
     pub fn outputs(txid: Txid) -> Self {
         BlobName { txid, kind: BlobKind::Outputs, content_hash: None }
+    }
+
+    /// Names the blob of the same transaction and kind that a record refers to.
+    pub fn of_blob(self, blob: Blob) -> Self {
+        match blob {
+            Blob::First => self,
+            Blob::Other(content) => self.with_content_hash(content),
+        }
     }
 
     /// Names the blob of the same transaction and kind that is not the first, by the BLAKE3 of its content.

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     BlobError, BlobOptions,
-    requests::{ObjectStream, RequestLimits, Requests},
+    requests::{ObjectStream, Requests},
 };
 use crate::tx::Txid;
 
@@ -60,8 +60,7 @@ pub struct TxidStream<'a> {
 impl Objects {
     /// Reads the objects in `store`, with the time limits of `options`.
     pub fn new(store: Arc<dyn ObjectStore>, options: &BlobOptions) -> Self {
-        let limits = RequestLimits { timeout: options.timeout, least_rate: options.least_rate };
-        Objects(Requests { store, limits, metrics: options.metrics.clone() })
+        Objects(Requests::new(store, options))
     }
 
     /// Begins to stream the ids of an announced object.

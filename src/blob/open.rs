@@ -9,8 +9,10 @@ use std::{
 use object_store::{ObjectStore, local::LocalFileSystem};
 
 use super::{
-    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, claim::MARK, directory::BlobDirectory,
-    objects::Objects, store::BlobLocation,
+    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket,
+    claim::{BlobLocation, MARK},
+    directory::BlobDirectory,
+    objects::Objects,
 };
 
 /// Reasons why a blob store could not be opened; each message is one line, without a secret.

@@ -22,7 +22,7 @@ use object_store::{
 
 use tokio::time::Instant;
 
-use super::{BlobError, BlobErrorKind, frame::Framed};
+use super::{BlobError, BlobErrorKind, BlobOptions, frame::Framed};
 use crate::{
     telemetry::{Metrics, TransferDirection},
     text::one_line,
@@ -80,6 +80,11 @@ pub(super) enum CreateOutcome {
 }
 
 impl Requests {
+    pub fn new(store: Arc<dyn ObjectStore>, options: &BlobOptions) -> Self {
+        let limits = RequestLimits { timeout: options.timeout, least_rate: options.least_rate };
+        Requests { store, limits, metrics: options.metrics.clone() }
+    }
+
     /// Writes an object in one request unless the object exists.
     pub async fn create(&self, path: &Path, blob: &Framed) -> Result<CreateOutcome, BlobError> {
         self.metrics.blob_bytes.of(TransferDirection::Written).inc_by(blob.len() as u64);
