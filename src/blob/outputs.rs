@@ -8,8 +8,7 @@
 use bytes::Bytes;
 
 use crate::{
-    event::PARTIAL_OUTPUT_LIMIT,
-    record::{Body, StoredOutput},
+    record::{Body, StoredOutput, build::PARTIAL_OUTPUT_LIMIT},
     tx::Txid,
 };
 

@@ -32,7 +32,7 @@ pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderE
 pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEvent, OutcomeKind};
 pub use json::{JsonError, from_json, to_json};
 pub use topic::Topic;
-pub use transaction::{PARTIAL_OUTPUT_LIMIT, PartialOutput, PartialTxEvent, Validated};
+pub use transaction::{PartialOutput, PartialTxEvent, Validated};
 
 pub use crate::record::CommandResult;
 use crate::record::Reason;

@@ -1,11 +1,7 @@
 //! Events of `utxo.validated-txs`: whole and partial transactions.
 
 use super::{codec::DecodeError, declare};
-use crate::tx::Txid;
-
-/// Limit of the output index in a [`PartialTxEvent`]. The store makes a slot for every index up to the greatest, so
-/// that a short message could otherwise ask for billions of slots.
-pub const PARTIAL_OUTPUT_LIMIT: u32 = 1 << 20;
+use crate::{record::build::PARTIAL_OUTPUT_LIMIT, tx::Txid};
 
 declare! {
     /// A transaction that a validator found valid.

@@ -13,7 +13,8 @@ use super::{
     synthetic::ANYONE_CAN_SPEND,
 };
 use crate::{
-    event::{Block, BlockMined, PARTIAL_OUTPUT_LIMIT, Subtree, SubtreeTransactions, Topic, Validated},
+    event::{Block, BlockMined, Subtree, SubtreeTransactions, Topic, Validated},
+    record::build::PARTIAL_OUTPUT_LIMIT,
     tx::{Outpoint, Output, Transaction, Txid},
 };
 

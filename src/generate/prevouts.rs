@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
-    event::{PARTIAL_OUTPUT_LIMIT, PartialOutput, PartialTxEvent, Topic},
+    event::{PartialOutput, PartialTxEvent, Topic},
     generate::Message,
+    record::build::PARTIAL_OUTPUT_LIMIT,
     tx::{Outpoint, Output, Txid},
 };
 

@@ -108,7 +108,7 @@ pub enum InvalidPartialTx {
     #[error("height {0} is not below 2,147,483,648")]
     TooHigh(u32),
     /// The index of an output is too great: a short message could otherwise ask for gigabytes of gaps.
-    #[error("output {vout} is not below {MAX_PARTIAL_OUTPUTS}, the limit of a partial transaction")]
+    #[error("output {vout} is not below {PARTIAL_OUTPUT_LIMIT}, the limit of a partial transaction")]
     TooWide {
         /// Index of the output.
         vout: u32,
@@ -119,8 +119,9 @@ pub enum InvalidPartialTx {
 /// bytes in a blob.
 pub const HEIGHT_LIMIT: u32 = 1 << 31;
 
-/// Limit of the number of outputs of a partial transaction, gaps included.
-pub const MAX_PARTIAL_OUTPUTS: u32 = 1 << 20;
+/// Limit of the output index in a partial transaction. A page has a slot for every index up to the greatest, so that a
+/// short message could otherwise ask for billions of slots.
+pub const PARTIAL_OUTPUT_LIMIT: u32 = 1 << 20;
 
 /// All pages of a new transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,7 +203,7 @@ pub fn build_pages(
 /// Fails for outputs that no page can hold, see [`InvalidPartialTx`].
 pub fn build_partial_pages(known: &KnownOutputs, params: &PageParams) -> Result<Pages, InvalidPartialTx> {
     let greatest = known.outputs.iter().map(|output| output.vout).max().ok_or(InvalidPartialTx::NoOutputs)?;
-    if greatest >= MAX_PARTIAL_OUTPUTS {
+    if greatest >= PARTIAL_OUTPUT_LIMIT {
         return Err(InvalidPartialTx::TooWide { vout: greatest });
     }
     if params.height >= HEIGHT_LIMIT {
@@ -574,9 +575,9 @@ mod tests {
         assert_eq!(build_partial_pages(&partial(&[1, 1]), &params(4)), Err(InvalidPartialTx::RepeatedOutput(1)));
         let too_wide = InvalidPartialTx::TooWide { vout: u32::MAX };
         assert_eq!(build_partial_pages(&partial(&[0, u32::MAX]), &params(4)), Err(too_wide));
-        let last = build_partial_pages(&partial(&[MAX_PARTIAL_OUTPUTS - 1]), &params(20_000)).unwrap();
+        let last = build_partial_pages(&partial(&[PARTIAL_OUTPUT_LIMIT - 1]), &params(20_000)).unwrap();
         assert_eq!(last.others.unwrap().count(), 52);
-        let too_wide = InvalidPartialTx::TooWide { vout: MAX_PARTIAL_OUTPUTS };
-        assert_eq!(build_partial_pages(&partial(&[MAX_PARTIAL_OUTPUTS]), &params(4)), Err(too_wide));
+        let too_wide = InvalidPartialTx::TooWide { vout: PARTIAL_OUTPUT_LIMIT };
+        assert_eq!(build_partial_pages(&partial(&[PARTIAL_OUTPUT_LIMIT]), &params(4)), Err(too_wide));
     }
 }

@@ -8,15 +8,27 @@ pub mod build;
 pub mod codec;
 pub mod page_refusal;
 
+mod block;
+mod body;
 mod command;
+mod lock_record;
+mod meta;
 mod operation;
 mod ops;
+mod outcome;
 mod page;
+mod verdict;
 
+pub use block::BlockRecord;
+pub use body::{Blob, Body, StoredOutput};
 pub use command::{CommandRecord, CommandResult};
+pub use lock_record::LockRecord;
+pub use meta::{BoundTopic, ConsumedOffsets, LogEnds, MetaRecord, Rebuilding};
 pub use operation::*;
 pub use ops::{Effect, apply, respend_refusal, spend_all};
+pub use outcome::{Outcome, Rejection, Reply};
 pub use page::*;
+pub use verdict::{Reason, Verdict};
 
 use crate::tx::Txid;
 

@@ -1,13 +1,10 @@
-//! Operations as data, their outcomes and their refusals.
+//! Operations as data.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{
-    BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp, TxState,
-    Verdict,
-};
+use super::{BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp};
 use crate::tx::{Network, Outpoint, Output, Txid, UtxoHash, utxo_hash};
 
 /// Settings that determine the effect of an operation; equal for all operations on a set.
@@ -108,6 +105,14 @@ impl Operation {
             Operation::Create(page)
             | Operation::CreateContested(page)
             | Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => Some(page),
+            _ => None,
+        }
+    }
+
+    /// Returns the spend; `None` for other operations.
+    pub fn spend(&self) -> Option<&Spend> {
+        match self {
+            Operation::Spend(spend) => Some(spend),
             _ => None,
         }
     }
@@ -392,141 +397,6 @@ pub enum RespendChecks {
     },
     /// The slot exists, is not frozen, and its spender is not pruned. No other check, because the decision is made.
     Decided,
-}
-
-/// Outcome of an operation on one record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// The operation changed the record.
-    Applied(Reply),
-    /// The record already had the requested state. Marks and stamps may still have been written.
-    AlreadyApplied(Reply),
-    /// The operation was refused and changed nothing.
-    Rejected(Rejection),
-}
-
-impl Outcome {
-    /// Returns whether the outcome is `Applied` or `AlreadyApplied`.
-    pub fn is_done(&self) -> bool {
-        !matches!(self, Outcome::Rejected(_))
-    }
-}
-
-/// Data of an outcome that is not a refusal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// The outcome has no data.
-    None,
-    /// State of the transaction; for `AlreadyApplied` the state that was found.
-    State(TxState),
-    /// A partial transaction is live in the place of a stub, without the spends in its page. A contest is due, because
-    /// transactions that were refused for its absence may get a second chance.
-    ContestDue,
-    /// Consequences of a change of slots.
-    Slots {
-        /// `ALL_SPENT`: all slots of the page are spent now.
-        all_spent: bool,
-        /// `DAH_SET` / `DAH_UNSET`: the new `deleteAtHeight`, if it changed.
-        delete_at_height: Option<Option<u32>>,
-    },
-    /// All block ids of the transaction after the change, and the work that has to follow.
-    Mined {
-        /// `blockIDs` of the master
-        block_ids: Vec<u32>,
-        /// `totalExtraRecs`: number of pages besides the master
-        extra_pages: u32,
-        /// `conflictingCs` names a child. Children that were refused because the parent was locked may get a second
-        /// chance.
-        conflicting_children: bool,
-    },
-}
-
-/// Reason of a refusal. [`Rejection::code`] returns the name in the reference document.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rejection {
-    /// The record does not exist.
-    NotFound,
-    /// The record is a tombstone, pruned at this height.
-    Pruned(u32),
-    /// The page is creating: not all pages of its transaction exist.
-    Creating,
-    /// The transaction is conflicting or contested.
-    Conflicting(Verdict),
-    /// The transaction is locked: its outputs are not spendable yet.
-    Locked,
-    /// The coinbase is immature; holds the height from which it is spendable.
-    Immature(u32),
-    /// The slot is nil or out of range; holds its offset.
-    NoSuchOutput(u32),
-    /// The slot has another UTXO hash; holds its offset.
-    HashMismatch(u32),
-    /// The stored output has another script or amount; holds the offset.
-    OutputMismatch(u32),
-    /// The slot or the whole transaction is frozen; holds the offset.
-    Frozen(u32),
-    /// The slot is marked contested: it has a history; holds the offset.
-    Contested(u32),
-    /// The slot has another spender; holds the offset and the spender.
-    SpentBy(u32, SpendingData),
-    /// The slot is spendable only from a later height on; holds the offset and the height.
-    NotYetSpendable(u32, u32),
-    /// The slot names the same spender, which was pruned since; holds the offset.
-    SpenderPruned(u32),
-    /// The slot is not frozen; holds the offset.
-    NotFrozen(u32),
-    /// The slot is already frozen; holds the offset.
-    AlreadyFrozen(u32),
-    /// A record exists; holds its state.
-    Exists(TxState),
-    /// A record with other outputs exists: a partial transaction claims outputs to which its txid does not commit.
-    OtherContent,
-    /// A record of the other kind exists: a partial transaction instead of a whole one, or the reverse, with equal
-    /// outputs. The first event of a transaction decides its kind.
-    OtherKind,
-    /// The slots follow the rule before Genesis, and the block is after Genesis; holds the height of the slots' rule.
-    MissingSlots(u32),
-    /// The record has a later stamp.
-    StaleStamp(Stamp),
-    /// The lock record belongs to another owner.
-    Held(LockRecord),
-    /// The page does not meet the conditions of pruning.
-    NotPrunable,
-    /// The record is not of the kind that the operation changes, or (for `ReplaceMeta`) not the expected one. Or the
-    /// operation contradicts itself: a page under the key of another, or one slot for two inputs.
-    Unexpected,
-}
-
-impl Rejection {
-    /// Returns the code of the refusal: the name in the reference document, if it has one (`semantics.md`, "Names other
-    /// systems use").
-    pub fn code(&self) -> &'static str {
-        match self {
-            Rejection::NotFound => "TX_NOT_FOUND",
-            Rejection::Pruned(_) => "PRUNED",
-            Rejection::Creating => "CREATING",
-            Rejection::Conflicting(_) => "CONFLICTING",
-            Rejection::Locked => "LOCKED",
-            Rejection::Immature(_) => "COINBASE_IMMATURE",
-            Rejection::NoSuchOutput(_) => "UTXO_NOT_FOUND",
-            Rejection::HashMismatch(_) => "UTXO_HASH_MISMATCH",
-            Rejection::OutputMismatch(_) => "OUTPUT_MISMATCH",
-            Rejection::Frozen(_) => "FROZEN",
-            Rejection::Contested(_) => "CONTESTED",
-            Rejection::SpentBy(..) => "SPENT",
-            Rejection::NotYetSpendable(..) => "FROZEN_UNTIL",
-            Rejection::SpenderPruned(_) => "SPENDER_PRUNED",
-            Rejection::NotFrozen(_) => "NOT_FROZEN",
-            Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
-            Rejection::Exists(_) => "TX_EXISTS",
-            Rejection::OtherContent => "OTHER_CONTENT",
-            Rejection::OtherKind => "OTHER_KIND",
-            Rejection::MissingSlots(_) => "MISSING_SLOTS",
-            Rejection::StaleStamp(_) => "STALE_STAMP",
-            Rejection::Held(_) => "LOCK_RECORD_HELD",
-            Rejection::NotPrunable => "NOT_PRUNABLE",
-            Rejection::Unexpected => "UNEXPECTED",
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use utxo_store::{
     broker::partitioner::partition_of,
     event::{DeadLetterClass, Event, PartialTxEvent, Validated},
-    record::{Slot, SpendingData, build::MAX_PARTIAL_OUTPUTS},
+    record::{Slot, SpendingData, build::PARTIAL_OUTPUT_LIMIT},
     tx::{Outpoint, Transaction, Txid, has_slot, utxo_hash},
 };
 
@@ -269,7 +269,7 @@ fn seeded(message: &utxo_store::broker::Message, event: &PartialTxEvent<'_>) -> 
         return Err(DeadLetterClass::Decode);
     }
     let count = event.outputs.last().map_or(0, |last| last.vout as usize + 1);
-    if count > MAX_PARTIAL_OUTPUTS as usize {
+    if count > PARTIAL_OUTPUT_LIMIT as usize {
         return Err(DeadLetterClass::Invalid);
     }
     let mut outputs = vec![None; count];

@@ -1,0 +1,110 @@
+//! The meta record and its parts.
+
+use std::collections::BTreeMap;
+
+/// Meta record: identity of the store. Every start checks the record.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MetaRecord {
+    /// Random id of the store, from the first start.
+    pub store_id: [u8; 16],
+    /// Version of the record layout that wrote the store.
+    pub layout_version: u32,
+    /// `main`, `test` or `regtest`
+    pub network: String,
+    /// Slots per page; fixed for the life of a set.
+    pub utxo_batch_size: u32,
+    /// Retention of the pruner, `block_height_retention`, blocks
+    pub retention: u32,
+    /// Prune horizon: every record that was due at this height is pruned. A record that becomes due below the horizon,
+    /// after a reorg made the chain shorter, is pruned with the next block.
+    pub prune_horizon: u32,
+    /// Identity of the chain topic, because a recreated topic starts again at offset 0. `None` until the first event.
+    pub chain_id: Option<[u8; 32]>,
+    /// Rebuild of this set in progress; `None`: no rebuild is in progress.
+    pub rebuilding: Option<Box<Rebuilding>>,
+    /// Random number of the latest attempt to rebuild this set. An attempt that continues a killed one writes its own
+    /// number, and the earlier attempt ends if it still runs. `None`: the set was never rebuilt.
+    pub rebuilder: Option<u64>,
+    /// Number of partitions of the topic of validated transactions. With another number the events of one transaction
+    /// could be in two partitions. `None` until the first start.
+    pub partitions: Option<u32>,
+    /// The store has a blob store, whose mark names `store_id`. Never cleared once set.
+    pub has_blobs: bool,
+    /// The sentinels exist and are durable, so that an absent sentinel was lost.
+    pub has_sentinels: bool,
+    /// Consumed offsets: at least so much of the log is consumed into this set. The group commits no greater offset.
+    pub consumed: ConsumedOffsets,
+    /// Replay floor: no instance reads from a lower offset into this set, because records pruned since are recognised
+    /// for a limited time only.
+    pub replay_floor: ConsumedOffsets,
+    /// Reorg floor: no block up to this height can be disconnected, because its transactions are possibly pruned.
+    pub reorg_floor: u32,
+    /// Topics whose events make the state, by default name. An absent topic was not read yet.
+    pub topics: BTreeMap<String, BoundTopic>,
+}
+
+/// Identity of a topic whose events make the state.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BoundTopic {
+    /// Id that the cluster gave to the topic; `None`: the cluster gives no ids.
+    pub id: Option<[u8; 16]>,
+    /// Prefix of the id of the message at offset 0, by partition. Only for clusters that give no topic ids.
+    pub first: BTreeMap<u32, [u8; 8]>,
+}
+
+/// Rebuild in progress. An attempt that continues the rebuild makes the same state from the same log, however far the
+/// live group has read since.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rebuilding {
+    /// Chain offset at which the rebuild ends, next to read.
+    pub frontier: u64,
+    /// Offsets of the live group and ends of its topics when the rebuild began.
+    pub log: LogEnds,
+    /// Incarnation of the store's nodes when the rebuild began; empty for a store that never loses writes.
+    pub nodes: String,
+    /// Offsets up to which every event is durable in the set.
+    pub reached: ConsumedOffsets,
+    /// State of the chain at those offsets, in the form of commit metadata; empty at the beginning.
+    pub chain_state: String,
+}
+
+/// Committed offsets of a group and end offsets of its log at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogEnds {
+    /// Committed offsets of the group, next to read.
+    pub committed: ConsumedOffsets,
+    /// End offsets of the topics that the group reads.
+    pub ends: ConsumedOffsets,
+    /// End offset of `utxo.decisions`.
+    pub decisions: u64,
+}
+
+impl LogEnds {
+    /// Returns whether every topic ends at or after its end in `earlier`.
+    pub fn reaches(&self, earlier: &LogEnds) -> bool {
+        let reaches = |(partition, end): (&u32, &u64)| self.ends.validated.get(partition).is_some_and(|now| now >= end);
+        self.decisions >= earlier.decisions
+            && self.ends.chain >= earlier.ends.chain
+            && earlier.ends.validated.iter().all(reaches)
+    }
+}
+
+/// Offsets of the log, next to read: all events below are consumed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConsumedOffsets {
+    /// Offset in the chain log.
+    pub chain: u64,
+    /// Offsets in the topic of validated transactions, by partition. A partition without an entry was not read yet.
+    pub validated: BTreeMap<u32, u64>,
+}
+
+impl ConsumedOffsets {
+    /// Raises each offset to the one in `other` where that is greater.
+    pub fn raise(&mut self, other: &ConsumedOffsets) {
+        self.chain = self.chain.max(other.chain);
+        for (partition, offset) in &other.validated {
+            let own = self.validated.entry(*partition).or_default();
+            *own = (*own).max(*offset);
+        }
+    }
+}
