@@ -16,6 +16,11 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
+/// Joins the words of a text by single spaces, so that a text of several lines becomes one line.
+pub fn join_lines(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Mark that some editors write before UTF-8 text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 

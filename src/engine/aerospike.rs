@@ -42,8 +42,10 @@ use std::{
 use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, ResultCode};
 use async_trait::async_trait;
 
-use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, local::closed_error};
-use crate::record::{Key, Outcome, Record, Rules};
+use super::{
+    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set, local::closed_error,
+};
+use crate::record::{Key, Record, Rules};
 use errors::{RequestKind, damaged, engine_error};
 use incarnation::IncarnationTracker;
 use keys::StoreLocation;
@@ -146,7 +148,7 @@ impl RecordEngine for AerospikeEngine {
         "aerospike"
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         match self.require_open("apply") {
             Ok(cluster) => cluster.apply(rows).await,
             Err(error) => vec![Err(error); rows.len()],

@@ -24,20 +24,20 @@ pub const RULES: Rules = Rules::main(288);
 
 /// A named check. Each check uses keys of its own, so that all can run on one engine, which must be empty before.
 #[derive(Clone, Copy)]
-pub struct Check {
+pub struct EngineCheck {
     /// Name of the check, which states the property.
     pub name: &'static str,
-    run: fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+    run: fn(EngineBench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 macro_rules! checks {
     ($($module:ident::$name:ident),* $(,)?) => {
-        &[$(Check { name: stringify!($name), run: |bench| Box::pin($module::$name(bench)) }),*]
+        &[$(EngineCheck { name: stringify!($name), run: |bench| Box::pin($module::$name(bench)) }),*]
     };
 }
 
 /// All checks of the suite. The last check closes the engine.
-pub const CHECKS: &[Check] = checks![
+pub const CHECKS: &[EngineCheck] = checks![
     states::every_operation_in_every_state,
     states::meta_record,
     states::command_records,
@@ -57,13 +57,13 @@ pub const CHECKS: &[Check] = checks![
     closing::a_closed_engine_refuses,
 ];
 
-impl Check {
+impl EngineCheck {
     /// Runs the check on an engine.
     ///
     /// # Panics
     /// If the engine does not conform.
     pub async fn run(&self, engine: Arc<dyn RecordEngine>) {
-        (self.run)(Bench { engine, check: self.name }).await;
+        (self.run)(EngineBench { engine, check: self.name }).await;
     }
 }
 
@@ -91,20 +91,20 @@ const BATCH: usize = 1_000;
 
 /// An engine under test with the name of the running check.
 #[derive(Clone)]
-struct Bench {
+struct EngineBench {
     engine: Arc<dyn RecordEngine>,
     check: &'static str,
 }
 
 /// An engine's answer to a row.
 #[derive(Debug, Clone)]
-struct Answer {
+struct RowAnswer {
     outcome: Outcome,
     /// An earlier attempt may have taken effect with its reply lost.
     is_retry: bool,
 }
 
-impl Answer {
+impl RowAnswer {
     /// Returns whether the answer is the outcome of the pure function: of the row, or after a retry of the repeated
     /// row.
     fn matches(&self, expected: &Outcome, of_repeat: &Outcome) -> bool {
@@ -112,14 +112,14 @@ impl Answer {
     }
 }
 
-impl Bench {
+impl EngineBench {
     /// Returns the id of a transaction that only this check uses.
     fn txid(&self, number: u64) -> crate::tx::Txid {
         fixtures::txid_of(self.check, number)
     }
 
     /// Applies rows until each is answered.
-    async fn apply(&self, rows: &[Row]) -> Vec<Answer> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowAnswer> {
         let mut answers = Vec::with_capacity(rows.len());
         for batch in rows.chunks(BATCH) {
             answers.extend(self.apply_batch(batch).await);
@@ -127,8 +127,8 @@ impl Bench {
         answers
     }
 
-    async fn apply_batch(&self, rows: &[Row]) -> Vec<Answer> {
-        let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
+    async fn apply_batch(&self, rows: &[Row]) -> Vec<RowAnswer> {
+        let mut answers: Vec<Option<RowAnswer>> = vec![None; rows.len()];
         let mut is_retry = vec![false; rows.len()];
         for _ in 0..ATTEMPTS {
             let open: Vec<usize> = (0..rows.len()).filter(|row| answers[*row].is_none()).collect();
@@ -140,7 +140,7 @@ impl Bench {
             assert_eq!(results.len(), batch.len(), "{}: one answer a row", self.check);
             for (row, result) in open.into_iter().zip(results) {
                 match result {
-                    Ok(outcome) => answers[row] = Some(Answer { outcome, is_retry: is_retry[row] }),
+                    Ok(outcome) => answers[row] = Some(RowAnswer { outcome, is_retry: is_retry[row] }),
                     Err(error) if error.may_be_retried() => is_retry[row] |= error.kind == ErrorKind::Unknown,
                     Err(error) => panic!("{}: {:?}: {error}", self.check, rows[row]),
                 }
@@ -149,13 +149,13 @@ impl Bench {
                 tokio::time::sleep(PAUSE).await;
             }
         }
-        let answered = |(row, answer): (usize, Option<Answer>)| {
+        let answered = |(row, answer): (usize, Option<RowAnswer>)| {
             answer.unwrap_or_else(|| panic!("{}: {:?} failed {ATTEMPTS} times", self.check, rows[row]))
         };
         answers.into_iter().enumerate().map(answered).collect()
     }
 
-    async fn apply_one(&self, row: Row) -> Answer {
+    async fn apply_one(&self, row: Row) -> RowAnswer {
         self.apply(&[row]).await.remove(0)
     }
 
@@ -223,11 +223,11 @@ async fn collect_results(
 mod closing {
     use super::{
         super::{ErrorKind, Index, Set},
-        Bench, fixtures,
+        EngineBench, fixtures,
     };
     use crate::record::Key;
 
-    pub(super) async fn a_closed_engine_refuses(bench: Bench) {
+    pub(super) async fn a_closed_engine_refuses(bench: EngineBench) {
         let row = fixtures::create(fixtures::page_of(bench.txid(0), 1));
         bench.must_apply(std::slice::from_ref(&row)).await;
         for _ in 0..2 {

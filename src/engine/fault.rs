@@ -10,15 +10,16 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{
-    Cursor, EngineError, ErrorKind, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine,
+    Cursor, EngineError, ErrorKind, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set,
+    memory::MemoryEngine,
 };
 use crate::{
     clock::Clock,
-    record::{Key, Outcome, Record},
+    engine,
+    record::{Key, Record},
     rng::SplitMix64,
 };
 
@@ -268,7 +269,7 @@ impl FaultEngine {
     }
 
     /// Applies rows that are not too big, with at most one fault.
-    async fn apply_fitting(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply_fitting(&self, rows: &[Row]) -> Vec<RowResult> {
         let CallPlan { due, delay, fault, strikes } = self.state().plan(rows);
         self.deliver(due).await;
         wait(delay).await;
@@ -298,7 +299,7 @@ impl FaultEngine {
         }
     }
 
-    async fn apply_not_struck(&self, rows: &[Row], struck: &[bool]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply_not_struck(&self, rows: &[Row], struck: &[bool]) -> Vec<RowResult> {
         let answers = self.inner.apply(&rows_not_struck(rows, struck)).await;
         merge_answers(rows, struck, answers, |row| injected_error("apply", row.key, ErrorKind::Retryable, "key busy"))
     }
@@ -313,9 +314,9 @@ fn rows_not_struck(rows: &[Row], struck: &[bool]) -> Vec<Row> {
 fn merge_answers(
     rows: &[Row],
     struck: &[bool],
-    answers: Vec<Result<Outcome, EngineError>>,
+    answers: Vec<RowResult>,
     refusal: impl Fn(&Row) -> EngineError,
-) -> Vec<Result<Outcome, EngineError>> {
+) -> Vec<RowResult> {
     let mut answers = answers.into_iter();
     let mut answer = |row| answers.next().unwrap_or_else(|| Err(refusal(row)));
     rows.iter().zip(struck).map(|(row, struck)| if *struck { Err(refusal(row)) } else { answer(row) }).collect()
@@ -415,17 +416,16 @@ fn injected_error(operation: &'static str, key: impl ToString, kind: ErrorKind, 
     EngineError { kind, operation, key: key.to_string(), message: format!("injected fault: {what}") }
 }
 
-fn refuse_all(rows: &[Row], kind: ErrorKind, what: &str) -> Vec<Result<Outcome, EngineError>> {
+fn refuse_all(rows: &[Row], kind: ErrorKind, what: &str) -> Vec<RowResult> {
     rows.iter().map(|row| Err(injected_error("apply", row.key, kind, what))).collect()
 }
 
-#[async_trait]
-impl RecordEngine for FaultEngine {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl engine::EngineDecorator for FaultEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         if self.closed.load(Ordering::Acquire) {
             return self.inner.apply(rows).await;
         }
@@ -454,14 +454,6 @@ impl RecordEngine for FaultEngine {
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         self.prepare_read("scan", format!("{set:?}")).await?;
         self.inner.scan(set, cursor, limit).await
-    }
-
-    fn loss_window(&self) -> Duration {
-        self.inner.loss_window()
-    }
-
-    fn may_lose_parts(&self) -> bool {
-        self.inner.may_lose_parts()
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {

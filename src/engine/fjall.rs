@@ -26,11 +26,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{committer::QueuedCall, job::Job, tables::Tables};
 use super::{
-    Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set,
+    Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, RowResult, ScanPage, Set,
     key::{self, KeyBytes},
     local::{bad_cursor_error, closed_error},
 };
-use crate::record::{Key, Outcome, Record, Rules};
+use crate::record::{Key, Record, Rules};
 
 pub use open::{FjallOptions, OpenFjallError};
 
@@ -107,7 +107,7 @@ impl RecordEngine for FjallEngine {
         "fjall"
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         if rows.is_empty() {
             return Vec::new();
         }

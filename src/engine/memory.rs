@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use foldhash::fast::FixedState;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set,
+    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set,
     key::{self, KeyBytes},
     local::{IndexValues, bad_cursor_error, closed_error, index_position, index_values},
     undo_log::UndoLog,
@@ -224,9 +224,9 @@ impl Shard {
     }
 
     /// Returns the first `limit` keys of this shard after `after`, in order.
-    fn keys_after(&self, after: Option<ScanPosition>, limit: usize) -> Vec<ScanPosition> {
+    fn keys_after(&self, after: Option<MemoryPosition>, limit: usize) -> Vec<MemoryPosition> {
         let pages = self.pages.keys().map(|&(txid, page)| (txid, u64::from(page)));
-        let mut keys: Vec<ScanPosition> = pages
+        let mut keys: Vec<MemoryPosition> = pages
             .chain(self.others.keys().filter_map(scan_position))
             .filter(|key| after.is_none_or(|a| *key > a))
             .collect();
@@ -240,9 +240,9 @@ impl Shard {
 }
 
 /// A record's position in a scan: the pages of a transaction by number, then its lock record.
-type ScanPosition = (Txid, u64);
+type MemoryPosition = (Txid, u64);
 
-fn scan_position(key: &Key) -> Option<ScanPosition> {
+fn scan_position(key: &Key) -> Option<MemoryPosition> {
     match key {
         Key::Page(txid, page) => Some((*txid, u64::from(*page))),
         Key::LockRecord(txid) => Some((*txid, u64::MAX)),
@@ -250,7 +250,7 @@ fn scan_position(key: &Key) -> Option<ScanPosition> {
     }
 }
 
-fn key_at_position((txid, rank): ScanPosition) -> Key {
+fn key_at_position((txid, rank): MemoryPosition) -> Key {
     u32::try_from(rank).map_or(Key::LockRecord(txid), |page| Key::Page(txid, page))
 }
 
@@ -260,7 +260,7 @@ impl RecordEngine for MemoryEngine {
         "memory"
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         if let Err(error) = self.check_open("apply") {
             return vec![Err(error); rows.len()];
         }
@@ -333,7 +333,7 @@ impl RecordEngine for MemoryEngine {
 }
 
 impl MemoryEngine {
-    fn scan_transactions(&self, after: Option<ScanPosition>, limit: usize) -> ScanPage {
+    fn scan_transactions(&self, after: Option<MemoryPosition>, limit: usize) -> ScanPage {
         let mut records = Vec::new();
         let first = after.map_or(0, |(txid, _)| usize::from(txid.0[0]));
         for number in first..TRANSACTION_SHARDS {

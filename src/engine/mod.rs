@@ -5,6 +5,7 @@
 
 pub mod aerospike;
 pub mod conformance;
+mod decorator;
 pub mod fault;
 pub mod fjall;
 mod key;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use decorator::EngineDecorator;
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
 pub(crate) use url::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path};
 
@@ -31,6 +33,9 @@ pub struct Row {
     /// Operation on the record.
     pub operation: Operation,
 }
+
+/// Result of one row.
+pub type RowResult = Result<Outcome, EngineError>;
 
 /// Failure of one row or call of an engine. `kind` says what the caller may do.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -88,6 +93,11 @@ pub enum Index {
     CreatingAt,
 }
 
+impl Index {
+    /// All indexes, each of which every store has.
+    pub const ALL: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
+}
+
 /// Sets of records that can be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Set {
@@ -136,7 +146,7 @@ pub trait RecordEngine: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// Applies each row; `result[i]` belongs to `rows[i]`.
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>>;
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult>;
 
     /// Reads records; `result[i]` belongs to `keys[i]`. `None`: the record does not exist.
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>>;

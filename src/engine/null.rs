@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set};
+use super::{Cursor, EngineError, Index, RecordEngine, Row, RowResult, ScanPage, Set};
 use crate::record::{self, Key, Operation, Outcome, Record, Reply, Rules};
 
 /// An engine that stores only the meta record, without which no instance starts.
@@ -27,7 +27,7 @@ impl RecordEngine for NullEngine {
         "null"
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         let answer = |row: &Row| match &row.operation {
             operation @ (Operation::CreateMeta(_) | Operation::ReplaceMeta(_)) => {
                 let mut meta = self.meta.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,14 +1,13 @@
 //! Metrics of an engine: every call is timed, and every outcome and error is counted.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{Metrics, OperationKind};
 use crate::{
-    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
-    record::{Key, Outcome, Record},
+    engine::{self, Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set},
+    record::{Key, Record},
 };
 
 /// Decorator that forwards every call to an engine and records its metrics.
@@ -52,13 +51,12 @@ impl WatchedEngine {
     }
 }
 
-#[async_trait]
-impl RecordEngine for WatchedEngine {
-    fn name(&self) -> &'static str {
-        self.engine.name()
+impl engine::EngineDecorator for WatchedEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.engine
     }
 
-    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         let Some(first) = rows.first() else { return Vec::new() };
         self.count_rows(rows);
         let results = self.timed(OperationKind::from(&first.operation), self.engine.apply(rows)).await;
@@ -89,22 +87,10 @@ impl RecordEngine for WatchedEngine {
         result
     }
 
-    fn loss_window(&self) -> Duration {
-        self.engine.loss_window()
-    }
-
-    fn may_lose_parts(&self) -> bool {
-        self.engine.may_lose_parts()
-    }
-
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         let result = self.engine.incarnation().await;
         self.count(&result);
         result
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.engine.close().await
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use utxo_store::{
     broker::{Broker, BrokerErrorKind, Outage, TopicPartition, partitioner::partition_of},
-    engine::{Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, ScanPage, Set, fault::EngineFaults},
+    engine::{self, EngineError, ErrorKind, RecordEngine, Row, fault::EngineFaults},
     record::{Key, Outcome, Record, TxState},
 };
 
@@ -47,8 +47,11 @@ fn no_answer() -> EngineError {
     EngineError { kind: ErrorKind::Retryable, operation: "test", key: String::new(), message: "no answer".into() }
 }
 
-#[async_trait::async_trait]
-impl RecordEngine for FailingEngine {
+impl engine::EngineDecorator for FailingEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
     fn name(&self) -> &'static str {
         "troubled"
     }
@@ -73,18 +76,6 @@ impl RecordEngine for FailingEngine {
         let failed: Vec<_> = keys.iter().map(|key| self.reads.lock().unwrap()(key)).collect();
         let read = self.inner.read(keys).await;
         failed.into_iter().zip(read).map(|(failed, read)| failed.map_or(read, Err)).collect()
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.inner.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.inner.scan(set, cursor, limit).await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use utxo_store::{
     broker::{Broker, CommittedOffset, ConsumerEvent, memory::MemoryFaults},
-    engine::{Cursor, EngineError, Index, RecordEngine, Row, ScanPage, Set, fault::EngineFaults},
+    engine::{self, EngineError, RecordEngine, Row, fault::EngineFaults},
     event::CommandAction,
     record::{
-        BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Record, Sequenced, Spend, SpendSlot, Stamp, TxState,
+        BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
     sequencer::{chain_group, state::ChainState},
     store::digest::Survey,
@@ -263,10 +262,9 @@ async fn a_block_at_an_impossible_height_halts_the_chain() {
 /// Writes another block under the id of a block that is being stored, as an earlier sequencer might.
 struct RacingEngine(Arc<dyn RecordEngine>);
 
-#[async_trait]
-impl RecordEngine for RacingEngine {
-    fn name(&self) -> &'static str {
-        self.0.name()
+impl engine::EngineDecorator for RacingEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.0
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
@@ -278,26 +276,6 @@ impl RecordEngine for RacingEngine {
             }
         }
         self.0.apply(rows).await
-    }
-
-    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        self.0.read(keys).await
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.0.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.0.scan(set, cursor, limit).await
-    }
-
-    fn loss_window(&self) -> Duration {
-        self.0.loss_window()
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.0.close().await
     }
 }
 

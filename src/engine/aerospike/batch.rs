@@ -21,8 +21,8 @@ use super::{
     rewrite::{self, RecordVersion, Rewrite, rewrite},
 };
 use crate::{
-    engine::{EngineError, ErrorKind, Row},
-    record::{Body, Key, Operation, Outcome, Page},
+    engine::{EngineError, ErrorKind, Row, RowResult},
+    record::{Body, Key, Operation, Page},
     rng::SplitMix64,
 };
 
@@ -35,8 +35,6 @@ const REQUEST_ROWS: usize = 1_024;
 const REQUEST_BYTES: usize = 8 << 20;
 /// Estimated bytes of a row in a request, besides the slots and the body of a record.
 const ROW_BYTES: usize = 1_024;
-
-pub type Answer = Result<Outcome, EngineError>;
 
 /// Rows on one record that are done together: all rows of a call on that record, or as many as fit one request.
 struct RowGroup<'a> {
@@ -57,11 +55,11 @@ enum GroupStep {
     /// The record becomes too big with all rows applied. Half of the rows may fit.
     Halve,
     /// Done, with an answer for each row.
-    Done(Vec<Answer>),
+    Done(Vec<RowResult>),
 }
 
 impl ConnectedCluster {
-    pub async fn apply(&self, rows: &[Row]) -> Vec<Answer> {
+    pub async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         let mut groups = self.group_rows(rows);
         let mut jitter = None;
         loop {
@@ -79,7 +77,7 @@ impl ConnectedCluster {
             let halves: Vec<_> = groups.iter_mut().filter_map(RowGroup::split_off_half).collect();
             groups.extend(halves);
         }
-        let mut answers: Vec<Option<Answer>> = vec![None; rows.len()];
+        let mut answers: Vec<Option<RowResult>> = vec![None; rows.len()];
         for group in groups {
             if let GroupStep::Done(done) = group.step {
                 group.rows.into_iter().zip(done).for_each(|(row, answer)| answers[row] = Some(answer));

@@ -6,11 +6,12 @@ use aerospike::{Client, CollectionIndexType, IndexType, Node, ResultCode};
 
 use super::{
     connection::OpenAerospikeError,
-    errors::one_line,
-    index::{self, INDEXES},
+    errors::describe_error,
+    index,
     info::{InfoPairs, Release},
     settings::{AerospikeSettings, Policies},
 };
+use crate::engine::Index;
 
 /// Oldest release that takes batches of writes with expressions in their rows, and stores records in one format in
 /// memory and on devices.
@@ -72,7 +73,7 @@ pub async fn check(
              stay as tombstones"
         );
     }
-    for index in INDEXES.into_iter().filter(|_| settings.access.creates_indexes) {
+    for index in Index::ALL.into_iter().filter(|_| settings.access.creates_indexes) {
         ensure_index(client, settings, policies, index).await?;
     }
     Ok(CheckedCluster { loss_window: longest_window })
@@ -91,7 +92,7 @@ async fn read_node_config(
     let commands = ["build", "edition", "namespaces", namespace_command.as_str()];
     let answers = node.info(&policies.admin, &commands).await.map_err(|error| OpenAerospikeError::Unreachable {
         hosts: node.address().to_owned(),
-        problem: one_line(&error),
+        problem: describe_error(&error),
     })?;
     let answer = |command: &str| answers.get(command).cloned().unwrap_or_default();
     Ok(NodeConfig {
@@ -195,7 +196,7 @@ async fn ensure_index(
         && !error.matches(&[ResultCode::IndexFound])
     {
         return Err(unfit(
-            format!("the secondary index on `{bin}` cannot be created: {}", one_line(&error)),
+            format!("the secondary index on `{bin}` cannot be created: {}", describe_error(&error)),
             format!("create it by hand: asadm -e 'enable; manage sindex create numeric {name} ns … set … bin {bin}'"),
         ));
     }

@@ -4,7 +4,7 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 
 use aerospike::{AuthMode, Client, ClientPolicy, ResultCode, ToHosts};
 
-use super::{errors::one_line, settings::AerospikeSettings};
+use super::{errors::describe_error, settings::AerospikeSettings};
 
 /// An error that keeps a cluster from being used as a store. Each error is one line and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -73,10 +73,10 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// The hosts are no list, the certificates cannot be read, or no node answers.
 pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospikeError> {
-    let mut hosts = settings
-        .hosts
-        .to_hosts()
-        .map_err(|error| OpenAerospikeError::Hosts { hosts: settings.hosts.clone(), problem: one_line(&error) })?;
+    let mut hosts = settings.hosts.to_hosts().map_err(|error| OpenAerospikeError::Hosts {
+        hosts: settings.hosts.clone(),
+        problem: describe_error(&error),
+    })?;
     for host in &mut hosts {
         // A node's certificate must contain this name.
         host.tls_name.get_or_insert_with(|| host.name.clone());
@@ -87,7 +87,7 @@ pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospi
         let problem = match Client::new(&policy, &hosts).await {
             Ok(client) if client.is_connected() => return Ok(client),
             Ok(_) => "no node answered".to_owned(),
-            Err(error) => one_line(&error),
+            Err(error) => describe_error(&error),
         };
         if tokio::time::Instant::now() + CONNECT_PAUSE > deadline {
             return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });

@@ -5,7 +5,10 @@
 
 use aerospike::{Error, ErrorKind as ClientKind, ResultCode};
 
-use crate::engine::{EngineError, ErrorKind};
+use crate::{
+    engine::{EngineError, ErrorKind},
+    text::join_lines,
+};
 
 /// The kind of request that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,13 +79,13 @@ fn remedy_for(error: &Error) -> &'static str {
 
 /// Makes the error of one row.
 pub fn engine_error(operation: &'static str, key: impl ToString, error: &Error, request: RequestKind) -> EngineError {
-    let message = format!("{}{}", one_line(error), remedy_for(error));
+    let message = format!("{}{}", describe_error(error), remedy_for(error));
     EngineError { kind: classify(error, request), operation, key: key.to_string(), message }
 }
 
 /// Returns an error as one line: the client's errors list their causes over several lines.
-pub fn one_line(error: &Error) -> String {
-    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+pub fn describe_error(error: &Error) -> String {
+    join_lines(&error.to_string())
 }
 
 /// Makes the error for a record that cannot be decoded.

@@ -10,7 +10,7 @@ use aerospike::{AdminPolicy, Client};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{errors::one_line, info::InfoPairs};
+use super::{errors::describe_error, info::InfoPairs};
 use crate::engine::{EngineError, ErrorKind, Incarnation};
 
 /// Tolerance for an uptime: nodes report whole seconds, by a clock of their own.
@@ -66,7 +66,8 @@ impl IncarnationTracker {
         let sent_at = Instant::now();
         let nodes = client.nodes();
         let answers = join_all(nodes.iter().map(|node| async {
-            let answers = node.info(policy, &commands).await.map_err(|error| unknown_incarnation(one_line(&error)))?;
+            let answers =
+                node.info(policy, &commands).await.map_err(|error| unknown_incarnation(describe_error(&error)))?;
             let answer = |command: &str| answers.get(command).map(String::as_str).unwrap_or_default();
             let (statistics, namespace) = (answer("statistics"), answer(&namespace_command));
             parse_report(answer("node"), &InfoPairs::new(statistics), &InfoPairs::new(namespace))

@@ -15,9 +15,6 @@ use crate::{
     record::Key,
 };
 
-/// The indexes that every store has.
-pub const INDEXES: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
-
 /// Returns the bin that an index covers.
 pub fn bin_of(index: Index) -> &'static str {
     match index {

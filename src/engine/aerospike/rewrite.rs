@@ -86,7 +86,7 @@ pub fn rewrite(
     let mut outcomes = Vec::with_capacity(operations.len());
     let mut at = 0;
     while at < operations.len() {
-        let spends: Vec<_> = operations[at..].iter().map_while(|operation| as_spend(operation)).cloned().collect();
+        let spends: Vec<_> = operations[at..].iter().map_while(|operation| operation.spend()).cloned().collect();
         let effects = match spends.len() {
             0 | 1 => vec![record::apply(rules, key, &mut record, operations[at])],
             // For a parent with many children, `spend_all` walks the parent's body once.
@@ -101,13 +101,6 @@ pub fn rewrite(
     let now_ms = acquisition_time_ms(operations);
     let write = changed.then(|| compile_write(key, server_key, version, record.as_ref(), now_ms)).flatten();
     Rewrite { outcomes, write, is_blind: version.is_blind }
-}
-
-fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a record::Spend> {
-    match operation {
-        Operation::Spend(spend) => Some(spend),
-        _ => None,
-    }
 }
 
 /// Returns the time of an acquisition of a lock record, in milliseconds; 0 without one.

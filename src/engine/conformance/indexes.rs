@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Bench, fixtures::*, states::Model};
+use super::{EngineBench, fixtures::*, states::Model};
 use crate::{
     engine::{
         Index, Row,
@@ -11,12 +11,10 @@ use crate::{
     record::{Key, Operation, Page, Record, Sequenced},
 };
 
-const INDEXES: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
-
 impl Model {
     /// Checks that each index has exactly the records of the model with the indexed field, ascending.
-    pub async fn check_indexes(&self, bench: &Bench) {
-        for index in INDEXES {
+    pub async fn check_indexes(&self, bench: &EngineBench) {
+        for index in Index::ALL {
             let value = |key: &Key| {
                 self.records.get(key).and_then(|record| index_values(record.as_ref())[index_position(index)])
             };
@@ -32,7 +30,7 @@ impl Model {
     }
 }
 
-pub(super) async fn order_range_and_limit(bench: Bench) {
+pub(super) async fn order_range_and_limit(bench: EngineBench) {
     // The value is far from the times of other checks, whose entries are in the same index.
     const FIRST: u64 = 5_000_000_000_000;
     let key = |n| Key::master(bench.txid(n));
@@ -51,7 +49,7 @@ pub(super) async fn order_range_and_limit(bench: Bench) {
 }
 
 /// Compares the indexes after each operation of a page's life.
-pub(super) async fn entries_follow_the_record(bench: Bench) {
+pub(super) async fn entries_follow_the_record(bench: EngineBench) {
     let (master, second) = (bench.txid(0), bench.txid(1));
     let on = |txid, operation| Row { key: Key::master(txid), operation };
     let on_second = |operation| Row { key: Key::Page(second, 1), operation };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Answer, Bench, fixtures::*, states::rival};
+use super::{EngineBench, RowAnswer, fixtures::*, states::rival};
 use crate::{
     engine::Row,
     record::{Key, Operation, Outcome, Page, Record, Rejection},
@@ -11,9 +11,9 @@ use crate::{
 
 const TASKS: u64 = 16;
 
-impl Bench {
+impl EngineBench {
     /// Applies each row in a task of its own.
-    async fn race(&self, rows: Vec<Row>) -> Vec<Answer> {
+    async fn race(&self, rows: Vec<Row>) -> Vec<RowAnswer> {
         let run = |row| {
             let bench = self.clone();
             tokio::spawn(async move { bench.apply_one(row).await })
@@ -38,7 +38,7 @@ fn rivals(txid: Txid) -> Vec<Row> {
 }
 
 /// Checks that exactly one row was applied, that each other answer names its spender, and that the record agrees.
-async fn one_winner(bench: &Bench, txid: Txid, answers: &[Answer]) {
+async fn one_winner(bench: &EngineBench, txid: Txid, answers: &[RowAnswer]) {
     let winners: Vec<usize> = (0..answers.len()).filter(|n| answers[*n].outcome.is_done()).collect();
     let [winner] = winners[..] else { panic!("{}: {} winners", bench.check, winners.len()) };
     let holder = held_slot(0, rival(winner as u64)).holder;
@@ -51,7 +51,7 @@ async fn one_winner(bench: &Bench, txid: Txid, answers: &[Answer]) {
     assert_eq!(page.spent_utxos, 1, "{}", bench.check);
 }
 
-pub(super) async fn one_spender_wins(bench: Bench) {
+pub(super) async fn one_spender_wins(bench: EngineBench) {
     for round in 0..8 {
         let txid = bench.txid(round);
         bench.must_apply(&[create(page_of(txid, 2))]).await;
@@ -61,7 +61,7 @@ pub(super) async fn one_spender_wins(bench: Bench) {
 }
 
 /// Checks that one creator wins: each creator sets the fee to its own number, and the record has the winner's fee.
-pub(super) async fn one_creator_wins(bench: Bench) {
+pub(super) async fn one_creator_wins(bench: EngineBench) {
     for round in 0..8 {
         let txid = bench.txid(round);
         let rows = (0..TASKS).map(|n| create(Page { fee: n, ..page_of(txid, 2) })).collect();
@@ -81,7 +81,7 @@ pub(super) async fn one_creator_wins(bench: Bench) {
 
 /// Checks batches whose rows share a key, in any order of effect: rivals for one slot, spenders of different slots, and
 /// a create with spends of the created slots.
-pub(super) async fn many_rows_on_one_key_in_one_batch(bench: Bench) {
+pub(super) async fn many_rows_on_one_key_in_one_batch(bench: EngineBench) {
     let (contested, shared, fresh) = (bench.txid(0), bench.txid(1), bench.txid(2));
     bench.must_apply(&[create(page_of(contested, 2)), create(page_of(shared, 200))]).await;
     one_winner(&bench, contested, &bench.apply(&rivals(contested)).await).await;
@@ -106,7 +106,7 @@ fn all_taken(page: &Page) {
 }
 
 /// Checks that no change is lost when many tasks spend different slots of one record.
-pub(super) async fn every_slot_of_a_busy_record(bench: Bench) {
+pub(super) async fn every_slot_of_a_busy_record(bench: EngineBench) {
     let txid = bench.txid(0);
     bench.must_apply(&[create(page_of(txid, 64))]).await;
     let row = |n| Row { key: Key::master(txid), operation: spend_operation(rival(n), &[n as u32]) };
@@ -117,7 +117,7 @@ pub(super) async fn every_slot_of_a_busy_record(bench: Bench) {
 }
 
 /// Checks that each task reads its own acknowledged changes while others write.
-pub(super) async fn acknowledged_changes_are_read(bench: Bench) {
+pub(super) async fn acknowledged_changes_are_read(bench: EngineBench) {
     let write_and_read = |task: u64| {
         let bench = bench.clone();
         tokio::spawn(async move {

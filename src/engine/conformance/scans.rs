@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Bench, fixtures::*, states::Model};
+use super::{EngineBench, fixtures::*, states::Model};
 use crate::{
     engine::{Row, Set},
     record::{Key, Operation, Record, Sequenced},
 };
 
 /// Scans a set and returns the records that the model knows.
-async fn scan_model_records(bench: &Bench, model: &Model, set: Set, limit: usize) -> BTreeMap<Key, Record> {
+async fn scan_model_records(bench: &EngineBench, model: &Model, set: Set, limit: usize) -> BTreeMap<Key, Record> {
     let mut found = BTreeMap::new();
     for (key, record) in bench.scan(set, limit).await {
         if model.records.contains_key(&key) {
@@ -24,7 +24,7 @@ fn acquire(txid: crate::tx::Txid) -> Row {
     Row { key: Key::LockRecord(txid), operation }
 }
 
-pub(super) async fn each_record_exactly_once(bench: Bench) {
+pub(super) async fn each_record_exactly_once(bench: EngineBench) {
     let mut model = Model::default();
     let masters = (0..300).map(|n| create(page_of(bench.txid(n), 1)));
     let pages = (0..20).map(|n| create(second_page(bench.txid(n), 1)));
@@ -47,7 +47,7 @@ pub(super) async fn each_record_exactly_once(bench: Bench) {
     assert_eq!(empty_pages, expected, "{}: a scan with limit 0 still advances", bench.check);
 }
 
-pub(super) async fn sets_do_not_mix(bench: Bench) {
+pub(super) async fn sets_do_not_mix(bench: EngineBench) {
     let mut model = Model::default();
     let put = |id: u32| Row { key: Key::Block(id), operation: sequenced_at(1, Sequenced::PutBlock(block(id, 0))) };
     let mut rows: Vec<Row> = (3_000_000..3_000_025).map(put).collect();

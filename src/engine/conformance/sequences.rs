@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Bench,
+    EngineBench,
     fixtures::*,
     states::{Model, rival},
 };
@@ -13,7 +13,7 @@ use crate::{engine::Row, record::*, rng::SplitMix64, tx::Txid};
 const TRANSACTIONS: u64 = 48;
 const STEPS: u64 = 60;
 
-pub(super) async fn random_sequences(bench: Bench) {
+pub(super) async fn random_sequences(bench: EngineBench) {
     let mut model = Model::default();
     let mut rng = SplitMix64::new(0x5EED);
     for step in 0..STEPS {

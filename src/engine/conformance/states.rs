@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Bench, RULES, fixtures::*};
+use super::{EngineBench, RULES, fixtures::*};
 use crate::{
     engine::{Row, Set},
     record::{self, *},
@@ -221,7 +221,7 @@ impl Model {
     }
 
     /// Compares every record that a row of the model named with the record of the engine.
-    pub async fn check_records(&self, bench: &Bench) {
+    pub async fn check_records(&self, bench: &EngineBench) {
         let keys: Vec<Key> = self.records.keys().copied().collect();
         for (key, found) in keys.iter().zip(bench.read(&keys).await) {
             assert_eq!(found, self.records[key], "{}: the record at {key}", bench.check);
@@ -229,7 +229,7 @@ impl Model {
     }
 }
 
-impl Bench {
+impl EngineBench {
     /// Applies rows on different keys to the engine and to the model, and compares the outcomes.
     pub(super) async fn apply_as(&self, model: &mut Model, rows: &[Row]) {
         for (row, answer) in rows.iter().zip(self.apply(rows).await) {
@@ -247,7 +247,7 @@ impl Bench {
 
 /// Checks each operation in each state. Each pair has a transaction of its own, so that one step of all pairs is one
 /// batch.
-pub(super) async fn every_operation_in_every_state(bench: Bench) {
+pub(super) async fn every_operation_in_every_state(bench: EngineBench) {
     let mut steps: Vec<Vec<Row>> = Vec::new();
     let mut last = Vec::new();
     let mut number = 0;
@@ -271,7 +271,7 @@ pub(super) async fn every_operation_in_every_state(bench: Bench) {
     model.check_indexes(&bench).await;
 }
 
-pub(super) async fn meta_record(bench: Bench) {
+pub(super) async fn meta_record(bench: EngineBench) {
     let mut model = Model::default();
     model.records.insert(Key::Meta, bench.read_one(Key::Meta).await);
     let replace =
@@ -290,7 +290,7 @@ pub(super) async fn meta_record(bench: Bench) {
 }
 
 /// Checks that the first result of a command id stays.
-pub(super) async fn command_records(bench: Bench) {
+pub(super) async fn command_records(bench: EngineBench) {
     let mut model = Model::default();
     let results = [CommandResult::Applied, CommandResult::AlreadyApplied, refused("FROZEN")];
     for (id, result) in (1..).zip(results) {
@@ -305,7 +305,7 @@ pub(super) async fn command_records(bench: Bench) {
 }
 
 /// Checks that each sentinel is a record of its own and that no scan returns a sentinel.
-pub(super) async fn sentinels(bench: Bench) {
+pub(super) async fn sentinels(bench: EngineBench) {
     let mut model = Model::default();
     for number in 0..=u8::MAX {
         model.records.insert(Key::Sentinel(number), bench.read_one(Key::Sentinel(number)).await);
@@ -331,7 +331,7 @@ fn command(id: u8, chain_offset: u64, result: CommandResult) -> Row {
 }
 
 /// Checks one batch of creates, spends, lock records and blocks on different keys.
-pub(super) async fn a_batch_of_a_thousand_mixed_rows(bench: Bench) {
+pub(super) async fn a_batch_of_a_thousand_mixed_rows(bench: EngineBench) {
     let mut model = Model::default();
     let live: Vec<Row> = (0..500).map(|n| create(page_of(bench.txid(n), 2))).collect();
     bench.apply_as(&mut model, &live).await;
@@ -363,7 +363,7 @@ pub(super) async fn a_batch_of_a_thousand_mixed_rows(bench: Bench) {
     model.check_indexes(&bench).await;
 }
 
-pub(super) async fn empty_batch(bench: Bench) {
+pub(super) async fn empty_batch(bench: EngineBench) {
     assert!(bench.engine.apply(&[]).await.is_empty());
     assert!(bench.engine.read(&[]).await.is_empty());
 }

@@ -12,7 +12,7 @@ async fn is_there(engine: &FaultEngine, n: u8) -> bool {
     engine.inner.read(&[Key::master(txid(n))]).await[0].as_ref().unwrap().is_some()
 }
 
-fn kind(answer: &Result<Outcome, EngineError>) -> ErrorKind {
+fn kind(answer: &RowResult) -> ErrorKind {
     answer.as_ref().unwrap_err().kind
 }
 

@@ -3,9 +3,9 @@
 use super::*;
 use crate::{
     engine::{
-        Index, Row,
+        Index, Row, RowResult,
         conformance::fixtures::*,
-        fjall::{FjallOptions, job::Answer, open},
+        fjall::{FjallOptions, open},
         local::index_position,
     },
     record::{Key, Outcome, Page, Record, Rejection, Sequenced},
@@ -31,7 +31,7 @@ impl Harness {
     }
 
     /// Writes the calls as one group.
-    fn commit(&mut self, jobs: impl Into<Vec<Job>>) -> Vec<Vec<Answer>> {
+    fn commit(&mut self, jobs: impl Into<Vec<Job>>) -> Vec<Vec<RowResult>> {
         let (jobs, batch) = self.reconcile(jobs, |_| ());
         self.write(jobs, batch)
     }
@@ -49,13 +49,13 @@ impl Harness {
         (jobs, batch)
     }
 
-    fn write(&self, mut jobs: Vec<Job>, batch: WriteBatch) -> Vec<Vec<Answer>> {
+    fn write(&self, mut jobs: Vec<Job>, batch: WriteBatch) -> Vec<Vec<RowResult>> {
         super::commit_batch(&self.tables, &mut jobs, batch);
         jobs.into_iter().map(Job::into_answers).collect()
     }
 
     /// Applies and writes one call with no other call in between.
-    fn apply(&mut self, rows: impl Into<Vec<Row>>) -> Vec<Answer> {
+    fn apply(&mut self, rows: impl Into<Vec<Row>>) -> Vec<RowResult> {
         self.commit([self.prepare(rows)]).remove(0)
     }
 
@@ -76,12 +76,12 @@ fn page_in(tables: &Tables, n: u8) -> Page {
     tables.get(&Key::master(txid(n))).unwrap().as_ref().and_then(Record::page).unwrap().clone()
 }
 
-fn is_done(answer: &Answer) -> bool {
+fn is_done(answer: &RowResult) -> bool {
     answer.as_ref().unwrap().is_done()
 }
 
 /// Returns whether the answer refuses a spend because `winner` holds slot 0.
-fn is_refused_for(answer: &Answer, winner: u8) -> bool {
+fn is_refused_for(answer: &RowResult, winner: u8) -> bool {
     matches!(answer, Ok(Outcome::Rejected(Rejection::SpentBy(0, by))) if by.txid == txid(winner))
 }
 

@@ -10,14 +10,12 @@ use ::fjall::{OwnedWriteBatch as WriteBatch, Slice};
 use super::tables::Tables;
 use crate::{
     engine::{
-        EngineError, Row,
+        EngineError, Row, RowResult,
         key::first_bytes,
         local::{IndexValues, index_values},
     },
     record::{self, Key, Outcome, Record, Rejection, Rules, codec},
 };
-
-pub(super) type Answer = Result<Outcome, EngineError>;
 
 /// A call of `apply` with its provisional results.
 pub(super) struct Job {
@@ -35,7 +33,7 @@ struct Rows {
     /// fjall's memory than records at random.
     by_key: Vec<u32>,
     /// Answers, parallel to `by_key`.
-    answers: Vec<Answer>,
+    answers: Vec<RowResult>,
 }
 
 /// A record, and the rows on it.
@@ -109,7 +107,7 @@ impl Job {
     }
 
     /// Returns the answers in the order of the rows.
-    pub fn into_answers(self) -> Vec<Answer> {
+    pub fn into_answers(self) -> Vec<RowResult> {
         let Rows { by_key, mut answers, .. } = self.rows;
         let mut places = vec![0; by_key.len()];
         by_key.iter().zip(0..).for_each(|(number, place)| places[*number as usize] = place);

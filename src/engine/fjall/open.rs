@@ -11,6 +11,7 @@ use std::{
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
 use super::{tables::Tables, txid_filter::TxidFilter};
+use crate::text::join_lines;
 
 /// The layout of keyspaces, keys and values that this program reads and writes.
 const LAYOUT: &[u8] = b"utxo-store fjall 1";
@@ -176,16 +177,16 @@ fn check_layout(directory: &Path, tables: &Tables) -> Result<(), OpenFjallError>
 fn explain(directory: &Path, error: &::fjall::Error) -> OpenFjallError {
     match error {
         ::fjall::Error::Locked => OpenFjallError::InUse(directory.to_owned()),
-        error => OpenFjallError::Damaged { directory: directory.to_owned(), message: one_line(error) },
+        error => OpenFjallError::Damaged { directory: directory.to_owned(), message: describe_error(error) },
     }
 }
 
 /// Returns a message of fjall as one line.
-pub(super) fn one_line(error: &::fjall::Error) -> String {
+pub(super) fn describe_error(error: &::fjall::Error) -> String {
     match error {
         ::fjall::Error::Io(error) => error.to_string(),
         ::fjall::Error::Unrecoverable => "fjall cannot recover the files".into(),
         ::fjall::Error::Poisoned => "an earlier write failed; reopen the store".into(),
-        error => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+        error => join_lines(&error.to_string()),
     }
 }

@@ -124,7 +124,7 @@ fn decode_record(operation: &'static str, key: &Key, value: Slice) -> Result<Rec
 
 /// Makes the error of a failed disk access. The request itself may be right.
 pub(super) fn disk_error(operation: &'static str, key: impl ToString, error: &::fjall::Error) -> EngineError {
-    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: super::open::one_line(error) }
+    EngineError { kind: ErrorKind::Fatal, operation, key: key.to_string(), message: super::open::describe_error(error) }
 }
 
 /// Makes the error of stored bytes that differ from what was written.

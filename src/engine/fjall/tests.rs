@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::{
     engine::conformance::fixtures::{create, page, spend, txid},
-    record::{Operation, Page, Rejection},
+    record::{Operation, Outcome, Page, Rejection},
 };
 
 const RULES: Rules = Rules::main(288);

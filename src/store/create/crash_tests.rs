@@ -16,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use object_store::memory::InMemory;
 
 use super::*;
@@ -25,8 +24,8 @@ use crate::{
         BlobOptions, BlobStore,
         fault::{BlobFault, FaultStore},
     },
-    engine::{Cursor, EngineError, Index, RecordEngine, ScanPage, Set, conformance::RULES, memory::MemoryEngine},
-    record::{Body, MinedIn, Phase, Record, build},
+    engine::{self, EngineError, RecordEngine, conformance::RULES, memory::MemoryEngine},
+    record::{Body, MinedIn, Phase, build},
     store::{recovery::Sweep, testing},
     tx::Transaction,
 };
@@ -54,8 +53,11 @@ struct KilledAt {
     reached: Option<Arc<Mutex<tokio::sync::mpsc::UnboundedSender<()>>>>,
 }
 
-#[async_trait]
-impl RecordEngine for KilledAt {
+impl engine::EngineDecorator for KilledAt {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
     fn name(&self) -> &'static str {
         "dies"
     }
@@ -77,22 +79,6 @@ impl RecordEngine for KilledAt {
             let _ = reached.lock().unwrap().send(());
         }
         std::future::pending().await
-    }
-
-    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        self.inner.read(keys).await
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.inner.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.inner.scan(set, cursor, limit).await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
     }
 }
 

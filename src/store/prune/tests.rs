@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     blob::BlobStore,
     clock::Clock,
-    engine::{RecordEngine, Row, conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
+    engine::{self, RecordEngine, Row, conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
     record::{
         Key, Marks, Operation, Outcome, Page, Reason, Rejection, Reply, Sequenced, Spend, SpendSlot, TxState, Verdict,
         build::NewTxState,
@@ -390,10 +390,9 @@ struct Dying {
     left: std::sync::atomic::AtomicI64,
 }
 
-#[async_trait::async_trait]
-impl RecordEngine for Dying {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl engine::EngineDecorator for Dying {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
@@ -410,33 +409,6 @@ impl RecordEngine for Dying {
                 })
             })
             .collect()
-    }
-
-    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<crate::record::Record>, EngineError>> {
-        self.inner.read(keys).await
-    }
-
-    async fn query(
-        &self,
-        index: crate::engine::Index,
-        from: u64,
-        to: u64,
-        limit: usize,
-    ) -> Result<Vec<Key>, EngineError> {
-        self.inner.query(index, from, to, limit).await
-    }
-
-    async fn scan(
-        &self,
-        set: crate::engine::Set,
-        cursor: Option<crate::engine::Cursor>,
-        limit: usize,
-    ) -> Result<crate::engine::ScanPage, EngineError> {
-        self.inner.scan(set, cursor, limit).await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
     }
 }
 

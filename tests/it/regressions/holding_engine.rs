@@ -11,8 +11,8 @@ use std::{
 use tokio::sync::oneshot;
 use utxo_store::{
     engine::fault::FaultEngine,
-    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
-    record::{Key, Operation, Outcome, Record, Sequenced},
+    engine::{self, EngineError, RecordEngine, Row},
+    record::{Key, Operation, Outcome, Sequenced},
     tx::Txid,
 };
 
@@ -104,8 +104,11 @@ impl HoldingEngine {
     }
 }
 
-#[async_trait::async_trait]
-impl RecordEngine for HoldingEngine {
+impl engine::EngineDecorator for HoldingEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
     fn name(&self) -> &'static str {
         "holding"
     }
@@ -137,30 +140,6 @@ impl RecordEngine for HoldingEngine {
                 outcomes
             }
         }
-    }
-
-    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
-        self.inner.read(keys).await
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.inner.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.inner.scan(set, cursor, limit).await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
-    }
-
-    fn loss_window(&self) -> Duration {
-        self.inner.loss_window()
-    }
-
-    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        self.inner.incarnation().await
     }
 }
 

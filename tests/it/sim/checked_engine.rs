@@ -1,10 +1,9 @@
 //! Engine decorator that checks the effect of every row against the records before and after.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use async_trait::async_trait;
 use utxo_store::{
-    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set, memory::MemoryEngine},
+    engine::{self, EngineError, RecordEngine, Row, memory::MemoryEngine},
     record::{Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
     store::Store,
     tx::Txid,
@@ -154,10 +153,9 @@ impl CheckedEngine {
     }
 }
 
-#[async_trait]
-impl RecordEngine for CheckedEngine {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl engine::EngineDecorator for CheckedEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
@@ -175,25 +173,5 @@ impl RecordEngine for CheckedEngine {
             self.observer.trace(format!("{key} read {state:?}"));
         }
         answers
-    }
-
-    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        self.inner.query(index, from, to, limit).await
-    }
-
-    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
-        self.inner.scan(set, cursor, limit).await
-    }
-
-    fn loss_window(&self) -> Duration {
-        self.inner.loss_window()
-    }
-
-    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        self.inner.incarnation().await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
     }
 }

@@ -10,7 +10,7 @@ use utxo_store::{
         Message, NewTopic, OutgoingMessage, PartitionReader, Producer, TopicIdentity, TopicPartition,
         memory::MemoryBroker,
     },
-    engine::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
+    engine::{self, Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
     record::{Key, Outcome, Record},
 };
 
@@ -22,10 +22,9 @@ pub struct GatedEngine {
     pub inner: Arc<dyn RecordEngine>,
 }
 
-#[async_trait]
-impl RecordEngine for GatedEngine {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+impl engine::EngineDecorator for GatedEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
@@ -52,17 +51,9 @@ impl RecordEngine for GatedEngine {
         self.inner.scan(set, cursor, limit).await
     }
 
-    fn loss_window(&self) -> Duration {
-        self.inner.loss_window()
-    }
-
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         self.gate.pass().await;
         self.inner.incarnation().await
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.inner.close().await
     }
 }
 

@@ -70,7 +70,7 @@ impl SpendTemplates {
 
     /// Compiles spends; `None` where they differ in marks or signals, take a slot twice, or take too many slots.
     pub fn compile(&self, is_master: bool, key: ServerKey, operations: &[&Operation]) -> Option<NativeRequest> {
-        let spends: Vec<&Spend> = operations.iter().map(|operation| as_spend(operation)).collect::<Option<_>>()?;
+        let spends: Vec<&Spend> = operations.iter().map(|operation| operation.spend()).collect::<Option<_>>()?;
         let first = spends.first()?;
         let is_uniform = spends
             .iter()
@@ -134,17 +134,10 @@ fn amount_size_matches() -> Expression {
     eq(get_int(hole(), int_val(8), false, blob_bin(names::AMOUNT_SIZES)), hole())
 }
 
-fn as_spend<'a>(operation: &&'a Operation) -> Option<&'a Spend> {
-    match operation {
-        Operation::Spend(spend) => Some(spend),
-        _ => None,
-    }
-}
-
 /// Returns whether a spend of a record can join the spends before it. One batch can have hundreds of spends of one wide
 /// record.
 pub fn has_room_for(before: &[&Operation], next: &Operation) -> bool {
-    let slots = |operation: &&Operation| as_spend(operation).map(|spend| spend.slots.len());
+    let slots = |operation: &&Operation| operation.spend().map(|spend| spend.slots.len());
     let Some(next) = slots(&next) else { return true };
     let before: Option<usize> = before.iter().map(slots).sum();
     before.is_none_or(|before| before + next <= MAX_SLOTS)

@@ -1,0 +1,101 @@
+//! [`EngineDecorator`]: an engine in front of another engine.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set};
+use crate::record::{Key, Record};
+
+/// Engine that changes some calls of another engine. Every call that an implementation does not override is forwarded.
+///
+/// Callers use [`RecordEngine`], which every decorator implements.
+pub trait EngineDecorator: Send + Sync + 'static {
+    /// Returns the engine that gets the forwarded calls.
+    fn inner(&self) -> &dyn RecordEngine;
+
+    /// See [`RecordEngine::name`].
+    fn name(&self) -> &'static str {
+        self.inner().name()
+    }
+
+    /// See [`RecordEngine::apply`].
+    fn apply(&self, rows: &[Row]) -> impl Future<Output = Vec<RowResult>> + Send {
+        async move { self.inner().apply(rows).await }
+    }
+
+    /// See [`RecordEngine::read`].
+    fn read(&self, keys: &[Key]) -> impl Future<Output = Vec<Result<Option<Record>, EngineError>>> + Send {
+        async move { self.inner().read(keys).await }
+    }
+
+    /// See [`RecordEngine::query`].
+    fn query(
+        &self,
+        index: Index,
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<Key>, EngineError>> + Send {
+        async move { self.inner().query(index, from, to, limit).await }
+    }
+
+    /// See [`RecordEngine::scan`].
+    fn scan(
+        &self,
+        set: Set,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> impl Future<Output = Result<ScanPage, EngineError>> + Send {
+        async move { self.inner().scan(set, cursor, limit).await }
+    }
+
+    /// See [`RecordEngine::incarnation`].
+    fn incarnation(&self) -> impl Future<Output = Result<Incarnation, EngineError>> + Send {
+        async move { self.inner().incarnation().await }
+    }
+
+    /// See [`RecordEngine::close`].
+    fn close(&self) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async move { self.inner().close().await }
+    }
+}
+
+#[async_trait]
+impl<D: EngineDecorator> RecordEngine for D {
+    fn name(&self) -> &'static str {
+        EngineDecorator::name(self)
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
+        EngineDecorator::apply(self, rows).await
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        EngineDecorator::read(self, keys).await
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        EngineDecorator::query(self, index, from, to, limit).await
+    }
+
+    async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        EngineDecorator::scan(self, set, cursor, limit).await
+    }
+
+    fn loss_window(&self) -> Duration {
+        self.inner().loss_window()
+    }
+
+    fn may_lose_parts(&self) -> bool {
+        self.inner().may_lose_parts()
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        EngineDecorator::incarnation(self).await
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        EngineDecorator::close(self).await
+    }
+}
