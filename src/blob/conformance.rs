@@ -17,20 +17,20 @@ use crate::{
 
 /// A named check. Each check uses transactions of its own, so that all can run on one store.
 #[derive(Clone, Copy)]
-pub struct Check {
+pub struct BlobCheck {
     /// Name of the check, which states the property.
     pub name: &'static str,
-    run: fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+    run: fn(BlobBench) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 macro_rules! checks {
     ($($name:ident),* $(,)?) => {
-        &[$(Check { name: stringify!($name), run: |bench| Box::pin($name(bench)) }),*]
+        &[$(BlobCheck { name: stringify!($name), run: |bench| Box::pin($name(bench)) }),*]
     };
 }
 
 /// All checks of the suite.
-pub const CHECKS: &[Check] = checks![
+pub const CHECKS: &[BlobCheck] = checks![
     get_returns_the_bytes_of_put,
     large_blobs,
     repeated_puts_store_once,
@@ -42,13 +42,13 @@ pub const CHECKS: &[Check] = checks![
     delete_then_put_again,
 ];
 
-impl Check {
+impl BlobCheck {
     /// Runs the check on `store`.
     ///
     /// # Panics
     /// If the store does not conform.
     pub async fn run(&self, store: BlobStore) {
-        (self.run)(Bench { store, check: self.name }).await;
+        (self.run)(BlobBench { store, check: self.name }).await;
     }
 }
 
@@ -84,26 +84,26 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A store under test with the name of the running check.
 #[derive(Clone)]
-struct Bench {
+struct BlobBench {
     store: BlobStore,
     check: &'static str,
 }
 
 /// A store's answer to a put.
-struct Answer {
+struct PutAnswer {
     put: PutOutcome,
     /// An earlier attempt may have succeeded with its reply lost.
     is_retry: bool,
 }
 
-impl Answer {
+impl PutAnswer {
     fn matches(&self, expected: PutOutcome) -> bool {
         self.put == expected
             || (self.is_retry && expected == PutOutcome::Stored && self.put == PutOutcome::AlreadyStored)
     }
 }
 
-impl Bench {
+impl BlobBench {
     fn transaction(&self, number: u64, claim: u64) -> (Txid, Bytes) {
         transaction(self.unique_number(number), 5, 30, claim)
     }
@@ -127,9 +127,9 @@ impl Bench {
         panic!("{}: failed {ATTEMPTS} times", self.check)
     }
 
-    async fn put_tx(&self, txid: Txid, bytes: &Bytes) -> Answer {
+    async fn put_tx(&self, txid: Txid, bytes: &Bytes) -> PutAnswer {
         let (put, is_retry) = self.retry(|| self.store.put_tx(txid, bytes.clone())).await;
-        Answer { put, is_retry }
+        PutAnswer { put, is_retry }
     }
 
     async fn expect_put_tx(&self, txid: Txid, bytes: &Bytes, expected: PutOutcome) {
@@ -150,7 +150,7 @@ impl Bench {
     }
 }
 
-async fn get_returns_the_bytes_of_put(bench: Bench) {
+async fn get_returns_the_bytes_of_put(bench: BlobBench) {
     let (txid, bytes) = bench.transaction(0, 1);
     bench.expect_put_tx(txid, &bytes, PutOutcome::Stored).await;
     bench.expect_get_tx(txid, Some(&bytes)).await;
@@ -166,7 +166,7 @@ async fn get_returns_the_bytes_of_put(bench: Bench) {
     }
 }
 
-async fn large_blobs(bench: Bench) {
+async fn large_blobs(bench: BlobBench) {
     let (outputs, script_len) = LARGE;
     let (txid, bytes) = transaction(bench.unique_number(0), outputs, script_len, 1);
     bench.expect_put_tx(txid, &bytes, PutOutcome::Stored).await;
@@ -191,7 +191,7 @@ async fn large_blobs(bench: Bench) {
     }
 }
 
-async fn repeated_puts_store_once(bench: Bench) {
+async fn repeated_puts_store_once(bench: BlobBench) {
     let (txid, bytes) = bench.transaction(0, 1);
     bench.expect_put_tx(txid, &bytes, PutOutcome::Stored).await;
     for _ in 0..3 {
@@ -200,7 +200,7 @@ async fn repeated_puts_store_once(bench: Bench) {
     bench.expect_get_tx(txid, Some(&bytes)).await;
 }
 
-async fn first_blob_stays(bench: Bench) {
+async fn first_blob_stays(bench: BlobBench) {
     let (txid, first) = bench.transaction(0, 1);
     let (same, second) = bench.transaction(0, 2);
     assert_eq!(txid, same, "a txid does not commit to claims");
@@ -210,7 +210,7 @@ async fn first_blob_stays(bench: Bench) {
     bench.expect_put_tx(txid, &first, PutOutcome::AlreadyStored).await;
 }
 
-async fn absent_blobs(bench: Bench) {
+async fn absent_blobs(bench: BlobBench) {
     let (txid, _) = bench.transaction(0, 1);
     bench.expect_get_tx(txid, None).await;
     for name in [BlobName::tx(txid), BlobName::outputs(txid)] {
@@ -223,7 +223,7 @@ async fn absent_blobs(bench: Bench) {
     assert_eq!(bench.retry(|| bench.store.get_outputs(txid)).await.0, None);
 }
 
-async fn mismatched_bytes_are_refused(bench: Bench) {
+async fn mismatched_bytes_are_refused(bench: BlobBench) {
     let (txid, bytes) = bench.transaction(0, 1);
     let (other, _) = bench.transaction(1, 1);
     let mut standard = Vec::new();
@@ -236,7 +236,7 @@ async fn mismatched_bytes_are_refused(bench: Bench) {
     }
 }
 
-async fn partial_transactions(bench: Bench) {
+async fn partial_transactions(bench: BlobBench) {
     let (txid, _) = bench.transaction(0, 1);
     let output = |satoshis| StoredOutput { satoshis, script: Bytes::from_static(b"\x51") };
     let first = PartialTx { txid, height: 9, coinbase: false, outputs: vec![(1, output(5)), (4, output(6))] };
@@ -245,7 +245,7 @@ async fn partial_transactions(bench: Bench) {
         let bench = bench.clone();
         async move {
             let (put, is_retry) = bench.retry(|| bench.store.put_outputs(&partial)).await;
-            assert!(Answer { put, is_retry }.matches(expected), "{}: {put:?} is not {expected:?}", bench.check);
+            assert!(PutAnswer { put, is_retry }.matches(expected), "{}: {put:?} is not {expected:?}", bench.check);
         }
     };
     put(first.clone(), PutOutcome::Stored).await;
@@ -255,7 +255,7 @@ async fn partial_transactions(bench: Bench) {
     bench.expect_get_tx(txid, None).await;
 }
 
-async fn one_of_many_writers_wins(bench: Bench) {
+async fn one_of_many_writers_wins(bench: BlobBench) {
     for (round, (outputs, script_len)) in (0..).zip([(5, 30), (5, 30), LARGE]) {
         let claims: Vec<u64> = (0..6).map(|writer| writer % 3).collect();
         let writers = claims.iter().map(|claim| {
@@ -264,7 +264,7 @@ async fn one_of_many_writers_wins(bench: Bench) {
             async move { (*claim, bench.put_tx(txid, &bytes).await, txid, bytes) }
         });
         let answers = join_all(writers).await;
-        let winners: Vec<&(u64, Answer, Txid, Bytes)> =
+        let winners: Vec<&(u64, PutAnswer, Txid, Bytes)> =
             answers.iter().filter(|(_, answer, ..)| answer.put != PutOutcome::OtherStored).collect();
         let stored = winners.iter().filter(|(_, answer, ..)| answer.put == PutOutcome::Stored).count();
         let any_retry = answers.iter().any(|(_, answer, ..)| answer.is_retry);
@@ -275,7 +275,7 @@ async fn one_of_many_writers_wins(bench: Bench) {
     }
 }
 
-async fn delete_then_put_again(bench: Bench) {
+async fn delete_then_put_again(bench: BlobBench) {
     let (txid, first) = bench.transaction(0, 1);
     let (_, second) = bench.transaction(0, 2);
     bench.expect_put_tx(txid, &first, PutOutcome::Stored).await;
