@@ -1,6 +1,6 @@
 //! Typed settings of the Kafka client. Further properties pass through, unless they would break a guarantee.
 
-use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
@@ -9,7 +9,10 @@ use super::{
     refused::{PropertyRefusal, refusal},
     security::KafkaSecurity,
 };
-use crate::broker::{BrokerError, BrokerErrorKind};
+use crate::{
+    broker::{BrokerError, BrokerErrorKind},
+    text::word_types,
+};
 
 /// Share of a reader in the fetch budget: each reader is opened alone and gets 1/16 of the budget.
 const READER_SHARES: usize = 16;
@@ -29,79 +32,26 @@ pub(super) struct PrefetchLimits {
     pub(super) batch_bytes: usize,
 }
 
-/// Protocol by which a consumer group assigns partitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum GroupProtocol {
-    /// A member assigns the partitions ([`AssignmentStrategy`]).
-    #[default]
-    Classic,
-    /// The brokers assign the partitions, and set session timeout and heartbeats (KIP-848, Kafka 4.0 and later).
-    Consumer,
-}
-
-impl GroupProtocol {
-    const ALL: [Self; 2] = [GroupProtocol::Classic, GroupProtocol::Consumer];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            GroupProtocol::Classic => "classic",
-            GroupProtocol::Consumer => "consumer",
-        }
+word_types! {
+    /// Protocol by which a consumer group assigns partitions.
+    #[derive(Default)]
+    GroupProtocol {
+        /// A member assigns the partitions ([`AssignmentStrategy`]).
+        #[default]
+        Classic = "classic",
+        /// The brokers assign the partitions, and set session timeout and heartbeats (KIP-848, Kafka 4.0 and later).
+        Consumer = "consumer",
     }
-}
-
-impl fmt::Display for GroupProtocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for GroupProtocol {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = GroupProtocol::ALL.map(GroupProtocol::as_str).join(", ");
-        let found = GroupProtocol::ALL.into_iter().find(|protocol| protocol.as_str() == text);
-        found.ok_or_else(|| format!("must be one of {known}, not {text:?}"))
-    }
-}
-
-/// Strategy by which a consumer group of the classic protocol assigns partitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AssignmentStrategy {
-    /// Assigns evenly; a rebalance revokes only the partitions that move.
-    #[default]
-    CooperativeSticky,
-    /// Assigns contiguous ranges of each topic; a rebalance revokes every partition.
-    Range,
-    /// Assigns partitions in turn; a rebalance revokes every partition.
-    RoundRobin,
-}
-
-impl AssignmentStrategy {
-    const ALL: [Self; 3] =
-        [AssignmentStrategy::CooperativeSticky, AssignmentStrategy::Range, AssignmentStrategy::RoundRobin];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            AssignmentStrategy::CooperativeSticky => "cooperative-sticky",
-            AssignmentStrategy::Range => "range",
-            AssignmentStrategy::RoundRobin => "roundrobin",
-        }
-    }
-}
-
-impl fmt::Display for AssignmentStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for AssignmentStrategy {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = AssignmentStrategy::ALL.map(AssignmentStrategy::as_str).join(", ");
-        let found = AssignmentStrategy::ALL.into_iter().find(|strategy| strategy.as_str() == text);
-        found.ok_or_else(|| format!("must be one of {known}, not {text:?}"))
+    /// Strategy by which a consumer group of the classic protocol assigns partitions.
+    #[derive(Default)]
+    AssignmentStrategy {
+        /// Assigns evenly; a rebalance revokes only the partitions that move.
+        #[default]
+        CooperativeSticky = "cooperative-sticky",
+        /// Assigns contiguous ranges of each topic; a rebalance revokes every partition.
+        Range = "range",
+        /// Assigns partitions in turn; a rebalance revokes every partition.
+        RoundRobin = "roundrobin",
     }
 }
 
