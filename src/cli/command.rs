@@ -6,8 +6,8 @@ mod list;
 
 use std::{
     fmt::Display,
-    fs::{self, File},
-    io::{self, Read, Write},
+    fs,
+    io::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,7 +15,7 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
+use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
 use crate::{
     event::{Command, CommandAction, Event, from_json},
     text::decode_utf8,
@@ -176,7 +176,7 @@ impl CommandArgs {
     /// # Errors
     /// The brokers do not answer, a command was refused or had no answer in time, or the file of `--set` cannot be
     /// read.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         let config = self.config.load()?;
         let topics = CommandTopics::of(&config.kafka.topics);
         let mut out = output::stdout();
@@ -200,7 +200,7 @@ impl CommandArgs {
         })
     }
 
-    fn print<T: Serialize + Display>(&self, lines: &[T], out: &mut impl Write) -> CommandResult {
+    fn print<T: Serialize + Display>(&self, lines: &[T], out: &mut impl Write) -> CliResult {
         for line in lines {
             match self.json {
                 true => writeln!(out, "{}", serde_json::to_string(line)?)?,
@@ -215,7 +215,7 @@ impl CommandArgs {
         if let CommandKind::Reassign(ReassignArgs { set: Some(file), .. }) = &self.kind {
             return read_set(file);
         }
-        let first = self.id.map_or_else(random_id, Ok)?;
+        let first = self.id.map_or_else(opening::random_bytes, Ok)?;
         let several = |outpoints: &[Outpoint], action: fn(Outpoint) -> CommandAction<'static>| {
             let id = |number| if outpoints.len() > 1 { nth_id(first, number) } else { first };
             outpoints
@@ -294,12 +294,6 @@ fn nth_id(first: [u8; 16], number: u64) -> [u8; 16] {
     let mut id = [0; 16];
     id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     id
-}
-
-pub(super) fn random_id() -> io::Result<[u8; 16]> {
-    let mut id = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut id)?;
-    Ok(id)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 
-use super::{CommandResult, ConfigArgs, output};
+use super::{CliResult, ConfigArgs, output};
 use crate::config;
 
 /// Command-line arguments of `utxo-store config`.
@@ -27,7 +27,7 @@ enum ConfigAction {
 }
 
 impl ConfigCommand {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         match self.action {
             ConfigAction::Sample => output::stdout().write_all(config::sample().as_bytes())?,
             ConfigAction::Check(args) => {

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::{
-    CommandResult, ConfigArgs, Failure, UsageError, block_on,
+    CliResult, ConfigArgs, Failure, UsageError, block_on,
     command::{read_partition, single_partition},
     generate::progress_bar,
     opening, output,
@@ -98,7 +98,7 @@ impl DeadLettersCommand {
     ///
     /// # Errors
     /// The brokers do not answer, or at least one dead letter could not be settled.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         match self.action {
             DeadLettersAction::List { common, settled } => common.list(settled),
             DeadLettersAction::Replay(args) => args.run(true),
@@ -108,7 +108,7 @@ impl DeadLettersCommand {
 }
 
 impl CommonArgs {
-    fn list(self, include_settled: bool) -> CommandResult {
+    fn list(self, include_settled: bool) -> CliResult {
         let config = self.config.load()?;
         block_on(async {
             let broker = opening::open_broker(&config).await?;
@@ -127,7 +127,7 @@ impl CommonArgs {
         })
     }
 
-    fn print(&self, entry: &DeadLetterEntry, result: Option<&str>) -> CommandResult {
+    fn print(&self, entry: &DeadLetterEntry, result: Option<&str>) -> CliResult {
         let mut out = output::stdout();
         match (self.json, result) {
             (true, _) => writeln!(out, "{}", serde_json::to_string(&DeadLetterLine { entry, result })?)?,
@@ -149,7 +149,7 @@ struct DeadLetterLine<'a> {
 }
 
 impl SettleArgs {
-    fn run(self, replay: bool) -> CommandResult {
+    fn run(self, replay: bool) -> CliResult {
         let common = &self.common;
         if common.filter.is_empty() && !self.all {
             let problem = "give a filter (--class, --topic, …), or --all for all dead letters";

@@ -31,7 +31,7 @@ use self::{
     timeline::Timeline,
 };
 use super::{
-    CommandResult, Failure, UsageError, block_on,
+    CliResult, Failure, UsageError, block_on,
     command::{self, list_commands},
     generate::{EventSource, LoadedSource, SourceArgs, produce},
     opening::{self, Monitoring},
@@ -128,11 +128,11 @@ impl DemoArgs {
     ///
     /// # Errors
     /// The digests differ, an invariant is broken, or a step of the demo failed.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         block_on(self.show())
     }
 
-    async fn show(&self) -> CommandResult {
+    async fn show(&self) -> CliResult {
         if let Some(scenario) = self.scenario {
             return Box::pin(self.play(&scenario.story())).await;
         }
@@ -170,7 +170,7 @@ impl DemoArgs {
         report.verdict()
     }
 
-    async fn play(&self, story: &Story) -> CommandResult {
+    async fn play(&self, story: &Story) -> CliResult {
         let log = DemoLog::start(self.brokers.as_ref(), self.partitions)?;
         let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, Network::default());
@@ -342,7 +342,7 @@ async fn rebuild(
     store: &Store,
     events: u64,
     timeline: &Timeline,
-) -> CommandResult {
+) -> CliResult {
     let bar = timeline.phase("rebuilt", events);
     let monitoring = Monitoring::new(config);
     let parts = opening::build_parts(broker, store.clone(), &monitoring)?;

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use clap::Args;
 
-use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
+use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
 use crate::store::{Store, digest::SurveyError};
 
 const AFTER_HELP: &str = "\
@@ -35,7 +35,7 @@ impl From<SurveyError> for Stop {
 }
 
 impl DumpArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         block_on(async {
             let (store, _) = self.store.open().await?;
             print_dump(&store, &mut BufWriter::new(io::stdout().lock())).await
@@ -43,7 +43,7 @@ impl DumpArgs {
     }
 }
 
-async fn print_dump(store: &Store, out: &mut impl Write) -> CommandResult {
+async fn print_dump(store: &Store, out: &mut impl Write) -> CliResult {
     let dumped = store
         .dump(|transaction| {
             serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;

@@ -7,10 +7,10 @@ use std::{
     process::ExitCode,
 };
 
-use crate::config::ConfigErrors;
+use crate::{config::ConfigErrors, text::join_lines};
 
 /// Result of a command.
-pub type CommandResult = Result<(), Failure>;
+pub type CliResult = Result<(), Failure>;
 
 /// Reason why a command failed. The operator `?` converts any error to a failure.
 // A failure does not implement `Error`: otherwise the conversion from every `Error` would be ambiguous.
@@ -92,13 +92,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Joins the lines of a text with single spaces.
-fn join_lines(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 /// Prints a failure to standard error and returns the exit code of the process.
-pub fn report(result: CommandResult) -> ExitCode {
+pub fn report(result: CliResult) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -11,7 +11,7 @@ use std::{
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, UsageError, block_on, output, topics::create_missing};
+use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, output, topics::create_missing};
 use crate::{
     broker::{Broker, TopicPartition},
     config::{Brokers, Topics},
@@ -79,7 +79,7 @@ impl GenerateArgs {
     /// # Errors
     /// A file cannot be read or is damaged, a line is wrong, a previous output is unknown, or the brokers refuse a
     /// topic or message.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         let mut config = self.config.load()?;
         if let Some(brokers) = self.brokers {
             let protocol = config.kafka.security.protocol;

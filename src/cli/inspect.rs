@@ -16,7 +16,7 @@ use std::io::{self, Write};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, block_on, offline::StoreArgs, output};
+use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
     record::Verdict,
     store::{Store, dump::ReasonText, read::SpendStatus, verify::Holder},
@@ -81,7 +81,7 @@ struct OutputStatusView {
 }
 
 impl InspectCommand {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         block_on(async {
             let mut out = output::stdout();
             match self.target {
@@ -100,7 +100,7 @@ impl InspectCommand {
 }
 
 impl OutpointArgs {
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         let status = store.get_spend(self.outpoint, None, self.height).await?;
         let slot = store.slot(self.outpoint).await?;
         let spender = slot.and_then(|slot| slot.spender());

@@ -1,7 +1,7 @@
 //! The command line: one file per command.
 //!
 //! A command is a struct of arguments (`clap::Args`, with an example in `after_help`) with a method `run(self)`, which
-//! returns a [`CommandResult`] or any `Result<(), impl Error>`. A new command needs a `mod` line and a line in
+//! returns a [`CliResult`] or any `Result<(), impl Error>`. A new command needs a `mod` line and a line in
 //! `commands!`.
 //!
 //! # Exit codes
@@ -32,6 +32,7 @@ mod replay;
 mod run;
 mod serving;
 mod signals;
+mod spinner;
 mod stats;
 mod timestamp;
 pub mod topics;
@@ -45,7 +46,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, ConfigErrors};
 
-pub use failure::{CommandResult, Failure, FencedError, UsageError, report};
+pub use failure::{CliResult, Failure, FencedError, UsageError, report};
 
 /// An event-sourced store of Bitcoin transaction outputs: Kafka holds the log, the store holds the state.
 #[derive(Debug, Parser)]
@@ -66,7 +67,7 @@ impl Cli {
     ///
     /// # Errors
     /// The command failed; [`report`] prints the failure and returns the exit code.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         self.command.run()
     }
 }
@@ -80,7 +81,7 @@ macro_rules! commands {
         }
 
         impl SelectedCommand {
-            fn run(self) -> CommandResult {
+            fn run(self) -> CliResult {
                 match self {
                     $(SelectedCommand::$name(args) => Ok(args.run()?)),*
                 }
@@ -144,7 +145,7 @@ impl ConfigArgs {
 ///
 /// # Errors
 /// The future fails, or the runtime cannot be started.
-pub fn block_on(command: impl Future<Output = CommandResult>) -> CommandResult {
+pub fn block_on(command: impl Future<Output = CliResult>) -> CliResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(command);
     // A request that still waits for a broker must not keep the process alive.

@@ -1,9 +1,8 @@
-//! Shared parts of the commands that read a store directly: opening the store, and a progress line.
+//! Opens a store for the commands that read it directly.
 
 use std::{sync::Arc, time::Duration};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{ConfigArgs, Failure, UsageError, opening, wiring};
 use crate::{
@@ -100,32 +99,6 @@ pub(super) async fn open_with_recorded_settings(
     let store = Store::new(engine, settings).with_blobs(blobs);
     store.check_blobs(&meta)?;
     Ok((store, meta))
-}
-
-/// Shows the number of read transactions on standard error, if that is a terminal.
-pub(super) struct Progress(ProgressBar);
-
-impl Progress {
-    /// Shows a progress line that names the activity.
-    pub(super) fn start(activity: &'static str) -> Self {
-        let bar = ProgressBar::new_spinner();
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {human_pos} transactions, {per_sec}") {
-            bar.set_style(style);
-        }
-        bar.set_message(activity);
-        Progress(bar)
-    }
-
-    /// Sets the number of transactions that were read so far.
-    pub(super) fn update(&self, transactions: u64) {
-        self.0.set_position(transactions);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }
 
 #[cfg(test)]

@@ -162,12 +162,8 @@ pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Resul
 /// # Errors
 /// `/dev/urandom` cannot be read.
 pub fn build_parts(broker: Arc<dyn Broker>, store: Store, monitoring: &Monitoring) -> io::Result<InstanceParts> {
-    let (mut store_id, mut owner) = ([0; 16], [0; 8]);
-    let mut random = File::open("/dev/urandom")?;
-    random.read_exact(&mut store_id)?;
-    random.read_exact(&mut owner)?;
     let identity = CreatorIdentity {
-        owner: u64::from_le_bytes(owner),
+        owner: u64::from_le_bytes(random_bytes()?),
         process_id: std::process::id(),
         hostname: read_hostname(),
         process_visibility: ProcessVisibility::SameHost,
@@ -180,9 +176,19 @@ pub fn build_parts(broker: Arc<dyn Broker>, store: Store, monitoring: &Monitorin
         metrics,
         health,
         earlier_halts: Arc::default(),
-        store_id,
+        store_id: random_bytes()?,
         identity,
     })
+}
+
+/// Returns random bytes of the operating system, for ids.
+///
+/// # Errors
+/// `/dev/urandom` cannot be read.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Reads the name of this machine, which lock records and the state page show.

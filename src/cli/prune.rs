@@ -1,19 +1,17 @@
 //! `utxo-store prune`: prunes the transactions that are due at a height, by hand.
 
-use std::{
-    io::{self, IsTerminal, Write},
-    time::Duration,
-};
+use std::{io::Write, time::Duration};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    CommandResult, ConfigArgs, Failure, block_on,
+    CliResult, ConfigArgs, Failure, block_on,
     opening::{self, Monitoring},
-    output, wiring,
+    output,
+    spinner::Spinner,
+    wiring,
 };
 use crate::{
     blob::Intent,
@@ -30,6 +28,9 @@ use crate::{
         topics::{find_topics, verify_topic_binding},
     },
 };
+
+/// Form of the progress line.
+const PROGRESS_TEMPLATE: &str = "{spinner} {human_pos} transactions, {per_sec}: {msg}";
 
 const AFTER_HELP: &str = "\
 Prunes transactions whose outputs are all spent by mined transactions, and conflicting transactions, both
@@ -69,7 +70,7 @@ struct PruneSummary {
 }
 
 impl PruneArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         let config = self.config.load()?;
         block_on(async {
             let broker = opening::open_broker(&config).await?;
@@ -157,11 +158,11 @@ impl PruneArgs {
             store.begin_pruning(&floor, &terms).await?;
         }
         let settings = PruneSettings { dry_run: self.dry_run, is_exclusive: true, ..wiring::prune_task(config).pass };
-        let (progress, started) = (PruneProgress::start(), Instant::now());
+        let (progress, started) = (Spinner::start(PROGRESS_TEMPLATE, ""), Instant::now());
         let mut pass = PrunePass::new(settings, PruneBasis::new(terms, committed_chain.era));
         let complete = loop {
             match pass.step(store, &nodes).await? {
-                PruneStep::Progressed(_) => progress.update(&pass.pruned()),
+                PruneStep::Progressed(_) => show_progress(&progress, &pass.pruned()),
                 PruneStep::WaitUntil(at) => tokio::time::sleep_until(at).await,
                 PruneStep::Uncommitted => break false,
                 PruneStep::Done => break true,
@@ -174,7 +175,7 @@ impl PruneArgs {
         Ok(PruneSummary { height: self.height, dry_run: self.dry_run, complete, pruned: pass.pruned(), seconds })
     }
 
-    fn print(&self, summary: &PruneSummary, out: &mut impl Write) -> CommandResult {
+    fn print(&self, summary: &PruneSummary, out: &mut impl Write) -> CliResult {
         if self.json {
             serde_json::to_writer(&mut *out, summary)?;
             return Ok(writeln!(out)?);
@@ -202,26 +203,8 @@ impl PruneArgs {
     }
 }
 
-/// Progress of pruning, shown on standard error if that is a terminal.
-struct PruneProgress(ProgressBar);
-
-impl PruneProgress {
-    fn start() -> Self {
-        let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {human_pos} transactions, {per_sec}: {msg}") {
-            bar.set_style(style);
-        }
-        PruneProgress(bar)
-    }
-
-    fn update(&self, pruned: &PruneTotals) {
-        self.0.set_position(pruned.examined);
-        self.0.set_message(format!("{} pruned, {} not due yet", pruned.total(), pruned.kept));
-    }
-}
-
-impl Drop for PruneProgress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
+/// Shows the progress of pruning.
+fn show_progress(progress: &Spinner, pruned: &PruneTotals) {
+    progress.update(pruned.examined);
+    progress.set_message(format!("{} pruned, {} not due yet", pruned.total(), pruned.kept));
 }

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 
-use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
+use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
 use crate::{
     clock::Clock,
     store::{
@@ -45,14 +45,14 @@ pub struct RecoverArgs {
 }
 
 impl RecoverArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         block_on(async {
             let (store, _) = self.store.open().await?;
             self.show(&store, Clock::System.now_ms(), &mut output::stdout()).await
         })
     }
 
-    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CommandResult {
+    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
         let older_than_ms = Duration::from_secs(self.older_than).as_millis() as u64;
         let swept = store.sweep(Sweep { now_ms, older_than_ms, dry_run: self.dry_run }).await?;
         if self.json {

@@ -11,7 +11,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{CommandResult, ConfigArgs, UsageError, block_on, opening, serving::HttpOptions, timestamp::Timestamp};
+use super::{CliResult, ConfigArgs, UsageError, block_on, opening, serving::HttpOptions, timestamp::Timestamp};
 use crate::{
     blob::BlobUrl,
     config::{Config, listen_address},
@@ -112,7 +112,7 @@ struct ReplayKind {
 }
 
 impl ReplayArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         let config = self.config.load()?;
         let from = self.from()?;
         let until = self.until(from.as_ref())?;

@@ -8,7 +8,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CommandResult, ConfigArgs, Failure, FencedError, block_on,
+    CliResult, ConfigArgs, Failure, FencedError, block_on,
     opening::{self, Monitoring},
     serving::{self, HttpOptions},
     signals, wiring,
@@ -56,7 +56,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         let config = self.config.load();
         if self.check {
             return block_on(check::check(config, self.json));
@@ -70,7 +70,7 @@ impl RunArgs {
     }
 
     /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
-    async fn serve(self, config: Config) -> CommandResult {
+    async fn serve(self, config: Config) -> CliResult {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
         let monitoring = Monitoring::new(&config);
@@ -84,7 +84,7 @@ impl RunArgs {
     }
 }
 
-async fn work(config: &Config, monitoring: &Monitoring, shutdown: CancellationToken) -> CommandResult {
+async fn work(config: &Config, monitoring: &Monitoring, shutdown: CancellationToken) -> CliResult {
     let broker = opening::open_watched_broker(config, monitoring.health.liveness())?;
     let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
     let objects = opening::open_objects(config, &monitoring.metrics).await?;

@@ -5,11 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 
-use super::{
-    CommandResult, block_on,
-    offline::{Progress, StoreArgs},
-    output,
-};
+use super::{CliResult, block_on, offline::StoreArgs, output, spinner::Spinner};
 use crate::{
     record::MetaRecord,
     store::{
@@ -49,15 +45,15 @@ struct StatsSummary<'a> {
 }
 
 impl StatsArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         block_on(async {
             let (store, meta) = self.store.open().await?;
             self.show(&store, &meta, &mut output::stdout()).await
         })
     }
 
-    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CommandResult {
-        let progress = Progress::start("counting");
+    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CliResult {
+        let progress = Spinner::of_activity("counting");
         let survey = store.survey(|seen| progress.update(seen)).await?;
         drop(progress);
         let shown = StatsSummary {

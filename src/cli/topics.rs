@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CommandResult, ConfigArgs, Failure, block_on, opening, output, wiring};
+use super::{CliResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::{Config, Topics},
@@ -123,7 +123,7 @@ impl TopicsCommand {
     ///
     /// # Errors
     /// The brokers cannot be reached or refuse, or a topic does not have the required settings.
-    pub fn run(self) -> CommandResult {
+    pub fn run(self) -> CliResult {
         match self.action {
             TopicsAction::Create(args) => args.run(),
             TopicsAction::Check(args) => args.run(),
@@ -132,7 +132,7 @@ impl TopicsCommand {
 }
 
 impl CreateArgs {
-    fn run(self) -> CommandResult {
+    fn run(self) -> CliResult {
         let config = self.config.load()?;
         let mut settings = wiring::kafka_settings(&config);
         settings.replication_factor = self.replication_factor.or(settings.replication_factor);
@@ -192,7 +192,7 @@ async fn set_min_in_sync(broker: &KafkaBroker, wanted: &NewTopic) -> Result<Opti
 }
 
 impl CheckArgs {
-    fn run(self) -> CommandResult {
+    fn run(self) -> CliResult {
         let config = self.config.load()?;
         block_on(async {
             let broker = opening::build_kafka(wiring::kafka_settings(&config))?;
@@ -293,7 +293,7 @@ fn report(name: &str, status: TopicStatus) -> Result<TopicReport, BrokerError> {
     })
 }
 
-fn print(line: &TopicReport, json: bool) -> CommandResult {
+fn print(line: &TopicReport, json: bool) -> CliResult {
     let mut out = output::stdout();
     if json {
         return Ok(writeln!(out, "{}", serde_json::to_string(line)?)?);
@@ -309,7 +309,7 @@ fn print(line: &TopicReport, json: bool) -> CommandResult {
     Ok(writeln!(out, "{topic}: {state}{cautions}")?)
 }
 
-fn check_result(wrong: usize) -> CommandResult {
+fn check_result(wrong: usize) -> CliResult {
     match wrong {
         0 => Ok(()),
         wrong => Err(Failure::new(format!("{wrong} of {} topics do not have the required settings", Topic::ALL.len()))),

@@ -7,11 +7,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 
-use super::{
-    CommandResult, Failure, UsageError, block_on,
-    offline::{Progress, StoreArgs},
-    output,
-};
+use super::{CliResult, Failure, UsageError, block_on, offline::StoreArgs, output, spinner::Spinner};
 use crate::{
     blob::BlobUrl,
     store::{Store, digest::StateDigest, verify::Violation},
@@ -59,7 +55,7 @@ struct VerifySummary {
 }
 
 impl VerifyArgs {
-    pub(super) fn run(self) -> CommandResult {
+    pub(super) fn run(self) -> CliResult {
         block_on(async {
             let other = self.other_store()?;
             let (store, _) = self.store.open().await?;
@@ -88,8 +84,8 @@ impl VerifyArgs {
         }
     }
 
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
-        let progress = Progress::start("verifying");
+    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+        let progress = Spinner::of_activity("verifying");
         let (mut violations, mut written) = (0, Ok(()));
         let transactions = store
             .verify(
@@ -104,7 +100,7 @@ impl VerifyArgs {
             .await?;
         drop(progress);
         written?;
-        let progress = Progress::start("digesting");
+        let progress = Spinner::of_activity("digesting");
         let digest = store.survey(|seen| progress.update(seen)).await?.digest;
         drop(progress);
         self.write_summary(&VerifySummary { transactions, violations, digest }, out)?;
@@ -143,7 +139,7 @@ mod tests {
         tx::Txid,
     };
 
-    async fn shown(store: &Store, json: bool) -> (CommandResult, String) {
+    async fn shown(store: &Store, json: bool) -> (CliResult, String) {
         let args = VerifyArgs { store: StoreArgs::default(), against: None, against_blobs: None, limit: 10, json };
         let mut out = Vec::new();
         let result = args.show(store, &mut out).await;

@@ -12,8 +12,8 @@ use crate::{
         Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, TopicPartition,
         produce_until_acknowledged,
     },
-    cli::command::{CommandClient, CommandOutcome, CommandTopics, PRODUCE_RETRY_PAUSE, PendingCommand, random_id},
-    cli::{CommandResult, Failure},
+    cli::command::{CommandClient, CommandOutcome, CommandTopics, PRODUCE_RETRY_PAUSE, PendingCommand},
+    cli::{CliResult, Failure, opening},
     config::Topics,
     event::{CommandAction, DeadLetterClass, DeadLetterSettlement, SettlementKind},
     sequencer::reader_cache::{ReaderCache, RereadOutcome},
@@ -130,7 +130,7 @@ impl<'a> Settler<'a> {
     pub async fn settle(
         &mut self,
         entries: &[(DeadLetterEntry, SettleMethod)],
-        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CliResult,
     ) -> Result<bool, Failure> {
         // The sequencer handles these commands while the other dead letters are settled.
         let pending = self.publish_reconsiders(entries).await?;
@@ -169,8 +169,9 @@ impl<'a> Settler<'a> {
         }
         let Some(client) = self.client.as_mut().filter(|_| !by_txid.is_empty()) else { return Ok(Vec::new()) };
         // Each attempt has a random id: under the id of an earlier command the sequencer would only repeat its result.
-        let command =
-            |(txid, _): &(Txid, _)| Ok(PendingCommand::new(random_id()?, CommandAction::Reconsider { txid: *txid }));
+        let command = |(txid, _): &(Txid, _)| {
+            Ok(PendingCommand::new(opening::random_bytes()?, CommandAction::Reconsider { txid: *txid }))
+        };
         let commands = by_txid.iter().map(command).collect::<Result<Vec<_>, Failure>>()?;
         client.clear();
         let offsets = client.publish(&commands).await?;
@@ -185,7 +186,7 @@ impl<'a> Settler<'a> {
     async fn await_answers(
         &mut self,
         mut open: Vec<PendingReconsider<'_>>,
-        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CliResult,
     ) -> Result<bool, Failure> {
         let Some(mut client) = self.client.take() else { return Ok(true) };
         let mut deadline = Instant::now() + self.timeout;
@@ -224,8 +225,8 @@ impl<'a> Settler<'a> {
     async fn publish_again(
         &mut self,
         entries: &[&DeadLetterEntry],
-        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
-    ) -> CommandResult {
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CliResult,
+    ) -> CliResult {
         let mut found = Vec::new();
         for entry in entries {
             match self.read_source(entry).await? {
@@ -273,8 +274,8 @@ impl<'a> Settler<'a> {
     async fn record_settlements(
         &self,
         settled: &[(&DeadLetterEntry, SettlementKind, &'static str)],
-        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CommandResult,
-    ) -> CommandResult {
+        report: &mut impl FnMut(&DeadLetterEntry, &SettleResult) -> CliResult,
+    ) -> CliResult {
         let message = |(entry, settled, _): &(&DeadLetterEntry, SettlementKind, &str)| {
             let letter = &entry.letter;
             let (topic, partition, offset) = (letter.topic.clone(), letter.partition, letter.offset);

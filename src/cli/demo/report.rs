@@ -8,7 +8,7 @@ use super::{KillReport, rivalry::Rivalry};
 use crate::cli::output;
 use crate::{
     cli::{
-        CommandResult, Failure,
+        CliResult, Failure,
         command::{CommandOutcome, LoggedCommand},
         stats::group_digits,
     },
@@ -252,7 +252,7 @@ impl DemoReport {
     ///
     /// # Errors
     /// The digests differ, an invariant is broken, every kill came too late, or a block is missing.
-    pub fn verdict(&self) -> CommandResult {
+    pub fn verdict(&self) -> CliResult {
         if self.digest_live != self.digest_rebuilt {
             return Err(Failure::new("the store and its rebuild differ"));
         }

@@ -14,7 +14,7 @@ use crate::cli::output;
 use crate::{
     broker::Broker,
     cli::{
-        CommandResult, Failure,
+        CliResult, Failure,
         generate::produce,
         inspect::{history, transaction::TransactionView},
         opening,
@@ -53,7 +53,7 @@ pub async fn run_story(
     log: &DemoLog,
     directory: &DemoDirectory,
     inspects: bool,
-) -> CommandResult {
+) -> CliResult {
     let mut out = output::stdout();
     log.create_topics(config).await?;
     let broker = opening::open_broker(config).await?;
@@ -96,13 +96,7 @@ impl CastMember {
     }
 }
 
-async fn inspect(
-    store: &Store,
-    config: &Config,
-    broker: &dyn Broker,
-    txid: Txid,
-    out: &mut impl Write,
-) -> CommandResult {
+async fn inspect(store: &Store, config: &Config, broker: &dyn Broker, txid: Txid, out: &mut impl Write) -> CliResult {
     let history = history::read_history(broker, &config.kafka.topics, txid).await?;
     TransactionView::read(store, txid, Some(history)).await?.write(out)?;
     writeln!(out)?;

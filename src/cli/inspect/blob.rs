@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CommandResult, ConfigArgs, Failure, opening};
+use super::super::{CliResult, ConfigArgs, Failure, opening};
 use crate::{
     blob::{BlobName, BlobStore, BlobUrl, Intent, Reuse},
     telemetry::Metrics,
@@ -48,7 +48,7 @@ struct BlobView {
 }
 
 impl BlobArgs {
-    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
         let metrics = Arc::new(Metrics::new());
         let none = || Failure::new("no blob store is configured: set store.blobs.url, or give --blobs");

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CommandResult, Failure, offline::StoreArgs},
+    super::{CliResult, Failure, offline::StoreArgs},
     line,
 };
 use crate::{
@@ -55,7 +55,7 @@ struct BlockView {
 }
 
 impl BlockArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         let name = match (self.block, self.height) {
             (Some(name), _) => name,
             (None, Some(height)) => BlockName::Height(height),

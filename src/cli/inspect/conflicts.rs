@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CommandResult, Failure, offline::StoreArgs},
+    super::{CliResult, Failure, offline::StoreArgs},
     line,
 };
 use crate::{
@@ -45,7 +45,7 @@ struct ConflictsView {
 }
 
 impl ConflictsArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         let txid = self.txid;
         if store.master(txid).await?.is_none() {
             return Err(Failure::new(format!("the store has no transaction {txid}")));

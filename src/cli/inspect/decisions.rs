@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::super::{
-    CommandResult, ConfigArgs, Failure,
+    CliResult, ConfigArgs, Failure,
     command::{read_partition, single_partition},
     opening,
 };
@@ -115,7 +115,7 @@ struct DecisionReader {
 }
 
 impl DecisionsArgs {
-    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
         let broker = opening::open_broker(&config).await?;
         let topic = config.kafka.topics.decisions.as_str();

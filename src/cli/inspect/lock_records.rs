@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{
-    cli::{CommandResult, offline::StoreArgs},
+    cli::{CliResult, offline::StoreArgs},
     clock::Clock,
     record::LockRecord,
     store::Store,
@@ -45,11 +45,11 @@ struct LockRecordView {
 }
 
 impl LockRecordsArgs {
-    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         self.show(&self.store.open().await?.0, Clock::System.now_ms(), out).await
     }
 
-    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CommandResult {
+    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
         let mut all = Vec::new();
         store.lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
         for shown in &all {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CommandResult, ConfigArgs, opening};
+use super::super::{CliResult, ConfigArgs, opening};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
     config::Config,
@@ -58,7 +58,7 @@ pub struct GroupOffsets {
 }
 
 impl OffsetsArgs {
-    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
         let groups = read_group_offsets(opening::open_broker(&config).await?.as_ref(), &config).await?;
         if self.json {

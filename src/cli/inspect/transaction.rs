@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CommandResult, Failure, offline::StoreArgs, opening},
+    super::{CliResult, Failure, offline::StoreArgs, opening},
     history::{self, HistoryEntry},
     line, optional,
 };
@@ -102,7 +102,7 @@ struct ReassignmentView {
 }
 
 impl TxArgs {
-    pub(super) async fn run(&self, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         let (store, _) = self.store.open().await?;
         let history = if self.history {
             let config = self.store.config.load()?;

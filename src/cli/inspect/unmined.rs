@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 
-use super::super::{CommandResult, offline::StoreArgs};
+use super::super::{CliResult, offline::StoreArgs};
 use crate::store::Store;
 
 const AFTER_HELP: &str = "\
@@ -31,7 +31,7 @@ pub struct UnminedArgs {
 }
 
 impl UnminedArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         if self.parents {
             for parent in store.preserved_parents(self.since).await? {
                 if self.json {

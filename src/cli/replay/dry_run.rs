@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     super::{
-        CommandResult, Failure, inspect,
+        CliResult, Failure, inspect,
         opening::{self, Monitoring},
         wiring,
     },
@@ -74,7 +74,7 @@ pub(super) async fn plan_reread(
     until: &RereadBound,
     rate: Option<u64>,
     json: bool,
-) -> CommandResult {
+) -> CliResult {
     let broker = opening::open_broker(config).await?;
     let reset = offset_reset(config);
     let mut refused = reset.describe_members(broker.as_ref()).await?;
@@ -120,7 +120,7 @@ async fn open_and_read_floor(
 }
 
 /// Prints the plan of a rebuild.
-pub(super) async fn plan_rebuild(config: &Config, rate: Option<u64>, json: bool) -> CommandResult {
+pub(super) async fn plan_rebuild(config: &Config, rate: Option<u64>, json: bool) -> CliResult {
     let broker = opening::open_broker(config).await?;
     let decisions = config.kafka.topics.decisions.as_str();
     let (mut wanted, mut refused) = (Vec::new(), Vec::new());
@@ -237,7 +237,7 @@ fn bytes_of(message: &Message) -> u64 {
     (message.key.len() + message.payload.len() + headers) as u64
 }
 
-fn print(plan: &Plan, json: bool, out: &mut impl Write) -> CommandResult {
+fn print(plan: &Plan, json: bool, out: &mut impl Write) -> CliResult {
     if json {
         serde_json::to_writer(&mut *out, plan)?;
         writeln!(out)?;

@@ -7,11 +7,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        CommandResult, Failure, inspect,
-        offline::Progress,
+        CliResult, Failure, inspect,
         opening::{self, Monitoring},
         serving::{self, HttpOptions},
-        signals, wiring,
+        signals,
+        spinner::Spinner,
+        wiring,
     },
     progress::ReplayProgress,
 };
@@ -78,7 +79,7 @@ impl Rebuild {
         }
     }
 
-    pub(super) async fn run(self, config: Config, http: &HttpOptions) -> CommandResult {
+    pub(super) async fn run(self, config: Config, http: &HttpOptions) -> CliResult {
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
         let monitoring = Monitoring::new(&config);
@@ -158,7 +159,7 @@ impl Rebuild {
         }
     }
 
-    fn print(&self, summary: &RebuildSummary<'_>, out: &mut impl Write) -> CommandResult {
+    fn print(&self, summary: &RebuildSummary<'_>, out: &mut impl Write) -> CliResult {
         if self.json {
             serde_json::to_writer(&mut *out, summary)?;
             writeln!(out)?;
@@ -179,7 +180,7 @@ impl Rebuild {
 }
 
 async fn survey(store: &Store) -> Result<Survey, Failure> {
-    let progress = Progress::start("digest");
+    let progress = Spinner::of_activity("digest");
     Ok(store.survey(|seen| progress.update(seen)).await?)
 }
 

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        CommandResult, Failure,
+        CliResult, Failure,
         opening::{self, Monitoring},
         run::consume,
         serving::{self, HttpOptions},
@@ -62,7 +62,7 @@ pub(super) async fn run(
     until: &RereadBound,
     json: bool,
     http: &HttpOptions,
-) -> CommandResult {
+) -> CliResult {
     let shutdown = CancellationToken::new();
     signals::cancel_on_signals(shutdown.clone())?;
     let monitoring = Monitoring::new(config);
@@ -174,7 +174,7 @@ async fn wait_until_read(
     }
 }
 
-fn print(summary: &ReplaySummary, json: bool, out: &mut impl Write) -> CommandResult {
+fn print(summary: &ReplaySummary, json: bool, out: &mut impl Write) -> CliResult {
     if json {
         serde_json::to_writer(&mut *out, summary)?;
         return Ok(writeln!(out)?);

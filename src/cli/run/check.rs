@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use super::super::{CommandResult, Failure, opening, wiring};
+use super::super::{CliResult, Failure, opening, wiring};
 use crate::cli::output;
 use crate::{
     config::{Config, ConfigErrors},
@@ -44,7 +44,7 @@ impl CheckReport {
         }
     }
 
-    fn result(&self) -> CommandResult {
+    fn result(&self) -> CliResult {
         match self {
             CheckReport { failed: 0, .. } => Ok(()),
             CheckReport { failed, checked, .. } => Err(Failure::new(format!("{failed} of {checked} checks failed"))),
@@ -72,7 +72,7 @@ struct LogState {
 ///
 /// # Errors
 /// A check failed, or a finding cannot be printed.
-pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> CommandResult {
+pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> CliResult {
     let mut report = CheckReport { json, checked: 0, failed: 0 };
     let prepared = loaded.map_err(Failure::from).and_then(|config| {
         let broker = opening::build_kafka(wiring::kafka_settings(&config))?;

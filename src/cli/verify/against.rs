@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::super::{CommandResult, Failure, offline::Progress};
+use super::super::{CliResult, Failure, spinner::Spinner};
 use crate::store::{
     Store,
     compare::{Comparison, Difference, DifferenceKind, FieldDifference, Total, compare},
@@ -21,14 +21,8 @@ struct CompareSummary {
 }
 
 /// Compares two stores and prints the differences. Fails if the stores differ.
-pub(super) async fn show(
-    store: &Store,
-    against: &Store,
-    limit: usize,
-    json: bool,
-    out: &mut impl Write,
-) -> CommandResult {
-    let progress = Progress::start("comparing");
+pub(super) async fn show(store: &Store, against: &Store, limit: usize, json: bool, out: &mut impl Write) -> CliResult {
+    let progress = Spinner::of_activity("comparing");
     let found = compare(store, against, limit, |seen| progress.update(seen)).await?;
     drop(progress);
     if json {
@@ -88,7 +82,7 @@ mod tests {
         store::testing::{seeded, store},
     };
 
-    async fn shown(store: &Store, against: &Store, limit: usize, json: bool) -> (CommandResult, String) {
+    async fn shown(store: &Store, against: &Store, limit: usize, json: bool) -> (CliResult, String) {
         let mut out = Vec::new();
         let result = show(store, against, limit, json, &mut out).await;
         (result, text(out))

@@ -3,7 +3,7 @@
 use super::{CheckReport, LogState};
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, kafka::KafkaBroker},
-    cli::{CommandResult, Failure, topics},
+    cli::{CliResult, Failure, topics},
     config::Config,
     event::Topic,
     instance::{
@@ -99,7 +99,7 @@ async fn check_permissions(
     broker: &KafkaBroker,
     existing: &[Topic],
     report: &mut CheckReport,
-) -> CommandResult {
+) -> CliResult {
     const CHECK: &str = "permissions";
     let names: Vec<String> = existing.iter().map(|topic| settings.topic_name(*topic).to_owned()).collect();
     let groups = vec![settings.pipeline.group.clone(), chain_group(&settings.pipeline.group)];

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use super::{CheckReport, LogState, with_timeout};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
-    cli::{CommandResult, opening, wiring},
+    cli::{CliResult, opening, wiring},
     config::Config,
     engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
     event::Topic,
@@ -28,7 +28,7 @@ pub(super) async fn check_state(
     settings: &InstanceSettings,
     log_state: Option<&LogState>,
     report: &mut CheckReport,
-) -> CommandResult {
+) -> CliResult {
     let metrics = Arc::new(Metrics::new());
     let found = match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
         Ok(engine) => {
