@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use chrono::DateTime;
+
 /// A time in milliseconds since 1970, parsed from RFC 3339 or from such a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timestamp(pub i64);
@@ -29,64 +31,13 @@ impl FromStr for Timestamp {
             Ok(number) if (1..LIKELY_MS).contains(&number) => Err(TimestampError::Seconds(number)),
             Ok(number) if number >= 0 => Ok(Timestamp(number)),
             Ok(_) => Err(TimestampError::Malformed),
-            Err(_) => parse_rfc_3339(text).map(Timestamp).ok_or(TimestampError::Malformed),
+            // A leap second counts as the second after it.
+            Err(_) => match DateTime::parse_from_rfc3339(text) {
+                Ok(time) => Ok(Timestamp(time.timestamp_millis())),
+                Err(_) => Err(TimestampError::Malformed),
+            },
         }
     }
-}
-
-/// Parses a time such as `2026-11-23T10:00:00.25+01:00` to milliseconds since 1970. A leap second counts as the second
-/// after it.
-fn parse_rfc_3339(text: &str) -> Option<i64> {
-    let (date, rest) = text.split_once(['T', 't', ' '])?;
-    let [year, month, day] = parse_numbers(date, '-', [4, 2, 2])?;
-    let at = rest.find(['Z', 'z', '+', '-'])?;
-    let (clock, zone) = rest.split_at(at);
-    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
-    let [hour, minute, second] = parse_numbers(clock, ':', [2, 2, 2])?;
-    if !fraction.bytes().all(|byte| byte.is_ascii_digit()) || fraction.is_empty() {
-        return None;
-    }
-    let ms: i64 = format!("{fraction:0<3}").get(..3)?.parse().ok()?;
-    let zone_minutes = match zone.split_at(1) {
-        ("Z" | "z", "") => 0,
-        (sign @ ("+" | "-"), zone) => {
-            let [hours, minutes] = parse_numbers(zone, ':', [2, 2])?;
-            let minutes = (hours <= 23 && minutes <= 59).then_some(hours * 60 + minutes)?;
-            if sign == "+" { minutes } else { -minutes }
-        }
-        _ => return None,
-    };
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let days = match month {
-        2 => 28 + i64::from(is_leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return None,
-    };
-    if !(1..=days).contains(&day) || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    let minutes = (days_since_1970(year, month, day) * 24 + hour) * 60 + minute - zone_minutes;
-    Some((minutes * 60 + second) * 1_000 + ms)
-}
-
-/// Parses numbers with exactly these counts of digits and the separator between them.
-fn parse_numbers<const N: usize>(text: &str, separator: char, digits: [usize; N]) -> Option<[i64; N]> {
-    let mut numbers = [0; N];
-    let mut parts = text.split(separator);
-    for (number, digits) in numbers.iter_mut().zip(digits) {
-        let part =
-            parts.next().filter(|part| part.len() == digits && part.bytes().all(|byte| byte.is_ascii_digit()))?;
-        *number = part.parse().ok()?;
-    }
-    parts.next().is_none().then_some(numbers)
-}
-
-/// Counts days in the Gregorian calendar. Years begin in March here, so that the leap day is the last day of a year.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let day_of_year = (153 * month + 2) / 5 + day - 1;
-    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - 719_468
 }
 
 #[cfg(test)]
