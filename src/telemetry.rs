@@ -3,13 +3,12 @@
 //! [`Metrics`] owns its registry, so that two pipelines in one process do not mix. Labels with fixed values are enums:
 //! [`Counters`] and [`Histograms`] hold a handle for each value. Partitions get their handles with
 //! [`Metrics::partition`]. The hot path thereby only adds to atomics. The names `utxo_create_batch_size` and
-//! `utxo_store_errors` are those of the reference document; `process_*` are Prometheus' standard names.
+//! `utxo_store_errors` are those of the reference document; Prometheus' own collector adds `process_*`.
 
 mod engine;
 mod family;
 mod labels;
 mod logging;
-mod process;
 
 use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
 
@@ -196,12 +195,6 @@ metrics! {
     condition_met: IntGaugeVec = "utxo_condition_met" ["condition"];
     /// 0 while this process has work and makes no progress: `/health/live` fails.
     live: IntGauge = "utxo_live" [];
-    /// Resident memory size in bytes.
-    resident_memory: IntGauge = "process_resident_memory_bytes" [];
-    /// Number of open file descriptors.
-    open_fds: IntGauge = "process_open_fds" [];
-    /// Start time of the process since unix epoch in seconds.
-    start_time: IntGauge = "process_start_time_seconds" [];
     /// Always 1; the label has the version of the program.
     build_info: IntGaugeVec = "utxo_build_info" ["version"];
 }
@@ -217,7 +210,12 @@ impl Metrics {
     pub fn new() -> Self {
         let metrics = Self::build().expect("names, labels and buckets are constants, and a test makes them");
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        metrics.start_time.set(process::unix_time_s());
+        // The collector reads `/proc`, which only Linux has.
+        #[cfg(target_os = "linux")]
+        metrics
+            .registry
+            .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))
+            .expect("no other metric has a name that begins with process_");
         metrics.live.set(1);
         metrics
     }
@@ -235,9 +233,6 @@ impl Metrics {
     /// # Errors
     /// A metric cannot be written as text.
     pub fn encode(&self) -> Result<String, prometheus::Error> {
-        // Machines without `/proc` do not report memory and files.
-        process::read_resident_bytes().into_iter().for_each(|bytes| self.resident_memory.set(bytes));
-        process::count_open_fds().into_iter().for_each(|count| self.open_fds.set(count));
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
