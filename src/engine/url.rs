@@ -18,6 +18,8 @@ use std::{
     sync::Arc,
 };
 
+use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, percent_decode_str, utf8_percent_encode};
+
 use super::{
     RecordEngine,
     aerospike::{Access, AerospikeEngine, AerospikeSettings, OpenAerospikeError},
@@ -282,33 +284,22 @@ pub(crate) fn parse_parameters(query: &str) -> Result<Vec<(String, String)>, Ope
     query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
 }
 
-/// Replaces `%`, `?` and `&` in a text by `%` and two hexadecimal digits.
-pub(crate) fn percent_encode(path: &str) -> String {
-    path.replace('%', "%25").replace('?', "%3F").replace('&', "%26")
+/// Characters with a meaning in a store URL. All other printable ASCII stands for itself.
+const RESERVED: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'&');
+
+/// Replaces the characters of a text that have a meaning in a URL, and all that are not ASCII, by `%` and digits.
+pub(crate) fn percent_encode(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, RESERVED)
+}
+
+/// Like [`percent_encode`]; the bytes of the path need not be UTF-8.
+pub(crate) fn percent_encode_path(path: &Path) -> PercentEncode<'_> {
+    percent_encoding::percent_encode(path.as_os_str().as_bytes(), RESERVED)
 }
 
 /// Replaces each `%` with its two hexadecimal digits by the byte.
 pub(crate) fn percent_decode(text: &str) -> Result<String, OpenError> {
     String::from_utf8(percent_decode_bytes(text)?).map_err(|_| OpenError::Percent)
-}
-
-/// Encodes a path for a URL: as [`percent_encode`], and each byte that is not UTF-8 or part of a control character as `%` and
-/// two digits.
-pub(crate) fn percent_encode_path(path: &Path) -> String {
-    let mut text = String::new();
-    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
-        for character in chunk.valid().chars() {
-            match character {
-                character if character.is_control() => {
-                    let mut bytes = [0; 4];
-                    character.encode_utf8(&mut bytes).bytes().for_each(|byte| text += &format!("%{byte:02X}"));
-                }
-                character => text += &percent_encode(character.encode_utf8(&mut [0; 4])),
-            }
-        }
-        chunk.invalid().iter().for_each(|byte| text += &format!("%{byte:02X}"));
-    }
-    text
 }
 
 /// Decodes the path of a URL; the bytes need not be UTF-8.
@@ -317,17 +308,12 @@ pub(crate) fn percent_decode_path(text: &str) -> Result<PathBuf, OpenError> {
 }
 
 fn percent_decode_bytes(text: &str) -> Result<Vec<u8>, OpenError> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut parts = text.split('%');
-    bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
-    for part in parts {
-        let digits = part.get(..2).ok_or(OpenError::Percent)?;
-        let mut byte = [0];
-        hex::decode_to_slice(digits, &mut byte).map_err(|_| OpenError::Percent)?;
-        bytes.push(byte[0]);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
+    // The decoder takes a `%` without two digits literally.
+    let has_digits = |part: &[u8]| part.len() >= 2 && part[..2].iter().all(u8::is_ascii_hexdigit);
+    match text.as_bytes().split(|byte| *byte == b'%').skip(1).all(has_digits) {
+        true => Ok(percent_decode_str(text).collect()),
+        false => Err(OpenError::Percent),
     }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -375,7 +361,7 @@ mod tests {
     fn paths_that_are_not_utf8_round_trip() {
         let path = PathBuf::from(OsString::from_vec(b"/a\xff/\xe2\x82\xac\xc3".to_vec()));
         let url = StoreUrl::fjall(&path).to_string();
-        assert_eq!(url, "fjall:///a%FF/€%C3");
+        assert_eq!(url, "fjall:///a%FF/%E2%82%AC%C3");
         assert_eq!(url.parse::<StoreUrl>().unwrap(), StoreUrl::fjall(path));
     }
 
