@@ -1,4 +1,4 @@
-//! Body encoding: bincode 2, fixed-width, little-endian. No other module names bincode's readers and writers.
+//! Body encoding: bincode 2, fixed-width, little-endian. No other module names the crate bincode.
 //!
 //! | value | bytes |
 //! |---|---|
@@ -25,6 +25,10 @@ use bincode::{
 };
 
 use crate::tx::{Outpoint, Txid, UtxoHash};
+
+/// The oracle of tests: bincode's own derive and functions.
+#[cfg(test)]
+pub(super) use bincode as oracle;
 
 type Fixed = Configuration<LittleEndian, Fixint, NoLimit>;
 const CONFIGURATION: Fixed = bincode::config::standard().with_fixed_int_encoding();
@@ -273,7 +277,40 @@ macro_rules! wire_by_bincode {
 }
 wire_by_bincode! {
     bool: 1, u32: 4, i32: 4, u64: 8, i64: 8, [u8; 16]: 16, [u8; 32]: 32,
-    Txid: 32, UtxoHash: 32, Outpoint: 36,
+}
+
+macro_rules! wire_by_hash {
+    ($($type:ident),*) => {$(
+        impl<'a> Wire<'a> for $type {
+            const LEAST: usize = 32;
+
+            #[inline]
+            fn encode(&self, sink: &mut BodyWriter) {
+                sink.put(self.0);
+            }
+
+            #[inline]
+            fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
+                source.take().map($type)
+            }
+        }
+    )*};
+}
+wire_by_hash!(Txid, UtxoHash);
+
+impl<'a> Wire<'a> for Outpoint {
+    const LEAST: usize = 36;
+
+    #[inline]
+    fn encode(&self, sink: &mut BodyWriter) {
+        sink.put(self.txid.0);
+        sink.put(self.vout);
+    }
+
+    #[inline]
+    fn decode(source: &mut BodyReader<'a>) -> Result<Self, DecodeError> {
+        Ok(Outpoint { txid: Wire::decode(source)?, vout: source.take()? })
+    }
 }
 
 macro_rules! wire_by_reference {

@@ -176,7 +176,7 @@ fn choice<T: Choice>() -> String {
     let mut table =
         "| tag | name | offset | width | field | type | meaning |\n|---|---|---|---|---|---|---|\n".to_owned();
     for (index, Variant { tag, text, meaning, rows }) in T::variants().into_iter().enumerate() {
-        assert_eq!(tag as usize, index, "bincode numbers the variants from 0: {text}");
+        assert_eq!(tag as usize, index, "the codec numbers the variants from 0: {text}");
         table += &format!("| {tag} | `{text}` | | | | | {} |\n", without_links(meaning));
         table += &field_rows(&rows, 4, "| | ");
     }

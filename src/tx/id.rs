@@ -10,16 +10,16 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct ParseIdError(String, &'static str);
 
 /// Double SHA-256 of a transaction's standard serialisation.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Txid(pub [u8; 32]);
 
 /// Hash of an output, to which its slot commits: see [`crate::tx::utxo_hash`]. Text is in internal order, because no
 /// reversed form is customary.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, bincode::Encode, bincode::Decode)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct UtxoHash(pub [u8; 32]);
 
 /// Name of one output of one transaction.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Outpoint {
     /// The transaction that created the output.
     pub txid: Txid,

@@ -2,7 +2,7 @@
 
 use super::{Json, JsonError, Node};
 use crate::{
-    event::codec::BodyWriter,
+    event::codec::{BodyWriter, Wire},
     tx::{Outpoint, Txid, UtxoHash},
 };
 
@@ -50,7 +50,7 @@ macro_rules! identifiers {
 
             fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
                 let parsed = node.text($wanted)?.parse::<$type>();
-                sink.put(parsed.map_err(|_| JsonError::new(concat!("is not ", $wanted)))?);
+                parsed.map_err(|_| JsonError::new(concat!("is not ", $wanted)))?.encode(sink);
                 Ok(())
             }
         }
@@ -71,7 +71,7 @@ impl Json for [u8; 32] {
     fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
         let wanted = "a block hash of 64 hexadecimal digits";
         let parsed = node.text(wanted)?.parse::<Txid>();
-        sink.put(parsed.map_err(|_| JsonError::new(format!("is not {wanted}")))?);
+        parsed.map_err(|_| JsonError::new(format!("is not {wanted}")))?.encode(sink);
         Ok(())
     }
 }
