@@ -71,42 +71,10 @@ pub fn hex_reversed(hash: &[u8; 32]) -> String {
     Txid(*hash).to_string()
 }
 
-/// Declares enums whose variants are read from and written as one word each.
-macro_rules! word_types {
-    ($(
-        $(#[$attribute:meta])*
-        $type:ident { $($(#[$variant_attribute:meta])* $variant:ident = $word:literal),* $(,)? }
-    )*) => {$(
-        $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $type { $($(#[$variant_attribute])* $variant),* }
-
-        impl $type {
-            /// Returns the word of this variant.
-            pub fn as_str(self) -> &'static str {
-                match self { $($type::$variant => $word),* }
-            }
-        }
-
-        impl std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl std::str::FromStr for $type {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok($type::$variant),)*
-                    _ => Err(format!("must be one of {}, not {text:?}", [$($word),*].join(", "))),
-                }
-            }
-        }
-    )*};
+/// Returns the error of a text that is none of the words of an enum.
+pub(crate) fn not_one_of<T: strum::VariantNames>(text: &str) -> String {
+    format!("must be one of {}, not {text:?}", T::VARIANTS.join(", "))
 }
-
-pub(crate) use word_types;
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
+use strum::IntoEnumIterator;
 
 use crate::status::{
     Condition, Health,
@@ -209,7 +210,7 @@ fn every_alert_rule_uses_registered_metrics_and_has_a_runbook() {
         [""; 0]
     );
     for condition in RULES.split("condition=\"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
-        assert!(Condition::ALL.iter().any(|known| known.name() == condition), "{condition}");
+        assert!(Condition::iter().any(|known| known.name() == condition), "{condition}");
     }
 }
 
@@ -228,7 +229,7 @@ fn the_reference_names_every_condition_and_every_field_of_the_state_page() {
     status_registry
         .publish_chain(ChainStatus { partition: Some(PartitionStatus::default()), ..ChainStatus::default() });
     let page = serde_json::to_value(status_registry.page(&health)).unwrap();
-    let mut names: Vec<String> = Condition::ALL.iter().map(|condition| condition.name().to_owned()).collect();
+    let mut names: Vec<String> = Condition::iter().map(|condition| condition.name().to_owned()).collect();
     collect_keys(&page, &mut names);
     let missing: Vec<_> = names.into_iter().filter(|name| !REFERENCE.contains(&format!("`{name}`"))).collect();
     assert_eq!(missing, [""; 0]);

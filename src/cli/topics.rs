@@ -253,7 +253,7 @@ pub(super) struct TopicStatus {
 /// The brokers cannot be reached.
 pub(super) async fn describe_topics(broker: &KafkaBroker, topics: &Topics) -> Result<Vec<TopicStatus>, BrokerError> {
     let mut all = Vec::new();
-    for topic in Topic::ALL {
+    for topic in Topic::all() {
         all.push(match broker.describe_topic(topics.name(topic)).await {
             Ok(found) => TopicStatus { topic, found: found.map(ObservedTopic::from_description), unknown: None },
             Err(error) if error.kind == BrokerErrorKind::Refused => {
@@ -312,7 +312,9 @@ fn print(line: &TopicReport, json: bool) -> CliResult {
 fn check_result(wrong: usize) -> CliResult {
     match wrong {
         0 => Ok(()),
-        wrong => Err(Failure::new(format!("{wrong} of {} topics do not have the required settings", Topic::ALL.len()))),
+        wrong => {
+            Err(Failure::new(format!("{wrong} of {} topics do not have the required settings", Topic::all().len())))
+        }
     }
 }
 

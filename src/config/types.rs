@@ -242,7 +242,7 @@ impl Brokers {
             Some((named, address)) => Err(format!(
                 "has \"{}://{address}\", but kafka.security.protocol is {protocol}: write {address}, and set \
                  kafka.security.protocol to {named} if the brokers use that protocol",
-                named.as_str().to_ascii_uppercase()
+                named.to_string().to_ascii_uppercase()
             )),
         }
     }

@@ -59,7 +59,8 @@ impl EngineError {
 }
 
 /// Classes of engine errors by what the caller may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ErrorKind {
     /// The operation changed nothing; send the same operation again after a pause.
     Retryable,

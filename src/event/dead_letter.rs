@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use serde::Serialize;
+use strum::{EnumIter, EnumString, IntoStaticStr, VariantNames};
 
 use super::{
     codec::{BodyReader, Wire},
@@ -35,8 +36,9 @@ declare! {
 
 declare! {
     /// Class of the reason that makes a message a dead letter.
-    #[derive(Copy, Eq, Serialize)]
+    #[derive(Copy, Eq, Serialize, EnumIter, EnumString, IntoStaticStr, VariantNames)]
     #[serde(rename_all = "kebab-case")]
+    #[strum(serialize_all = "kebab-case", parse_err_ty = String, parse_err_fn = DeadLetterClass::refuse)]
     pub enum DeadLetterClass {
         /// The bytes are no event that the topic may carry, the transaction does not parse, or the key is not its txid.
         Decode = 0, "decode",
@@ -52,28 +54,6 @@ declare! {
     }
 }
 
-impl DeadLetterClass {
-    /// Every class, in the order of the enum.
-    pub const ALL: [DeadLetterClass; 5] = [
-        DeadLetterClass::Decode,
-        DeadLetterClass::Invalid,
-        DeadLetterClass::MissingParent,
-        DeadLetterClass::SeedMismatch,
-        DeadLetterClass::Unsupported,
-    ];
-
-    /// Returns the name in headers, JSON and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DeadLetterClass::Decode => "decode",
-            DeadLetterClass::Invalid => "invalid",
-            DeadLetterClass::MissingParent => "missing-parent",
-            DeadLetterClass::SeedMismatch => "seed-mismatch",
-            DeadLetterClass::Unsupported => "unsupported",
-        }
-    }
-}
-
 /// Headers that are not those of a dead letter or of a settlement. The text is one line and names the header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
@@ -85,12 +65,14 @@ pub enum HeaderError {
     Malformed(&'static str, &'static str),
 }
 
-impl std::str::FromStr for DeadLetterClass {
-    type Err = String;
+impl DeadLetterClass {
+    /// Returns the name in headers, JSON and metrics.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 
-    fn from_str(name: &str) -> Result<Self, String> {
-        let names = || DeadLetterClass::ALL.map(DeadLetterClass::name).join(", ");
-        find_class(name).ok_or_else(|| format!("a class is one of {}", names()))
+    fn refuse(_: &str) -> String {
+        format!("a class is one of {}", Self::VARIANTS.join(", "))
     }
 }
 
@@ -123,7 +105,7 @@ impl DeadLetter {
             partition: read_number(headers, "partition")?,
             offset: read_number(headers, "offset")?,
             stage: text("stage")?.to_owned(),
-            class: find_class(text("class")?).ok_or(HeaderError::Malformed("class", "a known class"))?,
+            class: text("class")?.parse().map_err(|_| HeaderError::Malformed("class", "a known class"))?,
             message: text("message")?.to_owned(),
             timestamp_ms: read_number(headers, "timestamp-ms")?,
         })
@@ -148,8 +130,9 @@ impl DeadLetter {
 }
 
 /// End of a dead letter: the work that settled it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, EnumString, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum SettlementKind {
     /// The source message was published again, or the verdict of its transaction was reconsidered.
     Replayed,
@@ -177,10 +160,7 @@ pub struct DeadLetterSettlement {
 impl DeadLetterSettlement {
     /// Returns all headers of the settlement.
     pub fn to_headers(&self) -> Vec<(String, Bytes)> {
-        let settled = match self.settled {
-            SettlementKind::Replayed => "replayed",
-            SettlementKind::Discarded => "discarded",
-        };
+        let settled: &str = self.settled.into();
         let headers = [
             ("topic", self.topic.clone()),
             ("partition", self.partition.to_string()),
@@ -205,11 +185,8 @@ impl DeadLetterSettlement {
         if headers.iter().any(|(name, _)| name.strip_prefix(PREFIX) == Some("stage")) {
             return Err(HeaderError::Malformed(SETTLED, "the header of a settlement: the message is a dead letter"));
         }
-        let settled = match read_text(headers, SETTLED)? {
-            "replayed" => SettlementKind::Replayed,
-            "discarded" => SettlementKind::Discarded,
-            _ => return Err(HeaderError::Malformed(SETTLED, "replayed or discarded")),
-        };
+        let settled = read_text(headers, SETTLED)?.parse();
+        let settled = settled.map_err(|_| HeaderError::Malformed(SETTLED, "replayed or discarded"))?;
         let topic = read_text(headers, "topic")?.to_owned();
         let (partition, offset) = (read_number(headers, "partition")?, read_number(headers, "offset")?);
         let timestamp_ms = match read_number(headers, "timestamp-ms") {
@@ -221,10 +198,6 @@ impl DeadLetterSettlement {
 }
 
 const SETTLED: &str = "settled";
-
-fn find_class(name: &str) -> Option<DeadLetterClass> {
-    DeadLetterClass::ALL.into_iter().find(|class| class.name() == name)
-}
 
 fn read_text<'h>(headers: &'h [(String, Bytes)], name: &'static str) -> Result<&'h str, HeaderError> {
     let named = |header: &&(String, Bytes)| header.0.strip_prefix(PREFIX) == Some(name);

@@ -2,6 +2,7 @@
 //! block 170 of the main network, and the output of block 9 that a transaction of block 170 spends.
 
 use proptest::{collection::vec, prelude::*};
+use strum::IntoEnumIterator;
 
 use super::*;
 use crate::{
@@ -235,8 +236,7 @@ pub fn events() -> Vec<Event<'static>> {
 
 /// Returns a dead letter of every class.
 pub fn dead_letters() -> Vec<DeadLetter> {
-    DeadLetterClass::ALL
-        .into_iter()
+    DeadLetterClass::iter()
         .map(|class| DeadLetter {
             topic: "utxo.validated-txs".into(),
             partition: 3,

@@ -4,6 +4,8 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
+use strum::IntoEnumIterator;
+
 use super::{samples, *};
 use crate::{
     record::{Reason, SpendingData},
@@ -186,8 +188,7 @@ fn choice<T: Choice>() -> String {
 fn kinds() -> String {
     let mut table = "| kind | name | document | topics |\n|---|---|---|---|\n".to_owned();
     for kind in Kind::ALL {
-        let topics =
-            Topic::ALL.into_iter().filter(|topic| *topic != Topic::DeadLetters && topic.kinds().contains(&kind));
+        let topics = Topic::all().filter(|topic| *topic != Topic::DeadLetters && topic.kinds().contains(&kind));
         let topics: Vec<_> = topics.map(|topic| format!("`{}`", topic.default_name())).collect();
         let name = kind.name();
         table += &format!("| {} | `{name}` | [{name}.md]({name}.md) | {} |\n", kind as u8, topics.join(", "));
@@ -209,7 +210,7 @@ fn headers() -> String {
 
 fn classes() -> String {
     let mut table = "| class | meaning |\n|---|---|\n".to_owned();
-    for (variant, class) in DeadLetterClass::variants().into_iter().zip(DeadLetterClass::ALL) {
+    for (variant, class) in DeadLetterClass::variants().into_iter().zip(DeadLetterClass::iter()) {
         assert_eq!(variant.text, class.name());
         table += &format!("| `{}` | {} |\n", variant.text, variant.meaning);
     }

@@ -1,9 +1,11 @@
 //! Topics of the store, and the kinds of events that each topic carries.
 
+use strum::{EnumIter, IntoEnumIterator};
+
 use super::Kind;
 
 /// Topics by purpose. The settings may give a topic another name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumIter)]
 pub enum Topic {
     /// Whole and partial transactions; many partitions, by txid.
     ValidatedTxs,
@@ -22,16 +24,10 @@ pub enum Topic {
 }
 
 impl Topic {
-    /// Every topic, in the order of the enum.
-    pub const ALL: [Topic; 7] = [
-        Topic::ValidatedTxs,
-        Topic::BlockMined,
-        Topic::Reorgs,
-        Topic::Chain,
-        Topic::Decisions,
-        Topic::Outcomes,
-        Topic::DeadLetters,
-    ];
+    /// Returns every topic, in the order of the enum.
+    pub fn all() -> impl ExactSizeIterator<Item = Topic> {
+        Topic::iter()
+    }
 
     /// Returns the name of the topic unless the settings give another.
     pub const fn default_name(self) -> &'static str {

@@ -1,7 +1,7 @@
 //! Short histories for demonstration: a double spend, reorgs, a frozen output. The store checks no scripts, so that
 //! every output has the script `OP_TRUE`.
 
-use std::{fmt, str::FromStr};
+use strum::{Display, EnumIter, EnumString, VariantNames};
 
 use super::{
     Message,
@@ -13,7 +13,8 @@ use crate::{
 };
 
 /// Name of a story.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display, EnumIter, EnumString, VariantNames)]
+#[strum(serialize_all = "kebab-case", parse_err_ty = UnknownScenario, parse_err_fn = UnknownScenario::from)]
 pub enum Scenario {
     /// Two payments spend one output, and a block lists the second payment.
     DoubleSpend,
@@ -26,19 +27,6 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All scenarios, in the order of the help text.
-    pub const ALL: [Scenario; 4] = [Scenario::DoubleSpend, Scenario::Reorg, Scenario::CoinbaseReorg, Scenario::Freeze];
-
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Scenario::DoubleSpend => "double-spend",
-            Scenario::Reorg => "reorg",
-            Scenario::CoinbaseReorg => "coinbase-reorg",
-            Scenario::Freeze => "freeze",
-        }
-    }
-
     /// Builds the story of this scenario.
     pub fn story(self) -> Story {
         match self {
@@ -50,22 +38,14 @@ impl Scenario {
     }
 }
 
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// Error: no scenario has this name.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown scenario: use one of {}", Scenario::ALL.map(Scenario::name).join(", "))]
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("unknown scenario: use one of {}", Scenario::VARIANTS.join(", "))]
 pub struct UnknownScenario;
 
-impl FromStr for Scenario {
-    type Err = UnknownScenario;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Scenario::ALL.into_iter().find(|scenario| scenario.name() == name).ok_or(UnknownScenario)
+impl From<&str> for UnknownScenario {
+    fn from(_: &str) -> Self {
+        UnknownScenario
     }
 }
 
@@ -282,12 +262,14 @@ fn freeze() -> Story {
 mod tests {
     use std::collections::BTreeSet;
 
+    use strum::IntoEnumIterator;
+
     use super::*;
 
     #[test]
     fn every_story_has_a_name_and_events_that_decode() {
-        for scenario in Scenario::ALL {
-            assert_eq!(scenario.name().parse::<Scenario>().unwrap(), scenario);
+        for scenario in Scenario::iter() {
+            assert_eq!(scenario.to_string().parse::<Scenario>().unwrap(), scenario);
             let story = scenario.story();
             assert!(story.chapters.len() > 2);
             for message in story.messages() {

@@ -13,7 +13,7 @@ use crate::{
 /// partitions of the topic of validated transactions.
 pub(super) async fn check_topics(settings: &InstanceSettings, broker: &dyn Broker) -> Result<i32, BrokerError> {
     let mut validated = 0;
-    for topic in Topic::ALL {
+    for topic in Topic::all() {
         let name = settings.topic_name(topic);
         let count = broker.partitions(name).await?;
         if let Some(problem) = find_problems(topic, count.map(ObservedTopic::with_partition_count).as_ref()).first() {
@@ -29,7 +29,7 @@ pub(super) async fn check_topics(settings: &InstanceSettings, broker: &dyn Broke
 
 /// Returns the topics that are the source of the state, with their names. A store is bound to these topics.
 pub(crate) fn store_topics(settings: &InstanceSettings) -> Vec<(Topic, String)> {
-    let topics = Topic::ALL.into_iter().filter(|topic| topic.is_state_source());
+    let topics = Topic::all().filter(|topic| topic.is_state_source());
     topics.map(|topic| (topic, settings.topic_name(topic).to_owned())).collect()
 }
 

@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn new_topics_have_no_narrow_limit() {
-        for topic in Topic::ALL {
+        for topic in Topic::all() {
             let config: BTreeMap<_, _> = topic_config(topic).into_iter().collect();
             assert!(
                 find_narrow_limits(topic, &config).is_empty() && find_age_limits(topic, &config).is_empty(),

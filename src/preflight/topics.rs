@@ -50,7 +50,7 @@ pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> 
         let partitions = if topic.is_single_partition() { 1 } else { settings.partitions };
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
     };
-    Topic::ALL.into_iter().map(new).collect()
+    Topic::all().map(new).collect()
 }
 
 /// Returns `min.insync.replicas` for this number of replicas: of three or more replicas all but one. An acknowledged
@@ -283,7 +283,7 @@ mod tests {
     fn created_topics_have_no_problems_and_no_cautions() {
         let settings = NewTopicSettings { partitions: 5, replication_factor: Some(3), outcomes_ms: Some(7) };
         let new = new_topics(&Config::default().kafka.topics, settings);
-        for (topic, new) in Topic::ALL.into_iter().zip(&new) {
+        for (topic, new) in Topic::all().zip(&new) {
             let config = new.config.iter().cloned().collect();
             let found =
                 ObservedTopic { copies: Some((3, 3)), config, ..ObservedTopic::with_partition_count(new.partitions) };

@@ -11,13 +11,15 @@ use std::{
 };
 
 use serde::Serialize;
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
 use super::{control::Control, registry::StatusRegistry};
 use crate::{clock::Clock, liveness::LivenessMonitor};
 
 /// A condition of readiness.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, EnumIter, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Condition {
     /// The instance is a member of its group, knows its partitions (maybe none), and does not drain.
     Assigned,
@@ -135,18 +137,6 @@ pub struct ConditionStatus {
 }
 
 impl Condition {
-    /// All conditions, in the order of declaration.
-    pub const ALL: [Condition; 8] = [
-        Condition::Assigned,
-        Condition::BrokerReachable,
-        Condition::StoreReachable,
-        Condition::PartitionsRunning,
-        Condition::ChainRunning,
-        Condition::ChainFed,
-        Condition::OffsetsCommitted,
-        Condition::ChainCommitted,
-    ];
-
     /// True where no workload can progress while the condition is unmet. The other conditions concern one partition or
     /// the chain, and the rest must progress.
     fn excuses_every_stall(self) -> bool {
@@ -155,16 +145,7 @@ impl Condition {
 
     /// Name of the condition in reports and metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Condition::Assigned => "assigned",
-            Condition::BrokerReachable => "broker_reachable",
-            Condition::StoreReachable => "store_reachable",
-            Condition::PartitionsRunning => "partitions_running",
-            Condition::ChainRunning => "chain_running",
-            Condition::ChainFed => "chain_fed",
-            Condition::OffsetsCommitted => "offsets_committed",
-            Condition::ChainCommitted => "chain_committed",
-        }
+        self.into()
     }
 }
 
@@ -268,7 +249,7 @@ impl Health {
             let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.status_registry.started_ms());
             (condition.name(), ConditionStatus { met: reason.is_none(), since_ms, reason })
         };
-        Condition::ALL.into_iter().map(status_of).collect()
+        Condition::iter().map(status_of).collect()
     }
 
     /// Report of liveness. A process is live while each workload is idle or has progressed, or while the store, the

@@ -1,5 +1,7 @@
 //! Labels of metrics with a fixed list of values.
 
+use strum::VariantNames;
+
 use super::Label;
 use crate::{
     engine::ErrorKind,
@@ -223,21 +225,16 @@ impl EventKind {
 }
 
 impl Label for DeadLetterClass {
-    const VALUES: &'static [&'static str] = &["decode", "invalid", "missing-parent", "seed-mismatch", "unsupported"];
+    const VALUES: &'static [&'static str] = Self::VARIANTS;
     fn index(self) -> usize {
         self as usize
     }
 }
 
 impl Label for ErrorKind {
-    const VALUES: &'static [&'static str] = &["retryable", "unknown", "too_big", "fatal"];
+    const VALUES: &'static [&'static str] = Self::VARIANTS;
     fn index(self) -> usize {
-        match self {
-            ErrorKind::Retryable => 0,
-            ErrorKind::Unknown => 1,
-            ErrorKind::TooBig => 2,
-            ErrorKind::Fatal => 3,
-        }
+        self as usize
     }
 }
 

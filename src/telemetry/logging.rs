@@ -5,18 +5,18 @@ use std::io::{self, IsTerminal};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::text::word_types;
+use crate::text::not_one_of;
 
-word_types! {
-    /// Format of log records.
-    LogFormat {
-        /// Pretty on a terminal, JSON otherwise.
-        Auto = "auto",
-        /// Readable text, a line for each record.
-        Pretty = "pretty",
-        /// JSON, an object on each line.
-        Json = "json",
-    }
+/// Format of log records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = not_one_of::<Self>)]
+pub enum LogFormat {
+    /// Pretty on a terminal, JSON otherwise.
+    Auto,
+    /// Readable text, a line for each record.
+    Pretty,
+    /// JSON, an object on each line.
+    Json,
 }
 
 /// Error of the set-up of logging.

@@ -1,8 +1,7 @@
 //! Rules for spendable outputs: only a spendable output gets a slot.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumIter, EnumString};
 
 use super::Txid;
 
@@ -19,8 +18,9 @@ const GENESIS_COINBASE: Txid = Txid([
 ]);
 
 /// Chain of a store; determines the height from which the Genesis rules hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, Display, EnumIter, EnumString)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownNetwork, parse_err_fn = UnknownNetwork::new)]
 pub enum Network {
     /// The main chain, where coins have value.
     #[default]
@@ -36,10 +36,13 @@ pub enum Network {
 #[error("`{0}` is no network: main, test or regtest")]
 pub struct UnknownNetwork(String);
 
-impl Network {
-    /// Every network, in the order of the enum.
-    pub const ALL: [Network; 3] = [Network::Main, Network::Test, Network::Regtest];
+impl UnknownNetwork {
+    fn new(name: &str) -> Self {
+        UnknownNetwork(name.to_owned())
+    }
+}
 
+impl Network {
     /// Returns the first height at which the Genesis rules hold, as in the Bitcoin SV node.
     pub const fn genesis_activation_height(self) -> u32 {
         match self {
@@ -55,28 +58,6 @@ impl Network {
         match self {
             Network::Main | Network::Test | Network::Regtest => GENESIS_COINBASE,
         }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Network::Main => "main",
-            Network::Test => "test",
-            Network::Regtest => "regtest",
-        }
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Network {
-    type Err = UnknownNetwork;
-
-    fn from_str(text: &str) -> Result<Self, UnknownNetwork> {
-        Network::ALL.into_iter().find(|network| network.name() == text).ok_or_else(|| UnknownNetwork(text.to_owned()))
     }
 }
 
@@ -100,6 +81,8 @@ pub fn has_slot(txid: &Txid, script: &[u8], height: u32, network: Network) -> bo
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator;
+
     use super::*;
 
     const ANY: Txid = Txid([7; 32]);
@@ -107,7 +90,7 @@ mod tests {
     #[test]
     fn the_coinbase_of_the_genesis_block_has_no_slot() {
         let text = "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b";
-        for network in Network::ALL {
+        for network in Network::iter() {
             assert_eq!(network.genesis_coinbase().to_string(), text);
             for height in [0, 1, network.genesis_activation_height()] {
                 assert!(!has_slot(&network.genesis_coinbase(), &[0x51], height, network));
@@ -118,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_rule_changes_at_genesis() {
-        for network in Network::ALL {
+        for network in Network::iter() {
             let genesis = network.genesis_activation_height();
             let (longest, too_long) = (vec![0x51; 10_000], vec![0x51; 10_001]);
             let scripts: [(&[u8], bool, bool); 8] = [
@@ -140,7 +123,7 @@ mod tests {
 
     #[test]
     fn networks_have_names() {
-        for network in Network::ALL {
+        for network in Network::iter() {
             assert_eq!(network.to_string().parse(), Ok(network));
             assert_eq!(serde_json::to_string(&network).unwrap(), format!("\"{network}\""));
         }

@@ -2,36 +2,40 @@
 
 use std::path::PathBuf;
 
-use crate::text::word_types;
+use crate::text::not_one_of;
 
 /// True where this build includes OpenSSL, which TLS, SCRAM and OAUTHBEARER need.
 pub const HAS_TLS: bool = cfg!(feature = "tls");
 
-word_types! {
-    /// Protocol of the connections to brokers (`security.protocol`).
-    #[derive(Default)]
-    SecurityProtocol {
-        /// Neither encryption nor a login.
-        #[default]
-        Plaintext = "plaintext",
-        /// Encryption, optionally with a client certificate.
-        Ssl = "ssl",
-        /// A login without encryption.
-        SaslPlaintext = "sasl_plaintext",
-        /// A login with encryption.
-        SaslSsl = "sasl_ssl",
-    }
-    /// Mechanism of the login (`sasl.mechanism`).
-    SaslMechanism {
-        /// The client sends the password itself.
-        Plain = "PLAIN",
-        /// The client proves the password with SHA-256 and does not send it.
-        ScramSha256 = "SCRAM-SHA-256",
-        /// The client proves the password with SHA-512 and does not send it.
-        ScramSha512 = "SCRAM-SHA-512",
-        /// The client sends a token; the properties `sasl.oauthbearer.…` configure the token.
-        OAuthBearer = "OAUTHBEARER",
-    }
+/// Protocol of the connections to brokers (`security.protocol`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "snake_case", parse_err_ty = String, parse_err_fn = not_one_of::<Self>)]
+pub enum SecurityProtocol {
+    /// Neither encryption nor a login.
+    #[default]
+    Plaintext,
+    /// Encryption, optionally with a client certificate.
+    Ssl,
+    /// A login without encryption.
+    SaslPlaintext,
+    /// A login with encryption.
+    SaslSsl,
+}
+
+/// Mechanism of the login (`sasl.mechanism`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "UPPERCASE", parse_err_ty = String, parse_err_fn = not_one_of::<Self>)]
+pub enum SaslMechanism {
+    /// The client sends the password itself.
+    Plain,
+    /// The client proves the password with SHA-256 and does not send it.
+    #[strum(serialize = "SCRAM-SHA-256")]
+    ScramSha256,
+    /// The client proves the password with SHA-512 and does not send it.
+    #[strum(serialize = "SCRAM-SHA-512")]
+    ScramSha512,
+    /// The client sends a token; the properties `sasl.oauthbearer.…` configure the token.
+    OAuthBearer,
 }
 
 impl SecurityProtocol {

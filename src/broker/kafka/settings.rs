@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     broker::{BrokerError, BrokerErrorKind},
-    text::word_types,
+    text::not_one_of,
 };
 
 /// Share of a reader in the fetch budget: each reader is opened alone and gets 1/16 of the budget.
@@ -32,27 +32,29 @@ pub(super) struct PrefetchLimits {
     pub(super) batch_bytes: usize,
 }
 
-word_types! {
-    /// Protocol by which a consumer group assigns partitions.
-    #[derive(Default)]
-    GroupProtocol {
-        /// A member assigns the partitions ([`AssignmentStrategy`]).
-        #[default]
-        Classic = "classic",
-        /// The brokers assign the partitions, and set session timeout and heartbeats (KIP-848, Kafka 4.0 and later).
-        Consumer = "consumer",
-    }
-    /// Strategy by which a consumer group of the classic protocol assigns partitions.
-    #[derive(Default)]
-    AssignmentStrategy {
-        /// Assigns evenly; a rebalance revokes only the partitions that move.
-        #[default]
-        CooperativeSticky = "cooperative-sticky",
-        /// Assigns contiguous ranges of each topic; a rebalance revokes every partition.
-        Range = "range",
-        /// Assigns partitions in turn; a rebalance revokes every partition.
-        RoundRobin = "roundrobin",
-    }
+/// Protocol by which a consumer group assigns partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = not_one_of::<Self>)]
+pub enum GroupProtocol {
+    /// A member assigns the partitions ([`AssignmentStrategy`]).
+    #[default]
+    Classic,
+    /// The brokers assign the partitions, and set session timeout and heartbeats (KIP-848, Kafka 4.0 and later).
+    Consumer,
+}
+
+/// Strategy by which a consumer group of the classic protocol assigns partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::Display, strum::EnumString, strum::VariantNames)]
+#[strum(serialize_all = "kebab-case", parse_err_ty = String, parse_err_fn = not_one_of::<Self>)]
+pub enum AssignmentStrategy {
+    /// Assigns evenly; a rebalance revokes only the partitions that move.
+    #[default]
+    CooperativeSticky,
+    /// Assigns contiguous ranges of each topic; a rebalance revokes every partition.
+    Range,
+    /// Assigns partitions in turn; a rebalance revokes every partition.
+    #[strum(serialize = "roundrobin")]
+    RoundRobin,
 }
 
 /// Settings of a Kafka client.
@@ -253,7 +255,7 @@ impl KafkaSettings {
         let mut config = self.consumer_config(group, partitions);
         match self.group_protocol {
             GroupProtocol::Classic => {
-                config.set("partition.assignment.strategy", self.assignment.as_str());
+                config.set("partition.assignment.strategy", self.assignment.to_string());
             }
             GroupProtocol::Consumer => {
                 // The brokers set these values; librdkafka refuses to start with them.

@@ -166,6 +166,8 @@ impl<'a> Register<'a> {
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator;
+
     use super::*;
 
     fn message(offset: u64, key: &[u8], headers: Vec<(String, bytes::Bytes)>) -> Message {
@@ -245,7 +247,13 @@ mod tests {
     #[test]
     fn a_filter_matches_only_if_every_option_matches() {
         let messages: Vec<_> = (0..4u8)
-            .map(|n| message(n.into(), &[n; 32], letter(n.into(), DeadLetterClass::ALL[n as usize]).to_headers()))
+            .map(|n| {
+                message(
+                    n.into(),
+                    &[n; 32],
+                    letter(n.into(), DeadLetterClass::iter().nth(n.into()).unwrap()).to_headers(),
+                )
+            })
             .collect();
         let of = |filter: Filter| listed_offsets(&messages, &filter, false);
         let none = Filter::default;

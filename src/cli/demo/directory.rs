@@ -88,7 +88,7 @@ impl DemoDirectory {
             quoted(settings.brokers),
             quoted(&format!("utxo-store{}", settings.suffix.unwrap_or_default())),
         );
-        for topic in Topic::ALL {
+        for topic in Topic::all() {
             let name = topic.default_name();
             let key = name.trim_start_matches("utxo.").replace('-', "_");
             text += &format!("{key} = {}\n", quoted(&format!("{name}{}", settings.suffix.unwrap_or_default())));

@@ -138,7 +138,7 @@ impl DemoLog {
         let (path, broker) = (directory.saved_log(), opening::open_broker(config).await?);
         let failed = |error: &dyn Display| Failure::new(format!("cannot save the log in {}: {error}", path.display()));
         let file = File::create(&path).map_err(|error| failed(&error))?;
-        let topics = Topic::ALL.map(|topic| config.kafka.topics.name(topic));
+        let topics = Topic::all().map(|topic| config.kafka.topics.name(topic)).collect::<Vec<_>>();
         let groups = [config.kafka.group.clone(), chain_group(&config.kafka.group)];
         let groups = groups.each_ref().map(String::as_str);
         saved::save(broker.as_ref(), &topics, &groups, &mut BufWriter::new(file))

@@ -162,7 +162,7 @@ impl Checker<'_> {
             let needs_tls = match name {
                 "security.protocol" => matches!(value.to_ascii_lowercase().as_str(), "ssl" | "sasl_ssl"),
                 "sasl.mechanism" | "sasl.mechanisms" => {
-                    value.starts_with("SCRAM") || value == SaslMechanism::OAuthBearer.as_str()
+                    value.starts_with("SCRAM") || value.parse() == Ok(SaslMechanism::OAuthBearer)
                 }
                 _ => false,
             };

@@ -159,12 +159,14 @@ pub(super) fn is_frozen(page: &Page, slot: Slot) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use strum::{EnumCount, EnumIter, IntoEnumIterator};
+
     use super::*;
     use crate::record::ops::testing::*;
     use crate::record::{Operation, Respend, RespendChecks, RespendSlot, Sequenced, Slot, Spend};
 
     /// Reasons that bar a spend of slot 0, in the order of refusal: first those of the record, then those of the slot.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, EnumCount, EnumIter)]
     enum Bar {
         Pruned,
         Creating,
@@ -180,22 +182,6 @@ mod tests {
         Spent,
         NotYetSpendable,
     }
-
-    const ALL: [Bar; 13] = [
-        Bar::Pruned,
-        Bar::Creating,
-        Bar::Conflicting,
-        Bar::Locked,
-        Bar::Immature,
-        Bar::NoSuchOutput,
-        Bar::Hash,
-        Bar::Output,
-        Bar::FrozenSlot,
-        Bar::FrozenTransaction,
-        Bar::Contested,
-        Bar::Spent,
-        Bar::NotYetSpendable,
-    ];
 
     const HEIGHT: u32 = 200;
 
@@ -280,8 +266,8 @@ mod tests {
     #[test]
     fn the_first_bar_in_the_order_decides_the_refusal() {
         for taker in TAKERS {
-            for set in 0..1_u32 << ALL.len() {
-                let bars: Vec<Bar> = ALL.into_iter().filter(|bar| set & (1 << *bar as u32) != 0).collect();
+            for set in 0..1_u32 << Bar::COUNT {
+                let bars: Vec<Bar> = Bar::iter().filter(|bar| set & (1 << *bar as u32) != 0).collect();
                 if bars.contains(&Bar::FrozenSlot) && bars.contains(&Bar::Spent) {
                     continue; // A slot is either frozen or spent.
                 }
@@ -302,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_slot_of_the_same_spender_is_already_applied_despite_all_bars() {
-        for bar in ALL.into_iter().filter(|bar| !matches!(bar, Bar::NoSuchOutput | Bar::FrozenSlot | Bar::Spent)) {
+        for bar in Bar::iter().filter(|bar| !matches!(bar, Bar::NoSuchOutput | Bar::FrozenSlot | Bar::Spent)) {
             for taker in TAKERS {
                 let mut page = page_with(vec![Slot::Spent(hash(0), holder(1, 0))]);
                 let mut claim = claim(0);

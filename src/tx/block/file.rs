@@ -2,6 +2,8 @@
 
 use std::iter::FusedIterator;
 
+use strum::IntoEnumIterator;
+
 use super::{FileNetwork, HEADER_LEN, RawBlock};
 use crate::tx::{ParseError, reader::ByteReader};
 
@@ -73,8 +75,8 @@ pub enum BlockFileError {
 }
 
 fn list_known_magics() -> String {
-    let known = FileNetwork::ALL.map(|network| format!("{network} {}", hex::encode(network.block_file_magic())));
-    known.join(", ")
+    let known = FileNetwork::iter().map(|network| format!("{network} {}", hex::encode(network.block_file_magic())));
+    known.collect::<Vec<_>>().join(", ")
 }
 
 fn describe_magic(magic: [u8; 4]) -> String {
@@ -105,7 +107,7 @@ impl<'a> BlockFile<'a> {
         if bytes.is_empty() {
             return Err(BlockFileError::Empty);
         }
-        let network = FileNetwork::ALL.into_iter().find(|network| bytes.starts_with(&network.block_file_magic()));
+        let network = FileNetwork::iter().find(|network| bytes.starts_with(&network.block_file_magic()));
         Ok(BlockFile { bytes, network })
     }
 

@@ -1,6 +1,6 @@
 //! [`FileNetwork`]: networks whose nodes write block files, and the magic of their frames.
 
-use std::fmt;
+use strum::{Display, EnumIter, IntoEnumIterator};
 
 use super::{BlockHeader, RawBlock};
 use crate::tx::Network;
@@ -14,11 +14,13 @@ const LONGEST_HEIGHT: u8 = 4;
 const VERSION_WITH_HEIGHT: u32 = 2;
 
 /// Network whose node writes block files. Several nodes use another magic for their files than for their messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumIter)]
+#[strum(serialize_all = "lowercase")]
 pub enum FileNetwork {
     /// The main network; nodes of Bitcoin Core, Bitcoin SV and Bitcoin Cash use the same magic for their files.
     Main,
     /// The third test network, of all three nodes.
+    #[strum(to_string = "testnet3")]
     Test,
     /// The fourth test network, of Bitcoin Core.
     Testnet4,
@@ -27,10 +29,13 @@ pub enum FileNetwork {
     /// Private chains of tests, of all three nodes.
     Regtest,
     /// The scaling test network, of Bitcoin SV.
+    #[strum(to_string = "stn (Bitcoin SV)")]
     Stn,
     /// The fourth test network and chipnet, of Bitcoin Cash.
+    #[strum(to_string = "testnet4 or chipnet (Bitcoin Cash)")]
     CashTestnet4,
     /// The scaling test network, of Bitcoin Cash.
+    #[strum(to_string = "scalenet (Bitcoin Cash)")]
     CashScalenet,
 }
 
@@ -47,18 +52,6 @@ struct Bip34 {
 }
 
 impl FileNetwork {
-    /// Every network, in the order of the enum.
-    pub const ALL: [FileNetwork; 8] = [
-        FileNetwork::Main,
-        FileNetwork::Test,
-        FileNetwork::Testnet4,
-        FileNetwork::Signet,
-        FileNetwork::Regtest,
-        FileNetwork::Stn,
-        FileNetwork::CashTestnet4,
-        FileNetwork::CashScalenet,
-    ];
-
     /// Returns the four bytes in front of each block in the node's block files (`chainparams.cpp`: `diskMagic`, or
     /// `pchMessageStart` where a node has no other).
     pub const fn block_file_magic(self) -> [u8; 4] {
@@ -76,7 +69,7 @@ impl FileNetwork {
 
     /// Returns the network with this magic.
     pub fn from_magic(magic: [u8; 4]) -> Option<Self> {
-        FileNetwork::ALL.into_iter().find(|network| network.block_file_magic() == magic)
+        FileNetwork::iter().find(|network| network.block_file_magic() == magic)
     }
 
     /// Returns the network whose rules a store has to apply to these blocks; the rules differ only in the height of
@@ -88,19 +81,6 @@ impl FileNetwork {
             FileNetwork::Test | FileNetwork::Testnet4 | FileNetwork::Signet => Some(Network::Test),
             FileNetwork::Regtest => Some(Network::Regtest),
             FileNetwork::Stn | FileNetwork::CashTestnet4 | FileNetwork::CashScalenet => None,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            FileNetwork::Main => "main",
-            FileNetwork::Test => "testnet3",
-            FileNetwork::Testnet4 => "testnet4",
-            FileNetwork::Signet => "signet",
-            FileNetwork::Regtest => "regtest",
-            FileNetwork::Stn => "stn (Bitcoin SV)",
-            FileNetwork::CashTestnet4 => "testnet4 or chipnet (Bitcoin Cash)",
-            FileNetwork::CashScalenet => "scalenet (Bitcoin Cash)",
         }
     }
 
@@ -157,12 +137,6 @@ impl Bip34 {
         // Nodes compare the version as a signed number.
         let has_version = header.version.cast_signed() >= VERSION_WITH_HEIGHT.cast_signed();
         has_version && height >= self.from_height && header.time >= self.from_time && height <= age / self.least_spacing
-    }
-}
-
-impl fmt::Display for FileNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -264,7 +238,7 @@ mod tests {
 
     #[test]
     fn each_magic_belongs_to_one_network() {
-        for network in FileNetwork::ALL {
+        for network in FileNetwork::iter() {
             assert_eq!(FileNetwork::from_magic(network.block_file_magic()), Some(network));
         }
         assert_eq!(FileNetwork::from_magic([0xe3, 0xe1, 0xf3, 0xe8]), None, "the magic of Bitcoin Cash's messages");

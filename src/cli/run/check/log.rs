@@ -47,7 +47,7 @@ pub(super) async fn check_log(
     }
     let existing = check_topics(config, broker, report).await?;
     check_permissions(settings, broker, &existing, report).await?;
-    if !Topic::ALL.iter().filter(|topic| topic.is_state_source()).all(|topic| existing.contains(topic)) {
+    if !Topic::all().filter(|topic| topic.is_state_source()).all(|topic| existing.contains(&topic)) {
         report.print(&Finding::new(
             "offsets",
             CheckOutcome::Skipped,
