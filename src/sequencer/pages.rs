@@ -15,7 +15,7 @@ use crate::{
     store::{
         create::PagedTx,
         into_page,
-        recovery::{CompleteError, RestoreError},
+        recovery::{CompleteError, Recovery, RestoreError},
     },
     tx::{Outpoint, Txid},
 };
@@ -29,7 +29,7 @@ impl Handler {
     /// Completes half-created transactions. Their masters exist, so that they count as live.
     pub(super) async fn complete(&self, txids: &[Txid]) -> Result<(), SequencerError> {
         for txid in txids {
-            self.halt_if_incomplete(self.parts.store.complete(*txid)).await?;
+            self.halt_if_incomplete(Recovery::of(&self.parts.store).complete(*txid)).await?;
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Handler {
         if there.into_iter().flatten().next().is_some() {
             return Ok(());
         }
-        self.halt_if_incomplete(self.parts.store.restore_pages(&master, &[number])).await
+        self.halt_if_incomplete(Recovery::of(&self.parts.store).restore_pages(&master, &[number])).await
     }
 
     /// Flags the other pages of a transaction that is conflicting by verdict. An absent page is created later as
@@ -267,7 +267,7 @@ impl Handler {
             return Ok(());
         }
         let txid = master.txid;
-        self.halt_if_incomplete(self.parts.store.restore_pages(master, missing)).await?;
+        self.halt_if_incomplete(Recovery::of(&self.parts.store).restore_pages(master, missing)).await?;
         match self.apply_to_pages(ctx, txid, missing, operation).await?.first() {
             None => Ok(()),
             Some(page) => {

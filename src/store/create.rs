@@ -28,10 +28,10 @@ use crate::{
     },
     store::{
         Store,
+        clearing::build_clear_rows,
         external::{into_engine_error, with_body_replaced},
         recovery::{CompleteError, RestoreError},
     },
-    tx::Txid,
 };
 
 use steps::{Creation, CreationKind, CreationStep, ExistingMaster};
@@ -381,7 +381,7 @@ pub(crate) fn build_page_rows(step: &CreationStep, work: &PagedTx, now_ms: u64) 
     match step {
         CreationStep::Others(pages) => build_page_creates(work, pages.clone(), now_ms),
         CreationStep::Master => on_master(build_master_create(work, now_ms)),
-        CreationStep::Clear(pages) => build_clear_rows(work.others.txid(), pages.clone()),
+        CreationStep::Clear(pages) => build_clear_rows(work.others.txid(), pages),
         CreationStep::ClearMaster => on_master(Operation::ClearCreating),
         CreationStep::Acquire
         | CreationStep::ReadMaster
@@ -414,16 +414,12 @@ pub(crate) fn build_master_create(work: &PagedTx, now_ms: u64) -> Operation {
     }
 }
 
-/// Builds the rows that clear `creating` on these pages.
-pub(super) fn build_clear_rows(txid: Txid, pages: Range<u32>) -> Vec<Row> {
-    pages.map(|number| Row { key: Key::Page(txid, number), operation: Operation::ClearCreating }).collect()
-}
-
 /// Writes the log lines of the reference document (`000_eaac0d3352205430.txt`, section 9).
 fn log_progress(step: &CreationStep, work: &PagedTx, outcomes: &[Outcome]) {
     let txid = work.others.txid();
     let first = match step {
-        CreationStep::Others(pages) | CreationStep::Clear(pages) => pages.start,
+        CreationStep::Others(pages) => pages.start,
+        CreationStep::Clear(pages) => pages.first().copied().unwrap_or(0),
         _ => 0,
     };
     for (outcome, number) in outcomes.iter().zip(first..) {

@@ -4,27 +4,23 @@
 //! A sum needs no order. The scan visits masters in any order, and reads the other pages of a transaction by their
 //! keys, a few at a time, so that memory is bounded.
 
-use std::{fmt, ops::AddAssign, str::FromStr, sync::Arc};
+use std::{fmt, ops::AddAssign, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     engine::{EngineError, Set},
-    record::{Body, Key, Page, Record, TxState},
-    tx::Txid,
+    record::{Body, Page, Record, TxState},
 };
 
 use super::{
     Store,
     body::{BodyError, ParsedBody},
     canonical::{self, BodyHash, SideBlocks},
-    into_page,
+    pages::{ExtraPages, slots_of_page},
     scan::SetScan,
     stats::{SlotCounts, StoreStats},
 };
-
-/// Number of pages of one transaction in memory at a time, about 10 MB where the pages are full.
-pub(super) const PAGES_AT_A_TIME: u32 = 8;
 
 /// The digest of a state: a number below 2^256 as 32 little-endian bytes, shown in hex in that order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -92,12 +88,6 @@ impl Store {
         }
         Ok((side, longest))
     }
-
-    /// Reads the pages `from..to` of a transaction; `None` stands for a missing page.
-    pub(crate) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
-        let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
-        Ok(self.read(keys).await?.into_iter().map(into_page).collect())
-    }
 }
 
 /// A scan in progress: digests transactions one after the other, and counts them.
@@ -137,31 +127,26 @@ impl<'a> Surveyor<'a> {
         let mut counts = SlotCounts::count(master, &mut outputs);
 
         let mut hasher = blake3::Hasher::new();
-        let end = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
-        let mut next = 1;
-        while next < end {
-            let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
-            for (page, number) in self.store.pages(master.txid, next, to).await?.into_iter().zip(next..) {
-                match page {
-                    // The pruner has begun with this transaction; the pruner replaces the master last.
-                    Some(page) if page.pruned.is_some() => {
-                        self.survey.stats.tombstones += 1;
-                        return Ok(None);
-                    }
-                    Some(page) => {
-                        counts += SlotCounts::count(&page, &mut outputs);
-                        canonical::write_slots(&page, &mut form);
-                    }
-                    None => {
-                        let missing = slots_of_page(master, number, self.store.settings.utxo_batch_size);
-                        outputs.by_ref().take(missing as usize).for_each(drop);
-                        canonical::write_missing_slots(missing, &mut form);
-                    }
+        let mut pages = ExtraPages::of(self.store, master);
+        while let Some((number, page)) = pages.next().await? {
+            match page {
+                // The pruner has begun with this transaction; the pruner replaces the master last.
+                Some(page) if page.pruned.is_some() => {
+                    self.survey.stats.tombstones += 1;
+                    return Ok(None);
                 }
-                hasher.update(&form);
-                form.clear();
+                Some(page) => {
+                    counts += SlotCounts::count(&page, &mut outputs);
+                    canonical::write_slots(&page, &mut form);
+                }
+                None => {
+                    let missing = slots_of_page(master, number, self.store.settings.utxo_batch_size);
+                    outputs.by_ref().take(missing as usize).for_each(drop);
+                    canonical::write_missing_slots(missing, &mut form);
+                }
             }
-            next = to;
+            hasher.update(&form);
+            form.clear();
         }
         hasher.update(&form);
         let digest = StateDigest(*hasher.finalize().as_bytes());
@@ -172,12 +157,6 @@ impl<'a> Surveyor<'a> {
         self.survey.stats.add(master, parsed.as_ref(), counts);
         Ok(Some(digest))
     }
-}
-
-/// Returns the number of slots that page `number` of a transaction should have.
-pub(super) fn slots_of_page(master: &Page, number: u32, batch_size: u32) -> u32 {
-    let total = master.master.as_ref().map_or(0, |bins| bins.total_utxos);
-    total.saturating_sub(number.saturating_mul(batch_size)).min(batch_size)
 }
 
 impl AddAssign for StateDigest {

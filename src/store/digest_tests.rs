@@ -5,11 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::record::{
-    Blob, MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+    Blob, Key, MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
     build::{BlockListing, NewTxState},
 };
 use crate::store::testing::*;
-use crate::tx::UtxoHash;
+use crate::tx::{Txid, UtxoHash};
 
 /// Returns a store with these pages and two blocks.
 pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> Store {

@@ -13,7 +13,8 @@ use crate::{
 use super::{
     Store,
     canonical::SideBlocks,
-    digest::{PAGES_AT_A_TIME, SurveyError, slots_of_page},
+    digest::SurveyError,
+    pages::{ExtraPages, slots_of_page},
     read::state_name,
     scan::SetScan,
     verify::Holder,
@@ -184,22 +185,17 @@ impl Store {
 
     /// Reads the slots of all pages; `None` once the pruner has begun with the transaction.
     async fn dump_slots(&self, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
-        let end = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
         let mut slots = dump_page_slots(master);
-        let mut next = 1;
-        while next < end {
-            let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
-            for (page, number) in self.pages(master.txid, next, to).await?.into_iter().zip(next..) {
-                match page {
-                    Some(page) if page.pruned.is_some() => return Ok(None),
-                    Some(page) => slots.extend(dump_page_slots(&page)),
-                    None => {
-                        let missing = slots_of_page(master, number, self.settings.utxo_batch_size);
-                        slots.extend((0..missing).map(|_| dump_slot("missing", &Slot::Nil)));
-                    }
+        let mut pages = ExtraPages::of(self, master);
+        while let Some((number, page)) = pages.next().await? {
+            match page {
+                Some(page) if page.pruned.is_some() => return Ok(None),
+                Some(page) => slots.extend(dump_page_slots(&page)),
+                None => {
+                    let missing = slots_of_page(master, number, self.settings.utxo_batch_size);
+                    slots.extend((0..missing).map(|_| dump_slot("missing", &Slot::Nil)));
                 }
             }
-            next = to;
         }
         Ok(Some(slots))
     }

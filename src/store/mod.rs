@@ -3,6 +3,7 @@
 pub mod blob_status;
 pub mod body;
 pub mod canonical;
+pub mod clearing;
 pub mod commit_gate;
 pub mod compare;
 pub mod create;
@@ -21,6 +22,7 @@ pub mod stats;
 pub mod topics;
 pub mod verify;
 
+mod pages;
 mod scan;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -150,13 +152,13 @@ impl Store {
 
     /// Reads the master of one transaction; `None`: no master exists.
     pub async fn master(&self, txid: Txid) -> Result<Option<Arc<Page>>, EngineError> {
-        Ok(self
-            .read(vec![Key::master(txid)])
-            .await?
-            .into_iter()
-            .next()
-            .flatten()
-            .and_then(|record| into_page(Some(record))))
+        Ok(self.read(vec![Key::master(txid)]).await?.pop().and_then(into_page))
+    }
+
+    /// Reads the pages `from..to` of a transaction; `None` stands for a missing page.
+    pub(crate) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
+        let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
+        Ok(self.read(keys).await?.into_iter().map(into_page).collect())
     }
 
     /// Returns the pauses between the tries of a request. The first key seeds the pauses, so that two tasks or two

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Index, Set},
-    record::{BlockRecord, Key, Record, SpendingData, TxState},
+    record::{BlockRecord, Key, LockRecord, Record, SpendingData, TxState},
     text::{hex_reversed, one_line},
     tx::{Outpoint, Txid},
 };
@@ -176,6 +176,22 @@ impl Store {
         found.sort_unstable_by_key(|block| block.block_id);
         found.dedup_by_key(|block| block.block_id);
         Ok(found)
+    }
+
+    /// Reads all lock records, with the transactions whose pages they guard.
+    ///
+    /// # Errors
+    /// The engine answers with an error that no retry heals.
+    pub async fn lock_records(&self, mut each: impl FnMut(Txid, LockRecord)) -> Result<(), EngineError> {
+        let mut scan = SetScan::new(self, Set::Transactions);
+        while let Some(records) = scan.next().await? {
+            for (key, record) in records {
+                if let (Key::LockRecord(txid), Record::LockRecord(lock_record)) = (key, record) {
+                    each(txid, lock_record);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Reads the conflicting descendants of this transaction, at most `limit`.

@@ -6,7 +6,7 @@ use crate::{
         BlobOptions, BlobStore,
         fault::{BlobFault, FaultStore},
     },
-    record::{Blob, Body, Reason, Sequenced, Slot, Verdict, build::NewTxState},
+    record::{Blob, Body, LockRecord, Reason, Sequenced, Slot, Verdict, build::NewTxState},
     store::{StoreSettings, read::ReadFields, testing},
     telemetry::{Metrics, OperationKind, WatchedEngine},
 };
@@ -33,7 +33,7 @@ async fn a_half_created_transaction_is_completed_from_every_step() {
         let txid = half_created(&store, cleared).await;
         assert!(!are_live(&store, txid).await);
         for _ in 0..2 {
-            let master = store.complete(txid).await.unwrap().unwrap();
+            let master = Recovery::of(&store).complete(txid).await.unwrap().unwrap();
             assert_eq!(master.state(), TxState::Live);
             assert!(are_live(&store, txid).await);
         }
@@ -54,7 +54,7 @@ async fn without_page_2(store: &Store) -> (Txid, Vec<Slot>) {
 async fn a_page_that_a_node_lost_is_restored() {
     let store = testing::forgetful_store(2);
     let (txid, slots) = without_page_2(&store).await;
-    store.complete(txid).await.unwrap();
+    Recovery::of(&store).complete(txid).await.unwrap();
     assert!(are_live(&store, txid).await);
     assert_eq!(store.get(txid, ReadFields::ALL).await.unwrap().unwrap().slots, slots);
 }
@@ -63,12 +63,12 @@ async fn a_page_that_a_node_lost_is_restored() {
 async fn a_missing_page_is_not_restored_over_an_engine_that_loses_nothing() {
     let store = testing::store(2);
     let (txid, _) = without_page_2(&store).await;
-    let error = store.complete(txid).await.unwrap_err();
+    let error = Recovery::of(&store).complete(txid).await.unwrap_err();
     let why = RestoreError::EngineKeepsWrites;
     assert!(matches!(&error, CompleteError::MissingPage { page: 2, why: found, .. } if *found == why), "{error}");
     assert_eq!(store.pages(txid, 2, 3).await.unwrap(), [None]);
     assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
-    let swept = store.sweep(NOW).await.unwrap();
+    let swept = NOW.run(&store).await.unwrap();
     assert_eq!(swept.damaged, [DamagedTx { txid, problem: error.to_string() }]);
 }
 
@@ -88,7 +88,7 @@ async fn a_page_whose_body_cannot_be_read_is_reported_and_not_restored() {
         testing::master(&mut master).body = Some(Body::External(Blob::First));
         master.creating_at = Some(7);
         store.plant(master).await;
-        let error = store.complete(txid).await.unwrap_err();
+        let error = Recovery::of(&store).complete(txid).await.unwrap_err();
         assert!(matches!(error, CompleteError::MissingPage { page: 1, why: RestoreError::Body(_), .. }), "{error}");
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
@@ -101,10 +101,10 @@ async fn a_contested_transaction_is_not_completed() {
     let txid = half_created(&store, 0).await;
     let reason = Reason::Command;
     store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 5 }).await;
-    let master = store.complete(txid).await.unwrap().unwrap();
+    let master = Recovery::of(&store).complete(txid).await.unwrap().unwrap();
     assert_eq!(master.state(), TxState::Conflicting(Verdict::Conflicting(reason)));
     assert_eq!(store.pages(txid, 1, 2).await.unwrap()[0].as_ref().unwrap().state(), TxState::Creating);
-    assert!(store.complete(Txid([1; 32])).await.unwrap().is_none());
+    assert!(Recovery::of(&store).complete(Txid([1; 32])).await.unwrap().is_none());
 }
 
 const NOW: Sweep = Sweep { now_ms: 10_000_000, older_than_ms: 120_000, dry_run: false };
@@ -133,12 +133,12 @@ async fn the_sweep_completes_old_transactions_and_lists_the_others() {
         older_than_an_hour: 3,
         ..Swept::default()
     };
-    assert_eq!(store.sweep(Sweep { dry_run: true, ..NOW }).await.unwrap(), expected);
+    assert_eq!(Sweep { dry_run: true, ..NOW }.run(&store).await.unwrap(), expected);
     assert!(!are_live(&store, half).await);
-    assert_eq!(store.sweep(NOW).await.unwrap(), expected);
+    assert_eq!(NOW.run(&store).await.unwrap(), expected);
     assert!(are_live(&store, half).await);
     let rest = Swept { completed: vec![], older_than_an_hour: 2, ..expected };
-    assert_eq!(store.sweep(NOW).await.unwrap(), rest);
+    assert_eq!(NOW.run(&store).await.unwrap(), rest);
 }
 
 #[tokio::test(start_paused = true)]
@@ -150,12 +150,12 @@ async fn the_sweep_skips_a_creation_that_may_be_running() {
         LockRecord { created_at: 1, expires_at: NOW.now_ms + 1, process_id: 2, hostname, expected_recs: 3, owner: 9 };
     let acquire = Operation::AcquireLockRecord { lock_record: lock_record.clone(), now_ms: 1 };
     store.must_apply(Key::LockRecord(txid), acquire).await;
-    let swept = store.sweep(NOW).await.unwrap();
+    let swept = NOW.run(&store).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![txid], vec![]));
     let mut lock_records = Vec::new();
     store.lock_records(|txid, lock_record| lock_records.push((txid, lock_record))).await.unwrap();
     assert_eq!(lock_records, [(txid, lock_record)]);
-    let swept = store.sweep(Sweep { now_ms: NOW.now_ms + 1, ..NOW }).await.unwrap();
+    let swept = Sweep { now_ms: NOW.now_ms + 1, ..NOW }.run(&store).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![], vec![txid]));
     assert_eq!(store.read(vec![Key::LockRecord(txid)]).await.unwrap(), [None], "the lock record has expired");
 }
@@ -172,7 +172,7 @@ async fn the_sweep_reads_few_pages_at_once() {
         let slots = Some(vec![]);
         store.plant(Page { number, utxos: slots, creating_at: Some(7), ..Page::empty(Txid([1; 32])) }).await;
     }
-    let found = store.half_created(NOW.now_ms).await.unwrap();
+    let found = sweep::read_half_created(&store, NOW.now_ms).await.unwrap();
     assert_eq!(found[0].1.pages.len(), 80);
     assert_eq!(metrics.engine_seconds.of(OperationKind::Read).get_sample_count(), 80 / u64::from(PAGES_AT_A_TIME));
 }
@@ -188,5 +188,5 @@ async fn the_sweep_finds_more_transactions_than_one_query_returns() {
         let slots = Some(vec![]);
         store.plant(Page { number: 1, utxos: slots, creating_at: Some(since), ..Page::empty(Txid(txid)) }).await;
     }
-    assert_eq!(store.sweep(NOW).await.unwrap().orphaned.len(), 350);
+    assert_eq!(NOW.run(&store).await.unwrap().orphaned.len(), 350);
 }

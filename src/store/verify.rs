@@ -17,7 +17,7 @@ use crate::{
 use super::{
     Store,
     body::ParsedBody,
-    digest::{PAGES_AT_A_TIME, slots_of_page},
+    pages::{ExtraPages, slots_of_page},
     scan::SetScan,
 };
 
@@ -341,32 +341,27 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         let batch_size = self.store.settings.utxo_batch_size;
         let mut outputs = body.into_iter().flat_map(ParsedBody::outputs);
         let mut counted = check_slot_hashes(master, 0, &mut outputs, body.is_some(), self.found);
-        let end = bins.total_extra_recs.saturating_add(1);
-        let mut next = 1;
-        while next < end {
-            let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
-            for (page, number) in self.store.pages(txid, next, to).await?.into_iter().zip(next..) {
-                match page {
-                    Some(page) if page.utxos.is_some() => {
-                        let first = number.saturating_mul(batch_size);
-                        counted += check_slot_hashes(&page, first, &mut outputs, body.is_some(), self.found);
-                        check_against_master(&page, master, bins, self.found);
-                    }
-                    // The pruner has begun with the pages and will write the master's tombstone. A stub of a page is a
-                    // violation.
-                    Some(page) if page.pruned.is_some() => return Ok(()),
-                    _ => {
-                        let missing = slots_of_page(master, number, batch_size);
-                        outputs.by_ref().take(missing as usize).for_each(drop);
-                        counted += u64::from(missing);
-                        (self.found)(Violation::MissingPage { txid, page: number });
-                    }
+        let mut pages = ExtraPages::of(self.store, master);
+        while let Some((number, page)) = pages.next().await? {
+            match page {
+                Some(page) if page.utxos.is_some() => {
+                    let first = number.saturating_mul(batch_size);
+                    counted += check_slot_hashes(&page, first, &mut outputs, body.is_some(), self.found);
+                    check_against_master(&page, master, bins, self.found);
+                }
+                // The pruner has begun with the pages and will write the master's tombstone. A stub of a page is a
+                // violation.
+                Some(page) if page.pruned.is_some() => return Ok(()),
+                _ => {
+                    let missing = slots_of_page(master, number, batch_size);
+                    outputs.by_ref().take(missing as usize).for_each(drop);
+                    counted += u64::from(missing);
+                    (self.found)(Violation::MissingPage { txid, page: number });
                 }
             }
-            next = to;
         }
         check_count(master, "totalUtxos", u64::from(bins.total_utxos), counted, self.found);
-        let beyond = bins.spent_pages.iter().filter(|page| **page == 0 || **page >= end);
+        let beyond = bins.spent_pages.iter().filter(|page| **page == 0 || **page > bins.total_extra_recs);
         beyond.for_each(|page| (self.found)(Violation::SpentPages { txid, page: *page, listed: true }));
         Ok(())
     }

@@ -162,7 +162,7 @@ async fn play_history(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Optio
     }
     outcomes.push(apply(&store, Key::master(half_txid), Operation::Create(half.master.clone())).await);
     outcomes.push(apply(&store, Key::Page(half_txid, 2), take_all(&half, 2, OUTPUTS)).await);
-    let swept = store.sweep(Sweep { now_ms: 1_000_000, older_than_ms: 1_000, dry_run: false }).await.unwrap();
+    let swept = Sweep { now_ms: 1_000_000, older_than_ms: 1_000, dry_run: false }.run(&store).await.unwrap();
     assert_eq!((swept.completed, swept.orphaned.len()), (vec![half_txid], 0));
     outcomes.push(apply(&store, Key::Page(half_txid, 2), take_all(&half, 2, OUTPUTS)).await);
 
@@ -328,7 +328,7 @@ async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u6
     assert!(held.values().all(|held| held.expected_recs == 20 && held.expires_at <= now_ms + 70_000), "{held:?}");
     // The sweep runs as if all lock records had expired.
     let later_ms = now_ms + 400_000;
-    let swept = store.sweep(Sweep { now_ms: later_ms, older_than_ms: 120_000, dry_run: false }).await.unwrap();
+    let swept = Sweep { now_ms: later_ms, older_than_ms: 120_000, dry_run: false }.run(&store).await.unwrap();
     assert_eq!((swept.completed.len(), swept.orphaned.len()), (before.half, before.without_master), "{before:?}");
     assert!(swept.damaged.is_empty() && swept.running.is_empty(), "{swept:?}");
     let after = look(&store, &begun, &done).await;

@@ -24,10 +24,13 @@ use crate::{
         BlobOptions, BlobStore,
         fault::{BlobFault, FaultStore},
     },
-    engine::{self, EngineError, RecordEngine, conformance::RULES, memory::MemoryEngine},
-    record::{Body, MinedIn, Phase, build},
-    store::{recovery::Sweep, testing},
-    tx::Transaction,
+    engine::{Cursor, EngineError, Index, RecordEngine, ScanPage, Set, conformance::RULES, memory::MemoryEngine},
+    record::{Body, MinedIn, Phase, Record, build},
+    store::{
+        recovery::{Recovery, Sweep},
+        testing,
+    },
+    tx::{Transaction, Txid},
 };
 
 const PAGE: u32 = 2;
@@ -192,13 +195,13 @@ async fn check(survivors: &Survivors, way: Way, what: &str) {
             return;
         }
         Way::Sweep => {
-            let swept = store.sweep(Sweep { now_ms, older_than_ms: 120_000, dry_run: false }).await.unwrap();
+            let swept = Sweep { now_ms, older_than_ms: 120_000, dry_run: false }.run(&store).await.unwrap();
             assert!(swept.damaged.is_empty() && swept.running.is_empty(), "{what}: {swept:?}");
             let there = before.iter().any(Option::is_some);
             assert_eq!(swept.orphaned.len(), usize::from(there && !has_master), "{what}: {swept:?}");
         }
         Way::SetMined => {
-            store.complete(txid).await.unwrap();
+            Recovery::of(&store).complete(txid).await.unwrap();
             let mined_in = MinedIn { block_id: 1, height: 101, subtree: 0 };
             let stamp = Stamp { offset: 1, phase: Phase::Apply };
             let set = Operation::Sequenced(stamp, Sequenced::SetMined { mined_in, longest_chain: true });

@@ -19,7 +19,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::record::{self, Key, Operation, Outcome, Page, Record, Rejection, Reply, Rules, TxState};
+use crate::{
+    record::{self, Key, Operation, Outcome, Page, Record, Rejection, Reply, Rules, TxState},
+    store::clearing::{Clearing, ClearingStep},
+};
 
 /// States in which a creation starts a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +49,7 @@ pub enum CreationStep {
     /// Release the lock record, if this creator still holds it.
     Release,
     /// Clear `creating` on these pages.
-    Clear(Range<u32>),
+    Clear(Vec<u32>),
     /// Clear `creating` on the master.
     ClearMaster,
     /// The creation has ended, with the outcome of creating a single page.
@@ -91,6 +94,8 @@ pub struct Creation {
     create_outcome: Option<Outcome>,
     /// The outcome of the creation, and whether pages are cleared first.
     answer: Option<(Outcome, Clears)>,
+    /// The clearing of the pages, once it has begun.
+    clearing: Clearing,
     step: CreationStep,
 }
 
@@ -114,6 +119,7 @@ impl Creation {
             master_matches: false,
             create_outcome: None,
             answer: None,
+            clearing: Clearing::default(),
             step: CreationStep::Acquire,
         }
     }
@@ -181,7 +187,10 @@ impl Creation {
                 self.holds_lock_record = false;
                 self.continue_after_release();
             }
-            (CreationStep::Clear(pages), outcomes) => self.on_pages_cleared(&pages, outcomes),
+            (CreationStep::Clear(_), outcomes) => {
+                self.clearing.on_pages_cleared(outcomes);
+                self.continue_clearing();
+            }
             (CreationStep::ClearMaster, [outcome]) => self.on_master_cleared(outcome),
             (
                 CreationStep::Master
@@ -243,23 +252,24 @@ impl Creation {
 
     /// Continues after the lock record was released.
     fn continue_after_release(&mut self) {
-        self.step = match &self.answer {
+        match &self.answer {
             // A transaction of one page is never half created.
-            Some((answer, Clears::Yes)) if self.others == 0 => CreationStep::Ended(answer.clone()),
-            Some((_, Clears::Yes)) => CreationStep::Clear(1..(1 + CLEARED_AT_ONCE).min(self.others + 1)),
-            Some((answer, Clears::No)) => CreationStep::Ended(answer.clone()),
-            None => CreationStep::ReadMaster,
-        };
+            Some((_, Clears::Yes)) if self.others > 0 => {
+                self.clearing = Clearing::new(self.others, CLEARED_AT_ONCE);
+                self.continue_clearing();
+            }
+            Some((answer, _)) => self.step = CreationStep::Ended(answer.clone()),
+            None => self.step = CreationStep::ReadMaster,
+        }
     }
 
-    fn on_pages_cleared(&mut self, pages: &Range<u32>, outcomes: &[Outcome]) {
-        if outcomes.contains(&Outcome::Rejected(Rejection::NotFound)) {
-            self.restart();
-        } else if pages.end > self.others {
-            self.step = CreationStep::ClearMaster;
-        } else {
-            self.step = CreationStep::Clear(pages.end..(pages.end + CLEARED_AT_ONCE).min(self.others + 1));
-        }
+    fn continue_clearing(&mut self) {
+        self.step = match self.clearing.step() {
+            ClearingStep::Master => CreationStep::ClearMaster,
+            ClearingStep::Pages(pages) if !self.clearing.has_absent_page() => CreationStep::Clear(pages),
+            // A page is absent. The event at hand makes every page again, not only the absent ones from the stored body.
+            ClearingStep::Pages(_) | ClearingStep::Restore(_) | ClearingStep::LostAgain(_) => return self.restart(),
+        };
     }
 
     fn on_master_cleared(&mut self, outcome: &Outcome) {

@@ -225,7 +225,8 @@ fn run(kind: CreationKind, answer: impl Fn(&CreationStep) -> Vec<Outcome>) -> (V
 
 fn applied(step: &CreationStep) -> Vec<Outcome> {
     let rows = match step {
-        CreationStep::Others(pages) | CreationStep::Clear(pages) => pages.len(),
+        CreationStep::Others(pages) => pages.len(),
+        CreationStep::Clear(pages) => pages.len(),
         _ => 1,
     };
     vec![Outcome::Applied(Reply::None); rows]
@@ -240,7 +241,7 @@ fn the_master_comes_last_and_is_cleared_last() {
         CreationStep::Others(3..4),
         CreationStep::Master,
         CreationStep::Release,
-        CreationStep::Clear(1..4),
+        CreationStep::Clear(vec![1, 2, 3]),
         CreationStep::ClearMaster,
     ];
     assert_eq!((&*steps, outcome), (&expected[..], Outcome::Applied(Reply::None)));
@@ -309,8 +310,8 @@ fn a_lost_page_is_sent_again_before_any_other_page_is_cleared() {
     let not_found = Outcome::Rejected(Rejection::NotFound);
     let (steps, _) = run(CreationKind::Live, |step| match step {
         CreationStep::Clear(pages) if lost.replace(0) == 1 => pages
-            .clone()
-            .map(|number| if number == 2 { not_found.clone() } else { applied(&CreationStep::Master).remove(0) })
+            .iter()
+            .map(|number| if *number == 2 { not_found.clone() } else { applied(&CreationStep::Master).remove(0) })
             .collect(),
         step => applied(step),
     });

@@ -9,8 +9,8 @@ use crate::{
         memory::MemoryEngine,
     },
     record::{Body, Reason, StoredOutput, Verdict, build},
-    store::testing,
-    tx::{Outpoint, Transaction},
+    store::{recovery::Recovery, testing},
+    tx::{Outpoint, Transaction, Txid},
 };
 
 const PAGE: u32 = 2;
@@ -229,7 +229,7 @@ async fn a_partial_transaction_that_fills_its_stub_stays_due_for_contest_on_retr
             store.apply(build_page_rows(&step, &work, 1)).await.unwrap();
         }
         if cleared {
-            store.complete(Txid([8; 32])).await.unwrap();
+            Recovery::of(&store).complete(Txid([8; 32])).await.unwrap();
         }
         let outcome = creator(&store, 1).create(&work, |_| {}).await.unwrap();
         assert_eq!(outcome, Outcome::AlreadyApplied(Reply::ContestDue));

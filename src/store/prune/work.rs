@@ -15,7 +15,7 @@ use crate::{
     store::{
         Store,
         body::{BodyError, ParsedBody},
-        digest::PAGES_AT_A_TIME,
+        pages::{ExtraPages, count_extra_pages},
     },
     tx::Txid,
 };
@@ -198,7 +198,7 @@ impl Store {
     /// Writes the tombstones of the pages beside the master.
     async fn write_page_tombstones(&self, basis: &PruneBasis, master: &Page) -> Result<PageTombstones, EngineError> {
         let height = basis.terms.height;
-        let numbers: Vec<u32> = (1..=further_pages(master)).collect();
+        let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
         for numbers in numbers.chunks(MAX_PAGES) {
             let rows = |operation: &Sequenced| {
                 let row = |number: &u32| basis.row(Key::Page(master.txid, *number), operation.clone());
@@ -239,7 +239,7 @@ impl Store {
                 changed.insert(master.txid);
                 continue;
             };
-            let numbers: Vec<u32> = (1..=further_pages(master)).collect();
+            let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
             for numbers in numbers.chunks(MAX_PAGES) {
                 self.prune_rows(numbers.iter().map(|number| shrink(master.txid, *number, height)).collect()).await?;
             }
@@ -310,17 +310,12 @@ impl Examination<'_> {
             self.facts[index].mined = bins.and_then(|bins| self.blocks.greatest_height(&bins.mined));
         }
         self.collect_spenders(index, master).await?;
-        let end = further_pages(master).saturating_add(1);
-        let mut next = 1;
-        while next < end {
-            let to = end.min(next.saturating_add(PAGES_AT_A_TIME));
-            for page in self.store.pages(master.txid, next, to).await? {
-                self.facts[index] = self.facts[index].with_page(page.as_deref());
-                if let Some(page) = page {
-                    self.collect_spenders(index, &page).await?;
-                }
+        let mut pages = ExtraPages::of(self.store, master);
+        while let Some((_, page)) = pages.next().await? {
+            self.facts[index] = self.facts[index].with_page(page.as_deref());
+            if let Some(page) = page {
+                self.collect_spenders(index, &page).await?;
             }
-            next = to;
         }
         Ok(())
     }
@@ -383,8 +378,4 @@ impl PruneBasis {
     fn row(&self, key: Key, operation: Sequenced) -> Row {
         Row { key, operation: Operation::Sequenced(self.stamp, operation) }
     }
-}
-
-fn further_pages(master: &Page) -> u32 {
-    master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
 }

@@ -1,0 +1,159 @@
+//! Sweep over half-created transactions.
+//!
+//! The sweep needs no log: an index finds half-created transactions by their age. The sweep never creates a master:
+//! pages without a master belong to an event that is not completed yet, and are only reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::{
+    engine::{EngineError, Index, Row},
+    record::{Key, LockRecord, Operation, Record, TxState},
+    store::{Store, into_page, pages::PAGES_AT_A_TIME},
+    tx::Txid,
+};
+
+use super::{CompleteError, Recovery};
+
+/// Age from which a half-created transaction is counted as old, ms: no creation takes so long.
+const OLD_AFTER_MS: u64 = 3_600_000;
+/// Number of keys of one index query.
+const QUERY_LIMIT: usize = 100;
+
+/// Settings of a sweep.
+#[derive(Debug, Clone, Copy)]
+pub struct Sweep {
+    /// Present time, ms since the epoch.
+    pub now_ms: u64,
+    /// Least age of a transaction that is completed, ms; longer than a whole creation takes.
+    pub older_than_ms: u64,
+    /// Lists the transactions that would be completed, and changes nothing.
+    pub dry_run: bool,
+}
+
+/// Result of a sweep. Transactions are in the order of the age of their oldest page.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Swept {
+    /// Completed transactions; in a dry run transactions that would be completed.
+    pub completed: Vec<Txid>,
+    /// Transactions whose lock record has not expired: a creation may be running, so that these are skipped.
+    pub running: Vec<Txid>,
+    /// Number of contested transactions, whose pages wait for the verdict.
+    pub contested: u64,
+    /// Pages without a master, which the transaction's event creates.
+    pub orphaned: Vec<OrphanedPages>,
+    /// Transactions that cannot be completed, with the problem.
+    pub damaged: Vec<DamagedTx>,
+    /// Number of all these transactions that are older than an hour.
+    pub older_than_an_hour: u64,
+}
+
+/// Pages of a transaction without a master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OrphanedPages {
+    /// Txid of the transaction.
+    pub txid: Txid,
+    /// Numbers of the pages.
+    pub pages: BTreeSet<u32>,
+    /// Time since which the oldest page is creating, ms since the epoch.
+    pub since_ms: u64,
+}
+
+/// A transaction that cannot be completed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DamagedTx {
+    /// Txid of the transaction.
+    pub txid: Txid,
+    /// Description of the problem.
+    pub problem: String,
+}
+
+/// Creating pages of one transaction, and the time of the oldest.
+#[derive(Debug, Default)]
+pub(super) struct HalfCreated {
+    pub(super) pages: BTreeSet<u32>,
+    since_ms: u64,
+}
+
+impl Sweep {
+    /// Completes half-created transactions of the given age, oldest first, and lists the transactions that it skipped.
+    ///
+    /// # Errors
+    /// The engine answers with an error that no retry heals.
+    pub async fn run(self, store: &Store) -> Result<Swept, EngineError> {
+        let mut swept = Swept::default();
+        for (txid, half) in read_half_created(store, self.now_ms.saturating_sub(self.older_than_ms)).await? {
+            swept.older_than_an_hour += u64::from(self.now_ms.saturating_sub(half.since_ms) >= OLD_AFTER_MS);
+            self.sweep_one(store, txid, half, &mut swept).await?;
+        }
+        Ok(swept)
+    }
+
+    async fn sweep_one(
+        &self,
+        store: &Store,
+        txid: Txid,
+        half: HalfCreated,
+        swept: &mut Swept,
+    ) -> Result<(), EngineError> {
+        let mut records = store.read(vec![Key::LockRecord(txid), Key::master(txid)]).await?.into_iter();
+        let lock_record = match records.next().flatten() {
+            Some(Record::LockRecord(lock_record)) => Some(lock_record),
+            _ => None,
+        };
+        let master = into_page(records.next().flatten());
+        if lock_record.as_ref().is_some_and(|lock_record| lock_record.expires_at > self.now_ms) {
+            swept.running.push(txid);
+            return Ok(());
+        }
+        match master.map(|master| master.state()) {
+            Some(TxState::Creating | TxState::Live) if self.dry_run => swept.completed.push(txid),
+            Some(TxState::Creating | TxState::Live) => match Recovery::of(store).complete(txid).await {
+                Ok(_) => swept.completed.push(txid),
+                Err(CompleteError::Engine(error)) => return Err(error),
+                Err(error) => swept.damaged.push(DamagedTx { txid, problem: error.to_string() }),
+            },
+            Some(TxState::Conflicting(_) | TxState::Pruned(_)) => swept.contested += 1,
+            Some(TxState::Stub(_)) | None => {
+                let HalfCreated { pages, since_ms } = half;
+                swept.orphaned.push(OrphanedPages { txid, pages, since_ms });
+            }
+        }
+        // Not every engine deletes an expired lock record.
+        if let Some(LockRecord { owner, .. }) = lock_record.filter(|_| !self.dry_run) {
+            store
+                .apply_one(Row { key: Key::LockRecord(txid), operation: Operation::ReleaseLockRecord { owner } })
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the transactions with pages that are creating since `until_ms` or before, oldest first.
+pub(super) async fn read_half_created(store: &Store, until_ms: u64) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
+    let mut found: BTreeMap<Txid, HalfCreated> = BTreeMap::new();
+    let (mut from_ms, mut limit) = (0, QUERY_LIMIT);
+    loop {
+        let keys = store.query(Index::CreatingAt, from_ms, until_ms, limit).await?;
+        let mut latest_ms = from_ms;
+        for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
+            for page in store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
+                let Some(since_ms) = page.creating_at else { continue };
+                latest_ms = latest_ms.max(since_ms);
+                let new = || HalfCreated { since_ms, ..HalfCreated::default() };
+                let half = found.entry(page.txid).or_insert_with(new);
+                half.since_ms = half.since_ms.min(since_ms);
+                half.pages.insert(page.number);
+            }
+        }
+        if keys.len() < limit {
+            let mut found: Vec<_> = found.into_iter().collect();
+            found.sort_by_key(|(_, half)| half.since_ms);
+            return Ok(found);
+        }
+        // A page of one query may hold keys of one millisecond only: then the next query is larger.
+        limit = if latest_ms == from_ms { limit * 2 } else { QUERY_LIMIT };
+        from_ms = latest_ms;
+    }
+}
