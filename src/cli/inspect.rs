@@ -19,7 +19,12 @@ use serde::Serialize;
 use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
     record::Verdict,
-    store::{Store, dump::ReasonText, read::SpendStatus, verify::Holder},
+    store::{
+        Store,
+        dump::ReasonText,
+        read::{SpendStatus, TxReader},
+        verify::Holder,
+    },
     tx::{Outpoint, UtxoHash},
 };
 
@@ -100,9 +105,9 @@ impl InspectCommand {
 }
 
 impl OutpointArgs {
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
-        let status = store.get_spend(self.outpoint, None, self.height).await?;
-        let slot = store.slot(self.outpoint).await?;
+    async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+        let status = TxReader::of(store).get_spend(self.outpoint, None, self.height).await?;
+        let slot = TxReader::of(store).slot(self.outpoint).await?;
         let spender = slot.and_then(|slot| slot.spender());
         let shown = OutputStatusView {
             outpoint: self.outpoint,

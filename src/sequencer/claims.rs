@@ -12,7 +12,10 @@ use crate::{
         SequencerError,
         handler::{EventContext, Handler, RestartGrace},
     },
-    store::{into_page, read::ReadError},
+    store::{
+        into_page,
+        read::{ReadError, TxReader},
+    },
     tx::{InvalidTransaction, PreviousOutput, Transaction, Txid, utxo_hash},
 };
 
@@ -36,7 +39,8 @@ impl Handler {
         if tx.is_coinbase() {
             return Ok(ClaimCheck::Matches);
         }
-        let mut outputs = match self.wait_for("the store", self.parts.store.previous_outputs(&tx)).await {
+        let mut outputs = match self.wait_for("the store", TxReader::of(&self.parts.store).previous_outputs(&tx)).await
+        {
             Ok(outputs) => outputs,
             Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
                 return Ok(ClaimCheck::MissingParent(outpoint.txid));

@@ -8,7 +8,7 @@ use crate::{
     tx::{Output, ParseError, Transaction, Txid},
 };
 
-use super::Store;
+use super::{Store, external::BlobBodies};
 
 /// Reasons why a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,7 +81,10 @@ impl Store {
     /// [`BodyError`] for a body that is missing or damaged, or is a blob of a store that has no blob store here.
     pub async fn body<'a>(&self, master: &'a Page) -> Result<Cow<'a, Body>, BodyError> {
         match master.body() {
-            Some(Body::External(blob)) => Box::pin(self.external_body(master, *blob)).await.map(Cow::Owned),
+            Some(Body::External(blob)) => {
+                let bodies = BlobBodies::of_reader(self, master.txid)?;
+                Box::pin(bodies.load(master, *blob)).await.map(Cow::Owned)
+            }
             Some(body) => Ok(Cow::Borrowed(body)),
             None => Err(BodyError::Missing { txid: master.txid }),
         }

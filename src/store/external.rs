@@ -12,7 +12,7 @@ use crate::{
     tx::Txid,
 };
 
-use super::{Store, body::BodyError};
+use super::{Store, body::BodyError, pages::count_extra_pages};
 
 impl Store {
     /// Returns the rule by which bodies stay inline in their masters.
@@ -27,9 +27,8 @@ impl Store {
     /// # Errors
     /// The error of the blob store.
     pub(crate) async fn externalize_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
-        let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
         match (&self.blobs, master.body()) {
-            (Some(blobs), Some(body)) if !self.inline().is_inline(body, others) => {
+            (Some(blobs), Some(body)) if !self.inline().is_inline(body, count_extra_pages(master)) => {
                 let _wait = self.blob_status.begin_wait();
                 put_body(blobs, master, body).await
             }
@@ -47,10 +46,9 @@ impl Store {
         master: &Page,
         claimed: ClaimedBody,
     ) -> Result<ClaimedBody, EngineError> {
-        let others = master.master.as_ref().map_or(0, |bins| bins.total_extra_recs);
-        match &self.blobs {
-            Some(blobs) if !self.inline().is_inline(&claimed.body, others) => {
-                let body = self.put_body_with_retries(blobs, master, &claimed.body, |_| {}).await?;
+        match BlobBodies::of(self) {
+            Some(bodies) if !self.inline().is_inline(&claimed.body, count_extra_pages(master)) => {
+                let body = bodies.put(master, &claimed.body, |_| {}).await?;
                 Ok(ClaimedBody { body: body.unwrap_or(claimed.body), ..claimed })
             }
             _ => Ok(claimed),
@@ -69,76 +67,96 @@ impl Store {
         report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Row, EngineError> {
         let (Key::Page(txid, _), Some(body)) = (row.key, row.operation.body()) else { return Err(too_big) };
-        let Some(blobs) = &self.blobs else {
+        let Some(bodies) = BlobBodies::of(self) else {
             let message = format!("{}; or give the store a blob store (store.blobs.url)", too_big.message);
             return Err(EngineError { message, ..too_big });
         };
         let page = row.operation.created().cloned().unwrap_or_else(|| Page::empty(txid).into());
-        match self.put_body_with_retries(blobs, &page, body, report).await? {
+        match bodies.put(&page, body, report).await? {
             Some(body) => Ok(Row { key: row.key, operation: with_body(&row.operation, body) }),
             None => Err(too_big),
         }
+    }
+}
+
+/// Bodies in the blob store of a store. Requests are repeated until the blob store answers, and the store's blob status
+/// shows the waits.
+pub(super) struct BlobBodies<'a> {
+    store: &'a Store,
+    blobs: &'a BlobStore,
+}
+
+impl<'a> BlobBodies<'a> {
+    /// Returns the bodies; `None`: the store has no blob store.
+    fn of(store: &'a Store) -> Option<Self> {
+        store.blobs.as_ref().map(|blobs| BlobBodies { store, blobs })
+    }
+
+    /// Returns the bodies, in order to read the body of `txid`.
+    ///
+    /// # Errors
+    /// [`BodyError::NoBlobStore`]
+    pub(super) fn of_reader(store: &'a Store, txid: Txid) -> Result<Self, BodyError> {
+        Self::of(store).ok_or(BodyError::NoBlobStore { txid })
     }
 
     /// Reads the body of an external transaction in the form of an inline body.
     ///
     /// # Errors
-    /// [`BodyError`] for a blob that is missing or damaged, and for a store without a blob store.
-    pub(super) async fn external_body(&self, master: &Page, blob: Blob) -> Result<Body, BodyError> {
-        let txid = master.txid;
-        let blobs = self.blobs.as_ref().ok_or(BodyError::NoBlobStore { txid })?;
-        let found = self.retry_blob_request(txid, || async {
+    /// [`BodyError`] for a blob that is missing or damaged.
+    pub(super) async fn load(&self, master: &Page, blob: Blob) -> Result<Body, BodyError> {
+        let (txid, blobs) = (master.txid, self.blobs);
+        let request = || async {
             if master.is_partial() {
                 Ok(blobs.load_outputs(txid, blob).await?.map(|partial| partial.body()))
             } else {
                 Ok(blobs.load_tx(txid, blob, predict_reuse(master)).await?.map(Body::Transaction))
             }
-        });
-        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
+        };
+        self.retry(txid, request).await
     }
 
     /// Reads some outputs of an external whole transaction by index, without the whole transaction in memory.
     ///
     /// # Errors
-    /// As [`external_body`](Self::external_body).
-    pub(super) async fn external_outputs(
+    /// As [`load`](Self::load).
+    pub(super) async fn load_outputs(
         &self,
         txid: Txid,
         blob: Blob,
         vouts: &[u32],
     ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
-        let blobs = self.blobs.as_ref().ok_or(BodyError::NoBlobStore { txid })?;
-        let found = self.retry_blob_request(txid, || blobs.load_tx_outputs(txid, blob, vouts, Reuse::Likely));
-        found.await.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
+        self.retry(txid, || self.blobs.load_tx_outputs(txid, blob, vouts, Reuse::Likely)).await
     }
 
-    /// Repeats a request about a transaction until the blob store answers.
-    async fn retry_blob_request<T, F>(&self, txid: Txid, request: impl Fn() -> F) -> Result<T, BlobError>
+    /// Repeats a request for the blob of a transaction until the blob store answers.
+    async fn retry<T, F>(&self, txid: Txid, request: impl Fn() -> F) -> Result<T, BodyError>
     where
-        F: Future<Output = Result<T, BlobError>>,
+        F: Future<Output = Result<Option<T>, BlobError>>,
     {
-        let wait = self.blob_status.begin_wait();
+        let wait = self.store.blob_status.begin_wait();
         let report = |failed: Option<&BlobError>| wait.record_failure(failed);
-        let backoff = self.new_backoff(Some(Key::master(txid)));
-        backoff.retry_notify(BlobError::may_be_retried, request, report).await
+        let backoff = self.store.new_backoff(Some(Key::master(txid)));
+        let found = backoff.retry_notify(BlobError::may_be_retried, request, report).await;
+        found.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
     }
 
-    /// Puts a body into the blob store with retries. `report` is called with each error that is retried, and with
-    /// `None` at the end.
-    async fn put_body_with_retries(
+    /// Puts a body into the blob store, and returns the reference for the record of `page`. `report` is called with each
+    /// error that is retried, and with `None` at the end. `None`: the body is a reference already, or can only be inline.
+    async fn put(
         &self,
-        blobs: &BlobStore,
         page: &Page,
         body: &Body,
         mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Option<Body>, EngineError> {
-        let put = || async { put_body(blobs, page, body).await.map_err(into_engine_error) };
-        let wait = self.blob_status.begin_wait();
+        let put = || async { put_body(self.blobs, page, body).await.map_err(into_engine_error) };
+        let wait = self.store.blob_status.begin_wait();
         let report = |failed: Option<&EngineError>| {
             wait.record_failure(failed);
             report(failed);
         };
-        self.new_backoff(Some(Key::master(page.txid))).retry_notify(EngineError::may_be_retried, put, report).await
+        let backoff = self.store.new_backoff(Some(Key::master(page.txid)));
+        backoff.retry_notify(EngineError::may_be_retried, put, report).await
     }
 }
 
@@ -203,8 +221,8 @@ pub(super) fn into_engine_error(error: BlobError) -> EngineError {
 /// (`docs/semantics.md`, "Reads").
 fn predict_reuse(master: &Page) -> Reuse {
     let unspent = master.record_utxos.saturating_sub(master.spent_utxos);
-    let has_open_pages =
-        master.master.as_ref().is_some_and(|bins| bins.total_extra_recs as usize > bins.spent_pages.len());
+    let spent_pages = master.master.as_ref().map_or(0, |bins| bins.spent_pages.len());
+    let has_open_pages = count_extra_pages(master) as usize > spent_pages;
     if unspent >= 2 || has_open_pages { Reuse::Likely } else { Reuse::Unlikely }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     store::{
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::{StateDigest, SurveyError},
-        read::ReadError,
+        read::{ReadError, TxReader},
         testing::{self, outpoint, transaction, txid},
         verify::Violation,
     },
@@ -106,12 +106,15 @@ async fn the_place_of_a_body_shows_only_in_the_record() {
         assert_eq!(digest(&external).await, digest(&inline).await);
         assert_eq!(dumped(&external).await, dumped(&inline).await);
         assert_eq!((violations(&external).await, violations(&inline).await), (vec![], vec![]));
-        assert_eq!(external.get_meta(id).await.unwrap(), inline.get_meta(id).await.unwrap());
-        assert_eq!(external.get_meta(id).await.unwrap().unwrap().tx, Some(bytes.clone()));
+        assert_eq!(
+            TxReader::of(&external).get_meta(id).await.unwrap(),
+            TxReader::of(&inline).get_meta(id).await.unwrap()
+        );
+        assert_eq!(TxReader::of(&external).get_meta(id).await.unwrap().unwrap().tx, Some(bytes.clone()));
         let child = transaction(&[(outpoint(id, outputs as u32 - 1), 100)], &[100]);
         let child = Transaction::parse(&child).unwrap();
-        let previous = external.previous_outputs(&child).await.unwrap();
-        assert_eq!(previous, inline.previous_outputs(&child).await.unwrap());
+        let previous = TxReader::of(&external).previous_outputs(&child).await.unwrap();
+        assert_eq!(previous, TxReader::of(&inline).previous_outputs(&child).await.unwrap());
         assert_eq!(previous[0].satoshis, 100);
     }
 }
@@ -135,7 +138,7 @@ async fn the_place_of_the_outputs_of_a_partial_transaction_does_not_show() {
     assert_eq!((digest(&external).await, dumped(&external).await), (digest(&inline).await, dumped(&inline).await));
     assert_eq!(external.body(&placed).await.unwrap().as_ref(), page.body().unwrap());
     let child = transaction(&[(outpoint(Txid([1; 32]), 1), 1_000)], &[100]);
-    let previous = external.previous_outputs(&Transaction::parse(&child).unwrap()).await.unwrap();
+    let previous = TxReader::of(&external).previous_outputs(&Transaction::parse(&child).unwrap()).await.unwrap();
     assert_eq!(previous[0].satoshis, 1_000);
 }
 
@@ -156,7 +159,7 @@ async fn a_missing_or_damaged_blob_is_reported_with_its_txid() {
     store.blobs.as_ref().unwrap().delete(BlobName::tx(id)).await.unwrap();
     assert_eq!(store.body(&master).await.unwrap_err(), BodyError::BlobMissing { txid: id });
     let child = transaction(&[(outpoint(id, 2), 100)], &[100]);
-    let error = store.previous_outputs(&Transaction::parse(&child).unwrap()).await.unwrap_err();
+    let error = TxReader::of(&store).previous_outputs(&Transaction::parse(&child).unwrap()).await.unwrap_err();
     assert!(matches!(error, ReadError::Body(BodyError::BlobMissing { .. })), "{error}");
     assert_ne!(digest(&store).await, undamaged, "damage changes the digest");
     let found = violations(&store).await;

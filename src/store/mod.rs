@@ -34,9 +34,9 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use crate::{
     backoff::Backoff,
     blob::{BlobStore, objects::Objects},
-    engine::{EngineError, ErrorKind, RecordEngine, Row},
+    engine::{EngineError, ErrorKind, Index, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules},
-    tx::{Network, Txid},
+    tx::{Network, Outpoint, Txid},
 };
 
 use blob_status::BlobStatus;
@@ -159,6 +159,18 @@ impl Store {
     pub(crate) async fn pages(&self, txid: Txid, from: u32, to: u32) -> Result<Vec<Option<Arc<Page>>>, EngineError> {
         let keys = (from..to).map(|number| Key::Page(txid, number)).collect();
         Ok(self.read(keys).await?.into_iter().map(into_page).collect())
+    }
+
+    /// Returns the page of an output's slot and the offset of the slot in that page.
+    pub(crate) fn locate_slot(&self, outpoint: Outpoint) -> (u32, u32) {
+        outpoint.place(self.settings.utxo_batch_size.max(1))
+    }
+
+    /// Reads at most `limit` keys of pages whose value of `index` is in `from..=to`, in ascending order of that value.
+    /// Queries that fail with a retryable error are repeated.
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        let ask = || self.engine.query(index, from, to, limit);
+        self.new_backoff(None).retry(EngineError::may_be_retried, ask).await
     }
 
     /// Returns the pauses between the tries of a request. The first key seeds the pauses, so that two tasks or two

@@ -20,7 +20,7 @@ use super::{
     Store,
     body::ParsedBody,
     into_page,
-    read::{ReadError, ReadFields, StoredTransaction, inpoints_of},
+    read::{ReadError, ReadFields, StoredTransaction, TxReader, inpoints_of},
     scan::SetScan,
 };
 
@@ -92,29 +92,28 @@ pub struct RelatedTxs {
     pub more: bool,
 }
 
-impl Store {
-    /// Reads all transactions that are unmined and not conflicting, oldest first. The list is returned as a whole,
-    /// about 50 bytes for each transaction, since no index has their order.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
-    pub async fn unmined(&self) -> Result<Vec<UnminedTx>, EngineError> {
-        self.unmined_until(u64::MAX).await
+/// Queries over a whole store.
+#[derive(Clone, Copy)]
+pub struct StoreQueries<'a> {
+    store: &'a Store,
+}
+
+impl<'a> StoreQueries<'a> {
+    /// Creates the queries of this store.
+    pub fn of(store: &'a Store) -> Self {
+        StoreQueries { store }
     }
 
     /// Reads the transactions that are unmined since the height `cutoff` or before, and not conflicting, oldest first.
+    /// The list is returned as a whole, about 50 bytes for each transaction, since no index has their order.
     ///
     /// # Errors
     /// The engine answers with an error that no retry heals.
     pub async fn old_unmined(&self, cutoff: u32) -> Result<Vec<UnminedTx>, EngineError> {
-        self.unmined_until(cutoff.into()).await
-    }
-
-    async fn unmined_until(&self, cutoff: u64) -> Result<Vec<UnminedTx>, EngineError> {
-        let keys = self.query(Index::UnminedSince, 0, cutoff, usize::MAX).await?;
+        let keys = self.store.query(Index::UnminedSince, 0, cutoff.into(), usize::MAX).await?;
         let mut unmined = Vec::new();
-        for keys in keys.chunks(self.settings.batch_size.max(1)) {
-            for page in self.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
+        for keys in keys.chunks(self.store.settings.batch_size.max(1)) {
+            for page in self.store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
                 let creating = match page.state() {
                     TxState::Live => false,
                     TxState::Creating => true,
@@ -138,15 +137,18 @@ impl Store {
     /// # Errors
     /// The engine answers with an error that no retry heals, or a body cannot be read.
     pub async fn preserved_parents(&self, cutoff: u32) -> Result<Vec<PreservedParent>, ReadError> {
+        let reader = TxReader::of(self.store);
         let mut parents = BTreeSet::new();
         for unmined in self.old_unmined(cutoff).await? {
-            let Some(stored) = self.get(unmined.txid, ReadFields { body: true, slots: false }).await? else { continue };
+            let Some(stored) = reader.get(unmined.txid, ReadFields { body: true, slots: false }).await? else {
+                continue;
+            };
             parents.extend(outpoints_of(&stored)?.into_iter().map(|outpoint| outpoint.txid));
         }
         let parents: Vec<Txid> = parents.into_iter().collect();
         let mut preserved = Vec::new();
-        for chunk in parents.chunks(self.settings.batch_size.max(1)) {
-            for page in self.masters(chunk).await?.into_iter().flatten().filter(|page| page.utxos.is_some()) {
+        for chunk in parents.chunks(self.store.settings.batch_size.max(1)) {
+            for page in self.store.masters(chunk).await?.into_iter().flatten().filter(|page| page.utxos.is_some()) {
                 let preserve_until = page.master.as_deref().and_then(|bins| bins.preserve_until);
                 preserved.push(PreservedParent { txid: page.txid, preserve_until });
             }
@@ -161,10 +163,10 @@ impl Store {
     pub async fn find_blocks(&self, name: BlockName) -> Result<Vec<BlockRecord>, EngineError> {
         let mut found = Vec::new();
         if let BlockName::Id(id) = name {
-            found.extend(self.read(vec![Key::Block(id)]).await?.into_iter().filter_map(into_block));
+            found.extend(self.store.read(vec![Key::Block(id)]).await?.into_iter().filter_map(into_block));
             return Ok(found);
         }
-        let mut scan = SetScan::new(self, Set::Blocks);
+        let mut scan = SetScan::new(self.store, Set::Blocks);
         while let Some(records) = scan.next().await? {
             let blocks = records.into_iter().filter_map(|(_, record)| into_block(Some(record)));
             found.extend(blocks.filter(|block| match name {
@@ -183,7 +185,7 @@ impl Store {
     /// # Errors
     /// The engine answers with an error that no retry heals.
     pub async fn lock_records(&self, mut each: impl FnMut(Txid, LockRecord)) -> Result<(), EngineError> {
-        let mut scan = SetScan::new(self, Set::Transactions);
+        let mut scan = SetScan::new(self.store, Set::Transactions);
         while let Some(records) = scan.next().await? {
             for (key, record) in records {
                 if let (Key::LockRecord(txid), Record::LockRecord(lock_record)) = (key, record) {
@@ -201,7 +203,7 @@ impl Store {
     pub async fn conflicting_descendants(&self, txid: Txid, limit: usize) -> Result<RelatedTxs, EngineError> {
         let mut walk = BreadthFirstWalk::from([txid], limit);
         while let Some(next) = walk.next() {
-            let master = self.master(next).await?;
+            let master = self.store.master(next).await?;
             let children = master.iter().flat_map(|page| page.master.as_deref());
             walk.add(children.flat_map(|bins| bins.conflicting_children.iter().copied()));
         }
@@ -215,18 +217,19 @@ impl Store {
     /// # Errors
     /// The engine answers with an error that no retry heals, or a page or body cannot be read.
     pub async fn counter_conflicting(&self, txid: Txid, limit: usize) -> Result<Option<RelatedTxs>, ReadError> {
-        let Some(stored) = self.get(txid, ReadFields { body: true, slots: false }).await? else { return Ok(None) };
+        let reader = TxReader::of(self.store);
+        let Some(stored) = reader.get(txid, ReadFields { body: true, slots: false }).await? else { return Ok(None) };
         if stored.body.is_none() {
             return Ok(None);
         }
         let mut rivals = Vec::new();
         for outpoint in outpoints_of(&stored)? {
-            let holder = self.slot(outpoint).await?.and_then(|slot| slot.spender());
+            let holder = reader.slot(outpoint).await?.and_then(|slot| slot.spender());
             rivals.extend(holder.map(|holder| holder.txid).filter(|holder| *holder != txid));
         }
         let mut walk = BreadthFirstWalk::from(rivals, limit);
         while let Some(next) = walk.next() {
-            let stored = self.get(next, ReadFields { slots: true, body: false }).await?;
+            let stored = reader.get(next, ReadFields { slots: true, body: false }).await?;
             let slots = stored.iter().flat_map(|stored| &stored.slots);
             walk.add(slots.filter_map(|slot| slot.spender()).map(|SpendingData { txid, .. }| txid));
         }

@@ -22,7 +22,7 @@ async fn unmined_transactions_are_listed_oldest_first() {
     for page in planted {
         store.plant(page).await;
     }
-    let listed = store.unmined().await.unwrap();
+    let listed = StoreQueries::of(&store).old_unmined(u32::MAX).await.unwrap();
     let ids: Vec<_> =
         listed.iter().map(|unmined| (unmined.txid.0[0], unmined.unmined_since, unmined.creating)).collect();
     assert_eq!(ids, [(2, 200, false), (3, 100, true), (1, 0, false)]);
@@ -57,13 +57,13 @@ async fn family() -> (Store, [Txid; 3]) {
 #[tokio::test]
 async fn holders_of_the_slots_and_their_descendants_are_counter_conflicting() {
     let (store, [a, b, rival]) = family().await;
-    let against = store.counter_conflicting(rival, 10).await.unwrap().unwrap();
+    let against = StoreQueries::of(&store).counter_conflicting(rival, 10).await.unwrap().unwrap();
     assert_eq!(against, RelatedTxs { txids: vec![a, b], more: false });
-    let against = store.counter_conflicting(rival, 1).await.unwrap().unwrap();
+    let against = StoreQueries::of(&store).counter_conflicting(rival, 1).await.unwrap().unwrap();
     assert_eq!(against, RelatedTxs { txids: vec![a], more: true });
-    let against = store.counter_conflicting(a, 10).await.unwrap();
+    let against = StoreQueries::of(&store).counter_conflicting(a, 10).await.unwrap();
     assert_eq!(against, Some(RelatedTxs::default()), "the transaction holds its own slots");
-    assert_eq!(store.counter_conflicting(Txid([9; 32]), 10).await.unwrap(), None);
+    assert_eq!(StoreQueries::of(&store).counter_conflicting(Txid([9; 32]), 10).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -74,9 +74,9 @@ async fn conflicting_descendants_are_listed_nearest_first_and_once() {
         master(&mut page).conflicting_children = children.into_iter().map(|child| Txid([child; 32])).collect();
         store.plant(page).await;
     }
-    let found = store.conflicting_descendants(Txid([1; 32]), 10).await.unwrap();
+    let found = StoreQueries::of(&store).conflicting_descendants(Txid([1; 32]), 10).await.unwrap();
     assert_eq!((found.txids, found.more), ([2, 3, 4].map(|id| Txid([id; 32])).to_vec(), false));
-    let found = store.conflicting_descendants(Txid([1; 32]), 2).await.unwrap();
+    let found = StoreQueries::of(&store).conflicting_descendants(Txid([1; 32]), 2).await.unwrap();
     assert_eq!((found.txids.len(), found.more), (2, true));
 }
 
@@ -84,13 +84,13 @@ async fn conflicting_descendants_are_listed_nearest_first_and_once() {
 async fn parents_of_old_unmined_transactions_are_listed() {
     let (store, [a, b, _]) = family().await;
     store.sequenced(Key::master(a), Sequenced::Preserve { until: 700 }).await;
-    let old = store.old_unmined(HEIGHT).await.unwrap();
+    let old = StoreQueries::of(&store).old_unmined(HEIGHT).await.unwrap();
     assert_eq!(old.iter().map(|unmined| unmined.txid).collect::<BTreeSet<_>>(), BTreeSet::from([a, b]));
-    assert_eq!(store.old_unmined(HEIGHT - 1).await.unwrap(), []);
+    assert_eq!(StoreQueries::of(&store).old_unmined(HEIGHT - 1).await.unwrap(), []);
     let mut expected = vec![
         PreservedParent { txid: PARENT, preserve_until: None },
         PreservedParent { txid: a, preserve_until: Some(700) },
     ];
     expected.sort_unstable();
-    assert_eq!(store.preserved_parents(HEIGHT).await.unwrap(), expected);
+    assert_eq!(StoreQueries::of(&store).preserved_parents(HEIGHT).await.unwrap(), expected);
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    engine::{EngineError, Index},
+    engine::EngineError,
     record::{Body, Key, Page, Slot, SpendingData, StoredOutput, TxState, Verdict},
     tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
 };
@@ -17,6 +17,7 @@ use crate::{
 use super::{
     Store,
     body::{BodyError, ParsedBody},
+    external::BlobBodies,
     into_page,
 };
 
@@ -174,33 +175,37 @@ pub enum SpendStatus {
     Unspent,
 }
 
-impl Store {
-    /// Reads a transaction. `None`: the transaction has no record.
-    pub async fn get(&self, txid: Txid, fields: ReadFields) -> Result<Option<StoredTransaction>, ReadError> {
-        match self.master(txid).await? {
-            Some(master) => self.with_fields(master, fields).await.map(Some),
-            None => Ok(None),
-        }
+/// Reader of transactions and outputs of a store.
+#[derive(Clone, Copy)]
+pub struct TxReader<'a> {
+    store: &'a Store,
+}
+
+impl<'a> TxReader<'a> {
+    /// Creates the reader of this store.
+    pub fn of(store: &'a Store) -> Self {
+        TxReader { store }
     }
 
-    /// Reads transactions, the masters in batches. `result[i]` belongs to `txids[i]`; an error of one transaction does
-    /// not affect the others.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
-    pub async fn batch_get(
-        &self,
-        txids: &[Txid],
-        fields: ReadFields,
-    ) -> Result<Vec<Result<Option<StoredTransaction>, ReadError>>, EngineError> {
-        let mut found = Vec::with_capacity(txids.len());
-        for master in self.masters(txids).await? {
-            found.push(match master {
-                Some(master) => self.with_fields(master, fields).await.map(Some),
-                None => Ok(None),
-            });
+    /// Reads a transaction. `None`: the transaction has no record.
+    pub async fn get(&self, txid: Txid, fields: ReadFields) -> Result<Option<StoredTransaction>, ReadError> {
+        let Some(master) = self.store.master(txid).await? else { return Ok(None) };
+        let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
+        let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
+            return Ok(Some(stored));
+        };
+        if fields.body {
+            stored.body = Some(self.store.body(&stored.master).await?.into_owned());
         }
-        Ok(found)
+        if fields.slots {
+            let pages = self.store.pages(txid, 1, bins.total_extra_recs.saturating_add(1)).await?;
+            stored.slots.extend(stored.master.utxos.iter().flatten());
+            for (page, number) in pages.into_iter().zip(1..) {
+                let page = page.ok_or(ReadError::MissingPage { txid, page: number })?;
+                stored.slots.extend(page.utxos.iter().flatten());
+            }
+        }
+        Ok(Some(stored))
     }
 
     /// Reads all stored data of a transaction. `None`: the transaction has no record.
@@ -221,8 +226,9 @@ impl Store {
         height: Option<u32>,
     ) -> Result<SpendStatus, ReadError> {
         let Outpoint { txid, .. } = outpoint;
-        let (number, offset) = self.locate_slot(outpoint);
-        let mut records = self.read(vec![Key::master(txid), Key::Page(txid, number)]).await?.into_iter().map(into_page);
+        let (number, offset) = self.store.locate_slot(outpoint);
+        let mut records =
+            self.store.read(vec![Key::master(txid), Key::Page(txid, number)]).await?.into_iter().map(into_page);
         let (Some(master), page) = (records.next().flatten(), records.next().flatten()) else {
             return Ok(SpendStatus::NotFound);
         };
@@ -247,8 +253,8 @@ impl Store {
 
     /// Reads the slot of an output, also of one that cannot be spent. `None`: the output has no slot.
     pub async fn slot(&self, outpoint: Outpoint) -> Result<Option<Slot>, EngineError> {
-        let (number, offset) = self.locate_slot(outpoint);
-        let page = self.read(vec![Key::Page(outpoint.txid, number)]).await?.pop().and_then(into_page);
+        let (number, offset) = self.store.locate_slot(outpoint);
+        let page = self.store.read(vec![Key::Page(outpoint.txid, number)]).await?.pop().and_then(into_page);
         let slot = page.and_then(|page| page.utxos.as_ref()?.get(offset as usize).copied());
         Ok(slot.filter(|slot| *slot != Slot::Nil))
     }
@@ -268,9 +274,10 @@ impl Store {
             parents.entry(outpoint.txid).or_default().push((input, *outpoint));
         }
         let mut keys: BTreeSet<Key> = parents.keys().map(|txid| Key::master(*txid)).collect();
-        keys.extend(named.iter().map(|outpoint| Key::Page(outpoint.txid, self.locate_slot(*outpoint).0)));
+        keys.extend(named.iter().map(|outpoint| Key::Page(outpoint.txid, self.store.locate_slot(*outpoint).0)));
         let keys: Vec<Key> = keys.into_iter().collect();
         let pages: BTreeMap<Key, Arc<Page>> = self
+            .store
             .read(keys.clone())
             .await?
             .into_iter()
@@ -282,31 +289,6 @@ impl Store {
             self.outputs_of(parent, &inputs, &pages, &mut outputs).await?;
         }
         Ok(outputs.into_iter().flatten().collect())
-    }
-
-    /// Returns the page of an output's slot and the offset of the slot in that page.
-    pub(crate) fn locate_slot(&self, outpoint: Outpoint) -> (u32, u32) {
-        outpoint.place(self.settings.utxo_batch_size.max(1))
-    }
-
-    async fn with_fields(&self, master: Arc<Page>, fields: ReadFields) -> Result<StoredTransaction, ReadError> {
-        let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
-        let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
-            return Ok(stored);
-        };
-        if fields.body {
-            stored.body = Some(self.body(&stored.master).await?.into_owned());
-        }
-        if fields.slots {
-            let txid = stored.master.txid;
-            let pages = self.pages(txid, 1, bins.total_extra_recs.saturating_add(1)).await?;
-            stored.slots.extend(stored.master.utxos.iter().flatten());
-            for (page, number) in pages.into_iter().zip(1..) {
-                let page = page.ok_or(ReadError::MissingPage { txid, page: number })?;
-                stored.slots.extend(page.utxos.iter().flatten());
-            }
-        }
-        Ok(stored)
     }
 
     async fn outputs_of(
@@ -325,7 +307,7 @@ impl Store {
         };
         for &(input, outpoint) in inputs {
             let stored = stored.as_ref().ok_or(ReadError::NoPreviousTransaction { input, outpoint })?;
-            let (number, offset) = self.locate_slot(outpoint);
+            let (number, offset) = self.store.locate_slot(outpoint);
             let page = pages.get(&Key::Page(parent, number));
             let output = page.and_then(|page| output_of(page, offset, stored.get(&outpoint.vout)));
             outputs[input as usize] = Some(output.ok_or(ReadError::NoPreviousOutput { input, outpoint })?);
@@ -338,9 +320,9 @@ impl Store {
     async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let txid = master.txid;
         if let (Some(Body::External(blob)), false) = (master.body(), master.is_partial()) {
-            return Box::pin(self.external_outputs(txid, *blob, &vouts)).await;
+            return Box::pin(BlobBodies::of_reader(self.store, txid)?.load_outputs(txid, *blob, &vouts)).await;
         }
-        let body = self.body(master).await?;
+        let body = self.store.body(master).await?;
         let body = ParsedBody::parse(txid, &body)?;
         body.belongs_to(txid)?;
         let at = |vout| {
@@ -348,13 +330,6 @@ impl Store {
             Some((vout, StoredOutput { satoshis, script: Bytes::copy_from_slice(script) }))
         };
         Ok(vouts.into_iter().filter_map(at).collect())
-    }
-
-    /// Reads at most `limit` keys of pages whose value of `index` is in `from..=to`, in ascending order of that value.
-    /// Queries that fail with a retryable error are repeated.
-    pub(super) async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        let ask = || self.engine.query(index, from, to, limit);
-        self.new_backoff(None).retry(EngineError::may_be_retried, ask).await
     }
 }
 

@@ -35,15 +35,15 @@ async fn paged_store() -> (Store, Bytes) {
 async fn slots_are_read_from_all_pages() {
     let (store, bytes) = paged_store().await;
     let id = txid(&bytes);
-    let stored = store.get(id, ReadFields::ALL).await.unwrap().unwrap();
+    let stored = TxReader::of(&store).get(id, ReadFields::ALL).await.unwrap().unwrap();
     assert_eq!(stored.slots.len(), 7);
     assert_eq!(stored.body, Some(Body::Transaction(bytes.clone())));
-    let meta = store.get_meta(id).await.unwrap().unwrap();
+    let meta = TxReader::of(&store).get_meta(id).await.unwrap().unwrap();
     assert_eq!(meta.spending_data, [None, None, None, Some(holder(8, 6)), Some(FROZEN_SPENDER), None, None]);
     assert_eq!(meta.tx, Some(bytes));
-    let only_master = store.get(id, ReadFields::MASTER).await.unwrap().unwrap();
+    let only_master = TxReader::of(&store).get(id, ReadFields::MASTER).await.unwrap().unwrap();
     assert_eq!((only_master.slots.len(), only_master.body), (0, None));
-    assert_eq!(store.get(Txid([2; 32]), ReadFields::ALL).await.unwrap(), None);
+    assert_eq!(TxReader::of(&store).get(Txid([2; 32]), ReadFields::ALL).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -52,10 +52,13 @@ async fn a_missing_page_is_an_error_with_its_number() {
     let store = store(2);
     store.plant(pages(&bytes, &NewTxState::default(), 2).remove(0)).await;
     let id = txid(&bytes);
-    let error = store.get_meta(id).await.unwrap_err();
+    let error = TxReader::of(&store).get_meta(id).await.unwrap_err();
     assert!(matches!(error, ReadError::MissingPage { page: 1, .. }), "{error}");
-    assert!(matches!(store.get_spend(outpoint(id, 3), None, None).await, Err(ReadError::MissingPage { page: 1, .. })));
-    assert_eq!(store.get_spend(outpoint(id, 4), None, None).await.unwrap(), SpendStatus::NoSuchOutput);
+    assert!(matches!(
+        TxReader::of(&store).get_spend(outpoint(id, 3), None, None).await,
+        Err(ReadError::MissingPage { page: 1, .. })
+    ));
+    assert_eq!(TxReader::of(&store).get_spend(outpoint(id, 4), None, None).await.unwrap(), SpendStatus::NoSuchOutput);
 }
 
 #[tokio::test]
@@ -69,10 +72,10 @@ async fn tx_meta_has_all_stored_data() {
     store.accept(&bytes).await;
     let id = txid(&bytes);
     store.sequenced(Key::master(id), Sequenced::AddConflictingChild(Txid([5; 32]))).await;
-    let before = store.get_meta(id).await.unwrap().unwrap();
+    let before = TxReader::of(&store).get_meta(id).await.unwrap().unwrap();
     assert_eq!((before.unmined_since, before.block_ids.len()), (Some(HEIGHT), 0));
     store.mine(id, 3).await;
-    let meta = store.get_meta(id).await.unwrap().unwrap();
+    let meta = TxReader::of(&store).get_meta(id).await.unwrap().unwrap();
     let expected = TxMeta {
         txid: id,
         state: "live",
@@ -98,7 +101,7 @@ async fn tx_meta_has_all_stored_data() {
     assert_eq!(meta, expected);
     let json = serde_json::to_value(&meta).unwrap();
     assert_eq!(json["tx"], hex::encode(&bytes));
-    let parent = serde_json::to_value(store.get_meta(PARENT).await.unwrap().unwrap()).unwrap();
+    let parent = serde_json::to_value(TxReader::of(&store).get_meta(PARENT).await.unwrap().unwrap()).unwrap();
     assert_eq!(parent["spending_data"], serde_json::json!([format!("{id}:2"), null, null, format!("{id}:0")]));
     assert_eq!((&parent["tx"], &parent["fee"]), (&serde_json::Value::Null, &serde_json::json!(0)));
 }
@@ -107,11 +110,11 @@ async fn tx_meta_has_all_stored_data() {
 async fn a_stub_and_a_coinbase_are_read_with_their_states() {
     let store = store(100);
     store.sequenced(Key::master(PARENT), Sequenced::MarkContested).await;
-    let stub = store.get_meta(PARENT).await.unwrap().unwrap();
+    let stub = TxReader::of(&store).get_meta(PARENT).await.unwrap().unwrap();
     assert_eq!((stub.state, stub.tx, stub.spending_data.len()), ("stub", None, 0));
     let bytes = coinbase(50);
     store.plant(page(&bytes)).await;
-    let meta = store.get_meta(txid(&bytes)).await.unwrap().unwrap();
+    let meta = TxReader::of(&store).get_meta(txid(&bytes)).await.unwrap().unwrap();
     assert_eq!((meta.is_coinbase, meta.tx_inpoints), (true, TxInpoints::default()));
 }
 
@@ -121,10 +124,9 @@ async fn a_body_in_a_missing_blob_store_is_an_error() {
     master(&mut external).body = Some(Body::External(Blob::First));
     let (store, id) = (store(100), external.txid);
     store.plant(external).await;
-    assert!(matches!(store.get_meta(id).await, Err(ReadError::Body(BodyError::NoBlobStore { .. }))));
-    assert!(store.get(id, ReadFields { slots: true, body: false }).await.is_ok());
-    let found = store.batch_get(&[Txid([9; 32]), id], ReadFields::ALL).await.unwrap();
-    assert!(matches!(&found[..], [Ok(None), Err(ReadError::Body(_))]));
+    assert!(matches!(TxReader::of(&store).get_meta(id).await, Err(ReadError::Body(BodyError::NoBlobStore { .. }))));
+    assert!(TxReader::of(&store).get(id, ReadFields { slots: true, body: false }).await.is_ok());
+    assert!(matches!(TxReader::of(&store).get(id, ReadFields::ALL).await, Err(ReadError::Body(_))));
 }
 
 type Change = fn(&mut Page);
@@ -160,7 +162,7 @@ async fn spend_status_follows_the_order_of_refusal() {
         bar(&mut page);
         let store = store(100);
         store.plant(page.clone()).await;
-        let status = store.get_spend(outpoint(PARENT, 0), None, Some(299)).await.unwrap();
+        let status = TxReader::of(&store).get_spend(outpoint(PARENT, 0), None, Some(299)).await.unwrap();
         assert_eq!(status, expected);
     }
 }
@@ -169,7 +171,7 @@ async fn spend_status_follows_the_order_of_refusal() {
 async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
     let store = store(100);
     let at = |vout| outpoint(PARENT, vout);
-    assert_eq!(store.get_spend(at(0), None, None).await.unwrap(), SpendStatus::NotFound);
+    assert_eq!(TxReader::of(&store).get_spend(at(0), None, None).await.unwrap(), SpendStatus::NotFound);
     let mut page = seeded(1, 2);
     page.utxo_spendable_in.insert(1, 300);
     store.plant(page).await;
@@ -184,14 +186,14 @@ async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
         (at(100), None, None, SpendStatus::NoSuchOutput),
     ];
     for (outpoint, hash, height, expected) in cases {
-        assert_eq!(store.get_spend(outpoint, hash, height).await.unwrap(), expected, "{outpoint}");
+        assert_eq!(TxReader::of(&store).get_spend(outpoint, hash, height).await.unwrap(), expected, "{outpoint}");
     }
     let (reason, other) = (Reason::Command, seeded(2, 1));
     let txid = other.txid;
     store.plant(other).await;
     store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 1 }).await;
     store.sequenced(Key::master(txid), Sequenced::Prune { height: 900, keep_until: None }).await;
-    assert_eq!(store.get_spend(outpoint(txid, 0), None, None).await.unwrap(), SpendStatus::Pruned(900));
+    assert_eq!(TxReader::of(&store).get_spend(outpoint(txid, 0), None, None).await.unwrap(), SpendStatus::Pruned(900));
 }
 
 #[tokio::test]
@@ -209,7 +211,11 @@ async fn spend_status_is_read_from_the_page_of_the_output() {
         SpendStatus::NoSuchOutput,
     ];
     for (vout, expected) in (0..).zip(expected) {
-        assert_eq!(store.get_spend(outpoint(txid(&bytes), vout), None, None).await.unwrap(), expected, "{vout}");
+        assert_eq!(
+            TxReader::of(&store).get_spend(outpoint(txid(&bytes), vout), None, None).await.unwrap(),
+            expected,
+            "{vout}"
+        );
     }
 }
 
@@ -223,7 +229,7 @@ fn standard(inputs: &[Outpoint]) -> Vec<u8> {
 }
 
 async fn previous(store: &Store, inputs: &[Outpoint]) -> Result<Vec<StoredOutput>, ReadError> {
-    store.previous_outputs(&Transaction::parse(&standard(inputs)).unwrap()).await
+    TxReader::of(store).previous_outputs(&Transaction::parse(&standard(inputs)).unwrap()).await
 }
 
 #[tokio::test]
@@ -236,7 +242,7 @@ async fn previous_outputs_are_in_the_order_of_the_inputs() {
     assert_eq!(satoshis, [16, 1_000, 10, 99], "the last one was reassigned");
     assert_eq!((found[0].script.clone(), found[1].script.clone()), (script(6), script(1)));
     let coinbase = coinbase(50);
-    assert_eq!(store.previous_outputs(&Transaction::parse(&coinbase).unwrap()).await.unwrap(), []);
+    assert_eq!(TxReader::of(&store).previous_outputs(&Transaction::parse(&coinbase).unwrap()).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -7,7 +7,12 @@ use crate::{
         fault::{BlobFault, FaultStore},
     },
     record::{Blob, Body, LockRecord, Reason, Sequenced, Slot, Verdict, build::NewTxState},
-    store::{StoreSettings, read::ReadFields, testing},
+    store::{
+        StoreSettings,
+        queries::StoreQueries,
+        read::{ReadFields, TxReader},
+        testing,
+    },
     telemetry::{Metrics, OperationKind, WatchedEngine},
 };
 
@@ -47,7 +52,7 @@ async fn without_page_2(store: &Store) -> (Txid, Vec<Slot>) {
     for page in whole.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
         store.plant(Page::clone(&page)).await;
     }
-    (txid, whole.get(txid, ReadFields::ALL).await.unwrap().unwrap().slots)
+    (txid, TxReader::of(&whole).get(txid, ReadFields::ALL).await.unwrap().unwrap().slots)
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +61,7 @@ async fn a_page_that_a_node_lost_is_restored() {
     let (txid, slots) = without_page_2(&store).await;
     Recovery::of(&store).complete(txid).await.unwrap();
     assert!(are_live(&store, txid).await);
-    assert_eq!(store.get(txid, ReadFields::ALL).await.unwrap().unwrap().slots, slots);
+    assert_eq!(TxReader::of(&store).get(txid, ReadFields::ALL).await.unwrap().unwrap().slots, slots);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,7 +158,7 @@ async fn the_sweep_skips_a_creation_that_may_be_running() {
     let swept = NOW.run(&store).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![txid], vec![]));
     let mut lock_records = Vec::new();
-    store.lock_records(|txid, lock_record| lock_records.push((txid, lock_record))).await.unwrap();
+    StoreQueries::of(&store).lock_records(|txid, lock_record| lock_records.push((txid, lock_record))).await.unwrap();
     assert_eq!(lock_records, [(txid, lock_record)]);
     let swept = Sweep { now_ms: NOW.now_ms + 1, ..NOW }.run(&store).await.unwrap();
     assert_eq!((swept.running, swept.completed), (vec![], vec![txid]));

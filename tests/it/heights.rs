@@ -21,7 +21,7 @@ async fn state(world: &World, made: &Made) -> TxState {
 async fn slots(world: &World, made: &Made, count: u32) -> Vec<Option<Slot>> {
     let mut slots = Vec::new();
     for vout in 0..count {
-        slots.push(world.store.slot(made.coin(vout).outpoint).await.unwrap());
+        slots.push(utxo_store::store::read::TxReader::of(&world.store).slot(made.coin(vout).outpoint).await.unwrap());
     }
     slots
 }

@@ -26,7 +26,7 @@ use crate::{
     store::{
         Store,
         dump::ReasonText,
-        read::{FROZEN_SPENDER, TxMeta},
+        read::{FROZEN_SPENDER, TxMeta, TxReader},
     },
     tx::Txid,
 };
@@ -107,7 +107,7 @@ async fn read_cast(store: &Store, story: &Story) -> Result<Vec<CastMember>, Fail
     let mut cast = Vec::new();
     for (name, txid) in &story.transactions {
         let verdict = store.master(*txid).await?.and_then(|master| master.verdict());
-        let meta = store.get_meta(*txid).await?;
+        let meta = TxReader::of(store).get_meta(*txid).await?;
         cast.push(describe_member(name, *txid, verdict, meta.as_ref(), story));
     }
     Ok(cast)

@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     record::BlockRecord,
-    store::{Store, queries::BlockName},
+    store::{
+        Store,
+        queries::{BlockName, StoreQueries},
+    },
     text::hex_reversed,
 };
 
@@ -61,7 +64,7 @@ impl BlockArgs {
             (None, Some(height)) => BlockName::Height(height),
             (None, None) => return Err(Failure::new("name the block: a local id, a hash, or --height")),
         };
-        let found = store.find_blocks(name).await?;
+        let found = StoreQueries::of(store).find_blocks(name).await?;
         if found.is_empty() {
             return Err(Failure::new(format!("the store has no block {name}")));
         }

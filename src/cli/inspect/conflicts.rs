@@ -10,7 +10,10 @@ use super::{
     line,
 };
 use crate::{
-    store::{Store, queries::RelatedTxs},
+    store::{
+        Store,
+        queries::{RelatedTxs, StoreQueries},
+    },
     tx::Txid,
 };
 
@@ -50,8 +53,8 @@ impl ConflictsArgs {
         if store.master(txid).await?.is_none() {
             return Err(Failure::new(format!("the store has no transaction {txid}")));
         }
-        let against = store.counter_conflicting(txid, self.limit).await?;
-        let conflicting_descendants = store.conflicting_descendants(txid, self.limit).await?;
+        let against = StoreQueries::of(store).counter_conflicting(txid, self.limit).await?;
+        let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, self.limit).await?;
         let shown = ConflictsView { txid, against, conflicting_descendants };
         if self.json {
             serde_json::to_writer(&mut *out, &shown)?;

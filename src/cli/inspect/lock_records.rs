@@ -9,7 +9,7 @@ use crate::{
     cli::{CliResult, offline::StoreArgs},
     clock::Clock,
     record::LockRecord,
-    store::Store,
+    store::{Store, queries::StoreQueries},
     tx::Txid,
 };
 
@@ -51,7 +51,7 @@ impl LockRecordsArgs {
 
     async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
         let mut all = Vec::new();
-        store.lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
+        StoreQueries::of(store).lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
         for shown in &all {
             if self.json {
                 serde_json::to_writer(&mut *out, shown)?;

@@ -13,7 +13,12 @@ use super::{
 use crate::{
     engine::EngineError,
     record::{Page, Slot, TxState, Verdict},
-    store::{Store, dump::ReasonText, read::TxMeta, verify::Holder},
+    store::{
+        Store,
+        dump::ReasonText,
+        read::{TxMeta, TxReader},
+        verify::Holder,
+    },
     tx::{Txid, UtxoHash},
 };
 
@@ -129,7 +134,7 @@ impl TransactionView {
     /// The store does not have the transaction, or does not answer.
     pub async fn read(store: &Store, txid: Txid, history: Option<Vec<HistoryEntry>>) -> Result<Self, Failure> {
         let missing = || Failure::new(format!("the store has no transaction {txid}"));
-        let meta = store.get_meta(txid).await?.ok_or_else(missing)?;
+        let meta = TxReader::of(store).get_meta(txid).await?.ok_or_else(missing)?;
         let master = store.master(txid).await?.ok_or_else(missing)?;
         let outputs = read_outputs(store, &master).await?;
         Ok(TransactionView { history, ..view(meta, &master, outputs) })
@@ -334,7 +339,12 @@ mod tests {
     #[tokio::test]
     async fn a_reassignment_is_printed_with_the_new_amount_and_script() {
         let (store, _) = open_sample_store().await;
-        let utxo_hash = store.slot(testing::outpoint(PARENT, 1)).await.unwrap().and_then(|slot| slot.hash()).unwrap();
+        let utxo_hash = TxReader::of(&store)
+            .slot(testing::outpoint(PARENT, 1))
+            .await
+            .unwrap()
+            .and_then(|slot| slot.hash())
+            .unwrap();
         let reassign = Sequenced::Reassign {
             offset: 1,
             utxo_hash,

@@ -4,8 +4,8 @@ use std::io::Write;
 
 use clap::Args;
 
-use super::super::{CliResult, offline::StoreArgs};
-use crate::store::Store;
+use super::super::{CommandResult, offline::StoreArgs};
+use crate::store::{Store, queries::StoreQueries};
 
 const AFTER_HELP: &str = "\
 Ordered by the time of the first write, oldest first, without conflicting transactions. With --parents the parents are
@@ -33,7 +33,7 @@ pub struct UnminedArgs {
 impl UnminedArgs {
     pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         if self.parents {
-            for parent in store.preserved_parents(self.since).await? {
+            for parent in StoreQueries::of(store).preserved_parents(self.since).await? {
                 if self.json {
                     serde_json::to_writer(&mut *out, &parent)?;
                     writeln!(out)?;
@@ -46,7 +46,7 @@ impl UnminedArgs {
             }
             return Ok(());
         }
-        for unmined in store.old_unmined(self.since).await? {
+        for unmined in StoreQueries::of(store).old_unmined(self.since).await? {
             if self.json {
                 serde_json::to_writer(&mut *out, &unmined)?;
                 writeln!(out)?;

@@ -9,7 +9,11 @@ use crate::{
         memory::MemoryEngine,
     },
     record::{Body, Reason, StoredOutput, Verdict, build},
-    store::{recovery::Recovery, testing},
+    store::{
+        read::{SpendStatus, TxReader},
+        recovery::Recovery,
+        testing,
+    },
     tx::{Outpoint, Transaction, Txid},
 };
 
@@ -56,11 +60,13 @@ async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     store.verify(|_| {}, |violation| violations.push(violation)).await.unwrap();
     let missing = violations.iter().filter(|it| !matches!(it, crate::store::verify::Violation::InputNotTaken { .. }));
     assert_eq!(missing.count(), 0, "{violations:?}");
-    let spend =
-        store.get_spend(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None).await.unwrap();
-    assert_eq!(spend, crate::store::read::SpendStatus::Unspent);
+    let spend = TxReader::of(&store)
+        .get_spend(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None)
+        .await
+        .unwrap();
+    assert_eq!(spend, SpendStatus::Unspent);
     let beyond = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 7 };
-    assert_eq!(store.get_spend(beyond, None, None).await.unwrap(), crate::store::read::SpendStatus::NoSuchOutput);
+    assert_eq!(TxReader::of(&store).get_spend(beyond, None, None).await.unwrap(), SpendStatus::NoSuchOutput);
 }
 
 /// The master exists, so that every page was written, and slots of the missing page may have been spent.
@@ -108,8 +114,8 @@ async fn the_master_of_a_contested_transaction_bars_its_pages() {
     assert_eq!(create(&store, 1, InitialState::Contested).await, Outcome::Applied(Reply::State(state)));
     assert_eq!(states(&store).await, [Some(state), Some(TxState::Creating), Some(TxState::Creating)]);
     let outpoint = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 };
-    let status = store.get_spend(outpoint, None, None).await.unwrap();
-    assert_eq!(status, crate::store::read::SpendStatus::Conflicting(Verdict::Pending));
+    let status = TxReader::of(&store).get_spend(outpoint, None, None).await.unwrap();
+    assert_eq!(status, SpendStatus::Conflicting(Verdict::Pending));
     let live = create(&store, 2, InitialState::Live).await;
     assert_eq!(
         live,
