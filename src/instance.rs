@@ -33,9 +33,10 @@ use crate::{
     store::{
         Store,
         create::{Creator, CreatorIdentity},
-        meta::{MetaError, MetaExpectations},
+        meta::{MetaError, MetaExpectations, StoreMeta},
         ownership::{GroupStore, StoreOwnership, verify_above_floor},
         restart_detector::{RestartDetector, durability_lag},
+        sentinels::Sentinels,
         topics::{FoundTopic, find_topics, has_topic_id, verify_topic_binding},
     },
     telemetry::Metrics,
@@ -422,15 +423,16 @@ async fn open_durably(
     let mut durable_store_id = None;
     loop {
         let opened = async {
-            let meta =
-                parts.store.open_meta(meta_expectations(&parts.store), group_has_offsets, parts.store_id).await?;
+            let meta = StoreMeta::of(&parts.store)
+                .open(meta_expectations(&parts.store), group_has_offsets, parts.store_id)
+                .await?;
             // Committed offsets of the group show that the meta record is durable.
             if !group_has_offsets && durable_store_id != Some(meta.store_id) {
                 durable_store_id = nodes.wait_until_durable().await.map_err(MetaError::from)?.then_some(meta.store_id);
                 return Err(MetaError::NoMetaRecord.into());
             }
             let has_new_blobs = claim_blobs(&parts.store, &meta).await?;
-            Ok((has_new_blobs, parts.store.write_sentinels(&meta).await?))
+            Ok((has_new_blobs, Sentinels::of(&parts.store).write(&meta).await?))
         };
         let (has_new_blobs, has_new_sentinels) = match opened.await {
             // Read again: the meta record is durable now, or a node lost it (perhaps the record of another instance).
@@ -442,8 +444,8 @@ async fn open_durably(
             if has_new_sentinels {
                 // An instance that created the store at the same time, and lost the race, may have overwritten them.
                 let meta = parts.store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
-                parts.store.verify_sentinels(&meta).await?;
-                parts.store.record_sentinels().await?;
+                Sentinels::of(&parts.store).verify(&meta).await?;
+                Sentinels::of(&parts.store).record().await?;
             }
             return Ok(());
         }
@@ -457,7 +459,7 @@ async fn claim_blobs(store: &Store, meta: &MetaRecord) -> Result<bool, InstanceE
     let is_first = !meta.has_blobs;
     blobs.claim(meta.store_id, is_first).await?;
     if is_first {
-        store.record_blob_store().await?;
+        StoreMeta::of(store).record_blob_store().await?;
     }
     Ok(is_first)
 }
@@ -473,8 +475,8 @@ async fn bind_topics(
     partitions: i32,
     found: Vec<FoundTopic>,
 ) -> Result<TopicGuard, InstanceError> {
-    parts.store.bind_partitions(partitions.unsigned_abs()).await?;
-    parts.store.bind_topics(&found).await?;
+    StoreMeta::of(&parts.store).bind_partitions(partitions.unsigned_abs()).await?;
+    StoreMeta::of(&parts.store).bind_topics(&found).await?;
     let expected = found.into_iter().map(|topic| {
         let identity = TopicIdentity { id: topic.id, partitions: topic.partitions };
         (topic.name, identity)
@@ -494,11 +496,11 @@ async fn check_chain(
         // The topic id identifies the chain topic; a deleted first record changes nothing.
         return Ok(());
     }
-    match parts.store.bind_chain(found).await {
+    match StoreMeta::of(&parts.store).bind_chain(found).await {
         // The chain was empty when it was read. Another instance may have bound the store to a first record since.
         Err(MetaError::ChainRecreated { .. }) if found.is_none() => {
             let found = read_chain_topic_id(settings, parts.broker.as_ref()).await?;
-            parts.store.bind_chain(found).await?;
+            StoreMeta::of(&parts.store).bind_chain(found).await?;
         }
         bound => drop(bound?),
     }

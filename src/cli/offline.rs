@@ -10,7 +10,10 @@ use crate::{
     config::Config,
     engine::{self, OpenError, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
     record::{MetaRecord, Rules},
-    store::{Store, StoreSettings, meta::LAYOUT_VERSION},
+    store::{
+        Store, StoreSettings,
+        meta::{LAYOUT_VERSION, check_blobs},
+    },
     telemetry::Metrics,
 };
 
@@ -97,7 +100,7 @@ pub(super) async fn open_with_recorded_settings(
     settings.utxo_batch_size = meta.utxo_batch_size;
     settings.rules.retention = meta.retention;
     let store = Store::new(engine, settings).with_blobs(blobs);
-    store.check_blobs(&meta)?;
+    check_blobs(&meta, &store)?;
     Ok((store, meta))
 }
 
@@ -105,7 +108,10 @@ pub(super) async fn open_with_recorded_settings(
 pub(super) mod tests {
     use super::*;
     use crate::{
-        store::{meta::MetaExpectations, testing},
+        store::{
+            meta::{MetaExpectations, StoreMeta},
+            testing,
+        },
         tx::{Network, Txid},
     };
 
@@ -113,7 +119,7 @@ pub(super) mod tests {
     pub(crate) async fn open_sample_store() -> (Store, MetaRecord) {
         let store = testing::store(7);
         let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 7, retention: 9 };
-        store.open_meta(expected, false, [4; 16]).await.unwrap();
+        StoreMeta::of(&store).open(expected, false, [4; 16]).await.unwrap();
         store.plant(testing::seeded(1, 2)).await;
         store.accept(&testing::transaction(&[(testing::outpoint(Txid([1; 32]), 0), 1_000)], &[600])).await;
         store.plant(testing::page(&testing::coinbase(5_000_000))).await;
@@ -182,7 +188,7 @@ pub(super) mod tests {
             .to_string();
         assert!(failure.contains("://"), "{failure}");
         let (store, _) = open_sample_store().await;
-        store.change_meta(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();
+        StoreMeta::of(&store).change(|meta| Ok(MetaRecord { layout_version: 9, ..meta })).await.unwrap();
         let failure = open_with_recorded_settings(store.engine, None).await.err().unwrap().to_string();
         assert!(failure.contains("layout 9"), "{failure}");
     }

@@ -21,7 +21,7 @@ use crate::{
     sequencer::{CommittedChain, ValidatedSource, chain_group, read_replay_floor},
     store::{
         Store,
-        meta::{MetaError, check_not_rebuilding},
+        meta::{MetaError, StoreMeta, check_blobs, check_not_rebuilding},
         ownership::{GroupStore, StoreOwnership},
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::{RestartDetector, durability_lag},
@@ -139,7 +139,7 @@ impl PruneArgs {
         check_not_rebuilding(&meta)?;
         let topics = find_topics(broker, &store_topics(&instance)).await?;
         topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
-        store.check_blobs(&meta)?;
+        check_blobs(&meta, store)?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),
             group: instance.pipeline.group.clone(),
@@ -155,7 +155,7 @@ impl PruneArgs {
         let retention = store.settings.rules.retention;
         let terms = PruneTerms { height: self.height, retention, committed: committed_chain.offset };
         if !self.dry_run {
-            store.begin_pruning(&floor, &terms).await?;
+            StoreMeta::of(store).begin_pruning(&floor, &terms).await?;
         }
         let settings = PruneSettings { dry_run: self.dry_run, is_exclusive: true, ..wiring::prune_task(config).pass };
         let (progress, started) = (Spinner::start(PROGRESS_TEMPLATE, ""), Instant::now());
@@ -169,7 +169,7 @@ impl PruneArgs {
             }
         };
         if complete && !self.dry_run {
-            store.end_pruning(self.height).await?;
+            StoreMeta::of(store).end_pruning(self.height).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
         Ok(PruneSummary { height: self.height, dry_run: self.dry_run, complete, pruned: pass.pruned(), seconds })

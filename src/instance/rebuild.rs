@@ -28,8 +28,9 @@ use crate::{
     status::Condition,
     store::{
         Store,
-        meta::{MetaError, RebuildAttempt},
+        meta::{MetaError, RebuildAttempt, RebuildRecord},
         restart_detector::RestartDetector,
+        sentinels::Sentinels,
         topics::find_topics,
     },
 };
@@ -57,7 +58,7 @@ pub async fn rebuild(
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<RebuildReport, InstanceError> {
-    if !parts.store.can_begin_rebuild().await? {
+    if !RebuildRecord::of(&parts.store).can_begin().await? {
         return Err(InstanceError::NotEmpty);
     }
     run(settings, parts, None, shutdown).await
@@ -163,23 +164,24 @@ async fn begin(
     loop {
         let rebuilding = Rebuilding { nodes: nodes.expected().0.clone(), ..rebuilding.clone() };
         let attempt = RebuildAttempt { rebuilding, rebuilder };
-        let meta = parts.store.begin_rebuild(meta_expectations(&parts.store), attempt, parts.store_id).await?;
+        let meta =
+            RebuildRecord::of(&parts.store).begin(meta_expectations(&parts.store), attempt, parts.store_id).await?;
         let is_durable = parts.store.blobs.is_none() || nodes.wait_until_durable().await.map_err(MetaError::from)?;
         // Two rebuilds that begin at the same time both find the set empty. Both read the meta record again before they
         // write, and one of them finds the number of the other.
         tokio::time::sleep(POLL_INTERVAL * 2).await;
-        match parts.store.check_rebuild_owner(rebuilder).await {
+        match RebuildRecord::of(&parts.store).check_owner(rebuilder).await {
             // A node lost the meta record: the next round writes the record again.
             Err(MetaError::NoMetaRecord) if !is_durable => {}
             other => other?,
         }
-        if !parts.store.can_begin_rebuild().await? {
+        if !RebuildRecord::of(&parts.store).can_begin().await? {
             return Err(InstanceError::NotEmpty);
         }
         if is_durable {
             claim_blobs(&parts.store, &meta).await?;
             // Sentinels come before every other record, so that a part that is lost meanwhile is missed at the end.
-            parts.store.write_sentinels(&meta).await?;
+            Sentinels::of(&parts.store).write(&meta).await?;
             return Ok(());
         }
     }
@@ -194,9 +196,10 @@ async fn resume(
     log: &LogEnds,
 ) -> Result<RebuildProgress, InstanceError> {
     let incarnation = nodes.baseline().await.map_err(MetaError::from)?;
-    let meta = parts.store.resume_rebuild(meta_expectations(&parts.store), incarnation, rebuilder, log).await?;
+    let meta =
+        RebuildRecord::of(&parts.store).resume(meta_expectations(&parts.store), incarnation, rebuilder, log).await?;
     tokio::time::sleep(POLL_INTERVAL * 2).await;
-    parts.store.check_rebuild_owner(rebuilder).await?;
+    RebuildRecord::of(&parts.store).check_owner(rebuilder).await?;
     // The killed process may have been waiting to mark the blob store.
     let is_unmarked = parts.store.blobs.is_some() && !meta.has_blobs;
     if is_unmarked && !nodes.wait_until_durable().await.map_err(MetaError::from)? {
@@ -205,10 +208,10 @@ async fn resume(
     claim_blobs(&parts.store, &meta).await?;
     let rebuilding = meta.rebuilding.clone().ok_or(MetaError::RebuildTakenOver)?;
     if rebuilding.reached == ConsumedOffsets::default() {
-        parts.store.write_sentinels(&meta).await?;
+        Sentinels::of(&parts.store).write(&meta).await?;
     } else {
         // Events below the progress are not read again: a lost part stays lost and must not get new sentinels.
-        parts.store.verify_sentinels(&meta).await?;
+        Sentinels::of(&parts.store).verify(&meta).await?;
     }
     tracing::info!(reached = ?rebuilding.reached, frontier = rebuilding.frontier, "rebuild: resumed");
     Ok(RebuildProgress::from_record(*rebuilding))
@@ -251,7 +254,7 @@ fn progress_sink(store: Store, rebuilder: u64, chain: Arc<str>) -> CommitSink {
         }
         let store = store.clone();
         Box::pin(async move {
-            let recorded = store.record_rebuild_progress(rebuilder, &reached, &chain_state).await;
+            let recorded = RebuildRecord::of(&store).record_progress(rebuilder, &reached, &chain_state).await;
             recorded.map(drop).map_err(|error| {
                 // A takeover is retryable here: `wait_until_taken_over` then ends the rebuild with its own error.
                 let is_retryable = error.may_be_retried() || matches!(error, MetaError::RebuildTakenOver);
@@ -273,12 +276,12 @@ async fn end(
     if !nodes.wait_until_durable().await.map_err(MetaError::from)? {
         return Err(MetaError::NodeRestarted.into());
     }
-    store.verify_sentinels(&store.meta().await?.ok_or(MetaError::NoMetaRecord)?).await?;
+    Sentinels::of(store).verify(&store.meta().await?.ok_or(MetaError::NoMetaRecord)?).await?;
     loop {
-        store.end_rebuild(rebuilder, consumed).await?;
+        RebuildRecord::of(store).end(rebuilder, consumed).await?;
         if nodes.wait_until_durable().await.map_err(MetaError::from)? {
             if store.engine.may_lose_parts() {
-                store.record_sentinels().await?;
+                Sentinels::of(store).record().await?;
             }
             return Ok(());
         }
@@ -290,7 +293,7 @@ async fn end(
 async fn wait_until_taken_over(store: &Store, rebuilder: u64) -> MetaError {
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        if let Err(error) = store.check_rebuild_owner(rebuilder).await {
+        if let Err(error) = RebuildRecord::of(store).check_owner(rebuilder).await {
             return error;
         }
     }

@@ -19,7 +19,10 @@ use crate::{
         handler::Handler,
         state::{BadState, ChainState},
     },
-    store::prune::{PruneBasis, PruneError, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
+    store::{
+        meta::StoreMeta,
+        prune::{PruneBasis, PruneError, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
+    },
     telemetry::PrunedKind,
 };
 
@@ -184,11 +187,12 @@ impl Pruner {
             // The replay floor is written first: a replay from below could restore records that are pruned.
             let floor = read_replay_floor(parts.broker.as_ref(), &parts.validated, committed.offset).await;
             let floor = floor.map_err(|error| StepError::Retry(error.to_string()))?;
-            let meta =
-                store.begin_pruning(&floor, &under.terms).await.map_err(|error| match error.may_be_retried() {
+            let meta = StoreMeta::of(store).begin_pruning(&floor, &under.terms).await.map_err(|error| {
+                match error.may_be_retried() {
                     true => StepError::Retry(error.to_string()),
                     false => StepError::Stop(SequencerError::Damaged(error.to_string())),
-                })?;
+                }
+            })?;
             metrics.prune_horizon.set(i64::from(meta.prune_horizon));
             self.pass = Some((PrunePass::new(task.pass, under), Started::now()));
         }
@@ -212,7 +216,7 @@ impl Pruner {
                 let PruneTotals { examined, spent, conflicting, tombstones, .. } = now;
                 tracing::info!(height, examined, spent, conflicting, tombstones, seconds, "prune: pass ended");
             }
-            store.end_pruning(height).await.map_err(|error| StepError::Retry(error.to_string()))?;
+            StoreMeta::of(store).end_pruning(height).await.map_err(|error| StepError::Retry(error.to_string()))?;
             metrics.prune_horizon.set(i64::from(height));
             self.done = height;
         }

@@ -8,7 +8,7 @@
 
 use super::{
     Store,
-    meta::{MetaError, MetaExpectations},
+    meta::{MetaError, MetaExpectations, StoreMeta},
 };
 use crate::record::{ConsumedOffsets, MetaRecord};
 
@@ -27,7 +27,7 @@ pub trait StoreOwnership: Send + Sync {
     /// The offsets are not recorded, so that they must not be committed.
     async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError>;
 
-    /// Binds the store to the chain topic whose record at offset 0 has this [`chain_id`](super::meta::chain_id).
+    /// Binds the store to the chain topic whose record at offset 0 has this [`chain_id`](super::meta::compute_chain_id).
     ///
     /// # Errors
     /// The store is bound to another chain; or the engine failed.
@@ -53,7 +53,7 @@ pub struct GroupStore {
 impl StoreOwnership for GroupStore {
     async fn verify_intact(&self) -> Result<(), MetaError> {
         // The store exists, so that the id for a new store is not used.
-        self.store.open_meta(self.expected, true, [0; 16]).await.map(drop)
+        StoreMeta::of(&self.store).open(self.expected, true, [0; 16]).await.map(drop)
     }
 
     async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -61,11 +61,11 @@ impl StoreOwnership for GroupStore {
             meta.consumed.raise(consumed);
             Ok(meta)
         };
-        self.store.change_meta(raise).await.map(drop)
+        StoreMeta::of(&self.store).change(raise).await.map(drop)
     }
 
     async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError> {
-        self.store.bind_chain(Some(chain_id)).await.map(drop)
+        StoreMeta::of(&self.store).bind_chain(Some(chain_id)).await.map(drop)
     }
 
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -168,7 +168,7 @@ mod tests {
 
     async fn new() -> GroupStore {
         let store = store(5);
-        store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
+        StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
         GroupStore { store, expected: EXPECTED }
     }
 
@@ -209,8 +209,8 @@ mod tests {
             verify_above_floor(&floor, &from)
         };
         may_go_on(consumed(0, [])).await.unwrap();
-        store.store.begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
-        store.store.begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
+        StoreMeta::of(&store.store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
+        StoreMeta::of(&store.store).begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
         may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
         for (from, words) in [
             (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),

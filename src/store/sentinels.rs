@@ -4,46 +4,60 @@
 //! Sentinels count only once the meta record has [`MetaRecord::has_sentinels`], which is written when no node can lose
 //! the sentinels any more. So a store without sentinels, or with new ones, differs from a store that has lost some.
 
-use super::{Store, meta::MetaError};
+use super::{
+    Store,
+    meta::{MetaError, StoreMeta},
+};
 use crate::{
     engine::Row,
     record::{Key, MetaRecord, Operation, Record},
 };
 
-impl Store {
+/// The sentinels of a store.
+#[derive(Clone, Copy)]
+pub struct Sentinels<'a> {
+    store: &'a Store,
+}
+
+impl<'a> Sentinels<'a> {
+    /// Returns the sentinels of this store.
+    pub fn of(store: &'a Store) -> Self {
+        Sentinels { store }
+    }
+
     /// Writes the sentinels if this engine [can lose parts](crate::engine::RecordEngine::may_lose_parts) and the meta
     /// record does not have [`MetaRecord::has_sentinels`] yet. Returns whether sentinels were written: these have to be
-    /// durable before [`record_sentinels`](Self::record_sentinels).
+    /// durable before [`record`](Self::record).
     ///
     /// # Errors
     /// The engine answers with an error that no retry heals.
-    pub async fn write_sentinels(&self, meta: &MetaRecord) -> Result<bool, MetaError> {
-        if !self.engine.may_lose_parts() || meta.has_sentinels {
+    pub async fn write(&self, meta: &MetaRecord) -> Result<bool, MetaError> {
+        if !self.store.engine.may_lose_parts() || meta.has_sentinels {
             return Ok(false);
         }
         let put = |key| Row { key, operation: Operation::PutSentinel(meta.store_id) };
-        self.apply(keys().map(put).collect()).await?;
+        self.store.apply(keys().map(put).collect()).await?;
         Ok(true)
     }
 
     /// Records in the meta record that the sentinels exist and are durable.
     ///
     /// # Errors
-    /// The errors of [`change_meta`](Self::change_meta).
-    pub async fn record_sentinels(&self) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| Ok(MetaRecord { has_sentinels: true, ..meta })).await
+    /// The errors of [`StoreMeta::change`].
+    pub async fn record(&self) -> Result<MetaRecord, MetaError> {
+        StoreMeta::of(self.store).change(|meta| Ok(MetaRecord { has_sentinels: true, ..meta })).await
     }
 
     /// Verifies that all sentinels exist. Over an engine without sentinels nothing is read.
     ///
     /// # Errors
     /// [`MetaError::PartLost`], or the sentinels could not be read.
-    pub async fn verify_sentinels(&self, meta: &MetaRecord) -> Result<(), MetaError> {
-        if !self.engine.may_lose_parts() {
+    pub async fn verify(&self, meta: &MetaRecord) -> Result<(), MetaError> {
+        if !self.store.engine.may_lose_parts() {
             return Ok(());
         }
         let ours = Some(Record::Sentinel(meta.store_id));
-        let found = self.read(keys().collect()).await?;
+        let found = self.store.read(keys().collect()).await?;
         let missing = found.iter().filter(|found| **found != ours).count();
         if missing == 0 { Ok(()) } else { Err(MetaError::PartLost { missing, all: found.len() }) }
     }
@@ -79,10 +93,10 @@ mod tests {
 
     async fn with_sentinels() -> (Arc<MemoryEngine>, Store) {
         let (engine, store) = in_parts();
-        let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        assert!(store.write_sentinels(&meta).await.unwrap());
-        let meta = store.record_sentinels().await.unwrap();
-        assert!(!store.write_sentinels(&meta).await.unwrap(), "a second time");
+        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
+        assert!(Sentinels::of(&store).write(&meta).await.unwrap());
+        let meta = Sentinels::of(&store).record().await.unwrap();
+        assert!(!Sentinels::of(&store).write(&meta).await.unwrap(), "a second time");
         (engine, store)
     }
 
@@ -97,8 +111,8 @@ mod tests {
             let error = group.verify_intact().await.unwrap_err();
             assert!(matches!(error, MetaError::PartLost { missing: 2, all: 256 }), "{error}");
             assert!(error.to_string().contains("replay --rebuild") && !error.may_be_retried(), "{error}");
-            assert!(store.open_meta(EXPECTED, true, [2; 16]).await.is_err(), "a start");
-            assert!(store.inspect_meta(EXPECTED, true).await.is_err(), "run --check");
+            assert!(StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.is_err(), "a start");
+            assert!(StoreMeta::of(&store).inspect(EXPECTED, true).await.is_err(), "run --check");
         }
     }
 
@@ -106,24 +120,24 @@ mod tests {
     #[tokio::test]
     async fn no_sentinel_is_missed_before_they_are_recorded() {
         let (engine, store) = in_parts();
-        let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
-        assert!(store.write_sentinels(&meta).await.unwrap());
+        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
+        StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
+        assert!(Sentinels::of(&store).write(&meta).await.unwrap());
         engine.put(Key::Sentinel(3), None);
-        let meta = store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
-        assert!(store.verify_sentinels(&meta).await.is_err(), "the sentinels must not be recorded yet");
-        assert!(store.write_sentinels(&meta).await.unwrap());
-        store.verify_sentinels(&meta).await.unwrap();
-        store.record_sentinels().await.unwrap();
-        store.open_meta(EXPECTED, true, [2; 16]).await.unwrap();
+        let meta = StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
+        assert!(Sentinels::of(&store).verify(&meta).await.is_err(), "the sentinels must not be recorded yet");
+        assert!(Sentinels::of(&store).write(&meta).await.unwrap());
+        Sentinels::of(&store).verify(&meta).await.unwrap();
+        Sentinels::of(&store).record().await.unwrap();
+        StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
     }
 
     #[tokio::test]
     async fn an_engine_that_is_lost_as_a_whole_has_no_sentinels() {
         let store = store(5);
-        let meta = store.open_meta(EXPECTED, false, [1; 16]).await.unwrap();
-        assert!(!store.write_sentinels(&meta).await.unwrap());
+        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
+        assert!(!Sentinels::of(&store).write(&meta).await.unwrap());
         assert_eq!(store.read(vec![Key::Sentinel(0)]).await.unwrap(), [None]);
-        store.verify_sentinels(&meta).await.unwrap();
+        Sentinels::of(&store).verify(&meta).await.unwrap();
     }
 }

@@ -5,10 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Store,
-    meta::{MetaError, read_topic_id},
-};
+use super::meta::{MetaError, StoreMeta, read_topic_id};
 use crate::{
     broker::{Broker, BrokerError, TopicId, TopicIdentity, TopicPartition, identity::describe_recreated},
     event::Topic,
@@ -108,13 +105,13 @@ fn bind(mut meta: MetaRecord, found: &[FoundTopic]) -> Result<MetaRecord, MetaEr
     Ok(meta)
 }
 
-impl Store {
+impl StoreMeta<'_> {
     /// Binds the store to these topics: a first id is recorded, and later any other id is refused.
     ///
     /// # Errors
-    /// [`MetaError::TopicRecreated`], or the errors of [`change_meta`](Self::change_meta).
+    /// [`MetaError::TopicRecreated`], or the errors of [`change`](Self::change).
     pub async fn bind_topics(&self, found: &[FoundTopic]) -> Result<MetaRecord, MetaError> {
-        self.change_meta(|meta| bind(meta, found)).await
+        self.change(|meta| bind(meta, found)).await
     }
 }
 

@@ -10,7 +10,7 @@ use utxo_store::{
     record::Rules,
     store::{
         Store,
-        meta::{MetaError, MetaExpectations, RebuildAttempt},
+        meta::{MetaError, MetaExpectations, RebuildAttempt, RebuildRecord, StoreMeta},
     },
 };
 
@@ -135,15 +135,14 @@ async fn a_rebuild_killed_at_its_start_can_be_repeated_into_the_same_store() {
         let settings = store.settings;
         let expected =
             MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
-        let meta = store
-            .begin_rebuild(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
+        let meta = RebuildRecord::of(&store).begin(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
             .await
             .unwrap();
         if killed_after > 1 {
             blobs(&own).await.claim(meta.store_id, true).await.unwrap();
         }
         if killed_after > 2 {
-            store.record_blob_store().await.unwrap();
+            StoreMeta::of(&store).record_blob_store().await.unwrap();
         }
         rebuild(&world, &target(&world, &engine, blobs(&own).await), 9).await.unwrap();
         blobs(&own).await.claim([8; 16], false).await.unwrap();

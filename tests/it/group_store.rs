@@ -7,7 +7,7 @@ use utxo_store::{
     engine::memory::MemoryEngine,
     instance::{self, InstanceError},
     record::{Key, MetaRecord, Rules, TxState},
-    store::{Store, meta::MetaError},
+    store::{Store, meta::{MetaError, StoreMeta}},
 };
 
 use crate::harness::{Made, World, spend};
@@ -103,7 +103,7 @@ async fn a_store_that_lost_a_part_is_refused_and_sentinels_are_added() {
     assert!(matches!(&error, InstanceError::Meta(MetaError::PartLost { missing: 1, all: 256 })), "{error}");
 
     // The store looks as if it were made before there were sentinels.
-    store.change_meta(|meta| Ok(MetaRecord { has_sentinels: false, ..meta })).await.unwrap();
+    StoreMeta::of(&store).change(|meta| Ok(MetaRecord { has_sentinels: false, ..meta })).await.unwrap();
     let moved = world.beside(engine.clone());
     let running = moved.start();
     while !store.meta().await.unwrap().unwrap().has_sentinels {

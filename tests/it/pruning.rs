@@ -12,7 +12,7 @@ use utxo_store::{
     prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{ConsumedOffsets, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
     status::Health,
-    store::{meta::MetaError, prune::PruneTerms},
+    store::{meta::{MetaError, StoreMeta}, prune::PruneTerms},
 };
 
 use crate::{
@@ -447,7 +447,7 @@ async fn the_reorg_floor_follows_the_actual_pruning() {
     world.until_consumed().await;
     assert!(running.health.ready().reasons.is_empty(), "no pruning refuses the reorg");
     let terms = PruneTerms { height: 104, retention: 3, committed: 0 };
-    world.store.begin_pruning(&ConsumedOffsets::default(), &terms).await.unwrap();
+    StoreMeta::of(&world.store).begin_pruning(&ConsumedOffsets::default(), &terms).await.unwrap();
     world.reorganise(6, &[blocks[0].clone(), other], &[]).await;
     until("the halt", async || halted_by(&running.health, "at height 101 is to leave")).await;
     running.stop().await;

@@ -9,7 +9,7 @@ use utxo_store::{
     instance::InstanceError,
     sequencer::chain_group,
     status::control::{ControlAnswer, PartitionCommand},
-    store::meta::MetaError,
+    store::meta::{MetaError, StoreMeta},
 };
 
 use crate::failing_broker::{FailingBroker, start_on};
@@ -215,7 +215,7 @@ async fn a_store_without_topic_ids_is_bound_at_its_next_start() {
     let forget = |meta: utxo_store::record::MetaRecord| {
         Ok(utxo_store::record::MetaRecord { topics: Default::default(), chain_id: None, ..meta })
     };
-    world.store.change_meta(forget).await.unwrap();
+    StoreMeta::of(&world.store).change(forget).await.unwrap();
     world.run_until_consumed().await;
     let meta = world.store.meta().await.unwrap().unwrap();
     assert_eq!(meta.topics.len(), 5, "{meta:?}");

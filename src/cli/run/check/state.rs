@@ -14,7 +14,7 @@ use crate::{
     record::MetaRecord,
     store::{
         Store,
-        meta::{MetaError, check_chain_id, check_partition_count},
+        meta::{MetaError, StoreMeta, check_chain_id, check_partition_count},
         ownership::{verify_above_floor, verify_has_consumed},
         restart_detector::durability_lag,
         topics::{has_topic_id, verify_topic_binding},
@@ -84,7 +84,8 @@ async fn check_records(
     let blobs = config.store.blob_url().ok().flatten().map(|_| BlobStore::memory());
     let store = store.clone().with_blobs(blobs);
     let inspected = with_timeout(
-        store.inspect_meta(meta_expectations(&store), log_state.is_some_and(|log_state| log_state.has_commits)),
+        StoreMeta::of(&store)
+            .inspect(meta_expectations(&store), log_state.is_some_and(|log_state| log_state.has_commits)),
     )
     .await;
     let meta = match inspected {
@@ -210,7 +211,7 @@ mod tests {
     #[tokio::test]
     async fn a_store_of_another_log_fails_with_every_difference() {
         let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 9 };
-        let made = testing::store(5).open_meta(expected, false, [1; 16]).await.unwrap();
+        let made = StoreMeta::of(&testing::store(5)).open(expected, false, [1; 16]).await.unwrap();
         let meta = MetaRecord {
             partitions: Some(1),
             chain_id: Some([7; 32]),
