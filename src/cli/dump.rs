@@ -4,8 +4,8 @@ use std::io::{self, BufWriter, Write};
 
 use clap::Args;
 
-use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
-use crate::store::{Store, digest::SurveyError};
+use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
+use crate::store::{Store, digest::SurveyError, dump::dump};
 
 const AFTER_HELP: &str = "\
 One JSON object per transaction and line, with everything that the digest covers (schemas/digest.md). If two stores have
@@ -43,13 +43,12 @@ impl DumpArgs {
     }
 }
 
-async fn print_dump(store: &Store, out: &mut impl Write) -> CliResult {
-    let dumped = store
-        .dump(|transaction| {
-            serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;
-            out.write_all(b"\n").map_err(Stop::Writing)
-        })
-        .await;
+async fn print_dump(store: &Store, out: &mut impl Write) -> CommandResult {
+    let print = |transaction| {
+        serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;
+        out.write_all(b"\n").map_err(Stop::Writing)
+    };
+    let dumped = dump(store, print).await;
     match dumped.and_then(|()| out.flush().map_err(Stop::Writing)) {
         Ok(()) => Ok(()),
         Err(Stop::Reading(error)) => Err(error.into()),

@@ -10,7 +10,7 @@ use crate::{
     record::MetaRecord,
     store::{
         Store,
-        digest::{StateDigest, Survey},
+        digest::{StateDigest, Survey, survey},
         stats::{SeededStats, StoreStats},
     },
 };
@@ -52,9 +52,9 @@ impl StatsArgs {
         })
     }
 
-    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CliResult {
-        let progress = Spinner::of_activity("counting");
-        let survey = store.survey(|seen| progress.update(seen)).await?;
+    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CommandResult {
+        let progress = Progress::start("counting");
+        let survey = survey(store, |seen| progress.update(seen)).await?;
         drop(progress);
         let shown = StatsSummary {
             store_id: hex::encode(meta.store_id),
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(shown[key], value, "{key}");
         }
         assert_eq!(shown["seeded"]["slots"], 2);
-        assert_eq!(shown["digest"], store.survey(|_| ()).await.unwrap().digest.to_string());
+        assert_eq!(shown["digest"], survey(&store, |_| ()).await.unwrap().digest.to_string());
         assert_eq!((&shown["network"], &shown["utxo_batch_size"]), (&"regtest".into(), &7.into()));
     }
 

@@ -10,7 +10,11 @@ use serde::Serialize;
 use super::{CliResult, Failure, UsageError, block_on, offline::StoreArgs, output, spinner::Spinner};
 use crate::{
     blob::BlobUrl,
-    store::{Store, digest::StateDigest, verify::Violation},
+    store::{
+        Store,
+        digest::{StateDigest, survey},
+        verify::{Violation, verify},
+    },
 };
 
 const AFTER_HELP: &str = "\
@@ -87,21 +91,17 @@ impl VerifyArgs {
     async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         let progress = Spinner::of_activity("verifying");
         let (mut violations, mut written) = (0, Ok(()));
-        let transactions = store
-            .verify(
-                |seen| progress.update(seen),
-                |violation| {
-                    violations += 1;
-                    if written.is_ok() {
-                        written = self.write(&violation, out);
-                    }
-                },
-            )
-            .await?;
+        let found = |violation| {
+            violations += 1;
+            if written.is_ok() {
+                written = self.write(&violation, out);
+            }
+        };
+        let transactions = verify(store, |seen| progress.update(seen), found).await?;
         drop(progress);
         written?;
-        let progress = Spinner::of_activity("digesting");
-        let digest = store.survey(|seen| progress.update(seen)).await?.digest;
+        let progress = Progress::start("digesting");
+        let digest = survey(store, |seen| progress.update(seen)).await?.digest;
         drop(progress);
         self.write_summary(&VerifySummary { transactions, violations, digest }, out)?;
         match violations {

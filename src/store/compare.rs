@@ -15,7 +15,7 @@ use crate::{engine::Set, tx::Txid};
 use super::{
     Store,
     canonical::SideBlocks,
-    digest::{StateDigest, SurveyError, Surveyor},
+    digest::{StateDigest, SurveyError, Surveyor, read_side_blocks},
     scan::SetScan,
 };
 
@@ -113,7 +113,7 @@ impl Comparison {
 /// changes, the result may miss a difference, or name a transaction that no longer differs.
 ///
 /// # Errors
-/// [`CompareError`] with the error of [`Store::survey`] for the store that could not be read.
+/// [`CompareError`] with the error of [`survey`](super::digest::survey) for the store that could not be read.
 pub async fn compare(
     store: &Store,
     against: &Store,
@@ -150,7 +150,7 @@ impl<P: Fn(u64)> Comparer<'_, P> {
 
     /// Reads the transactions that were found, and names their differences.
     async fn describe(&self, found: Vec<(Txid, Option<Side>)>) -> Result<Vec<Difference>, CompareError> {
-        let read_blocks = async |side: Side| match self.store_on(side).blocks().await {
+        let read_blocks = async |side: Side| match read_side_blocks(self.store_on(side)).await {
             Ok((blocks, _)) => Ok(blocks),
             Err(error) => Err(CompareError { side, error: error.into() }),
         };

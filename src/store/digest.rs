@@ -53,41 +53,39 @@ pub enum SurveyError {
     Body(#[from] BodyError),
 }
 
-impl Store {
-    /// Scans the store for its digest and its counts. `progress` is called with the number of transactions read so far.
-    ///
-    /// Digest and counts belong to one state only if the store does not change during the scan.
-    ///
-    /// # Errors
-    /// [`SurveyError`] for an error of the engine that no retry heals, and for a body that this store cannot read.
-    /// Damage is no error: damage changes the digest, and [`verify`](super::verify) names the damage.
-    pub async fn survey(&self, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
-        let mut surveyor = Surveyor::of(self).await?;
-        let mut scan = SetScan::new(self, Set::Transactions);
-        while let Some(masters) = scan.next_masters().await? {
-            for master in masters {
-                surveyor.transaction(&master).await?;
-            }
-            progress(surveyor.scanned);
+/// Scans the store for its digest and its counts. `progress` is called with the number of transactions read so far.
+///
+/// Digest and counts belong to one state only if the store does not change during the scan.
+///
+/// # Errors
+/// [`SurveyError`] for an error of the engine that no retry heals, and for a body that this store cannot read.
+/// Damage is no error: damage changes the digest, and [`verify`](super::verify::verify) names the damage.
+pub async fn survey(store: &Store, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
+    let mut surveyor = Surveyor::of(store).await?;
+    let mut scan = SetScan::new(store, Set::Transactions);
+    while let Some(masters) = scan.next_masters().await? {
+        for master in masters {
+            surveyor.transaction(&master).await?;
         }
-        Ok(surveyor.survey)
+        progress(surveyor.scanned);
     }
+    Ok(surveyor.survey)
+}
 
-    /// Reads the blocks that are not on the longest chain, and the number of the blocks that are.
-    pub(super) async fn blocks(&self) -> Result<(SideBlocks, u64), EngineError> {
-        let (mut side, mut longest) = (SideBlocks::default(), 0);
-        let mut scan = SetScan::new(self, Set::Blocks);
-        while let Some(records) = scan.next().await? {
-            for (_, record) in records {
-                match record {
-                    Record::Block(block) if block.longest_chain => longest += 1,
-                    Record::Block(block) => drop(side.0.insert(block.block_id)),
-                    _ => {}
-                }
+/// Reads the blocks that are not on the longest chain, and the number of the blocks that are.
+pub(super) async fn read_side_blocks(store: &Store) -> Result<(SideBlocks, u64), EngineError> {
+    let (mut side, mut longest) = (SideBlocks::default(), 0);
+    let mut scan = SetScan::new(store, Set::Blocks);
+    while let Some(records) = scan.next().await? {
+        for (_, record) in records {
+            match record {
+                Record::Block(block) if block.longest_chain => longest += 1,
+                Record::Block(block) => drop(side.0.insert(block.block_id)),
+                _ => {}
             }
         }
-        Ok((side, longest))
     }
+    Ok((side, longest))
 }
 
 /// A scan in progress: digests transactions one after the other, and counts them.
@@ -101,7 +99,7 @@ pub(super) struct Surveyor<'a> {
 impl<'a> Surveyor<'a> {
     /// Creates a surveyor; reads the blocks that are not on the longest chain.
     pub(super) async fn of(store: &'a Store) -> Result<Self, EngineError> {
-        let (side, blocks) = store.blocks().await?;
+        let (side, blocks) = read_side_blocks(store).await?;
         let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
         Ok(Surveyor { store, side, survey: Survey { stats, ..Survey::default() }, scanned: 0 })
     }

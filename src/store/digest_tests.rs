@@ -23,7 +23,7 @@ pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> 
 }
 
 async fn survey(store: &Store) -> Survey {
-    store.survey(|_| ()).await.unwrap()
+    super::survey(store, |_| ()).await.unwrap()
 }
 
 async fn digest(pages: impl IntoIterator<Item = Page>) -> StateDigest {
@@ -332,7 +332,7 @@ async fn an_unreadable_external_body_is_named() {
     let mut page = page(&coinbase(50));
     master(&mut page).body = Some(Body::External(Blob::First));
     let txid = page.txid.to_string();
-    let error = holding([page]).await.survey(|_| ()).await.unwrap_err().to_string();
+    let error = super::survey(&holding([page]).await, |_| ()).await.unwrap_err().to_string();
     assert!(error.contains(&txid) && error.contains("blob store"), "{error}");
 }
 
@@ -346,7 +346,7 @@ async fn seeded_parents_are_counted_separately() {
     store.accept(&transaction(&[(outpoint(txid(&bytes), 1), 800)], &[800])).await;
     store.plant(page(&coinbase(5_000))).await;
     let mut scanned = 0;
-    let stats = store.survey(|count| scanned = count).await.unwrap().stats;
+    let stats = super::survey(&store, |count| scanned = count).await.unwrap().stats;
     assert_eq!(scanned, 4);
     let expected = StoreStats {
         transactions: 3,

@@ -13,7 +13,7 @@ use crate::{
 use super::{
     Store,
     canonical::SideBlocks,
-    digest::SurveyError,
+    digest::{SurveyError, read_side_blocks},
     pages::{ExtraPages, slots_of_page},
     read::state_name,
     scan::SetScan,
@@ -118,87 +118,84 @@ pub struct DumpedReassignment {
     pub output: DumpedOutput,
 }
 
-impl Store {
-    /// Calls `each` with every transaction that the digest covers, until `each` returns an error.
-    ///
-    /// Transactions come in the order of the scan. The memory and fjall engines scan by the bytes of the txid (internal
-    /// order, not the order of the text); for other engines the caller sorts. One transaction at a time is in memory.
-    ///
-    /// # Errors
-    /// The error of [`Store::survey`], or the error that `each` returned.
-    pub async fn dump<E: From<SurveyError>>(&self, mut each: impl FnMut(DumpedTx) -> Result<(), E>) -> Result<(), E> {
-        let (side, _) = self.blocks().await.map_err(SurveyError::from)?;
-        let mut scan = SetScan::new(self, Set::Transactions);
-        while let Some(masters) = scan.next_masters().await.map_err(SurveyError::from)? {
-            for master in masters {
-                if let Some(dumped) = self.dump_transaction(&master, &side).await? {
-                    each(dumped)?;
-                }
+/// Calls `each` with every transaction that the digest covers, until `each` returns an error.
+///
+/// Transactions come in the order of the scan. The memory and fjall engines scan by the bytes of the txid (internal
+/// order, not the order of the text); for other engines the caller sorts. One transaction at a time is in memory.
+///
+/// # Errors
+/// The error of [`survey`](super::digest::survey), or the error that `each` returned.
+pub async fn dump<E: From<SurveyError>>(
+    store: &Store,
+    mut each: impl FnMut(DumpedTx) -> Result<(), E>,
+) -> Result<(), E> {
+    let (side, _) = read_side_blocks(store).await.map_err(SurveyError::from)?;
+    let mut scan = SetScan::new(store, Set::Transactions);
+    while let Some(masters) = scan.next_masters().await.map_err(SurveyError::from)? {
+        for master in masters {
+            if let Some(dumped) = dump_transaction(store, &master, &side).await? {
+                each(dumped)?;
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Reads one transaction as the digest covers it; `None` for a stub and for a pruned transaction.
-    ///
-    /// # Errors
-    /// The error of [`Store::survey`].
-    pub(super) async fn dump_transaction(
-        &self,
-        master: &Page,
-        side: &SideBlocks,
-    ) -> Result<Option<DumpedTx>, SurveyError> {
-        if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
-            return Ok(None);
-        }
-        let Some(slots) = self.dump_slots(master).await? else { return Ok(None) };
-        let Some(bins) = master.master.as_deref() else { return Ok(None) };
-        let (tx, outputs) = match self.read_intact_body(master).await?.as_deref() {
-            Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
-            Some(Body::Outputs(outputs)) => {
-                (None, Some(outputs.iter().map(|one| one.as_ref().map(dump_output)).collect()))
-            }
-            Some(Body::External(_)) | None => (None, None),
-        };
-        let mined = side.on_longest_chain(&bins.mined).into_iter();
-        let (verdict, reason) = verdict_texts(bins.verdict);
-        Ok(Some(DumpedTx {
-            txid: master.txid,
-            state: state_name(master.state()),
-            tx,
-            outputs,
-            coinbase: master.is_coinbase,
-            locked: master.locked,
-            frozen: master.frozen,
-            conflicting: master.conflicting,
-            spending_height: master.spending_height,
-            unmined_since: bins.unmined_since,
-            preserve_until: bins.preserve_until,
-            verdict,
-            reason,
-            mined: mined
-                .map(|MinedIn { block_id, height, subtree }| DumpedMined { block_id, height, subtree })
-                .collect(),
-            slots,
-        }))
+/// Reads one transaction as the digest covers it; `None` for a stub and for a pruned transaction.
+///
+/// # Errors
+/// The error of [`survey`](super::digest::survey).
+pub(super) async fn dump_transaction(
+    store: &Store,
+    master: &Page,
+    side: &SideBlocks,
+) -> Result<Option<DumpedTx>, SurveyError> {
+    if matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_)) {
+        return Ok(None);
     }
+    let Some(slots) = dump_slots(store, master).await? else { return Ok(None) };
+    let Some(bins) = master.master.as_deref() else { return Ok(None) };
+    let (tx, outputs) = match store.read_intact_body(master).await?.as_deref() {
+        Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
+        Some(Body::Outputs(outputs)) => (None, Some(outputs.iter().map(|one| one.as_ref().map(dump_output)).collect())),
+        Some(Body::External(_)) | None => (None, None),
+    };
+    let mined = side.on_longest_chain(&bins.mined).into_iter();
+    let (verdict, reason) = verdict_texts(bins.verdict);
+    Ok(Some(DumpedTx {
+        txid: master.txid,
+        state: state_name(master.state()),
+        tx,
+        outputs,
+        coinbase: master.is_coinbase,
+        locked: master.locked,
+        frozen: master.frozen,
+        conflicting: master.conflicting,
+        spending_height: master.spending_height,
+        unmined_since: bins.unmined_since,
+        preserve_until: bins.preserve_until,
+        verdict,
+        reason,
+        mined: mined.map(|MinedIn { block_id, height, subtree }| DumpedMined { block_id, height, subtree }).collect(),
+        slots,
+    }))
+}
 
-    /// Reads the slots of all pages; `None` once the pruner has begun with the transaction.
-    async fn dump_slots(&self, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
-        let mut slots = dump_page_slots(master);
-        let mut pages = ExtraPages::of(self, master);
-        while let Some((number, page)) = pages.next().await? {
-            match page {
-                Some(page) if page.pruned.is_some() => return Ok(None),
-                Some(page) => slots.extend(dump_page_slots(&page)),
-                None => {
-                    let missing = slots_of_page(master, number, self.settings.utxo_batch_size);
-                    slots.extend((0..missing).map(|_| dump_slot("missing", &Slot::Nil)));
-                }
+/// Reads the slots of all pages; `None` once the pruner has begun with the transaction.
+async fn dump_slots(store: &Store, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
+    let mut slots = dump_page_slots(master);
+    let mut pages = ExtraPages::of(store, master);
+    while let Some((number, page)) = pages.next().await? {
+        match page {
+            Some(page) if page.pruned.is_some() => return Ok(None),
+            Some(page) => slots.extend(dump_page_slots(&page)),
+            None => {
+                let missing = slots_of_page(master, number, store.settings.utxo_batch_size);
+                slots.extend((0..missing).map(|_| dump_slot("missing", &Slot::Nil)));
             }
         }
-        Ok(Some(slots))
     }
+    Ok(Some(slots))
 }
 
 fn dump_page_slots(page: &Page) -> Vec<DumpedSlot> {
@@ -298,13 +295,11 @@ mod tests {
 
     async fn lines(store: &Store) -> Vec<serde_json::Value> {
         let mut lines = Vec::new();
-        store
-            .dump(|dumped| {
-                lines.push(serde_json::to_value(dumped).unwrap());
-                Ok::<_, SurveyError>(())
-            })
-            .await
-            .unwrap();
+        let each = |dumped| {
+            lines.push(serde_json::to_value(dumped).unwrap());
+            Ok::<_, SurveyError>(())
+        };
+        dump(store, each).await.unwrap();
         lines
     }
 
@@ -374,7 +369,7 @@ mod tests {
             store.plant(seeded(id, 1)).await;
         }
         let mut seen = 0;
-        let stopped = store.dump(|_| {
+        let stopped = dump(&store, |_| {
             seen += 1;
             Err(SurveyError::Engine(EngineError {
                 kind: crate::engine::ErrorKind::Fatal,

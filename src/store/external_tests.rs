@@ -17,10 +17,10 @@ use crate::{
     record::{Outcome, Reply, TxState, Verdict},
     store::{
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
-        digest::{StateDigest, SurveyError},
+        digest::{StateDigest, SurveyError, survey},
         read::{ReadError, TxReader},
         testing::{self, outpoint, transaction, txid},
-        verify::Violation,
+        verify::{Violation, verify},
     },
     tx::Transaction,
 };
@@ -74,18 +74,18 @@ async fn family(store: &Store, outputs: usize) -> Bytes {
 }
 
 async fn digest(store: &Store) -> StateDigest {
-    store.survey(|_| {}).await.unwrap().digest
+    survey(store, |_| {}).await.unwrap().digest
 }
 
 async fn violations(store: &Store) -> Vec<Violation> {
     let mut violations = Vec::new();
-    store.verify(|_| {}, |violation| violations.push(violation)).await.unwrap();
+    verify(store, |_| {}, |violation| violations.push(violation)).await.unwrap();
     violations
 }
 
 async fn dumped(store: &Store) -> Vec<serde_json::Value> {
     let mut lines = Vec::new();
-    let dumped = store.dump::<SurveyError>(|line| {
+    let dumped = crate::store::dump::dump::<SurveyError>(store, |line| {
         lines.push(serde_json::to_value(line).unwrap());
         Ok(())
     });
@@ -167,7 +167,7 @@ async fn a_missing_or_damaged_blob_is_reported_with_its_txid() {
 
     let without = Store { blobs: None, ..store.clone() };
     assert_eq!(without.body(&master).await.unwrap_err(), BodyError::NoBlobStore { txid: id });
-    assert!(matches!(without.survey(|_| {}).await, Err(SurveyError::Body(BodyError::NoBlobStore { .. }))));
+    assert!(matches!(survey(&without, |_| {}).await, Err(SurveyError::Body(BodyError::NoBlobStore { .. }))));
 }
 
 #[tokio::test(start_paused = true)]

@@ -225,41 +225,39 @@ impl fmt::Display for Violation {
     }
 }
 
-impl Store {
-    /// Verifies the whole store and returns the number of transactions. `found` is called with each violation,
-    /// `progress` with the number of transactions seen so far. A contested transaction without a verdict may hold
-    /// slots: the transaction is between two states, and not in a wrong one.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals. `found` has been called with every violation until then.
-    pub async fn verify(
-        &self,
-        mut progress: impl FnMut(u64),
-        mut found: impl FnMut(Violation),
-    ) -> Result<u64, EngineError> {
-        let mut seen = 0;
-        let mut scan = SetScan::new(self, Set::Transactions);
-        let mut verifier = Verifier {
-            store: self,
-            cross_checks: CrossChecks::default(),
-            unbarred_search: UnbarredSearch::default(),
-            greatest_height: 0,
-            found: &mut found,
-        };
-        while let Some(records) = scan.next().await? {
-            for (_, record) in records {
-                if let Record::Page(page) = record {
-                    seen += u64::from(page.number == 0);
-                    verifier.check_page(&page).await?;
-                }
+/// Verifies the whole store and returns the number of transactions. `found` is called with each violation,
+/// `progress` with the number of transactions seen so far. A contested transaction without a verdict may hold
+/// slots: the transaction is between two states, and not in a wrong one.
+///
+/// # Errors
+/// The engine answers with an error that no retry heals. `found` has been called with every violation until then.
+pub async fn verify(
+    store: &Store,
+    mut progress: impl FnMut(u64),
+    mut found: impl FnMut(Violation),
+) -> Result<u64, EngineError> {
+    let mut seen = 0;
+    let mut scan = SetScan::new(store, Set::Transactions);
+    let mut verifier = Verifier {
+        store,
+        cross_checks: CrossChecks::default(),
+        unbarred_search: UnbarredSearch::default(),
+        greatest_height: 0,
+        found: &mut found,
+    };
+    while let Some(records) = scan.next().await? {
+        for (_, record) in records {
+            if let Record::Page(page) = record {
+                seen += u64::from(page.number == 0);
+                verifier.check_page(&page).await?;
             }
-            progress(seen);
         }
-        verifier.cross_checks.run(self, verifier.found).await?;
-        verifier.unbarred_search.run(self).await?;
-        verifier.unbarred_search.report(verifier.greatest_height, verifier.found);
-        Ok(seen)
+        progress(seen);
     }
+    verifier.cross_checks.run(store, verifier.found).await?;
+    verifier.unbarred_search.run(store).await?;
+    verifier.unbarred_search.report(verifier.greatest_height, verifier.found);
+    Ok(seen)
 }
 
 struct Verifier<'a, F> {

@@ -12,7 +12,7 @@ const PARENT: Txid = Txid([1; 32]);
 
 async fn violations(store: &Store) -> Vec<Violation> {
     let mut found = Vec::new();
-    store.verify(|_| (), |violation| found.push(violation)).await.unwrap();
+    verify(store, |_| (), |violation| found.push(violation)).await.unwrap();
     found.sort();
     found
 }
@@ -59,7 +59,7 @@ async fn a_healthy_store_has_no_violations() {
     pruned.pruned_spenders.insert(0);
     store.plant(pruned).await;
     let mut progress = 0;
-    assert_eq!(store.verify(|seen| progress = seen, |violation| panic!("{violation}")).await.unwrap(), 8);
+    assert_eq!(verify(&store, |seen| progress = seen, |violation| panic!("{violation}")).await.unwrap(), 8);
     assert_eq!(progress, 8);
 }
 
@@ -319,7 +319,8 @@ async fn a_large_store_is_checked_in_batches() {
     }
     let mut progress = Vec::new();
     let mut found = 0;
-    let seen = store.verify(
+    let seen = verify(
+        &store,
         |seen| progress.push(seen),
         |violation| {
             assert!(matches!(violation, Violation::InputNotTaken { holder: None, .. }), "{violation}");

@@ -7,7 +7,7 @@ use utxo_store::{
     engine::memory::MemoryEngine,
     instance::{self, InstanceError},
     record::{Key, MetaRecord, Rules, TxState},
-    store::{Store, meta::{MetaError, StoreMeta}},
+    store::{Store, digest::survey, meta::{MetaError, StoreMeta}},
 };
 
 use crate::harness::{Made, World, spend};
@@ -31,7 +31,7 @@ pub async fn start_error(world: &World, store: &Store) -> InstanceError {
 }
 
 async fn digest(store: &Store) -> String {
-    store.survey(|_| {}).await.unwrap().digest.to_string()
+    survey(store, |_| {}).await.unwrap().digest.to_string()
 }
 
 async fn is_live(store: &Store, made: &Made) -> bool {

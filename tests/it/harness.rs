@@ -41,6 +41,8 @@ use utxo_store::{
         Store, StoreSettings,
         create::{CreatorIdentity, ProcessVisibility},
         into_page,
+        restart_detector::RestartDetector,
+        digest::{SurveyError, survey},
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::RestartDetector,
     },
@@ -605,7 +607,7 @@ impl World {
                 self.verify(&format!("{what}: pruned by hand"), store).await;
             }
         }
-        let (live, again) = (self.store.survey(|_| {}).await.unwrap(), rebuilt.survey(|_| {}).await.unwrap());
+        let (live, again) = (survey(&self.store, |_| {}).await.unwrap(), survey(&rebuilt, |_| {}).await.unwrap());
         if live.digest != again.digest {
             let (live, again) = (dump(&self.store).await, dump(&rebuilt).await);
             let differ: Vec<_> = live.iter().filter(|line| !again.contains(line)).collect();
@@ -691,7 +693,7 @@ impl World {
 
     async fn verify(&self, what: &str, store: &Store) {
         let mut violations = Vec::new();
-        store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        verify(store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(store).await);
         }
@@ -742,7 +744,7 @@ impl World {
     async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
         let pages = pages_of(store).await;
         let complaints = expected.compare(pages.iter().map(|page| &**page));
-        let digest = store.survey(|_| {}).await.unwrap().digest;
+        let digest = survey(store, |_| {}).await.unwrap().digest;
         if !complaints.is_empty() || digest != expected.digest() {
             let lines: String = complaints.iter().map(|complaint| format!("  {complaint}\n")).collect();
             panic!("{what} is not what the model expects:\n{lines}{}", self.story(store).await);
@@ -798,7 +800,7 @@ pub async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
 /// Returns the transactions that the digest covers, one line each.
 pub async fn dump(store: &Store) -> Vec<String> {
     let mut lines = Vec::new();
-    let dumped = store.dump::<utxo_store::store::digest::SurveyError>(|tx| {
+    let dumped = utxo_store::store::dump::dump::<SurveyError>(store, |tx| {
         lines.push(serde_json::to_string(&tx).unwrap());
         Ok(())
     });

@@ -10,7 +10,7 @@ use utxo_store::{
     group::missing_parent::MAX_WAITING_EVENTS,
     instance::{self, InstanceError},
     record::{Operation, Page, Rules, Sequenced, TxState},
-    store::{Store, meta::MetaError},
+    store::{Store, digest::survey, meta::MetaError, verify::verify},
     tx::{Outpoint, Txid},
 };
 
@@ -41,7 +41,7 @@ async fn state(store: &Store, made: &Made) -> Option<TxState> {
 }
 
 async fn digest(store: &Store) -> String {
-    store.survey(|_| {}).await.unwrap().digest.to_string()
+    survey(store, |_| {}).await.unwrap().digest.to_string()
 }
 
 async fn committed(world: &World, group: &str, topic: &str, count: i32) -> Vec<Option<u64>> {
@@ -278,7 +278,7 @@ async fn a_rebuild_beside_a_running_instance_ends() {
             Err(error) => panic!("round {round}: {error}"),
         }
         let mut violations = Vec::new();
-        store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        verify(&store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
         assert!(violations.is_empty(), "round {round}: {violations:#?}\n{}", world.story(&store).await);
     }
     assert!(stood.is_empty(), "no event spends an output of an uncommitted block: {stood:#?}");

@@ -84,7 +84,7 @@ async fn an_invalid_reorg_halts_the_chain_before_a_write() {
         let Made { txid, .. } = coinbase(66);
         world.produce_partial(&Made { txid, extended: Bytes::new(), outputs: vec![(1, vec![0x51])] }).await;
         world.run_until_consumed().await;
-        let before = world.store.survey(|_| {}).await.unwrap();
+        let before = utxo_store::store::digest::survey(&world.store, |_| {}).await.unwrap();
         let (leave, come) = spoil(&first, &second);
         world.reorganise(3, &leave, &come).await;
         assert_halt_without_a_write(&world, why, &before).await;

@@ -10,7 +10,7 @@ use utxo_store::{
         BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState,
     },
     sequencer::{chain_group, state::ChainState},
-    store::digest::Survey,
+    store::digest::{Survey, survey},
 };
 
 use crate::harness::{Coin, GROUP, Made, Running, World, coinbase, spend};
@@ -82,7 +82,7 @@ pub async fn assert_halt_without_a_write(world: &World, why: &str, before: &Surv
     let reasons_text = reasons(&running);
     assert!(reasons_text.starts_with("chain_running: ") && reasons_text.contains(why), "{why}: {reasons_text}");
     running.stop().await;
-    assert_eq!(world.store.survey(|_| {}).await.unwrap(), *before, "{why}");
+    assert_eq!(survey(&world.store, |_| {}).await.unwrap(), *before, "{why}");
 }
 
 /// Before the limit readiness names nothing; then it names the wait; and after the answer nothing again.
@@ -197,7 +197,7 @@ async fn an_invalid_block_halts_the_chain_before_a_write() {
         let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
         world.bring(1, &first).await;
         world.run_until_consumed().await;
-        let before = world.store.survey(|_| {}).await.unwrap();
+        let before = survey(&world.store, |_| {}).await.unwrap();
         let block = spoil(first.followed_by(2, &coinbase(2), &[&listed]));
         world.produce("block-mined", b"", block.mined(2, longest_chain)).await;
         assert_halt_without_a_write(&world, why, &before).await;

@@ -23,8 +23,11 @@ use utxo_store::{
     rng::SplitMix64,
     store::{
         Store, StoreSettings,
-        create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
+        create::{Creator, CreatorIdentity, PagedTx, ProcessVisibility, InitialState},
+        digest::survey,
+        queries::StoreQueries,
         recovery::Sweep,
+        verify::verify,
     },
     tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, utxo_hash},
 };
@@ -171,7 +174,7 @@ async fn play_history(engine: Arc<dyn RecordEngine>) -> (Vec<Outcome>, Vec<Optio
         records.extend(pages(&store, txid, 6).await);
     }
     let mut lock_records = 0;
-    store.lock_records(|_, _| lock_records += 1).await.unwrap();
+    StoreQueries::of(&store).lock_records(|_, _| lock_records += 1).await.unwrap();
     assert_eq!(lock_records, 0);
     (outcomes, records)
 }
@@ -324,7 +327,7 @@ async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u6
     let before = look(&store, &begun, &done).await;
     let now_ms = Clock::System.now_ms();
     let mut held = BTreeMap::new();
-    store.lock_records(|txid, lock_record| drop(held.insert(txid, lock_record))).await.unwrap();
+    StoreQueries::of(&store).lock_records(|txid, lock_record| drop(held.insert(txid, lock_record))).await.unwrap();
     assert!(held.values().all(|held| held.expected_recs == 20 && held.expires_at <= now_ms + 70_000), "{held:?}");
     // The sweep runs as if all lock records had expired.
     let later_ms = now_ms + 400_000;
@@ -341,7 +344,7 @@ async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u6
     let end = look(&store, &begun, &begun).await;
     assert_eq!(end.live, begun.len());
     let mut violations = Vec::new();
-    store.verify(|_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+    verify(&store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
     assert!(violations.is_empty(), "{violations:#?}");
     let stored = |page: &Page| matches!(page.body(), Some(Body::External(Blob::First)));
     for number in &begun {
@@ -354,7 +357,7 @@ async fn assert_creates_survive_kills(url: &str, blobs: Option<&Path>, kills: u6
     for number in &begun {
         creator.create(&wide(*number, KILLED_OUTPUTS, InitialState::Live), |_| {}).await.unwrap();
     }
-    assert_eq!(store.survey(|_| {}).await.unwrap().digest, other.survey(|_| {}).await.unwrap().digest);
+    assert_eq!(survey(&store, |_| {}).await.unwrap().digest, survey(&other, |_| {}).await.unwrap().digest);
     eprintln!(
         "{kills} kills: {} transactions of 20 pages begun, {} acknowledged; found {before:?}, \
          {} lock records left; all are live",

@@ -15,9 +15,9 @@ use crate::{
     generate::LeftOutCounts,
     store::{
         Store,
-        digest::{StateDigest, Survey},
+        digest::{StateDigest, Survey, survey},
         stats::{SeededStats, StoreStats},
-        verify::Violation,
+        verify::{Violation, verify},
     },
 };
 
@@ -39,7 +39,7 @@ impl CheckedStore {
     /// # Errors
     /// A read of the store failed.
     pub async fn check(store: &Store) -> Result<Self, Failure> {
-        let survey = store.survey(|_| {}).await?;
+        let survey = survey(store, |_| {}).await?;
         let (mut violations, mut shown) = (0, Vec::new());
         let found = |violation| {
             violations += 1;
@@ -47,7 +47,7 @@ impl CheckedStore {
                 shown.push(violation);
             }
         };
-        store.verify(|_| {}, found).await?;
+        verify(store, |_| {}, found).await?;
         let Survey { stats, digest, digest_without_conflicting } = survey;
         Ok(CheckedStore { stats, digest, digest_without_conflicting, violations, shown })
     }

@@ -25,6 +25,7 @@ use crate::{
     rng::SplitMix64,
     store::{
         Store,
+        digest::survey,
         dump::ReasonText,
         read::{FROZEN_SPENDER, TxMeta, TxReader},
     },
@@ -79,7 +80,7 @@ pub async fn run_story(
     let rebuilt = opening::open_store(config, &directory.rebuilt(), &Default::default()).await?;
     rebuild(config, broker, &rebuilt, 0, &Timeline::silent()).await?;
     let live = opening::open_store(config, &config.store.url, &Default::default()).await?;
-    let (digest, again) = (live.survey(|_| {}).await?.digest, rebuilt.survey(|_| {}).await?.digest);
+    let (digest, again) = (survey(&live, |_| {}).await?.digest, survey(&rebuilt, |_| {}).await?.digest);
     live.engine.close().await?;
     rebuilt.engine.close().await?;
     if digest != again {

@@ -26,7 +26,7 @@ use crate::{
     status::health::Workload,
     store::{
         Store,
-        digest::{StateDigest, Survey},
+        digest::{self, StateDigest, Survey},
         stats::StoreStats,
     },
     telemetry::{Completion, Metrics},
@@ -180,8 +180,8 @@ impl Rebuild {
 }
 
 async fn survey(store: &Store) -> Result<Survey, Failure> {
-    let progress = Spinner::of_activity("digest");
-    Ok(store.survey(|seen| progress.update(seen)).await?)
+    let progress = Progress::start("digest");
+    Ok(digest::survey(store, |seen| progress.update(seen)).await?)
 }
 
 /// Counts the completed events of the validated transactions and of the chain.

@@ -8,7 +8,7 @@ use super::super::{
     Store,
     canonical::{BodyHash, SideBlocks},
     digest::SurveyError,
-    dump::{DumpedMined, DumpedOutput, DumpedReassignment, DumpedSlot, DumpedTx},
+    dump::{DumpedMined, DumpedOutput, DumpedReassignment, DumpedSlot, DumpedTx, dump_transaction},
 };
 
 /// Largest number of fields that are named of one transaction, which may have a million slots.
@@ -36,7 +36,7 @@ impl ComparedTx {
     /// Reads a transaction; `None`: the digest leaves the transaction out by now.
     pub(super) async fn read(store: &Store, side: &SideBlocks, txid: Txid) -> Result<Option<Self>, SurveyError> {
         let Some(master) = store.master(txid).await? else { return Ok(None) };
-        let Some(dumped) = store.dump_transaction(&master, side).await? else { return Ok(None) };
+        let Some(dumped) = dump_transaction(store, &master, side).await? else { return Ok(None) };
         let body = store.read_intact_body(&master).await?.as_deref().map_or(BodyHash::MISSING, BodyHash::of);
         let total_utxos = master.master.as_deref().map_or(0, |bins| bins.total_utxos);
         // The hash of the body is compared instead: the body may be large.

@@ -13,6 +13,7 @@ use crate::{
         read::{SpendStatus, TxReader},
         recovery::Recovery,
         testing,
+        verify::{Violation, verify},
     },
     tx::{Outpoint, Transaction, Txid},
 };
@@ -57,8 +58,8 @@ async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     let again = create(&store, 2, InitialState::Live).await;
     assert_eq!(again, Outcome::AlreadyApplied(Reply::State(TxState::Live)));
     let mut violations = Vec::new();
-    store.verify(|_| {}, |violation| violations.push(violation)).await.unwrap();
-    let missing = violations.iter().filter(|it| !matches!(it, crate::store::verify::Violation::InputNotTaken { .. }));
+    verify(&store, |_| {}, |violation| violations.push(violation)).await.unwrap();
+    let missing = violations.iter().filter(|it| !matches!(it, Violation::InputNotTaken { .. }));
     assert_eq!(missing.count(), 0, "{violations:?}");
     let spend = TxReader::of(&store)
         .get_spend(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None)

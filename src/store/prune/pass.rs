@@ -11,7 +11,10 @@ use crate::{
     tx::Txid,
 };
 
-use super::{PruneBasis, PruneError, PruneSettings, PruneTerms, PruneTotals, Ruling, work::ExaminedTx};
+use super::{
+    PruneBasis, PruneError, PruneSettings, PruneTerms, PruneTotals, Ruling,
+    work::{ExaminedTx, PruneWork},
+};
 
 /// Greatest number of keys of one index query: some megabytes. An engine may scan every due entry for each query.
 const MAX_INDEX_KEYS: usize = 50_000;
@@ -138,10 +141,10 @@ impl PrunePass {
     }
 
     async fn examine_next(&mut self, store: &Store) -> Result<PruneStep, PruneError> {
-        let (basis, again) = (self.basis, self.height().saturating_add(1));
+        let (work, again) = (PruneWork::new(store, self.basis), self.height().saturating_add(1));
         let keys: Vec<Key> = self.queue.iter().take(self.step).copied().collect();
         let txids: BTreeSet<Txid> = keys.iter().filter_map(Key::txid).collect();
-        let examined = store.examine(&basis, &txids.into_iter().collect::<Vec<_>>()).await?;
+        let examined = work.examine(&txids.into_iter().collect::<Vec<_>>()).await?;
         let mut counted = self.pruned;
         counted.examined += examined.len() as u64;
         let (mut due, mut expired, mut uncommitted, mut later) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
@@ -166,7 +169,7 @@ impl PrunePass {
             self.queue.drain(..keys.len());
             return Ok(PruneStep::Progressed(keys.len() as u64));
         }
-        let released = store.release_parents(&basis, &due).await?;
+        let released = work.release_parents(&due).await?;
         due.retain(|examined| {
             let txid = &examined.master.txid;
             !released.damaged.contains(txid) && !released.uncommitted.contains(txid)
@@ -180,7 +183,7 @@ impl PrunePass {
             let beside = !matches!(key, Key::Page(_, 0));
             of_master.or(beside.then_some(again)).map(|height| (*key, height))
         });
-        uncommitted.extend(store.postpone(&basis, &put_off.collect::<Vec<_>>()).await?);
+        uncommitted.extend(work.postpone(&put_off.collect::<Vec<_>>()).await?);
         // From here on no call can fail or be cancelled.
         self.pruned = counted;
         self.queue.drain(..keys.len());
@@ -210,10 +213,10 @@ impl PrunePass {
                 return Err(PruneError::NodeRestarted);
             }
         }
-        let (basis, step) = (self.basis, self.step);
+        let (work, step) = (PruneWork::new(store, self.basis), self.step);
         if self.marked.is_empty() {
             let from = self.expired.len().saturating_sub(step);
-            let changed = store.shrink_tombstones(&basis, &self.expired[from..]).await?;
+            let changed = work.shrink_tombstones(&self.expired[from..]).await?;
             let count = (self.expired.len() - from) as u64;
             self.expired.truncate(from);
             self.pruned.tombstones += count - changed.len() as u64;
@@ -222,10 +225,10 @@ impl PrunePass {
         }
         let from = self.marked.len().saturating_sub(step);
         let keep_until = self.settings.keep_tombstones.map(|blocks| self.height().saturating_add(blocks.max(1)));
-        let written = store.write_tombstones(&basis, keep_until, &self.marked[from..]).await?;
+        let written = work.write_tombstones(keep_until, &self.marked[from..]).await?;
         let again = self.height().saturating_add(1);
         let refused: Vec<(Key, u32)> = written.refused.iter().map(|txid| (Key::master(*txid), again)).collect();
-        let changed = store.postpone(&basis, &refused).await?;
+        let changed = work.postpone(&refused).await?;
         let due = self.marked.split_off(from);
         let count = due.len() as u64;
         let done = due.into_iter().filter(|examined| written.done.contains(&examined.master.txid));

@@ -11,7 +11,12 @@ use crate::{
         Key, Marks, Operation, Outcome, Page, Reason, Rejection, Reply, Sequenced, Spend, SpendSlot, TxState, Verdict,
         build::NewTxState,
     },
-    store::{Store, restart_detector::RestartDetector, testing, verify::Violation},
+    store::{
+        Store,
+        restart_detector::RestartDetector,
+        testing,
+        verify::{Violation, verify},
+    },
 };
 
 const SETTINGS: PruneSettings =
@@ -50,7 +55,7 @@ fn pruned_at(height: u32) -> Option<TxState> {
 
 async fn violations(store: &Store) -> Vec<String> {
     let mut found = Vec::new();
-    store.verify(|_| {}, |violation: Violation| found.push(violation.to_string())).await.unwrap();
+    verify(store, |_| {}, |violation: Violation| found.push(violation.to_string())).await.unwrap();
     found
 }
 

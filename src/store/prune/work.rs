@@ -75,39 +75,42 @@ struct Examination<'a> {
     spenders: BTreeMap<Txid, BTreeSet<usize>>,
 }
 
-impl Store {
+/// Reads and writes of the pruner on a store, under the terms and the stamp of one basis.
+pub struct PruneWork<'a> {
+    store: &'a Store,
+    basis: PruneBasis,
+}
+
+impl<'a> PruneWork<'a> {
+    /// Creates the reads and writes under this basis.
+    pub fn new(store: &'a Store, basis: PruneBasis) -> Self {
+        PruneWork { store, basis }
+    }
+
     /// Examines these transactions. Absent transactions are left out.
-    pub(super) async fn examine(&self, basis: &PruneBasis, txids: &[Txid]) -> Result<Vec<ExaminedTx>, EngineError> {
-        let masters: Vec<Arc<Page>> = self.masters(txids).await?.into_iter().flatten().collect();
+    pub async fn examine(&self, txids: &[Txid]) -> Result<Vec<ExaminedTx>, EngineError> {
+        let masters: Vec<Arc<Page>> = self.store.masters(txids).await?.into_iter().flatten().collect();
         let facts = masters.iter().map(|master| PruneFacts::of_master(master)).collect();
         let (blocks, spenders) = (LongestChainBlocks::default(), BTreeMap::new());
-        let mut examination = Examination { store: self, blocks, facts, spenders };
+        let mut examination = Examination { store: self.store, blocks, facts, spenders };
         let mined = masters.iter().filter_map(|master| master.master.as_ref()).flat_map(|bins| &bins.mined);
-        examination.blocks.load(self, mined).await?;
+        examination.blocks.load(self.store, mined).await?;
         for (index, master) in masters.iter().enumerate() {
             examination.read_pages(index, master).await?;
         }
         examination.read_spenders().await?;
-        let rulings = examination.facts.iter().map(|facts| rule(&basis.terms, facts));
+        let rulings = examination.facts.iter().map(|facts| rule(&self.basis.terms, facts));
         Ok(masters.into_iter().zip(rulings).map(|(master, ruling)| ExaminedTx { master, ruling }).collect())
     }
 
     /// Postpones transactions that are not due. Returns transactions that an uncommitted event has changed.
-    pub(super) async fn postpone(
-        &self,
-        basis: &PruneBasis,
-        put_off: &[(Key, u32)],
-    ) -> Result<BTreeSet<Txid>, EngineError> {
-        let row = |(key, until): &(Key, u32)| basis.row(*key, Sequenced::PostponePruning { until: *until });
-        Ok(self.prune_rows(put_off.iter().map(row).collect()).await?.1)
+    pub async fn postpone(&self, put_off: &[(Key, u32)]) -> Result<BTreeSet<Txid>, EngineError> {
+        let row = |(key, until): &(Key, u32)| self.row(*key, Sequenced::PostponePruning { until: *until });
+        Ok(self.apply(put_off.iter().map(row).collect()).await?.1)
     }
 
     /// Settles the slots that conflicting transactions may hold, and marks the slots that other transactions spend.
-    pub(super) async fn release_parents(
-        &self,
-        basis: &PruneBasis,
-        due: &[ExaminedTx],
-    ) -> Result<ParentRelease, EngineError> {
+    pub async fn release_parents(&self, due: &[ExaminedTx]) -> Result<ParentRelease, EngineError> {
         let (mut rows, mut whose, mut released) = (Vec::new(), Vec::new(), ParentRelease::default());
         for examined in due {
             let txid = examined.master.txid;
@@ -121,15 +124,15 @@ impl Store {
             };
             for (key, held) in spent {
                 if examined.is_conflicting() {
-                    let settle = |held| basis.row(key, Sequenced::Settle(vec![held]));
+                    let settle = |held| self.row(key, Sequenced::Settle(vec![held]));
                     rows.extend(held.into_iter().map(settle));
                 } else {
-                    rows.push(basis.row(key, Sequenced::MarkSpenderPruned(held)));
+                    rows.push(self.row(key, Sequenced::MarkSpenderPruned(held)));
                 }
                 whose.resize(rows.len(), txid);
             }
         }
-        let (outcomes, changed) = self.prune_rows(rows.clone()).await?;
+        let (outcomes, changed) = self.apply(rows.clone()).await?;
         let of_changed = |(key, _): &(Key, Txid)| matches!(key, Key::Page(parent, _) if changed.contains(parent));
         let targets = rows.iter().map(|row| row.key).zip(whose);
         released.uncommitted = targets.filter(of_changed).map(|(_, txid)| txid).collect();
@@ -139,10 +142,10 @@ impl Store {
                 Key::Page(txid, page @ 1..),
                 Operation::Sequenced(_, Sequenced::Settle(_)),
                 Outcome::Applied(Reply::Slots { all_spent: false, .. }),
-            ) => Some(basis.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: false })),
+            ) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: false })),
             _ => None,
         });
-        self.prune_rows(freed.collect()).await?;
+        self.apply(freed.collect()).await?;
         Ok(released)
     }
 
@@ -152,11 +155,11 @@ impl Store {
         if master.body().is_none() || master.is_coinbase || master.is_partial() {
             return Ok(spent);
         }
-        let body = self.body(master).await?;
+        let body = self.store.body(master).await?;
         let parsed = ParsedBody::parse(master.txid, &body)?;
         let inputs = parsed.transaction().into_iter().flat_map(|transaction| transaction.inputs());
         for (input, number) in inputs.zip(0..) {
-            let (page, offset) = self.locate_slot(input.outpoint);
+            let (page, offset) = self.store.locate_slot(input.outpoint);
             let holder = SpendingData { txid: master.txid, input: number };
             spent.entry(Key::Page(input.outpoint.txid, page)).or_default().push(HeldSlot { offset, holder });
         }
@@ -165,25 +168,24 @@ impl Store {
 
     /// Writes tombstones for the other pages and then for the masters. A transaction that was changed since it was
     /// examined has a later stamp and stays.
-    pub(super) async fn write_tombstones(
+    pub async fn write_tombstones(
         &self,
-        basis: &PruneBasis,
         keep_until: Option<u32>,
         due: &[ExaminedTx],
     ) -> Result<TombstoneResult, EngineError> {
-        let height = basis.terms.height;
+        let height = self.basis.terms.height;
         let mut result = TombstoneResult::default();
         let mut masters = Vec::new();
         for examined in due {
             let txid = examined.master.txid;
-            match self.write_page_tombstones(basis, &examined.master).await? {
+            match self.write_page_tombstones(&examined.master).await? {
                 PageTombstones::Written => masters.push(txid),
                 PageTombstones::Refused => result.refused.push(txid),
                 PageTombstones::Changed => drop(result.uncommitted.insert(txid)),
             }
         }
-        let prune = |txid: &Txid| basis.row(Key::master(*txid), Sequenced::Prune { height, keep_until });
-        let (outcomes, changed) = self.prune_rows(masters.iter().map(prune).collect()).await?;
+        let prune = |txid: &Txid| self.row(Key::master(*txid), Sequenced::Prune { height, keep_until });
+        let (outcomes, changed) = self.apply(masters.iter().map(prune).collect()).await?;
         for (txid, outcome) in masters.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => drop(result.done.insert(txid)),
@@ -196,19 +198,19 @@ impl Store {
     }
 
     /// Writes the tombstones of the pages beside the master.
-    async fn write_page_tombstones(&self, basis: &PruneBasis, master: &Page) -> Result<PageTombstones, EngineError> {
-        let height = basis.terms.height;
+    async fn write_page_tombstones(&self, master: &Page) -> Result<PageTombstones, EngineError> {
+        let height = self.basis.terms.height;
         let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
         for numbers in numbers.chunks(MAX_PAGES) {
             let rows = |operation: &Sequenced| {
-                let row = |number: &u32| basis.row(Key::Page(master.txid, *number), operation.clone());
+                let row = |number: &u32| self.row(Key::Page(master.txid, *number), operation.clone());
                 numbers.iter().map(row).collect::<Vec<_>>()
             };
             if let Some(Verdict::Conflicting(reason)) = master.verdict() {
                 // A node may have lost the flag of a page.
-                self.prune_rows(rows(&Sequenced::MarkConflicting { reason, height })).await?;
+                self.apply(rows(&Sequenced::MarkConflicting { reason, height })).await?;
             }
-            let (outcomes, changed) = self.prune_rows(rows(&Sequenced::Prune { height, keep_until: None })).await?;
+            let (outcomes, changed) = self.apply(rows(&Sequenced::Prune { height, keep_until: None })).await?;
             if !changed.is_empty() {
                 return Ok(PageTombstones::Changed);
             }
@@ -225,26 +227,22 @@ impl Store {
     /// The record gives up its body before the blob is deleted, so that a block which brings the transaction back never
     /// meets a record without its blob. A kill in between leaves a blob without a record. The names stay for ever: an
     /// event that is repeated, however late, must not make a spent output spendable.
-    pub(super) async fn shrink_tombstones(
-        &self,
-        basis: &PruneBasis,
-        served: &[ExaminedTx],
-    ) -> Result<BTreeSet<Txid>, PruneError> {
-        let shrink = |txid, number, height| basis.row(Key::Page(txid, number), Sequenced::ForgetTombstone { height });
-        let height = basis.terms.height;
+    pub async fn shrink_tombstones(&self, served: &[ExaminedTx]) -> Result<BTreeSet<Txid>, PruneError> {
+        let shrink = |txid, number, height| self.row(Key::Page(txid, number), Sequenced::ForgetTombstone { height });
+        let height = self.basis.terms.height;
         let mut changed = BTreeSet::new();
         for ExaminedTx { master, .. } in served {
             // A page that came back because a node lost its tombstone is pruned again.
-            let PageTombstones::Written = self.write_page_tombstones(basis, master).await? else {
+            let PageTombstones::Written = self.write_page_tombstones(master).await? else {
                 changed.insert(master.txid);
                 continue;
             };
             let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
             for numbers in numbers.chunks(MAX_PAGES) {
-                self.prune_rows(numbers.iter().map(|number| shrink(master.txid, *number, height)).collect()).await?;
+                self.apply(numbers.iter().map(|number| shrink(master.txid, *number, height)).collect()).await?;
             }
             // The master is last: the index finds the transaction by its master.
-            let (outcomes, stale) = self.prune_rows(vec![shrink(master.txid, 0, height)]).await?;
+            let (outcomes, stale) = self.apply(vec![shrink(master.txid, 0, height)]).await?;
             changed.extend(stale);
             if !outcomes.iter().all(Outcome::is_done) {
                 changed.insert(master.txid);
@@ -254,7 +252,7 @@ impl Store {
             if !self.has_body(master.txid).await? {
                 self.delete_blob(master).await?;
                 if self.has_body(master.txid).await? {
-                    self.prune_rows(vec![shrink(master.txid, 0, u32::MAX)]).await?;
+                    self.apply(vec![shrink(master.txid, 0, u32::MAX)]).await?;
                 }
             }
         }
@@ -262,12 +260,12 @@ impl Store {
     }
 
     async fn has_body(&self, txid: Txid) -> Result<bool, EngineError> {
-        let masters = self.masters(&[txid]).await?;
+        let masters = self.store.masters(&[txid]).await?;
         Ok(masters.iter().flatten().any(|master| master.body().is_some()))
     }
 
     async fn delete_blob(&self, master: &Page) -> Result<(), PruneError> {
-        let (Some(blobs), Some(Body::External(blob))) = (&self.blobs, master.body()) else { return Ok(()) };
+        let (Some(blobs), Some(Body::External(blob))) = (&self.store.blobs, master.body()) else { return Ok(()) };
         let txid = master.txid;
         let first = if master.is_partial() { BlobName::outputs(txid) } else { BlobName::tx(txid) };
         let other = match blob {
@@ -276,7 +274,8 @@ impl Store {
         };
         for name in other.into_iter().chain([first]) {
             let deleting = || blobs.delete(name);
-            let deleted = self.new_backoff(Some(Key::master(txid))).retry(|error| error.may_be_retried(), deleting);
+            let deleted =
+                self.store.new_backoff(Some(Key::master(txid))).retry(|error| error.may_be_retried(), deleting);
             deleted.await.map_err(|why| PruneError::Blob { txid, why })?;
         }
         Ok(())
@@ -284,18 +283,22 @@ impl Store {
 
     /// Applies rows of the pruner. Returns also the txids whose records have a later stamp: the event that changed them
     /// is not committed yet, or another sequencer is ahead.
-    async fn prune_rows(&self, rows: Vec<Row>) -> Result<(Vec<Outcome>, BTreeSet<Txid>), EngineError> {
+    async fn apply(&self, rows: Vec<Row>) -> Result<(Vec<Outcome>, BTreeSet<Txid>), EngineError> {
         if rows.is_empty() {
             return Ok(Default::default());
         }
         let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
-        let outcomes = self.apply(rows).await?;
+        let outcomes = self.store.apply(rows).await?;
         let changed = keys.iter().zip(&outcomes).filter_map(|(key, outcome)| match (key, outcome) {
             (Key::Page(txid, _), Outcome::Rejected(Rejection::StaleStamp(_))) => Some(*txid),
             _ => None,
         });
         let changed = changed.collect();
         Ok((outcomes, changed))
+    }
+
+    fn row(&self, key: Key, operation: Sequenced) -> Row {
+        Row { key, operation: Operation::Sequenced(self.basis.stamp, operation) }
     }
 }
 
@@ -373,9 +376,5 @@ impl PruneBasis {
     /// Creates the basis at the committed chain offset of `terms`, in an era of the chain.
     pub fn new(terms: PruneTerms, era: u32) -> Self {
         PruneBasis { terms, stamp: Stamp::in_era(era, terms.committed.saturating_sub(1), Phase::Prune) }
-    }
-
-    fn row(&self, key: Key, operation: Sequenced) -> Row {
-        Row { key, operation: Operation::Sequenced(self.stamp, operation) }
     }
 }
