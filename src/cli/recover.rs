@@ -79,11 +79,12 @@ impl RecoverArgs {
         swept.damaged.iter().try_for_each(|damage| writeln!(out, "{}: {}", damage.txid, damage.problem))?;
         writeln!(
             out,
-            "{} {completed}, {} with a lock record, {} contested, {} without a master, {} damaged; \
+            "{} {completed}, {} with a lock record, {} contested, {} pruned, {} without a master, {} damaged; \
              {} older than an hour",
             swept.completed.len(),
             swept.running.len(),
             swept.contested,
+            swept.pruned,
             swept.orphaned.len(),
             swept.damaged.len(),
             swept.older_than_an_hour

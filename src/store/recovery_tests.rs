@@ -146,6 +146,20 @@ async fn the_sweep_completes_old_transactions_and_lists_the_others() {
     assert_eq!(NOW.run(&store).await.unwrap(), rest);
 }
 
+/// The pages are as after a node lost their tombstones.
+#[tokio::test(start_paused = true)]
+async fn pages_of_a_pruned_transaction_are_not_counted_as_contested() {
+    let store = testing::store(2);
+    let txid = half_created(&store, 0).await;
+    let reason = Reason::Command;
+    store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 5 }).await;
+    store.sequenced(Key::master(txid), Sequenced::Prune { height: 900, keep_until: None }).await;
+    let expected = Swept { pruned: 1, older_than_an_hour: 1, ..Swept::default() };
+    assert_eq!(NOW.run(&store).await.unwrap(), expected);
+    let pages = store.pages(txid, 1, 3).await.unwrap();
+    assert!(pages.iter().flatten().all(|page| page.creating_at.is_some()), "unchanged");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_sweep_skips_a_creation_that_may_be_running() {
     let store = testing::store(2);

@@ -41,6 +41,9 @@ pub struct Swept {
     pub running: Vec<Txid>,
     /// Number of contested transactions, whose pages wait for the verdict.
     pub contested: u64,
+    /// Number of pruned transactions with a creating page: a node lost the tombstone of the page. The pruner writes the
+    /// tombstone again before it shrinks the one of the master.
+    pub pruned: u64,
     /// Pages without a master, which the transaction's event creates.
     pub orphaned: Vec<OrphanedPages>,
     /// Transactions that cannot be completed, with the problem.
@@ -114,7 +117,8 @@ impl Sweep {
                 Err(CompleteError::Engine(error)) => return Err(error),
                 Err(error) => swept.damaged.push(DamagedTx { txid, problem: error.to_string() }),
             },
-            Some(TxState::Conflicting(_) | TxState::Pruned(_)) => swept.contested += 1,
+            Some(TxState::Conflicting(_)) => swept.contested += 1,
+            Some(TxState::Pruned(_)) => swept.pruned += 1,
             Some(TxState::Stub(_)) | None => {
                 let HalfCreated { pages, since_ms } = half;
                 swept.orphaned.push(OrphanedPages { txid, pages, since_ms });
