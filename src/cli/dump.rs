@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use clap::Args;
 
-use super::{CommandResult, Failure, block_on, offline::StoreArgs, output};
+use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
 use crate::store::{Store, digest::SurveyError, dump::dump};
 
 const AFTER_HELP: &str = "\
@@ -43,7 +43,7 @@ impl DumpArgs {
     }
 }
 
-async fn print_dump(store: &Store, out: &mut impl Write) -> CommandResult {
+async fn print_dump(store: &Store, out: &mut impl Write) -> CliResult {
     let print = |transaction| {
         serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;
         out.write_all(b"\n").map_err(Stop::Writing)

@@ -105,7 +105,7 @@ impl InspectCommand {
 }
 
 impl OutpointArgs {
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CommandResult {
+    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
         let status = TxReader::of(store).get_spend(self.outpoint, None, self.height).await?;
         let slot = TxReader::of(store).slot(self.outpoint).await?;
         let spender = slot.and_then(|slot| slot.spender());

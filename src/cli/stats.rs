@@ -52,8 +52,8 @@ impl StatsArgs {
         })
     }
 
-    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CommandResult {
-        let progress = Progress::start("counting");
+    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CliResult {
+        let progress = Spinner::of_activity("counting");
         let survey = survey(store, |seen| progress.update(seen)).await?;
         drop(progress);
         let shown = StatsSummary {

@@ -100,7 +100,7 @@ impl VerifyArgs {
         let transactions = verify(store, |seen| progress.update(seen), found).await?;
         drop(progress);
         written?;
-        let progress = Progress::start("digesting");
+        let progress = Spinner::of_activity("digesting");
         let digest = survey(store, |seen| progress.update(seen)).await?.digest;
         drop(progress);
         self.write_summary(&VerifySummary { transactions, violations, digest }, out)?;

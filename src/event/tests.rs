@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::{codec::oracle, samples, *};
-use crate::{record::Reason, tx::Txid};
+use crate::{
+    record::{Reason, build::PARTIAL_OUTPUT_LIMIT},
+    tx::Txid,
+};
 
 fn refusal(message: &[u8]) -> String {
     let error = Event::decode(message).unwrap_err().to_string();

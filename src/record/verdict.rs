@@ -14,7 +14,7 @@ pub enum Verdict {
 }
 
 /// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// An input is spent by another transaction.
     DoubleSpend {

@@ -135,7 +135,8 @@ async fn a_rebuild_killed_at_its_start_can_be_repeated_into_the_same_store() {
         let settings = store.settings;
         let expected =
             MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
-        let meta = RebuildRecord::of(&store).begin(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
+        let meta = RebuildRecord::of(&store)
+            .begin(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
             .await
             .unwrap();
         if killed_after > 1 {

@@ -44,7 +44,11 @@ impl World {
     }
 
     pub async fn slot(&self, coin: &Coin) -> Slot {
-        utxo_store::store::read::TxReader::of(&self.store).slot(coin.outpoint).await.unwrap().expect("the output has a slot")
+        utxo_store::store::read::TxReader::of(&self.store)
+            .slot(coin.outpoint)
+            .await
+            .unwrap()
+            .expect("the output has a slot")
     }
 }
 

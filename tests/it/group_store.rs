@@ -7,7 +7,11 @@ use utxo_store::{
     engine::memory::MemoryEngine,
     instance::{self, InstanceError},
     record::{Key, MetaRecord, Rules, TxState},
-    store::{Store, digest::survey, meta::{MetaError, StoreMeta}},
+    store::{
+        Store,
+        digest::survey,
+        meta::{MetaError, StoreMeta},
+    },
 };
 
 use crate::harness::{Made, World, spend};

@@ -40,9 +40,8 @@ use utxo_store::{
     store::{
         Store, StoreSettings,
         create::{CreatorIdentity, ProcessVisibility},
-        into_page,
-        restart_detector::RestartDetector,
         digest::{SurveyError, survey},
+        into_page,
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::RestartDetector,
     },
@@ -693,7 +692,7 @@ impl World {
 
     async fn verify(&self, what: &str, store: &Store) {
         let mut violations = Vec::new();
-        verify(store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        utxo_store::store::verify::verify(store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(store).await);
         }

@@ -12,7 +12,10 @@ use utxo_store::{
     prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{ConsumedOffsets, Key, Marks, Operation, Outcome, Reason, TxState, Verdict},
     status::Health,
-    store::{meta::{MetaError, StoreMeta}, prune::PruneTerms},
+    store::{
+        meta::{MetaError, StoreMeta},
+        prune::PruneTerms,
+    },
 };
 
 use crate::{

@@ -68,7 +68,9 @@ async fn assert_reorgs_change_nothing(blocks: usize, reorgs: u64, seed: u64) {
         assert_eq!(found.remove(txid).as_ref(), Some(tx), "seed {seed}");
     }
     assert!(found.len() as u64 >= reorgs, "{} artificial coinbases", found.len());
-    let standing = async |world: &World| utxo_store::store::digest::survey(&world.store, |_| {}).await.unwrap().digest_without_conflicting;
+    let standing = async |world: &World| {
+        utxo_store::store::digest::survey(&world.store, |_| {}).await.unwrap().digest_without_conflicting
+    };
     assert_eq!(standing(&reorganised).await, standing(&plain).await, "seed {seed}");
     for (txid, tx) in &found {
         let left = tx["coinbase"] == true && tx["conflicting"] == true;

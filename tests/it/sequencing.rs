@@ -6,9 +6,7 @@ use utxo_store::{
     broker::{Broker, CommittedOffset, ConsumerEvent, memory::MemoryFaults},
     engine::{self, EngineError, RecordEngine, Row, fault::EngineFaults},
     event::CommandAction,
-    record::{
-        BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState,
-    },
+    record::{BlockRecord, Body, Key, Marks, Operation, Outcome, Phase, Sequenced, Spend, SpendSlot, Stamp, TxState},
     sequencer::{chain_group, state::ChainState},
     store::digest::{Survey, survey},
 };

@@ -23,7 +23,7 @@ use utxo_store::{
     rng::SplitMix64,
     store::{
         Store, StoreSettings,
-        create::{Creator, CreatorIdentity, PagedTx, ProcessVisibility, InitialState},
+        create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::survey,
         queries::StoreQueries,
         recovery::Sweep,

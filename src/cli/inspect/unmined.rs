@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 
-use super::super::{CommandResult, offline::StoreArgs};
+use super::super::{CliResult, offline::StoreArgs};
 use crate::store::{Store, queries::StoreQueries};
 
 const AFTER_HELP: &str = "\

@@ -180,7 +180,7 @@ impl Rebuild {
 }
 
 async fn survey(store: &Store) -> Result<Survey, Failure> {
-    let progress = Progress::start("digest");
+    let progress = Spinner::of_activity("digest");
     Ok(digest::survey(store, |seen| progress.update(seen)).await?)
 }
 

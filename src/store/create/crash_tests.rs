@@ -24,8 +24,8 @@ use crate::{
         BlobOptions, BlobStore,
         fault::{BlobFault, FaultStore},
     },
-    engine::{Cursor, EngineError, Index, RecordEngine, ScanPage, Set, conformance::RULES, memory::MemoryEngine},
-    record::{Body, MinedIn, Phase, Record, build},
+    engine::{self, EngineError, RecordEngine, conformance::RULES, memory::MemoryEngine},
+    record::{Body, MinedIn, Phase, build},
     store::{
         recovery::{Recovery, Sweep},
         testing,

@@ -34,7 +34,8 @@ async fn has_lost(world: &World, made: &Made) -> bool {
 
 /// Returns the spender that the slot of an output names.
 async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
-    let slot = utxo_store::store::read::TxReader::of(&world.store).slot(coin.outpoint).await.unwrap().expect("it has a slot");
+    let slot =
+        utxo_store::store::read::TxReader::of(&world.store).slot(coin.outpoint).await.unwrap().expect("it has a slot");
     slot.spender().map(|spender| spender.txid)
 }
 
