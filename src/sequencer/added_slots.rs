@@ -9,94 +9,84 @@ use crate::{
     record::{Key, Outcome, Page, Phase, Rejection, Reply, Sequenced, build::added_slots},
     sequencer::{
         SequencerError,
-        handler::{EventContext, Handler},
-        pages::extra_pages,
+        context::HandlerContext,
+        pages::{extra_pages, restore_page},
     },
     store::body::ParsedBody,
     tx::Txid,
 };
 
-impl Handler {
-    /// Returns whether an unmined transaction lacks slots that its outputs have in a block of this height.
-    pub(super) fn needs_slots(&self, master: &Page, height: u32) -> bool {
-        master.unmined_since().is_some_and(|made_at| self.parts.store.settings.rules.crosses_genesis(made_at, height))
-    }
+/// Returns whether an unmined transaction lacks slots that its outputs have in a block of this height.
+pub fn needs_slots(cx: &HandlerContext<'_>, master: &Page, height: u32) -> bool {
+    master.unmined_since().is_some_and(|made_at| cx.parts.store.settings.rules.crosses_genesis(made_at, height))
+}
 
-    /// Reads the master and adds slots as [`add_slots`](Self::add_slots) does.
-    pub(super) async fn read_and_add_slots(
-        &self,
-        ctx: EventContext,
-        txid: Txid,
-        height: u32,
-    ) -> Result<(), SequencerError> {
-        match self.master(txid).await? {
-            Some(master) => self.add_slots(ctx, &master, height).await,
-            None => Ok(()),
-        }
+/// Reads the master and adds slots as [`add_slots`] does.
+pub async fn read_and_add_slots(cx: &HandlerContext<'_>, txid: Txid, height: u32) -> Result<(), SequencerError> {
+    match cx.master(txid).await? {
+        Some(master) => add_slots(cx, &master, height).await,
+        None => Ok(()),
     }
+}
 
-    /// Gives the outputs of an unmined transaction the slots that they have in a block of this height: on the other
-    /// pages first, since a repeat judges by the master. Changes nothing when no output needs a slot.
-    pub(super) async fn add_slots(&self, ctx: EventContext, master: &Page, height: u32) -> Result<(), SequencerError> {
-        if !self.needs_slots(master, height) {
-            return Ok(());
-        }
-        let txid = master.txid;
-        let settings = &self.parts.store.settings;
-        tracing::info!(%txid, height, "sequencer: slots added, transaction mined since Genesis");
-        let damaged = |error| SequencerError::Halt(format!("the store is damaged: {error}"));
-        // Boxed: rare, and else a part of every future here.
-        let body = Box::pin(self.wait_for("the store", self.parts.store.body(master))).await.map_err(damaged)?;
-        let parsed = ParsedBody::parse(txid, &body).map_err(damaged)?;
-        let mut added = added_slots(txid, parsed.outputs(), settings.network, height).into_iter().peekable();
-        let size = settings.utxo_batch_size.max(1);
-        let mut on_master = Vec::new();
-        while let Some((vout, _)) = added.peek() {
-            let number = vout / size;
-            let mut slots = Vec::new();
-            while let Some((vout, hash)) = added.next_if(|(vout, _)| vout / size == number) {
-                slots.push((vout % size, hash));
-            }
-            if number == 0 {
-                on_master = slots;
-            } else {
-                self.add_slots_to_page(ctx, master, number, &Sequenced::AddSlots { slots, height }).await?;
-            }
-        }
-        let row = ctx.row(Phase::Apply, Key::master(txid), Sequenced::AddSlots { slots: on_master, height });
-        self.apply_decided(ctx, vec![row]).await
+/// Gives the outputs of an unmined transaction the slots that they have in a block of this height: on the other
+/// pages first, since a repeat judges by the master. Changes nothing when no output needs a slot.
+pub async fn add_slots(cx: &HandlerContext<'_>, master: &Page, height: u32) -> Result<(), SequencerError> {
+    if !needs_slots(cx, master, height) {
+        return Ok(());
     }
+    let txid = master.txid;
+    let settings = &cx.parts.store.settings;
+    tracing::info!(%txid, height, "sequencer: slots added, transaction mined since Genesis");
+    let damaged = |error| SequencerError::Halt(format!("the store is damaged: {error}"));
+    // Boxed: rare, and else a part of every future here.
+    let body = Box::pin(cx.wait_for("the store", cx.parts.store.body(master))).await.map_err(damaged)?;
+    let parsed = ParsedBody::parse(txid, &body).map_err(damaged)?;
+    let mut added = added_slots(txid, parsed.outputs(), settings.network, height).into_iter().peekable();
+    let size = settings.utxo_batch_size.max(1);
+    let mut on_master = Vec::new();
+    while let Some((vout, _)) = added.peek() {
+        let number = vout / size;
+        let mut slots = Vec::new();
+        while let Some((vout, hash)) = added.next_if(|(vout, _)| vout / size == number) {
+            slots.push((vout % size, hash));
+        }
+        if number == 0 {
+            on_master = slots;
+        } else {
+            add_slots_to_page(cx, master, number, &Sequenced::AddSlots { slots, height }).await?;
+        }
+    }
+    cx.apply_to_master(txid, Sequenced::AddSlots { slots: on_master, height }).await
+}
 
-    /// Adds slots to one page besides the master, and writes into the master whether all slots of the page are spent. A
-    /// page that a node lost is restored first.
-    async fn add_slots_to_page(
-        &self,
-        ctx: EventContext,
-        master: &Page,
-        number: u32,
-        add: &Sequenced,
-    ) -> Result<(), SequencerError> {
-        if number > extra_pages(master) {
-            return Ok(());
-        }
-        let row = || ctx.row(Phase::Apply, Key::Page(master.txid, number), add.clone());
-        let mut outcome = self.apply(vec![row()]).await?.pop();
-        if outcome == Some(Outcome::Rejected(Rejection::NotFound)) {
-            self.restore_page(master.txid, number).await?;
-            outcome = self.apply(vec![row()]).await?.pop();
-        }
-        let all_spent = match outcome {
-            Some(
-                Outcome::Applied(Reply::Slots { all_spent, .. })
-                | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }),
-            ) => all_spent,
-            Some(Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_))) => return Ok(()),
-            other => {
-                let txid = master.txid;
-                return Err(SequencerError::Halt(format!("cannot add slots to page {number} of {txid}: {other:?}")));
-            }
-        };
-        let set_spent = Sequenced::SetPageSpent { page: number, spent: all_spent };
-        self.apply_decided(ctx, vec![ctx.row(Phase::Apply, Key::master(master.txid), set_spent)]).await
+/// Adds slots to one page besides the master, and writes into the master whether all slots of the page are spent. A
+/// page that a node lost is restored first.
+async fn add_slots_to_page(
+    cx: &HandlerContext<'_>,
+    master: &Page,
+    number: u32,
+    add: &Sequenced,
+) -> Result<(), SequencerError> {
+    if number > extra_pages(master) {
+        return Ok(());
     }
+    let row = || cx.row(Phase::Apply, Key::Page(master.txid, number), add.clone());
+    let mut outcome = cx.apply(vec![row()]).await?.pop();
+    if outcome == Some(Outcome::Rejected(Rejection::NotFound)) {
+        restore_page(cx, master.txid, number).await?;
+        outcome = cx.apply(vec![row()]).await?.pop();
+    }
+    let all_spent = match outcome {
+        Some(
+            Outcome::Applied(Reply::Slots { all_spent, .. }) | Outcome::AlreadyApplied(Reply::Slots { all_spent, .. }),
+        ) => all_spent,
+        Some(Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_))) => return Ok(()),
+        other => {
+            let txid = master.txid;
+            return Err(SequencerError::Halt(format!("cannot add slots to page {number} of {txid}: {other:?}")));
+        }
+    };
+    let set_spent = Sequenced::SetPageSpent { page: number, spent: all_spent };
+    cx.apply_to_master(master.txid, set_spent).await
 }

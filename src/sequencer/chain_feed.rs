@@ -14,14 +14,13 @@ use crate::{
         produce_until_acknowledged,
         retry::{read_or_reopen, until_answered},
     },
-    event::{DeadLetter, DeadLetterClass, Event},
-    group::dead_letters::publish_dead_letter,
+    event::{DeadLetterClass, Event},
     record::{Key, Record},
     sequencer::{
-        SequencerError, SequencerParts, copied_sequences::CopiedSequences, state::ChainState, waiting::ReportedWait,
+        SequencerError, SequencerParts, copied_sequences::CopiedSequences, dead_letters::RefusedMessage,
+        state::ChainState, waiting::ReportedWait,
     },
     status::Condition,
-    telemetry::Metrics,
     text::hex_reversed,
 };
 
@@ -219,10 +218,10 @@ impl ChainFeed {
         message: Message,
         why: String,
     ) -> Result<(), BrokerError> {
-        let from = self.topic(source).topic.clone();
-        let letter = build_dead_letter(&self.parts.metrics, &from, &message, class, why);
-        let (producer, topic) = (self.parts.producer.as_ref(), self.parts.topics.dead_letters.as_str());
-        report_wait(&self.parts, publish_dead_letter(producer, topic, message, &letter, RETRY_PAUSE)).await
+        let partition = self.topic(source).topic.clone();
+        tracing::error!(topic = %partition.topic, offset = message.offset, why, "chain feed: dead letter");
+        let refused = RefusedMessage { stage: "feed", partition, message, class, why };
+        report_wait(&self.parts, refused.publish_dead_letter(&self.parts, RETRY_PAUSE)).await
     }
 
     /// Returns whether an event is a repeat of the one with its sequence. Events that were handled before this feed
@@ -438,26 +437,6 @@ fn hash_identity(message: &Message) -> u64 {
     };
     let [first, ..] = *hash.as_chunks::<8>().0 else { return 0 };
     u64::from_le_bytes(first)
-}
-
-fn build_dead_letter(
-    metrics: &Metrics,
-    source: &TopicPartition,
-    message: &Message,
-    class: DeadLetterClass,
-    why: String,
-) -> DeadLetter {
-    metrics.dead_letters.of(class).inc();
-    tracing::error!(topic = %source.topic, offset = message.offset, why, "chain feed: dead letter");
-    DeadLetter {
-        topic: source.topic.to_string(),
-        partition: source.partition,
-        offset: message.offset,
-        stage: "feed".to_owned(),
-        class,
-        message: why,
-        timestamp_ms: message.timestamp_ms,
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::{
     event::{Block, BlockMined, Reorg},
     record::Sequenced,
     sequencer::tests::parts,
+    telemetry::Metrics,
 };
 
 #[test]

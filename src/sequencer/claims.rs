@@ -10,7 +10,10 @@ use crate::{
     record::{Body, ClaimedBody, Page, StoredOutput, TxState},
     sequencer::{
         SequencerError,
-        handler::{EventContext, Handler, RestartGrace},
+        bodies::{parse_body, read_body},
+        contested_event::replace_body,
+        context::HandlerContext,
+        lost_records::{RestartGrace, create_missing_stubs},
     },
     store::{
         into_page,
@@ -20,7 +23,7 @@ use crate::{
 };
 
 /// The claims of a stored transaction, compared with the stored outputs of its parents.
-pub(super) enum ClaimCheck {
+pub enum ClaimCheck {
     /// The claims are true, or the transaction claims nothing.
     Matches,
     /// The claims are wrong; the transaction is to be stored with this body.
@@ -29,91 +32,82 @@ pub(super) enum ClaimCheck {
     MissingParent(Txid),
 }
 
-impl Handler {
-    /// Compares the claims of a stored transaction with the stored outputs of its parents.
-    pub(super) async fn check_claims(&self, page: &Page) -> Result<ClaimCheck, SequencerError> {
-        let Some(stored) = self.read_body(page).await? else { return Ok(ClaimCheck::Matches) };
-        let txid = page.txid;
-        let tx = Transaction::parse(&stored)
-            .map_err(|error| SequencerError::Halt(format!("the stored body of {txid} is damaged: {error}")))?;
-        if tx.is_coinbase() {
-            return Ok(ClaimCheck::Matches);
+/// Compares the claims of a stored transaction with the stored outputs of its parents.
+pub async fn check_claims(cx: &HandlerContext<'_>, page: &Page) -> Result<ClaimCheck, SequencerError> {
+    let Some(stored) = read_body(cx, page).await? else { return Ok(ClaimCheck::Matches) };
+    let txid = page.txid;
+    let tx = parse_body(txid, &stored)?;
+    if tx.is_coinbase() {
+        return Ok(ClaimCheck::Matches);
+    }
+    let mut outputs = match cx.wait_for("the store", cx.parts.store.previous_outputs(&tx)).await {
+        Ok(outputs) => outputs,
+        Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
+            return Ok(ClaimCheck::MissingParent(outpoint.txid));
         }
-        let mut outputs = match self.wait_for("the store", TxReader::of(&self.parts.store).previous_outputs(&tx)).await
-        {
-            Ok(outputs) => outputs,
-            Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
-                return Ok(ClaimCheck::MissingParent(outpoint.txid));
-            }
-            Err(ReadError::Engine(error)) => return Err(error.into()),
-            Err(error) => {
-                return Err(SequencerError::Halt(format!("the outputs that {txid} spends cannot be read: {error}")));
-            }
+        Err(ReadError::Engine(error)) => return Err(error.into()),
+        Err(error) => {
+            return Err(SequencerError::Halt(format!("the outputs that {txid} spends cannot be read: {error}")));
+        }
+    };
+    if !claims_match(&tx, &outputs) {
+        accept_claims_before_reassignment(cx, &tx, &mut outputs).await?;
+    }
+    if claims_match(&tx, &outputs) {
+        return Ok(ClaimCheck::Matches);
+    }
+    let claimed = build_body(&tx, &outputs);
+    claimed
+        .map(ClaimCheck::Differs)
+        .map_err(|error| SequencerError::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
+}
+
+/// Accepts claims on the former state of an output that was reassigned since: they were true when the event was
+/// made. They do not entitle the transaction to the output's present state.
+async fn accept_claims_before_reassignment(
+    cx: &HandlerContext<'_>,
+    tx: &Transaction<'_>,
+    outputs: &mut [StoredOutput],
+) -> Result<(), SequencerError> {
+    let claims = tx.inputs().zip(outputs).filter_map(|(input, output)| {
+        let claimed = input.previous.filter(|claimed| *claimed != to_claim(output))?;
+        Some((input.outpoint, claimed, output))
+    });
+    for (outpoint, claimed, output) in claims {
+        let (key, offset) = cx.locate(outpoint);
+        let records = cx.read(vec![key]).await?;
+        let Some(page) = records.into_iter().find_map(into_page) else { continue };
+        let hash = utxo_hash(&outpoint.txid, outpoint.vout, claimed.script, claimed.satoshis);
+        if page.reassignments.iter().any(|entry| entry.offset == offset && entry.utxo_hash == hash) {
+            *output = StoredOutput { satoshis: claimed.satoshis, script: Bytes::copy_from_slice(claimed.script) };
+        }
+    }
+    Ok(())
+}
+
+/// Stores a transaction with its proven claims before the transaction becomes live: a live transaction keeps the
+/// claims that made it live. Its slots are its own by then, so the parents exist; a parent that a node lost since
+/// is waited for.
+pub async fn store_proven_claims(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
+    let grace = RestartGrace::new(cx.applied_again);
+    let proof = cx.wait_until("the outputs that prove the claims of a transaction", || async {
+        let page = cx.master(txid).await?;
+        let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
+            return Ok(Ok(ClaimCheck::Matches));
         };
-        if !claims_match(&tx, &outputs) {
-            self.accept_claims_before_reassignment(&tx, &mut outputs).await?;
-        }
-        if claims_match(&tx, &outputs) {
-            return Ok(ClaimCheck::Matches);
-        }
-        let claimed = build_body(&tx, &outputs);
-        claimed
-            .map(ClaimCheck::Differs)
-            .map_err(|error| SequencerError::Halt(format!("a block lists {txid}, which cannot be live: {error}")))
-    }
-
-    /// Accepts claims on the former state of an output that was reassigned since: they were true when the event was
-    /// made. They do not entitle the transaction to the output's present state.
-    async fn accept_claims_before_reassignment(
-        &self,
-        tx: &Transaction<'_>,
-        outputs: &mut [StoredOutput],
-    ) -> Result<(), SequencerError> {
-        let claims = tx.inputs().zip(outputs).filter_map(|(input, output)| {
-            let claimed = input.previous.filter(|claimed| *claimed != to_claim(output))?;
-            Some((input.outpoint, claimed, output))
-        });
-        for (outpoint, claimed, output) in claims {
-            let (key, offset) = self.locate(outpoint);
-            let records = self.wait_for("the store", self.parts.store.read(vec![key])).await?;
-            let Some(page) = records.into_iter().find_map(into_page) else { continue };
-            let hash = utxo_hash(&outpoint.txid, outpoint.vout, claimed.script, claimed.satoshis);
-            if page.reassignments.iter().any(|entry| entry.offset == offset && entry.utxo_hash == hash) {
-                *output = StoredOutput { satoshis: claimed.satoshis, script: Bytes::copy_from_slice(claimed.script) };
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores a transaction with its proven claims before the transaction becomes live: a live transaction keeps the
-    /// claims that made it live. Its slots are its own by then, so the parents exist; a parent that a node lost since
-    /// is waited for.
-    pub(super) async fn store_proven_claims(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        txid: Txid,
-    ) -> Result<(), SequencerError> {
-        let grace = RestartGrace::new(applied_again);
-        let proof = self.wait_until(ctx, "the outputs that prove the claims of a transaction", || async {
-            let page = self.master(txid).await?;
-            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
-                return Ok(Ok(ClaimCheck::Matches));
-            };
-            Ok(match self.check_claims(&page).await? {
-                ClaimCheck::MissingParent(parent) => {
-                    if grace.has_expired() {
-                        self.create_missing_stubs(ctx, vec![parent]).await?;
-                    }
-                    Err(parent.to_string())
+        Ok(match check_claims(cx, &page).await? {
+            ClaimCheck::MissingParent(parent) => {
+                if grace.has_expired() {
+                    create_missing_stubs(cx, vec![parent]).await?;
                 }
-                proof => Ok(proof),
-            })
-        });
-        let ClaimCheck::Differs(proven) = proof.await? else { return Ok(()) };
-        tracing::warn!(%txid, "claims: body replaced: a block proves other previous outputs than the event claims");
-        self.replace_body(ctx, txid, proven).await
-    }
+                Err(parent.to_string())
+            }
+            proof => Ok(proof),
+        })
+    });
+    let ClaimCheck::Differs(proven) = proof.await? else { return Ok(()) };
+    tracing::warn!(%txid, "claims: body replaced: a block proves other previous outputs than the event claims");
+    replace_body(cx, txid, proven).await
 }
 
 fn claims_match(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> bool {
@@ -144,7 +138,7 @@ mod tests {
     use crate::{
         engine::Row,
         record::{Key, Operation},
-        sequencer::{state::ChainState, steps::DecisionMode, tests::parts},
+        sequencer::{handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
         store::testing,
     };
 
@@ -160,9 +154,9 @@ mod tests {
         let txid = testing::txid(&lie);
         assert_eq!(txid, testing::txid(&honest));
         put(Operation::CreateContested(Arc::new(testing::page(&lie).contested())), txid).await.unwrap();
-        let ctx = EventContext { offset: 0, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
         let handler = Handler::new(parts, ChainState::default());
-        let adopting = tokio::spawn(async move { handler.store_proven_claims(ctx, false, txid).await });
+        let adopting =
+            tokio::spawn(async move { store_proven_claims(&handler.context(0, DecisionMode::Live), txid).await });
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!adopting.is_finished());
         put(Operation::Create(Arc::new(parent)), outpoint.txid).await.unwrap();

@@ -3,25 +3,35 @@
 
 use crate::{
     blob::objects::{AnnouncedObject, ObjectError, Objects, TxidStream},
+    engine::Row,
     event::{Block, Subtree, SubtreeTransactions},
-    sequencer::{
-        SequencerError,
-        handler::{EventContext, Handler},
-        waiting::ReportedWait,
-    },
+    record::{Key, MinedIn, Phase, Sequenced},
+    sequencer::{SequencerError, context::HandlerContext, waiting::ReportedWait},
     text::hex_reversed,
     tx::Txid,
 };
 
 /// A transaction that a block lists, with the index of its subtree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ListedTx {
-    pub(super) txid: Txid,
-    pub(super) subtree: u32,
+pub struct ListedTx {
+    pub txid: Txid,
+    pub subtree: u32,
+}
+
+impl ListedTx {
+    /// Returns the entry of the transaction for a block that lists it.
+    pub fn mined_in(&self, block: &Block<'_>) -> MinedIn {
+        MinedIn { block_id: block.block_id, height: block.height, subtree: self.subtree }
+    }
+
+    /// Returns the row that applies an operation with that entry to the master.
+    pub fn row(&self, cx: &HandlerContext<'_>, block: &Block<'_>, operation: impl Fn(MinedIn) -> Sequenced) -> Row {
+        cx.row(Phase::Apply, Key::master(self.txid), operation(self.mined_in(block)))
+    }
 }
 
 /// Reads the transactions of a block in their order, without the coinbase.
-pub(super) struct ListedTxReader<'b> {
+pub struct ListedTxReader<'b> {
     block: &'b Block<'b>,
     /// The index of the subtree that is read.
     subtree: usize,
@@ -33,10 +43,10 @@ pub(super) struct ListedTxReader<'b> {
 }
 
 /// Txids in a chunk; few in unit tests.
-pub(super) const CHUNK: usize = if cfg!(test) { 4 } else { 65_536 };
+pub const CHUNK: usize = if cfg!(test) { 4 } else { 65_536 };
 
 /// Returns the number of transactions that a block lists, without the coinbase.
-pub(super) fn count_transactions(block: &Block<'_>) -> u64 {
+pub fn count_transactions(block: &Block<'_>) -> u64 {
     block.subtrees.iter().fold(0, |sum: u64, subtree| sum.saturating_add(subtree.count))
 }
 
@@ -44,6 +54,42 @@ impl<'b> ListedTxReader<'b> {
     /// Starts at the first listed transaction.
     pub fn new(block: &'b Block<'b>) -> Self {
         ListedTxReader { block, subtree: 0, returned: 0, object: None, read: Vec::new() }
+    }
+
+    /// Reads the next chunk of the block's transactions; empty after the last one.
+    pub async fn read_next(&mut self, cx: &HandlerContext<'_>) -> Result<Vec<ListedTx>, SequencerError> {
+        while let Some(subtree) = self.block.subtrees.get(self.subtree) {
+            let txids = match announced_object(subtree) {
+                None => {
+                    let all = subtree.transactions.inline().into_iter().flatten();
+                    all.skip(usize::try_from(self.returned).unwrap_or(usize::MAX)).take(CHUNK).collect()
+                }
+                Some(announced) => self.read_next_from_object(cx, announced).await?,
+            };
+            if txids.is_empty() {
+                (self.subtree, self.returned, self.object) = (self.subtree + 1, 0, None);
+                continue;
+            }
+            self.returned += txids.len() as u64;
+            let subtree = self.subtree as u32;
+            return Ok(txids.into_iter().map(|txid| ListedTx { txid, subtree }).collect());
+        }
+        Ok(Vec::new())
+    }
+
+    async fn read_next_from_object(
+        &mut self,
+        cx: &HandlerContext<'_>,
+        announced: AnnouncedObject<'b>,
+    ) -> Result<Vec<Txid>, SequencerError> {
+        let objects = objects(cx, self.block)?;
+        let mut waiting = start_object_wait(cx, self.block);
+        loop {
+            match waiting.run_short(self.read(objects, announced)).await {
+                Ok(txids) => return Ok(txids),
+                Err(error) => wait_or_halt(&mut waiting, error).await?,
+            }
+        }
     }
 
     /// Reads the next txids of an object. After an error the object is read from its beginning, and the txids that were
@@ -83,76 +129,33 @@ impl<'b> ListedTxReader<'b> {
     }
 }
 
-impl Handler {
-    /// Checks all objects that a block refers to, before the first write of the block: each object exists, and has the
-    /// announced size and SHA-256. An absent object is waited for.
-    pub(super) async fn check_objects(&self, ctx: EventContext, block: &Block<'_>) -> Result<(), SequencerError> {
-        for announced in block.subtrees.iter().filter_map(announced_object) {
-            let objects = self.objects(block)?;
-            let mut waiting = self.start_object_wait(ctx, &hex_reversed(&block.hash));
-            // A wrong object is read once more: the transfer can have damaged its bytes.
-            let mut read_again = true;
-            loop {
-                match waiting.run_short(read_all(objects, announced)).await {
-                    Ok(()) => break,
-                    Err(ObjectError::Wrong { .. }) if std::mem::take(&mut read_again) => {}
-                    Err(error) => wait_or_halt(&mut waiting, error).await?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the next chunk of a block's transactions; empty after the last one.
-    pub(super) async fn read_next_listed(
-        &self,
-        ctx: EventContext,
-        listing: &mut ListedTxReader<'_>,
-    ) -> Result<Vec<ListedTx>, SequencerError> {
-        while let Some(subtree) = listing.block.subtrees.get(listing.subtree) {
-            let txids = match announced_object(subtree) {
-                None => {
-                    let all = subtree.transactions.inline().into_iter().flatten();
-                    all.skip(usize::try_from(listing.returned).unwrap_or(usize::MAX)).take(CHUNK).collect()
-                }
-                Some(announced) => self.read_next_from_object(ctx, listing, announced).await?,
-            };
-            if txids.is_empty() {
-                (listing.subtree, listing.returned, listing.object) = (listing.subtree + 1, 0, None);
-                continue;
-            }
-            listing.returned += txids.len() as u64;
-            let subtree = listing.subtree as u32;
-            return Ok(txids.into_iter().map(|txid| ListedTx { txid, subtree }).collect());
-        }
-        Ok(Vec::new())
-    }
-
-    async fn read_next_from_object<'b>(
-        &self,
-        ctx: EventContext,
-        listing: &mut ListedTxReader<'b>,
-        announced: AnnouncedObject<'b>,
-    ) -> Result<Vec<Txid>, SequencerError> {
-        let objects = self.objects(listing.block)?;
-        let mut waiting = self.start_object_wait(ctx, &hex_reversed(&listing.block.hash));
+/// Checks all objects that a block refers to, before the first write of the block: each object exists, and has the
+/// announced size and SHA-256. An absent object is waited for.
+pub async fn check_objects(cx: &HandlerContext<'_>, block: &Block<'_>) -> Result<(), SequencerError> {
+    for announced in block.subtrees.iter().filter_map(announced_object) {
+        let objects = objects(cx, block)?;
+        let mut waiting = start_object_wait(cx, block);
+        // A wrong object is read once more: the transfer can have damaged its bytes.
+        let mut read_again = true;
         loop {
-            match waiting.run_short(listing.read(objects, announced)).await {
-                Ok(txids) => return Ok(txids),
+            match waiting.run_short(read_all(objects, announced)).await {
+                Ok(()) => break,
+                Err(ObjectError::Wrong { .. }) if std::mem::take(&mut read_again) => {}
                 Err(error) => wait_or_halt(&mut waiting, error).await?,
             }
         }
     }
+    Ok(())
+}
 
-    fn objects(&self, block: &Block<'_>) -> Result<&Objects, SequencerError> {
-        let why = "refers to objects, and no object store is configured; set sequencer.objects_url";
-        let objects = self.parts.store.objects.as_ref();
-        objects.ok_or_else(|| SequencerError::Halt(format!("block {} {why}", hex_reversed(&block.hash))))
-    }
+fn objects<'a>(cx: &HandlerContext<'a>, block: &Block<'_>) -> Result<&'a Objects, SequencerError> {
+    let why = "refers to objects, and no object store is configured; set sequencer.objects_url";
+    let objects = cx.parts.store.objects.as_ref();
+    objects.ok_or_else(|| SequencerError::Halt(format!("block {} {why}", hex_reversed(&block.hash))))
+}
 
-    fn start_object_wait(&self, ctx: EventContext, block: &str) -> ReportedWait<'_> {
-        ReportedWait::new(&self.parts, format!("chain offset {}: block {block}", ctx.offset))
-    }
+fn start_object_wait<'a>(cx: &HandlerContext<'a>, block: &Block<'_>) -> ReportedWait<'a> {
+    cx.start_wait(format_args!("block {}", hex_reversed(&block.hash)))
 }
 
 /// Waits for an object store that does not answer, and for an absent object, by name. A wrong object halts the chain.

@@ -13,12 +13,14 @@ use crate::{
         BlobOptions,
         fault::{BlobFaults, FaultStore},
     },
+    broker::Message,
     engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
     liveness::LivenessMonitor,
-    record::{Key, Operation, Phase, Record, Sequenced},
+    record::{Key, Operation, Phase, Record, Sequenced, Stamp},
     sequencer::{
-        SequencerParts, block::put_block, decisions::DecisionLog, state::ChainState, steps::DecisionMode, tests::parts,
+        SequencerParts, block::put_block, decisions::DecisionLog, handler::Handler, state::ChainState,
+        steps::DecisionMode, tests::parts,
     },
     store::{Store, testing},
 };
@@ -82,16 +84,17 @@ impl Bench {
         }
     }
 
-    /// Handles the block as the event at this offset of the chain.
+    /// Handles the block as the event at this offset of the chain. Returns whether the block counts as handled.
     fn handle(&self, offset: u64) -> JoinHandle<Result<bool, SequencerError>> {
         let (parts, event) = (self.parts.clone(), self.event.clone());
         tokio::spawn(async move {
             let topic = parts.topics.decisions.clone();
             let log = DecisionLog::open(parts.broker.clone(), parts.producer.clone(), &topic, 0, offset).await;
             let mut log = log.unwrap().with_parts(&parts);
-            let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
-            let Ok(Event::BlockMined(mined)) = Event::decode(&event) else { panic!("no block") };
-            Handler::new(parts, ChainState::default()).handle_block_mined(ctx, &mut log, &mined, &event).await
+            let message = Message { offset, timestamp_ms: 0, key: Bytes::new(), payload: event, headers: vec![] };
+            let mut handler = Handler::new(parts, ChainState::default());
+            handler.handle(&mut log, DecisionMode::Live, &message).await?;
+            Ok(handler.state.sequence == 1)
         })
     }
 
@@ -129,8 +132,8 @@ async fn an_interrupted_block_continues_and_another_connection_of_it_starts_anew
     // Three of the event, four of the object, and the coinbase.
     assert_eq!(bench.progress().await, Some(8));
     let again = async |offset: u64| {
-        let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
-        let unset = Operation::Sequenced(ctx.stamp(Phase::Apply), Sequenced::UnsetMined { block_id: 1, height: 100 });
+        let stamp = Stamp::in_era(0, offset, Phase::Apply);
+        let unset = Operation::Sequenced(stamp, Sequenced::UnsetMined { block_id: 1, height: 100 });
         bench.parts.store.must_apply(Key::master(Txid([2; 32])), unset).await;
         bench.handled(offset).await;
         mined_in(&bench.parts.store, 2).await
@@ -154,15 +157,16 @@ async fn an_interrupted_side_chain_block_continues() {
     bench.handled(5).await;
     assert_eq!(bench.progress().await, Some(11));
     let Ok(Event::BlockMined(mined)) = Event::decode(&bench.event) else { panic!("no block") };
+    let handler = Handler::new(bench.parts.clone(), ChainState::default());
     for (offset, first) in [(6, None), (7, Some(0))] {
-        let ctx = EventContext { offset, era: 0, mode: DecisionMode::Live, is_disconnecting: false };
+        let cx = handler.context(offset, DecisionMode::Live);
         for id in 1..11 {
             let unset = Sequenced::UnsetMined { block_id: 1, height: 100 };
-            let row = ctx.row(Phase::Apply, Key::master(Txid([id; 32])), unset);
+            let row = cx.row(Phase::Apply, Key::master(Txid([id; 32])), unset);
             bench.parts.store.apply(vec![row]).await.unwrap();
         }
         // The record after the coinbase and the first three transactions, of this event or of another one.
-        let begun = put_block(EventContext { offset: 6, ..ctx }, &mined.block, false, 4);
+        let begun = put_block(&HandlerContext { offset: 6, ..cx }, &mined.block, false, 4);
         bench.parts.store.must_apply(begun.key, begun.operation).await;
         bench.handled(offset).await;
         let subtrees = [mined_in(&bench.parts.store, 2).await, mined_in(&bench.parts.store, 10).await];

@@ -11,8 +11,8 @@ use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     group::missing_parent::{ChainProgress, ChainView},
     sequencer::{
+        SequencerTopics,
         chain_feed::{produced_at_ms, sequence_of},
-        handler::SequencerTopics,
         reader_cache::{ReaderCache, RereadOutcome},
         state::ChainState,
     },

@@ -15,8 +15,7 @@ use crate::{
     broker::{Broker, BrokerError, CommittedOffset, TopicPartition},
     record::ConsumedOffsets,
     sequencer::{
-        SequencerError, ValidatedSource,
-        handler::Handler,
+        SequencerError, SequencerParts, ValidatedSource,
         state::{BadState, ChainState},
     },
     store::{
@@ -130,12 +129,12 @@ impl Pruner {
     }
 
     /// Runs one step of the pass, within the time limit.
-    pub async fn step(&mut self, handler: &Handler) -> Result<(), SequencerError> {
+    pub async fn step(&mut self, parts: &SequencerParts, era: u32) -> Result<(), SequencerError> {
         let Some(task) = self.task else { return Ok(()) };
         let committed = *self.committed.borrow();
         self.blocked_at = None;
         let limit = STEP_LIMIT.saturating_mul(self.limit_factor);
-        let done = tokio::time::timeout(limit, self.try_step(handler, &task, committed)).await;
+        let done = tokio::time::timeout(limit, self.try_step(parts, era, &task, committed)).await;
         let step = match done {
             Ok(Ok(step)) => step,
             Ok(Err(StepError::Stop(stop))) => return Err(stop),
@@ -172,17 +171,15 @@ impl Pruner {
 
     async fn try_step(
         &mut self,
-        handler: &Handler,
+        parts: &SequencerParts,
+        era: u32,
         task: &PruneTask,
         committed: CommittedChain,
     ) -> Result<PruneStep, StepError> {
-        let parts = &handler.parts;
         let (store, metrics) = (&parts.store, &parts.metrics);
         let retention = store.settings.rules.retention;
-        let under = PruneBasis::new(
-            PruneTerms { height: committed.height, retention, committed: committed.offset },
-            handler.state.era,
-        );
+        let under =
+            PruneBasis::new(PruneTerms { height: committed.height, retention, committed: committed.offset }, era);
         if self.pass.is_none() {
             // The replay floor is written first: a replay from below could restore records that are pruned.
             let floor = read_replay_floor(parts.broker.as_ref(), &parts.validated, committed.offset).await;

@@ -16,7 +16,10 @@ use crate::{
     },
     clock::Clock,
     event::EventPosition,
-    sequencer::{SequencerError, SequencerParts, handler::Handler, state::ChainState, tests::parts},
+    sequencer::{
+        SequencerError, SequencerParts, contested_event::reread_event, handler::Handler, state::ChainState,
+        steps::DecisionMode, tests::parts,
+    },
 };
 
 /// A log that counts its readers and can fall silent.
@@ -220,7 +223,8 @@ async fn an_unanswered_read_is_waited_for_and_reported() {
             quiet.store(false, Relaxed);
         };
         let at = position("txs", 2);
-        let (message, ()) = tokio::join!(handler.reread_event(&at), looked);
+        let cx = handler.context(0, DecisionMode::Live);
+        let (message, ()) = tokio::join!(reread_event(&cx, &at), looked);
         assert_eq!(message.unwrap().offset, 2);
         assert!(began.elapsed() < Duration::from_secs(75));
         assert!(!format!("{:?}", health.ready().reasons).contains("still waiting"));
@@ -235,7 +239,7 @@ async fn an_event_that_is_gone_halts_and_is_named() {
         (position("other", 0), "offset 0 of other/0 cannot be read"),
         (EventPosition { timestamp_ms: 999, ..position("txs", 0) }, "offset 0 of txs/0 is another event by now"),
     ] {
-        match handler.reread_event(&at).await {
+        match reread_event(&handler.context(0, DecisionMode::Live), &at).await {
             Err(SequencerError::Halt(message)) => assert!(message.contains(why), "{message}"),
             other => panic!("{other:?}"),
         }

@@ -1,7 +1,7 @@
 //! `Reorg`: blocks are disconnected from the longest chain, newest first, and others are connected, oldest first.
 //!
 //! A reorg is idempotent and is repeated from its beginning. Writes of the part that disconnects have an earlier stamp
-//! than writes of the part that connects ([`EventContext::is_disconnecting`]).
+//! than writes of the part that connects ([`HandlerContext::is_disconnecting`]).
 
 use std::collections::BTreeMap;
 
@@ -12,168 +12,155 @@ use crate::{
     record::{BlockRecord, Key, Phase, Reason, Sequenced},
     sequencer::{
         SequencerError,
-        block::{check_follows, parse_coinbase, put_block},
-        contest::HolderState,
+        block::{
+            check_coinbase, check_follows, check_ids, connect, fall_back_to_earlier_block, parse_coinbase, put_block,
+            read_block_records, read_progress,
+        },
+        context::HandlerContext,
         decisions::DecisionLog,
-        handler::{EventContext, Handler, decided_txid},
-        listing::{self, ListedTxReader},
+        holders::{HolderState, contest_holder},
+        listing::{self, ListedTxReader, check_objects},
         state::Tip,
-        steps::{DecisionMode, Steps},
+        steps::Steps,
+        verdict::{apply_verdict, decided_txid},
     },
     store::meta::MetaError,
     text::hex_reversed,
     tx::Txid,
 };
 
-impl Handler {
-    /// Handles a reorg. Returns `false` when the reorg was passed over because its sequence is not the next.
-    pub async fn handle_reorg(
-        &mut self,
-        ctx: EventContext,
-        log: &mut DecisionLog,
-        reorg: &Reorg<'_>,
-        message: &Bytes,
-    ) -> Result<bool, SequencerError> {
-        if !self.is_next(reorg.sequence)? {
-            return Ok(false);
-        }
-        let tip = self.check_reorg(ctx, reorg, message).await?;
-        let mut steps = Steps::new(log, ctx.offset, ctx.mode);
+/// Handles one reorg.
+pub struct ReorgHandler<'a> {
+    cx: &'a HandlerContext<'a>,
+    reorg: &'a Reorg<'a>,
+    /// The message of the event, which holds the coinbases.
+    message: &'a Bytes,
+}
+
+impl<'a> ReorgHandler<'a> {
+    /// Makes a handler of a reorg in `message`.
+    pub fn new(cx: &'a HandlerContext<'a>, reorg: &'a Reorg<'a>, message: &'a Bytes) -> Self {
+        ReorgHandler { cx, reorg, message }
+    }
+
+    /// Handles the reorg. Returns the tip after the reorg.
+    pub async fn handle(&self, log: &mut DecisionLog) -> Result<Option<Tip>, SequencerError> {
+        let ReorgHandler { cx, reorg, message } = *self;
+        let tip = self.check().await?;
+        let mut steps = Steps::new(log, cx.offset, cx.mode);
         for block in reorg.disconnected.iter().rev() {
-            Box::pin(self.disconnect(EventContext { is_disconnecting: true, ..ctx }, &mut steps, block)).await?;
+            let cx = &HandlerContext { is_disconnecting: true, ..*cx };
+            Box::pin(disconnect(cx, &mut steps, block)).await?;
         }
-        Box::pin(self.connect(ctx, &mut steps, &reorg.connected, message)).await?;
-        self.state.sequence = reorg.sequence;
-        self.move_tip(tip, reorg.disconnected.len(), &reorg.connected);
-        Ok(true)
+        Box::pin(connect(cx, &mut steps, &reorg.connected, message)).await?;
+        Ok(tip)
     }
 
     /// Refuses a reorg that does not fit the chain, before its first write. Returns the tip after the reorg.
-    async fn check_reorg(
-        &self,
-        ctx: EventContext,
-        reorg: &Reorg<'_>,
-        message: &Bytes,
-    ) -> Result<Option<Tip>, SequencerError> {
+    async fn check(&self) -> Result<Option<Tip>, SequencerError> {
+        let ReorgHandler { cx, reorg, message } = *self;
         let wrong = |why: String| SequencerError::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
-        let tip = compute_tip(self.state.tip, reorg).map_err(wrong)?;
+        let tip = compute_tip(cx.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
-        let records = self.read_block_records(disconnected).await?;
+        let records = read_block_records(cx, disconnected).await?;
         // A reorg that was begun is done to its end, whatever was pruned since: its check has passed before.
-        let is_of_this = |record: &BlockRecord| record.chain_pos.is_some_and(|pos| pos.chain_offset() == ctx.offset);
-        if ctx.mode == DecisionMode::Live && !records.iter().flatten().any(is_of_this) {
-            self.check_depth(disconnected).await?.map_or(Ok(()), |why| Err(wrong(why)))?;
+        let is_of_this = |record: &BlockRecord| record.chain_pos.is_some_and(|pos| pos.chain_offset() == cx.offset);
+        if !cx.is_replay() && !records.iter().flatten().any(is_of_this) {
+            check_depth(cx, disconnected).await?.map_or(Ok(()), |why| Err(wrong(why)))?;
         }
         for (block, record) in disconnected.iter().zip(records) {
             if !record.is_some_and(|record| is_record_of(&record, block)) {
-                return Err(match self.has_node_restarted(ctx).await? {
+                return Err(match !cx.is_replay() && cx.has_node_restarted().await? {
                     true => SequencerError::NodeRestarted,
                     false => wrong(format!("block {} was never connected", hex_reversed(&block.hash))),
                 });
             }
         }
-        self.check_ids(connected).await?;
+        check_ids(cx, connected).await?;
         for block in disconnected.iter().chain(connected) {
             parse_coinbase(block)?;
-            self.check_objects(ctx, block).await?;
+            check_objects(cx, block).await?;
         }
         for block in connected {
-            self.check_coinbase(block, message).await?;
+            check_coinbase(cx, block, message).await?;
         }
         Ok(tip)
     }
+}
 
-    /// Returns the reason why a block cannot be disconnected: its listed transactions may have been pruned, and a
-    /// pruned transaction cannot become unmined again.
-    async fn check_depth(&self, disconnected: &[Block<'_>]) -> Result<Option<String>, SequencerError> {
-        let meta = self.wait_for("the meta record", self.parts.store.meta()).await;
-        let meta = meta.map_err(|error| match error {
-            MetaError::Engine(error) => error.into(),
-            error => SequencerError::Damaged(error.to_string()),
-        })?;
-        let floor = meta.map_or(0, |meta| meta.reorg_floor);
-        let too_deep = disconnected.iter().find(|block| block.height <= floor && floor > 0);
-        Ok(too_deep.map(|block| {
-            format!(
-                "block {} at height {} is to leave, but transactions mined up to height {floor} may have been pruned \
-                 (store.block_height_retention); rebuild into an empty set without pruning, and continue with that set",
-                hex_reversed(&block.hash),
-                block.height
-            )
-        }))
-    }
+/// Returns the reason why a block cannot be disconnected: its listed transactions may have been pruned, and a
+/// pruned transaction cannot become unmined again.
+async fn check_depth(cx: &HandlerContext<'_>, disconnected: &[Block<'_>]) -> Result<Option<String>, SequencerError> {
+    let meta = cx.wait_for("the meta record", cx.parts.store.meta()).await;
+    let meta = meta.map_err(|error| match error {
+        MetaError::Engine(error) => error.into(),
+        error => SequencerError::Damaged(error.to_string()),
+    })?;
+    let floor = meta.map_or(0, |meta| meta.reorg_floor);
+    let too_deep = disconnected.iter().find(|block| block.height <= floor && floor > 0);
+    Ok(too_deep.map(|block| {
+        format!(
+            "block {} at height {} is to leave, but transactions mined up to height {floor} may have been pruned \
+             (store.block_height_retention); rebuild into an empty set without pruning, and continue with that set",
+            hex_reversed(&block.hash),
+            block.height
+        )
+    }))
+}
 
-    async fn has_node_restarted(&self, ctx: EventContext) -> Result<bool, SequencerError> {
-        match ctx.mode {
-            DecisionMode::Live => Ok(self.wait_for("the nodes of the store", self.parts.nodes.has_restarted()).await?),
-            DecisionMode::Replay => Ok(false),
+/// Disconnects a block: its listed transactions become unmined; its coinbase and the descendants of the coinbase
+/// become conflicting.
+async fn disconnect(cx: &HandlerContext<'_>, steps: &mut Steps<'_>, block: &Block<'_>) -> Result<(), SequencerError> {
+    let coinbase = parse_coinbase(block)?.txid();
+    let mut done = read_progress(cx, block, false).await?;
+    cx.apply_decided(vec![put_block(cx, block, false, done + 1)]).await?;
+    unset_mined(cx, block, &[coinbase]).await?;
+    let mut listing = ListedTxReader::new(block).skip(done);
+    loop {
+        let chunk = listing.read_next(cx).await?;
+        if chunk.is_empty() {
+            break;
+        }
+        done += chunk.len() as u64;
+        let txids: Vec<Txid> = chunk.into_iter().map(|listed| listed.txid).collect();
+        unset_mined(cx, block, &txids).await?;
+        if done < listing::count_transactions(block) {
+            cx.apply_decided(vec![put_block(cx, block, false, done + 1)]).await?;
         }
     }
-
-    /// Disconnects a block: its listed transactions become unmined; its coinbase and the descendants of the coinbase
-    /// become conflicting.
-    async fn disconnect(
-        &self,
-        ctx: EventContext,
-        steps: &mut Steps<'_>,
-        block: &Block<'_>,
-    ) -> Result<(), SequencerError> {
-        let coinbase = parse_coinbase(block)?.txid();
-        let mut done = self.read_progress(ctx, block, false).await?;
-        self.apply_decided(ctx, vec![put_block(ctx, block, false, done + 1)]).await?;
-        self.unset_mined(ctx, block, &[coinbase]).await?;
-        let mut listing = ListedTxReader::new(block).skip(done);
-        loop {
-            let chunk = self.read_next_listed(ctx, &mut listing).await?;
-            if chunk.is_empty() {
-                break;
-            }
-            done += chunk.len() as u64;
-            let txids: Vec<Txid> = chunk.into_iter().map(|listed| listed.txid).collect();
-            self.unset_mined(ctx, block, &txids).await?;
-            if done < listing::count_transactions(block) {
-                self.apply_decided(ctx, vec![put_block(ctx, block, false, done + 1)]).await?;
-            }
+    // Compared with the height, too: of two disconnected blocks with one coinbase only the earlier has a decision.
+    let is_of_block = |body: &DecisionBody| match body {
+        DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. } => {
+            (*txid, *height) == (coinbase, block.height)
         }
-        // Compared with the height, too: of two disconnected blocks with one coinbase only the earlier has a decision.
-        let is_of_block = |body: &DecisionBody| match body {
-            DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. } => {
-                (*txid, *height) == (coinbase, block.height)
-            }
-            _ => false,
-        };
-        let body = match steps.take_existing_matching(is_of_block) {
-            Some(body) => body,
-            // Boxed: rare, and else a part of every future here.
-            None if Box::pin(self.fall_back_to_earlier_block(ctx, block, coinbase)).await? => return Ok(()),
-            None => steps.decide(Box::pin(self.evaluate_disconnected(ctx, coinbase, block.height))).await?,
-        };
-        if decided_txid(&body) != Some(coinbase) {
-            let name = hex_reversed(&block.hash);
-            return Err(SequencerError::Halt(format!(
-                "chain offset {}: block {name} leaves, but {body:?}",
-                ctx.offset
-            )));
-        }
-        Box::pin(self.apply_verdict(ctx, steps, body)).await
+        _ => false,
+    };
+    let body = match steps.take_existing_matching(is_of_block) {
+        Some(body) => body,
+        // Boxed: rare, and else a part of every future here.
+        None if Box::pin(fall_back_to_earlier_block(cx, block, coinbase)).await? => return Ok(()),
+        None => steps.decide(Box::pin(evaluate_disconnected(cx, coinbase, block.height))).await?,
+    };
+    if decided_txid(&body) != Some(coinbase) {
+        let name = hex_reversed(&block.hash);
+        return Err(cx.halt(format_args!("block {name} leaves, but {body:?}")));
     }
+    Box::pin(apply_verdict(cx, steps, body)).await
+}
 
-    async fn unset_mined(&self, ctx: EventContext, block: &Block<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
-        let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
-        let rows = txids.iter().map(|txid| ctx.row(Phase::Apply, Key::master(*txid), unset.clone()));
-        self.apply_decided(ctx, rows.collect()).await
-    }
+async fn unset_mined(cx: &HandlerContext<'_>, block: &Block<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
+    let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
+    let rows = txids.iter().map(|txid| cx.row(Phase::Apply, Key::master(*txid), unset.clone()));
+    cx.apply_decided(rows.collect()).await
+}
 
-    async fn evaluate_disconnected(
-        &self,
-        ctx: EventContext,
-        coinbase: Txid,
-        height: u32,
-    ) -> Result<DecisionBody, SequencerError> {
-        let holder_states = self.contest_holders(ctx, Phase::Apply, vec![coinbase]).await?;
-        let live = holder_states.get(&coinbase) == Some(&HolderState::Live);
-        Ok(DecisionBody::Conflicting { txid: coinbase, reason: Reason::Disconnected, height, live })
-    }
+async fn evaluate_disconnected(
+    cx: &HandlerContext<'_>,
+    coinbase: Txid,
+    height: u32,
+) -> Result<DecisionBody, SequencerError> {
+    let live = contest_holder(cx, Phase::Apply, coinbase).await? == HolderState::Live;
+    Ok(DecisionBody::Conflicting { txid: coinbase, reason: Reason::Disconnected, height, live })
 }
 
 fn is_record_of(record: &BlockRecord, block: &Block<'_>) -> bool {

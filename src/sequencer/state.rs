@@ -110,15 +110,20 @@ impl ChainState {
     pub fn move_tip(&mut self, tip: Option<Tip>, disconnected: usize, connected: &[Block<'_>]) {
         let highest = self.highest();
         self.tip = tip;
-        self.highest = if highest > tip.map_or(0, |tip| tip.height) { highest } else { 0 };
+        self.highest = if highest > self.height() { highest } else { 0 };
         self.times.truncate(self.times.len().saturating_sub(disconnected));
         self.times.extend(connected.iter().map(|block| block.time));
         self.times.drain(..self.times.len().saturating_sub(MAX_TIMES));
     }
 
+    /// Returns the height of the tip; 0 before the first block.
+    pub fn height(&self) -> u32 {
+        self.tip.map_or(0, |tip| tip.height)
+    }
+
     /// Returns the greatest height that the longest chain has had.
     pub fn highest(&self) -> u32 {
-        self.highest.max(self.tip.map_or(0, |tip| tip.height))
+        self.highest.max(self.height())
     }
 
     /// Returns the median of the header times of the last eleven blocks, in seconds since the epoch; of fewer if fewer

@@ -4,10 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use super::*;
+use tokio_util::sync::CancellationToken;
+
+use super::{member::BOUNDS, *};
 use crate::{
     broker::{
-        Broker, BrokerError, CommitFuture, NewTopic, OutgoingMessage,
+        Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, NewTopic,
+        OutgoingMessage, TopicPartition,
         identity::TopicGuard,
         memory::{MemoryBroker, MemorySettings},
     },

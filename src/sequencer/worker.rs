@@ -6,20 +6,18 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     broker::{CommittedOffset, Message, MessageBatch},
-    event::{CommandAction, DeadLetter, DeadLetterClass, Event},
     liveness::LoopMonitor,
     sequencer::{
         ChainMode, SequencerError, SequencerParts,
-        chain_feed::{ChainFeed, FeedProgress, source_offset},
+        chain_feed::{ChainFeed, FeedProgress},
         decisions::DecisionLog,
-        handler::{EventContext, Handler},
+        handler::Handler,
         prune::{CommittedChain, Pruner},
         state::ChainState,
         steps::DecisionMode,
         waiting::ReportedWait,
     },
     store::meta::{MetaError, compute_chain_id},
-    telemetry::EventKind,
 };
 
 /// A report to the sequencer's loop, from the worker or from a request of the end offset.
@@ -46,8 +44,6 @@ pub struct ChainWorker {
     position: u64,
     reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
     committed: watch::Receiver<CommittedChain>,
-    /// Offsets in `utxo.block-mined` and `utxo.reorgs`: every message below is handled.
-    handled: (u64, u64),
 }
 
 impl ChainWorker {
@@ -61,10 +57,9 @@ impl ChainWorker {
         reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
         committed: watch::Receiver<CommittedChain>,
     ) -> Self {
-        let handled = state.handled_offsets();
         let monitor = parts.health.liveness().watch_loop("the chain's worker");
         let parts = SequencerParts { monitor: Some(monitor.clone()), ..parts };
-        ChainWorker { handler: Handler::new(parts, state), monitor, mode, epoch, position, reports, committed, handled }
+        ChainWorker { handler: Handler::new(parts, state), monitor, mode, epoch, position, reports, committed }
     }
 
     /// Runs until the task is aborted or an error stops the worker.
@@ -84,15 +79,18 @@ impl ChainWorker {
             self.handler.state.decisions_from,
             self.position,
         );
-        let mut log = self.handler.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
+        let mut log = self.handler.parts.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             let (_, nothing) = watch::channel(FeedProgress::default());
             return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }
         // Without the monitor: a wait of the feed does not show that the worker is alive.
         let feed_parts = SequencerParts { monitor: None, ..parts.clone() };
-        let feed =
-            self.handler.wait_for("the feed", ChainFeed::open(&feed_parts, &self.handler.state, self.position)).await?;
+        let feed = self
+            .handler
+            .parts
+            .wait_for("the feed", ChainFeed::open(&feed_parts, &self.handler.state, self.position))
+            .await?;
         let feed_progress = feed.subscribe_progress();
         tokio::select! {
             // A simulated run must repeat from its seed, and an unbiased select uses random numbers of its own.
@@ -125,7 +123,7 @@ impl ChainWorker {
                     continue;
                 }
                 () = pruner.wait_for_work() => {
-                    Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
+                    Box::pin(self.prune(&mut pruner)).await?;
                     continue;
                 }
                 () = tokio::time::sleep_until(monitor.next_beat()) => continue,
@@ -135,7 +133,7 @@ impl ChainWorker {
                 let parts = &self.handler.parts;
                 parts.guard.confirm(&parts.topics.guarded()).await
             };
-            self.handler.wait_for("the topics of the chain", confirmed).await?;
+            self.handler.parts.wait_for("the topics of the chain", confirmed).await?;
             for message in batch.messages {
                 // The broker may deliver a message twice.
                 if message.offset < self.position {
@@ -146,7 +144,7 @@ impl ChainWorker {
                     self.bind_chain(&message).await?;
                 }
                 Box::pin(self.handle_until_current(log, &message)).await?;
-                self.handler.clear_body_cache().await;
+                self.handler.clear_body_cache();
                 let next = message.offset + 1;
                 self.position = next;
                 let state = &mut self.handler.state;
@@ -161,9 +159,15 @@ impl ChainWorker {
             }
             // A chain that is never idle must not starve the pruner.
             if pruner.is_due() {
-                Box::pin(monitor.enter("a step of pruning", pruner.step(&self.handler))).await?;
+                Box::pin(self.prune(&mut pruner)).await?;
             }
         }
+    }
+
+    /// Runs one step of pruning.
+    async fn prune(&self, pruner: &mut Pruner) -> Result<(), SequencerError> {
+        let Handler { parts, state, .. } = &self.handler;
+        self.monitor.enter("a step of pruning", pruner.step(parts, state.era)).await
     }
 
     /// Binds the store to the chain that begins with this message, before its first event is applied.
@@ -172,7 +176,7 @@ impl ChainWorker {
         let parts = &self.handler.parts;
         let mut waiting = ReportedWait::new(parts, "the chain");
         loop {
-            match self.handler.wait_for("the store", parts.ownership.bind_chain(id)).await {
+            match self.handler.parts.wait_for("the store", parts.ownership.bind_chain(id)).await {
                 Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
                 Err(error @ MetaError::ChainRecreated { .. }) => return Err(SequencerError::Halt(error.to_string())),
                 bound => return bound.map_err(|error| SequencerError::Damaged(error.to_string())),
@@ -190,12 +194,12 @@ impl ChainWorker {
     /// Reports the handled state of the chain, with the progress of the feed.
     fn report_handled(&mut self, feed_progress: &mut watch::Receiver<FeedProgress>) {
         let FeedProgress { block_mined, reorgs, sequence } = *feed_progress.borrow_and_update();
-        let state = &mut self.handler.state;
+        let Handler { state, handled, .. } = &mut self.handler;
         if state.sequence >= sequence {
             // Messages after the last handled one are repeats and dead letters.
-            self.handled = (self.handled.0.max(block_mined), self.handled.1.max(reorgs));
+            *handled = (handled.0.max(block_mined), handled.1.max(reorgs));
         }
-        state.record_sources((block_mined, reorgs), self.handled);
+        state.record_sources((block_mined, reorgs), *handled);
         self.handler.publish_tip();
         let state = &self.handler.state;
         let committed = CommittedOffset { offset: self.position, metadata: state.to_metadata() };
@@ -207,9 +211,13 @@ impl ChainWorker {
     /// in the log, and the event is handled again from its beginning with them.
     async fn handle_until_current(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), SequencerError> {
         let parts = self.handler.parts.clone();
+        let mode = match self.mode {
+            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => DecisionMode::Replay,
+            _ => DecisionMode::Live,
+        };
         let mut waiting = None;
         loop {
-            match self.handle(log, message).await {
+            match self.handler.handle(log, mode, message).await {
                 // The loop ends once the log shows the decisions, or when the group revokes the partition.
                 Err(SequencerError::Behind(offset)) => {
                     tracing::warn!(offset, "sequencer: another sequencer is ahead; reading its decisions");
@@ -224,87 +232,5 @@ impl ChainWorker {
                 handled => return handled,
             }
         }
-    }
-
-    async fn handle(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), SequencerError> {
-        let mode = match self.mode {
-            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => DecisionMode::Replay,
-            _ => DecisionMode::Live,
-        };
-        let ctx = EventContext { offset: message.offset, era: self.handler.state.era, mode, is_disconnecting: false };
-        let event = match Event::decode(&message.payload) {
-            Ok(event) => event,
-            Err(error) => return self.publish_dead_letter(ctx, message, error.to_string()).await,
-        };
-        if let Some(kind) = EventKind::of_chain(&event) {
-            self.handler.parts.metrics.events.of(kind).inc();
-        }
-        self.handler.parts.health.status_registry().publish_event(Some((message.offset, event.kind().name())));
-        self.handle_event(ctx, log, message, event).await?;
-        // An event that stops the chain stays the current event in `/state`.
-        self.handler.parts.health.status_registry().publish_event(None);
-        Ok(())
-    }
-
-    async fn handle_event(
-        &mut self,
-        ctx: EventContext,
-        log: &mut DecisionLog,
-        message: &Message,
-        event: Event<'_>,
-    ) -> Result<(), SequencerError> {
-        match event {
-            Event::BlockMined(block) => {
-                if Box::pin(self.handler.handle_block_mined(ctx, log, &block, &message.payload)).await? {
-                    advance_handled(&mut self.handled.0, message);
-                }
-                Ok(())
-            }
-            Event::Contest(contest) => Box::pin(self.handler.handle_contest(ctx, log, &contest)).await,
-            Event::Command(command) => match command.action {
-                CommandAction::Reconsider { txid } => Box::pin(self.handler.handle_reconsider(ctx, log, txid)).await,
-                _ => Box::pin(self.handler.handle_command(ctx, log, &command, message.timestamp_ms)).await,
-            },
-            Event::Reorg(reorg) => {
-                if Box::pin(self.handler.handle_reorg(ctx, log, &reorg, &message.payload)).await? {
-                    advance_handled(&mut self.handled.1, message);
-                }
-                Ok(())
-            }
-            other => {
-                let why = format!("a {} event does not belong in this topic", other.kind().name());
-                self.publish_dead_letter(ctx, message, why).await
-            }
-        }
-    }
-
-    async fn publish_dead_letter(
-        &self,
-        ctx: EventContext,
-        message: &Message,
-        why: String,
-    ) -> Result<(), SequencerError> {
-        if ctx.mode == DecisionMode::Replay {
-            return Ok(());
-        }
-        let parts = &self.handler.parts;
-        tracing::error!(offset = ctx.offset, why, "sequencer: chain event refused; publishing a dead letter");
-        let letter = DeadLetter {
-            topic: parts.topics.chain.clone(),
-            partition: 0,
-            offset: message.offset,
-            stage: "sequencer".to_owned(),
-            class: DeadLetterClass::Decode,
-            message: why,
-            timestamp_ms: message.timestamp_ms,
-        };
-        self.handler.publish_dead_letter(message.clone(), &letter).await
-    }
-}
-
-/// Advances the handled offset of a source topic past the message from which this event was fed.
-fn advance_handled(next: &mut u64, message: &Message) {
-    if let Some(offset) = source_offset(message) {
-        *next = (*next).max(offset.saturating_add(1));
     }
 }

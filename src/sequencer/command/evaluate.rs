@@ -13,16 +13,16 @@ use crate::{
     },
     sequencer::{
         SequencerError,
-        contest::HolderState,
-        handler::{EventContext, Handler},
-        pages::extra_pages,
+        context::HandlerContext,
+        holders::{HolderState, contest_holder, is_mined},
+        pages::{extra_pages, for_each_page, restore_page},
     },
     store::into_page,
     tx::{Outpoint, Txid, utxo_hash},
 };
 
 /// The evaluation of a command.
-pub(super) enum CommandEvaluation {
+pub enum CommandEvaluation {
     /// The command has this result.
     Result(CommandResult),
     /// The command can be executed after this decision is written and applied.
@@ -34,10 +34,10 @@ pub(super) enum CommandEvaluation {
 const MAX_SCRIPT_BYTES: usize = 10_000;
 
 /// The holder of no slot: a `Settle` with this holder only marks the slot.
-pub(super) const NO_HOLDER: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
+pub const NO_HOLDER: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
 
 /// Refuses a command by its content alone, whatever the store holds.
-pub(super) fn refuse_by_content(action: &CommandAction<'_>) -> Option<CommandResult> {
+pub fn refuse_by_content(action: &CommandAction<'_>) -> Option<CommandResult> {
     let height = match action {
         CommandAction::FreezeUntil { height, .. } => *height,
         CommandAction::Preserve { until, .. } => *until,
@@ -54,12 +54,12 @@ pub(super) fn refuse_by_content(action: &CommandAction<'_>) -> Option<CommandRes
 }
 
 /// Builds the result of a refused command.
-pub(super) fn refuse(code: &str, message: impl Into<String>) -> CommandResult {
+pub fn refuse(code: &str, message: impl Into<String>) -> CommandResult {
     CommandResult::Refused { code: code.to_owned(), message: message.into() }
 }
 
 /// Builds the record operation of a `Reassign`; `None` for another action.
-pub(super) fn build_reassign(action: &CommandAction<'_>, offset: u32, decided: bool) -> Option<Sequenced> {
+pub fn build_reassign(action: &CommandAction<'_>, offset: u32, decided: bool) -> Option<Sequenced> {
     let CommandAction::Reassign { outpoint, utxo_hash: now, new_script, satoshis, height, spendable_after } = action
     else {
         return None;
@@ -75,14 +75,22 @@ pub(super) fn build_reassign(action: &CommandAction<'_>, offset: u32, decided: b
     })
 }
 
-impl Handler {
-    pub(super) async fn evaluate_action(
-        &self,
-        ctx: EventContext,
-        action: &CommandAction<'_>,
-        master: &Arc<Page>,
-    ) -> Result<CommandEvaluation, SequencerError> {
-        let on_master = |operation| self.simulate(ctx, Key::master(master.txid), master, operation);
+/// Evaluates a command on the transaction with this master.
+pub struct CommandEvaluator<'a> {
+    cx: &'a HandlerContext<'a>,
+    master: &'a Arc<Page>,
+}
+
+impl<'a> CommandEvaluator<'a> {
+    /// Makes an evaluator of the command's transaction.
+    pub fn new(cx: &'a HandlerContext<'a>, master: &'a Arc<Page>) -> Self {
+        CommandEvaluator { cx, master }
+    }
+
+    /// Evaluates a command. Writes only marks and stubs.
+    pub async fn evaluate(&self, action: &CommandAction<'_>) -> Result<CommandEvaluation, SequencerError> {
+        let master = self.master;
+        let on_master = |operation| self.simulate(Key::master(master.txid), master, operation);
         let result = match action {
             CommandAction::Lock { .. } => on_master(Sequenced::SetLocked(true))?,
             CommandAction::Unlock { .. } => on_master(Sequenced::SetLocked(false))?,
@@ -91,57 +99,51 @@ impl Handler {
                 return Ok(refuse_invalid_spend("a coinbase is not deleted: its block may be connected again"));
             }
             CommandAction::Delete { .. } => match master.state() {
-                TxState::Conflicting(Verdict::Conflicting(_)) if self.is_barred(master).await? => {
+                TxState::Conflicting(Verdict::Conflicting(_)) if self.is_barred().await? => {
                     Outcome::Rejected(Rejection::NotPrunable)
                 }
                 TxState::Conflicting(Verdict::Conflicting(_)) => {
-                    on_master(Sequenced::Prune { height: self.height(), keep_until: None })?
+                    on_master(Sequenced::Prune { height: self.cx.state.height(), keep_until: None })?
                 }
                 _ => return Ok(refuse_invalid_spend("only a transaction that is conflicting by verdict is deleted")),
             },
-            CommandAction::SetConflicting { txid } => return self.evaluate_set_conflicting(ctx, *txid).await,
+            CommandAction::SetConflicting { txid } => return self.evaluate_set_conflicting(*txid).await,
             CommandAction::Unspend { outpoint, spender, input } => {
                 let holder = SpendingData { txid: *spender, input: *input };
-                return self.evaluate_unspend(ctx, *outpoint, holder, master).await.map(CommandEvaluation::Result);
+                return self.evaluate_unspend(*outpoint, holder).await.map(CommandEvaluation::Result);
             }
             CommandAction::Freeze { outpoint } => {
-                return self.evaluate_slot(ctx, *outpoint, master, |offset| Sequenced::Freeze { offset }).await;
+                return self.evaluate_slot(*outpoint, |offset| Sequenced::Freeze { offset }).await;
             }
             CommandAction::Unfreeze { outpoint } => {
-                return self.evaluate_slot(ctx, *outpoint, master, |offset| Sequenced::Unfreeze { offset }).await;
+                return self.evaluate_slot(*outpoint, |offset| Sequenced::Unfreeze { offset }).await;
             }
             CommandAction::FreezeUntil { outpoint, height } => {
                 let until = |offset| Sequenced::FreezeUntil { offset, height: *height, decided: false };
-                return self.evaluate_slot(ctx, *outpoint, master, until).await;
+                return self.evaluate_slot(*outpoint, until).await;
             }
             CommandAction::Reassign { outpoint, .. } => {
-                return self.evaluate_reassign(ctx, action, *outpoint, master).await;
+                return self.evaluate_reassign(action, *outpoint).await;
             }
             CommandAction::Reconsider { .. } => {
-                return Err(SequencerError::Halt(format!("chain offset {}: a `Reconsider` has no result", ctx.offset)));
+                return Err(self.cx.halt("a `Reconsider` has no result"));
             }
         };
         Ok(CommandEvaluation::Result(to_result(result)))
     }
 
-    async fn is_barred(&self, master: &Page) -> Result<bool, SequencerError> {
+    async fn is_barred(&self) -> Result<bool, SequencerError> {
         let mut found = false;
-        self.for_each_page(master, |page| found |= page.is_barred()).await?;
+        for_each_page(self.cx, self.master, |page| found |= page.is_barred()).await?;
         Ok(found)
     }
 
     /// Returns the answer that an operation would give on this page after the decision.
-    fn simulate(
-        &self,
-        ctx: EventContext,
-        key: Key,
-        page: &Arc<Page>,
-        operation: Sequenced,
-    ) -> Result<Outcome, SequencerError> {
+    fn simulate(&self, key: Key, page: &Arc<Page>, operation: Sequenced) -> Result<Outcome, SequencerError> {
         let mut record = Some(Record::Page(page.clone()));
-        let operation = Operation::Sequenced(ctx.stamp(Phase::Apply), operation);
-        match record::apply(&self.parts.store.settings.rules, &key, &mut record, &operation).outcome {
-            Outcome::Rejected(Rejection::StaleStamp(_)) => Err(SequencerError::Behind(ctx.offset)),
+        let operation = Operation::Sequenced(self.cx.stamp(Phase::Apply), operation);
+        match record::apply(&self.cx.parts.store.settings.rules, &key, &mut record, &operation).outcome {
+            Outcome::Rejected(Rejection::StaleStamp(_)) => Err(SequencerError::Behind(self.cx.offset)),
             outcome => Ok(outcome),
         }
     }
@@ -151,28 +153,25 @@ impl Handler {
     /// contested, so that it cannot become live meanwhile.
     async fn evaluate_slot(
         &self,
-        ctx: EventContext,
         outpoint: Outpoint,
-        master: &Arc<Page>,
         operation: impl Fn(u32) -> Sequenced,
     ) -> Result<CommandEvaluation, SequencerError> {
-        let (key, offset) = self.locate(outpoint);
+        let (key, offset) = self.cx.locate(outpoint);
         let mut marked = false;
         loop {
-            let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output(outpoint)) };
-            let result = match self.simulate(ctx, key, &page, operation(offset))? {
+            let Some(page) = self.read_page_of_slot(key).await? else { return Ok(refuse_no_output(outpoint)) };
+            let result = match self.simulate(key, &page, operation(offset))? {
                 Outcome::Rejected(Rejection::SpentBy(_, holder)) if page.pruned_spenders.contains(&offset) => {
                     refuse_spent(holder)
                 }
                 Outcome::Rejected(Rejection::SpentBy(_, holder)) => {
-                    let holder_states = self.contest_holders(ctx, Phase::Evaluate, vec![holder.txid]).await?;
-                    match holder_states.get(&holder.txid) {
-                        Some(HolderState::Live) => refuse_spent(holder),
+                    match contest_holder(self.cx, Phase::Evaluate, holder.txid).await? {
+                        HolderState::Live => refuse_spent(holder),
                         _ => CommandResult::Applied,
                     }
                 }
                 Outcome::Applied(_) if !marked && matches!(slot_in(&page, offset), Some(Slot::Unspent(_))) => {
-                    self.mark_slot(ctx, key, offset).await?;
+                    self.mark_slot(key, offset).await?;
                     marked = true;
                     continue;
                 }
@@ -184,32 +183,28 @@ impl Handler {
 
     async fn evaluate_reassign(
         &self,
-        ctx: EventContext,
         action: &CommandAction<'_>,
         outpoint: Outpoint,
-        master: &Arc<Page>,
     ) -> Result<CommandEvaluation, SequencerError> {
-        let (key, offset) = self.locate(outpoint);
-        let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output(outpoint)) };
+        let (key, offset) = self.cx.locate(outpoint);
+        let Some(page) = self.read_page_of_slot(key).await? else { return Ok(refuse_no_output(outpoint)) };
         let Some(operation) = build_reassign(action, offset, false) else { return Ok(refuse_no_output(outpoint)) };
         if page.reassignments.iter().any(|entry| is_same_reassignment(entry, &operation)) {
             let message = "the same output was given to the same owner at the same height before";
             return Ok(CommandEvaluation::Result(refuse("ALREADY_REASSIGNED", message)));
         }
-        Ok(CommandEvaluation::Result(to_result(self.simulate(ctx, key, &page, operation)?)))
+        Ok(CommandEvaluation::Result(to_result(self.simulate(key, &page, operation)?)))
     }
 
     /// Evaluates an `Unspend`. The spender is contested first, so that it cannot become live meanwhile.
     async fn evaluate_unspend(
         &self,
-        ctx: EventContext,
         outpoint: Outpoint,
         holder: SpendingData,
-        master: &Arc<Page>,
     ) -> Result<CommandResult, SequencerError> {
-        let (key, offset) = self.locate(outpoint);
+        let (key, offset) = self.cx.locate(outpoint);
         let refuse_no_output = || to_result(Outcome::Rejected(Rejection::NoSuchOutput(offset)));
-        let Some(page) = self.read_page_of_slot(key, master).await? else { return Ok(refuse_no_output()) };
+        let Some(page) = self.read_page_of_slot(key).await? else { return Ok(refuse_no_output()) };
         let is_live =
             || refuse("INVALID_SPEND", format!("{} is live and keeps the outputs that it spends", holder.txid));
         match slot_in(&page, offset) {
@@ -220,56 +215,50 @@ impl Handler {
             }
             Some(Slot::Unspent(_) | Slot::Spent(..)) => {}
         }
-        let holder_states = self.contest_holders(ctx, Phase::Evaluate, vec![holder.txid]).await?;
-        if holder_states.get(&holder.txid) != Some(&HolderState::NotLive) {
+        if contest_holder(self.cx, Phase::Evaluate, holder.txid).await? != HolderState::NotLive {
             return Ok(is_live());
         }
         let is_holder = slot_in(&page, offset).and_then(|slot| slot.spender()) == Some(holder);
         Ok(if is_holder { CommandResult::Applied } else { CommandResult::AlreadyApplied })
     }
 
-    async fn evaluate_set_conflicting(
-        &self,
-        ctx: EventContext,
-        txid: Txid,
-    ) -> Result<CommandEvaluation, SequencerError> {
+    async fn evaluate_set_conflicting(&self, txid: Txid) -> Result<CommandEvaluation, SequencerError> {
         // A transaction that is not live stays so until this verdict is applied.
-        self.contest_holders(ctx, Phase::Evaluate, vec![txid]).await?;
-        let Some(page) = self.master(txid).await? else { return Err(SequencerError::Behind(ctx.offset)) };
-        let is_mined = page.master.as_ref().is_some_and(|master| master.unmined_since.is_none());
+        contest_holder(self.cx, Phase::Evaluate, txid).await?;
+        let Some(page) = self.cx.master(txid).await? else { return Err(SequencerError::Behind(self.cx.offset)) };
         let live = match page.state() {
             TxState::Conflicting(Verdict::Conflicting(_)) => {
                 return Ok(CommandEvaluation::Result(CommandResult::AlreadyApplied));
             }
-            TxState::Live if is_mined => {
+            TxState::Live if is_mined(&page) => {
                 return Ok(refuse_invalid_spend("the transaction is mined on the longest chain"));
             }
             state => state == TxState::Live,
         };
-        let height = self.decision_height(&page);
+        let height = self.cx.decision_height(&page);
         Ok(CommandEvaluation::DecideFirst(DecisionBody::Conflicting { txid, reason: Reason::Command, height, live }))
     }
 
-    async fn mark_slot(&self, ctx: EventContext, key: Key, offset: u32) -> Result<(), SequencerError> {
+    async fn mark_slot(&self, key: Key, offset: u32) -> Result<(), SequencerError> {
         let marked = Sequenced::Settle(vec![HeldSlot { offset, holder: NO_HOLDER }]);
-        match self.apply(vec![ctx.row(Phase::Evaluate, key, marked)]).await?.pop() {
-            Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Err(SequencerError::Behind(ctx.offset)),
+        match self.cx.apply(vec![self.cx.row(Phase::Evaluate, key, marked)]).await?.pop() {
+            Some(Outcome::Rejected(Rejection::StaleStamp(_))) => Err(SequencerError::Behind(self.cx.offset)),
             _ => Ok(()),
         }
     }
 
     /// Reads the page of a slot; `None`: the transaction has no such page. A page that a node lost is restored.
-    async fn read_page_of_slot(&self, key: Key, master: &Arc<Page>) -> Result<Option<Arc<Page>>, SequencerError> {
+    async fn read_page_of_slot(&self, key: Key) -> Result<Option<Arc<Page>>, SequencerError> {
         let Key::Page(txid, number) = key else { return Ok(None) };
-        if number > extra_pages(master) {
+        if number > extra_pages(self.master) {
             return Ok(None);
         }
         loop {
-            let records = self.wait_for("the store", self.parts.store.read(vec![key])).await?;
+            let records = self.cx.read(vec![key]).await?;
             if let Some(page) = into_page(records.into_iter().flatten().next()) {
                 return Ok(Some(page));
             }
-            self.restore_page(txid, number).await?;
+            restore_page(self.cx, txid, number).await?;
         }
     }
 }

@@ -11,67 +11,72 @@ use crate::{
     sequencer::{
         SequencerError,
         command::evaluate::{NO_HOLDER, build_reassign},
-        contest::HolderState,
-        handler::{EventContext, Handler},
-        steps::DecisionMode,
+        context::HandlerContext,
+        holders::{HolderState, contest_holder},
+        lost_records::wait_for_bodies,
+        pages::{apply_to_every_extra_page, apply_to_slots, read_slots, restore_page, update_masters},
+        second_chances::{publish_chances_after_lifting, publish_reconsider},
+        settle::settle_transactions,
     },
     tx::{Outpoint, Txid},
 };
 
-impl Handler {
-    pub(super) async fn execute(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        action: &CommandAction<'_>,
-        result: &CommandResult,
-    ) -> Result<(), SequencerError> {
+/// Executes the commands that a decision grants.
+pub struct CommandExecutor<'a> {
+    cx: &'a HandlerContext<'a>,
+}
+
+impl<'a> CommandExecutor<'a> {
+    /// Makes an executor in the context of the decision.
+    pub fn new(cx: &'a HandlerContext<'a>) -> Self {
+        CommandExecutor { cx }
+    }
+
+    /// Executes a command with this result.
+    pub async fn execute(&self, action: &CommandAction<'_>, result: &CommandResult) -> Result<(), SequencerError> {
         if matches!(result, CommandResult::Refused { .. }) {
             return Ok(());
         }
         let subject = action.subject();
-        if ctx.mode == DecisionMode::Replay && self.parts.verdicts.get(&subject) == Some(FinalState::Accepted) {
+        if self.cx.is_replay() && self.cx.parts.verdicts.get(&subject) == Some(FinalState::Accepted) {
             // The verdict on the transaction may have a later offset than the command, and its event may wait for the
             // verdict on a parent. A stub makes the pipeline store it.
-            self.contest_holders(ctx, Phase::Apply, vec![subject]).await?;
+            contest_holder(self.cx, Phase::Apply, subject).await?;
         }
         if let CommandAction::Unspend { outpoint, spender, input } = action {
             // Also where the slot does not name the spender: a late spend is barred by the mark.
             let holder = SpendingData { txid: *spender, input: *input };
-            return self.unspend(ctx, applied_again, *outpoint, holder).await;
+            return self.unspend(*outpoint, holder).await;
         }
         if *result != CommandResult::Applied {
             return Ok(());
         }
         match action {
-            CommandAction::Lock { txid } => {
-                self.apply_to_every_page(ctx, applied_again, *txid, Sequenced::SetLocked(true)).await
-            }
+            CommandAction::Lock { txid } => self.apply_to_every_page(*txid, Sequenced::SetLocked(true)).await,
             CommandAction::Unlock { txid } => {
-                self.apply_to_every_page(ctx, applied_again, *txid, Sequenced::SetLocked(false)).await?;
-                self.publish_chances_after_lifting(ctx, &[*txid], None).await
+                self.apply_to_every_page(*txid, Sequenced::SetLocked(false)).await?;
+                publish_chances_after_lifting(self.cx, &[*txid], None).await
             }
             CommandAction::Preserve { txid, until } => {
-                self.apply_to_every_page(ctx, applied_again, *txid, Sequenced::Preserve { until: *until }).await
+                self.apply_to_every_page(*txid, Sequenced::Preserve { until: *until }).await
             }
-            CommandAction::Delete { txid } => self.delete(ctx, applied_again, *txid).await,
+            CommandAction::Delete { txid } => self.delete(*txid).await,
             CommandAction::Freeze { outpoint } => {
-                self.free_slot(ctx, applied_again, *outpoint).await?;
-                self.apply_to_slot(ctx, applied_again, *outpoint, |offset| Some(Sequenced::Freeze { offset })).await
+                self.free_slot(*outpoint).await?;
+                self.apply_to_slot(*outpoint, |offset| Some(Sequenced::Freeze { offset })).await
             }
             CommandAction::Unfreeze { outpoint } => {
-                self.apply_to_slot(ctx, applied_again, *outpoint, |offset| Some(Sequenced::Unfreeze { offset }))
-                    .await?;
-                self.publish_chances_after_lifting(ctx, &[outpoint.txid], Some(*outpoint)).await
+                self.apply_to_slot(*outpoint, |offset| Some(Sequenced::Unfreeze { offset })).await?;
+                publish_chances_after_lifting(self.cx, &[outpoint.txid], Some(*outpoint)).await
             }
             CommandAction::FreezeUntil { outpoint, height } => {
                 let until = |offset| Some(Sequenced::FreezeUntil { offset, height: *height, decided: true });
-                self.free_slot(ctx, applied_again, *outpoint).await?;
-                self.apply_to_slot(ctx, applied_again, *outpoint, until).await
+                self.free_slot(*outpoint).await?;
+                self.apply_to_slot(*outpoint, until).await
             }
             CommandAction::Reassign { outpoint, .. } => {
-                self.free_slot(ctx, applied_again, *outpoint).await?;
-                self.apply_to_slot(ctx, applied_again, *outpoint, |offset| build_reassign(action, offset, true)).await
+                self.free_slot(*outpoint).await?;
+                self.apply_to_slot(*outpoint, |offset| build_reassign(action, offset, true)).await
             }
             CommandAction::SetConflicting { .. } | CommandAction::Unspend { .. } | CommandAction::Reconsider { .. } => {
                 Ok(())
@@ -80,92 +85,66 @@ impl Handler {
     }
 
     /// Applies an operation to every page of a transaction, the master last.
-    async fn apply_to_every_page(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        txid: Txid,
-        operation: Sequenced,
-    ) -> Result<(), SequencerError> {
-        let Some(master) = self.wait_for_bodies(ctx, applied_again, &[txid]).await?.pop() else { return Ok(()) };
+    async fn apply_to_every_page(&self, txid: Txid, operation: Sequenced) -> Result<(), SequencerError> {
+        let Some(master) = wait_for_bodies(self.cx, &[txid]).await?.pop() else { return Ok(()) };
         if let TxState::Pruned(_) = master.state() {
             return Ok(());
         }
-        self.apply_to_every_extra_page(ctx, &master, &operation).await?;
-        self.apply_decided(ctx, vec![ctx.row(Phase::Apply, Key::master(txid), operation)]).await
+        apply_to_every_extra_page(self.cx, &master, &operation).await?;
+        self.cx.apply_to_master(txid, operation).await
     }
 
     /// Frees a slot that a command was granted. The holder is not live, or the decision is applied again: then the
     /// holder took the slot because a node lost its mark, or got it by an event after the command. A live holder loses
     /// the slot and gets a `Reconsider`. A rebuild leaves the slot to its holder, who has it at the frontier.
-    async fn free_slot(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        outpoint: Outpoint,
-    ) -> Result<(), SequencerError> {
-        if ctx.mode == DecisionMode::Replay {
+    async fn free_slot(&self, outpoint: Outpoint) -> Result<(), SequencerError> {
+        if self.cx.is_replay() {
             return Ok(());
         }
-        if applied_again {
+        if self.cx.applied_again {
             // A node may have lost the mark that was made before the decision.
-            self.wait_for_bodies(ctx, applied_again, &[outpoint.txid]).await?;
-            self.settle_slot(ctx, outpoint, NO_HOLDER).await?;
+            wait_for_bodies(self.cx, &[outpoint.txid]).await?;
+            self.settle_slot(outpoint, NO_HOLDER).await?;
         }
-        let Some(holder) = self.read_holder(ctx, applied_again, outpoint).await? else { return Ok(()) };
-        let holder_states = self.contest_holders(ctx, Phase::Apply, vec![holder.txid]).await?;
-        if holder_states.get(&holder.txid) == Some(&HolderState::Live) {
-            if !applied_again {
-                let offset = ctx.offset;
-                return Err(SequencerError::Halt(format!(
-                    "chain offset {offset}: cannot free the decided slot {outpoint}: its holder {} is live",
-                    holder.txid
-                )));
+        let Some(holder) = self.read_holder(outpoint).await? else { return Ok(()) };
+        if contest_holder(self.cx, Phase::Apply, holder.txid).await? == HolderState::Live {
+            if !self.cx.applied_again {
+                let holder = holder.txid;
+                let why = format_args!("cannot free the decided slot {outpoint}: its holder {holder} is live");
+                return Err(self.cx.halt(why));
             }
-            self.publish_reconsider(ctx, &[holder.txid]).await?;
+            publish_reconsider(self.cx, &[holder.txid]).await?;
         }
-        self.settle_slot(ctx, outpoint, holder).await
+        self.settle_slot(outpoint, holder).await
     }
 
-    async fn settle_slot(
-        &self,
-        ctx: EventContext,
-        outpoint: Outpoint,
-        holder: SpendingData,
-    ) -> Result<(), SequencerError> {
-        let (key, offset) = self.locate(outpoint);
+    async fn settle_slot(&self, outpoint: Outpoint, holder: SpendingData) -> Result<(), SequencerError> {
+        let (key, offset) = self.cx.locate(outpoint);
         let settled = Sequenced::Settle(vec![HeldSlot { offset, holder }]);
-        self.apply_to_slots(vec![ctx.row(Phase::Apply, key, settled)]).await.map(drop)
+        apply_to_slots(self.cx, vec![self.cx.row(Phase::Apply, key, settled)]).await.map(drop)
     }
 
-    async fn read_holder(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        outpoint: Outpoint,
-    ) -> Result<Option<SpendingData>, SequencerError> {
-        let masters = self.wait_for_bodies(ctx, applied_again, &[outpoint.txid]).await?;
-        let slots = self.read_slots(&masters, std::iter::once(outpoint)).await?;
+    async fn read_holder(&self, outpoint: Outpoint) -> Result<Option<SpendingData>, SequencerError> {
+        let masters = wait_for_bodies(self.cx, &[outpoint.txid]).await?;
+        let slots = read_slots(self.cx, &masters, std::iter::once(outpoint)).await?;
         Ok(slots.get(&outpoint).and_then(Slot::spender))
     }
 
     async fn apply_to_slot(
         &self,
-        ctx: EventContext,
-        applied_again: bool,
         outpoint: Outpoint,
         operation: impl Fn(u32) -> Option<Sequenced>,
     ) -> Result<(), SequencerError> {
-        let (key, offset) = self.locate(outpoint);
+        let (key, offset) = self.cx.locate(outpoint);
         let (Key::Page(txid, number), Some(operation)) = (key, operation(offset)) else { return Ok(()) };
         loop {
-            self.wait_for_bodies(ctx, applied_again, &[txid]).await?;
-            let row = ctx.row(Phase::Apply, key, operation.clone());
-            match self.apply(vec![row.clone()]).await?.pop() {
+            wait_for_bodies(self.cx, &[txid]).await?;
+            let row = self.cx.row(Phase::Apply, key, operation.clone());
+            match self.cx.apply(vec![row.clone()]).await?.pop() {
                 None => return Ok(()),
                 // A reassigned output is no longer spent, so the master learns that not all outputs of the page are.
                 Some(done @ (Outcome::Applied(_) | Outcome::AlreadyApplied(_))) => {
-                    return self.update_masters(&[row], &[done]).await;
+                    return update_masters(self.cx, &[row], &[done]).await;
                 }
                 // A later chain event has already changed the slot.
                 Some(Outcome::Rejected(
@@ -175,61 +154,48 @@ impl Handler {
                     | Rejection::Pruned(_),
                 )) => return Ok(()),
                 // In a rebuild the slot may already have the spender that it gets after a later event.
-                Some(Outcome::Rejected(Rejection::SpentBy(..))) if ctx.mode == DecisionMode::Replay => return Ok(()),
-                Some(Outcome::Rejected(Rejection::NotFound)) => self.restore_page(txid, number).await?,
-                Some(Outcome::Rejected(rejection)) => {
-                    let (offset, code) = (ctx.offset, rejection.code());
-                    return Err(SequencerError::Halt(format!(
-                        "chain offset {offset}: {outpoint} refuses what was decided: {code}"
-                    )));
-                }
+                Some(Outcome::Rejected(Rejection::SpentBy(..))) if self.cx.is_replay() => return Ok(()),
+                Some(Outcome::Rejected(Rejection::NotFound)) => restore_page(self.cx, txid, number).await?,
+                Some(Outcome::Rejected(rejection)) => return Err(self.cx.halt_refused(outpoint, &rejection)),
             }
         }
     }
 
     /// Frees a slot of a spender that is not live, and bars a spend that may still be late. In a rebuild a spender that
     /// is live at the frontier keeps the slot.
-    async fn unspend(
-        &self,
-        ctx: EventContext,
-        applied_again: bool,
-        outpoint: Outpoint,
-        holder: SpendingData,
-    ) -> Result<(), SequencerError> {
-        self.wait_for_bodies(ctx, applied_again, &[outpoint.txid]).await?;
-        if self.is_live_at_frontier(ctx, &holder.txid) {
+    async fn unspend(&self, outpoint: Outpoint, holder: SpendingData) -> Result<(), SequencerError> {
+        wait_for_bodies(self.cx, &[outpoint.txid]).await?;
+        if self.cx.is_live_at_frontier(&holder.txid) {
             return Ok(());
         }
-        if ctx.mode == DecisionMode::Live {
-            let holder_states = self.contest_holders(ctx, Phase::Apply, vec![holder.txid]).await?;
+        if !self.cx.is_replay() {
             // The spender was not live at the decision. A later event made it live, or a node lost its verdict.
-            if holder_states.get(&holder.txid) != Some(&HolderState::NotLive) {
+            if contest_holder(self.cx, Phase::Apply, holder.txid).await? != HolderState::NotLive {
                 return Ok(());
             }
         }
-        self.settle_slot(ctx, outpoint, holder).await
+        self.settle_slot(outpoint, holder).await
     }
 
     /// Turns a conflicting transaction into a tombstone, the other pages before the master. The tombstone has all that
     /// a repeat of the deletion needs. In a rebuild a transaction that is live at the frontier is left alone: a later
     /// event made it live again.
-    async fn delete(&self, ctx: EventContext, applied_again: bool, txid: Txid) -> Result<(), SequencerError> {
-        let Some(master) = self.wait_for_bodies(ctx, applied_again, &[txid]).await?.pop() else { return Ok(()) };
+    async fn delete(&self, txid: Txid) -> Result<(), SequencerError> {
+        let Some(master) = wait_for_bodies(self.cx, &[txid]).await?.pop() else { return Ok(()) };
         let is_conflicting = match master.state() {
             TxState::Conflicting(Verdict::Conflicting(_)) => true,
             // Deleted before: the parts that a node lost are deleted again by the tombstone's contents.
             TxState::Pruned(_) => master.conflicting,
             _ => false,
         };
-        if !is_conflicting || self.is_live_at_frontier(ctx, &txid) {
+        if !is_conflicting || self.cx.is_live_at_frontier(&txid) {
             return Ok(());
         }
-        self.settle_transactions(ctx, applied_again, slice::from_ref(&master)).await?;
-        let height = self.height();
-        let keep = self.parts.settings.prune.and_then(|task| task.pass.keep_tombstones);
+        settle_transactions(self.cx, slice::from_ref(&master)).await?;
+        let height = self.cx.state.height();
+        let keep = self.cx.parts.settings.prune.and_then(|task| task.pass.keep_tombstones);
         let prune = |keep_until| Sequenced::Prune { height, keep_until };
-        self.apply_to_every_extra_page(ctx, &master, &prune(None)).await?;
-        let row = ctx.row(Phase::Apply, Key::master(txid), prune(keep.map(|blocks| height.saturating_add(blocks))));
-        self.apply_decided(ctx, vec![row]).await
+        apply_to_every_extra_page(self.cx, &master, &prune(None)).await?;
+        self.cx.apply_to_master(txid, prune(keep.map(|blocks| height.saturating_add(blocks)))).await
     }
 }

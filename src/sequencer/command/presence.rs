@@ -13,12 +13,7 @@ use crate::{
     broker::{Broker, BrokerError, TopicPartition, partitioner::partition_of, retry::until_answered},
     group::{missing_parent::PartitionView, partition::PartitionState},
     record::{CommandResult, Page, TxState},
-    sequencer::{
-        SequencerError, SequencerParts,
-        command::evaluate::refuse,
-        handler::{EventContext, Handler},
-        waiting::ReportedWait,
-    },
+    sequencer::{SequencerError, SequencerParts, command::evaluate::refuse, context::HandlerContext},
     tx::Txid,
 };
 
@@ -78,39 +73,34 @@ impl Absence {
     }
 }
 
-impl Handler {
-    /// Waits for the transaction that a command names. Returns its master, or the refusal `TX_NOT_FOUND` when the wait
-    /// is over.
-    pub(super) async fn wait_for_transaction(
-        &self,
-        ctx: EventContext,
-        txid: Txid,
-        published_ms: i64,
-    ) -> Result<Result<Arc<Page>, CommandResult>, SequencerError> {
-        let about = format!("chain offset {}: the transaction of a command", ctx.offset);
-        let mut waiting = ReportedWait::new(&self.parts, about);
-        let mut absence = Absence { since: Instant::now(), read_since: None };
-        let mut given_up = false;
-        loop {
-            if let Some(page) = self.master(txid).await? {
-                if let TxState::Pruned(height) = page.state() {
-                    return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} was pruned at height {height}"))));
-                }
-                if page.utxos.is_some() && (given_up || !self.parts.nodes.can_lose_writes()) {
-                    return Ok(Ok(page));
-                }
+/// Waits for the transaction that a command names. Returns its master, or the refusal `TX_NOT_FOUND` when the wait
+/// is over.
+pub async fn wait_for_transaction(
+    cx: &HandlerContext<'_>,
+    txid: Txid,
+    published_ms: i64,
+) -> Result<Result<Arc<Page>, CommandResult>, SequencerError> {
+    let mut waiting = cx.start_wait("the transaction of a command");
+    let mut absence = Absence { since: Instant::now(), read_since: None };
+    let mut given_up = false;
+    loop {
+        if let Some(page) = cx.master(txid).await? {
+            if let TxState::Pruned(height) = page.state() {
+                return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} was pruned at height {height}"))));
             }
-            // The transaction may have appeared between the last read and the proof, so it is read once more after the
-            // proof.
-            if given_up {
-                return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} did not exist when the command was handled"))));
+            if page.utxos.is_some() && (given_up || !cx.parts.nodes.can_lose_writes()) {
+                return Ok(Ok(page));
             }
-            let reached =
-                self.wait_for("the log", until_answered(|| read_progress(&self.parts, txid, published_ms))).await?;
-            given_up = absence.is_given_up(reached, &self.parts);
-            if !given_up {
-                waiting.pause_for(&txid.to_string()).await;
-            }
+        }
+        // The transaction may have appeared between the last read and the proof, so it is read once more after the
+        // proof.
+        if given_up {
+            return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} did not exist when the command was handled"))));
+        }
+        let reached = cx.wait_for("the log", until_answered(|| read_progress(cx.parts, txid, published_ms))).await?;
+        given_up = absence.is_given_up(reached, cx.parts);
+        if !given_up {
+            waiting.pause_for(&txid.to_string()).await;
         }
     }
 }

@@ -1,0 +1,246 @@
+//! Sets the listed transactions of a block mined, and never skips one.
+
+use crate::{
+    engine::Row,
+    event::Block,
+    record::{Outcome, Rejection, Reply, Sequenced, TxState, Verdict},
+    sequencer::{
+        SequencerError,
+        added_slots::{add_slots, read_and_add_slots},
+        block::{
+            accept::{accept_listed, are_parents_ready, restore_stub_slots, revive},
+            record::put_block,
+        },
+        context::{BODIES_AT_ONCE, HandlerContext},
+        listing::{self, ListedTx, ListedTxReader},
+        lost_records::wait_for_bodies,
+        pages::{complete, extra_pages, set_extra_pages_mined},
+        second_chances::publish_chances_after_lifting,
+        steps::Steps,
+        waiting::format_missing_listed,
+    },
+    text::hex_reversed,
+    tx::Txid,
+};
+
+/// Bound of the absent transactions of a block that are in memory. Above the bound they are waited for before the next
+/// chunk is read.
+const MAX_OPEN_IN_MEMORY: usize = 16 * listing::CHUNK;
+
+/// The answer of a listed transaction to `SetMined`.
+enum MinedStatus {
+    Mined,
+    Missing,
+    Conflicting,
+    Pruned,
+}
+
+/// Sets the transactions of one block of the longest chain mined.
+pub struct MinedMarker<'a> {
+    cx: &'a HandlerContext<'a>,
+    block: &'a Block<'a>,
+}
+
+impl<'a> MinedMarker<'a> {
+    /// Makes a marker for one block.
+    pub fn new(cx: &'a HandlerContext<'a>, block: &'a Block<'a>) -> Self {
+        MinedMarker { cx, block }
+    }
+
+    /// Sets the listed transactions of a block mined, from the first after `done` on, a chunk at a time. The block
+    /// record has the progress.
+    pub async fn set_listed_mined(&self, steps: &mut Steps<'_>, mut done: u64) -> Result<(), SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        let count = listing::count_transactions(block);
+        let mut listing = ListedTxReader::new(block).skip(done);
+        let mut left = Vec::new();
+        loop {
+            let chunk = listing.read_next(cx).await?;
+            if chunk.is_empty() {
+                break;
+            }
+            done += chunk.len() as u64;
+            left.extend(self.set_mined_now(steps, chunk).await?);
+            if left.len() > MAX_OPEN_IN_MEMORY {
+                self.set_all_mined(steps, std::mem::take(&mut left)).await?;
+            }
+            if left.is_empty() && done < count {
+                cx.apply_decided(vec![put_block(cx, block, true, done + 1)]).await?;
+            }
+        }
+        self.set_all_mined(steps, left).await?;
+        if count > 0 {
+            cx.apply_decided(vec![put_block(cx, block, true, count + 1)]).await?;
+        }
+        Ok(())
+    }
+
+    /// Sets the listed transactions mined, accepts conflicting ones as soon as their parents are live, and waits for
+    /// the absent ones.
+    pub async fn set_all_mined(&self, steps: &mut Steps<'_>, listed: Vec<ListedTx>) -> Result<(), SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        let mut open = listed;
+        let about = format!("block {} at height {}", hex_reversed(&block.hash), block.height);
+        loop {
+            let left = self.set_mined_now(steps, open).await?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            cx.wait_until(&about, || async {
+                cx.parts.metrics.sequencer_waiting.set(left.len() as i64);
+                Ok(match self.can_any_be_mined(&left).await? {
+                    true => Ok(()),
+                    false => Err(format_missing_listed(&left.iter().map(|listed| listed.txid).collect::<Vec<_>>())),
+                })
+            })
+            .await?;
+            cx.parts.metrics.sequencer_waiting.set(0);
+            open = left;
+        }
+    }
+
+    /// Sets mined what can be set mined now. Returns the transactions that have to be waited for.
+    async fn set_mined_now(
+        &self,
+        steps: &mut Steps<'_>,
+        listed: Vec<ListedTx>,
+    ) -> Result<Vec<ListedTx>, SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        let (conflicting, mut open): (Vec<ListedTx>, Vec<ListedTx>) =
+            listed.into_iter().partition(|listed| cx.is_conflicting_at_frontier(&listed.txid));
+        self.set_conflicting_mined(&conflicting).await?;
+        loop {
+            let mut left = Vec::new();
+            let mut changed = false;
+            let statuses = self.set_mined(&open).await?;
+            for (listed, mined_status) in open.iter().zip(statuses) {
+                match mined_status {
+                    MinedStatus::Mined => continue,
+                    MinedStatus::Missing => {}
+                    MinedStatus::Conflicting => changed |= accept_listed(cx, steps, block, listed.txid, &open).await?,
+                    MinedStatus::Pruned => {
+                        // Boxed: rare, and else a part of every future here.
+                        Box::pin(revive(cx, block, listed.txid)).await?;
+                        changed = true;
+                    }
+                }
+                left.push(*listed);
+            }
+            if !changed {
+                return Ok(left);
+            }
+            open = left;
+        }
+    }
+
+    /// Sets mined, in a rebuild, the listed transactions that are conflicting at the frontier, without waiting until
+    /// they are live. Their block has been disconnected before the frontier, and the marks of a disconnected block need
+    /// only the body.
+    async fn set_conflicting_mined(&self, conflicting: &[ListedTx]) -> Result<(), SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        for batch in conflicting.chunks(BODIES_AT_ONCE) {
+            let txids: Vec<Txid> = batch.iter().map(|listed| listed.txid).collect();
+            let masters = wait_for_bodies(cx, &txids).await?;
+            for tombstone in masters.iter().filter(|page| page.pruned.is_some()) {
+                Box::pin(revive(cx, block, tombstone.txid)).await?;
+            }
+            for master in &masters {
+                Box::pin(add_slots(cx, master, block.height)).await?;
+            }
+            let rows: Vec<Row> = batch.iter().map(|listed| listed.row(cx, block, Sequenced::WasMined)).collect();
+            cx.apply_decided(rows).await?;
+            for (listed, master) in batch.iter().zip(masters) {
+                if extra_pages(&master) > 0 {
+                    let was_mined = Sequenced::WasMined(listed.mined_in(block));
+                    set_extra_pages_mined(cx, listed.txid, &was_mined).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a waiting transaction can be set mined or accepted now.
+    async fn can_any_be_mined(&self, waiting: &[ListedTx]) -> Result<bool, SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        let txids: Vec<Txid> = waiting.iter().map(|listed| listed.txid).collect();
+        for page in cx.masters(&txids).await?.into_iter().flatten() {
+            match page.state() {
+                TxState::Live => return Ok(true),
+                // The attempt that revived the tombstone ended before it restored the slots.
+                TxState::Stub(_) if Box::pin(restore_stub_slots(cx, block.height, &page)).await? => return Ok(true),
+                TxState::Conflicting(_) if are_parents_ready(cx, block.height, &page, waiting).await? => {
+                    return Ok(true);
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    async fn set_mined(&self, open: &[ListedTx]) -> Result<Vec<MinedStatus>, SequencerError> {
+        let (cx, block) = (self.cx, self.block);
+        let mut statuses = Vec::with_capacity(open.len());
+        let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: true };
+        let row = |listed: &ListedTx| listed.row(cx, block, set_mined);
+        for batch in open.chunks(listing::CHUNK) {
+            let mut outcomes = cx.apply(batch.iter().map(row).collect()).await?;
+            for (listed, outcome) in batch.iter().zip(&mut outcomes) {
+                if *outcome == Outcome::Rejected(Rejection::Creating) {
+                    complete(cx, &[listed.txid]).await?;
+                    *outcome = cx.apply_row(row(listed)).await?;
+                }
+                if matches!(outcome, Outcome::Rejected(Rejection::MissingSlots(_))) {
+                    // Boxed: rare, and else a part of every future here.
+                    Box::pin(read_and_add_slots(cx, listed.txid, block.height)).await?;
+                    *outcome = cx.apply_row(row(listed)).await?;
+                }
+                if has_extra_pages(outcome) {
+                    set_extra_pages_mined(cx, listed.txid, &set_mined(listed.mined_in(block))).await?;
+                }
+            }
+            let mut parents = Vec::new();
+            for (outcome, listed) in outcomes.into_iter().zip(batch) {
+                if has_conflicting_children(&outcome) {
+                    parents.push(listed.txid);
+                }
+                statuses.push(mined_status(outcome, listed)?);
+            }
+            publish_chances_after_lifting(cx, &parents, None).await?;
+        }
+        Ok(statuses)
+    }
+}
+
+fn has_extra_pages(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Applied(Reply::Mined { extra_pages, .. })
+        | Outcome::AlreadyApplied(Reply::Mined { extra_pages, .. }) => *extra_pages > 0,
+        _ => false,
+    }
+}
+
+fn has_conflicting_children(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Applied(Reply::Mined { conflicting_children: true, .. })
+            | Outcome::AlreadyApplied(Reply::Mined { conflicting_children: true, .. })
+    )
+}
+
+fn mined_status(outcome: Outcome, listed: &ListedTx) -> Result<MinedStatus, SequencerError> {
+    match outcome {
+        Outcome::Applied(_) | Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::StaleStamp(_)) => {
+            Ok(MinedStatus::Mined)
+        }
+        Outcome::Rejected(Rejection::Conflicting(Verdict::Pending | Verdict::Conflicting(_))) => {
+            Ok(MinedStatus::Conflicting)
+        }
+        Outcome::Rejected(Rejection::NotFound | Rejection::Creating | Rejection::Conflicting(Verdict::Accepted)) => {
+            Ok(MinedStatus::Missing)
+        }
+        Outcome::Rejected(Rejection::Pruned(_)) => Ok(MinedStatus::Pruned),
+        Outcome::Rejected(rejection) => {
+            Err(SequencerError::Halt(format!("{} cannot be set mined: {rejection:?}", listed.txid)))
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Records that a node may have lost: how long they are waited for, and the stubs that replace them.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    record::{Page, Phase},
+    sequencer::{
+        SequencerError, context::HandlerContext, holders::contest_holders, pages::complete, waiting::format_missing,
+    },
+    tx::Txid,
+};
+
+/// The time for which a record that a node may have lost is waited for, before a stub is created in its place.
+#[derive(Debug, Clone, Copy)]
+pub struct RestartGrace(Option<Instant>);
+
+/// Longer than any event takes that comes again without a stub.
+const RESTART_GRACE: Duration = Duration::from_secs(10);
+
+impl RestartGrace {
+    /// Starts the grace now. The grace never expires unless a node `may_have_forgotten` the record.
+    pub fn new(may_have_forgotten: bool) -> Self {
+        RestartGrace(may_have_forgotten.then(|| Instant::now() + RESTART_GRACE))
+    }
+
+    /// Returns whether the grace is over.
+    pub fn has_expired(self) -> bool {
+        self.0.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Returns whether no lost record is waited for: the grace is over, or no record can have been lost.
+    pub fn is_inactive(self) -> bool {
+        self.0.is_none() || self.has_expired()
+    }
+}
+
+/// Waits until each of these transactions has a body. With `applied_again` a node may have lost their records.
+pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<Vec<Arc<Page>>, SequencerError> {
+    let grace = RestartGrace::new(cx.applied_again);
+    cx.wait_until("bodies of the decided transactions", || async {
+        let masters = cx.masters(txids).await?;
+        let missing: Vec<Txid> = txids
+            .iter()
+            .zip(&masters)
+            .filter(|(_, master)| master.as_ref().is_none_or(|page| page.utxos.is_none() && page.pruned.is_none()))
+            .map(|(txid, _)| *txid)
+            .collect();
+        if missing.is_empty() {
+            return Ok(Ok(masters.into_iter().flatten().collect()));
+        }
+        let listed = format_missing(&missing);
+        if grace.has_expired() {
+            create_missing_stubs(cx, missing).await?;
+        }
+        Ok(Err(listed))
+    })
+    .await
+}
+
+/// Creates a stub for each transaction that a node lost and whose own event waits for a verdict at a later offset.
+/// A transaction that waits long reads its own record and gives the stub its body. A transaction that is live lacks
+/// another page, which is restored from the body.
+pub async fn create_missing_stubs(cx: &HandlerContext<'_>, absent: Vec<Txid>) -> Result<(), SequencerError> {
+    contest_holders(cx, Phase::Apply, absent.clone()).await?;
+    complete(cx, &absent).await
+}

@@ -1,0 +1,234 @@
+//! Acquires the chain partition: verifies topics and store, begins a new era if the nodes changed, starts the worker.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    broker::{
+        AssignedPartition, BrokerErrorKind, CommittedOffset, TopicPartition, identity::Unconfirmed, ignore_not_assigned,
+    },
+    group::partition::{PartitionState, never_read_reason},
+    record::ConsumedOffsets,
+    sequencer::{
+        ChainMode, CommittedChain, SequencerError, SequencerParts, chain_group,
+        member::{
+            Sequencer, bad_state,
+            lease::{ChainLease, HaltedChain},
+        },
+        state::ChainState,
+        waiting::ReportedWait,
+        worker::{ChainWorker, WorkerReport},
+    },
+    status::Condition,
+    store::restart_detector::RestartDetector,
+    tasks,
+    telemetry::RebalanceChange,
+};
+
+/// First and longest pause between attempts to commit a new era.
+const ERA_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+impl Sequencer {
+    pub(super) async fn acquire_all(&mut self, assigned: Vec<AssignedPartition>) -> Result<(), SequencerError> {
+        self.parts.metrics.rebalances.of(RebalanceChange::Assigned).inc();
+        for assigned in assigned {
+            self.acquire_chain(assigned).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn acquire_chain(&mut self, assigned: AssignedPartition) -> Result<(), SequencerError> {
+        self.halted_chain = None;
+        let acquired = self.try_acquire(assigned.clone()).await;
+        if let Err(SequencerError::Halt(_)) = acquired {
+            self.enter_halted(assigned);
+        }
+        acquired
+    }
+
+    pub(super) fn never_read_reason(&self, assigned: &AssignedPartition) -> String {
+        never_read_reason(&chain_group(&self.parts.validated.group), assigned.position)
+    }
+
+    pub(super) fn state_of(&self, assigned: &AssignedPartition) -> PartitionState {
+        let metrics = self.parts.metrics.partition(&assigned.partition);
+        PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
+    }
+
+    /// Keeps an assigned partition that could not be acquired, paused: without a worker no message of it must be read.
+    pub(super) fn enter_halted(&mut self, assigned: AssignedPartition) {
+        let mut state = self.state_of(&assigned);
+        // A partition that cannot be paused is being revoked.
+        state.paused = self.consumer.pause(&assigned.partition).is_ok();
+        self.halted_chain = Some(HaltedChain { assigned, state });
+    }
+
+    pub(super) async fn try_acquire(&mut self, mut assigned: AssignedPartition) -> Result<(), SequencerError> {
+        // Offsets and their metadata mean nothing in another topic of the same name.
+        let (guard, topics) = (self.parts.guard.clone(), self.parts.topics.guarded());
+        let confirmed = ReportedWait::new(&self.parts, "the chain").run(guard.confirm(&topics)).await;
+        self.topic_mismatch = match &confirmed {
+            Err(Unconfirmed::Other(why)) => Some(why.clone()),
+            _ => None,
+        };
+        confirmed?;
+        if assigned.committed.is_none() && assigned.position > 0 {
+            let why = self.never_read_reason(&assigned);
+            return Err(SequencerError::Halt(format!("{}: {why}", assigned.partition)));
+        }
+        let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
+        let state = ChainState::from_metadata(metadata).map_err(bad_state)?;
+        let mut state = state.checked().map_err(SequencerError::Halt)?;
+        let parts = self.parts.clone();
+        // A commit without metadata comes from an operator, who has set the offset to continue at.
+        if let (ChainMode::Live, false) = (self.mode, metadata.is_empty()) {
+            verify_store_covers(&parts, assigned.position).await?;
+        }
+        if self.mode == ChainMode::Live && metadata.is_empty() && assigned.position > 0 {
+            // Every later commit compares with the consumed offset in the store.
+            record_consumed_durably(&parts, &mut self.parts.nodes, assigned.position).await?;
+        }
+        let incarnation = ReportedWait::new(&parts, "the nodes of the store").run(self.parts.nodes.baseline()).await?;
+        if let (ChainMode::Live, Some(new)) = (self.mode, state.in_new_era(incarnation)) {
+            let committed = CommittedOffset { offset: assigned.position, metadata: new.to_metadata() };
+            if !self.commit_era(&assigned.partition, &committed).await? {
+                return Ok(());
+            }
+            let (era, position) = (new.era, assigned.position);
+            tracing::warn!(era, position, "sequencer: new era, the nodes of the store changed");
+            assigned.committed = Some(committed);
+            state = new;
+        }
+        tracing::info!(position = assigned.position, sequence = state.sequence, "sequencer: chain acquired");
+        self.parts.health.set(Condition::ChainRunning, None);
+        self.parts.health.set(Condition::ChainFed, None);
+        self.parts.metrics.chain_halted.set(0);
+        self.parts.metrics.chain_offset.set(assigned.position as i64);
+        let (messages, received) = mpsc::unbounded_channel();
+        let (committed_chain, committed) =
+            watch::channel(CommittedChain::of(assigned.committed.as_ref()).map_err(bad_state)?);
+        let worker = ChainWorker::new(
+            self.parts.clone(),
+            self.mode,
+            state,
+            assigned.epoch,
+            assigned.position,
+            self.report_sender.clone(),
+            committed,
+        );
+        let (reports, epoch) = (self.report_sender.clone(), assigned.epoch);
+        self.lease = Some(ChainLease {
+            state: self.state_of(&assigned),
+            partition: assigned.partition,
+            epoch: assigned.epoch,
+            messages,
+            task: tasks::spawn("the worker of the chain", worker.run(received), move |why| {
+                // Without a receiver the sequencer has ended, and the report has no reader.
+                let _ = reports.send((epoch, WorkerReport::Stopped(SequencerError::Died(why))));
+            }),
+            uncommitted: VecDeque::new(),
+            latest: None,
+            next: assigned.position,
+            recorded: 0,
+            committed: assigned.committed,
+            start: assigned.position,
+            committed_chain,
+        });
+        Ok(())
+    }
+
+    /// Commits a new era before any record is stamped with it. The group lets only the present owner of the partition
+    /// commit, so that no two sequencers work in one era. Returns `false` when the partition is no longer assigned.
+    pub(super) async fn commit_era(
+        &mut self,
+        chain: &TopicPartition,
+        committed: &CommittedOffset,
+    ) -> Result<bool, SequencerError> {
+        let mut waiting = ReportedWait::new(&self.parts, "the chain").with_pauses(ERA_PAUSE);
+        loop {
+            match self.consumer.commit(&[(chain.clone(), committed.clone())]).await {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(false),
+                Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                    tracing::warn!(%error, "sequencer: new era not committed; retrying");
+                    waiting.pause_for("the commit of its new era").await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Rewinds after a node's restart: every event that is not committed is handled again. Decisions in the log count.
+    pub(super) async fn rewind(&mut self) -> Result<(), SequencerError> {
+        self.parts.metrics.node_restarts.inc();
+        if let ChainMode::Rebuild { .. } = self.mode {
+            return Err(SequencerError::Damaged(
+                "cannot continue the rebuild: a node restarted and may have lost writes; rebuild into an empty set"
+                    .to_owned(),
+            ));
+        }
+        self.release_chain().await;
+        let Some(lease) = self.lease.take() else { return Ok(()) };
+        self.parts.ownership.verify_intact().await.map_err(|error| SequencerError::Damaged(error.to_string()))?;
+        let resumed = lease.committed_assignment();
+        let position = resumed.position;
+        tracing::warn!(position, "sequencer: node restarted, chain rewound to the committed offset");
+        match self.consumer.seek(&resumed.partition, resumed.position).await {
+            Ok(epoch) => self.reacquire_chain(AssignedPartition { epoch, ..resumed }, lease.state.paused).await,
+            // The partition is being revoked; the next poll reports the revocation.
+            Err(error) if error.kind == BrokerErrorKind::NotAssigned => Ok(()),
+            Err(error) => {
+                let stop = SequencerError::from(error);
+                if let SequencerError::Halt(_) = stop {
+                    self.enter_halted(resumed);
+                }
+                Err(stop)
+            }
+        }
+    }
+
+    /// Acquires the partition again after a seek to its committed offset.
+    pub(super) async fn reacquire_chain(
+        &mut self,
+        resumed: AssignedPartition,
+        was_paused: bool,
+    ) -> Result<(), SequencerError> {
+        if was_paused {
+            ignore_not_assigned(self.consumer.resume(&resumed.partition))?;
+        }
+        self.acquire_chain(resumed).await
+    }
+}
+
+/// Verifies that the store has consumed the chain up to the committed offset.
+async fn verify_store_covers(parts: &SequencerParts, chain: u64) -> Result<(), SequencerError> {
+    let mut waiting = ReportedWait::new(parts, "the chain");
+    loop {
+        match parts.ownership.verify_covers(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
+            Err(error) if error.may_be_retried() => {
+                tracing::warn!(%error, "sequencer: store ownership not verified; retrying");
+                waiting.pause_for("the meta record of the store").await;
+            }
+            answer => return answer.map_err(|error| SequencerError::Damaged(error.to_string())),
+        }
+    }
+}
+
+/// Records the consumed chain offset in the meta record and waits until the write is durable.
+async fn record_consumed_durably(
+    parts: &SequencerParts,
+    nodes: &mut RestartDetector,
+    chain: u64,
+) -> Result<(), SequencerError> {
+    nodes.baseline().await?;
+    let mut waiting = ReportedWait::new(parts, "the chain");
+    loop {
+        match parts.ownership.record_consumed(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
+            Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
+            Err(error) => return Err(SequencerError::Damaged(error.to_string())),
+            Ok(()) if nodes.wait_until_durable().await? => return Ok(()),
+            Ok(()) => {}
+        }
+    }
+}
