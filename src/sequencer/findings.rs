@@ -52,54 +52,49 @@ pub async fn collect_findings(
         let mut awaited = Vec::new();
         let mut half_created = Vec::new();
         for ((outpoint, slot), outcome) in open.into_iter().zip(outcomes) {
-            let index = slot.input;
-            let verdict = match outcome {
-                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => SlotFinding::Held,
-                Outcome::Rejected(rejection) => match classify_refusal(&rejection, index, outpoint.txid) {
+            let (index, parent) = (slot.input, outpoint.txid);
+            let finding = match outcome {
+                Outcome::Applied(_) | Outcome::AlreadyApplied(_) => Some(SlotFinding::Held),
+                Outcome::Rejected(rejection) => match classify_refusal(&rejection, index, parent) {
                     RespendRefusal::Pruned => return Ok(InputFindings::Pruned),
                     RespendRefusal::Stale => return Err(SequencerError::Behind(cx.offset)),
                     RespendRefusal::Unexpected(code) => {
                         return Err(SequencerError::Halt(format!("input {index} of {txid} is refused with {code}")));
                     }
-                    RespendRefusal::Reason(reason) => SlotFinding::Refused(reason),
-                    RespendRefusal::Absent if !may_wait => {
-                        SlotFinding::Refused(Reason::MissingParent { parent: outpoint.txid })
-                    }
+                    RespendRefusal::Reason(reason) => Some(SlotFinding::Refused(reason)),
+                    RespendRefusal::Absent if !may_wait => Some(SlotFinding::Refused(Reason::MissingParent { parent })),
                     RespendRefusal::Wait if rejection == Rejection::Creating => {
                         // Completed once only: a parent that is still creating afterwards is waited for like any other.
-                        if completed.contains(&outpoint.txid) {
-                            awaited.push(outpoint.txid);
-                        } else {
-                            half_created.push(outpoint.txid);
-                        }
-                        again.push((outpoint, slot));
-                        continue;
+                        let parents = if completed.contains(&parent) { &mut awaited } else { &mut half_created };
+                        parents.push(parent);
+                        None
                     }
                     // The parent's own contest has a later offset. If the parent wins, the child gets a second chance.
                     RespendRefusal::Wait if !may_wait => {
-                        SlotFinding::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        Some(SlotFinding::Refused(Reason::ConflictingParent { parent }))
                     }
                     // A parent that a node lost may wait for a contest at a later offset before it comes again.
                     RespendRefusal::Absent | RespendRefusal::Wait if grace.has_expired() => {
-                        SlotFinding::Refused(Reason::ConflictingParent { parent: outpoint.txid })
+                        Some(SlotFinding::Refused(Reason::ConflictingParent { parent }))
                     }
                     // The parent existed when the contestant was contested, so it comes again.
                     RespendRefusal::Absent | RespendRefusal::Wait => {
-                        awaited.push(outpoint.txid);
-                        again.push((outpoint, slot));
-                        continue;
+                        awaited.push(parent);
+                        None
                     }
-                    RespendRefusal::Holder(holder) => match classify_known_holder(txid, holder, &holder_states) {
-                        Some(found) => found,
-                        None => {
-                            holders.push(holder.txid);
-                            again.push((outpoint, slot));
-                            continue;
-                        }
-                    },
+                    RespendRefusal::Holder(holder) => {
+                        let found = classify_known_holder(txid, holder, &holder_states);
+                        holders.extend(found.is_none().then_some(holder.txid));
+                        found
+                    }
                 },
             };
-            found.insert(index, EvaluatedInput { index, outpoint, found: verdict });
+            match finding {
+                Some(finding) => {
+                    found.insert(index, EvaluatedInput { index, outpoint, found: finding });
+                }
+                None => again.push((outpoint, slot)),
+            }
         }
         holder_states.extend(contest_holders(cx, phase, holders).await?);
         complete(cx, &distinct(half_created.iter().copied())).await?;
