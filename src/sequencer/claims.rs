@@ -40,7 +40,7 @@ pub async fn check_claims(cx: &HandlerContext<'_>, page: &Page) -> Result<ClaimC
     if tx.is_coinbase() {
         return Ok(ClaimCheck::Matches);
     }
-    let mut outputs = match cx.wait_for("the store", cx.parts.store.previous_outputs(&tx)).await {
+    let mut outputs = match cx.wait_for("the store", TxReader::of(&cx.parts.store).previous_outputs(&tx)).await {
         Ok(outputs) => outputs,
         Err(ReadError::NoPreviousTransaction { outpoint, .. } | ReadError::NoPreviousOutput { outpoint, .. }) => {
             return Ok(ClaimCheck::MissingParent(outpoint.txid));

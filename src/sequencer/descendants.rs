@@ -138,7 +138,7 @@ async fn find_next_chunk(
     unread: &mut VecDeque<Txid>,
     found: &mut VecDeque<Descendant>,
 ) -> Result<DecisionBody, SequencerError> {
-    let size = cx.parts.settings.cone_chunk.max(1);
+    let size = cx.parts.settings.descendants_per_decision.max(1);
     while found.is_empty() && !unread.is_empty() {
         let parents: Vec<Txid> = unread.drain(..unread.len().min(size)).collect();
         let spenders = find_spenders(cx, &parents, descendants).await?;

@@ -28,7 +28,7 @@ const CHANGED_AT_ONCE: usize = 1_024;
 /// Completes half-created transactions. Their masters exist, so that they count as live.
 pub async fn complete(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
     for txid in txids {
-        halt_if_incomplete(cx, cx.parts.store.complete(*txid)).await?;
+        halt_if_incomplete(cx, Recovery::of(&cx.parts.store).complete(*txid)).await?;
     }
     Ok(())
 }
@@ -227,7 +227,7 @@ pub async fn restore_page(cx: &HandlerContext<'_>, txid: Txid, number: u32) -> R
     if there.into_iter().flatten().next().is_some() {
         return Ok(());
     }
-    halt_if_incomplete(cx, cx.parts.store.restore_pages(&master, &[number])).await
+    halt_if_incomplete(cx, Recovery::of(&cx.parts.store).restore_pages(&master, &[number])).await
 }
 
 /// Flags the other pages of a transaction that is conflicting by verdict. An absent page is created later as
@@ -280,7 +280,7 @@ async fn restore_and_apply(
         return Ok(());
     }
     let txid = master.txid;
-    halt_if_incomplete(cx, cx.parts.store.restore_pages(master, missing)).await?;
+    halt_if_incomplete(cx, Recovery::of(&cx.parts.store).restore_pages(master, missing)).await?;
     match apply_to_pages(cx, txid, missing, operation).await?.first() {
         None => Ok(()),
         Some(page) => {

@@ -51,7 +51,7 @@ pub struct SequencerSettings {
     /// Transactions in one batch of `SetMined`.
     pub mined_batch_size: usize,
     /// Descendants that one decision names at most.
-    pub cone_chunk: usize,
+    pub descendants_per_decision: usize,
     /// Time between two commits of the chain offset.
     pub commit_interval: Duration,
     /// Rate of pruning; `None`: the sequencer does not prune.

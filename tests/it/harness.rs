@@ -692,7 +692,9 @@ impl World {
 
     async fn verify(&self, what: &str, store: &Store) {
         let mut violations = Vec::new();
-        utxo_store::store::verify::verify(store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+        utxo_store::store::verify::verify(store, |_| {}, |violation| violations.push(violation.to_string()))
+            .await
+            .unwrap();
         if !violations.is_empty() {
             panic!("{what}: {violations:#?}\n{}", self.story(store).await);
         }
