@@ -48,6 +48,18 @@ pub enum BufferState {
     Owned,
 }
 
+impl From<Arc<PreparedTx>> for SubmittedTx {
+    fn from(tx: Arc<PreparedTx>) -> Self {
+        SubmittedTx::Validated(tx)
+    }
+}
+
+impl From<Arc<PreparedPartialTx>> for SubmittedTx {
+    fn from(partial: Arc<PreparedPartialTx>) -> Self {
+        SubmittedTx::Seeded(partial)
+    }
+}
+
 impl SubmittedTx {
     /// Returns the live master with its body; `creating` is set where the transaction has further pages.
     pub fn page(&self) -> &Arc<Page> {
@@ -275,6 +287,18 @@ impl Flight {
     /// Returns the number of rows of the next try: one for each group without its slots.
     pub fn rows_per_try(&self) -> usize {
         self.groups.iter().filter(|group| !group.has_slots).count()
+    }
+
+    /// Returns the parent of a group of spends, and the number of the parent's page.
+    pub fn place_of_group(&self, group: u32) -> Option<(Txid, u32)> {
+        let SubmittedTx::Validated(tx) = &self.work else { return None };
+        tx.groups.get(group as usize).map(|prepared| (prepared.parent, prepared.page))
+    }
+
+    /// Returns the offset of the first slot of a group of spends.
+    pub fn first_offset(&self, group: u32) -> u32 {
+        let SubmittedTx::Validated(tx) = &self.work else { return 0 };
+        tx.groups.get(group as usize).and_then(|group| group.slots.first()).map_or(0, |slot| slot.offset)
     }
 
     /// Returns the parents, one for each group.

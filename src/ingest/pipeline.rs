@@ -526,7 +526,7 @@ impl Pipeline {
             PreparedEvent::Seeded(seed) => {
                 events.of(EventKind::Seeded).inc();
                 let mode = self.services.modes.of(event.partition, event.offset, &seed.txid);
-                self.planner.submit_seed(event, seed, mode, now_ms);
+                self.planner.submit(event, seed, mode, now_ms);
             }
         }
     }
@@ -569,7 +569,7 @@ impl Pipeline {
                 self.dispatcher.finish_detached(token);
                 self.planner.outcome(token, outcome, now_ms);
             }
-            TaskMessage::TooBig(token, row, why) if self.planner.is_wanted(token) => {
+            TaskMessage::TooBig(token, row, why) if self.planner.flights().has_events(token.flight()) => {
                 self.dispatcher.externalize_body(token, row, why)
             }
             TaskMessage::TooBig(token, ..) | TaskMessage::Cancelled(token) => {
@@ -751,7 +751,9 @@ impl Pipeline {
         self.publish_status();
         if self.services.modes.end_offsets().is_some() {
             // A rebuild reports its waits as a condition.
-            self.services.health.set(Condition::PartitionsRunning, self.planner.oldest_wait().map(|(_, what)| what));
+            self.services
+                .health
+                .set(Condition::PartitionsRunning, self.planner.flights().oldest_wait().map(|(_, what)| what));
         } else {
             self.report_long_wait();
         }
@@ -762,7 +764,7 @@ impl Pipeline {
         let (now, counts) = (Moment::now(&self.services.clock), self.planner.counts());
         let mut partitions = Vec::with_capacity(self.partitions.len());
         for (number, state) in &self.partitions {
-            let parked = self.planner.parked_of(*number);
+            let parked = self.planner.flights().parked_of(*number);
             let shown = state.status(
                 now,
                 &self.bounds,
@@ -797,7 +799,7 @@ impl Pipeline {
     fn report_long_wait(&mut self) {
         let grace_ms = self.settings.missing_parent_grace_ms;
         let waited = |(since_ms, what): (u64, String)| (self.now_ms().saturating_sub(since_ms), what);
-        let wait = self.planner.oldest_wait().map(waited).filter(|(waited_ms, _)| *waited_ms >= grace_ms);
+        let wait = self.planner.flights().oldest_wait().map(waited).filter(|(waited_ms, _)| *waited_ms >= grace_ms);
         self.services.metrics.longest_wait_seconds.set(wait.as_ref().map_or(0, |(ms, _)| (ms / 1_000) as i64));
         let what = wait.map(|(_, what)| what);
         if what.is_some() && what != self.last_logged_wait {
@@ -814,7 +816,7 @@ impl Pipeline {
         let all_completed = running.map(|state| state.tracker.unfinished()).sum::<usize>() == 0;
         let in_motion =
             self.planner.counts().active + self.unprepared + self.publishing > 0 || !self.dispatcher.is_idle();
-        all_completed || (!in_motion && (self.planner.next_due_ms().is_some() || self.planner.has_halted()))
+        all_completed || (!in_motion && (self.planner.next_due_ms().is_some() || self.planner.flights().has_halted()))
     }
 
     /// Returns whether transactions, rows, chunks or publications are in motion.
@@ -827,7 +829,7 @@ impl Pipeline {
     fn partition_has_work_in_flight(&self, partition: &TopicPartition) -> bool {
         let number = partition.partition;
         let running = self.partitions.get(&number).filter(|state| state.halted.is_none());
-        running.is_some_and(|state| state.tracker.unfinished() > self.planner.parked_of(number))
+        running.is_some_and(|state| state.tracker.unfinished() > self.planner.flights().parked_of(number))
     }
 
     /// Waits until the events in motion of these partitions (of all: `None`) have completed, at most for the drain

@@ -4,38 +4,48 @@
 //! A transaction waits for parents in flight here, takes the slots of all inputs at once, is created, and completes. An
 //! absent, creating, locked or undecided parent parks the transaction; any other refusal makes it contested
 //! (`docs/protocols/missing-parent.md`). The planner frees no slot, overwrites no record and flags no transaction.
+//!
+//! ```text
+//! event, answer, proof, time ─► Planner ─► step (pure) ─► FlightSteps ─► actions
+//!                                 │                         │
+//!                               RetryPace                 FlightTable, RetryQueue
+//! ```
 
 mod absent_parents;
 mod adaptive_rate;
 mod contest;
+mod flight_steps;
+mod flight_table;
 mod multi_page;
 mod non_durable;
 pub mod obstacle;
 mod piggyback;
+mod retry_pace;
+mod step;
 mod waiting;
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-};
+pub use flight_table::FlightTable;
 
-use adaptive_rate::AdaptiveRate;
+use std::collections::BTreeSet;
+
+use contest::step_after_contested_create;
+use flight_steps::FlightSteps;
 use non_durable::NonDurableTransactions;
-use obstacle::Obstacle;
-use waiting::OpenTry;
+use retry_pace::RetryPace;
+use step::{Step, step_after_create, step_after_own_record};
 
 use crate::{
     engine::Row,
+    group::missing_parent::TieRule,
     ingest::{
-        flight::{Flight, FlightId, Request, SpendGroup, Stage, SubmittedTx},
+        flight::{BufferState, Flight, FlightId, Request, Stage, SubmittedTx},
         retry_queue::RetryQueue,
     },
-    prepare::{PreparedPartialTx, PreparedTx},
-    record::{Key, Operation, Outcome, Page, Reason, Rejection, Reply, Rules, TxState},
+    record::{Outcome, Page, Reason, Rules},
     replay::Mode,
-    store::create::{InitialState, PagedTx},
+    store::create::PagedTx,
     telemetry::Completion,
-    tx::{Txid, TxidMap},
+    tx::Txid,
 };
 
 /// Place of an event, and the assignment under which it was read. Events are ordered by timestamp, partition, offset.
@@ -137,488 +147,260 @@ pub struct PlanCounts {
     pub parked_max: usize,
 }
 
-/// All transactions in flight of one instance.
+/// Number of waiting transactions whose own record is read in one pass. A partition limit allows far more; the next
+/// pass reads the others.
+const MAX_REREADS: usize = 1_024;
+
+/// The planner of one instance: takes events, answers, proofs and the time, and requests the next steps.
 #[derive(Debug)]
 pub struct Planner {
-    settings: PlanSettings,
-    flights: Vec<Option<Flight>>,
-    free: Vec<u32>,
-    generation: u32,
-    by_txid: TxidMap<FlightId>,
-    /// Parked flights by absent parent: the arrival of the parent here wakes them.
-    waiters_by_parent: TxidMap<BTreeSet<FlightId>>,
-    retry_queue: RetryQueue,
-    next_front_refresh_ms: u64,
-    open_tries: Vec<OpenTry>,
-    backlog_rate: AdaptiveRate,
-    fresh_rate: AdaptiveRate,
-    actions: VecDeque<Action>,
-    /// Flights that are to start, since their parents have ended. A queue, so that a chain of transactions of any
-    /// length needs no stack.
-    ready: VecDeque<FlightId>,
-    /// Waiting flights; each flight stores its index in this list.
-    waiting: Vec<FlightId>,
-    /// Number of waiting flights by partition.
-    waiting_per_partition: Vec<usize>,
-    parked_max: usize,
-    store_can_lose_writes: bool,
-    /// Filled only over a store that can lose writes.
-    non_durable: NonDurableTransactions,
-    /// Partitions that are paused at their limit.
-    over_limit: BTreeSet<i32>,
+    steps: FlightSteps,
+    pace: RetryPace,
 }
 
 impl Planner {
     /// Creates a planner without transactions in flight.
     pub fn new(settings: PlanSettings) -> Self {
-        Planner {
-            settings,
-            flights: Vec::new(),
-            free: Vec::new(),
-            generation: 0,
-            by_txid: TxidMap::default(),
-            waiters_by_parent: TxidMap::default(),
-            retry_queue: RetryQueue::default(),
-            next_front_refresh_ms: 0,
-            open_tries: Vec::new(),
-            backlog_rate: AdaptiveRate::default(),
-            fresh_rate: AdaptiveRate::default(),
-            actions: VecDeque::new(),
-            ready: VecDeque::new(),
-            waiting: Vec::new(),
-            waiting_per_partition: Vec::new(),
-            parked_max: 0,
-            store_can_lose_writes: false,
-            non_durable: NonDurableTransactions::default(),
-            over_limit: BTreeSet::new(),
-        }
+        Planner { steps: FlightSteps::new(settings), pace: RetryPace::default() }
     }
 
     /// Sets whether the store can lose acknowledged writes. Over such a store a live transaction is not complete while
     /// a parent is absent: a node may have lost the parent's record, and the spend with it.
-    pub fn with_forgetful_store(self, store_can_lose_writes: bool) -> Self {
-        Planner { store_can_lose_writes, ..self }
+    pub fn with_forgetful_store(mut self, can_lose_writes: bool) -> Self {
+        self.steps.can_lose_writes = can_lose_writes;
+        self
     }
 
     /// Takes the next request, in order.
     pub fn next_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        self.steps.actions.pop_front()
+    }
+
+    /// Returns all transactions in flight.
+    pub fn flights(&self) -> &FlightTable {
+        &self.steps.flights
     }
 
     /// Returns the numbers of transactions in flight.
     pub fn counts(&self) -> PlanCounts {
-        let all = self.flights.len() - self.free.len();
-        PlanCounts { active: all - self.waiting.len(), parked: self.waiting.len(), parked_max: self.parked_max }
+        self.steps.flights.counts()
     }
 
-    /// Returns the number of waiting transactions of a partition.
-    pub fn parked_of(&self, partition: i32) -> usize {
-        usize::try_from(partition).ok().and_then(|number| self.waiting_per_partition.get(number)).copied().unwrap_or(0)
+    /// Accepts an event.
+    pub fn submit(&mut self, event: EventRef, work: impl Into<SubmittedTx>, mode: Mode, now_ms: u64) {
+        self.steps.begin(Request { event, work: work.into(), mode, is_later_event: false });
+        self.steps.start_ready(now_ms);
     }
 
-    /// Accepts the event of a validated transaction.
-    pub fn submit(&mut self, event: EventRef, tx: Arc<PreparedTx>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: SubmittedTx::Validated(tx), mode, is_later_event: false });
-        self.start_ready(now_ms);
-    }
-
-    /// Accepts the event of a partial transaction.
-    pub fn submit_seed(&mut self, event: EventRef, seed: Arc<PreparedPartialTx>, mode: Mode, now_ms: u64) {
-        self.begin(Request { event, work: SubmittedTx::Seeded(seed), mode, is_later_event: false });
-        self.start_ready(now_ms);
-    }
-
-    /// Starts an event, or joins it to the flight of its transaction. A second event with the same content joins. A
-    /// second event with other content (it claims other previous outputs, or one of the two is a partial transaction)
-    /// starts after the first has ended, as if it had been read later. Both keep their content in memory of their own:
-    /// a waiting flight must not keep the batches of its repeats in memory.
-    fn begin(&mut self, request: Request) {
-        let txid = request.work.txid();
-        let Some(flight) = self.by_txid.get(&txid).copied().and_then(|id| self.get(id)) else {
-            let is_later_event = request.is_later_event || self.non_durable.contains(&txid);
-            return self.start(Request { is_later_event, ..request });
-        };
-        if flight.work.has_same_content(&request.work) {
-            flight.events.push(request.event);
-            flight.joined.push((request.event, request.work.detach_from_batch()));
-        } else {
-            flight.later_requests.push_back(Request { work: request.work.detach_from_batch(), ..request });
-        }
-    }
-
-    fn start(&mut self, request: Request) {
-        let (mode, seeded) = (request.mode, matches!(request.work, SubmittedTx::Seeded(_)));
-        let id = self.enter(request);
-        if seeded {
-            self.create(id);
-            return;
-        }
-        match mode {
-            Mode::Normal => self.launch(id),
-            Mode::RebuildContested => self.store_contested(id, Reason::Found),
-            // A slot that it takes could not be settled if a partial transaction came first.
-            Mode::RebuildWon | Mode::RebuildAccepted => self.read_own(id, Stage::CheckingOwn),
-        }
-    }
-
-    fn read_own(&mut self, id: FlightId, stage: Stage) {
-        let Some(flight) = self.get(id) else { return };
-        flight.stage = stage;
-        let txid = flight.txid;
-        self.actions.push_back(Action::ReadOwn(id, txid));
-    }
-
-    /// Enters a flight and wakes the flights that wait for its transaction.
-    fn enter(&mut self, request: Request) -> FlightId {
-        let txid = request.work.txid();
-        self.generation = self.generation.wrapping_add(1);
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(None);
-            (self.flights.len() - 1) as u32
-        });
-        let id = FlightId { index, generation: self.generation };
-        let mut flight = Flight::new(id, request);
-        let waiters = if flight.is_later_event { None } else { self.waiters_by_parent.remove(&txid) };
-        for waiter in waiters.unwrap_or_default() {
-            if self.unpark(waiter) {
-                flight.children.push(waiter);
-            }
-        }
-        self.flights[index as usize] = Some(flight);
-        self.by_txid.insert(txid, id);
-        id
-    }
-
-    fn get(&mut self, id: FlightId) -> Option<&mut Flight> {
-        self.flights.get_mut(id.index as usize)?.as_mut().filter(|flight| flight.id == id)
-    }
-
-    /// Waits for the parents that are in flight here, or starts at once.
-    fn launch(&mut self, id: FlightId) {
-        let mut remaining = 0;
-        for parent in self.parents_in_flight(id, |_| true) {
-            if let Some(parent) = self.get(parent) {
-                parent.children.push(id);
-                remaining += 1;
-            }
-        }
-        if remaining == 0 {
-            self.ready.push_back(id);
-        } else {
-            self.await_parents(id, remaining);
-        }
-    }
-
-    /// Returns the distinct flights of the parents of the groups that `wanted` selects.
-    fn parents_in_flight(&mut self, id: FlightId, wanted: impl Fn(&SpendGroup) -> bool) -> Vec<FlightId> {
-        let Some(flight) = self.get(id) else { return Vec::new() };
-        let SubmittedTx::Validated(tx) = &flight.work else { return Vec::new() };
-        let parents: Vec<Txid> = tx
-            .groups
-            .iter()
-            .zip(&flight.groups)
-            .filter(|(_, group)| wanted(group))
-            .map(|(prepared, _)| prepared.parent)
-            .collect();
-        let mut found: Vec<FlightId> = parents.iter().filter_map(|parent| self.first_event_flight(parent)).collect();
-        // Several groups may have one parent.
-        found.sort_unstable();
-        found.dedup();
-        found
-    }
-
-    /// Starts all flights whose parents have ended.
-    fn start_ready(&mut self, now_ms: u64) {
-        while let Some(id) = self.ready.pop_front() {
-            self.take_slots(id, now_ms);
-        }
-    }
-
-    /// Sends the spends of every group without its slots; creates the transaction if there is none. A transaction that
-    /// is conflicting at the end of the log takes no slot.
-    fn take_slots(&mut self, id: FlightId, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
-        if flight.mode == Mode::RebuildContested {
-            return self.store_contested(id, Reason::Found);
-        }
-        let SubmittedTx::Validated(tx) = &flight.work else { return self.create(id) };
-        let tx = tx.clone();
-        let marks = flight.marks();
-        let mut rows = Vec::new();
-        for (index, (group, prepared)) in flight.groups.iter_mut().zip(&tx.groups).enumerate() {
-            if !group.has_slots {
-                group.refusal = None;
-                let row = Row { key: prepared.key(), operation: Operation::Spend(tx.spend(prepared, marks)) };
-                rows.push(Action::Apply(Token::Spend(id, index as u32), row));
-            }
-        }
-        flight.stage = Stage::Spending { pending: rows.len() as u32 };
-        let none = rows.is_empty();
-        self.actions.extend(rows);
-        if none {
-            self.on_all_groups_answered(id, now_ms);
-        }
-    }
-
-    /// Handles the answer of the engine to a row.
+    /// Handles the answer of the engine to a row, or the outcome of a create.
     pub fn outcome(&mut self, token: Token, outcome: Outcome, now_ms: u64) {
+        let can_lose_writes = self.steps.can_lose_writes;
         match token {
-            Token::Spend(id, group) => self.on_spend_answer(id, group, outcome, now_ms),
-            Token::Create(id) => self.on_create_answer(id, outcome, now_ms),
-            Token::StoreContested(id) => self.on_contested_stored(id, outcome, now_ms),
-            Token::PageSpent(id, group) => self.on_page_spent_answer(id, group, &outcome, now_ms),
-        }
-        self.start_ready(now_ms);
-    }
-
-    fn on_spend_answer(&mut self, id: FlightId, group: u32, outcome: Outcome, now_ms: u64) {
-        if self.needs_master_answer(id, group, &outcome) {
-            return;
-        }
-        if let Outcome::Rejected(rejection) = outcome {
-            if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
-                state.refusal = Some(rejection);
+            Token::Spend(id, group) => self.steps.on_spend_answer(id, group, outcome, now_ms),
+            Token::Create(id) => self.steps.decide(id, now_ms, |flight| step_after_create(flight, &outcome)),
+            Token::StoreContested(id) => {
+                let decide = |flight: &Flight| step_after_contested_create(flight, &outcome, can_lose_writes);
+                self.steps.decide(id, now_ms, decide);
             }
-            self.on_group_answer(id, now_ms);
-        } else {
-            self.on_slots_taken(id, group, now_ms);
+            Token::PageSpent(id, group) => self.steps.on_page_spent_answer(id, group, &outcome, now_ms),
         }
-    }
-
-    fn on_slots_taken(&mut self, id: FlightId, group: u32, now_ms: u64) {
-        if let Some(state) = self.get(id).and_then(|flight| flight.groups.get_mut(group as usize)) {
-            state.has_slots = true;
-        }
-        self.on_group_answer(id, now_ms);
-    }
-
-    fn on_group_answer(&mut self, id: FlightId, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
-        if let Stage::Spending { pending } = &mut flight.stage {
-            *pending -= 1;
-            if *pending == 0 {
-                self.on_all_groups_answered(id, now_ms);
-            }
-        }
-    }
-
-    /// Creates, parks or contests a flight once all its groups have an answer.
-    fn on_all_groups_answered(&mut self, id: FlightId, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
-        match flight.obstacle() {
-            Obstacle::None => self.create(id),
-            Obstacle::SpenderPruned => self.finish(id, Completion::PassedOver),
-            Obstacle::Final(reason) => self.store_contested(id, reason),
-            Obstacle::Temporary => {
-                // A transaction that is live already must not wait for parents that were pruned since. In a rebuild a
-                // later decision may have made it conflicting: the parent that it waits for never comes.
-                if flight.own_record_read && !flight.mode.ends_live() {
-                    self.park(id, now_ms);
-                } else {
-                    self.read_own(id, Stage::ReadingOwn);
-                }
-            }
-        }
+        self.steps.start_ready(now_ms);
     }
 
     /// Handles the transaction's own master; `None`: absent.
     pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
-        let can_lose_writes = self.store_can_lose_writes;
-        let Some(flight) = self.get(id) else { return };
-        let (stage, is_waiting) = (flight.stage, flight.is_waiting());
-        if !is_waiting && !matches!(stage, Stage::ReadingOwn | Stage::ReadingFirstRecord { .. } | Stage::CheckingOwn) {
-            // The record was requested while the flight waited, and the flight has moved since.
+        let Some(flight) = self.steps.flights.get_mut(id) else { return };
+        let step = step_after_own_record(flight, own, self.steps.can_lose_writes);
+        flight.own_record_read |= step == Step::Park;
+        if flight.is_waiting() && step != Step::Stay {
+            self.steps.cancel_wait(id);
+        }
+        self.steps.take(id, step, now_ms);
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Handles the master of a parent whose other page has refused a spend; `None`: the master is absent.
+    pub fn parent_record(&mut self, id: FlightId, group: u32, master: Option<&Page>, now_ms: u64) {
+        self.steps.on_parent_record(id, group, master, now_ms);
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Handles the acknowledgement of a contest: the sequencer decides from now on.
+    pub fn contest_published(&mut self, id: FlightId, now_ms: u64) {
+        self.steps.decide(id, now_ms, |flight| match flight.stage {
+            Stage::PublishingContest { contradicts: true } => Step::DeadLetter,
+            _ => Step::Finish(Completion::Contested),
+        });
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Handles a cancelled create. Events that joined since, because the partition was assigned again, start the create
+    /// anew.
+    pub fn on_cancelled(&mut self, token: Token, now_ms: u64) {
+        self.steps.decide(token.flight(), now_ms, |flight| match flight.stage {
+            _ if flight.events.is_empty() => Step::Finish(Completion::PassedOver),
+            Stage::StoringContested { reason } => Step::StoreContested(reason),
+            _ => Step::Create,
+        });
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Halts a flight whose rows the store cannot take; a repeated request would not help. Children in flight wait on.
+    /// Returns the transaction and its events, whose partitions are to be halted: the events never complete here.
+    /// Returns `None` once all partitions of the flight are revoked.
+    pub fn halt(&mut self, id: FlightId, now_ms: u64) -> Option<(Txid, Vec<EventRef>)> {
+        let flight = self.steps.flights.get(id)?;
+        if flight.events.is_empty() {
+            // The partitions of the flight were revoked: their next owner gets the same refusal.
+            self.steps.finish(id, Completion::PassedOver);
+            self.steps.start_ready(now_ms);
+            return None;
+        }
+        let halted = (flight.txid, flight.events.clone());
+        self.steps.flights.wait(id, Stage::Halted);
+        Some(halted)
+    }
+
+    /// Notes that a partition is paused at its limit. Transactions of the partition that wait for a lock are contested
+    /// at once: the block that lifts the lock may wait for events that are not read.
+    pub fn mark_over_limit(&mut self, partition: i32, now_ms: u64) {
+        if !self.steps.over_limit.insert(partition) {
             return;
         }
-        if let Some(own) = own.filter(|own| own.differs_in_kind(flight.work.page())) {
-            let contradicts = own.contradicts(flight.work.page());
-            if is_waiting {
-                self.cancel_wait(id);
-            }
-            self.on_other_kind_stored(id, contradicts);
-            return self.start_ready(now_ms);
+        let steps = &self.steps;
+        let waits_for_lock = |flight: &&Flight| {
+            flight.stage == Stage::Parked && flight.locked_parent().is_some() && steps.is_over_limit(flight)
+        };
+        let waiting: Vec<FlightId> = steps.flights.waiting().filter(waits_for_lock).map(|flight| flight.id).collect();
+        self.steps.wake_parked(waiting);
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Notes that a partition paused at its limit has room again.
+    pub fn clear_over_limit(&mut self, partition: i32) {
+        self.steps.over_limit.remove(&partition);
+    }
+
+    /// Starts the tries of parked flights that are due, within the bounds of open tries and the rates of their classes.
+    pub fn retry_due(&mut self, now_ms: u64) {
+        let FlightSteps { settings, retry_queue, flights, .. } = &mut self.steps;
+        for id in self.pace.take_due(settings, retry_queue, flights, now_ms) {
+            self.steps.flights.stop_waiting(id);
+            self.steps.ready.push_back(id);
         }
-        if let Stage::ReadingFirstRecord { contested } = stage {
-            self.on_first_record_read(id, contested, own, now_ms);
-            return self.start_ready(now_ms);
+        self.steps.start_ready(now_ms);
+    }
+
+    /// Returns the time, ms by the clock of the caller, from which [`retry_due`](Self::retry_due) has work; `None`: not
+    /// before an answer.
+    pub fn next_due_ms(&self) -> Option<u64> {
+        self.pace.next_due_ms(&self.steps.retry_queue, &self.steps.flights)
+    }
+
+    /// Delays the tries of these flights until `until_ms`: an answer that arrives during a try would not find them
+    /// waiting. Other reasons may still start a try.
+    pub fn delay_retries(&mut self, waiting: &BTreeSet<FlightId>, until_ms: u64) {
+        for id in waiting {
+            self.steps.retry_queue.delay(*id, until_ms);
         }
-        match own.map(Page::state) {
-            _ if stage == Stage::CheckingOwn => self.launch(id),
-            _ if own.is_some_and(Page::is_conflicting_tombstone) => {
-                if is_waiting {
-                    self.cancel_wait(id);
+    }
+
+    /// Copies the buffers of flights that have waited since the last pass: a waiting flight would keep the whole batch
+    /// of its event in memory.
+    pub fn detach_parked_buffers(&mut self) {
+        self.steps.flights.for_each_waiting(|flight| {
+            flight.buffers = match flight.buffers {
+                BufferState::SharedWithBatch => BufferState::SharedAndWaiting,
+                BufferState::SharedAndWaiting => {
+                    flight.work = flight.work.detach_from_batch();
+                    BufferState::Owned
                 }
-                self.store_contested(id, Reason::Found);
-            }
-            Some(TxState::Stub(_)) if is_waiting && (can_lose_writes || flight.mode.ends_live()) => {
-                self.cancel_wait(id);
-                self.store_contested(id, Reason::Found);
-            }
-            Some(TxState::Creating) if is_waiting && !can_lose_writes => {
-                self.cancel_wait(id);
-                self.create(id);
-            }
-            Some(TxState::Live | TxState::Pruned(_)) if is_waiting && !can_lose_writes => {
-                self.cancel_wait(id);
-                self.finish(id, Completion::PassedOver);
-            }
-            _ if is_waiting => {}
-            Some(TxState::Pruned(_)) => self.finish(id, Completion::PassedOver),
-            Some(TxState::Live) if !can_lose_writes => self.finish(id, Completion::PassedOver),
-            // Every page is written, and the writer is gone: any instance may clear `creating`. Over a store that can
-            // lose writes the record of the absent parent may be lost, and the spend with it.
-            Some(TxState::Creating) if !can_lose_writes => self.create(id),
-            Some(TxState::Stub(_)) if flight.mode.ends_live() => self.store_contested(id, Reason::Found),
-            Some(TxState::Conflicting(_)) if flight.mode.ends_live() => {
-                self.finish(id, Completion::PassedOver);
-            }
-            _ => {
-                flight.own_record_read = true;
-                self.park(id, now_ms);
-            }
-        }
-        self.start_ready(now_ms);
+                BufferState::Owned => BufferState::Owned,
+            };
+        });
     }
 
-    /// Returns the flight of a transaction that may not be stored yet. The flight of a later event is left out: no
-    /// child has to wait for it.
-    fn first_event_flight(&self, txid: &Txid) -> Option<FlightId> {
-        let flight = self.flights.get(self.by_txid.get(txid)?.index as usize)?.as_ref()?;
-        (!flight.is_later_event).then_some(flight.id)
+    /// Retries the flights that are parked for a parent that the sequencer has created without an event in flight here.
+    pub fn on_parent_created(&mut self, parent: &Txid, now_ms: u64) {
+        let waiters = self.steps.flights.waiters_of(parent);
+        self.steps.wake_parked(waiters);
+        self.steps.start_ready(now_ms);
     }
 
-    /// Creates the live transaction, with the spends of waiting children.
-    fn create(&mut self, id: FlightId) {
-        if self.must_not_write(id) {
-            return self.read_own(id, Stage::ReadingFirstRecord { contested: None });
-        }
-        let Some(flight) = self.get(id) else { return };
-        flight.stage = Stage::Creating;
-        let (work, children) = (flight.work.clone(), flight.children.clone());
-        if self.create_paged(Token::Create(id), &work, InitialState::Live) {
-            return;
-        }
-        let page = work.page().clone();
-        let key = Key::Page(page.txid, page.number);
-        let page = self.attach_child_spends(&children, key, page, id);
-        let row = Row { key, operation: Operation::Create(page) };
-        self.actions.push_back(Action::Apply(Token::Create(id), row));
+    /// Returns flights that have waited for `long_ms` since they began to wait or last read their own record; at most
+    /// [`MAX_REREADS`].
+    pub fn long_waiting_flights(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
+        let mut long = Vec::new();
+        self.steps.flights.for_each_waiting(|flight| {
+            let since_ms = *flight.waiting_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since_ms) >= long_ms && long.len() < MAX_REREADS {
+                long.push(flight.id);
+            }
+        });
+        long
     }
 
-    fn on_create_answer(&mut self, id: FlightId, outcome: Outcome, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
-        match outcome {
-            // A partial transaction whose children were refused before it was stored. The attached spends are not in
-            // the record.
-            Outcome::Applied(Reply::ContestDue) | Outcome::AlreadyApplied(Reply::ContestDue) => {
-                self.contest_or_finish(id, Reason::Found, Completion::Live);
+    /// Reads the own records of flights that have waited for `long_ms`. An earlier event or the previous owner of the
+    /// partition may have done the work, and others may wait for this flight. Over a store that can lose writes, and in
+    /// a rebuild, the sequencer may need the transaction while the flight waits for a later verdict.
+    pub fn reread_own_records(&mut self, long_ms: u64, now_ms: u64) {
+        for id in self.long_waiting_flights(long_ms, now_ms) {
+            if let Some(flight) = self.steps.flights.get_mut(id) {
+                flight.waiting_since_ms = Some(now_ms);
+                self.steps.actions.push_back(Action::ReadOwn(id, flight.txid));
             }
-            Outcome::Applied(_) => {
-                let children = flight.children.clone();
-                for child in children {
-                    self.confirm_attached_spends(child, id);
-                }
-                self.finish(id, Completion::Live);
-            }
-            // Another create has stored the record: the attached spends of this one are not in it.
-            Outcome::AlreadyApplied(_) => self.finish(id, Completion::Live),
-            Outcome::Rejected(Rejection::OtherContent) => self.on_other_kind_stored(id, true),
-            Outcome::Rejected(Rejection::OtherKind) => self.on_other_kind_stored(id, false),
-            // The transaction had won when its first event was read and has lost since: that decision was applied.
-            Outcome::Rejected(Rejection::Exists(TxState::Conflicting(_))) if flight.mode.ends_live() => {
-                self.finish(id, Completion::PassedOver);
-            }
-            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_))) => {
-                self.store_contested(id, Reason::Found);
-            }
-            // Another instance creates the transaction at the moment.
-            Outcome::Rejected(_) => self.park(id, now_ms),
         }
     }
 
-    /// Completes the events of a flight and starts its children.
-    fn finish(&mut self, id: FlightId, how: Completion) {
-        let Some(flight) = self.remove(id) else { return };
-        if self.store_can_lose_writes {
-            flight.events.iter().for_each(|event| self.non_durable.record(flight.txid, *event));
-        }
-        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, how)));
-        for child in flight.children {
-            let Some(flight) = self.get(child) else { continue };
-            if let Stage::AwaitingParents { remaining } = &mut flight.stage {
-                *remaining -= 1;
-                if *remaining == 0 {
-                    self.stop_waiting(child);
-                    self.ready.push_back(child);
-                }
-            }
-        }
-        for request in flight.later_requests {
-            self.begin(Request { is_later_event: true, ..request });
-        }
+    /// Returns for how long the parent of this flight has been in question, ms.
+    pub fn in_question_for_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        self.steps.flights.in_question_for_ms(id, now_ms)
     }
 
-    fn remove(&mut self, id: FlightId) -> Option<Flight> {
-        self.get(id)?;
-        let flight = self.flights[id.index as usize].take()?;
-        debug_assert!(flight.waiting_index.is_none(), "a flight that ends is not waiting");
-        self.free.push(id.index);
-        self.by_txid.remove(&flight.txid);
-        if flight.is_registered_as_waiter {
-            for parent in flight.parents() {
-                if let Some(waiters) = self.waiters_by_parent.get_mut(&parent) {
-                    waiters.remove(&id);
-                    if waiters.is_empty() {
-                        self.waiters_by_parent.remove(&parent);
-                    }
-                }
-            }
-        }
-        Some(flight)
+    /// Starts the final attempt of a flight whose parents are `proven` to be missing or to exist by now.
+    pub fn on_parents_proven_missing(&mut self, id: FlightId, proven: Vec<Txid>, ties: TieRule, now_ms: u64) {
+        self.steps.begin_final_attempt(id, proven, ties);
+        self.steps.start_ready(now_ms);
     }
 
     /// Drops all flights, since every partition is read again. Late answers find no flight.
     pub fn abandon(&mut self) {
-        self.free = (0..self.flights.len() as u32).collect();
-        self.flights.iter_mut().for_each(|flight| *flight = None);
-        self.by_txid.clear();
-        self.waiters_by_parent.clear();
-        self.retry_queue = RetryQueue::default();
-        self.open_tries.clear();
-        self.actions.clear();
-        self.ready.clear();
-        self.non_durable = NonDurableTransactions::default();
-        self.over_limit.clear();
-        self.waiting.clear();
-        self.waiting_per_partition.clear();
+        self.steps.flights.clear();
+        self.steps.retry_queue = RetryQueue::default();
+        self.pace.clear();
+        self.steps.actions.clear();
+        self.steps.ready.clear();
+        self.steps.non_durable = NonDurableTransactions::default();
+        self.steps.over_limit.clear();
     }
 
     /// Forgets the completed events of a partition below this durable offset.
     pub fn forget_durable(&mut self, partition: i32, durable_offset: u64) {
-        self.non_durable.remove_durable(partition, durable_offset);
+        self.steps.non_durable.remove_durable(partition, durable_offset);
     }
 
     /// Handles the revocation of a partition. Parked and halted flights without other partitions are dropped: the next
     /// owner reads their events again. Flights in motion end without counting. A create may take long and is cancelled.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
-        self.over_limit.remove(&partition);
-        self.non_durable.remove_partition(partition);
+        let FlightSteps { flights, actions, over_limit, non_durable, .. } = &mut self.steps;
+        over_limit.remove(&partition);
+        non_durable.remove_partition(partition);
         let mut dropped = Vec::new();
-        for flight in self.flights.iter_mut().flatten() {
+        for flight in flights.iter_mut() {
             flight.events.retain(|event| event.partition != partition);
             flight.later_requests.retain(|request| request.event.partition != partition);
             match flight.stage {
                 _ if !flight.events.is_empty() => {}
                 Stage::Parked | Stage::Halted => dropped.push(flight.id),
-                Stage::Creating | Stage::StoringContested { .. } => self.actions.push_back(Action::Cancel(flight.id)),
+                Stage::Creating | Stage::StoringContested { .. } => actions.push_back(Action::Cancel(flight.id)),
                 _ => {}
             }
         }
         for id in dropped {
-            self.cancel_wait(id);
-            self.finish(id, Completion::PassedOver);
+            self.steps.cancel_wait(id);
+            self.steps.finish(id, Completion::PassedOver);
         }
-        self.start_ready(now_ms);
+        self.steps.start_ready(now_ms);
     }
 }
 

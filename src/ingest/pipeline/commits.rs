@@ -319,7 +319,7 @@ impl Pipeline {
     /// `None`: none has grown.
     fn send_commit(&mut self) -> Option<(AttemptedOffsets, CommitFuture)> {
         let rebuild = matches!(self.services.modes, Modes::Rebuild(_));
-        let named = self.planner.oldest_waiting_events();
+        let named = self.planner.flights().oldest_waiting_events();
         let mut attempted = Vec::new();
         for (number, state) in &mut self.partitions {
             let consumed_limit = if rebuild { u64::MAX } else { self.durable_consumed.offset_of(*number) };

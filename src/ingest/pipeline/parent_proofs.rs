@@ -94,7 +94,7 @@ impl Pipeline {
 
     /// Queries, beside the loop, the progress from which a proof follows that a parent is missing.
     pub(super) fn query_proof_snapshot(&mut self) {
-        let waiting = self.planner.waiting_for_absent();
+        let waiting = self.planner.flights().waiting_for_absent();
         let now_ms = self.now_ms();
         if self.snapshot_query_running
             || (waiting.is_empty() && self.planner.long_waiting_flights(LONG_WAIT_MS, now_ms).is_empty())
@@ -141,7 +141,7 @@ impl Pipeline {
         self.update_high_watermarks(snapshot.ends.iter().map(|(number, end)| (*number, *end)));
         // The last known end offset is too old: a message of one partition may be late while its child in another is
         // not.
-        let named = self.planner.oldest_waiting_events();
+        let named = self.planner.flights().oldest_waiting_events();
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
             // The planner knows the transactions that wait here, and none of them is an absent parent unless the
@@ -169,7 +169,7 @@ impl Pipeline {
         let any_over_limit = views.values().any(|view| view.over_limit);
         let grace_ms = self.settings.missing_parent_grace_ms;
         let chain = if any_over_limit && self.chain_is_stalled(grace_ms) { ChainView::AtEnd } else { snapshot.chain };
-        let mut waiting = self.planner.waiting_for_absent();
+        let mut waiting = self.planner.flights().waiting_for_absent();
         waiting.retain(|(_, flight, _)| snapshot.waiting.contains(flight));
         waiting.sort_unstable();
         let now_ms = self.now_ms();
@@ -181,7 +181,7 @@ impl Pipeline {
                 || wanted.iter().filter_map(views_of).any(|(_, view)| is_over_limit(view));
             let ties = TieRule::after(self.planner.in_question_for_ms(flight, now_ms), grace_ms, limit_reached);
             let is_missing = |parent: &Txid| {
-                let is_known_here = self.planner.is_in_flight(parent) && ties < TieRule::BreakKnown;
+                let is_known_here = self.planner.flights().id_of(parent).is_some() && ties < TieRule::BreakKnown;
                 views_of(parent).filter(|_| !is_known_here).is_some_and(|(number, view)| {
                     is_proven_missing(order, txid_prefix(parent), ties, (*number, view), chain, grace_ms as i64)
                 })
@@ -195,7 +195,7 @@ impl Pipeline {
     /// Returns whether a missing parent counts towards the limits on dead letters. A parent that is known to wait, here
     /// or elsewhere, gives its child a second chance.
     pub(super) fn counts_as_missing(&self, parent: &Txid) -> bool {
-        !self.planner.is_in_flight(parent) && !self.waiting_elsewhere.contains(&txid_prefix(parent))
+        !self.planner.flights().id_of(parent).is_some() && !self.waiting_elsewhere.contains(&txid_prefix(parent))
     }
 
     /// Returns timestamp and offset of the oldest event that is read and not prepared.

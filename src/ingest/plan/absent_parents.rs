@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{EventRef, Planner};
+use super::{EventRef, flight_steps::FlightSteps, flight_table::FlightTable};
 use crate::{
     group::missing_parent::{MAX_WAITING_EVENTS, TieRule, TxidPrefix, txid_prefix},
     ingest::flight::{FinalAttempt, Flight, FlightId, Stage},
@@ -11,11 +11,11 @@ use crate::{
     tx::Txid,
 };
 
-impl Planner {
+impl FlightTable {
     /// Returns the flights that wait for parents that may be missing, by their first event, with these parents: absent
     /// parents, and a parent in flight here whose event is later and which itself waits.
     pub fn waiting_for_absent(&self) -> Vec<(EventRef, FlightId, Vec<Txid>)> {
-        let waiting = self.waiting_flights().filter(|flight| flight.mode == Mode::Normal && flight.is_waiting());
+        let waiting = self.waiting().filter(|flight| flight.mode == Mode::Normal && flight.is_waiting());
         let wanted = |flight: &Flight| match flight.stage {
             Stage::Parked => Vec::from_iter(flight.absent_parents()),
             _ => {
@@ -32,24 +32,11 @@ impl Planner {
             .collect()
     }
 
-    /// Delays the tries of these flights until `until_ms`: an answer that arrives during a try would not find them
-    /// waiting. Other reasons may still start a try.
-    pub fn delay_retries(&mut self, waiting: &BTreeSet<FlightId>, until_ms: u64) {
-        for id in waiting {
-            self.retry_queue.delay(*id, until_ms);
-        }
-    }
-
-    /// Returns whether an event of the transaction is in flight here.
-    pub fn is_in_flight(&self, txid: &Txid) -> bool {
-        self.by_txid.contains_key(txid)
-    }
-
     /// Returns by partition the oldest events of waiting flights, at most [`MAX_WAITING_EVENTS`], each with timestamp,
     /// offset and prefix of the txid.
     pub fn oldest_waiting_events(&self) -> BTreeMap<i32, Vec<(i64, u64, TxidPrefix)>> {
         let mut events_of: BTreeMap<i32, Vec<_>> = BTreeMap::new();
-        for flight in self.waiting_flights().filter(|flight| flight.is_waiting()) {
+        for flight in self.waiting().filter(|flight| flight.is_waiting()) {
             for event in &flight.events {
                 let at = (event.timestamp_ms, event.offset, txid_prefix(&flight.txid));
                 events_of.entry(event.partition).or_default().push(at);
@@ -71,9 +58,8 @@ impl Planner {
     /// has ended. Returns `None`, too, while a parent in flight has an older event: this parent ends without the child.
     pub(super) fn later_waiting_parent(&self, child: &Flight) -> Option<Txid> {
         let first = child.first_event()?;
-        let flight_of = |id: FlightId| self.flights.get(id.index as usize)?.as_ref();
         let mut later_parent = None;
-        for parent in child.parents().filter_map(|parent| self.first_event_flight(&parent)).filter_map(flight_of) {
+        for parent in child.parents().filter_map(|parent| self.first_event_flight(&parent)) {
             match parent.first_event() {
                 Some(event) if event < first => return None,
                 _ if parent.is_waiting() => later_parent = later_parent.or(Some(parent.txid)),
@@ -84,58 +70,56 @@ impl Planner {
     }
 
     /// Returns for how long the parent of this flight has been in question, ms.
-    pub fn in_question_for_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
-        let flight = self.flights.get(id.index as usize).and_then(Option::as_ref).filter(|flight| flight.id == id);
+    pub(super) fn in_question_for_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
+        let flight = self.get(id);
         let parent =
             flight.and_then(|flight| flight.absent_parents().next().or_else(|| self.later_waiting_parent(flight)));
-        let (Some(parent), Some(flight)) = (parent, self.get(id)) else { return 0 };
+        let (Some(parent), Some(flight)) = (parent, self.get_mut(id)) else { return 0 };
         let asked = flight.parent_in_question.filter(|(asked, _)| *asked == parent);
         let (_, since_ms) = *flight.parent_in_question.insert(asked.unwrap_or((parent, now_ms)));
         now_ms.saturating_sub(since_ms)
     }
+}
 
+impl FlightSteps {
     /// Starts the final attempt of a flight whose parents are `proven` to be missing or to exist by now. The flight is
     /// contested if a proven parent is absent again: its last try may be older than the proof, and the parent may have
     /// been created in between. A parent in flight here whose event is not older counts as missing only under
     /// [`TieRule::BreakKnown`].
-    pub fn on_parents_proven_missing(&mut self, id: FlightId, proven: Vec<Txid>, ties: TieRule, now_ms: u64) {
-        let Some(flight) = self.get(id) else { return };
+    pub(super) fn begin_final_attempt(&mut self, id: FlightId, proven: Vec<Txid>, ties: TieRule) {
+        let Some(flight) = self.flights.get(id) else { return };
         if flight.stage == Stage::Parked {
-            let awaited_parents: Vec<Txid> = flight.awaited_parents().collect();
             if flight.absent_parents().next().is_none()
-                || awaited_parents.iter().any(|parent| self.by_txid.contains_key(parent))
+                || flight.awaited_parents().any(|parent| self.flights.id_of(&parent).is_some())
             {
                 return;
             }
-        } else {
-            let flight = self.flights[id.index as usize].as_ref();
-            let later_parent =
-                flight.filter(|flight| flight.is_waiting()).and_then(|flight| self.later_waiting_parent(flight));
-            if later_parent.is_none() || ties < TieRule::BreakKnown {
-                return;
-            }
+        } else if !flight.is_waiting()
+            || self.flights.later_waiting_parent(flight).is_none()
+            || ties < TieRule::BreakKnown
+        {
+            return;
         }
         self.cancel_wait(id);
-        if let Some(flight) = self.get(id) {
+        if let Some(flight) = self.flights.get_mut(id) {
             flight.final_attempt = Some(FinalAttempt { proven: BTreeSet::from_iter(proven), ties });
         }
         self.ready.push_back(id);
-        self.start_ready(now_ms);
     }
 
     /// Returns the parent that is absent after the final attempt. A parent in flight may still be created, unless its
     /// event is later and it waits itself. An absent parent without a proof may still be created, too: a flight that
     /// waited for a parent in flight may have no recent answer of its other parents.
     pub(super) fn missing_after_final_attempt(&mut self, id: FlightId, none_in_flight: bool) -> Option<Txid> {
-        let FinalAttempt { proven, ties } = self.get(id)?.final_attempt.take()?;
-        let flight = self.flights.get(id.index as usize)?.as_ref()?;
+        let FinalAttempt { proven, ties } = self.flights.get_mut(id)?.final_attempt.take()?;
+        let flight = self.flights.get(id)?;
         let absent = flight.absent_parents().next()?;
         if flight.absent_parents().any(|parent| !proven.contains(&parent)) {
             return None;
         }
         let is_later = || {
-            self.later_waiting_parent(flight)
-                .filter(|later_parent| flight.absent_parents().any(|it| it == *later_parent))
+            let later_parent = self.flights.later_waiting_parent(flight);
+            later_parent.filter(|later_parent| flight.absent_parents().any(|it| it == *later_parent))
         };
         if none_in_flight { Some(absent) } else { is_later().filter(|_| ties == TieRule::BreakKnown) }
     }

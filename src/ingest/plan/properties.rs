@@ -2,7 +2,10 @@
 //! order, repeated requests, revoked partitions. Every event completes once, no transaction is created before its slots
 //! are taken, and no flight is left at the end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -11,13 +14,15 @@ use super::*;
 use crate::{
     broker::Message,
     event::{PartialOutput, PartialTxEvent, Validated},
-    group::missing_parent::TieRule,
-    prepare::{PrepareSettings, PreparedEvent, prepare},
-    record::{self, HeldSlot, LockRecord, Phase, Record, Sequenced, Stamp, Verdict, build::InlineBodies},
+    prepare::{PrepareSettings, PreparedEvent, PreparedPartialTx, PreparedTx, prepare},
+    record::{
+        self, HeldSlot, Key, LockRecord, Operation, Phase, Record, Rejection, Sequenced, Stamp, TxState, Verdict,
+        build::InlineBodies,
+    },
     rng::SplitMix64,
     store::{
         create::{
-            build_master_create, build_page_rows,
+            InitialState, build_master_create, build_page_rows,
             steps::{Creation, CreationKind, CreationStep, ExistingMaster},
         },
         into_page,
@@ -241,7 +246,7 @@ impl World {
         self.log.open.insert(event, content.txid());
         match content {
             Content::Transaction(tx) => self.planner.submit(event, tx, Mode::Normal, self.now_ms),
-            Content::Partial(seed) => self.planner.submit_seed(event, seed, Mode::Normal, self.now_ms),
+            Content::Partial(seed) => self.planner.submit(event, seed, Mode::Normal, self.now_ms),
         }
         true
     }
@@ -599,11 +604,11 @@ impl World {
             while self.quiet_step() {}
             idle = if self.log.ended.len() > ended { 0 } else { idle + 1 };
             if idle > 0
-                && let Some((_, flight, wanted)) = self.planner.waiting_for_absent().into_iter().min()
+                && let Some((_, flight, wanted)) = self.planner.flights().waiting_for_absent().into_iter().min()
             {
                 self.planner.on_parents_proven_missing(flight, wanted, TieRule::BreakKnown, self.now_ms);
             }
-            let waits = self.planner.oldest_wait();
+            let waits = self.planner.flights().oldest_wait();
             assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.counts(), self.log.open);
         }
     }

@@ -1,14 +1,17 @@
 //! The planner alone, with answers written by hand: no engine, no log, no runtime.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::*;
 use crate::{
     broker::Message,
     event::Validated,
-    group::missing_parent::TieRule,
-    prepare::{PrepareSettings, PreparedEvent, prepare},
-    record::{LockRecord, Marks, SpendingData, Verdict, build::InlineBodies},
+    prepare::{PrepareSettings, PreparedEvent, PreparedTx, prepare},
+    record::{
+        Key, LockRecord, Marks, Operation, Rejection, Reply, SpendingData, TxState, Verdict, build::InlineBodies,
+    },
     tx::{Network, Outpoint, Output, TransactionBuilder},
 };
 
@@ -167,10 +170,13 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
     let Some(Action::ReadOwn(child, _)) = planner.next_action() else { panic!("only the child reads its own record") };
     planner.own_record(child, None, 0);
     assert!(actions(&mut planner).is_empty() && planner.next_due_ms().is_none());
-    assert!(planner.has_halted() && planner.waiting_for_absent().is_empty(), "its parent is in flight");
+    assert!(
+        planner.flights().has_halted() && planner.flights().waiting_for_absent().is_empty(),
+        "its parent is in flight"
+    );
 
     planner.revoke(0, 0);
-    assert!(!planner.has_halted());
+    assert!(!planner.flights().has_halted());
     let (_, spend) = row(&mut planner);
     assert_eq!(
         (spend.key, planner.counts().active),
@@ -332,7 +338,7 @@ fn a_child_of_a_missing_parent_spends_once_more() {
     for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
         let mut planner = Planner::new(SETTINGS);
         park(&mut planner, tx(&[outside(0)], 1));
-        let (_, id, wanted) = planner.waiting_for_absent().remove(0);
+        let (_, id, wanted) = planner.flights().waiting_for_absent().remove(0);
         planner.on_parents_proven_missing(id, wanted, TieRule::Break, 5);
         let (token, spend) = row(&mut planner);
         assert!(matches!(spend.operation, Operation::Spend(_)), "the parent may have been created since");
@@ -352,7 +358,7 @@ fn a_child_waits_for_older_parents_before_a_later_one_counts_as_missing() {
         park_at_offset(&mut planner, offset_of_other, other);
         planner.submit(event(1), child.clone(), Mode::Normal, 0);
         park_at_offset(&mut planner, 2, later_parent);
-        let id = planner.by_txid[&child.txid];
+        let id = planner.flights().id_of(&child.txid).unwrap();
         let wanted = parents_in_question(&planner, id);
         planner.on_parents_proven_missing(id, wanted, TieRule::BreakKnown, 5);
         assert_eq!(!actions(&mut planner).is_empty(), tries_again);
@@ -374,7 +380,7 @@ fn a_child_waits_for_a_parent_in_flight_until_known_ties_break() {
         for action in actions(&mut planner) {
             answer_absent(&mut planner, action, 10_000);
         }
-        let id = planner.by_txid[&child.txid];
+        let id = planner.flights().id_of(&child.txid).unwrap();
         let wanted = parents_in_question(&planner, id);
         planner.on_parents_proven_missing(id, wanted, ties, 10_005);
         assert_eq!(!actions(&mut planner).is_empty(), is_contested, "{ties:?}");
@@ -394,7 +400,7 @@ fn a_child_is_contested_once_every_absent_parent_is_proven_missing() {
         answer_all_absent(&mut planner, 0);
         park_at_offset(&mut planner, 1, later_parent.clone());
         planner.retry_due(10_000);
-        let id = planner.by_txid[&child.txid];
+        let id = planner.flights().id_of(&child.txid).unwrap();
         for action in actions(&mut planner) {
             answer_absent(&mut planner, action, 10_000);
         }
@@ -415,7 +421,7 @@ fn a_child_is_contested_once_every_absent_parent_is_proven_missing() {
 
 /// Returns the parents in question of a flight.
 fn parents_in_question(planner: &Planner, id: FlightId) -> Vec<Txid> {
-    let waiting = planner.waiting_for_absent().into_iter().find(|(_, flight, _)| *flight == id);
+    let waiting = planner.flights().waiting_for_absent().into_iter().find(|(_, flight, _)| *flight == id);
     waiting.map_or(Vec::new(), |(.., wanted)| wanted)
 }
 
@@ -437,7 +443,7 @@ fn a_child_does_not_wait_for_a_later_event_of_a_decided_parent() {
             }
         };
         answer(&mut planner);
-        let id = planner.by_txid[&child.txid];
+        let id = planner.flights().id_of(&child.txid).unwrap();
         planner.own_record(id, None, 0);
         actions(&mut planner);
         park_at_offset(&mut planner, 1, parent.clone());
@@ -663,7 +669,7 @@ fn a_waiting_flight_does_not_keep_its_batch_in_memory() {
 
 /// Counts the tries of each flight within this time, ms, after all have waited for as long; answers come at once.
 fn tries_within_ms(planner: &mut Planner, ms: u64) -> Vec<u32> {
-    let mut tries = vec![0; planner.flights.len()];
+    let mut tries = vec![0; planner.flights().iter().count()];
     for now_ms in 0..2 * ms {
         while planner.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
             planner.retry_due(now_ms);
@@ -761,11 +767,11 @@ fn a_flight_that_enters_the_front_is_tried_as_often_as_the_front() {
     let mut planner = planner_with_parked(6_000);
     tries_within_ms(&mut planner, 1_000);
     let young = 5_000;
-    assert_eq!(planner.retry_queue.front_class(event(young)), None);
+    assert_eq!(planner.steps.retry_queue.front_class(event(young)), None);
     // The older flights end.
-    for id in planner.flights.iter().flatten().take(young as usize).map(|flight| flight.id).collect::<Vec<_>>() {
-        planner.cancel_wait(id);
-        planner.finish(id, Completion::PassedOver);
+    for id in planner.flights().iter().take(young as usize).map(|flight| flight.id).collect::<Vec<_>>() {
+        planner.steps.cancel_wait(id);
+        planner.steps.finish(id, Completion::PassedOver);
     }
     actions(&mut planner);
     let mut now_ms = 2_000;
