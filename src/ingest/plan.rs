@@ -8,7 +8,7 @@
 //! ```text
 //! event, answer, proof, time ─► Planner ─► step (pure) ─► FlightSteps ─► actions
 //!                                 │                         │
-//!                               RetryPace                 FlightTable, RetryQueue
+//!                               RetryPace                 FlightTable, Parking
 //! ```
 
 mod absent_parents;
@@ -37,10 +37,7 @@ use step::{Step, step_after_create, step_after_own_record};
 use crate::{
     engine::Row,
     group::missing_parent::TieRule,
-    ingest::{
-        flight::{BufferState, Flight, FlightId, Request, Stage, SubmittedTx},
-        retry_queue::RetryQueue,
-    },
+    ingest::flight::{BufferState, Flight, FlightId, Request, Stage, SubmittedTx},
     record::{Outcome, Page, Reason, Rules},
     replay::Mode,
     store::create::PagedTx,
@@ -181,11 +178,6 @@ impl Planner {
         &self.steps.flights
     }
 
-    /// Returns the numbers of transactions in flight.
-    pub fn counts(&self) -> PlanCounts {
-        self.steps.flights.counts()
-    }
-
     /// Accepts an event.
     pub fn submit(&mut self, event: EventRef, work: impl Into<SubmittedTx>, mode: Mode, now_ms: u64) {
         self.steps.begin(Request { event, work: work.into(), mode, is_later_event: false });
@@ -213,7 +205,7 @@ impl Planner {
         let step = step_after_own_record(flight, own, self.steps.can_lose_writes);
         flight.own_record_read |= step == Step::Park;
         if flight.is_waiting() && step != Step::Stay {
-            self.steps.cancel_wait(id);
+            self.steps.parking.cancel_wait(&mut self.steps.flights, id);
         }
         self.steps.take(id, step, now_ms);
         self.steps.start_ready(now_ms);
@@ -264,29 +256,29 @@ impl Planner {
     /// Notes that a partition is paused at its limit. Transactions of the partition that wait for a lock are contested
     /// at once: the block that lifts the lock may wait for events that are not read.
     pub fn mark_over_limit(&mut self, partition: i32, now_ms: u64) {
-        if !self.steps.over_limit.insert(partition) {
+        let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
+        if !parking.over_limit.insert(partition) {
             return;
         }
-        let steps = &self.steps;
         let waits_for_lock = |flight: &&Flight| {
-            flight.stage == Stage::Parked && flight.locked_parent().is_some() && steps.is_over_limit(flight)
+            flight.stage == Stage::Parked && flight.locked_parent().is_some() && parking.is_over_limit(flight)
         };
-        let waiting: Vec<FlightId> = steps.flights.waiting().filter(waits_for_lock).map(|flight| flight.id).collect();
-        self.steps.wake_parked(waiting);
+        let waiting: Vec<FlightId> = flights.waiting().filter(waits_for_lock).map(|flight| flight.id).collect();
+        ready.extend(parking.wake_parked(flights, waiting));
         self.steps.start_ready(now_ms);
     }
 
     /// Notes that a partition paused at its limit has room again.
     pub fn clear_over_limit(&mut self, partition: i32) {
-        self.steps.over_limit.remove(&partition);
+        self.steps.parking.over_limit.remove(&partition);
     }
 
     /// Starts the tries of parked flights that are due, within the bounds of open tries and the rates of their classes.
     pub fn retry_due(&mut self, now_ms: u64) {
-        let FlightSteps { settings, retry_queue, flights, .. } = &mut self.steps;
-        for id in self.pace.take_due(settings, retry_queue, flights, now_ms) {
-            self.steps.flights.stop_waiting(id);
-            self.steps.ready.push_back(id);
+        let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
+        for id in self.pace.take_due(&parking.settings, &mut parking.retry_queue, flights, now_ms) {
+            flights.stop_waiting(id);
+            ready.push_back(id);
         }
         self.steps.start_ready(now_ms);
     }
@@ -294,14 +286,14 @@ impl Planner {
     /// Returns the time, ms by the clock of the caller, from which [`retry_due`](Self::retry_due) has work; `None`: not
     /// before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        self.pace.next_due_ms(&self.steps.retry_queue, &self.steps.flights)
+        self.pace.next_due_ms(&self.steps.parking.retry_queue, &self.steps.flights)
     }
 
     /// Delays the tries of these flights until `until_ms`: an answer that arrives during a try would not find them
     /// waiting. Other reasons may still start a try.
     pub fn delay_retries(&mut self, waiting: &BTreeSet<FlightId>, until_ms: u64) {
         for id in waiting {
-            self.steps.retry_queue.delay(*id, until_ms);
+            self.steps.parking.retry_queue.delay(*id, until_ms);
         }
     }
 
@@ -322,8 +314,9 @@ impl Planner {
 
     /// Retries the flights that are parked for a parent that the sequencer has created without an event in flight here.
     pub fn on_parent_created(&mut self, parent: &Txid, now_ms: u64) {
-        let waiters = self.steps.flights.waiters_of(parent);
-        self.steps.wake_parked(waiters);
+        let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
+        let waiters = flights.waiters_of(parent);
+        ready.extend(parking.wake_parked(flights, waiters));
         self.steps.start_ready(now_ms);
     }
 
@@ -354,24 +347,33 @@ impl Planner {
 
     /// Returns for how long the parent of this flight has been in question, ms.
     pub fn in_question_for_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
-        self.steps.flights.in_question_for_ms(id, now_ms)
+        let flights = &mut self.steps.flights;
+        let first_absent = |flight: &Flight| flight.absent_parents().next();
+        let parent =
+            flights.get(id).and_then(|flight| first_absent(flight).or_else(|| flights.later_waiting_parent(flight)));
+        let (Some(parent), Some(flight)) = (parent, flights.get_mut(id)) else { return 0 };
+        let asked = flight.parent_in_question.filter(|(asked, _)| *asked == parent);
+        let (_, since_ms) = *flight.parent_in_question.insert(asked.unwrap_or((parent, now_ms)));
+        now_ms.saturating_sub(since_ms)
     }
 
     /// Starts the final attempt of a flight whose parents are `proven` to be missing or to exist by now.
     pub fn on_parents_proven_missing(&mut self, id: FlightId, proven: Vec<Txid>, ties: TieRule, now_ms: u64) {
-        self.steps.begin_final_attempt(id, proven, ties);
+        let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
+        if parking.begin_final_attempt(flights, id, proven, ties) {
+            ready.push_back(id);
+        }
         self.steps.start_ready(now_ms);
     }
 
     /// Drops all flights, since every partition is read again. Late answers find no flight.
     pub fn abandon(&mut self) {
         self.steps.flights.clear();
-        self.steps.retry_queue = RetryQueue::default();
+        self.steps.parking.clear();
         self.pace.clear();
         self.steps.actions.clear();
         self.steps.ready.clear();
         self.steps.non_durable = NonDurableTransactions::default();
-        self.steps.over_limit.clear();
     }
 
     /// Forgets the completed events of a partition below this durable offset.
@@ -382,8 +384,8 @@ impl Planner {
     /// Handles the revocation of a partition. Parked and halted flights without other partitions are dropped: the next
     /// owner reads their events again. Flights in motion end without counting. A create may take long and is cancelled.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
-        let FlightSteps { flights, actions, over_limit, non_durable, .. } = &mut self.steps;
-        over_limit.remove(&partition);
+        let FlightSteps { flights, actions, parking, non_durable, .. } = &mut self.steps;
+        parking.over_limit.remove(&partition);
         non_durable.remove_partition(partition);
         let mut dropped = Vec::new();
         for flight in flights.iter_mut() {
@@ -397,7 +399,7 @@ impl Planner {
             }
         }
         for id in dropped {
-            self.steps.cancel_wait(id);
+            self.steps.parking.cancel_wait(&mut self.steps.flights, id);
             self.steps.finish(id, Completion::PassedOver);
         }
         self.steps.start_ready(now_ms);

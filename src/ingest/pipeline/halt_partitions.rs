@@ -2,103 +2,77 @@
 
 use std::collections::BTreeMap;
 
-use tokio::time::Instant;
-
-use super::{Pipeline, PipelineError};
+use super::{PipelineError, partition_reads::PartitionReads};
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, TopicPartition},
-    group::partition::{Halt, PartitionState, offset_out_of_range},
-    ingest::plan::{EventRef, Token},
+    group::{
+        dead_letters::DeadLetterLimits,
+        partition::{Halt, PartitionState},
+    },
+    ingest::plan::EventRef,
+    replay::Modes,
     status::Condition,
     text::truncate_for_json,
     tx::Txid,
 };
 
-impl Pipeline {
-    /// Handles an offset out of range: the next offset of a partition is not in the topic any more, or not yet.
-    /// Skipping it would lose events, so the partition halts. The partition is one of `assigned`, the partitions and
-    /// epochs at the time of the error.
-    pub(super) async fn on_offset_out_of_range(
-        &mut self,
-        error: BrokerError,
-        assigned: BTreeMap<i32, u64>,
-    ) -> Result<(), PipelineError> {
-        // No operator looks at a rebuild: it fails.
-        if error.kind != BrokerErrorKind::OutOfRange || self.services.modes.end_offsets().is_some() {
-            return Err(error.into());
-        }
-        let mut found = false;
-        for number in self.partitions.keys().copied().collect::<Vec<_>>() {
-            let Some(position) = self.partitions.get(&number).map(|state| state.tracker.position()) else { continue };
-            let partition = TopicPartition { topic: self.settings.topic.clone(), partition: number };
-            let (low, high) = match self.services.broker.watermarks(&partition).await {
-                Ok(ends) => ends,
-                Err(why) if why.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, %why, "pipeline: cannot find the partition whose offset is out of range; retrying");
-                    self.out_of_range = Some((error, assigned));
-                    return Ok(());
-                }
-                Err(why) => return Err(why.into()),
-            };
-            if let Some(why) = offset_out_of_range(position, low, high) {
-                found = true;
-                self.halt(number, why);
-            }
-        }
-        // The partition may have been revoked since: the next owner gets the same error.
-        let now = self.epochs();
-        let all_assigned = assigned.iter().all(|(number, epoch)| now.get(number) == Some(epoch));
-        if found || !all_assigned { Ok(()) } else { Err(error.into()) }
-    }
-
-    /// Returns the assigned partitions, each with the epoch of its assignment.
-    pub(super) fn epochs(&self) -> BTreeMap<i32, u64> {
-        self.partitions.iter().map(|(number, state)| (*number, state.epoch)).collect()
-    }
-
+impl PartitionReads {
     /// Counts an event that turned out to be a dead letter after it had been read.
-    pub(super) fn count_root(&mut self, event: EventRef, root: Txid) {
-        let now_ms = self.now_ms();
-        let replayed = self.services.modes.is_below_frontier(event.partition, event.offset);
-        let state = self.partitions.get_mut(&event.partition);
-        let Some(state) = state.filter(|state| state.epoch == event.epoch && state.halted.is_none() && !replayed)
-        else {
-            return;
-        };
-        if let Some(why) = state.dead_letters.count_root(&self.settings.dead_letter_limits, root, now_ms) {
+    pub(super) fn count_root(&mut self, limits: &DeadLetterLimits, modes: &Modes, event: EventRef, root: Txid) {
+        let now_ms = self.clock.steady_ms();
+        let replayed = modes.is_below_frontier(event.partition, event.offset);
+        let state = self.partitions.current(event.partition, event.epoch);
+        let Some(state) = state.filter(|state| state.halted.is_none() && !replayed) else { return };
+        if let Some(why) = state.dead_letters.count_root(limits, root, now_ms) {
             self.halt(event.partition, why);
         }
     }
 
-    /// Halts the partitions of a transaction that the store cannot take, until an operator has made room or repaired
-    /// the damaged records.
-    pub(super) fn halt_unstorable(&mut self, token: Token, why: &str) -> Result<(), PipelineError> {
-        let now_ms = self.now_ms();
-        let Some((txid, events)) = self.planner.halt(token.flight(), now_ms) else { return Ok(()) };
-        let why = format!("{txid} cannot be stored: {why}");
-        // No operator looks at a rebuild: it fails.
-        if self.services.modes.end_offsets().is_some() {
-            return Err(PipelineError::Store(why));
-        }
-        self.halt_all(&events, &why);
-        Ok(())
-    }
-
     /// Halts the partitions of these events that are not halted yet.
-    pub(super) fn halt_all(&mut self, events: &[EventRef], why: &str) {
+    fn halt_all(&mut self, events: &[EventRef], why: &str) {
         for EventRef { partition, epoch, .. } in events {
-            let state = self.partitions.get(partition).filter(|state| state.epoch == *epoch);
-            if state.is_some_and(|state| state.halted.is_none()) {
+            if self.partitions.current(*partition, *epoch).is_some_and(|state| state.halted.is_none()) {
                 self.halt(*partition, why.to_owned());
             }
         }
     }
 
+    /// Halts the partitions of these events; a rebuild fails with this error.
+    pub(super) fn halt_or_fail(
+        &mut self,
+        events: &[EventRef],
+        why: &str,
+        error: PipelineError,
+    ) -> Result<(), PipelineError> {
+        if self.ends_by_itself {
+            return Err(error);
+        }
+        self.halt_all(events, why);
+        Ok(())
+    }
+
+    /// Halts every partition: their offsets mean nothing in another topic. No offset is committed before an operator
+    /// has acted. A rebuild fails.
+    pub(super) fn halt_in_other_topic(&mut self, why: String) -> Result<(), PipelineError> {
+        if self.ends_by_itself {
+            return Err(PipelineError::OtherTopic(why));
+        }
+        // A partition that is halted for another reason (an offset out of range, for example) is halted for this one
+        // from now on.
+        let states = self.partitions.states.iter();
+        let others = states.filter(|(_, state)| state.halted.as_ref().is_none_or(|halt| halt.why != why));
+        let others: Vec<i32> = others.map(|(number, _)| *number).collect();
+        self.other_topic = Some(why.clone());
+        for number in others {
+            self.halt(number, why.clone());
+        }
+        Ok(())
+    }
+
     /// Halts a partition with this reason, from now on.
     pub(super) fn halt(&mut self, number: i32, why: String) {
-        let since_ms = self.services.clock.now_ms();
+        let since_ms = self.clock.now_ms();
         // In another topic any other reason (an offset out of range, for example) is only a consequence.
-        let why = self.topic_confirmation.other_topic().unwrap_or(why);
+        let why = self.other_topic.clone().unwrap_or(why);
         self.enter_halt(number, Halt { why, since_ms });
     }
 
@@ -106,20 +80,19 @@ impl Pipeline {
     pub(super) fn enter_halt(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "pipeline: partition halted");
-        if let Some(state) = self.partitions.get_mut(&number) {
+        if let Some(state) = self.partitions.states.get_mut(&number) {
             state.halted = Some(halt);
         }
         self.publish_halts();
         self.pause(number);
-        // The next owner needs to know of the halt.
-        self.next_commit = Instant::now();
+        self.has_new_halt = true;
     }
 
     /// Publishes the reasons of all halted partitions as a condition, or that no partition is halted.
     pub(super) fn publish_halts(&self) {
         let halted = |(number, state): (&i32, &PartitionState)| Some((*number, state.halted.clone()?.why));
-        let halts: BTreeMap<i32, String> = self.partitions.iter().filter_map(halted).collect();
-        self.services.health.set(Condition::PartitionsRunning, halt_summary(&halts));
+        let halts: BTreeMap<i32, String> = self.partitions.states.iter().filter_map(halted).collect();
+        self.health.set(Condition::PartitionsRunning, halt_summary(&halts));
     }
 }
 

@@ -1,8 +1,6 @@
 //! Handles requests of operators about an assigned partition: retry after a halt, pause, resume.
 
-use tokio::time::Instant;
-
-use super::{Pipeline, PipelineError};
+use super::{Pipeline, PipelineError, partition_reads::not_assigned};
 use crate::status::control::{ControlAnswer, ControlRequest, PartitionCommand};
 
 impl Pipeline {
@@ -12,7 +10,7 @@ impl Pipeline {
         request: ControlRequest<(i32, PartitionCommand)>,
     ) -> Result<(), PipelineError> {
         let (number, command) = request.command;
-        let answer = if !self.partitions.contains_key(&number) {
+        let answer = if !self.reads.partitions.states.contains_key(&number) {
             match command {
                 PartitionCommand::Resume if self.services.health.control().set_paused(number, false) => {
                     ControlAnswer::Done(format!(
@@ -24,8 +22,8 @@ impl Pipeline {
         } else {
             match command {
                 PartitionCommand::Retry => self.lift_halt(number).await?,
-                PartitionCommand::Pause => self.pause_for_operator(number),
-                PartitionCommand::Resume => self.resume_for_operator(number),
+                PartitionCommand::Pause => self.reads.pause_for_operator(number),
+                PartitionCommand::Resume => self.reads.resume_for_operator(number, &mut self.planner),
             }
         };
         tracing::warn!(partition = number, ?command, ?answer, "pipeline: operator request");
@@ -38,8 +36,8 @@ impl Pipeline {
     /// are cleared.
     async fn lift_halt(&mut self, number: i32) -> Result<ControlAnswer, PipelineError> {
         // A pending commit would be answered under an epoch that has ended, and its offset would be unknown.
-        self.await_sent_commit().await?;
-        let Some(state) = self.partitions.remove(&number) else { return Ok(not_assigned(number)) };
+        self.commits.await_sent(&self.services, &mut self.reads).await?;
+        let Some(state) = self.reads.partitions.states.remove(&number) else { return Ok(not_assigned(number)) };
         let refused = match &state.halted {
             None => Some(format!("partition {number} is not halted")),
             // A start would not lift this halt, either.
@@ -50,60 +48,28 @@ impl Pipeline {
         };
         let again = match refused {
             Some(why) => {
-                self.partitions.insert(number, state);
+                self.reads.partitions.states.insert(number, state);
                 return Ok(ControlAnswer::Refused(why));
             }
-            None => self.reread_partition(number, &state).await,
+            None => self.reads.reread(number, &state).await,
         };
         match again {
             Ok(()) => {}
             Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
             Err(error) => {
-                self.partitions.insert(number, state);
+                self.reads.partitions.states.insert(number, state);
                 return Ok(ControlAnswer::from_seek_error(&error));
             }
         }
         // A topic that is still another one halts the partition again.
-        self.topic_confirmation.clear_other_topic();
-        self.check_topic_id();
+        self.reads.other_topic = None;
+        self.topic_confirmation.check();
         // Flights that were halted or waited for this partition start again with its events.
-        let now_ms = self.now_ms();
-        self.planner.revoke(number, now_ms);
-        self.redistribute_shares();
-        self.publish_halts();
+        self.planner.revoke(number, self.services.clock.steady_ms());
+        self.reads.redistribute_shares(&mut self.planner);
+        self.reads.publish_halts();
         // The next owner needs to know that the halt is lifted.
-        self.next_commit = Instant::now();
+        self.commits.commit_now();
         Ok(ControlAnswer::Done(format!("partition {number} is read again from offset {}", state.rewind_offset())))
     }
-
-    /// Pauses a partition at an operator's request; events in flight complete.
-    fn pause_for_operator(&mut self, number: i32) -> ControlAnswer {
-        self.pause(number);
-        match self.partitions.get_mut(&number).filter(|state| state.paused) {
-            Some(state) => {
-                state.paused_by_operator = true;
-                self.services.health.control().set_paused(number, true);
-                ControlAnswer::Done(format!(
-                    "partition {number} is paused here, until it is resumed or this process ends"
-                ))
-            }
-            None => not_assigned(number),
-        }
-    }
-
-    fn resume_for_operator(&mut self, number: i32) -> ControlAnswer {
-        let Some(state) = self.partitions.get_mut(&number) else { return not_assigned(number) };
-        if !std::mem::take(&mut state.paused_by_operator) {
-            return ControlAnswer::Refused(format!("partition {number} is not paused by an operator"));
-        }
-        let is_halted = state.halted.is_some();
-        self.services.health.control().set_paused(number, false);
-        self.resume(number);
-        let still = if is_halted { "; it is still halted" } else { "" };
-        ControlAnswer::Done(format!("partition {number} is no longer paused by an operator{still}"))
-    }
-}
-
-fn not_assigned(number: i32) -> ControlAnswer {
-    ControlAnswer::NotHeld(format!("partition {number} is not assigned to this instance"))
 }

@@ -6,23 +6,33 @@ use std::{
     sync::Arc,
 };
 
-use tokio::time::Instant;
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant},
+};
 
-use super::{LONG_WAIT_MS, Pipeline, PipelineError, PipelineServices, commits::compare_until_answered};
+use super::{
+    PipelineError, PipelineServices, PipelineSettings, chunks::ChunkQueue, partition_reads::PartitionReads,
+    partition_table::PartitionTable, scan_pace::ScanPace, store_group::compare_until_answered,
+};
 use crate::{
     broker::{CommittedOffset, TopicPartition, partitioner::partition_of},
     group::{
-        missing_parent::{ChainView, PartitionView, TieRule, is_proven_missing, txid_prefix},
+        missing_parent::{ChainView, PartitionView, TieRule, TxidPrefix, is_proven_missing, txid_prefix},
         partition::{PartitionState, committed_by_instance},
     },
     ingest::{
         dispatch::{TaskMessage, spawn},
         flight::FlightId,
+        plan::Planner,
     },
     record::ConsumedOffsets,
     replay::Modes,
     tx::Txid,
 };
+
+/// A chain without progress for this time, ms, may wait for transactions that wait in this instance.
+pub(super) const LONG_WAIT_MS: u64 = 5_000;
 
 /// Tries of the waiting transactions are delayed by this part of the commit interval, so that the answer finds them
 /// waiting.
@@ -81,33 +91,77 @@ async fn take_proof_snapshot(
     Ok(ProofSnapshot { count, partitions, ends, chain, waiting })
 }
 
-impl Pipeline {
-    /// Brings the next commit and the next proof forward once contests are published: other instances may wait for the
-    /// commit, and the next transaction here may be proven now. One proof follows several contests.
-    pub(super) fn on_contests_published(&mut self) {
-        if self.publishing == 0 && self.planner.counts().parked > 0 {
-            self.next_proof = self.next_full_scan.max(Instant::now());
-            let soon = self.next_full_scan.max(self.last_commit + self.settings.commit_interval / 10);
-            self.next_commit = self.next_commit.min(soon);
+/// Proofs that parents are missing: their times, and what is known of other instances and of the chain.
+pub(super) struct ParentProofs {
+    topic: Arc<str>,
+    group: String,
+    grace_ms: u64,
+    commit_interval: Duration,
+    sender: mpsc::UnboundedSender<TaskMessage>,
+    is_query_running: bool,
+    /// Prefixes of the transactions that were last known to wait in partitions of other instances.
+    waiting_elsewhere: BTreeSet<TxidPrefix>,
+    /// Progress of the chain, and the time since which it is unchanged, ms.
+    chain: (ChainView, u64),
+    next: Instant,
+}
+
+impl ParentProofs {
+    pub(super) fn new(settings: &PipelineSettings, sender: mpsc::UnboundedSender<TaskMessage>, now: Instant) -> Self {
+        ParentProofs {
+            topic: settings.topic.clone(),
+            group: settings.group.clone(),
+            grace_ms: settings.missing_parent_grace_ms,
+            commit_interval: settings.commit_interval,
+            sender,
+            is_query_running: false,
+            waiting_elsewhere: BTreeSet::new(),
+            chain: (ChainView::AtEnd, 0),
+            next: now,
         }
     }
 
+    /// Returns the time of the next proof, if any transaction waits then.
+    pub(super) fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Schedules the next proof after one that is due now.
+    pub(super) fn schedule_next(&mut self, now: Instant, scans: ScanPace) {
+        self.next = scans.not_before(now + self.commit_interval);
+    }
+
+    /// Postpones the next proof until a scan may start.
+    pub(super) fn postpone(&mut self, scans: ScanPace) {
+        self.next = scans.not_before(self.next);
+    }
+
+    /// Brings the next proof forward to the present.
+    pub(super) fn prove_now(&mut self, scans: ScanPace) {
+        self.next = scans.not_before(Instant::now());
+    }
+
     /// Queries, beside the loop, the progress from which a proof follows that a parent is missing.
-    pub(super) fn query_proof_snapshot(&mut self) {
-        let waiting = self.planner.flights().waiting_for_absent();
-        let now_ms = self.now_ms();
-        if self.snapshot_query_running
-            || (waiting.is_empty() && self.planner.long_waiting_flights(LONG_WAIT_MS, now_ms).is_empty())
+    pub(super) fn query(
+        &mut self,
+        services: &PipelineServices,
+        partitions: &PartitionTable,
+        planner: &mut Planner,
+        now_ms: u64,
+    ) {
+        let waiting = planner.flights().waiting_for_absent();
+        if self.is_query_running
+            || (waiting.is_empty() && planner.long_waiting_flights(LONG_WAIT_MS, now_ms).is_empty())
         {
             return;
         }
-        self.snapshot_query_running = true;
+        self.is_query_running = true;
         let waiting = waiting.into_iter().map(|(_, flight, _)| flight).collect();
-        self.planner.delay_retries(&waiting, now_ms + self.settings.commit_interval.as_millis() as u64 / DELAY_DIVISOR);
-        let assigned: BTreeSet<i32> = self.partitions.keys().copied().collect();
-        let (services, messages) = (self.services.clone(), self.task_sender.clone());
-        let (topic, group) = (self.settings.topic.clone(), self.settings.group.clone());
-        spawn("querying the progress of the group", &self.task_sender, async move {
+        planner.delay_retries(&waiting, now_ms + self.commit_interval.as_millis() as u64 / DELAY_DIVISOR);
+        let assigned: BTreeSet<i32> = partitions.states.keys().copied().collect();
+        let (services, messages) = (services.clone(), self.sender.clone());
+        let (topic, group) = (self.topic.clone(), self.group.clone());
+        spawn("querying the progress of the group", &self.sender, async move {
             let answer = match take_proof_snapshot(&services, topic, &group, &assigned, waiting).await {
                 Err(error @ PipelineError::Store(_)) => TaskMessage::Fatal(error),
                 snapshot => TaskMessage::ProofSnapshot(snapshot.map_err(|error| error.to_string())),
@@ -118,16 +172,15 @@ impl Pipeline {
     }
 
     /// Handles a snapshot: contests every transaction whose absent parents are all proven missing.
-    pub(super) fn on_proof_snapshot(&mut self, snapshot: Result<ProofSnapshot, String>) {
-        let begun = Instant::now();
-        self.judge_waiting(snapshot);
-        self.delay_next_scan(begun);
-        self.next_proof = self.next_proof.max(self.next_full_scan);
-    }
-
-    /// Judges each flight that waited at the time of the snapshot, oldest first.
-    fn judge_waiting(&mut self, snapshot: Result<ProofSnapshot, String>) {
-        self.snapshot_query_running = false;
+    pub(super) fn on_snapshot(
+        &mut self,
+        snapshot: Result<ProofSnapshot, String>,
+        reads: &mut PartitionReads,
+        chunks: &ChunkQueue,
+        planner: &mut Planner,
+        now_ms: u64,
+    ) {
+        self.is_query_running = false;
         let snapshot = match snapshot {
             Ok(snapshot) => snapshot,
             Err(error) => {
@@ -137,86 +190,102 @@ impl Pipeline {
                 );
             }
         };
-        self.observe_chain(snapshot.chain);
-        self.update_high_watermarks(snapshot.ends.iter().map(|(number, end)| (*number, *end)));
+        self.observe_chain(snapshot.chain, planner, now_ms);
+        let can_lose_writes = reads.can_lose_writes;
+        let partitions = &mut reads.partitions;
+        partitions.update_high_watermarks(snapshot.ends.iter().map(|(number, end)| (*number, *end)));
         // The last known end offset is too old: a message of one partition may be late while its child in another is
         // not.
-        let named = self.planner.flights().oldest_waiting_events();
+        let named = planner.flights().oldest_waiting_events();
         let own = |(number, state): (&i32, &PartitionState)| {
             let mut view = state.view(named.get(number).map_or(&[], Vec::as_slice));
             // The planner knows the transactions that wait here, and none of them is an absent parent unless the
             // planner says so. The planner does not know a completed event over a store that can lose writes, an event
             // that a halted partition has not handled, or an event beyond the limit of a paused partition. Such a
             // partition counts as read only for an event that is older than its head.
-            if !self.services.nodes.can_lose_writes() && state.halted.is_none() && !view.over_limit {
-                (view.oldest_unfinished, view.waiting) = (self.oldest_unprepared(*number), None);
+            if !can_lose_writes && state.halted.is_none() && !view.over_limit {
+                (view.oldest_unfinished, view.waiting) = (chunks.oldest_of(*number), None);
             }
             let at_end = snapshot.ends.get(number).is_some_and(|end| view.position >= *end);
             (*number, PartitionView { at_end, ..view })
         };
-        let mut views: BTreeMap<i32, PartitionView> = self.partitions.iter().map(own).collect();
+        let mut views: BTreeMap<i32, PartitionView> = partitions.states.iter().map(own).collect();
         let elsewhere =
             snapshot.partitions.iter().flat_map(|(_, view)| &view.waiting).flat_map(|waiting| &waiting.events);
         self.waiting_elsewhere = elsewhere.map(|(.., name)| *name).collect();
-        views.extend(snapshot.partitions.into_iter().filter(|(number, _)| !self.partitions.contains_key(number)));
-        let count = snapshot.count;
-        if views.len() < count as usize {
+        views.extend(snapshot.partitions.into_iter().filter(|(number, _)| !partitions.states.contains_key(number)));
+        if views.len() < snapshot.count as usize {
             // A partition was revoked since: its next owner has not reported any progress yet.
             return;
         }
+        let group = GroupViews { count: snapshot.count, views, chain: snapshot.chain };
+        self.judge_waiting(&snapshot.waiting, group, planner, now_ms);
+    }
+
+    /// Judges each flight that waited at the time of the snapshot, oldest first.
+    fn judge_waiting(
+        &self,
+        asked_for: &BTreeSet<FlightId>,
+        GroupViews { count, views, chain }: GroupViews,
+        planner: &mut Planner,
+        now_ms: u64,
+    ) {
         // The next event of a partition at its limit may be one that the chain waits for. A coinbase that comes after
         // all gives a second chance.
         let any_over_limit = views.values().any(|view| view.over_limit);
-        let grace_ms = self.settings.missing_parent_grace_ms;
-        let chain = if any_over_limit && self.chain_is_stalled(grace_ms) { ChainView::AtEnd } else { snapshot.chain };
-        let mut waiting = self.planner.flights().waiting_for_absent();
-        waiting.retain(|(_, flight, _)| snapshot.waiting.contains(flight));
+        let grace_ms = self.grace_ms;
+        let chain = if any_over_limit && self.chain_is_stalled(grace_ms, now_ms) { ChainView::AtEnd } else { chain };
+        let mut waiting = planner.flights().waiting_for_absent();
+        waiting.retain(|(_, flight, _)| asked_for.contains(flight));
         waiting.sort_unstable();
-        let now_ms = self.now_ms();
         let views_of = |parent: &Txid| partition_of(&parent.0, count).and_then(|number| views.get_key_value(&number));
         for (event, flight, wanted) in waiting {
             let order = (event.timestamp_ms, event.partition, event.offset);
             let is_over_limit = |view: &PartitionView| view.over_limit;
             let limit_reached = views.get(&event.partition).is_some_and(is_over_limit)
                 || wanted.iter().filter_map(views_of).any(|(_, view)| is_over_limit(view));
-            let ties = TieRule::after(self.planner.in_question_for_ms(flight, now_ms), grace_ms, limit_reached);
+            let ties = TieRule::after(planner.in_question_for_ms(flight, now_ms), grace_ms, limit_reached);
             let is_missing = |parent: &Txid| {
-                let is_known_here = self.planner.flights().id_of(parent).is_some() && ties < TieRule::BreakKnown;
+                let is_known_here = planner.flights().id_of(parent).is_some() && ties < TieRule::BreakKnown;
                 views_of(parent).filter(|_| !is_known_here).is_some_and(|(number, view)| {
                     is_proven_missing(order, txid_prefix(parent), ties, (*number, view), chain, grace_ms as i64)
                 })
             };
             if wanted.iter().all(is_missing) {
-                self.planner.on_parents_proven_missing(flight, wanted, ties, now_ms);
+                planner.on_parents_proven_missing(flight, wanted, ties, now_ms);
             }
         }
     }
 
     /// Returns whether a missing parent counts towards the limits on dead letters. A parent that is known to wait, here
-    /// or elsewhere, gives its child a second chance.
-    pub(super) fn counts_as_missing(&self, parent: &Txid) -> bool {
-        !self.planner.flights().id_of(parent).is_some() && !self.waiting_elsewhere.contains(&txid_prefix(parent))
-    }
-
-    /// Returns timestamp and offset of the oldest event that is read and not prepared.
-    pub(super) fn oldest_unprepared(&self, number: i32) -> Option<(i64, u64)> {
-        self.chunks.iter().filter(|chunk| chunk.partition == number).map(|chunk| chunk.oldest).min()
+    /// or elsewhere, gives its child a second chance. A chain that makes no progress may still bring the parent.
+    pub(super) fn counts_as_missing(&self, parent: &Txid, planner: &Planner, now_ms: u64) -> bool {
+        !self.chain_is_stalled(self.grace_ms, now_ms)
+            && planner.flights().id_of(parent).is_none()
+            && !self.waiting_elsewhere.contains(&txid_prefix(parent))
     }
 
     /// Notes the progress of the chain. A chain without progress may wait for a transaction that waits here although
     /// its work is done, or whose record a node lost.
-    pub(super) fn observe_chain(&mut self, chain: ChainView) {
-        let now_ms = self.now_ms();
+    fn observe_chain(&mut self, chain: ChainView, planner: &mut Planner, now_ms: u64) {
         if self.chain.0 != chain || chain == ChainView::Unknown {
             self.chain = (chain, now_ms);
-        } else if self.chain_is_stalled(LONG_WAIT_MS) {
-            self.planner.reread_own_records(LONG_WAIT_MS, now_ms);
+        } else if self.chain_is_stalled(LONG_WAIT_MS, now_ms) {
+            planner.reread_own_records(LONG_WAIT_MS, now_ms);
         }
     }
 
     /// Returns whether the chain has been at the same event for this time, ms.
-    pub(super) fn chain_is_stalled(&self, for_ms: u64) -> bool {
+    fn chain_is_stalled(&self, for_ms: u64, now_ms: u64) -> bool {
         let (view, since_ms) = self.chain;
-        matches!(view, ChainView::Unhandled(_)) && self.now_ms().saturating_sub(since_ms) >= for_ms
+        matches!(view, ChainView::Unhandled(_)) && now_ms.saturating_sub(since_ms) >= for_ms
     }
+}
+
+/// Progress of all partitions of the topic, and of the chain.
+struct GroupViews {
+    /// Number of partitions of the topic.
+    count: i32,
+    views: BTreeMap<i32, PartitionView>,
+    chain: ChainView,
 }

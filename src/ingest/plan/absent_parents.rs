@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{EventRef, flight_steps::FlightSteps, flight_table::FlightTable};
+use super::{EventRef, flight_table::FlightTable, waiting::Parking};
 use crate::{
     group::missing_parent::{MAX_WAITING_EVENTS, TieRule, TxidPrefix, txid_prefix},
     ingest::flight::{FinalAttempt, Flight, FlightId, Stage},
@@ -68,59 +68,55 @@ impl FlightTable {
         }
         later_parent
     }
-
-    /// Returns for how long the parent of this flight has been in question, ms.
-    pub(super) fn in_question_for_ms(&mut self, id: FlightId, now_ms: u64) -> u64 {
-        let flight = self.get(id);
-        let parent =
-            flight.and_then(|flight| flight.absent_parents().next().or_else(|| self.later_waiting_parent(flight)));
-        let (Some(parent), Some(flight)) = (parent, self.get_mut(id)) else { return 0 };
-        let asked = flight.parent_in_question.filter(|(asked, _)| *asked == parent);
-        let (_, since_ms) = *flight.parent_in_question.insert(asked.unwrap_or((parent, now_ms)));
-        now_ms.saturating_sub(since_ms)
-    }
 }
 
-impl FlightSteps {
+impl Parking {
     /// Starts the final attempt of a flight whose parents are `proven` to be missing or to exist by now. The flight is
     /// contested if a proven parent is absent again: its last try may be older than the proof, and the parent may have
     /// been created in between. A parent in flight here whose event is not older counts as missing only under
-    /// [`TieRule::BreakKnown`].
-    pub(super) fn begin_final_attempt(&mut self, id: FlightId, proven: Vec<Txid>, ties: TieRule) {
-        let Some(flight) = self.flights.get(id) else { return };
+    /// [`TieRule::BreakKnown`]. Returns `false` for a flight that has moved since the question.
+    pub(super) fn begin_final_attempt(
+        &mut self,
+        flights: &mut FlightTable,
+        id: FlightId,
+        proven: Vec<Txid>,
+        ties: TieRule,
+    ) -> bool {
+        let Some(flight) = flights.get(id) else { return false };
         if flight.stage == Stage::Parked {
             if flight.absent_parents().next().is_none()
-                || flight.awaited_parents().any(|parent| self.flights.id_of(&parent).is_some())
+                || flight.awaited_parents().any(|parent| flights.id_of(&parent).is_some())
             {
-                return;
+                return false;
             }
-        } else if !flight.is_waiting()
-            || self.flights.later_waiting_parent(flight).is_none()
-            || ties < TieRule::BreakKnown
-        {
-            return;
+        } else if !flight.is_waiting() || flights.later_waiting_parent(flight).is_none() || ties < TieRule::BreakKnown {
+            return false;
         }
-        self.cancel_wait(id);
-        if let Some(flight) = self.flights.get_mut(id) {
+        self.cancel_wait(flights, id);
+        if let Some(flight) = flights.get_mut(id) {
             flight.final_attempt = Some(FinalAttempt { proven: BTreeSet::from_iter(proven), ties });
         }
-        self.ready.push_back(id);
+        true
     }
+}
 
-    /// Returns the parent that is absent after the final attempt. A parent in flight may still be created, unless its
-    /// event is later and it waits itself. An absent parent without a proof may still be created, too: a flight that
-    /// waited for a parent in flight may have no recent answer of its other parents.
-    pub(super) fn missing_after_final_attempt(&mut self, id: FlightId, none_in_flight: bool) -> Option<Txid> {
-        let FinalAttempt { proven, ties } = self.flights.get_mut(id)?.final_attempt.take()?;
-        let flight = self.flights.get(id)?;
-        let absent = flight.absent_parents().next()?;
-        if flight.absent_parents().any(|parent| !proven.contains(&parent)) {
-            return None;
-        }
-        let is_later = || {
-            let later_parent = self.flights.later_waiting_parent(flight);
-            later_parent.filter(|later_parent| flight.absent_parents().any(|it| it == *later_parent))
-        };
-        if none_in_flight { Some(absent) } else { is_later().filter(|_| ties == TieRule::BreakKnown) }
+/// Returns the parent that is absent after the final attempt. A parent in flight may still be created, unless its
+/// event is later and it waits itself. An absent parent without a proof may still be created, too: a flight that
+/// waited for a parent in flight may have no recent answer of its other parents.
+pub(super) fn missing_after_final_attempt(
+    flights: &mut FlightTable,
+    id: FlightId,
+    none_in_flight: bool,
+) -> Option<Txid> {
+    let FinalAttempt { proven, ties } = flights.get_mut(id)?.final_attempt.take()?;
+    let flight = flights.get(id)?;
+    let absent = flight.absent_parents().next()?;
+    if flight.absent_parents().any(|parent| !proven.contains(&parent)) {
+        return None;
     }
+    let is_later = || {
+        let later_parent = flights.later_waiting_parent(flight);
+        later_parent.filter(|later_parent| flight.absent_parents().any(|it| it == *later_parent))
+    };
+    if none_in_flight { Some(absent) } else { is_later().filter(|_| ties == TieRule::BreakKnown) }
 }

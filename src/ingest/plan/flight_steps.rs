@@ -9,13 +9,11 @@ use super::{
     multi_page::paged_create,
     non_durable::NonDurableTransactions,
     step::{Step, step_after_spends},
+    waiting::Parking,
 };
 use crate::{
     engine::Row,
-    ingest::{
-        flight::{Flight, FlightId, Request, Stage, SubmittedTx},
-        retry_queue::RetryQueue,
-    },
+    ingest::flight::{Flight, FlightId, Request, Stage, SubmittedTx},
     record::{Key, Operation, Outcome, Reason},
     replay::Mode,
     store::create::InitialState,
@@ -25,13 +23,10 @@ use crate::{
 /// All flights, and what their steps need.
 #[derive(Debug)]
 pub(super) struct FlightSteps {
-    pub(super) settings: PlanSettings,
     /// The store can lose acknowledged writes.
     pub(super) can_lose_writes: bool,
     pub(super) flights: FlightTable,
-    pub(super) retry_queue: RetryQueue,
-    /// Partitions that are paused at their limit.
-    pub(super) over_limit: BTreeSet<i32>,
+    pub(super) parking: Parking,
     /// Filled only over a store that can lose writes.
     pub(super) non_durable: NonDurableTransactions,
     pub(super) actions: VecDeque<Action>,
@@ -43,11 +38,9 @@ pub(super) struct FlightSteps {
 impl FlightSteps {
     pub(super) fn new(settings: PlanSettings) -> Self {
         FlightSteps {
-            settings,
             can_lose_writes: false,
             flights: FlightTable::default(),
-            retry_queue: RetryQueue::default(),
-            over_limit: BTreeSet::new(),
+            parking: Parking::new(settings),
             non_durable: NonDurableTransactions::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
@@ -80,9 +73,8 @@ impl FlightSteps {
         let waiters = if is_later_event { BTreeSet::new() } else { self.flights.take_waiters(&txid) };
         for waiter in waiters {
             if self.flights.get(waiter).is_some_and(|flight| flight.stage == Stage::Parked) {
-                self.retry_queue.remove(waiter);
-                self.flights.wait(waiter, Stage::AwaitingParents { remaining: 1 });
-                self.add_child(id, waiter);
+                self.parking.retry_queue.remove(waiter);
+                self.await_parents(waiter, &[id]);
             }
         }
         match mode {
@@ -94,15 +86,13 @@ impl FlightSteps {
         }
     }
 
-    fn add_child(&mut self, parent: FlightId, child: FlightId) {
-        if let Some(parent) = self.flights.get_mut(parent) {
-            parent.children.push(child);
-        }
-    }
-
     /// Makes a flight wait until these parents have ended.
     pub(super) fn await_parents(&mut self, id: FlightId, parents: &[FlightId]) {
-        parents.iter().for_each(|parent| self.add_child(*parent, id));
+        for parent in parents {
+            if let Some(parent) = self.flights.get_mut(*parent) {
+                parent.children.push(id);
+            }
+        }
         self.flights.wait(id, Stage::AwaitingParents { remaining: parents.len() as u32 });
     }
 

@@ -81,11 +81,6 @@ impl FlightTable {
         self.flights.iter_mut().flatten()
     }
 
-    /// Returns whether the flight still has events, so that the answer to a row of the flight matters.
-    pub fn has_events(&self, id: FlightId) -> bool {
-        self.get(id).is_some_and(|flight| !flight.events.is_empty())
-    }
-
     /// Returns the flight of a transaction: an event of the transaction is in flight here.
     pub fn id_of(&self, txid: &Txid) -> Option<FlightId> {
         self.by_txid.get(txid).copied()

@@ -33,7 +33,7 @@ impl FlightSteps {
             return page;
         }
         let mut record = Some(Record::Page(page));
-        let effects = record::spend_all(&self.settings.rules, &mut record, &spends);
+        let effects = record::spend_all(&self.parking.settings.rules, &mut record, &spends);
         for ((child, group), effect) in places.into_iter().zip(effects) {
             if let Some(flight) = self.flights.get_mut(child) {
                 flight.groups[group].attached_to = effect.outcome.is_done().then_some(parent);

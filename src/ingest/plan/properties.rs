@@ -595,7 +595,9 @@ impl World {
             while self.quiet_step() {}
             self.lift_halts();
             while self.quiet_step() {}
-            if self.log.open.is_empty() && self.planner.counts().active + self.planner.counts().parked == 0 {
+            if self.log.open.is_empty()
+                && self.planner.flights().counts().active + self.planner.flights().counts().parked == 0
+            {
                 return;
             }
             // Only time, or the proof that a parent is missing, can move the remaining flights.
@@ -609,7 +611,7 @@ impl World {
                 self.planner.on_parents_proven_missing(flight, wanted, TieRule::BreakKnown, self.now_ms);
             }
             let waits = self.planner.flights().oldest_wait();
-            assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.counts(), self.log.open);
+            assert!(idle < 50, "stuck: {:?}, {waits:?}, open {:?}", self.planner.flights().counts(), self.log.open);
         }
     }
 
@@ -624,7 +626,7 @@ impl World {
     /// Checks the final state of the planner and of the store.
     fn check(&self) {
         assert!(self.log.open.is_empty(), "never ended: {:?}", self.log.open);
-        let counts = self.planner.counts();
+        let counts = self.planner.flights().counts();
         assert_eq!((counts.active, counts.parked, self.planner.next_due_ms()), (0, 0, None));
         for (txid, tx) in &self.transactions {
             let state = self.state(*txid);

@@ -103,7 +103,7 @@ fn a_transaction_is_spent_created_and_completed() {
     assert!(matches!(create.operation, Operation::Create(_)));
     planner.outcome(token, applied(), 0);
     assert_eq!(completed(&mut planner), [(0, Completion::Live)]);
-    assert_eq!(planner.counts().active, 0);
+    assert_eq!(planner.flights().counts().active, 0);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
         Some((parent.txid, vec![event(5), event(7)])),
         "the flight counts once"
     );
-    assert_eq!((planner.counts().active, planner.counts().parked), (0, 2));
+    assert_eq!((planner.flights().counts().active, planner.flights().counts().parked), (0, 2));
 
     planner.retry_due(u64::MAX);
     planner.on_parent_created(&parent.txid, 0);
@@ -179,7 +179,7 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
     assert!(!planner.flights().has_halted());
     let (_, spend) = row(&mut planner);
     assert_eq!(
-        (spend.key, planner.counts().active),
+        (spend.key, planner.flights().counts().active),
         (Key::master(parent.txid), 1),
         "the child spends without its parent"
     );
@@ -201,7 +201,7 @@ fn a_halted_transaction_ignores_other_answers() {
     planner.outcome(tokens[1], applied(), 0);
     assert!(planner.halt(tokens[1].flight(), 0).is_some());
     assert!(actions(&mut planner).is_empty());
-    assert_eq!((planner.counts().active, planner.counts().parked), (0, 1));
+    assert_eq!((planner.flights().counts().active, planner.flights().counts().parked), (0, 1));
 }
 
 #[test]
@@ -211,14 +211,14 @@ fn a_revoked_transaction_is_not_halted() {
     let (token, _) = row(&mut planner);
     planner.revoke(0, 0);
     assert_eq!(planner.halt(token.flight(), 0), None);
-    assert_eq!((planner.counts().active, planner.counts().parked), (0, 0));
+    assert_eq!((planner.flights().counts().active, planner.flights().counts().parked), (0, 0));
     assert_eq!(planner.halt(token.flight(), 0), None, "the flight has ended");
 }
 
 /// Submits a transaction whose parent is absent, until the transaction is parked.
 fn park(planner: &mut Planner, tx: Arc<PreparedTx>) {
     park_at_offset(planner, 0, tx);
-    assert_eq!((planner.counts().parked, planner.counts().active), (1, 0));
+    assert_eq!((planner.flights().counts().parked, planner.flights().counts().active), (1, 0));
 }
 
 fn park_at_offset(planner: &mut Planner, offset: u64, tx: Arc<PreparedTx>) {
@@ -462,7 +462,7 @@ fn a_revoked_flight_ends_unless_it_may_hold_slots() {
     park(&mut planner, tx(&[of(&parent, 0)], 2));
     planner.revoke(0, 0);
     assert_eq!(
-        (planner.counts(), planner.next_due_ms()),
+        (planner.flights().counts(), planner.next_due_ms()),
         (PlanCounts { parked_max: 1, ..PlanCounts::default() }, None)
     );
 
@@ -561,7 +561,7 @@ fn a_repeat_joins_and_an_event_with_other_claims_follows() {
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Live)), 0);
     assert_eq!(completed(&mut planner).len(), 2, "its claims prove nothing against a live transaction");
-    assert_eq!(planner.counts().active, 0);
+    assert_eq!(planner.flights().counts().active, 0);
 }
 
 /// The record of the later event is the first event's to write, which is applied again.
@@ -584,7 +584,7 @@ fn a_later_event_writes_no_record_over_a_store_that_can_lose_writes() {
         let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("it reads its own record first") };
         planner.own_record(id, None, 0);
         assert_eq!(
-            (planner.counts().parked, actions(&mut planner).len()),
+            (planner.flights().counts().parked, actions(&mut planner).len()),
             (1, 0),
             "a node lost the record of the first event"
         );
@@ -609,7 +609,7 @@ fn later_requests_are_revoked_with_their_partition() {
     let (token, _) = row(&mut planner);
     planner.outcome(token, applied(), 0);
     assert!(actions(&mut planner).is_empty());
-    assert_eq!(planner.counts().active, 0);
+    assert_eq!(planner.flights().counts().active, 0);
 }
 
 /// Answers every request: the record is absent.
@@ -635,7 +635,7 @@ fn planner_with_parked(count: u32) -> Planner {
         planner.submit(event(u64::from(tag)), tx(&[parent], (tag % 251) as u8), Mode::Normal, 0);
     }
     answer_all_absent(&mut planner, 0);
-    assert_eq!(planner.counts().parked, count as usize);
+    assert_eq!(planner.flights().counts().parked, count as usize);
     planner
 }
 
@@ -767,10 +767,10 @@ fn a_flight_that_enters_the_front_is_tried_as_often_as_the_front() {
     let mut planner = planner_with_parked(6_000);
     tries_within_ms(&mut planner, 1_000);
     let young = 5_000;
-    assert_eq!(planner.steps.retry_queue.front_class(event(young)), None);
+    assert_eq!(planner.steps.parking.retry_queue.front_class(event(young)), None);
     // The older flights end.
     for id in planner.flights().iter().take(young as usize).map(|flight| flight.id).collect::<Vec<_>>() {
-        planner.steps.cancel_wait(id);
+        planner.steps.parking.cancel_wait(&mut planner.steps.flights, id);
         planner.steps.finish(id, Completion::PassedOver);
     }
     actions(&mut planner);

@@ -1,10 +1,15 @@
 //! Waiting transactions: for a parent in flight in this instance, or parked until their next try.
 
-use super::{EventRef, PlanSettings, flight_steps::FlightSteps, flight_table::FlightTable};
+use std::collections::BTreeSet;
+
+use super::{
+    EventRef, PlanSettings, absent_parents::missing_after_final_attempt, flight_steps::FlightSteps,
+    flight_table::FlightTable,
+};
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Stage, is_decided},
-        retry_queue::is_wide,
+        retry_queue::{RetryQueue, is_wide},
     },
     record::Reason,
     replay::Mode,
@@ -82,37 +87,81 @@ impl FlightTable {
     }
 }
 
-impl FlightSteps {
+/// The retries of parked flights.
+#[derive(Debug)]
+pub(super) struct Parking {
+    pub(super) settings: PlanSettings,
+    pub(super) retry_queue: RetryQueue,
+    /// Partitions that are paused at their limit.
+    pub(super) over_limit: BTreeSet<i32>,
+}
+
+impl Parking {
+    pub(super) fn new(settings: PlanSettings) -> Self {
+        Parking { settings, retry_queue: RetryQueue::default(), over_limit: BTreeSet::new() }
+    }
+
+    /// Forgets all flights and partitions.
+    pub(super) fn clear(&mut self) {
+        self.retry_queue = RetryQueue::default();
+        self.over_limit.clear();
+    }
+
+    /// Parks a flight until its next try, whatever the flight waits for. `age`: the first event of the flight.
+    fn park(&mut self, flights: &mut FlightTable, id: FlightId, age: EventRef, now_ms: u64) {
+        let settings = self.settings;
+        let backlog = max_backlog_pause_ms(&settings, self.retry_queue.count());
+        let longest = self
+            .retry_queue
+            .front_class(age)
+            .map_or(backlog, |class| max_class_pause_ms(&settings, class).min(backlog));
+        let all_wide = self.retry_queue.wide_rows();
+        let Some(flight) = flights.get_mut(id) else { return };
+        let rows = flight.rows_per_try();
+        let longest = if is_wide(rows) { longest.max(max_wide_pause_ms(all_wide + rows)) } else { longest };
+        flight.parked_since_ms.get_or_insert(now_ms);
+        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
+        let is_fresh = flight.attempts < FRESH_ATTEMPTS;
+        flight.attempts += 1;
+        flights.register_waiter(id);
+        self.retry_queue.insert(id, age, rows, pause_end_ms(now_ms, pause), is_fresh);
+        flights.wait(id, Stage::Parked);
+    }
+
     /// Ends the wait of a flight. Parents in flight forget the child: their completion must not start the child once
     /// more.
-    pub(super) fn cancel_wait(&mut self, id: FlightId) {
-        if self.flights.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
+    pub(super) fn cancel_wait(&mut self, flights: &mut FlightTable, id: FlightId) {
+        if flights.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
             self.retry_queue.remove(id);
         } else {
-            for parent in self.flights.parents_in_flight(id, |_| true) {
-                if let Some(parent) = self.flights.get_mut(parent) {
+            for parent in flights.parents_in_flight(id, |_| true) {
+                if let Some(parent) = flights.get_mut(parent) {
                     parent.children.retain(|child| *child != id);
                 }
             }
         }
-        self.flights.stop_waiting(id);
+        flights.stop_waiting(id);
     }
 
-    /// Ends the waits of these flights that are parked, so that they start next.
-    pub(super) fn wake_parked(&mut self, ids: impl IntoIterator<Item = FlightId>) {
-        for id in ids {
-            if self.flights.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
-                self.cancel_wait(id);
-                self.ready.push_back(id);
-            }
-        }
+    /// Ends the waits of these flights that are parked, and returns those flights.
+    pub(super) fn wake_parked(
+        &mut self,
+        flights: &mut FlightTable,
+        ids: impl IntoIterator<Item = FlightId>,
+    ) -> Vec<FlightId> {
+        let mut woken = Vec::from_iter(ids);
+        woken.retain(|id| flights.get(*id).is_some_and(|flight| flight.stage == Stage::Parked));
+        woken.iter().for_each(|id| self.cancel_wait(flights, *id));
+        woken
     }
 
     /// Returns whether a partition of the flight is paused at its limit.
     pub(super) fn is_over_limit(&self, flight: &Flight) -> bool {
         flight.events.iter().any(|event| self.over_limit.contains(&event.partition))
     }
+}
 
+impl FlightSteps {
     /// Parks a flight, or makes the flight wait for parents in flight. A flight whose parent is proven missing, or
     /// whose parent is locked for longer than the grace, is contested instead.
     pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
@@ -126,19 +175,18 @@ impl FlightSteps {
             None => false,
             Some(refusal) => won || !is_decided(refusal),
         });
-        if let Some(parent) = self.missing_after_final_attempt(id, in_flight.is_empty()) {
+        if let Some(parent) = missing_after_final_attempt(&mut self.flights, id, in_flight.is_empty()) {
             return self.store_contested(id, Reason::MissingParent { parent });
         }
         if !in_flight.is_empty() {
             return self.await_parents(id, &in_flight);
         }
-        let settings = self.settings;
-        let over_limit = self.flights.get(id).is_some_and(|flight| self.is_over_limit(flight));
         let Some(flight) = self.flights.get_mut(id) else { return };
+        let (over_limit, grace_ms) = (self.parking.is_over_limit(flight), self.parking.settings.flag_grace_ms);
         let since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal
-            && (over_limit || now_ms.saturating_sub(since_ms) >= settings.flag_grace_ms)
+            && (over_limit || now_ms.saturating_sub(since_ms) >= grace_ms)
         {
             return self.store_contested(id, Reason::Locked { parent });
         }
@@ -148,26 +196,10 @@ impl FlightSteps {
     /// Parks a flight until its next try, whatever the flight waits for: a flight that was answered a moment ago would
     /// be answered the same at once.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
-        let settings = self.settings;
-        let Some(age) = self.flights.get(id).and_then(Flight::first_event) else {
+        match self.flights.get(id).and_then(Flight::first_event) {
+            Some(age) => self.parking.park(&mut self.flights, id, age, now_ms),
             // The partitions of the flight were revoked: their next owner reads the event again.
-            return self.finish(id, Completion::PassedOver);
-        };
-        let backlog = max_backlog_pause_ms(&settings, self.retry_queue.count());
-        let longest = self
-            .retry_queue
-            .front_class(age)
-            .map_or(backlog, |class| max_class_pause_ms(&settings, class).min(backlog));
-        let all_wide = self.retry_queue.wide_rows();
-        let Some(flight) = self.flights.get_mut(id) else { return };
-        let rows = flight.rows_per_try();
-        let longest = if is_wide(rows) { longest.max(max_wide_pause_ms(all_wide + rows)) } else { longest };
-        flight.parked_since_ms.get_or_insert(now_ms);
-        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
-        let is_fresh = flight.attempts < FRESH_ATTEMPTS;
-        flight.attempts += 1;
-        self.flights.register_waiter(id);
-        self.retry_queue.insert(id, age, rows, pause_end_ms(now_ms, pause), is_fresh);
-        self.flights.wait(id, Stage::Parked);
+            None => self.finish(id, Completion::PassedOver),
+        }
     }
 }

@@ -1,0 +1,108 @@
+//! Handles the messages of the tasks beside the loop.
+
+use tokio::time::Instant;
+
+use super::{Pipeline, PipelineError};
+use crate::{
+    ingest::dispatch::{MasterRead, TaskMessage},
+    record::Record,
+    telemetry::Completion,
+};
+
+impl Pipeline {
+    /// Handles a message of a task.
+    pub(super) fn on_task_message(&mut self, message: TaskMessage) -> Result<(), PipelineError> {
+        let now_ms = self.services.clock.steady_ms();
+        match message {
+            TaskMessage::Rows { outcomes, last } => {
+                for (token, outcome) in outcomes {
+                    self.status.record_progress();
+                    self.dispatcher.finish_detached(token);
+                    self.planner.outcome(token, outcome, now_ms);
+                }
+                if last {
+                    self.dispatcher.batch_done();
+                }
+            }
+            TaskMessage::MastersRead(records) => self.on_masters_read(records, now_ms),
+            TaskMessage::Created(token, outcome) => {
+                self.status.record_progress();
+                self.dispatcher.finish_detached(token);
+                self.planner.outcome(token, outcome, now_ms);
+            }
+            // Without events the partitions of the flight were revoked, and the answer to the row does not matter.
+            TaskMessage::TooBig(token, row, why)
+                if self.planner.flights().get(token.flight()).is_some_and(|flight| !flight.events.is_empty()) =>
+            {
+                self.dispatcher.externalize_body(token, row, why)
+            }
+            TaskMessage::TooBig(token, ..) | TaskMessage::Cancelled(token) => {
+                self.dispatcher.finish_detached(token);
+                self.planner.on_cancelled(token, now_ms);
+            }
+            TaskMessage::CannotBeStored(token, why) => {
+                self.dispatcher.finish_detached(token);
+                // Until an operator has made room or repaired the damaged records.
+                if let Some((txid, events)) = self.planner.halt(token.flight(), now_ms) {
+                    let why = format!("{txid} cannot be stored: {why}");
+                    self.reads.halt_or_fail(&events, &why, PipelineError::Store(why.clone()))?;
+                }
+            }
+            TaskMessage::ContestPublished(flight) => {
+                self.publications.end_one();
+                self.planner.contest_published(flight, now_ms);
+                // Other instances may wait for the commit, and the next transaction here may be proven now. One proof
+                // follows several contests.
+                if self.publications.pending() == 0 && self.planner.flights().counts().parked > 0 {
+                    self.proofs.prove_now(self.scans);
+                    self.commits.commit_soon(self.scans);
+                }
+            }
+            TaskMessage::DeadLetterPublished(event) => {
+                self.publications.end_one();
+                self.complete(event, Completion::DeadLetter);
+            }
+            TaskMessage::ContestNotPublished(flight, error) => {
+                self.publications.end_one();
+                let events = self.planner.halt(flight, now_ms).map_or_else(Vec::new, |(_, events)| events);
+                self.reads.halt_or_fail(&events, &error.to_string(), error)?;
+            }
+            TaskMessage::DeadLetterNotPublished(event, error) => {
+                self.publications.end_one();
+                self.reads.halt_or_fail(&[event], &error.to_string(), error)?;
+            }
+            TaskMessage::TopicIdChecked { up_to, other } => {
+                other.map_or(Ok(()), |why| self.reads.halt_in_other_topic(why))?;
+                self.topic_confirmation.on_checked(up_to);
+            }
+            TaskMessage::ParentCreated(txid) => self.planner.on_parent_created(&txid, now_ms),
+            TaskMessage::ProofSnapshot(snapshot) => {
+                let begun = Instant::now();
+                self.proofs.on_snapshot(snapshot, &mut self.reads, &self.chunks, &mut self.planner, now_ms);
+                self.scans.delay_after(begun);
+                self.proofs.postpone(self.scans);
+            }
+            TaskMessage::EndOffsets(ends) => self.end_offsets.on_answers(&ends, &mut self.reads),
+            TaskMessage::StoreCompared { partition, offset } => {
+                // The epoch does not matter: after a node's restart the partition was read again from the beginning.
+                if let Some(state) = self.reads.partitions.states.get_mut(&partition) {
+                    state.is_verified |= state.rewind_offset() <= offset;
+                }
+            }
+            TaskMessage::StoreReachable(answer) => self.status.on_store_answer(answer, &self.services.health),
+            TaskMessage::Fatal(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn on_masters_read(&mut self, records: Vec<(MasterRead, Option<Record>)>, now_ms: u64) {
+        for (reading, record) in records {
+            self.status.record_progress();
+            let page = record.as_ref().and_then(Record::page);
+            match reading {
+                MasterRead::Own(flight) => self.planner.own_record(flight, page, now_ms),
+                MasterRead::Parent(flight, group) => self.planner.parent_record(flight, group, page, now_ms),
+            }
+        }
+    }
+}
