@@ -296,7 +296,7 @@ async fn run_loops(
 ) -> Result<PipelineReport, InstanceError> {
     let stop = shutdown.child_token();
     let pipeline = async {
-        let ended = pipeline.run(stop.clone()).await;
+        let ended = Box::pin(pipeline.run(stop.clone())).await;
         if ended.is_err() {
             stop.cancel();
         }

@@ -26,7 +26,7 @@ impl Spinner {
         self.0.set_position(transactions);
     }
 
-    /// Sets the message.
+    /// Sets the message beside the spinner.
     pub(super) fn set_message(&self, message: String) {
         self.0.set_message(message);
     }

@@ -14,22 +14,22 @@ pub trait EngineDecorator: Send + Sync + 'static {
     /// Returns the engine that gets the forwarded calls.
     fn inner(&self) -> &dyn RecordEngine;
 
-    /// See [`RecordEngine::name`].
+    /// Forwards the call to [`RecordEngine::name`].
     fn name(&self) -> &'static str {
         self.inner().name()
     }
 
-    /// See [`RecordEngine::apply`].
+    /// Forwards the call to [`RecordEngine::apply`].
     fn apply(&self, rows: &[Row]) -> impl Future<Output = Vec<RowResult>> + Send {
         async move { self.inner().apply(rows).await }
     }
 
-    /// See [`RecordEngine::read`].
+    /// Forwards the call to [`RecordEngine::read`].
     fn read(&self, keys: &[Key]) -> impl Future<Output = Vec<Result<Option<Record>, EngineError>>> + Send {
         async move { self.inner().read(keys).await }
     }
 
-    /// See [`RecordEngine::query`].
+    /// Forwards the call to [`RecordEngine::query`].
     fn query(
         &self,
         index: Index,
@@ -40,7 +40,7 @@ pub trait EngineDecorator: Send + Sync + 'static {
         async move { self.inner().query(index, from, to, limit).await }
     }
 
-    /// See [`RecordEngine::scan`].
+    /// Forwards the call to [`RecordEngine::scan`].
     fn scan(
         &self,
         set: Set,
@@ -50,12 +50,12 @@ pub trait EngineDecorator: Send + Sync + 'static {
         async move { self.inner().scan(set, cursor, limit).await }
     }
 
-    /// See [`RecordEngine::incarnation`].
+    /// Forwards the call to [`RecordEngine::incarnation`].
     fn incarnation(&self) -> impl Future<Output = Result<Incarnation, EngineError>> + Send {
         async move { self.inner().incarnation().await }
     }
 
-    /// See [`RecordEngine::close`].
+    /// Forwards the call to [`RecordEngine::close`].
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> + Send {
         async move { self.inner().close().await }
     }

@@ -35,15 +35,13 @@ const EARLY_BATCHES: usize = 4;
 /// Messages to the pipeline from the tasks that it has started.
 #[derive(Debug)]
 pub enum TaskMessage {
-    /// Outcomes of rows; `last` when the batch is complete.
+    /// Outcomes of rows, and of creates that take more than one write; `last` when the batch is complete.
     Rows {
         /// Outcomes, each with the token of its row.
         outcomes: Vec<(Token, Outcome)>,
         /// Every row of the batch has an outcome.
         last: bool,
     },
-    /// Outcome of the create of a transaction that takes more than one write.
-    Created(Token, Outcome),
     /// The engine refuses a record as large as this row would make.
     TooBig(Token, Row, EngineError),
     /// The work of this token was cancelled.
@@ -244,7 +242,7 @@ impl Dispatcher {
             };
             match creator.create_unless_cancelled(&cancelled, &work, report).await {
                 Some(Ok(outcome)) => {
-                    reporter.send(TaskMessage::Created(token, outcome));
+                    reporter.send(TaskMessage::Rows { outcomes: vec![(token, outcome)], last: false });
                 }
                 Some(Err(error)) => reporter.report_failure(token, error),
                 None => {

@@ -178,7 +178,7 @@ impl Planner {
         &self.steps.flights
     }
 
-    /// Accepts an event.
+    /// Accepts an event that was read and prepared.
     pub fn submit(&mut self, event: EventRef, work: impl Into<SubmittedTx>, mode: Mode, now_ms: u64) {
         self.steps.begin(Request { event, work: work.into(), mode, is_later_event: false });
         self.steps.start_ready(now_ms);

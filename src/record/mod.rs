@@ -1,8 +1,8 @@
 //! Records, and the effect of one operation on one record.
 //!
 //! [`apply`] is a pure function: `(key, record, operation) -> (record', outcome)`. It uses no I/O, no clock and no
-//! async. Engines make the function atomic and durable: the memory and fjall engines call it, the Aerospike engine compiles
-//! native operations to one `operate` with the same effect.
+//! async. Engines make the function atomic and durable: the memory and fjall engines call it, the Aerospike engine
+//! compiles native operations to one `operate` with the same effect.
 
 pub mod build;
 pub mod codec;

@@ -60,7 +60,7 @@ struct BegunBlock {
     coinbase: CoinbaseStatus,
 }
 
-/// Handles one block.
+/// Handles one block-mined event.
 pub struct BlockHandler<'a> {
     cx: &'a HandlerContext<'a>,
     block: &'a Block<'a>,

@@ -20,7 +20,7 @@ pub struct RefusedMessage {
     pub message: Message,
     /// The class of the reason.
     pub class: DeadLetterClass,
-    /// The reason.
+    /// Reason, in one line.
     pub why: String,
 }
 

@@ -29,7 +29,7 @@ use crate::{
     tx::Txid,
 };
 
-/// Handles one reorg.
+/// Handles one reorg event.
 pub struct ReorgHandler<'a> {
     cx: &'a HandlerContext<'a>,
     reorg: &'a Reorg<'a>,

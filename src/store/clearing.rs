@@ -1,6 +1,6 @@
 //! The state machine of clearing `creating` on a transaction whose master exists. Pure: the next step follows from the
-//! answers so far. The creation of a transaction ends with these steps, and the completion of a half-created transaction
-//! has no others.
+//! answers so far. The creation of a transaction ends with these steps, and the completion of a half-created
+//! transaction has no others.
 //!
 //! ```text
 //!  clear pages ─────────────────────────────► clear master
@@ -25,7 +25,7 @@ pub enum ClearingStep {
     Pages(Vec<u32>),
     /// Restore these absent pages.
     Restore(Vec<u32>),
-    /// This page was restored and is absent again: the clearing cannot continue.
+    /// The page was restored and is absent again: the clearing cannot continue.
     LostAgain(u32),
     /// Clear `creating` on the master. No step follows.
     Master,

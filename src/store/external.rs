@@ -141,8 +141,9 @@ impl<'a> BlobBodies<'a> {
         found.map_err(|error| BodyError::Blob { txid, error })?.ok_or(BodyError::BlobMissing { txid })
     }
 
-    /// Puts a body into the blob store, and returns the reference for the record of `page`. `report` is called with each
-    /// error that is retried, and with `None` at the end. `None`: the body is a reference already, or can only be inline.
+    /// Puts a body into the blob store, and returns the reference for the record of `page`. `report` is called with
+    /// each error that is retried, and with `None` at the end. `None`: the body is a reference already, or can only be
+    /// inline.
     async fn put(
         &self,
         page: &Page,

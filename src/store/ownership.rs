@@ -27,7 +27,8 @@ pub trait StoreOwnership: Send + Sync {
     /// The offsets are not recorded, so that they must not be committed.
     async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError>;
 
-    /// Binds the store to the chain topic whose record at offset 0 has this [`chain_id`](super::meta::compute_chain_id).
+    /// Binds the store to the chain topic whose record at offset 0 has this
+    /// [`chain_id`](super::meta::compute_chain_id).
     ///
     /// # Errors
     /// The store is bound to another chain; or the engine failed.

@@ -23,7 +23,8 @@ impl<'a> ExtraPages<'a> {
         ExtraPages { store, txid: master.txid, unread, read: (0..0).zip(Vec::new()) }
     }
 
-    /// Returns the next number with its page, or with `None` where the page is missing. `None`: there is no next number.
+    /// Returns the next number with its page, or with `None` where the page is missing. `None`: there is no next
+    /// number.
     pub(super) async fn next(&mut self) -> Result<Option<(u32, Option<Arc<Page>>)>, EngineError> {
         if self.read.len() == 0 && !self.unread.is_empty() {
             let Range { start, end } = self.unread;

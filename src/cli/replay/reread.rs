@@ -100,7 +100,7 @@ async fn replay(
         let report = run_until_read(config, parts, &reset, &ranges, shutdown).await?;
         Ok((ranges, report))
     });
-    let (partitions, PipelineReport { contests, dead_letters, .. }) = done.await?;
+    let (partitions, PipelineReport { contests, dead_letters, .. }) = Box::pin(done).await?;
     let messages = partitions.iter().map(|range| range.until - range.from).sum();
     Ok(ReplaySummary { messages, partitions, contests, dead_letters, seconds: started.elapsed().as_secs_f64() })
 }

@@ -10,7 +10,7 @@ use crate::{
 pub(super) struct PipelineLoad {
     /// Transactions in motion, and events that are not prepared yet.
     pub in_motion: usize,
-    /// Transactions that wait.
+    /// Number of parked transactions.
     pub parked: usize,
     /// Completed events that are not durable.
     pub not_durable: usize,

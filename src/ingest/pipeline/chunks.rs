@@ -93,7 +93,7 @@ impl ChunkQueue {
         self.chunks.iter().filter(|chunk| chunk.partition == partition).map(|chunk| chunk.oldest).min()
     }
 
-    /// Drops all chunks.
+    /// Drops the chunks of all partitions.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
         self.messages = 0;

@@ -78,7 +78,7 @@ pub(super) enum CommitProgress {
 pub(super) enum CheckedCommit {
     /// Durable offsets may be committed.
     Permitted,
-    /// Nothing may be committed at the moment.
+    /// No commit is possible at the moment.
     Refused,
     /// A node has restarted: the events since the last commit have to be applied again.
     Restarted,

@@ -13,7 +13,7 @@ use crate::{
     telemetry::{DrainReason, Metrics},
 };
 
-/// What is reported, and was reported last.
+/// Progress and waits for the next status, and the wait of the last one.
 #[derive(Debug, Default)]
 pub(super) struct StatusReport {
     /// An event has made progress since the last status.

@@ -25,11 +25,6 @@ impl Pipeline {
                 }
             }
             TaskMessage::MastersRead(records) => self.on_masters_read(records, now_ms),
-            TaskMessage::Created(token, outcome) => {
-                self.status.record_progress();
-                self.dispatcher.finish_detached(token);
-                self.planner.outcome(token, outcome, now_ms);
-            }
             // Without events the partitions of the flight were revoked, and the answer to the row does not matter.
             TaskMessage::TooBig(token, row, why)
                 if self.planner.flights().get(token.flight()).is_some_and(|flight| !flight.events.is_empty()) =>

@@ -103,7 +103,7 @@ impl FlightSteps {
         }
     }
 
-    /// Takes a step.
+    /// Takes the next step of a transaction in flight.
     pub(super) fn take(&mut self, id: FlightId, step: Step, now_ms: u64) {
         match step {
             Step::Stay => {}

@@ -37,9 +37,9 @@ pub(super) enum Step {
     Park,
     /// Parks the flight, whatever it waits for.
     Pause,
-    /// Completes the events. The create of this flight has taken the attached slots of its children.
+    /// Completes the events of the transaction. The create of this flight has taken the attached slots of its children.
     FinishCreated,
-    /// Completes the events.
+    /// Completes the events of the transaction.
     Finish(Completion),
 }
 

@@ -267,7 +267,8 @@ impl Creation {
         self.step = match self.clearing.step() {
             ClearingStep::Master => CreationStep::ClearMaster,
             ClearingStep::Pages(pages) if !self.clearing.has_absent_page() => CreationStep::Clear(pages),
-            // A page is absent. The event at hand makes every page again, not only the absent ones from the stored body.
+            // A page is absent. The event at hand makes every page again, not only the absent ones from the stored
+            // body.
             ClearingStep::Pages(_) | ClearingStep::Restore(_) | ClearingStep::LostAgain(_) => return self.restart(),
         };
     }

@@ -18,8 +18,8 @@ pub struct MetaExpectations {
     pub retention: u32,
 }
 
-/// Verifies that the chain topic with this id ([`compute_chain_id`](super::compute_chain_id); `None`: no record at offset 0) is the one that the
-/// store was made from. A store without a chain id accepts every topic.
+/// Verifies that the chain topic with this id ([`compute_chain_id`](super::compute_chain_id); `None`: no record at
+/// offset 0) is the one that the store was made from. A store without a chain id accepts every topic.
 ///
 /// # Errors
 /// [`MetaError::ChainRecreated`]
