@@ -297,7 +297,7 @@ mod tests {
             saved.set_committed("g", &[]).await.unwrap_err(),
             saved.create_topics(&[]).await.unwrap_err(),
         ] {
-            assert!(refused.to_string().contains("read-only"), "{refused}");
+            assert!(refused.to_string().contains("is only read"), "{refused}");
         }
     }
 
