@@ -1,9 +1,11 @@
 //! Events of `utxo.block-mined` and `utxo.reorgs`, which the feed copies to `utxo.chain`.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     codec::{BodyReader, BodyWriter, DecodeError, DecodeProblem, Wire},
     declare,
-    json::{self, Json, JsonError, Node, Plain, TxidList},
+    json::values::{block_hash, hex_array, hex_bytes, txid_list},
 };
 use crate::tx::Txid;
 
@@ -14,9 +16,9 @@ declare! {
         /// the store began.
         pub block_id: u32,
         /// Hash of the block, internal order.
-        pub hash: [u8; 32],
+        pub hash: [u8; 32] as "block_hash",
         /// Hash of the previous block, internal order.
-        pub previous: [u8; 32],
+        pub previous: [u8; 32] as "block_hash",
         /// Height of the block.
         pub height: u32,
         /// Time in the header, seconds since the epoch.
@@ -24,7 +26,7 @@ declare! {
         /// The block is on the longest chain.
         pub longest_chain: bool,
         /// The coinbase transaction, in standard format.
-        pub coinbase: &'a [u8],
+        pub coinbase: &'a [u8] as "hex_bytes",
         /// The other transactions, in the order of the block.
         pub subtrees: Vec<Subtree<'a>>,
     }
@@ -32,6 +34,7 @@ declare! {
 
 declare! {
     /// Consecutive transactions of a block. The position of a subtree in the block's list is its *subtree index*.
+    #[serde(bound(deserialize = "'de: 'a"))]
     pub struct Subtree<'a> {
         /// Number of transactions in the subtree.
         pub count: u64,
@@ -42,15 +45,17 @@ declare! {
 }
 
 /// Transactions of a [`Subtree`]: a concatenation of 32-byte ids in internal order, without the coinbase.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SubtreeTransactions<'a> {
     /// The ids are in the message: `count` times 32 bytes.
-    Inline(&'a [u8]),
+    Inline(#[serde(with = "txid_list")] &'a [u8]),
     /// The ids are an object of the object store.
     Object {
         /// Key of the object.
         key: &'a str,
         /// SHA-256 of the object's content.
+        #[serde(with = "hex_array")]
         sha256: [u8; 32],
     },
 }
@@ -67,6 +72,7 @@ impl<'a> SubtreeTransactions<'a> {
 
 declare! {
     /// A block was mined.
+    #[serde(bound(deserialize = "'de: 'a"))]
     pub struct BlockMined<'a> {
         /// Number of the event over both block topics together: the first is 1, and each next event adds 1.
         pub sequence: u64,
@@ -78,6 +84,7 @@ declare! {
 
 declare! {
     /// The longest chain changed.
+    #[serde(bound(deserialize = "'de: 'a"))]
     pub struct Reorg<'a> {
         /// Number of the event over both block topics together: the first is 1, and each next event adds 1.
         pub sequence: u64,
@@ -160,29 +167,5 @@ where
             }),
             other => Err(DecodeProblem::Tag(other).into()),
         }
-    }
-}
-
-impl Json for SubtreeTransactions<'_> {
-    fn write(&self, out: &mut String) {
-        match self {
-            SubtreeTransactions::Inline(txids) => json::write_single(out, "inline", &TxidList(txids)),
-            SubtreeTransactions::Object { key, sha256 } => json::write_variant(out, "object", |object| {
-                object.field("key", key);
-                object.field("sha256", &Plain(*sha256));
-            }),
-        }
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        if let Some(txids) = node.single("inline") {
-            sink.put(INLINE);
-            return TxidList::transcode(txids, sink).map_err(|error| error.within("inline"));
-        }
-        json::transcode_variant(node, &["inline", "object"], |_, object| {
-            sink.put(OBJECT);
-            object.field::<&str>("key", sink)?;
-            object.field::<Plain<32>>("sha256", sink)
-        })
     }
 }

@@ -1,6 +1,9 @@
 //! Events that only `utxo.chain` carries: contests and commands. Blocks and reorgs are in `block`.
 
-use super::declare;
+use super::{
+    declare,
+    json::values::{block_hash, hex_array, hex_bytes},
+};
 use crate::{
     record::Reason,
     tx::{Outpoint, Txid, UtxoHash},
@@ -14,7 +17,7 @@ declare! {
         /// Position of the transaction's own event.
         pub position: EventPosition,
         /// BLAKE3 of the transaction's body in that event, hashed as in the state digest.
-        pub body: [u8; 32],
+        pub body: [u8; 32] as "block_hash",
         /// Reason of the contest.
         pub reason: Reason,
     }
@@ -36,9 +39,10 @@ declare! {
 
 declare! {
     /// Asks the sequencer for a change; written by an operator, a client or the sequencer itself.
+    #[serde(bound(deserialize = "'de: 'a"))]
     pub struct Command<'a> {
         /// Id that the sender chooses. The result names the id, and a repeated id changes nothing.
-        pub id: [u8; 16],
+        pub id: [u8; 16] as "hex_array",
         /// Requested change and its subject.
         pub action: CommandAction<'a>,
     }
@@ -81,7 +85,7 @@ declare! {
             /// UTXO hash that the output must have now.
             utxo_hash: UtxoHash,
             /// The new owner's locking script.
-            new_script: &'a [u8],
+            new_script: &'a [u8] as "hex_bytes",
             /// Amount of the output, satoshis.
             satoshis: u64,
             /// Block height of the reassignment.

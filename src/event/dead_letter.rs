@@ -2,11 +2,10 @@
 //! source message, unchanged.
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use strum::{EnumIter, EnumString, IntoStaticStr, VariantNames};
 
 use super::{
-    codec::{BodyReader, Wire},
     declare,
     json::{self, JsonError},
 };
@@ -15,7 +14,6 @@ const PREFIX: &str = "utxo-dead-letter-";
 
 declare! {
     /// Source position of a message that could not be applied, and the reason.
-    #[derive(Serialize)]
     pub struct DeadLetter {
         /// Topic of the source message.
         pub topic: String,
@@ -36,8 +34,7 @@ declare! {
 
 declare! {
     /// Class of the reason that makes a message a dead letter.
-    #[derive(Copy, Eq, Serialize, EnumIter, EnumString, IntoStaticStr, VariantNames)]
-    #[serde(rename_all = "kebab-case")]
+    #[derive(Copy, Eq, EnumIter, EnumString, IntoStaticStr, VariantNames)]
     #[strum(serialize_all = "kebab-case", parse_err_ty = String, parse_err_fn = DeadLetterClass::refuse)]
     pub enum DeadLetterClass {
         /// The bytes are no event that the topic may carry, the transaction does not parse, or the key is not its txid.
@@ -113,9 +110,7 @@ impl DeadLetter {
 
     /// Returns the dead letter as one line of JSON.
     pub fn to_json(&self) -> String {
-        let mut line = String::new();
-        json::write_object(self, &mut line);
-        line
+        json::write_line(self)
     }
 
     /// Reads the JSON that [`to_json`](Self::to_json) writes.
@@ -123,9 +118,7 @@ impl DeadLetter {
     /// # Errors
     /// Fails where the text is no JSON object, or a field is missing, unknown or has an invalid value.
     pub fn from_json(text: &str) -> Result<Self, JsonError> {
-        let mut sink = super::BodyWriter::new(Vec::new());
-        json::transcode_object::<Self>(&json::Node::parse(text)?, &mut sink)?;
-        Ok(DeadLetter::decode(&mut BodyReader::new(&sink.into_bytes()))?)
+        Self::deserialize(&json::Node::parse(text)?)
     }
 }
 

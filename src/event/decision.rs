@@ -1,6 +1,9 @@
 //! Messages of the sequencer: decisions, which are written before they are applied, and outcomes.
 
-use super::declare;
+use super::{
+    declare,
+    json::values::{hex_array, required},
+};
 use crate::{
     record::{CommandResult, Reason, SpendingData},
     tx::{Outpoint, Txid},
@@ -61,7 +64,7 @@ declare! {
         /// The sequencer has handled a command.
         CommandDone = 4, "command-done" {
             /// The command's own id.
-            id: [u8; 16],
+            id: [u8; 16] as "hex_array",
             /// Offset in `utxo.chain` at which the command was executed. If that is not the event's own offset, the
             /// event repeats the command: the result is the one of the execution, and the event changes nothing.
             executed_at: u64,
@@ -75,7 +78,7 @@ declare! {
         AcceptedPart = 6, "accepted-part" {
             /// Identity of the whole: the first bytes of BLAKE3 of the event that holds the `accepted`, with
             /// `chain_offset` and `step` 0.
-            whole: [u8; 16],
+            whole: [u8; 16] as "hex_array",
             /// Number of the part, from 0.
             part: u32,
             /// Number of parts of the whole.
@@ -102,7 +105,7 @@ declare! {
         /// Output that the input spends.
         pub outpoint: Outpoint,
         /// Holder of the slot at the decision; none: the slot was free.
-        pub holder: Option<SpendingData>,
+        pub holder: Option<SpendingData> as "required",
     }
 }
 
@@ -175,7 +178,7 @@ declare! {
         /// The sequencer has handled a command.
         Command = 3, "command" {
             /// The command's own id.
-            id: [u8; 16],
+            id: [u8; 16] as "hex_array",
             /// Result of the execution.
             result: CommandResult,
         },

@@ -4,20 +4,22 @@
 ///
 /// - `pub struct Name { … }` and `pub enum Name { … }` define the type. The doc comment of a field or variant becomes
 ///   its meaning in `schemas/`. A variant gives its tag and its name in JSON: `Variant = tag, "name" { … },`.
-/// - `describe struct` and `describe enum` do the same for a type that another module defines. The match over the
-///   variants is exhaustive, so that a new variant cannot be forgotten.
+/// - `field: Type as "form"` names the JSON form of a type that serde writes otherwise, see `json/values.rs`.
+/// - `describe struct` and `describe enum` do the same for a type that another module defines, which derives its JSON
+///   form there. The match over the variants is exhaustive, so that a new variant cannot be forgotten.
 /// - `check path;` names a function that refuses decoded values.
 macro_rules! declare {
     (
         $(#[$meta:meta])*
         pub struct $name:ident $(<$lt:lifetime>)? {
-            $( $(#[doc = $doc:literal])+ pub $field:ident: $type:ty, )+
+            $( $(#[doc = $doc:literal])+ pub $field:ident: $type:ty $(as $form:literal)?, )+
         }
         $(check $check:path;)?
     ) => {
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
         $(#[$meta])*
-        #[derive(Debug, Clone, PartialEq)]
-        pub struct $name $(<$lt>)? { $( $(#[doc = $doc])+ pub $field: $type, )+ }
+        pub struct $name $(<$lt>)? { $( $(#[doc = $doc])+ $(#[serde(with = $form)])? pub $field: $type, )+ }
 
         declare! {
             describe struct $name $(<$lt>)? { $( $(#[doc = $doc])+ $field: $type, )+ }
@@ -52,33 +54,6 @@ macro_rules! declare {
             }
         }
 
-        impl<$($lt)?> $crate::event::json::Fields for $name<$($lt)?> {
-            fn write_fields(&self, object: &mut $crate::event::json::ObjectWriter<'_>) {
-                $( object.field(stringify!($field), &self.$field); )+
-            }
-
-            fn transcode_fields(
-                object: &mut $crate::event::json::ObjectReader<'_>,
-                sink: &mut $crate::event::codec::BodyWriter,
-            ) -> Result<(), $crate::event::JsonError> {
-                $( object.field::<$type>(stringify!($field), sink)?; )+
-                Ok(())
-            }
-        }
-
-        impl<$($lt)?> $crate::event::json::Json for $name<$($lt)?> {
-            fn write(&self, out: &mut String) {
-                $crate::event::json::write_object(self, out);
-            }
-
-            fn transcode(
-                node: &$crate::event::json::Node,
-                sink: &mut $crate::event::codec::BodyWriter,
-            ) -> Result<(), $crate::event::JsonError> {
-                $crate::event::json::transcode_object::<Self>(node, sink)
-            }
-        }
-
         #[cfg(test)]
         impl<$($lt)?> $crate::event::schema::Described for $name<$($lt)?> {
             fn shape() -> $crate::event::schema::Shape {
@@ -104,15 +79,17 @@ macro_rules! declare {
         pub enum $name:ident $(<$lt:lifetime>)? { $(
             $(#[doc = $about:literal])+
             $variant:ident = $tag:literal, $text:literal $({
-                $( $(#[doc = $doc:literal])+ $field:ident: $type:ty, )+
+                $( $(#[doc = $doc:literal])+ $field:ident: $type:ty $(as $form:literal)?, )+
             })?,
         )+ }
     ) => {
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
         $(#[$meta])*
-        #[derive(Debug, Clone, PartialEq)]
         pub enum $name $(<$lt>)? { $(
             $(#[doc = $about])+
-            $variant $({ $( $(#[doc = $doc])+ $field: $type, )+ })?,
+            #[serde(rename = $text)]
+            $variant $({ $( $(#[doc = $doc])+ $(#[serde(with = $form)])? $field: $type, )+ })?,
         )+ }
 
         declare! {
@@ -154,33 +131,6 @@ macro_rules! declare {
                             .map_err(|error| error.within(concat!($text, ".", stringify!($field))))?,
                     )+)? }, )+
                     other => return Err($crate::event::DecodeProblem::Tag(other).into()),
-                })
-            }
-        }
-
-        impl<$($lt)?> $crate::event::json::Json for $name<$($lt)?> {
-            fn write(&self, out: &mut String) {
-                match self { $(
-                    $name::$variant { $($($field,)+)? } => $crate::event::json::write_variant(out, $text, |_object| {
-                        $($( _object.field(stringify!($field), $field); )+)?
-                    }),
-                )+ }
-            }
-
-            fn transcode(
-                node: &$crate::event::json::Node,
-                sink: &mut $crate::event::codec::BodyWriter,
-            ) -> Result<(), $crate::event::JsonError> {
-                $crate::event::json::transcode_variant(node, &[$($text),+], |variant, _object| {
-                    match variant { $(
-                        $text => {
-                            sink.put::<u32>($tag);
-                            $($( _object.field::<$type>(stringify!($field), sink)?; )+)?
-                        }
-                    )+
-                        _ => {}
-                    }
-                    Ok(())
                 })
             }
         }

@@ -83,8 +83,9 @@ macro_rules! events {
         }
 
         /// An event of any kind.
-        #[derive(Debug, Clone, PartialEq)]
-        pub enum Event<'a> { $( $(#[$doc])* $kind($type $(<$lt>)?), )+ }
+        #[derive(Debug, Clone, PartialEq, serde::Serialize)]
+        #[serde(tag = "event")]
+        pub enum Event<'a> { $( $(#[$doc])* #[serde(rename = $text)] $kind($type $(<$lt>)?), )+ }
 
         impl<'a> Event<'a> {
             /// Returns the kind of the event.
@@ -130,16 +131,11 @@ macro_rules! events {
             }
         )+
 
-        fn write_event(event: &Event<'_>, object: &mut json::ObjectWriter<'_>) {
-            match event { $( Event::$kind(event) => json::Fields::write_fields(event, object), )+ }
-        }
-
-        fn transcode_event(kind: Kind, object: &mut json::ObjectReader<'_>) -> Result<Vec<u8>, JsonError> {
-            let mut sink = begin_message(kind);
-            match kind { $(
-                Kind::$kind => <$type as json::Fields>::transcode_fields(object, &mut sink)?,
-            )+ }
-            Ok(sink.into_bytes())
+        /// Reads the fields of an event; the event borrows the bytes that the node holds.
+        fn read_event(kind: Kind, fields: &json::Node) -> Result<Event<'_>, JsonError> {
+            Ok(match kind { $(
+                Kind::$kind => Event::$kind(<$type as serde::Deserialize>::deserialize(fields)?),
+            )+ })
         }
     };
 }

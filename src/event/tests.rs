@@ -351,6 +351,33 @@ fn nested_json_is_refused_naming_the_field() {
 }
 
 #[test]
+fn values_of_another_form_are_refused_naming_the_field() {
+    let line = |kind: Kind, from: &str, to: &str| {
+        let lines = samples::events().into_iter().filter(|event| event.kind() == kind).map(|event| to_json(&event));
+        let line = lines.into_iter().find(|line| line.contains(from)).unwrap();
+        refused_json(&line.replacen(from, to, 1))
+    };
+    let digits = "bytes as hexadecimal digits";
+    assert_eq!(line(Kind::Validated, "\"tx\":", "\"tx\":[],\"b\":"), format!("validated.tx: a list is not {digits}"));
+    assert_eq!(line(Kind::Validated, "false", "0"), "validated.locked: a number is not a boolean");
+    assert_eq!(
+        line(Kind::Validated, "170", "null"),
+        "validated.height: null is not a whole number from 0 to 4294967295"
+    );
+    assert_eq!(line(Kind::Decision, ",\"holder\":null", ""), "decision.body.accepted.inputs[1].holder: is missing");
+    let inputs = line(Kind::Decision, "\"inputs\":[", "\"inputs\":{},\"b\":[");
+    assert_eq!(inputs, "decision.body.accepted.inputs: an object is not a list");
+    assert_eq!(
+        line(Kind::Decision, "\"closed\"", "{\"closed\":{\"a\":0}}"),
+        "decision.body.closed.a: is not a field of this object"
+    );
+    assert_eq!(
+        line(Kind::BlockMined, "\"inline\":[", "\"inline\":[\"00\","),
+        "block-mined.block.subtrees[0].transactions.inline[0]: is not a transaction id of 64 hexadecimal digits"
+    );
+}
+
+#[test]
 fn json_nested_too_deeply_is_refused() {
     let deep = "[".repeat(100_000);
     assert!(refused_json(&deep).starts_with("not JSON: recursion limit exceeded"));

@@ -1,13 +1,17 @@
 //! Events of `utxo.validated-txs`: whole and partial transactions.
 
-use super::{codec::DecodeError, declare};
-use crate::{record::build::PARTIAL_OUTPUT_LIMIT, tx::Txid};
+use super::{codec::DecodeError, declare, json::values::hex_bytes};
+use crate::tx::Txid;
+
+/// Limit of the output index in a [`PartialTxEvent`]. The store makes a slot for every index up to the greatest, so
+/// that a short message could otherwise ask for billions of slots.
+pub const PARTIAL_OUTPUT_LIMIT: u32 = 1 << 20;
 
 declare! {
     /// A transaction that a validator found valid.
     pub struct Validated<'a> {
         /// The transaction in extended format.
-        pub tx: &'a [u8],
+        pub tx: &'a [u8] as "hex_bytes",
         /// Height of the block that the transaction can first be in.
         pub height: u32,
         /// The outputs are not spendable until the transaction is unlocked or mined.
@@ -17,6 +21,7 @@ declare! {
 
 declare! {
     /// A partial transaction (event kind `seeded`): known outputs of a transaction that is mined on the longest chain.
+    #[serde(bound(deserialize = "'de: 'a"))]
     pub struct PartialTxEvent<'a> {
         /// Txid of the transaction; not verifiable from the event.
         pub txid: Txid,
@@ -38,7 +43,7 @@ declare! {
         /// Amount of the output, satoshis.
         pub satoshis: u64,
         /// Locking script of the output.
-        pub script: &'a [u8],
+        pub script: &'a [u8] as "hex_bytes",
     }
 }
 

@@ -1,9 +1,12 @@
 //! [`CommandRecord`]: result of a command, stored under the command's id.
 
+use serde::{Deserialize, Serialize};
+
 use super::Stamp;
 
 /// Result of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum CommandResult {
     /// The command changed the state.
     Applied,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::{Body, StoredOutput, Verdict};
 use crate::tx::{Txid, UtxoHash};
@@ -56,7 +57,8 @@ pub enum Phase {
 }
 
 /// Spender of a slot: 36 bytes, transaction id and little-endian input index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpendingData {
     /// Txid of the spending transaction.
     pub txid: Txid,
@@ -104,6 +106,170 @@ pub struct MinedIn {
     pub height: u32,
     /// Index of the block's subtree that lists the transaction.
     pub subtree: u32,
+}
+
+/// Verdict of a contested transaction: bins `verdict` and `reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// 0: the sequencer has not decided yet.
+    Pending,
+    /// 1: the transaction is live.
+    Accepted,
+    /// 2: the transaction is conflicting, for this reason.
+    Conflicting(Reason),
+}
+
+/// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Reason {
+    /// An input is spent by another transaction.
+    DoubleSpend {
+        /// Index of the input.
+        input: u32,
+        /// Transaction that spends the same output.
+        winner: Txid,
+    },
+    /// A parent is conflicting by verdict.
+    ConflictingParent {
+        /// Txid of the parent.
+        parent: Txid,
+    },
+    /// A parent is missing: no event before the transaction's own event creates the parent.
+    MissingParent {
+        /// Txid of the parent.
+        parent: Txid,
+    },
+    /// A parent was pruned before its slot was taken.
+    PrunedParent {
+        /// Txid of the parent.
+        parent: Txid,
+    },
+    /// A coinbase parent was immature at the transaction's height.
+    Immature {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot's hash, script or amount differs from the previous output that the input claims.
+    Mismatch {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The parent has no such output, or one without a slot.
+    NoSuchOutput {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot is spendable only from a later height on.
+    NotYetSpendable {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The slot, or its transaction, is frozen.
+    Frozen {
+        /// Index of the input.
+        input: u32,
+    },
+    /// A parent stayed locked longer than the grace period.
+    Locked {
+        /// Txid of the parent.
+        parent: Txid,
+    },
+    /// A slot has a history, so the sequencer must decide. Reason of a contest only, never of a verdict.
+    History {
+        /// Index of the input.
+        input: u32,
+    },
+    /// The transaction's own record was found contested. Reason of a contest only, never of a verdict.
+    Found,
+    /// A command of an operator made the transaction conflicting.
+    Command,
+    /// The block of a coinbase left the longest chain.
+    Disconnected,
+    /// The first event of the transaction was a partial one, so that the whole one possibly holds no slots. Reason of a
+    /// contest only, never of a verdict.
+    Seeded,
+}
+
+impl Reason {
+    /// Returns whether only an operator can open the verdict again, because an operator made the transaction
+    /// conflicting.
+    pub fn is_permanent(self) -> bool {
+        self == Reason::Command
+    }
+
+    /// Returns whether a later event of the transaction itself opens the verdict again. The parents may exist by then,
+    /// or the previous outputs in the first event may have been wrong.
+    pub fn is_reopened_by_own_event(self) -> bool {
+        matches!(self, Reason::MissingParent { .. } | Reason::Mismatch { .. })
+    }
+}
+
+/// The body of a transaction: bins `inputs` and `outputs`, or `external`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// The transaction in extended format.
+    Transaction(Bytes),
+    /// A partial transaction: its outputs by index, gaps `None`.
+    Outputs(Vec<Option<StoredOutput>>),
+    /// The body is a blob of the blob store.
+    External(Blob),
+}
+
+/// Blob of a body among the blobs of its transaction. A txid commits to the standard format, but not to the previous
+/// outputs of the extended format, and not to a partial transaction. One transaction can therefore have several blobs,
+/// none of which ever changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blob {
+    /// The blob that was stored first.
+    First,
+    /// A blob with other content than the first; holds its BLAKE3.
+    Other([u8; 32]),
+}
+
+impl Body {
+    /// Returns the size that an inline body adds to its master, bytes: the transaction, or the outputs of a partial
+    /// one.
+    pub fn size(&self) -> u64 {
+        let size = match self {
+            Body::Transaction(bytes) => bytes.len(),
+            Body::Outputs(outputs) => outputs.iter().flatten().map(|output| 16 + output.script.len()).sum(),
+            Body::External(_) => 0,
+        };
+        size as u64
+    }
+
+    /// Returns `amountSizes` for the first `slots` outputs of the body. Empty for a body in the blob store.
+    pub fn amount_sizes(&self, slots: usize) -> Bytes {
+        match self {
+            Body::Transaction(bytes) => Transaction::parse(bytes).map_or(Bytes::new(), |transaction| {
+                transaction.outputs().take(slots).map(|output| amount_size(output.satoshis)).collect()
+            }),
+            Body::Outputs(outputs) => outputs.iter().take(slots).map(StoredOutput::amount_size_of).collect(),
+            Body::External(_) => Bytes::new(),
+        }
+    }
+}
+
+/// Stored output: of a partial transaction, or of a reassignment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredOutput {
+    /// Amount of the output, satoshis.
+    pub satoshis: u64,
+    /// Locking script of the output.
+    pub script: Bytes,
+}
+
+impl StoredOutput {
+    /// Returns the output with the script in other memory, which `moved` returns.
+    pub(crate) fn with_script(&self, moved: impl FnOnce(&Bytes) -> Bytes) -> Self {
+        StoredOutput { satoshis: self.satoshis, script: moved(&self.script) }
+    }
+
+    /// Returns the amount size of an output, 0 for a gap.
+    pub(crate) fn amount_size_of(output: &Option<StoredOutput>) -> u8 {
+        output.as_ref().map_or(0, |output| amount_size(output.satoshis))
+    }
 }
 
 /// Audit entry of a reassignment, with the output that a spend of the new owner is checked against.

@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Unexpected, Visitor},
+};
 
 /// Error of a text that is no id: an id is 64 hexadecimal digits, in an outpoint followed by `:` and an output index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,7 +98,7 @@ impl FromStr for Outpoint {
 }
 
 macro_rules! serde_as_text {
-    ($($name:ty),*) => {$(
+    ($($name:ty: $wanted:literal),*) => {$(
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -103,12 +106,39 @@ macro_rules! serde_as_text {
         }
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+                read_text(deserializer, $wanted, |text| text.parse().ok())
             }
         }
     )*};
 }
-serde_as_text!(Txid, Outpoint);
+serde_as_text! {
+    Txid: "a transaction id of 64 hexadecimal digits",
+    UtxoHash: "a UTXO hash of 64 hexadecimal digits",
+    Outpoint: "an outpoint: a transaction id, a colon and an output index"
+}
+
+/// Reads a text that `parse` accepts; an error names what is `wanted`.
+pub(crate) fn read_text<'de, T, D: Deserializer<'de>>(
+    deserializer: D,
+    wanted: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<T, D::Error> {
+    struct TextVisitor<'w, P>(&'w str, P);
+
+    impl<T, P: Fn(&str) -> Option<T>> Visitor<'_> for TextVisitor<'_, P> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            (self.1)(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        }
+    }
+
+    deserializer.deserialize_str(TextVisitor(wanted, parse))
+}
 
 impl FromStr for UtxoHash {
     type Err = ParseIdError;
@@ -120,7 +150,6 @@ impl FromStr for UtxoHash {
         Ok(UtxoHash(bytes))
     }
 }
-serde_as_text!(UtxoHash);
 
 /// Map by transaction id with a fixed hash function, because two runs from one seed must not differ. No code relies on
 /// the iteration order.

@@ -21,6 +21,7 @@ pub use builder::TransactionBuilder;
 pub use check::MAX_MONEY;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
 pub use hash::{amount_size, double_sha256, utxo_hash};
+pub(crate) use id::read_text;
 pub use id::{Outpoint, ParseIdError, Txid, TxidMap, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};

@@ -1,21 +1,22 @@
 //! JSON values as read, before their types are known.
 
-use std::fmt;
+use std::{cell::OnceCell, fmt};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, MapAccess, SeqAccess, Visitor},
+    de::{self, Expected, MapAccess, SeqAccess, Visitor},
 };
 
 use super::JsonError;
 
-/// JSON value. An object keeps the order of its fields and has no field twice.
+/// JSON value. An object keeps the order of its fields and has no field twice. Texts and lists hold the bytes that they
+/// stand for once a field has decoded them, so that an event can borrow the bytes.
 pub(in crate::event) enum Node {
     Null,
     Bool(bool),
     Number(serde_json::Number),
-    Text(String),
-    List(Vec<Node>),
+    Text(String, OnceCell<Vec<u8>>),
+    List(Vec<Node>, OnceCell<Vec<u8>>),
     Object(Vec<(String, Node)>),
 }
 
@@ -25,11 +26,12 @@ impl Node {
         serde_json::from_str(text).map_err(|error| JsonError::new(format!("not JSON: {error}")))
     }
 
-    /// Returns the value of an object's only field where the field has this name.
-    pub fn single(&self, name: &str) -> Option<&Node> {
-        match self {
-            Node::Object(members) if members.len() == 1 && members[0].0 == name => Some(&members[0].1),
-            _ => None,
+    /// Takes a field out of an object.
+    pub fn remove(&mut self, name: &str) -> Result<Node, JsonError> {
+        let Node::Object(members) = self else { return Err(self.mismatch(&"an object")) };
+        match members.iter().position(|(member, _)| member == name) {
+            Some(index) => Ok(members.remove(index).1),
+            None => Err(JsonError::new("is missing").within(name)),
         }
     }
 
@@ -38,28 +40,31 @@ impl Node {
             Node::Null => "null",
             Node::Bool(_) => "a boolean",
             Node::Number(_) => "a number",
-            Node::Text(_) => "a text",
-            Node::List(_) => "a list",
+            Node::Text(..) => "a text",
+            Node::List(..) => "a list",
             Node::Object(_) => "an object",
         }
     }
 
     /// Returns the error of a value that is not of the expected form.
-    pub fn mismatch(&self, wanted: &str) -> JsonError {
+    pub fn mismatch(&self, wanted: &dyn Expected) -> JsonError {
         JsonError::new(format!("{} is not {wanted}", self.describe()))
     }
 
-    pub fn text(&self, wanted: &str) -> Result<&str, JsonError> {
-        match self {
-            Node::Text(text) => Ok(text),
-            other => Err(other.mismatch(wanted)),
-        }
+    /// Returns the error of a value that names none of the variants.
+    pub fn not_one_of(&self, names: &[&str]) -> JsonError {
+        let found = match self {
+            Node::Text(name, _) => format!("`{}`", name.escape_debug()),
+            Node::Object(members) if members.len() == 1 => format!("`{}`", members[0].0.escape_debug()),
+            other => other.describe().to_owned(),
+        };
+        JsonError::new(format!("{found} is none of: {}", names.join(", ")))
     }
 
-    pub fn list(&self) -> Result<&[Node], JsonError> {
+    pub fn members(&self) -> Result<&[(String, Node)], JsonError> {
         match self {
-            Node::List(elements) => Ok(elements),
-            other => Err(other.mismatch("a list")),
+            Node::Object(members) => Ok(members),
+            other => Err(other.mismatch(&"an object")),
         }
     }
 }
@@ -99,12 +104,12 @@ impl<'de> Visitor<'de> for NodeVisitor {
         serde_json::Number::from_f64(value).map(Node::Number).ok_or_else(|| E::custom("a number is not finite"))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
-        Ok(Node::Text(value.to_owned()))
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
+        self.visit_string(value.to_owned())
     }
 
     fn visit_string<E>(self, value: String) -> Result<Node, E> {
-        Ok(Node::Text(value))
+        Ok(Node::Text(value, OnceCell::new()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Node, A::Error> {
@@ -112,7 +117,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         while let Some(element) = sequence.next_element()? {
             elements.push(element);
         }
-        Ok(Node::List(elements))
+        Ok(Node::List(elements, OnceCell::new()))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {

@@ -1,201 +1,75 @@
-//! JSON forms of the values that a single field holds.
+//! JSON forms of fields whose types have no form of their own, for serde's attribute `with`.
 
-use super::{Json, JsonError, Node};
-use crate::{
-    event::codec::{BodyWriter, Wire},
-    tx::{Outpoint, Txid, UtxoHash},
-};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-macro_rules! whole_numbers {
-    ($($type:ty: $get:ident),* $(,)?) => {$(
-        impl Json for $type {
-            fn write(&self, out: &mut String) {
-                out.push_str(&self.to_string());
-            }
+use crate::tx::{Txid, read_text};
 
-            fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-                let wanted = || format!("is not a whole number from {} to {}", <$type>::MIN, <$type>::MAX);
-                let Node::Number(number) = node else {
-                    return Err(JsonError::new(format!("{} {}", node.describe(), wanted())));
-                };
-                let value = number.$get().and_then(|value| <$type>::try_from(value).ok());
-                sink.put(value.ok_or_else(|| JsonError::new(format!("{number} {}", wanted())))?);
-                Ok(())
-            }
-        }
-    )*};
-}
-whole_numbers! { u32: as_u64, u64: as_u64, i32: as_i64, i64: as_i64 }
+/// Bytes, as hexadecimal digits.
+pub mod hex_bytes {
+    use super::*;
 
-impl Json for bool {
-    fn write(&self, out: &mut String) {
-        out.push_str(if *self { "true" } else { "false" });
-    }
+    pub use hex::serde::serialize;
 
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        match node {
-            Node::Bool(value) => sink.put(*value),
-            other => return Err(other.mismatch("a boolean")),
-        }
-        Ok(())
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'de [u8], D::Error> {
+        Deserialize::deserialize(deserializer)
     }
 }
 
-macro_rules! identifiers {
-    ($($type:ty: $wanted:literal),* $(,)?) => {$(
-        impl Json for $type {
-            fn write(&self, out: &mut String) {
-                out.push_str(&format!("\"{self}\""));
-            }
+/// Bytes of a fixed number, as hexadecimal digits, not reversed.
+pub mod hex_array {
+    use super::*;
 
-            fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-                let parsed = node.text($wanted)?.parse::<$type>();
-                parsed.map_err(|_| JsonError::new(concat!("is not ", $wanted)))?.encode(sink);
-                Ok(())
-            }
-        }
-    )*};
-}
-identifiers! {
-    Txid: "a transaction id of 64 hexadecimal digits",
-    UtxoHash: "a UTXO hash of 64 hexadecimal digits",
-    Outpoint: "an outpoint: a transaction id, a colon and an output index",
-}
+    pub use hex::serde::serialize;
 
-/// A block hash in the reversed order that explorers show.
-impl Json for [u8; 32] {
-    fn write(&self, out: &mut String) {
-        Txid(*self).write(out);
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        let wanted = "a block hash of 64 hexadecimal digits";
-        let parsed = node.text(wanted)?.parse::<Txid>();
-        parsed.map_err(|_| JsonError::new(format!("is not {wanted}")))?.encode(sink);
-        Ok(())
+    pub fn deserialize<'de, const N: usize, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; N], D::Error> {
+        let parse = |text: &str| {
+            let mut bytes = [0; N];
+            hex::decode_to_slice(text, &mut bytes).ok().map(|()| bytes)
+        };
+        read_text(deserializer, &format!("{} hexadecimal digits", 2 * N), parse)
     }
 }
 
-/// Bytes of a fixed number, not reversed.
-pub(in crate::event) struct Plain<const N: usize>(pub [u8; N]);
+/// A hash, as hexadecimal digits in the reversed order that explorers show.
+pub mod block_hash {
+    use super::*;
 
-impl<const N: usize> Json for Plain<N> {
-    fn write(&self, out: &mut String) {
-        out.push_str(&format!("\"{}\"", hex::encode(self.0)));
+    pub fn serialize<S: Serializer>(hash: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+        Txid(*hash).serialize(serializer)
     }
 
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        let wanted = || format!("{} hexadecimal digits", 2 * N);
-        let mut bytes = [0; N];
-        hex::decode_to_slice(node.text(&wanted())?, &mut bytes)
-            .map_err(|_| JsonError::new(format!("is not {}", wanted())))?;
-        sink.put(bytes);
-        Ok(())
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
+        let parse = |text: &str| text.parse().ok().map(|Txid(hash)| hash);
+        read_text(deserializer, "a block hash of 64 hexadecimal digits", parse)
     }
 }
 
-impl Json for [u8; 16] {
-    fn write(&self, out: &mut String) {
-        Plain(*self).write(out);
+/// A concatenation of transaction ids in binary form, as a list of ids.
+pub mod txid_list {
+    use super::*;
+
+    /// Name by which the reader of JSON knows such a list.
+    #[derive(Deserialize)]
+    pub struct TxidList<'a>(&'a [u8]);
+
+    pub fn serialize<S: Serializer>(txids: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(txids.as_chunks().0.iter().map(|txid| Txid(*txid)))
     }
 
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        Plain::<16>::transcode(node, sink)
-    }
-}
-
-impl Json for &[u8] {
-    fn write(&self, out: &mut String) {
-        out.push_str(&format!("\"{}\"", hex::encode(self)));
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        let digits = node.text("bytes as hexadecimal digits")?;
-        let bytes = hex::decode(digits).map_err(|error| JsonError::new(format!("is not hexadecimal: {error}")))?;
-        sink.put(bytes.as_slice());
-        Ok(())
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'de [u8], D::Error> {
+        TxidList::deserialize(deserializer).map(|TxidList(txids)| txids)
     }
 }
 
-/// A concatenation of transaction ids in binary form; a list of ids in JSON.
-pub(in crate::event) struct TxidList<'a>(pub &'a [u8]);
+/// An option whose field must be there: by itself serde reads a missing field as `None`.
+pub mod required {
+    use super::*;
 
-impl Json for TxidList<'_> {
-    fn write(&self, out: &mut String) {
-        write_list::<Txid>(out, self.0.as_chunks().0.iter().map(|txid| Txid(*txid)));
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.serialize(serializer)
     }
 
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        let elements = node.list()?;
-        sink.put_length(32 * elements.len());
-        transcode_elements::<Txid>(elements, sink)
+    pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+        Deserialize::deserialize(deserializer)
     }
-}
-
-impl Json for &str {
-    fn write(&self, out: &mut String) {
-        out.push_str(&serde_json::Value::from(*self).to_string());
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        sink.put(node.text("a text")?);
-        Ok(())
-    }
-}
-
-impl Json for String {
-    fn write(&self, out: &mut String) {
-        self.as_str().write(out);
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        <&str>::transcode(node, sink)
-    }
-}
-
-impl<T: Json> Json for Vec<T> {
-    fn write(&self, out: &mut String) {
-        write_list::<T>(out, self.iter());
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        let elements = node.list()?;
-        sink.put_length(elements.len());
-        transcode_elements::<T>(elements, sink)
-    }
-}
-
-impl<T: Json> Json for Option<T> {
-    fn write(&self, out: &mut String) {
-        match self {
-            Some(value) => value.write(out),
-            None => out.push_str("null"),
-        }
-    }
-
-    fn transcode(node: &Node, sink: &mut BodyWriter) -> Result<(), JsonError> {
-        sink.put(!matches!(node, Node::Null));
-        match node {
-            Node::Null => Ok(()),
-            value => T::transcode(value, sink),
-        }
-    }
-}
-
-fn write_list<T: Json>(out: &mut String, elements: impl Iterator<Item = impl std::borrow::Borrow<T>>) {
-    out.push('[');
-    for (index, element) in elements.enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        element.borrow().write(out);
-    }
-    out.push(']');
-}
-
-fn transcode_elements<T: Json>(elements: &[Node], sink: &mut BodyWriter) -> Result<(), JsonError> {
-    for (index, element) in elements.iter().enumerate() {
-        T::transcode(element, sink).map_err(|error| error.within(&format!("[{index}]")))?;
-    }
-    Ok(())
 }
