@@ -223,6 +223,18 @@ mod tests {
         inbox.push_event(Ok(ConsumerEvent::Assigned(vec![assigned])));
     }
 
+    /// Builds an inbox with two assigned partitions and an end of each.
+    fn with_waiting_ends() -> Inbox {
+        let mut inbox = Inbox::default();
+        for partition in [0, 1] {
+            assign(&mut inbox, partition);
+            taken(&mut inbox);
+        }
+        inbox.push_batch(end(0));
+        inbox.push_batch(end(1));
+        inbox
+    }
+
     #[test]
     fn a_request_before_the_assignment_is_taken_is_refused() {
         let mut inbox = Inbox::default();
@@ -241,13 +253,7 @@ mod tests {
 
     #[test]
     fn a_revocation_overtakes_and_drops_waiting_batches() {
-        let mut inbox = Inbox::default();
-        for partition in [0, 1] {
-            assign(&mut inbox, partition);
-            taken(&mut inbox);
-        }
-        inbox.push_batch(end(0));
-        inbox.push_batch(end(1));
+        let mut inbox = with_waiting_ends();
         inbox.revoke(&[at(0)]);
         inbox.push_event(Ok(ConsumerEvent::Revoked { partitions: vec![at(0)], lost: false }));
         inbox.push_batch(end(0));
@@ -261,13 +267,7 @@ mod tests {
 
     #[test]
     fn a_paused_partition_does_not_block_others() {
-        let mut inbox = Inbox::default();
-        for partition in [0, 1] {
-            assign(&mut inbox, partition);
-            taken(&mut inbox);
-        }
-        inbox.push_batch(end(0));
-        inbox.push_batch(end(1));
+        let mut inbox = with_waiting_ends();
         assert!(inbox.set_paused(&at(0), true));
         assert!(matches!(taken(&mut inbox), Some(ConsumerEvent::End(end)) if end.partition == at(1)));
         assert!(taken(&mut inbox).is_none());
