@@ -1,5 +1,7 @@
 //! Verdicts of contested transactions, and their reasons.
 
+use serde::{Deserialize, Serialize};
+
 use crate::tx::Txid;
 
 /// Verdict of a contested transaction: bins `verdict` and `reason`.
@@ -14,7 +16,8 @@ pub enum Verdict {
 }
 
 /// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Reason {
     /// An input is spent by another transaction.
     DoubleSpend {

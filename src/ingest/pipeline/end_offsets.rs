@@ -109,7 +109,7 @@ impl EndOffsets {
             let (low, high) = match self.broker.watermarks(&reads.partitions.place(number)).await {
                 Ok(ends) => ends,
                 Err(why) if why.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, %why, "pipeline: cannot find the partition with an offset out of range; retrying");
+                    tracing::warn!(%error, %why, "pipeline: cannot find the partition with a lost offset; retrying");
                     self.out_of_range = Some((error, assigned));
                     return Ok(());
                 }
