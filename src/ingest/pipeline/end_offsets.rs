@@ -109,7 +109,10 @@ impl EndOffsets {
             let (low, high) = match self.broker.watermarks(&reads.partitions.place(number)).await {
                 Ok(ends) => ends,
                 Err(why) if why.kind == BrokerErrorKind::Retryable => {
-                    tracing::warn!(%error, %why, "pipeline: cannot find the partition with a lost offset; retrying");
+                    tracing::warn!(
+                        %error, %why,
+                        "pipeline: cannot find the partition whose offset is out of range; retrying"
+                    );
                     self.out_of_range = Some((error, assigned));
                     return Ok(());
                 }
