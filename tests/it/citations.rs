@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::module_order::find_files;
+
 /// Folders whose files the documents cite by their path from the root.
 const FOLDERS: [&str; 8] = ["src/", "tests/", "benches/", "docs/", "deploy/", "scripts/", "schemas/", "fuzz/"];
 
@@ -13,23 +15,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            if !path.ends_with("target") {
-                files(&path, extension, found);
-            }
-        } else if path.extension().is_some_and(|found| found == extension) {
-            found.push(path);
-        }
-    }
-}
-
 /// Names of all functions and modules of the sources.
 fn names() -> BTreeSet<String> {
     let mut sources = Vec::new();
-    ["src", "tests", "benches", "fuzz"].iter().for_each(|folder| files(&root().join(folder), "rs", &mut sources));
+    ["src", "tests", "benches", "fuzz"].iter().for_each(|folder| find_files(&root().join(folder), "rs", &mut sources));
     let mut names = BTreeSet::new();
     for path in sources {
         let text = fs::read_to_string(path).unwrap();
@@ -74,7 +63,9 @@ fn missing(document: &str, names: &BTreeSet<String>) -> Vec<String> {
 fn every_cited_test_and_file_exists() {
     let mut documents: Vec<PathBuf> =
         ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"].map(|name| root().join(name)).into();
-    ["docs", "schemas", "tests", "benches"].iter().for_each(|folder| files(&root().join(folder), "md", &mut documents));
+    ["docs", "schemas", "tests", "benches"]
+        .iter()
+        .for_each(|folder| find_files(&root().join(folder), "md", &mut documents));
     let names = names();
     let missing: Vec<String> = documents
         .iter()

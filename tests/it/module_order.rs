@@ -18,12 +18,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) {
+/// Adds the files below a directory that have this extension; `target` folders are left out.
+pub fn find_files(directory: &Path, extension: &str, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            rust_files(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            if !path.ends_with("target") {
+                find_files(&path, extension, files);
+            }
+        } else if path.extension().is_some_and(|found| found == extension) {
             files.push(path);
         }
     }
@@ -82,7 +85,7 @@ fn no_module_imports_from_a_later_one() {
     let order = written_order();
     let place: BTreeMap<&str, usize> = order.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
     let (mut files, mut upwards, mut seen) = (Vec::new(), Vec::new(), BTreeMap::new());
-    rust_files(&root(), &mut files);
+    find_files(&root(), "rs", &mut files);
     for path in files {
         let relative = path.strip_prefix(root()).unwrap();
         let module = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();

@@ -186,20 +186,27 @@ async fn a_rebuild_waits_for_the_loser_before_it_mends_the_claims() {
     world.check_without_model("the loser is late").await;
 }
 
+/// Makes a transaction live by its honest event, then contests the event of the same transaction that claims another
+/// script of the spent output. Returns the transaction of the wrong event.
+async fn contest_a_wrong_claim(world: &World, seed: &Made) -> Made {
+    let honest = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&honest).await;
+    run_until_durable(world, &[&honest]).await;
+    let wrong = Coin { script: vec![0x52], ..seed.coin(0) };
+    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
+    assert_eq!(lie.txid, honest.txid);
+    world.validate(&lie).await;
+    contest(world, &lie, 1, Reason::Mismatch { input: 0 }).await;
+    lie
+}
+
 /// The contest of an event with wrong claims had its verdict. Then the verdict was lost, and another event of the
 /// transaction made it live before the verdict was applied again.
 #[tokio::test(start_paused = true)]
 async fn a_verdict_is_reapplied_after_another_event_made_its_transaction_live() {
     let world = World::forgetful().await;
     let seed = world.seed(1, 1).await;
-    let honest = spend(&[seed.coin(0)], 1, 1);
-    world.validate(&honest).await;
-    run_until_durable(&world, &[&honest]).await;
-    let wrong = Coin { script: vec![0x52], ..seed.coin(0) };
-    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
-    assert_eq!(lie.txid, honest.txid);
-    world.validate(&lie).await;
-    contest(&world, &lie, 1, Reason::Mismatch { input: 0 }).await;
+    let lie = contest_a_wrong_claim(&world, &seed).await;
     produce_decisions(&world, 0, vec![conflicting(&lie, Reason::Mismatch { input: 0 }, false), cone_ends()]).await;
     run(&world).await;
     let page = world.page(&lie).await.unwrap();
@@ -213,13 +220,7 @@ async fn a_verdict_is_reapplied_after_another_event_made_its_transaction_live() 
 async fn a_verdict_is_reapplied_before_its_descendants_are_decided() {
     let world = World::forgetful().await;
     let seed = world.seed(1, 1).await;
-    let honest = spend(&[seed.coin(0)], 1, 1);
-    world.validate(&honest).await;
-    run_until_durable(&world, &[&honest]).await;
-    let wrong = Coin { script: vec![0x52], ..seed.coin(0) };
-    let lie = spend_claiming(&[seed.coin(0)], &[wrong], 1, 1);
-    world.validate(&lie).await;
-    contest(&world, &lie, 1, Reason::Mismatch { input: 0 }).await;
+    let lie = contest_a_wrong_claim(&world, &seed).await;
     produce_first_decision(&world, 0, conflicting(&lie, Reason::Mismatch { input: 0 }, false)).await;
     run(&world).await;
     let page = world.page(&lie).await.unwrap();
