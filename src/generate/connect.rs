@@ -36,8 +36,8 @@ impl<'a> FileBlock<'a> {
 
 /// Chooses the chains to produce, in the order of the files. Each chain is a list of indexes, lowest block first.
 ///
-/// Of the blocks with frames one chain is chosen: the chain that begins with a genesis block, otherwise the chain with
-/// the most work. Every chain of bare blocks is chosen.
+/// Among the blocks with frames the chain that begins with a genesis block is chosen, otherwise the chain with the most
+/// work. Every chain of bare blocks is chosen.
 pub(super) fn choose_chains(found: &[FileBlock<'_>]) -> (Vec<Vec<usize>>, UnusedBlocks) {
     let mut counts = UnusedBlocks::default();
     let mut by_hash: HashMap<[u8; 32], usize> = HashMap::with_capacity(found.len());

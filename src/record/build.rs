@@ -152,8 +152,8 @@ impl Pages {
 
 /// Builds the pages of `transaction`. `body` holds the transaction's bytes, whose format is kept.
 ///
-/// Of several pages each starts as `creating`. Only the master of a contested transaction does not: its verdict already
-/// makes the other pages unspendable.
+/// Each of several pages starts as `creating`, except the master of a contested transaction: its verdict already makes
+/// the other pages unspendable.
 ///
 /// # Errors
 /// Fails where the fee is not computable: at an input without previous output, an overspend, or a sum that overflows.

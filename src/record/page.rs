@@ -351,6 +351,11 @@ impl Page {
         self.pruned.is_some() && self.conflicting && self.master.is_some()
     }
 
+    /// Returns the number of pages that the transaction has beside its master; 0 where this page is no master.
+    pub fn extra_pages(&self) -> u32 {
+        self.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
+    }
+
     /// Returns whether all slots that are not nil are spent. A page of nil slots only is all spent from the start.
     pub fn is_all_spent(&self) -> bool {
         self.spent_utxos == self.record_utxos

@@ -7,11 +7,7 @@
 
 use crate::{
     record::{Key, Outcome, Page, Phase, Rejection, Reply, Sequenced, build::added_slots},
-    sequencer::{
-        SequencerError,
-        context::HandlerContext,
-        pages::{extra_pages, restore_page},
-    },
+    sequencer::{SequencerError, context::HandlerContext, pages::restore_page},
     store::body::ParsedBody,
     tx::Txid,
 };
@@ -68,7 +64,7 @@ async fn add_slots_to_page(
     number: u32,
     add: &Sequenced,
 ) -> Result<(), SequencerError> {
-    if number > extra_pages(master) {
+    if number > master.extra_pages() {
         return Ok(());
     }
     let row = || cx.row(Phase::Apply, Key::Page(master.txid, number), add.clone());

@@ -15,13 +15,12 @@ use crate::{
     store::{
         create::{InitialState, PagedTx},
         into_page,
+        pages::{ExtraPages, PAGES_AT_A_TIME},
         recovery::{CompleteError, Recovery, RestoreError},
     },
     tx::{Outpoint, Txid},
 };
 
-/// Pages of one transaction in memory at once.
-const PAGES_AT_ONCE: u32 = 8;
 /// Pages of one transaction changed in one request: rows of a few bytes.
 const CHANGED_AT_ONCE: usize = 1_024;
 
@@ -159,13 +158,9 @@ pub async fn for_each_page(
     mut each: impl FnMut(&Page),
 ) -> Result<(), SequencerError> {
     each(master);
-    let end = extra_pages(master) + 1;
-    let mut next = 1;
-    while next < end {
-        let to = end.min(next.saturating_add(PAGES_AT_ONCE));
-        let pages = cx.wait_for("the store", cx.parts.store.pages(master.txid, next, to)).await?;
-        pages.iter().flatten().for_each(|page| each(page));
-        next = to;
+    let mut extra = ExtraPages::of(&cx.parts.store, master);
+    while let Some((_, page)) = cx.wait_for("the store", extra.next()).await? {
+        page.iter().for_each(|page| each(page));
     }
     Ok(())
 }
@@ -176,7 +171,7 @@ async fn apply_to_extra_pages(
     master: &Page,
     operation: &Sequenced,
 ) -> Result<Vec<u32>, SequencerError> {
-    let numbers: Vec<u32> = (1..=extra_pages(master)).collect();
+    let numbers: Vec<u32> = (1..=master.extra_pages()).collect();
     apply_to_pages(cx, master.txid, &numbers, operation).await
 }
 
@@ -220,7 +215,7 @@ pub async fn apply_to_every_extra_page(
 pub async fn restore_page(cx: &HandlerContext<'_>, txid: Txid, number: u32) -> Result<(), SequencerError> {
     complete(cx, &[txid]).await?;
     let Some(master) = cx.master(txid).await? else { return Ok(()) };
-    if number == 0 || number > extra_pages(&master) {
+    if number == 0 || number > master.extra_pages() {
         return Ok(());
     }
     let there = cx.read(vec![Key::Page(txid, number)]).await?;
@@ -235,7 +230,7 @@ pub async fn restore_page(cx: &HandlerContext<'_>, txid: Txid, number: u32) -> R
 pub async fn flag_extra_pages(cx: &HandlerContext<'_>, master: &Page) -> Result<(), SequencerError> {
     let is_flagged = matches!(master.state(), TxState::Conflicting(_) | TxState::Pruned(_));
     if let Some(Verdict::Conflicting(reason)) = master.verdict().filter(|_| is_flagged)
-        && extra_pages(master) > 0
+        && master.extra_pages() > 0
     {
         let height = cx.state.height();
         apply_to_extra_pages(cx, master, &Sequenced::MarkConflicting { reason, height }).await?;
@@ -316,7 +311,7 @@ pub async fn read_slots(
             _ => beyond.push(*key),
         }
     }
-    for keys in beyond.chunks(PAGES_AT_ONCE as usize) {
+    for keys in beyond.chunks(PAGES_AT_A_TIME as usize) {
         let records = cx.read(keys.to_vec()).await?;
         for (key, record) in keys.iter().zip(records) {
             if let Some(page) = into_page(record) {
@@ -325,11 +320,6 @@ pub async fn read_slots(
         }
     }
     Ok(slots)
-}
-
-/// Returns the number of pages besides the master.
-pub fn extra_pages(master: &Page) -> u32 {
-    master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
 }
 
 fn is_respend(operation: &Sequenced) -> bool {

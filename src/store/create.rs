@@ -30,6 +30,7 @@ use crate::{
         Store,
         clearing::build_clear_rows,
         external::{into_engine_error, with_body_replaced},
+        pages::PAGES_AT_A_TIME,
         recovery::{CompleteError, RestoreError},
     },
 };
@@ -38,8 +39,6 @@ use steps::{Creation, CreationKind, CreationStep, ExistingMaster};
 
 /// Lifetime of a lock record in ms: base, addition for each record to create, maximum.
 const TTL_MS: (u64, u64, u64) = (30_000, 2_000, 300_000);
-/// Pages of one transaction that are built and sent at once, about 10 MB where the pages are full.
-const PAGES_AT_ONCE: u32 = 8;
 /// Creations that one instance runs at once.
 const CREATIONS_AT_ONCE: usize = 4;
 
@@ -182,7 +181,7 @@ impl Creator {
         may_hold: &AtomicBool,
         mut report: impl FnMut(Option<&EngineError>) + Send,
     ) -> Result<Outcome, CompleteError> {
-        let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_ONCE);
+        let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_A_TIME);
         match self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, &mut report).await? {
             Outcome::Rejected(Rejection::Held(held)) if self.identity.is_known_dead(&held) => {
                 tracing::info!(
@@ -190,7 +189,7 @@ impl Creator {
                     process = held.process_id,
                     "create: the holder of the lock record has ended; completing the creation"
                 );
-                let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
+                let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_A_TIME);
                 self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, report).await
             }
             outcome => Ok(outcome),
@@ -203,7 +202,7 @@ impl Creator {
     /// # Errors
     /// As [`create`](Self::create).
     pub async fn create_without_lock_record(&self, work: &PagedTx) -> Result<Outcome, CompleteError> {
-        let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_ONCE);
+        let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_A_TIME);
         self.retry_until_body_stored(&creation, work, None, &AtomicBool::default(), |_| {}).await
     }
 

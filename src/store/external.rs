@@ -12,7 +12,7 @@ use crate::{
     tx::Txid,
 };
 
-use super::{Store, body::BodyError, pages::count_extra_pages};
+use super::{Store, body::BodyError};
 
 impl Store {
     /// Returns the rule by which bodies stay inline in their masters.
@@ -28,7 +28,7 @@ impl Store {
     /// The error of the blob store.
     pub(crate) async fn externalize_once(&self, master: &Page) -> Result<Option<Body>, BlobError> {
         match (&self.blobs, master.body()) {
-            (Some(blobs), Some(body)) if !self.inline().is_inline(body, count_extra_pages(master)) => {
+            (Some(blobs), Some(body)) if !self.inline().is_inline(body, master.extra_pages()) => {
                 let _wait = self.blob_status.begin_wait();
                 put_body(blobs, master, body).await
             }
@@ -47,7 +47,7 @@ impl Store {
         claimed: ClaimedBody,
     ) -> Result<ClaimedBody, EngineError> {
         match BlobBodies::of(self) {
-            Some(bodies) if !self.inline().is_inline(&claimed.body, count_extra_pages(master)) => {
+            Some(bodies) if !self.inline().is_inline(&claimed.body, master.extra_pages()) => {
                 let body = bodies.put(master, &claimed.body, |_| {}).await?;
                 Ok(ClaimedBody { body: body.unwrap_or(claimed.body), ..claimed })
             }
@@ -223,7 +223,7 @@ pub(super) fn into_engine_error(error: BlobError) -> EngineError {
 fn predict_reuse(master: &Page) -> Reuse {
     let unspent = master.record_utxos.saturating_sub(master.spent_utxos);
     let spent_pages = master.master.as_ref().map_or(0, |bins| bins.spent_pages.len());
-    let has_open_pages = count_extra_pages(master) as usize > spent_pages;
+    let has_open_pages = master.extra_pages() as usize > spent_pages;
     if unspent >= 2 || has_open_pages { Reuse::Likely } else { Reuse::Unlikely }
 }
 

@@ -22,7 +22,7 @@ pub mod stats;
 pub mod topics;
 pub mod verify;
 
-mod pages;
+pub(crate) mod pages;
 mod scan;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -7,10 +7,10 @@ use crate::{engine::EngineError, record::Page, tx::Txid};
 use super::Store;
 
 /// Number of pages of one transaction in memory at a time, about 10 MB where the pages are full.
-pub(super) const PAGES_AT_A_TIME: u32 = 8;
+pub(crate) const PAGES_AT_A_TIME: u32 = 8;
 
 /// Reader of the pages of a transaction beside its master, in the order of their numbers. Memory is bounded.
-pub(super) struct ExtraPages<'a> {
+pub(crate) struct ExtraPages<'a> {
     store: &'a Store,
     txid: Txid,
     unread: Range<u32>,
@@ -18,14 +18,14 @@ pub(super) struct ExtraPages<'a> {
 }
 
 impl<'a> ExtraPages<'a> {
-    pub(super) fn of(store: &'a Store, master: &Page) -> Self {
-        let unread = 1..count_extra_pages(master).saturating_add(1);
+    pub(crate) fn of(store: &'a Store, master: &Page) -> Self {
+        let unread = 1..master.extra_pages().saturating_add(1);
         ExtraPages { store, txid: master.txid, unread, read: (0..0).zip(Vec::new()) }
     }
 
     /// Returns the next number with its page, or with `None` where the page is missing. `None`: there is no next
     /// number.
-    pub(super) async fn next(&mut self) -> Result<Option<(u32, Option<Arc<Page>>)>, EngineError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<(u32, Option<Arc<Page>>)>, EngineError> {
         if self.read.len() == 0 && !self.unread.is_empty() {
             let Range { start, end } = self.unread;
             let to = end.min(start.saturating_add(PAGES_AT_A_TIME));
@@ -34,11 +34,6 @@ impl<'a> ExtraPages<'a> {
         }
         Ok(self.read.next())
     }
-}
-
-/// Returns the number of pages that a transaction has beside its master.
-pub(super) fn count_extra_pages(master: &Page) -> u32 {
-    master.master.as_ref().map_or(0, |bins| bins.total_extra_recs)
 }
 
 /// Returns the number of slots that page `number` of a transaction should have.

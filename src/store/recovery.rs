@@ -13,7 +13,7 @@ use super::{
     Store,
     body::BodyError,
     clearing::{Clearing, ClearingStep, build_clear_rows},
-    pages::{PAGES_AT_A_TIME, count_extra_pages},
+    pages::PAGES_AT_A_TIME,
 };
 
 mod sweep;
@@ -82,7 +82,7 @@ impl<'a> Recovery<'a> {
         if !matches!(master.state(), TxState::Creating | TxState::Live) {
             return Ok(Some(master));
         }
-        let others = count_extra_pages(&master);
+        let others = master.extra_pages();
         // The engine reads a page that is cleared already as a whole, so that few pages are cleared at once.
         let mut clearing = Clearing::new(others, PAGES_AT_A_TIME);
         loop {

@@ -197,7 +197,7 @@ impl TransactionView {
 
 async fn read_outputs(store: &Store, master: &Page) -> Result<OutputsView, EngineError> {
     let mut outputs = OutputsView::default();
-    let count = master.master.as_deref().map_or(0, |bins| bins.total_extra_recs).saturating_add(1);
+    let count = master.extra_pages().saturating_add(1);
     let size = store.settings.utxo_batch_size;
     for from in (0..count).step_by(PAGES_PER_READ as usize) {
         let pages = store.pages(master.txid, from, (from + PAGES_PER_READ).min(count)).await?;
@@ -274,7 +274,7 @@ fn view(meta: TxMeta, master: &Page, outputs: OutputsView) -> TransactionView {
             TxState::Pruned(height) => Some(height),
             _ => None,
         },
-        pages: bins.map_or(0, |bins| bins.total_extra_recs).saturating_add(1),
+        pages: master.extra_pages().saturating_add(1),
         outputs,
         history: None,
         meta,

@@ -20,7 +20,7 @@ use crate::{
         findings::{InputFindings, collect_findings},
         holders::is_mined,
         listing::ListedTx,
-        pages::{accept, create_contested, extra_pages},
+        pages::{accept, create_contested},
         steps::Steps,
         verdict::apply_verdict,
     },
@@ -105,7 +105,7 @@ pub async fn revive(cx: &HandlerContext<'_>, block: &Block<'_>, txid: Txid) -> R
     tracing::warn!(%txid, block = name, "sequencer: conflicting transaction revived, a block lists its tombstone");
     let row = |number| cx.row(Phase::Apply, Key::Page(txid, number), Sequenced::Revive);
     // The other pages first: a repeat judges by the master.
-    cx.apply((1..=extra_pages(&tombstone)).map(row).collect()).await?;
+    cx.apply((1..=tombstone.extra_pages()).map(row).collect()).await?;
     cx.apply_decided(vec![row(0)]).await?;
     match cx.master(txid).await? {
         Some(stub) => restore_stub_slots(cx, block.height, &stub).await.map(drop),

@@ -14,7 +14,7 @@ use crate::{
         context::{BODIES_AT_ONCE, HandlerContext},
         listing::{self, ListedTx, ListedTxReader},
         lost_records::wait_for_bodies,
-        pages::{complete, extra_pages, set_extra_pages_mined},
+        pages::{complete, set_extra_pages_mined},
         second_chances::publish_chances_after_lifting,
         steps::Steps,
         waiting::format_missing_listed,
@@ -150,7 +150,7 @@ impl<'a> MinedMarker<'a> {
             let rows: Vec<Row> = batch.iter().map(|listed| listed.row(cx, block, Sequenced::WasMined)).collect();
             cx.apply_decided(rows).await?;
             for (listed, master) in batch.iter().zip(masters) {
-                if extra_pages(&master) > 0 {
+                if master.extra_pages() > 0 {
                     let was_mined = Sequenced::WasMined(listed.mined_in(block));
                     set_extra_pages_mined(cx, listed.txid, &was_mined).await?;
                 }

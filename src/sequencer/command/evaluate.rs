@@ -15,7 +15,7 @@ use crate::{
         SequencerError,
         context::HandlerContext,
         holders::{HolderState, contest_holder, is_mined},
-        pages::{extra_pages, for_each_page, restore_page},
+        pages::{for_each_page, restore_page},
     },
     store::into_page,
     tx::{Outpoint, Txid, utxo_hash},
@@ -250,7 +250,7 @@ impl<'a> CommandEvaluator<'a> {
     /// Reads the page of a slot; `None`: the transaction has no such page. A page that a node lost is restored.
     async fn read_page_of_slot(&self, key: Key) -> Result<Option<Arc<Page>>, SequencerError> {
         let Key::Page(txid, number) = key else { return Ok(None) };
-        if number > extra_pages(self.master) {
+        if number > self.master.extra_pages() {
             return Ok(None);
         }
         loop {

@@ -15,7 +15,7 @@ use crate::{
     store::{
         Store,
         body::{BodyError, ParsedBody},
-        pages::{ExtraPages, count_extra_pages},
+        pages::ExtraPages,
     },
     tx::Txid,
 };
@@ -200,7 +200,7 @@ impl<'a> PruneWork<'a> {
     /// Writes the tombstones of the pages beside the master.
     async fn write_page_tombstones(&self, master: &Page) -> Result<PageTombstones, EngineError> {
         let height = self.basis.terms.height;
-        let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
+        let numbers: Vec<u32> = (1..=master.extra_pages()).collect();
         for numbers in numbers.chunks(MAX_PAGES) {
             let rows = |operation: &Sequenced| {
                 let row = |number: &u32| self.row(Key::Page(master.txid, *number), operation.clone());
@@ -237,7 +237,7 @@ impl<'a> PruneWork<'a> {
                 changed.insert(master.txid);
                 continue;
             };
-            let numbers: Vec<u32> = (1..=count_extra_pages(master)).collect();
+            let numbers: Vec<u32> = (1..=master.extra_pages()).collect();
             for numbers in numbers.chunks(MAX_PAGES) {
                 self.apply(numbers.iter().map(|number| shrink(master.txid, *number, height)).collect()).await?;
             }
