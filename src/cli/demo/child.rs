@@ -12,7 +12,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     process::{Child, ChildStdin, Command},
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 
 use super::directory::DemoDirectory;
@@ -21,6 +21,7 @@ use crate::cli::Failure;
 /// Longest wait for the end of a child, above the limit that the child sets for its drain.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 const HTTP_PATIENCE: Duration = Duration::from_secs(2);
+const LISTENING_POLL: Duration = Duration::from_millis(10);
 
 /// A running child process of `utxo-store run`.
 pub struct ChildInstance {
@@ -109,6 +110,7 @@ impl ChildInstance {
     /// # Errors
     /// The exit code is another, or the instance does not end within [`STOP_PATIENCE`].
     pub async fn stop(mut self) -> Result<(), Failure> {
+        self.wait_until_listening().await?;
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok()) {
             // SAFETY: no memory is involved. The process is a child that has not been waited for, so that no other
             // process can have its id.
@@ -124,6 +126,17 @@ impl ChildInstance {
             }
             Err(_) => Err(Failure::new("`utxo-store run` does not stop at SIGTERM")),
         }
+    }
+
+    /// Waits for the address file. SIGTERM ends a process that has not installed its signal handlers at once, and an
+    /// instance writes the file after that.
+    async fn wait_until_listening(&mut self) -> Result<(), Failure> {
+        let begun = Instant::now();
+        while !self.address_file.exists() && begun.elapsed() < STOP_PATIENCE {
+            self.check_running()?;
+            sleep(LISTENING_POLL).await;
+        }
+        Ok(())
     }
 
     fn last_log_line(&self) -> String {
@@ -174,5 +187,19 @@ mod tests {
         let text = "# HELP a b\n# TYPE a counter\na{x=\"}\"} 3\na{x=\"2\"} 4\na_total 100\nab 9\nb 7\n";
         let scrape = Scrape(text.to_owned());
         assert_eq!((scrape.sum("a"), scrape.sum("b"), scrape.sum("c")), (7, 7, 0));
+    }
+
+    /// Starts a shell that handles SIGTERM only once it has written the address file, after a second.
+    fn start_slowly(directory: &std::path::Path) -> ChildInstance {
+        let (address_file, log_file) = (directory.join("address"), directory.join("log"));
+        let script = "sleep 1; trap 'exit 0' TERM; echo ready > \"$0\"; while :; do sleep 0.01; done";
+        let child = Command::new("sh").arg("-c").arg(script).arg(&address_file).kill_on_drop(true).spawn().unwrap();
+        ChildInstance { child, _stdin: None, address_file, log_file, address: None }
+    }
+
+    #[tokio::test]
+    async fn an_instance_is_stopped_only_once_it_handles_signals() {
+        let directory = tempfile::tempdir().unwrap();
+        start_slowly(directory.path()).stop().await.unwrap();
     }
 }
