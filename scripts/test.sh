@@ -44,6 +44,9 @@ stall_guard() {
 stall_guard &
 guard=$!
 
+# Most tests wait for brokers, servers and timeouts: with one test a core the cores are idle for half of the time.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}"
+
 # All features that can be built: the tests of S3, HTTP and TLS start their own servers. --show-output prints the output
 # of passed tests, too: the line `SKIPPED: reason` is in that output.
 cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee -a "$output"
