@@ -11,8 +11,6 @@
 //! bincode would allocate a list from the length that the message claims. This module therefore reads lists itself and
 //! first compares the claimed length with the bytes that are left.
 
-use std::fmt;
-
 use bincode::{
     BorrowDecode, Encode,
     config::{Configuration, Fixint, LittleEndian, NoLimit},
@@ -33,10 +31,12 @@ pub(super) use bincode as oracle;
 type Fixed = Configuration<LittleEndian, Fixint, NoLimit>;
 const CONFIGURATION: Fixed = bincode::config::standard().with_fixed_int_encoding();
 
-/// Error of a message that is no event: the field and the problem, in one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Error of a message or of JSON that is no event: the field and the problem, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}{}{problem}", if field.is_empty() { "" } else { ": " })]
 pub struct DecodeError {
-    /// Path of the field, from the outside in: `block.subtrees[2].count`. Empty for the envelope.
+    /// Path of the field, from the outside in: `block.subtrees[2].count`. Empty for the envelope, and for a text that
+    /// is no JSON.
     pub field: String,
     /// Problem of the field's bytes.
     pub problem: DecodeProblem,
@@ -44,8 +44,8 @@ pub struct DecodeError {
 
 /// Problem of a message or of one of its fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum DecodeProblem {
-    /// The message is shorter than an envelope; holds its length.
     #[error("{0} bytes are no event: an envelope alone has 3")]
     NoEnvelope(usize),
     /// The first byte is not [`MAGIC`](super::MAGIC).
@@ -59,45 +59,22 @@ pub enum DecodeProblem {
     Kind(u8),
     /// A field, or the length that a field claims, ends beyond the message.
     #[error("the message ends {missing} bytes too early")]
-    Truncated {
-        /// Number of further bytes that the field needs.
-        missing: u64,
-    },
+    Truncated { missing: u64 },
     /// A list claims more elements than the rest of the message can hold.
     #[error("{count} elements cannot be in the {left} bytes that are left")]
-    Count {
-        /// Claimed number of elements.
-        count: u64,
-        /// Bytes that are left of the message.
-        left: usize,
-    },
-    /// Bytes follow the last field; holds their number.
+    Count { count: u64, left: usize },
     #[error("{0} bytes follow the last field")]
     Trailing(usize),
-    /// A boolean is neither 0 nor 1.
     #[error("{0} is no boolean: only 0 and 1 are")]
     Boolean(u8),
-    /// The tag of an option or an enum is unknown.
     #[error("{0} is no known tag")]
     Tag(u32),
-    /// A text is not UTF-8.
     #[error("the text is not UTF-8")]
     Text,
     /// A value breaks a rule of the field; holds the rule.
     #[error("{0}")]
     Rule(String),
 }
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.field.as_str() {
-            "" => write!(f, "{}", self.problem),
-            field => write!(f, "{field}: {}", self.problem),
-        }
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 impl From<DecodeProblem> for DecodeError {
     fn from(problem: DecodeProblem) -> Self {
@@ -113,7 +90,7 @@ impl DecodeError {
 
     /// Adds `field` in front of the path: the error as the enclosing structure reports it.
     pub(super) fn within(mut self, field: &str) -> Self {
-        let separator = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
+        let separator = if field.is_empty() || self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
         self.field = format!("{field}{separator}{}", self.field);
         self
     }

@@ -2,13 +2,10 @@
 //! source message, unchanged.
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use strum::{EnumIter, EnumString, IntoStaticStr, VariantNames};
 
-use super::{
-    declare,
-    json::{self, JsonError},
-};
+use super::{DecodeError, declare, json};
 
 const PREFIX: &str = "utxo-dead-letter-";
 
@@ -117,8 +114,8 @@ impl DeadLetter {
     ///
     /// # Errors
     /// Fails where the text is no JSON object, or a field is missing, unknown or has an invalid value.
-    pub fn from_json(text: &str) -> Result<Self, JsonError> {
-        Self::deserialize(&json::Node::parse(text)?)
+    pub fn from_json(text: &str) -> Result<Self, DecodeError> {
+        json::read_node(&json::Node::parse(text)?)
     }
 }
 

@@ -30,7 +30,7 @@ pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
 pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEvent, OutcomeKind};
-pub use json::{JsonError, from_json, to_json};
+pub use json::{from_json, to_json};
 pub use topic::Topic;
 pub use transaction::{PartialOutput, PartialTxEvent, Validated};
 
@@ -132,9 +132,9 @@ macro_rules! events {
         )+
 
         /// Reads the fields of an event; the event borrows the bytes that the node holds.
-        fn read_event(kind: Kind, fields: &json::Node) -> Result<Event<'_>, JsonError> {
+        fn read_event(kind: Kind, fields: &json::Node) -> Result<Event<'_>, DecodeError> {
             Ok(match kind { $(
-                Kind::$kind => Event::$kind(<$type as serde::Deserialize>::deserialize(fields)?),
+                Kind::$kind => Event::$kind(json::read_node::<$type>(fields)?),
             )+ })
         }
     };
@@ -157,13 +157,6 @@ events! {
     Decision(Decision) = 7, "decision";
     /// A result for clients, see [`OutcomeEvent`].
     Outcome(OutcomeEvent) = 8, "outcome";
-}
-
-impl Event<'_> {
-    /// Returns whether `topic` may carry the event; in another topic the event is a dead letter.
-    pub fn is_admitted_by(&self, topic: Topic) -> bool {
-        topic.kinds().contains(&self.kind())
-    }
 }
 
 /// Splits a message into its kind and its body.

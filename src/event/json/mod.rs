@@ -10,7 +10,7 @@
 //!
 //! Fields may come in any order. A missing field and an unknown field are refused. serde derives both directions from
 //! the declarations; serde_json writes. Events borrow, and errors name the path of a field, which serde_json's reader
-//! gives neither: [`Node`] holds the decoded bytes, and its [`Deserializer`](de::Deserializer) adds the path.
+//! gives neither: [`Node`] holds the decoded bytes, and `serde_path_to_error` finds the path.
 
 mod node;
 mod reader;
@@ -25,62 +25,26 @@ use serde::{
 
 use super::{DecodeError, Event, Kind, read_event};
 
-pub(super) use node::Node;
+pub(super) use {node::Node, reader::read_node};
 
-/// Error of JSON that is no event: the field and the problem, in one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JsonError {
-    /// Path of the field, from the outside in: `reorg.connected[2].hash`. Empty when the line is no JSON.
-    pub field: String,
-    /// Problem of the field's value.
-    pub problem: String,
-}
+/// Problem of a field that the type does not declare.
+const NOT_A_FIELD: &str = "is not a field of this object";
 
-impl fmt::Display for JsonError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.field.as_str() {
-            "" => f.write_str(&self.problem),
-            field => write!(f, "{field}: {}", self.problem),
-        }
-    }
-}
-
-impl std::error::Error for JsonError {}
-
-impl From<DecodeError> for JsonError {
-    fn from(error: DecodeError) -> Self {
-        JsonError { field: error.field, problem: error.problem.to_string() }
-    }
-}
-
-impl JsonError {
-    fn new(problem: impl Into<String>) -> Self {
-        JsonError { field: String::new(), problem: problem.into() }
-    }
-
-    /// Adds `field` in front of the path: the error as the enclosing object reports it.
-    fn within(mut self, field: &str) -> Self {
-        let separator = if self.field.is_empty() || self.field.starts_with('[') { "" } else { "." };
-        self.field = format!("{field}{separator}{}", self.field);
-        self
-    }
-}
-
-impl de::Error for JsonError {
+impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(problem: T) -> Self {
-        JsonError::new(problem.to_string())
+        DecodeError::broken_rule("", problem.to_string())
     }
 
     fn invalid_value(_: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        JsonError::new(format!("is not {wanted}"))
+        DecodeError::broken_rule("", format!("is not {wanted}"))
     }
 
     fn missing_field(field: &'static str) -> Self {
-        JsonError::new("is missing").within(field)
+        DecodeError::broken_rule(field, "is missing")
     }
 
-    fn unknown_field(field: &str, _: &'static [&'static str]) -> Self {
-        JsonError::new("is not a field of this object").within(&field.escape_debug().to_string())
+    fn unknown_field(_: &str, _: &'static [&'static str]) -> Self {
+        DecodeError::broken_rule("", NOT_A_FIELD)
     }
 }
 
@@ -98,7 +62,7 @@ pub(super) fn write_line(value: &impl Serialize) -> String {
 ///
 /// # Errors
 /// Fails where the text is no JSON object, or a field is missing, unknown or has an invalid value.
-pub fn from_json(text: &str) -> Result<Vec<u8>, JsonError> {
+pub fn from_json(text: &str) -> Result<Vec<u8>, DecodeError> {
     let mut node = Node::parse(text)?;
     let name = node.remove("event")?;
     let kind = Kind::ALL.into_iter().find(|kind| matches!(&name, Node::Text(text, _) if text == kind.name()));

@@ -7,7 +7,7 @@ use serde::{
     de::{self, Expected, MapAccess, SeqAccess, Visitor},
 };
 
-use super::JsonError;
+use crate::event::DecodeError;
 
 /// JSON value. An object keeps the order of its fields and has no field twice. Texts and lists hold the bytes that they
 /// stand for once a field has decoded them, so that an event can borrow the bytes.
@@ -22,16 +22,16 @@ pub(in crate::event) enum Node {
 
 impl Node {
     /// Parses the text of one value.
-    pub fn parse(text: &str) -> Result<Self, JsonError> {
-        serde_json::from_str(text).map_err(|error| JsonError::new(format!("not JSON: {error}")))
+    pub fn parse(text: &str) -> Result<Self, DecodeError> {
+        serde_json::from_str(text).map_err(|error| DecodeError::broken_rule("", format!("not JSON: {error}")))
     }
 
     /// Takes a field out of an object.
-    pub fn remove(&mut self, name: &str) -> Result<Node, JsonError> {
+    pub fn remove(&mut self, name: &str) -> Result<Node, DecodeError> {
         let Node::Object(members) = self else { return Err(self.mismatch(&"an object")) };
         match members.iter().position(|(member, _)| member == name) {
             Some(index) => Ok(members.remove(index).1),
-            None => Err(JsonError::new("is missing").within(name)),
+            None => Err(DecodeError::broken_rule(name, "is missing")),
         }
     }
 
@@ -47,21 +47,21 @@ impl Node {
     }
 
     /// Returns the error of a value that is not of the expected form.
-    pub fn mismatch(&self, wanted: &dyn Expected) -> JsonError {
-        JsonError::new(format!("{} is not {wanted}", self.describe()))
+    pub fn mismatch(&self, wanted: &dyn Expected) -> DecodeError {
+        DecodeError::broken_rule("", format!("{} is not {wanted}", self.describe()))
     }
 
     /// Returns the error of a value that names none of the variants.
-    pub fn not_one_of(&self, names: &[&str]) -> JsonError {
+    pub fn not_one_of(&self, names: &[&str]) -> DecodeError {
         let found = match self {
             Node::Text(name, _) => format!("`{}`", name.escape_debug()),
             Node::Object(members) if members.len() == 1 => format!("`{}`", members[0].0.escape_debug()),
             other => other.describe().to_owned(),
         };
-        JsonError::new(format!("{found} is none of: {}", names.join(", ")))
+        DecodeError::broken_rule("", format!("{found} is none of: {}", names.join(", ")))
     }
 
-    pub fn members(&self) -> Result<&[(String, Node)], JsonError> {
+    pub fn members(&self) -> Result<&[(String, Node)], DecodeError> {
         match self {
             Node::Object(members) => Ok(members),
             other => Err(other.mismatch(&"an object")),

@@ -1,32 +1,41 @@
 //! Reading of declared types from JSON values; errors name the path of the field.
 
-use std::slice::Iter;
-
 use serde::{
     Deserialize, Deserializer,
     de::{
-        self, DeserializeSeed, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor,
-        value::BorrowedBytesDeserializer,
+        self, DeserializeSeed, EnumAccess, IntoDeserializer, VariantAccess, Visitor,
+        value::{BorrowedBytesDeserializer, MapDeserializer, SeqDeserializer},
     },
     forward_to_deserialize_any,
 };
 
-use super::{JsonError, Node};
-use crate::tx::Txid;
+use super::{NOT_A_FIELD, Node};
+use crate::{event::DecodeError, tx::Txid};
+
+/// Reads a value of a declared type; the value borrows the bytes that the node holds.
+pub(in crate::event) fn read_node<'de, T: Deserialize<'de>>(node: &'de Node) -> Result<T, DecodeError> {
+    serde_path_to_error::deserialize(node).map_err(|error| {
+        let path = match error.path() {
+            path if path.iter().len() == 0 => String::new(),
+            path => path.to_string().escape_debug().to_string(),
+        };
+        error.into_inner().within(&path)
+    })
+}
 
 macro_rules! whole_numbers {
     ($($method:ident, $visit:ident, $type:ty: $get:ident;)*) => {$(
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
             let wanted = format!("a whole number from {} to {}", <$type>::MIN, <$type>::MAX);
             let Node::Number(number) = self else { return Err(self.mismatch(&wanted.as_str())) };
             let value = number.$get().and_then(|value| <$type>::try_from(value).ok());
-            visitor.$visit(value.ok_or_else(|| JsonError::new(format!("{number} is not {wanted}")))?)
+            visitor.$visit(value.ok_or_else(|| DecodeError::broken_rule("", format!("{number} is not {wanted}")))?)
         }
     )*};
 }
 
 impl<'de> Deserializer<'de> for &'de Node {
-    type Error = JsonError;
+    type Error = DecodeError;
 
     whole_numbers! {
         deserialize_u32, visit_u32, u32: as_u64;
@@ -35,34 +44,35 @@ impl<'de> Deserializer<'de> for &'de Node {
         deserialize_i64, visit_i64, i64: as_i64;
     }
 
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self {
             Node::Bool(value) => visitor.visit_bool(*value),
             other => Err(other.mismatch(&"a boolean")),
         }
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self {
             Node::Text(text, _) => visitor.visit_borrowed_str(text),
             other => Err(other.mismatch(&visitor)),
         }
     }
 
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.deserialize_str(visitor)
     }
 
     /// Bytes are hexadecimal digits.
-    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let Node::Text(digits, bytes) = self else { return Err(self.mismatch(&"bytes as hexadecimal digits")) };
-        let decoded = hex::decode(digits).map_err(|error| JsonError::new(format!("is not hexadecimal: {error}")))?;
+        let decoded = hex::decode(digits)
+            .map_err(|error| DecodeError::broken_rule("", format!("is not hexadecimal: {error}")))?;
         visitor.visit_borrowed_bytes(bytes.get_or_init(|| decoded))
     }
 
     /// The only newtype is [`TxidList`](super::values::txid_list::TxidList): a list of ids that stands for their
     /// concatenation.
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &str, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &str, visitor: V) -> Result<V::Value, DecodeError> {
         let Node::List(elements, bytes) = self else { return Err(self.mismatch(&"a list")) };
         let mut txids = Vec::with_capacity(32 * elements.len());
         for (index, element) in elements.iter().enumerate() {
@@ -71,16 +81,16 @@ impl<'de> Deserializer<'de> for &'de Node {
         visitor.visit_newtype_struct(BorrowedBytesDeserializer::new(bytes.get_or_init(|| txids)))
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self {
             Node::Null => visitor.visit_none(),
             value => visitor.visit_some(value),
         }
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self {
-            Node::List(elements, _) => visitor.visit_seq(Elements { all: elements, next: 0 }),
+            Node::List(elements, _) => visitor.visit_seq(SeqDeserializer::new(elements.iter())),
             other => Err(other.mismatch(&"a list")),
         }
     }
@@ -90,8 +100,8 @@ impl<'de> Deserializer<'de> for &'de Node {
         _: &'static str,
         _: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, JsonError> {
-        visitor.visit_map(Members::new(self.members()?))
+    ) -> Result<V::Value, DecodeError> {
+        visit_members(self.members()?, visitor)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -99,7 +109,7 @@ impl<'de> Deserializer<'de> for &'de Node {
         _: &'static str,
         names: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, JsonError> {
+    ) -> Result<V::Value, DecodeError> {
         let (name, value) = match self {
             Node::Text(name, _) => (name, None),
             Node::Object(members) if members.len() == 1 => (&members[0].0, Some(&members[0].1)),
@@ -108,10 +118,10 @@ impl<'de> Deserializer<'de> for &'de Node {
         if !names.contains(&name.as_str()) {
             return Err(self.not_one_of(names));
         }
-        visitor.visit_enum(NamedVariant { name, value }).map_err(|error| error.within(name))
+        visitor.visit_enum(NamedVariant { name, value })
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, JsonError> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         Err(self.mismatch(&visitor))
     }
 
@@ -120,51 +130,16 @@ impl<'de> Deserializer<'de> for &'de Node {
     }
 }
 
-/// Elements of a list; an error names the index.
-struct Elements<'de> {
-    all: &'de [Node],
-    next: usize,
-}
+impl<'de> IntoDeserializer<'de, DecodeError> for &'de Node {
+    type Deserializer = Self;
 
-impl<'de> SeqAccess<'de> for Elements<'de> {
-    type Error = JsonError;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, JsonError> {
-        let Some(element) = self.all.get(self.next) else { return Ok(None) };
-        let index = self.next;
-        self.next += 1;
-        seed.deserialize(element).map(Some).map_err(|error| error.within(&format!("[{index}]")))
-    }
-
-    fn size_hint(&self) -> Option<usize> {
-        Some(self.all.len() - self.next)
+    fn into_deserializer(self) -> Self {
+        self
     }
 }
 
-/// Fields of an object; an error names the field.
-struct Members<'de> {
-    rest: Iter<'de, (String, Node)>,
-    value: Option<&'de (String, Node)>,
-}
-
-impl<'de> Members<'de> {
-    fn new(members: &'de [(String, Node)]) -> Self {
-        Members { rest: members.iter(), value: None }
-    }
-}
-
-impl<'de> MapAccess<'de> for Members<'de> {
-    type Error = JsonError;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, JsonError> {
-        self.value = self.rest.next();
-        self.value.map(|(name, _)| seed.deserialize(name.as_str().into_deserializer())).transpose()
-    }
-
-    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, JsonError> {
-        let (name, value) = self.value.ok_or_else(|| JsonError::new("a field has no value"))?;
-        seed.deserialize(value).map_err(|error| error.within(name))
-    }
+fn visit_members<'de, V: Visitor<'de>>(members: &'de [(String, Node)], visitor: V) -> Result<V::Value, DecodeError> {
+    visitor.visit_map(MapDeserializer::new(members.iter().map(|(name, value)| (name.as_str(), value))))
 }
 
 /// Variant of an enum; no value stands for an object without fields.
@@ -174,39 +149,39 @@ struct NamedVariant<'de> {
 }
 
 impl<'de> NamedVariant<'de> {
-    fn members(&self) -> Result<&'de [(String, Node)], JsonError> {
+    fn members(&self) -> Result<&'de [(String, Node)], DecodeError> {
         self.value.map_or(Ok(&[]), Node::members)
     }
 }
 
 impl<'de> EnumAccess<'de> for NamedVariant<'de> {
-    type Error = JsonError;
+    type Error = DecodeError;
     type Variant = Self;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), JsonError> {
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), DecodeError> {
         seed.deserialize(self.name.into_deserializer()).map(|variant| (variant, self))
     }
 }
 
 impl<'de> VariantAccess<'de> for NamedVariant<'de> {
-    type Error = JsonError;
+    type Error = DecodeError;
 
-    fn unit_variant(self) -> Result<(), JsonError> {
+    fn unit_variant(self) -> Result<(), DecodeError> {
         match self.members()? {
             [] => Ok(()),
-            [(name, _), ..] => Err(de::Error::unknown_field(name, &[])),
+            [(name, _), ..] => Err(DecodeError::broken_rule(name.escape_debug().to_string(), NOT_A_FIELD)),
         }
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, JsonError> {
-        seed.deserialize(self.value.ok_or_else(|| JsonError::new("is missing"))?)
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, DecodeError> {
+        seed.deserialize(self.value.ok_or_else(|| DecodeError::broken_rule("", "is missing"))?)
     }
 
-    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], visitor: V) -> Result<V::Value, JsonError> {
-        visitor.visit_map(Members::new(self.members()?))
+    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], visitor: V) -> Result<V::Value, DecodeError> {
+        visit_members(self.members()?, visitor)
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, JsonError> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
         Err(de::Error::custom(&visitor as &dyn de::Expected))
     }
 }
