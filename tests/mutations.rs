@@ -178,6 +178,19 @@ fn every_fault_can_be_planted() {
 }
 
 #[test]
+fn the_table_has_one_row_for_every_fault() {
+    let readme = fs::read_to_string(root().join("tests/it/sim/README.md")).unwrap();
+    let (_, table) = readme.split_once("| fault | seeds | how |\n").unwrap();
+    let mut rows: Vec<&str> =
+        table.lines().filter_map(|row| Some(row.strip_prefix("| `")?.split_once('`')?.0)).collect();
+    rows.sort_unstable();
+    let faults = faults();
+    let mut names: Vec<&str> = faults.iter().map(|fault| fault.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(rows, names);
+}
+
+#[test]
 #[ignore = "takes many minutes: make mutations"]
 fn the_simulator_finds_every_fault() {
     let all = faults();
