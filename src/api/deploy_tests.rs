@@ -184,6 +184,16 @@ fn panels_use_registered_metrics_and_every_metric_is_on_a_panel() {
     assert_eq!(boxes.len(), serde_json::from_str::<Value>(DASHBOARD).unwrap()["panels"].as_array().unwrap().len());
 }
 
+/// Returns the value of a field. The lines of a value that continues, or that YAML folds (`>-`), become one line.
+fn read_field(rule: &str, field: &str) -> Option<String> {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let mut lines = rule.lines().skip_while(|line| !line.trim_start().starts_with(&format!("{field}:")));
+    let first = lines.next()?;
+    let value = first.trim_start()[field.len() + 1..].trim();
+    let continued = lines.take_while(|line| indent(line) > indent(first)).map(str::trim);
+    Some([value].into_iter().filter(|value| *value != ">-").chain(continued).collect::<Vec<_>>().join(" "))
+}
+
 #[test]
 fn every_alert_rule_uses_registered_metrics_and_has_a_runbook() {
     let all = registered();
@@ -193,11 +203,8 @@ fn every_alert_rule_uses_registered_metrics_and_has_a_runbook() {
     for rule in rules {
         let name = rule.lines().next().unwrap();
         assert!(name.starts_with("UtxoStore") && names.insert(name), "{name}");
-        let field = |field: &str| {
-            let found = rule.lines().find_map(|line| line.trim_start().strip_prefix(field)?.strip_prefix(": "));
-            found.unwrap_or_else(|| panic!("{name} has no {field}"))
-        };
-        let expression = field("expr");
+        let field = |field: &str| read_field(rule, field).unwrap_or_else(|| panic!("{name} has no {field}"));
+        let expression = &field("expr");
         assert!(!metric_names(expression).is_empty(), "{name} uses no metric: {expression}");
         assert_eq!(expression_errors(expression, &all), [""; 0], "{name}: {expression}");
         assert!(field("labels").contains("severity: critical") || field("labels").contains("severity: warning"));
