@@ -15,6 +15,7 @@ mod cli;
 mod commands;
 mod commits;
 mod compare;
+mod compose;
 mod coordinators;
 mod dead_letters;
 mod demo;
