@@ -62,11 +62,16 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() {
             2
-        } else if self.0.is::<FencedError>() {
+        } else if self.is_fenced() {
             5
         } else {
             1
         }
+    }
+
+    /// Returns whether another process with the same `kafka.instance_id` has taken the place of this process.
+    pub fn is_fenced(&self) -> bool {
+        self.0.is::<FencedError>()
     }
 }
 

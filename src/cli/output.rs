@@ -5,6 +5,8 @@
 
 use std::io::{self, StderrLock, StdoutLock, Write};
 
+use serde::Serialize;
+
 /// Writes until the reader has closed the pipe, and discards everything after that.
 #[derive(Debug)]
 pub struct PipeWriter<W> {
@@ -26,6 +28,12 @@ pub fn stderr() -> PipeWriter<StderrLock<'static>> {
 /// then.
 pub fn is_closed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// Writes a value as one line of JSON.
+pub fn write_json(value: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)
 }
 
 impl<W: Write> PipeWriter<W> {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        CliResult, Failure,
+        CliResult, Failure, FencedError,
         opening::{self, Monitoring},
         run::consume,
         serving::{self, HttpOptions},
@@ -130,22 +130,23 @@ async fn run_until_read(
     let (broker, health, stop) = (parts.broker.clone(), parts.health.clone(), shutdown.child_token());
     let consuming = consume(config, parts, stop.clone());
     tokio::pin!(consuming);
-    let incomplete = |reason: String| {
-        Failure::new(format!("{reason}; `run` continues at the committed offsets, and this command would begin again"))
-    };
     let outcome = tokio::select! {
         ended = &mut consuming => {
-            return match ended {
-                Ok(_) => Err(incomplete("stopped before the end".to_owned())),
-                Err(failure) => Err(incomplete(failure.message())),
-            };
+            return Err(incomplete(ended.err().unwrap_or_else(|| Failure::new("stopped before the end"))));
         }
         outcome = wait_until_read(broker.as_ref(), &health, reset, ranges) => outcome,
     };
     stop.cancel();
     let report = consuming.await?;
-    outcome.map_err(incomplete)?;
+    outcome.map_err(|reason| incomplete(Failure::new(reason)))?;
     Ok(report)
+}
+
+/// Adds to the reason of an early end how to continue. A fenced process keeps its exit code.
+fn incomplete(reason: Failure) -> Failure {
+    let message = reason.message();
+    let message = format!("{message}; `run` continues at the committed offsets, and this command would begin again");
+    if reason.is_fenced() { FencedError(message).into() } else { Failure::new(message) }
 }
 
 /// Waits until the group has committed the ranges.
@@ -176,8 +177,7 @@ async fn wait_until_read(
 
 fn print(summary: &ReplaySummary, json: bool, out: &mut impl Write) -> CliResult {
     if json {
-        serde_json::to_writer(&mut *out, summary)?;
-        return Ok(writeln!(out)?);
+        return Ok(output::write_json(summary, out)?);
     }
     let ReplaySummary { messages, partitions, contests, dead_letters, seconds } = summary;
     if partitions.is_empty() {
@@ -191,4 +191,17 @@ fn print(summary: &ReplaySummary, json: bool, out: &mut impl Write) -> CliResult
         "{messages} messages read again in {seconds:.1} s; {contests} contests, {dead_letters} dead letters"
     )?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fenced_replay_ends_with_the_exit_code_of_a_fenced_run() {
+        let fenced = incomplete(FencedError("another process".to_owned()).into());
+        assert!(fenced.to_string().starts_with("error: another process; `run` continues"), "{fenced}");
+        assert_eq!(fenced.exit_code(), 5);
+        assert_eq!(incomplete(Failure::new("stopped before the end")).exit_code(), 1);
+    }
 }
