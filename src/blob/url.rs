@@ -13,43 +13,26 @@ use std::{fmt, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr};
 
 use url::{Host, Url};
 
-use crate::engine::{
-    OpenError, parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path,
+use crate::text::percent::{
+    parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path,
 };
 
 /// Reasons why a URL names no blob store. No message repeats a whole URL, because a URL may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum BlobUrlError {
-    /// The text is not of the form `scheme://…`.
     #[error("cannot read a blob store URL without `://`; write `file:///path` or `s3://bucket/prefix`")]
     NotAUrl,
-    /// The scheme is not one of the known schemes.
     #[error("unknown blob store `{}://`; known are memory, file, s3, http, https", .0.escape_debug())]
     UnknownScheme(String),
     /// The text after the scheme does not name a place of this store.
     #[error("blob store `{scheme}` {problem}")]
-    Place {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Problem with the text, as the end of a sentence.
-        problem: &'static str,
-    },
-    /// The address of the server does not parse.
+    Place { scheme: &'static str, problem: &'static str },
     #[error("blob store `{scheme}` needs a server such as `http://host:port` or `http://[::1]:port`: {error}")]
-    Server {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Error of the URL parser.
-        error: url::ParseError,
-    },
+    Server { scheme: &'static str, error: url::ParseError },
     /// The store does not have this parameter, or the parameter is empty.
     #[error("blob store `{scheme}` has no parameter `{}`, or the parameter needs a value", key.escape_debug())]
-    Parameter {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Name of the parameter.
-        key: String,
-    },
+    Parameter { scheme: &'static str, key: String },
     /// A `%` is not followed by two hexadecimal digits, or the decoded bytes are not UTF-8.
     #[error("a `%` in the blob store URL does not stand for a character; write `%25` for a percent sign")]
     Percent,
@@ -122,7 +105,7 @@ impl fmt::Display for BlobUrl {
 
 fn parse_directory(place: &str, query: &str) -> Result<BlobUrl, BlobUrlError> {
     refuse_parameters("file", query)?;
-    let path = percent_decode_path(place).map_err(to_percent_error)?;
+    let path = percent_decode_path(place).ok_or(BlobUrlError::Percent)?;
     if !path.is_absolute() || path.file_name().is_none() || path.as_os_str().as_bytes().contains(&0) {
         return Err(BlobUrlError::Place { scheme: "file", problem: "needs an absolute path: `file:///path`" });
     }
@@ -135,10 +118,10 @@ fn parse_bucket(place: &str, query: &str) -> Result<Bucket, BlobUrlError> {
     if name.is_empty() || !name.chars().all(is_legal) {
         return Err(BlobUrlError::Place { scheme: "s3", problem: "needs a bucket: `s3://bucket/prefix`" });
     }
-    let prefix = percent_decode(prefix).map_err(to_percent_error)?;
+    let prefix = percent_decode(prefix).ok_or(BlobUrlError::Percent)?;
     let mut bucket =
         Bucket { name: name.into(), prefix: prefix.trim_matches('/').into(), region: None, endpoint: None };
-    for (key, value) in parse_parameters(query).map_err(to_percent_error)? {
+    for (key, value) in parse_parameters(query).ok_or(BlobUrlError::Percent)? {
         match key.as_str() {
             "region" if !value.is_empty() => bucket.region = Some(value),
             "endpoint" if value.starts_with("http://") || value.starts_with("https://") => {
@@ -182,15 +165,10 @@ fn check_server(scheme: &'static str, url: &str) -> Result<(), BlobUrlError> {
 }
 
 fn refuse_parameters(scheme: &'static str, query: &str) -> Result<(), BlobUrlError> {
-    match parse_parameters(query).map_err(to_percent_error)?.into_iter().next() {
+    match parse_parameters(query).ok_or(BlobUrlError::Percent)?.into_iter().next() {
         Some((key, _)) => Err(BlobUrlError::Parameter { scheme, key }),
         None => Ok(()),
     }
-}
-
-/// Converts the error of decoding: a `%` is the only fault that one text can have.
-fn to_percent_error(_: OpenError) -> BlobUrlError {
-    BlobUrlError::Percent
 }
 
 #[cfg(test)]

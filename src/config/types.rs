@@ -15,8 +15,9 @@ use crate::{
     address::{AddressError, AddressFormat},
     blob::{BlobUrl, BlobUrlError},
     broker::kafka::{AssignmentStrategy, GroupProtocol, SaslMechanism, SecurityProtocol},
-    engine::{OpenError, StoreUrl, percent_decode_path},
+    engine::{OpenError, StoreUrl},
     telemetry::LogFormat,
+    text::percent::percent_decode_path,
     tx::Network,
 };
 
@@ -252,7 +253,7 @@ impl FromStr for Brokers {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix(SAVED_LOG_SCHEME) {
-            let path = percent_decode_path(path).ok().filter(|path| path.is_absolute());
+            let path = percent_decode_path(path).filter(|path| path.is_absolute());
             let path = path.ok_or("has a saved log without an absolute path: write file:///path/log.jsonl")?;
             return Ok(Brokers { list: text.to_owned(), protocols: Vec::new(), saved: Some(path) });
         }

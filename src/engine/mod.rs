@@ -21,7 +21,6 @@ use async_trait::async_trait;
 
 pub use decorator::EngineDecorator;
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
-pub(crate) use url::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path};
 
 use crate::record::{Key, Operation, Outcome, Record};
 
@@ -95,7 +94,7 @@ pub enum Index {
 }
 
 impl Index {
-    /// All indexes, each of which every store has.
+    /// All indexes, each of which every store has, in the order of the enum.
     pub const ALL: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
 }
 

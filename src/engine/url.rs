@@ -7,18 +7,10 @@
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
 //! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
 //!
-//! In a path and in a parameter, `%` and two hexadecimal digits stand for a byte.
+//! In a path and in a parameter, `%` and two hexadecimal digits stand for a byte (`text::percent`). The crate `url`
+//! cannot read these URLs: `docs/decisions/0212-store-urls-without-the-crate-url.md`.
 
-use std::{
-    ffi::OsString,
-    fmt,
-    os::unix::ffi::{OsStrExt, OsStringExt},
-    path::{Path, PathBuf},
-    str::FromStr,
-    sync::Arc,
-};
-
-use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, percent_decode_str, utf8_percent_encode};
+use std::{fmt, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr, sync::Arc};
 
 use super::{
     RecordEngine,
@@ -30,63 +22,41 @@ use super::{
 use crate::{
     address::{Address, AddressError, AddressFormat},
     record::Rules,
+    text::percent::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path},
 };
 
 /// Reasons why a store could not be opened. No message repeats a whole URL, because a URL may hold a password.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum OpenError {
-    /// The text is not of the form `scheme://…`.
     #[error("cannot read a store URL without `://`; write for example `fjall:///path`")]
     NotAUrl,
-    /// The scheme is not one of the known schemes.
     #[error(
         "unknown store `{}://`; known are memory, null, fjall, aerospike, postgres, sqlite, sqlitememory",
         .0.escape_debug()
     )]
     UnknownScheme(String),
-    /// The scheme has no engine yet.
     #[error("store `{0}://` is not built yet; use fjall or aerospike")]
     NotBuilt(String),
     /// The store cannot have this path.
     #[error("store `{scheme}` {problem}")]
-    Path {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Problem with the path, as the end of a sentence.
-        problem: &'static str,
-    },
-    /// The store does not have this parameter.
+    Path { scheme: &'static str, problem: &'static str },
     #[error("store `{scheme}` has no parameter `{}`", key.escape_debug())]
-    UnknownParameter {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Name of the parameter.
-        key: String,
-    },
-    /// The value of a parameter is not valid.
+    UnknownParameter { scheme: &'static str, key: String },
     #[error("parameter `{key}` of a store URL must be {expected}")]
-    BadParameter {
-        /// Name of the parameter.
-        key: &'static str,
-        /// Description of the valid values.
-        expected: &'static str,
-    },
+    BadParameter { key: &'static str, expected: &'static str },
     /// A `%` is not followed by two hexadecimal digits, or the decoded bytes are not UTF-8.
     #[error("a `%` in the store URL does not stand for a character; write `%25` for a percent sign")]
     Percent,
-    /// An address in the list of nodes does not parse.
     #[error("store `aerospike` {0}")]
     Address(AddressError),
     /// The URL contains user and password. A URL appears in logs and in process lists.
     #[error("cannot take user and password from a store URL; set store.aerospike.user and store.aerospike.password")]
     Login,
-    /// The fjall engine could not be opened.
     #[error(transparent)]
     Fjall(#[from] OpenFjallError),
-    /// The Aerospike engine could not be opened.
     #[error(transparent)]
     Aerospike(#[from] OpenAerospikeError),
-    /// Opening ended with a panic.
     #[error("opening the store panicked: {0}")]
     Panicked(String),
 }
@@ -216,14 +186,14 @@ fn refuse_place(scheme: &'static str, path: &str, query: &str) -> Result<(), Ope
     if !matches!(path, "" | "/") {
         return Err(OpenError::Path { scheme, problem: "takes no path" });
     }
-    match parse_parameters(query)?.into_iter().next() {
+    match parse_parameters(query).ok_or(OpenError::Percent)?.into_iter().next() {
         Some((key, _)) => Err(OpenError::UnknownParameter { scheme, key }),
         None => Ok(()),
     }
 }
 
 fn parse_fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
-    let path = percent_decode_path(path)?;
+    let path = percent_decode_path(path).ok_or(OpenError::Percent)?;
     // A path of only slashes and dots is the root, which has no file name.
     if !path.is_absolute() || path.file_name().is_none() {
         return Err(OpenError::Path { scheme: "fjall", problem: "needs an absolute path: `fjall:///path`" });
@@ -236,7 +206,7 @@ fn parse_fjall_directory(path: &str) -> Result<PathBuf, OpenError> {
 
 fn parse_fjall_options(query: &str) -> Result<FjallOptions, OpenError> {
     let mut options = FjallOptions::default();
-    for (key, value) in parse_parameters(query)? {
+    for (key, value) in parse_parameters(query).ok_or(OpenError::Percent)? {
         match key.as_str() {
             "cache_mib" => options.cache_bytes = parse_cache_bytes(&value)?,
             _ => return Err(OpenError::UnknownParameter { scheme: "fjall", key }),
@@ -256,8 +226,8 @@ fn parse_aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenEr
     }
     let hosts = NODES.parse_list(hosts).map_err(OpenError::Address)?;
     let hosts = hosts.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
-    let mut settings = AerospikeSettings::new(hosts, percent_decode(namespace)?, DEFAULT_SET);
-    for (key, value) in parse_parameters(query)? {
+    let mut settings = AerospikeSettings::new(hosts, percent_decode(namespace).ok_or(OpenError::Percent)?, DEFAULT_SET);
+    for (key, value) in parse_parameters(query).ok_or(OpenError::Percent)? {
         match key.as_str() {
             "set" if value.is_empty() => {
                 return Err(OpenError::BadParameter { key: "set", expected: "the name of a set" });
@@ -275,50 +245,22 @@ fn parse_cache_bytes(mib: &str) -> Result<u64, OpenError> {
     bytes.ok_or(OpenError::BadParameter { key: "cache_mib", expected: "a whole number of mebibytes above 0" })
 }
 
-/// Splits the text after the `?` of a URL into names and values.
-pub(crate) fn parse_parameters(query: &str) -> Result<Vec<(String, String)>, OpenError> {
-    let pair = |pair: &str| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        Ok((percent_decode(key)?, percent_decode(value)?))
-    };
-    query.split('&').filter(|pair| !pair.is_empty()).map(pair).collect()
-}
-
-/// Characters with a meaning in a store URL. All other printable ASCII stands for itself.
-const RESERVED: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'&');
-
-/// Replaces the characters of a text that have a meaning in a URL, and all that are not ASCII, by `%` and digits.
-pub(crate) fn percent_encode(text: &str) -> PercentEncode<'_> {
-    utf8_percent_encode(text, RESERVED)
-}
-
-/// Like [`percent_encode`]; the bytes of the path need not be UTF-8.
-pub(crate) fn percent_encode_path(path: &Path) -> PercentEncode<'_> {
-    percent_encoding::percent_encode(path.as_os_str().as_bytes(), RESERVED)
-}
-
-/// Replaces each `%` with its two hexadecimal digits by the byte.
-pub(crate) fn percent_decode(text: &str) -> Result<String, OpenError> {
-    String::from_utf8(percent_decode_bytes(text)?).map_err(|_| OpenError::Percent)
-}
-
-/// Decodes the path of a URL; the bytes need not be UTF-8.
-pub(crate) fn percent_decode_path(text: &str) -> Result<PathBuf, OpenError> {
-    Ok(OsString::from_vec(percent_decode_bytes(text)?).into())
-}
-
-fn percent_decode_bytes(text: &str) -> Result<Vec<u8>, OpenError> {
-    // The decoder takes a `%` without two digits literally.
-    let has_digits = |part: &[u8]| part.len() >= 2 && part[..2].iter().all(u8::is_ascii_hexdigit);
-    match text.as_bytes().split(|byte| *byte == b'%').skip(1).all(has_digits) {
-        true => Ok(percent_decode_str(text).collect()),
-        false => Err(OpenError::Percent),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{ffi::OsString, os::unix::ffi::OsStringExt};
+
     use super::*;
+
+    /// Reasons for a parser of our own: `docs/decisions/0212-store-urls-without-the-crate-url.md`.
+    #[test]
+    fn the_crate_url_refuses_several_hosts_and_changes_paths() {
+        assert!(url::Url::parse("aerospike://a:3000,b:3000/ns").is_err());
+        for (given, path) in [("fjall:///a/../b", "/b"), ("fjall:///a#b", "/a"), ("fjall:///a b", "/a%20b")] {
+            assert_eq!(url::Url::parse(given).unwrap().path(), path);
+        }
+        let pairs = url::form_urlencoded::parse(b"externalStore=file:///a+b%zz");
+        assert_eq!(pairs.into_owned().next().unwrap().1, "file:///a b%zz", "a blank for `+`, and no error for `%zz`");
+    }
 
     fn fjall(path: &str, cache_bytes: u64) -> StoreUrl {
         StoreUrl::Fjall(path.into(), FjallOptions { cache_bytes })

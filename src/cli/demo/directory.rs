@@ -8,11 +8,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
-    blob::BlobUrl,
-    cli::Failure,
-    config::Config,
-    engine::{StoreUrl, percent_encode_path},
-    event::Topic,
+    blob::BlobUrl, cli::Failure, config::Config, engine::StoreUrl, event::Topic, text::percent::percent_encode_path,
     tx::Network,
 };
 
