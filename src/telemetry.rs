@@ -17,7 +17,7 @@ use crate::{broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
 pub use engine::WatchedEngine;
 pub use family::{Counters, Family, Histograms, Label, OutcomeCounters};
 pub use labels::{
-    BlobFailure, BlobLabel, BlobOperation, CacheResult, CommitFailure, Completion, DrainReason, EventKind,
+    BlobErrorKind, BlobKind, BlobOperation, CacheResult, CommitFailure, Completion, DrainReason, EventKind,
     OperationKind, PrunedKind, RebalanceChange, TransferDirection, VerdictKind,
 };
 pub use logging::{LogFormat, LoggingError, init_logging};
@@ -162,9 +162,9 @@ metrics! {
     /// Time of a request to the blob store, in seconds, by operation.
     pub blob_seconds: Histograms<BlobOperation> = "utxo_blob_seconds" ["operation"];
     /// Time to store a body in the blob store, in seconds, by the kind of blob.
-    pub create_external: Histograms<BlobLabel> = "utxo_create_external" ["blob"];
+    pub create_external: Histograms<BlobKind> = "utxo_create_external" ["blob"];
     /// Failed requests to the blob store, by the caller's possible reaction.
-    pub blob_errors: Counters<BlobFailure> = "utxo_blob_errors_total" ["type"];
+    pub blob_errors: Counters<BlobErrorKind> = "utxo_blob_errors_total" ["type"];
     /// Bytes that were read from the blob store or sent to it.
     pub blob_bytes: Counters<TransferDirection> = "utxo_blob_bytes_total" ["direction"];
     /// Bodies requested from the blob store, by presence in the cache.

@@ -24,9 +24,6 @@ use crate::{
 impl BlobStore {
     /// Stores a transaction unless the same bytes are stored, and returns the reference to its blob. Idempotent: the
     /// same bytes always give the same reference.
-    ///
-    /// # Errors
-    /// As [`put_tx`](Self::put_tx).
     pub async fn store_tx(&self, txid: Txid, bytes: Bytes) -> Result<Blob, BlobError> {
         if is_first(self.put_tx(txid, bytes.clone()).await)? {
             return Ok(Blob::First);
@@ -41,9 +38,6 @@ impl BlobStore {
     }
 
     /// Returns the bytes of a transaction in the blob that `blob` refers to; `None`: no such blob exists.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn load_tx(&self, txid: Txid, blob: Blob, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
         if blob == Blob::First {
             return self.get_tx(txid, reuse).await;
@@ -53,9 +47,6 @@ impl BlobStore {
 
     /// Returns the outputs `vouts` of a transaction in the blob that `blob` refers to, read as by
     /// [`tx_outputs`](Self::tx_outputs); `None`: no such blob exists.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn load_tx_outputs(
         &self,
         txid: Txid,
@@ -72,9 +63,6 @@ impl BlobStore {
 
     /// Stores the known outputs of a partial transaction unless the same outputs are stored, and returns the reference
     /// to their blob.
-    ///
-    /// # Errors
-    /// As [`put_outputs`](Self::put_outputs).
     pub async fn store_outputs(&self, partial: &PartialTx) -> Result<Blob, BlobError> {
         if is_first(self.put_outputs(partial).await)? {
             return Ok(Blob::First);
@@ -89,9 +77,6 @@ impl BlobStore {
 
     /// Returns the known outputs of a partial transaction in the blob that `blob` refers to; `None`: no such blob
     /// exists.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn load_outputs(&self, txid: Txid, blob: Blob) -> Result<Option<PartialTx>, BlobError> {
         let read = Box::pin(self.blobs().read_outputs(BlobName::outputs(txid).of_blob(blob)));
         self.measure(BlobOperation::GetOutputs, read).await

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::telemetry::BlobFailure;
+use crate::telemetry::BlobErrorKind;
 
 /// Failure of one request for one blob. `kind` says what the caller may do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,22 +18,6 @@ pub struct BlobError {
     pub message: String,
 }
 
-/// Classes of errors by what the caller may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BlobErrorKind {
-    /// The request changed nothing; send the same request again after a pause.
-    Retryable,
-    /// The request may have taken effect; send the same request again, because requests are idempotent.
-    Unknown,
-    /// The store forbids the request or is full, and a person has to change that. Retries are harmless and succeed
-    /// after the change.
-    Denied,
-    /// The stored bytes do not match the blob's name. A retry does not help; nothing was written.
-    Corrupt,
-    /// The bytes to store do not match the blob's name. Nothing was sent.
-    Invalid,
-}
-
 impl fmt::Display for BlobErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -43,18 +27,6 @@ impl fmt::Display for BlobErrorKind {
             BlobErrorKind::Corrupt => "corrupt",
             BlobErrorKind::Invalid => "not stored",
         })
-    }
-}
-
-impl From<BlobErrorKind> for BlobFailure {
-    fn from(kind: BlobErrorKind) -> Self {
-        match kind {
-            BlobErrorKind::Retryable => BlobFailure::Retryable,
-            BlobErrorKind::Unknown => BlobFailure::Unknown,
-            BlobErrorKind::Denied => BlobFailure::Denied,
-            BlobErrorKind::Corrupt => BlobFailure::Corrupt,
-            BlobErrorKind::Invalid => BlobFailure::Invalid,
-        }
     }
 }
 

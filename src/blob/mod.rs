@@ -36,12 +36,14 @@ mod store;
 mod url;
 mod verified;
 
-pub use error::{BlobError, BlobErrorKind};
-pub use name::{BlobKind, BlobName};
+pub use error::BlobError;
+pub use name::BlobName;
 pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
 pub use outputs::{OutputsError, PartialTx};
 pub use store::{BlobOptions, BlobStore, PutOutcome, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};
+
+pub use crate::telemetry::{BlobErrorKind, BlobKind};
 
 #[cfg(test)]
 mod claim_tests;

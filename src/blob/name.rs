@@ -4,34 +4,11 @@ use std::fmt;
 
 use object_store::path::Path;
 
-use crate::{record::Blob, telemetry::BlobLabel, tx::Txid};
-
-/// Kinds of blobs, by their content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BlobKind {
-    /// `.tx`: a whole transaction in extended format (a coinbase: in the format of its event).
-    Tx,
-    /// `.outputs`: the known outputs of a partial transaction.
-    Outputs,
-}
-
-impl From<BlobKind> for BlobLabel {
-    fn from(kind: BlobKind) -> Self {
-        match kind {
-            BlobKind::Tx => BlobLabel::Tx,
-            BlobKind::Outputs => BlobLabel::Outputs,
-        }
-    }
-}
-
-impl BlobKind {
-    fn suffix(self) -> &'static str {
-        match self {
-            BlobKind::Tx => "tx",
-            BlobKind::Outputs => "outputs",
-        }
-    }
-}
+use crate::{
+    record::Blob,
+    telemetry::{BlobKind, Label},
+    tx::Txid,
+};
 
 /// Name of a blob: `ab/ab…cd.tx`, the transaction id as block explorers print it, in a folder named by its first two
 /// digits. Txids are uniform, so the 256 folders have about equally many blobs.
@@ -82,7 +59,7 @@ impl fmt::Display for BlobName {
         if let Some(content_hash) = self.content_hash {
             write!(f, "{}.", hex::encode(content_hash))?;
         }
-        f.write_str(self.kind.suffix())
+        f.write_str(BlobKind::VALUES[self.kind.index()])
     }
 }
 

@@ -18,6 +18,7 @@ pub struct Objects(Requests);
 
 /// Reasons why the reading of an object ends early.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum ObjectError {
     /// The object does not exist: it is not written yet, or in another place.
     #[error("object `{0}` does not exist")]
@@ -27,12 +28,7 @@ pub enum ObjectError {
     Failed(String, BlobError),
     /// The object differs from the announcement in its block.
     #[error("object `{key}` does not match its announcement in the block: {problem}")]
-    Wrong {
-        /// Key of the object.
-        key: String,
-        /// Difference from the announcement, in one line.
-        problem: String,
-    },
+    Wrong { key: String, problem: String },
 }
 
 /// Announcement of an object in a block: a plain concatenation of transaction ids in internal byte order.

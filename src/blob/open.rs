@@ -17,24 +17,17 @@ use super::{
 
 /// Reasons why a blob store could not be opened; each message is one line, without a secret.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum OpenBlobError {
     /// The binary was built without the cargo feature of this scheme.
     #[error(
         "cannot open a blob store `{scheme}://`: this binary was built without it; build with `--features {feature}`"
     )]
-    NotBuilt {
-        /// Scheme of the URL.
-        scheme: &'static str,
-        /// Cargo feature that the scheme needs.
-        feature: &'static str,
-    },
-    /// The operating system refused access to a directory.
+    NotBuilt { scheme: &'static str, feature: &'static str },
     #[error("cannot use the blob directory {}: {}", .0.display(), .1)]
     Directory(PathBuf, io::Error),
-    /// The client of the object store refused its settings.
     #[error("cannot configure the blob store: {0}")]
     Settings(String),
-    /// A request to the blob store failed.
     #[error("cannot open the blob store: {0}")]
     Store(#[from] BlobError),
     /// The place has no mark, and none is written: by a reader, or for a store of records that has a blob store
@@ -42,55 +35,28 @@ pub enum OpenBlobError {
     #[error(
         "no blob store at {place}: object `{MARK}` is missing; check that the place is mounted and is the right one"
     )]
-    Missing {
-        /// URL or directory of the place.
-        place: String,
-    },
+    Missing { place: String },
     /// The place holds objects that are no blobs, so no blob store is made there.
     #[error("cannot make a blob store at {place}: the place is not empty and has no `{MARK}`; name an empty place")]
-    NotEmpty {
-        /// URL or directory of the place.
-        place: String,
-    },
+    NotEmpty { place: String },
     /// The blob store holds the bodies of another store of records.
     #[error(
         "cannot use the blob store at {place}: the blob store belongs to the store {found}, not to {store}; \
          give each store of records, also a rebuilt one, a blob store of its own"
     )]
-    OtherStore {
-        /// URL or directory of the place.
-        place: String,
-        /// Store id in the mark, in hex.
-        found: String,
-        /// Id of the store of records that claims the place, in hex.
-        store: String,
-    },
+    OtherStore { place: String, found: String, store: String },
     /// The server ignores the condition of a request, so that the last writer would win.
     #[error(
         "cannot keep blobs at {place}: a conditional {what} (`If-None-Match: *`) overwrote an existing object; \
          use a server that supports conditional requests"
     )]
-    Overwrites {
-        /// URL or directory of the place.
-        place: String,
-        /// Conditional request that overwrote: `write` or `copy`.
-        what: &'static str,
-    },
+    Overwrites { place: String, what: &'static str },
     /// A store that was opened to read is claimed for writing.
     #[error("cannot write to the blob store at {place}: the blob store is read-only or was opened to read")]
-    ReadOnly {
-        /// URL or directory of the place.
-        place: String,
-    },
+    ReadOnly { place: String },
     /// The mark is not one that this version writes.
     #[error("cannot use the blob store at {place}: unknown layout, `{MARK}` reads {found:?}")]
-    Layout {
-        /// URL or directory of the place.
-        place: String,
-        /// Beginning of the mark.
-        found: String,
-    },
-    /// Opening ended with a panic.
+    Layout { place: String, found: String },
     #[error("opening the blob store panicked: {0}")]
     Panicked(String),
 }
@@ -125,9 +91,6 @@ pub enum Intent {
 }
 
 /// Opens the store that `url` names.
-///
-/// # Errors
-/// See [`OpenBlobError`].
 pub async fn open(
     url: &BlobUrl,
     intent: Intent,
@@ -144,9 +107,6 @@ pub async fn open(
 
 /// Opens the place that `url` names to read objects that other programs put there. Checks nothing: the place may still
 /// be empty.
-///
-/// # Errors
-/// See [`OpenBlobError`].
 pub async fn open_objects(url: &BlobUrl, access: &BlobAccess, options: &BlobOptions) -> Result<Objects, OpenBlobError> {
     let store: Arc<dyn ObjectStore> = match url {
         BlobUrl::Memory => Arc::new(object_store::memory::InMemory::new()),

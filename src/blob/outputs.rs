@@ -27,28 +27,18 @@ pub struct PartialTx {
 
 /// Errors of encoding and decoding a partial transaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum OutputsError {
-    /// The bytes end too early.
     #[error("at byte {at}: the bytes end within the {field}")]
-    Truncated {
-        /// Byte position of the field's start.
-        at: usize,
-        /// Name of the incomplete field.
-        field: &'static str,
-    },
-    /// Bytes follow the last output.
+    Truncated { at: usize, field: &'static str },
     #[error("{0} bytes after the end")]
     TrailingBytes(usize),
-    /// The partial transaction has no outputs.
     #[error("no outputs")]
     Empty,
-    /// An index is not greater than the index before it.
     #[error("output index {0} is not greater than the index before it")]
     Order(u32),
-    /// An index is greater than a store accepts.
     #[error("output index {0} is not below {PARTIAL_OUTPUT_LIMIT}")]
     Index(u32),
-    /// A field is greater than the format can express.
     #[error("the {0} is too large for the format")]
     TooLarge(&'static str),
 }

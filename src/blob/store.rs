@@ -132,9 +132,6 @@ impl BlobStore {
     ///
     /// A claim also checks that the place refuses to overwrite, because "the first blob stays" relies on that. In a
     /// directory it removes the staged files of writers that were killed long ago. In memory a claim does nothing.
-    ///
-    /// # Errors
-    /// See [`OpenBlobError`].
     pub async fn claim(&self, store_id: [u8; 16], is_first: bool) -> Result<(), OpenBlobError> {
         let blobs = self.blobs();
         blobs.place.claim(store_id, is_first, blobs.writes_in_parts()).await
@@ -143,9 +140,6 @@ impl BlobStore {
     /// Predicts the result of [`claim`](Self::claim) and writes nothing. `store_id` is `None` for a store of records
     /// that does not exist yet. Returns `false` if the place is empty and a claim would mark it. Only a claim can check
     /// that the place refuses to overwrite.
-    ///
-    /// # Errors
-    /// As [`claim`](Self::claim).
     pub async fn check_claim(&self, store_id: Option<[u8; 16]>, is_first: bool) -> Result<bool, OpenBlobError> {
         self.blobs().place.check_claim(store_id, is_first).await
     }
@@ -171,9 +165,6 @@ impl BlobStore {
 
     /// Returns the bytes of a transaction's first blob; `None`: no blob exists. The whole blob is in memory;
     /// [`tx_outputs`](Self::tx_outputs) reads single outputs with less.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn get_tx(&self, txid: Txid, reuse: Reuse) -> Result<Option<Bytes>, BlobError> {
         self.measure(BlobOperation::GetTx, async {
             if let Some(bytes) = self.cached(txid) {
@@ -191,9 +182,6 @@ impl BlobStore {
     /// Returns those of the outputs `vouts` that the transaction has; `None`: no blob exists. The whole blob is read
     /// and verified against the txid. One mebibyte is in memory at a time, unless reuse is likely and the blob fits
     /// into the cache.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn tx_outputs(
         &self,
         txid: Txid,
@@ -232,25 +220,16 @@ impl BlobStore {
     }
 
     /// Returns the known outputs of a partial transaction's first blob; `None`: no blob exists.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn get_outputs(&self, txid: Txid) -> Result<Option<PartialTx>, BlobError> {
         self.load_outputs(txid, Blob::First).await
     }
 
     /// Returns whether a blob exists; its content is not read.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn exists(&self, name: BlobName) -> Result<bool, BlobError> {
         self.measure(BlobOperation::Exists, self.blobs().exists(name)).await
     }
 
     /// Deletes a blob; succeeds if the blob does not exist.
-    ///
-    /// # Errors
-    /// See [`BlobErrorKind`].
     pub async fn delete(&self, name: BlobName) -> Result<(), BlobError> {
         self.measure(BlobOperation::Delete, async {
             let deleted = self.blobs().delete(name).await;
@@ -271,7 +250,7 @@ impl BlobStore {
         let started = Instant::now();
         let blob = Framed::new(content).await;
         let put = self.blobs().put(name, &blob).await;
-        self.0.metrics.create_external.of(name.kind.into()).observe(started.elapsed().as_secs_f64());
+        self.0.metrics.create_external.of(name.kind).observe(started.elapsed().as_secs_f64());
         put
     }
 
@@ -297,7 +276,7 @@ impl BlobStore {
         let metrics = &self.0.metrics;
         metrics.blob_seconds.of(operation).observe(started.elapsed().as_secs_f64());
         if let Err(error) = &done {
-            metrics.blob_errors.of(error.kind.into()).inc();
+            metrics.blob_errors.of(error.kind).inc();
         }
         done
     }

@@ -183,7 +183,7 @@ async fn transfer_damage_is_read_again_and_stored_damage_is_an_error() {
         let error = store.get_tx(txid, Reuse::Likely).await.unwrap_err();
         assert!(error.message.contains(says), "{error}");
     }
-    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt.into()).get(), 24);
+    assert_eq!(metrics.blob_errors.of(BlobErrorKind::Corrupt).get(), 24);
 
     store.delete(name).await.unwrap();
     store.put_tx(txid, bytes.clone()).await.unwrap();

@@ -77,18 +77,12 @@ impl TopicGuard {
 
     /// Repeats the lookup until every topic has its expected identity. Events that were read before the call may be
     /// applied then. Returns at once where the cluster gives no ids.
-    ///
-    /// # Errors
-    /// See [`Unconfirmed`].
     pub async fn confirm(&self, topics: &[String]) -> Result<(), Unconfirmed> {
         self.confirm_after(topics, || ()).await
     }
 
     /// Does the same as [`confirm`](Self::confirm) and calls `before_request` right before each lookup. Events that
     /// were read before the last such call may be applied.
-    ///
-    /// # Errors
-    /// See [`Unconfirmed`].
     pub async fn confirm_after(&self, topics: &[String], mut before_request: impl FnMut()) -> Result<(), Unconfirmed> {
         let (mut absent_since, mut pauses) = (None, Backoff::new(PAUSE, 0));
         loop {

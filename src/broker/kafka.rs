@@ -102,9 +102,6 @@ impl KafkaBroker {
     }
 
     /// Describes the cluster by the metadata of one of its topics.
-    ///
-    /// # Errors
-    /// The cluster does not answer.
     pub async fn describe_cluster(&self, topic: &str) -> Result<DescribedCluster, BrokerError> {
         const OPERATION: &str = "look up the cluster";
         let (topic, brokers) = (topic.to_owned(), self.settings().brokers.clone());

@@ -174,9 +174,6 @@ impl MemoryBroker {
     }
 
     /// Test hook: deletes a topic and creates it again in one step.
-    ///
-    /// # Errors
-    /// Errors of [`create_topics`](Broker::create_topics).
     pub fn recreate_topic(&self, topic: &NewTopic) -> Result<(), BrokerError> {
         self.delete_topic(&topic.name);
         self.shared.lock().logs.create(topic)

@@ -50,43 +50,29 @@ struct SavedMessage {
 
 /// Reason why a log cannot be saved.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum SaveError {
-    /// Error of the broker that is read.
     #[error(transparent)]
     Broker(#[from] BrokerError),
     /// An offset of a partition has no message.
     #[error("cannot save {partition}: offset {offset} is not there (retention or compaction)")]
-    Gap {
-        /// Topic and number of the partition.
-        partition: TopicPartition,
-        /// The first offset without a message.
-        offset: u64,
-    },
-    /// The file cannot be written.
+    Gap { partition: TopicPartition, offset: u64 },
     #[error("cannot write the log: {0}")]
     Write(#[from] io::Error),
 }
 
 /// Reason why a file is no saved log.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum LoadError {
-    /// The file cannot be read.
     #[error("cannot read the log: {0}")]
     Read(#[from] io::Error),
     /// A line is malformed or out of order.
     #[error("line {line} of the log: {problem}")]
-    Line {
-        /// Number of the line, from 1.
-        line: usize,
-        /// Error in the line, in words.
-        problem: String,
-    },
+    Line { line: usize, problem: String },
 }
 
 /// Writes topics with all their messages, and the committed offsets of groups.
-///
-/// # Errors
-/// See [`SaveError`].
 pub async fn save(
     broker: &dyn Broker,
     topics: &[&str],
@@ -162,9 +148,6 @@ pub struct SavedLog {
 
 impl SavedLog {
     /// Loads the whole file into memory.
-    ///
-    /// # Errors
-    /// See [`LoadError`].
     pub async fn load(input: impl BufRead) -> Result<Self, LoadError> {
         let log = MemoryBroker::new(MemorySettings::new(Clock::System));
         for (line, text) in (1..).zip(input.lines()) {

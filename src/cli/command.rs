@@ -22,7 +22,7 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub use client::{Answer, CommandOutcome, CommandTopics, PendingCommand, submit_commands};
+pub use client::{Answer, CommandOutcome, PendingCommand, submit_commands};
 pub(super) use client::{CommandClient, PRODUCE_RETRY_PAUSE};
 pub(super) use line::CommandLine;
 pub use list::{LoggedCommand, list_commands};
@@ -178,12 +178,12 @@ impl CommandArgs {
     /// read.
     pub fn run(self) -> CliResult {
         let config = self.config.load()?;
-        let topics = CommandTopics::of(&config.kafka.topics);
+        let topics = &config.kafka.topics;
         let mut out = output::stdout();
         if let CommandKind::List { all } = self.kind {
             return block_on(async {
                 let broker = opening::open_broker(&config).await?;
-                let entries = list_commands(broker.as_ref(), &topics, all).await?;
+                let entries = list_commands(broker.as_ref(), topics, all).await?;
                 self.print(&entries, &mut out)
             });
         }
@@ -191,7 +191,7 @@ impl CommandArgs {
         let timeout = Duration::from_secs(self.timeout_s);
         block_on(async {
             let broker = opening::open_broker(&config).await?;
-            let answers = submit_commands(broker.as_ref(), &topics, &commands, timeout).await?;
+            let answers = submit_commands(broker.as_ref(), topics, &commands, timeout).await?;
             self.print(&answers, &mut out)?;
             match answers.iter().filter(|answer| !answer.is_done()).count() {
                 0 => Ok(()),

@@ -32,7 +32,7 @@ use self::{
 };
 use super::{
     CliResult, Failure, UsageError, block_on,
-    command::{self, list_commands},
+    command::list_commands,
     generate::{EventSource, LoadedSource, SourceArgs, produce},
     opening::{self, Monitoring},
     stats::group_digits,
@@ -253,7 +253,7 @@ impl DemoArgs {
         timeline.note(checked.describe_comparison(&again));
         let contests = groups.count_contests().await?;
         let dead_letters = groups.count_messages(Topic::DeadLetters).await?;
-        let commands = list_commands(broker.as_ref(), &command::CommandTopics::of(&config.kafka.topics), true).await?;
+        let commands = list_commands(broker.as_ref(), &config.kafka.topics, true).await?;
         live.engine.close().await?;
         rebuilt.engine.close().await?;
         let report = DemoReport::new(blocks, checked, again, kill_report, rivalry, contests, dead_letters, seconds);

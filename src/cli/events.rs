@@ -47,32 +47,14 @@ struct EventsInput {
 
 /// Error of a conversion. The lines before the error are written completely.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum EventsError {
-    /// A line is not an event.
     #[error("line {line}: {problem}")]
-    Line {
-        /// Number of the line, from 1.
-        line: usize,
-        /// Reason, with the field.
-        problem: String,
-    },
-    /// The file cannot be opened.
+    Line { line: usize, problem: String },
     #[error("cannot open {}: {error}", path.display())]
-    Open {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        error: io::Error,
-    },
-    /// The input cannot be read, or is not UTF-8.
+    Open { path: PathBuf, error: io::Error },
     #[error("cannot read line {line}: {error}")]
-    Read {
-        /// Number of the line, from 1.
-        line: usize,
-        /// Error of the operating system, or of the UTF-8 decoder.
-        error: io::Error,
-    },
-    /// The output cannot be written.
+    Read { line: usize, error: io::Error },
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
 }

@@ -18,12 +18,10 @@ use serde::Serialize;
 
 use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
-    record::Verdict,
+    record::{SpendingData, Verdict},
     store::{
         Store,
-        dump::ReasonText,
         read::{SpendStatus, TxReader},
-        verify::Holder,
     },
     tx::{Outpoint, UtxoHash},
 };
@@ -81,7 +79,7 @@ struct OutputStatusView {
     status: &'static str,
     /// Description of the status.
     explained: String,
-    spender: Option<Holder>,
+    spender: Option<SpendingData>,
     utxo_hash: Option<UtxoHash>,
 }
 
@@ -111,16 +109,14 @@ impl OutpointArgs {
         let spender = slot.and_then(|slot| slot.spender());
         let shown = OutputStatusView {
             outpoint: self.outpoint,
-            status: status_code(&status),
+            status: status.into(),
             explained: explain(&status),
-            spender: spender.map(Holder::from),
+            spender,
             utxo_hash: slot.and_then(|slot| slot.hash()),
         };
-        if self.json {
-            serde_json::to_writer(&mut *out, &shown)?;
-            writeln!(out)?;
-        } else {
-            write_output(&shown, out)?;
+        match self.json {
+            true => output::write_json(&shown, out)?,
+            false => write_output(&shown, out)?,
         }
         Ok(())
     }
@@ -141,32 +137,13 @@ fn optional(out: &mut impl Write, name: &str, value: Option<&impl std::fmt::Disp
     value.map_or(Ok(()), |value| line(out, name, value))
 }
 
-/// Returns the code of a refusal, by the name of the reference document where it has one.
-fn status_code(status: &SpendStatus) -> &'static str {
-    match status {
-        SpendStatus::NotFound => "TX_NOT_FOUND",
-        SpendStatus::Pruned(_) => "PRUNED",
-        SpendStatus::Creating => "CREATING",
-        SpendStatus::Conflicting(_) => "CONFLICTING",
-        SpendStatus::Locked => "LOCKED",
-        SpendStatus::Immature(_) => "COINBASE_IMMATURE",
-        SpendStatus::NoSuchOutput => "UTXO_NOT_FOUND",
-        SpendStatus::HashMismatch(_) => "UTXO_HASH_MISMATCH",
-        SpendStatus::Frozen => "FROZEN",
-        SpendStatus::Contested(_) => "CONTESTED",
-        SpendStatus::Spent(_) => "SPENT",
-        SpendStatus::NotYetSpendable(_) => "FROZEN_UNTIL",
-        SpendStatus::Unspent => "UNSPENT",
-    }
-}
-
 fn explain(status: &SpendStatus) -> String {
     match status {
         SpendStatus::NotFound => "the store has no such transaction".into(),
         SpendStatus::Pruned(height) => format!("the transaction was pruned at height {height}"),
         SpendStatus::Creating => "the transaction is not completely created".into(),
         SpendStatus::Conflicting(Verdict::Conflicting(reason)) => {
-            format!("the transaction is conflicting: {}", ReasonText(*reason))
+            format!("the transaction is conflicting: {}", *reason)
         }
         SpendStatus::Conflicting(_) => "the transaction is contested and has no verdict yet".into(),
         SpendStatus::Locked => "the transaction is locked".into(),
@@ -175,8 +152,8 @@ fn explain(status: &SpendStatus) -> String {
         SpendStatus::HashMismatch(found) => format!("the slot commits to {found}"),
         SpendStatus::Frozen => "the output is frozen".into(),
         SpendStatus::Contested(None) => "unspent, but with a history: only the sequencer assigns a spender".into(),
-        SpendStatus::Contested(Some(spender)) => format!("spent by {}, with a history", Holder::from(*spender)),
-        SpendStatus::Spent(spender) => format!("spent by {}", Holder::from(*spender)),
+        SpendStatus::Contested(Some(spender)) => format!("spent by {}, with a history", spender),
+        SpendStatus::Spent(spender) => format!("spent by {}", spender),
         SpendStatus::NotYetSpendable(from) => format!("spendable from height {from}"),
         SpendStatus::Unspent => "the output can be spent".into(),
     }

@@ -50,9 +50,6 @@ pub fn start_logging(config: &Config) -> Result<(), LoggingError> {
 }
 
 /// Opens the store at `url` without its blob store. Opening takes as long as the recovery of the store takes.
-///
-/// # Errors
-/// Every error of [`OpenError`], which names the problem.
 pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
     let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await.map_err(store_error)?;
     let engine = WatchedEngine::new(engine, metrics.clone());
@@ -60,9 +57,6 @@ pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>)
 }
 
 /// Opens the blob store of the configuration; `None`: the configuration names no blob store.
-///
-/// # Errors
-/// The same as [`open_blobs_at`].
 pub async fn open_blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
     match config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))? {
         Some(url) => open_blobs_at(config, &url, intent, metrics).await.map(Some),
@@ -71,9 +65,6 @@ pub async fn open_blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>)
 }
 
 /// Opens the blob store at `url` with the logins and limits of the configuration.
-///
-/// # Errors
-/// Every error of [`blob::OpenBlobError`], which names the problem.
 pub async fn open_blobs_at(
     config: &Config,
     url: &BlobUrl,
@@ -89,9 +80,6 @@ pub async fn open_blobs_at(
 }
 
 /// Opens the objects of large blocks (`sequencer.objects_url`); `None`: the setting is not set.
-///
-/// # Errors
-/// Every error of [`blob::OpenBlobError`], which names the problem.
 pub async fn open_objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, Failure> {
     let Some(url) = &config.sequencer.objects_url else { return Ok(None) };
     let (access, options) = wiring::blob_settings(config, metrics);
@@ -150,9 +138,6 @@ pub async fn open_broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
 }
 
 /// Builds the client of the configured cluster, with its polling threads monitored by the watchdog.
-///
-/// # Errors
-/// The same as [`build_kafka`].
 pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, UsageError> {
     Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?.with_liveness(liveness.clone())))
 }

@@ -1,11 +1,11 @@
 //! Helpers of the engines that call the pure function in their own process.
 
 use crate::{
-    engine::{EngineError, ErrorKind, Index},
+    engine::{EngineError, ErrorKind},
     record::Record,
 };
 
-/// Value of each index for one record, at the index's [`index_position`].
+/// Value of each index for one record, in the order of [`Index::ALL`](crate::engine::Index::ALL).
 pub(crate) type IndexValues = [Option<u64>; 3];
 
 /// Returns the indexed values of a record.
@@ -13,15 +13,6 @@ pub(crate) fn index_values(record: Option<&Record>) -> IndexValues {
     let Some(page) = record.and_then(Record::page) else { return [None; 3] };
     let unmined_since = page.unmined_since();
     [page.delete_at_height.map(u64::from), unmined_since.map(u64::from), page.creating_at]
-}
-
-/// Returns the position of an index in [`IndexValues`].
-pub(crate) fn index_position(index: Index) -> usize {
-    match index {
-        Index::DeleteAtHeight => 0,
-        Index::UnminedSince => 1,
-        Index::CreatingAt => 2,
-    }
 }
 
 /// Builds the error of every call after `close`.

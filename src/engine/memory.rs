@@ -19,7 +19,7 @@ use foldhash::fast::FixedState;
 use super::{
     Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set,
     key::{self, KeyBytes},
-    local::{IndexValues, bad_cursor_error, closed_error, index_position, index_values},
+    local::{IndexValues, bad_cursor_error, closed_error, index_values},
     undo_log::UndoLog,
 };
 use crate::{
@@ -281,7 +281,7 @@ impl RecordEngine for MemoryEngine {
             for number in 0..TRANSACTION_SHARDS {
                 let shard = self.lock(number);
                 let mut left = limit;
-                for (value, pages) in shard.indexes[index_position(index)].range(from..=to) {
+                for (value, pages) in shard.indexes[index as usize].range(from..=to) {
                     if left == 0 {
                         break;
                     }

@@ -61,9 +61,6 @@ pub struct Chain<'a> {
 impl<'a> Chain<'a> {
     /// Reads the blocks of `files` and finds the output that each input spends, so that [`messages`](Self::messages)
     /// cannot fail. `first_height` is the height of the first block, if neither files nor coinbase contain the height.
-    ///
-    /// # Errors
-    /// See [`GenerateError`].
     pub fn new(
         files: &'a [SourceFile],
         first_height: Option<u32>,

@@ -1,6 +1,7 @@
 //! Bodies of transactions.
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use crate::tx::{Transaction, amount_size};
 
@@ -51,11 +52,12 @@ impl Body {
 }
 
 /// Stored output: of a partial transaction, or of a reassignment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StoredOutput {
     /// Amount of the output, satoshis.
     pub satoshis: u64,
     /// Locking script of the output.
+    #[serde(serialize_with = "hex::serde::serialize")]
     pub script: Bytes,
 }
 

@@ -94,11 +94,10 @@ pub struct KnownOutputs {
 
 /// Error of a partial transaction that no page can hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum InvalidPartialTx {
-    /// The transaction has no known output.
     #[error("the partial transaction has no outputs")]
     NoOutputs,
-    /// An output is in the list twice; holds its index.
     #[error("output {0} is in the list twice")]
     RepeatedOutput(u32),
     /// The sum of the outputs exceeds [`MAX_MONEY`].
@@ -109,10 +108,7 @@ pub enum InvalidPartialTx {
     TooHigh(u32),
     /// The index of an output is too great: a short message could otherwise ask for gigabytes of gaps.
     #[error("output {vout} is not below {PARTIAL_OUTPUT_LIMIT}, the limit of a partial transaction")]
-    TooWide {
-        /// Index of the output.
-        vout: u32,
-    },
+    TooWide { vout: u32 },
 }
 
 /// Limit of every height in an event. A height below the limit leaves room for sums, and for the flag that shares its

@@ -1,5 +1,7 @@
 //! Outcomes of operations, and the reasons of refusals.
 
+use strum::IntoStaticStr;
+
 use super::{LockRecord, SpendingData, Stamp, TxState, Verdict};
 
 /// Outcome of an operation on one record.
@@ -50,9 +52,11 @@ pub enum Reply {
 }
 
 /// Reason of a refusal. [`Rejection::code`] returns the name in the reference document.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum Rejection {
     /// The record does not exist.
+    #[strum(serialize = "TX_NOT_FOUND")]
     NotFound,
     /// The record is a tombstone, pruned at this height.
     Pruned(u32),
@@ -63,10 +67,13 @@ pub enum Rejection {
     /// The transaction is locked: its outputs are not spendable yet.
     Locked,
     /// The coinbase is immature; holds the height from which it is spendable.
+    #[strum(serialize = "COINBASE_IMMATURE")]
     Immature(u32),
     /// The slot is nil or out of range; holds its offset.
+    #[strum(serialize = "UTXO_NOT_FOUND")]
     NoSuchOutput(u32),
     /// The slot has another UTXO hash; holds its offset.
+    #[strum(serialize = "UTXO_HASH_MISMATCH")]
     HashMismatch(u32),
     /// The stored output has another script or amount; holds the offset.
     OutputMismatch(u32),
@@ -75,8 +82,10 @@ pub enum Rejection {
     /// The slot is marked contested: it has a history; holds the offset.
     Contested(u32),
     /// The slot has another spender; holds the offset and the spender.
+    #[strum(serialize = "SPENT")]
     SpentBy(u32, SpendingData),
     /// The slot is spendable only from a later height on; holds the offset and the height.
+    #[strum(serialize = "FROZEN_UNTIL")]
     NotYetSpendable(u32, u32),
     /// The slot names the same spender, which was pruned since; holds the offset.
     SpenderPruned(u32),
@@ -85,6 +94,7 @@ pub enum Rejection {
     /// The slot is already frozen; holds the offset.
     AlreadyFrozen(u32),
     /// A record exists; holds its state.
+    #[strum(serialize = "TX_EXISTS")]
     Exists(TxState),
     /// A record with other outputs exists: a partial transaction claims outputs to which its txid does not commit.
     OtherContent,
@@ -96,6 +106,7 @@ pub enum Rejection {
     /// The record has a later stamp.
     StaleStamp(Stamp),
     /// The lock record belongs to another owner.
+    #[strum(serialize = "LOCK_RECORD_HELD")]
     Held(LockRecord),
     /// The page does not meet the conditions of pruning.
     NotPrunable,
@@ -108,31 +119,6 @@ impl Rejection {
     /// Returns the code of the refusal: the name in the reference document, if it has one (`semantics.md`, "Names other
     /// systems use").
     pub fn code(&self) -> &'static str {
-        match self {
-            Rejection::NotFound => "TX_NOT_FOUND",
-            Rejection::Pruned(_) => "PRUNED",
-            Rejection::Creating => "CREATING",
-            Rejection::Conflicting(_) => "CONFLICTING",
-            Rejection::Locked => "LOCKED",
-            Rejection::Immature(_) => "COINBASE_IMMATURE",
-            Rejection::NoSuchOutput(_) => "UTXO_NOT_FOUND",
-            Rejection::HashMismatch(_) => "UTXO_HASH_MISMATCH",
-            Rejection::OutputMismatch(_) => "OUTPUT_MISMATCH",
-            Rejection::Frozen(_) => "FROZEN",
-            Rejection::Contested(_) => "CONTESTED",
-            Rejection::SpentBy(..) => "SPENT",
-            Rejection::NotYetSpendable(..) => "FROZEN_UNTIL",
-            Rejection::SpenderPruned(_) => "SPENDER_PRUNED",
-            Rejection::NotFrozen(_) => "NOT_FROZEN",
-            Rejection::AlreadyFrozen(_) => "ALREADY_FROZEN",
-            Rejection::Exists(_) => "TX_EXISTS",
-            Rejection::OtherContent => "OTHER_CONTENT",
-            Rejection::OtherKind => "OTHER_KIND",
-            Rejection::MissingSlots(_) => "MISSING_SLOTS",
-            Rejection::StaleStamp(_) => "STALE_STAMP",
-            Rejection::Held(_) => "LOCK_RECORD_HELD",
-            Rejection::NotPrunable => "NOT_PRUNABLE",
-            Rejection::Unexpected => "UNEXPECTED",
-        }
+        self.into()
     }
 }

@@ -1,10 +1,14 @@
 //! Pages of a transaction. Field names follow the bins of `semantics.md`. An absent bin is `None`, `false` or empty
 //! here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{Body, StoredOutput, Verdict};
 use crate::tx::{Txid, UtxoHash};
@@ -66,8 +70,15 @@ pub struct SpendingData {
     pub input: u32,
 }
 
+impl fmt::Display for SpendingData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "input {} of {}", self.input, self.txid)
+    }
+}
+
 /// Output of a transaction in the store. The position in the list is the output's offset within the page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Slot {
     /// A data output, or a gap of a partial transaction; never spendable.
     Nil,
@@ -98,7 +109,7 @@ impl Slot {
 }
 
 /// Triple (block id, height, subtree index) of `blockIDs`, `blockHeights`, `subtreeIdxs`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct MinedIn {
     /// Local sequence number of the block; 0 stands for the genesis block and for all blocks before the store began.
     pub block_id: u32,
@@ -208,7 +219,8 @@ pub struct Master {
 }
 
 /// State of a transaction, as its master shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum TxState {
     /// The page has `utxos`, and neither `creating`, `conflicting` nor `pruned`. A locked or frozen transaction is
     /// live.

@@ -16,74 +16,55 @@ pub enum Verdict {
 }
 
 /// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum Reason {
     /// An input is spent by another transaction.
-    DoubleSpend {
-        /// Index of the input.
-        input: u32,
-        /// Transaction that spends the same output.
-        winner: Txid,
-    },
+    #[error("the output that input {input} spends is spent by {winner}")]
+    DoubleSpend { input: u32, winner: Txid },
     /// A parent is conflicting by verdict.
-    ConflictingParent {
-        /// Txid of the parent.
-        parent: Txid,
-    },
+    #[error("parent {parent} is conflicting")]
+    ConflictingParent { parent: Txid },
     /// A parent is missing: no event before the transaction's own event creates the parent.
-    MissingParent {
-        /// Txid of the parent.
-        parent: Txid,
-    },
+    #[error("parent {parent} is missing")]
+    MissingParent { parent: Txid },
     /// A parent was pruned before its slot was taken.
-    PrunedParent {
-        /// Txid of the parent.
-        parent: Txid,
-    },
+    #[error("parent {parent} was pruned")]
+    PrunedParent { parent: Txid },
     /// A coinbase parent was immature at the transaction's height.
-    Immature {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends is an immature coinbase")]
+    Immature { input: u32 },
     /// The slot's hash, script or amount differs from the previous output that the input claims.
-    Mismatch {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends differs from the stored output")]
+    Mismatch { input: u32 },
     /// The parent has no such output, or one without a slot.
-    NoSuchOutput {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends does not exist or has no slot")]
+    NoSuchOutput { input: u32 },
     /// The slot is spendable only from a later height on.
-    NotYetSpendable {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends is not spendable yet")]
+    NotYetSpendable { input: u32 },
     /// The slot, or its transaction, is frozen.
-    Frozen {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends is frozen")]
+    Frozen { input: u32 },
     /// A parent stayed locked longer than the grace period.
-    Locked {
-        /// Txid of the parent.
-        parent: Txid,
-    },
+    #[error("parent {parent} is locked")]
+    Locked { parent: Txid },
     /// A slot has a history, so the sequencer must decide. Reason of a contest only, never of a verdict.
-    History {
-        /// Index of the input.
-        input: u32,
-    },
+    #[error("the output that input {input} spends has a history")]
+    History { input: u32 },
     /// The transaction's own record was found contested. Reason of a contest only, never of a verdict.
+    #[error("its record was found contested")]
     Found,
     /// A command of an operator made the transaction conflicting.
+    #[error("by command")]
     Command,
     /// The block of a coinbase left the longest chain.
+    #[error("a coinbase whose block left the longest chain")]
     Disconnected,
     /// The first event of the transaction was a partial one, so that the whole one possibly holds no slots. Reason of a
     /// contest only, never of a verdict.
+    #[error("a partial transaction came first")]
     Seeded,
 }
 

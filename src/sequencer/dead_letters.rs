@@ -27,9 +27,6 @@ pub struct RefusedMessage {
 impl RefusedMessage {
     /// Publishes the dead letter of the message, with retries until the broker acknowledges. `pause` is the first and
     /// the longest pause between two tries.
-    ///
-    /// # Errors
-    /// The broker answers with an error that no retry heals.
     pub async fn publish_dead_letter(
         self,
         parts: &SequencerParts,

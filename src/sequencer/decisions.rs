@@ -37,25 +37,16 @@ struct DecidedEvent {
 
 /// A message of the decisions topic that is no decision, or that skips a step.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum BadDecision {
     /// The message cannot be decoded, or is another event; its offset and the reason.
     #[error("offset {0} of the decisions topic holds no decision: {1}")]
     NotADecision(u64, String),
-    /// The message skips a step.
     #[error(
         "offset {at} of the decisions topic has step {found} on chain offset {chain_offset}; \
          step {expected} is next"
     )]
-    Gap {
-        /// Offset of the message in the decisions topic.
-        at: u64,
-        /// Chain offset of the event that is decided on.
-        chain_offset: u64,
-        /// Step of the message.
-        found: u32,
-        /// The step that would be next.
-        expected: u32,
-    },
+    Gap { at: u64, chain_offset: u64, found: u32, expected: u32 },
 }
 
 impl DecisionTable {
@@ -147,21 +138,15 @@ impl DecisionTable {
 
 /// The reason why decisions cannot be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum DecisionError {
-    /// The broker refused or failed a request.
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// An invalid message in the topic.
     #[error(transparent)]
     Bad(#[from] BadDecision),
     /// The decision has one entry left and is still too large for a message.
     #[error("the decision on chain offset {chain_offset} is larger than a message may be: {error}")]
-    TooLarge {
-        /// Chain offset of the event that is decided on.
-        chain_offset: u64,
-        /// The broker's answer to the message.
-        error: BrokerError,
-    },
+    TooLarge { chain_offset: u64, error: BrokerError },
 }
 
 /// The decisions topic, with a reader and a producer.

@@ -242,9 +242,6 @@ enum StepError {
 
 /// Reads the offsets from which the next instance continues at the earliest: the committed offsets of validated
 /// transactions, and the committed chain offset `chain`.
-///
-/// # Errors
-/// The broker does not answer.
 pub async fn read_replay_floor(
     broker: &dyn Broker,
     validated: &ValidatedSource,

@@ -12,49 +12,23 @@ use super::{Store, external::BlobBodies};
 
 /// Reasons why a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum BodyError {
     /// The master refers to a blob, and this store has no blob store.
     #[error("cannot read the body of {txid}: it is in the blob store, and none is configured; set store.blobs.url")]
-    NoBlobStore {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-    },
+    NoBlobStore { txid: Txid },
     /// The blob store answers, and does not have the blob that the master refers to.
     #[error("the body of {txid} is not in the blob store, where it should be")]
-    BlobMissing {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-    },
+    BlobMissing { txid: Txid },
     /// The blob store refused the request, or the blob does not match its name.
     #[error("cannot read the body of {txid}: {error}")]
-    Blob {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-        /// Error of the blob store.
-        error: BlobError,
-    },
-    /// The master has slots and no body.
+    Blob { txid: Txid, error: BlobError },
     #[error("{txid} has slots but no body")]
-    Missing {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-    },
-    /// The stored bytes are no transaction.
+    Missing { txid: Txid },
     #[error("the body of {txid} is damaged: {error}")]
-    Damaged {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-        /// Error of the parser.
-        error: ParseError,
-    },
-    /// The stored bytes are another transaction.
+    Damaged { txid: Txid, error: ParseError },
     #[error("the body of {txid} is damaged: it hashes to {found}")]
-    OtherTransaction {
-        /// Transaction that the body belongs to.
-        txid: Txid,
-        /// Id to which the stored bytes hash.
-        found: Txid,
-    },
+    OtherTransaction { txid: Txid, found: Txid },
 }
 
 /// A body whose bytes were parsed once, so that walking its outputs cannot fail.

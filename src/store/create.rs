@@ -156,9 +156,6 @@ impl Creator {
     /// A cancelled creation leaves the same records as a killed one, and the next creator completes the transaction.
     /// The lock record is released, so that the next creator need not wait. If the store does not answer within 2 s,
     /// the lock record stays until it expires, as after a kill.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create).
     pub async fn create_unless_cancelled(
         &self,
         cancelled: &CancellationToken,
@@ -198,9 +195,6 @@ impl Creator {
 
     /// Like [`create`](Self::create), without a lock record: the sequencer cannot wait until another creator's lock
     /// record expires.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create).
     pub async fn create_without_lock_record(&self, work: &PagedTx) -> Result<Outcome, CompleteError> {
         let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_A_TIME);
         self.retry_until_body_stored(&creation, work, None, &AtomicBool::default(), |_| {}).await

@@ -4,9 +4,9 @@
 //! A sum needs no order. The scan visits masters in any order, and reads the other pages of a transaction by their
 //! keys, a few at a time, so that memory is bounded.
 
-use std::{fmt, ops::AddAssign, str::FromStr};
+use std::{fmt, ops::AddAssign};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 use crate::{
     engine::{EngineError, Set},
@@ -25,11 +25,6 @@ use super::{
 /// The digest of a state: a number below 2^256 as 32 little-endian bytes, shown in hex in that order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct StateDigest(pub [u8; 32]);
-
-/// Error of a text that is not 64 hexadecimal digits.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a state digest (64 hexadecimal digits)")]
-pub struct ParseDigestError(String);
 
 /// Result of a scan of a whole store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -181,25 +176,9 @@ impl fmt::Debug for StateDigest {
     }
 }
 
-impl FromStr for StateDigest {
-    type Err = ParseDigestError;
-
-    fn from_str(text: &str) -> Result<Self, ParseDigestError> {
-        let mut bytes = [0; 32];
-        hex::decode_to_slice(text, &mut bytes).map_err(|_| ParseDigestError(text.to_owned()))?;
-        Ok(StateDigest(bytes))
-    }
-}
-
 impl Serialize for StateDigest {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for StateDigest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -400,8 +400,7 @@ fn a_sum_carries_and_wraps() {
     one[0] = 1;
     assert_eq!(sum.0, one);
     let text = sum.to_string();
-    assert!(text.starts_with("01") && text.parse::<StateDigest>() == Ok(sum));
-    assert!("01".parse::<StateDigest>().is_err());
+    assert!(text.starts_with("01") && text == hex::encode(sum.0));
 }
 
 /// Returns the canonical form of a page as in `schemas/digest.md`.

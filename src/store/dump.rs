@@ -1,12 +1,10 @@
 //! The state that the digest covers, as readable objects: one object for each transaction.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Set},
-    record::{Body, MinedIn, Page, Reason, Slot, StoredOutput, TxState, Verdict},
+    record::{Body, MinedIn, Page, Slot, SpendingData, StoredOutput, TxState, Verdict},
     tx::{Txid, UtxoHash},
 };
 
@@ -15,9 +13,7 @@ use super::{
     canonical::SideBlocks,
     digest::{SurveyError, read_side_blocks},
     pages::{ExtraPages, slots_of_page},
-    read::state_name,
     scan::SetScan,
-    verify::Holder,
 };
 
 /// A transaction as the digest covers it; fields that are `false`, absent or empty are left out.
@@ -32,7 +28,7 @@ pub struct DumpedTx {
     pub tx: Option<String>,
     /// Outputs of a partial transaction; gaps are `null`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub outputs: Option<Vec<Option<DumpedOutput>>>,
+    pub outputs: Option<Vec<Option<StoredOutput>>>,
     /// Set for a coinbase transaction.
     #[serde(skip_serializing_if = "is_false")]
     pub coinbase: bool,
@@ -61,29 +57,9 @@ pub struct DumpedTx {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Blocks of the longest chain that list the transaction.
-    pub mined: Vec<DumpedMined>,
+    pub mined: Vec<MinedIn>,
     /// Slots of all pages; the index in the list is the `vout`.
     pub slots: Vec<DumpedSlot>,
-}
-
-/// An output of a partial transaction or of a reassignment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DumpedOutput {
-    /// Amount of the output in satoshis.
-    pub satoshis: u64,
-    /// Locking script of the output, hex.
-    pub script: String,
-}
-
-/// A block that lists a transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct DumpedMined {
-    /// Id of the block in this store.
-    pub block_id: u32,
-    /// Height of the block.
-    pub height: u32,
-    /// Index of the subtree that lists the transaction.
-    pub subtree: u32,
 }
 
 /// A slot of one output.
@@ -96,7 +72,7 @@ pub struct DumpedSlot {
     pub hash: Option<UtxoHash>,
     /// Input that spends the output.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spender: Option<Holder>,
+    pub spender: Option<SpendingData>,
     /// Height from which the output is spendable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spendable_from: Option<u32>,
@@ -115,7 +91,7 @@ pub struct DumpedReassignment {
     /// Block height of the reassignment.
     pub block_height: u32,
     /// Output that the slot stands for afterwards.
-    pub output: DumpedOutput,
+    pub output: StoredOutput,
 }
 
 /// Calls `each` with every transaction that the digest covers, until `each` returns an error.
@@ -157,14 +133,13 @@ pub(super) async fn dump_transaction(
     let Some(bins) = master.master.as_deref() else { return Ok(None) };
     let (tx, outputs) = match store.read_intact_body(master).await?.as_deref() {
         Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
-        Some(Body::Outputs(outputs)) => (None, Some(outputs.iter().map(|one| one.as_ref().map(dump_output)).collect())),
+        Some(Body::Outputs(outputs)) => (None, Some(outputs.clone())),
         Some(Body::External(_)) | None => (None, None),
     };
-    let mined = side.on_longest_chain(&bins.mined).into_iter();
     let (verdict, reason) = verdict_texts(bins.verdict);
     Ok(Some(DumpedTx {
         txid: master.txid,
-        state: state_name(master.state()),
+        state: master.state().into(),
         tx,
         outputs,
         coinbase: master.is_coinbase,
@@ -176,7 +151,7 @@ pub(super) async fn dump_transaction(
         preserve_until: bins.preserve_until,
         verdict,
         reason,
-        mined: mined.map(|MinedIn { block_id, height, subtree }| DumpedMined { block_id, height, subtree }).collect(),
+        mined: side.on_longest_chain(&bins.mined).into_iter().collect(),
         slots,
     }))
 }
@@ -206,24 +181,14 @@ fn dump_page_slots(page: &Page) -> Vec<DumpedSlot> {
             DumpedSlot {
                 spendable_from: page.utxo_spendable_in.get(&offset).copied(),
                 reassignments: reassigned.map(dump_reassignment).collect(),
-                ..dump_slot(name_slot_state(stored), stored)
+                ..dump_slot(stored.into(), stored)
             }
         })
         .collect()
 }
 
-fn name_slot_state(slot: &Slot) -> &'static str {
-    match slot {
-        Slot::Nil => "nil",
-        Slot::Unspent(_) => "unspent",
-        Slot::Spent(..) => "spent",
-        Slot::Frozen(_) => "frozen",
-    }
-}
-
 fn dump_slot(state: &'static str, slot: &Slot) -> DumpedSlot {
-    let spender = slot.spender().map(Holder::from);
-    DumpedSlot { state, hash: slot.hash(), spender, spendable_from: None, reassignments: Vec::new() }
+    DumpedSlot { state, hash: slot.hash(), spender: slot.spender(), spendable_from: None, reassignments: Vec::new() }
 }
 
 fn dump_reassignment(entry: &crate::record::Reassignment) -> DumpedReassignment {
@@ -231,12 +196,8 @@ fn dump_reassignment(entry: &crate::record::Reassignment) -> DumpedReassignment 
         utxo_hash: entry.utxo_hash,
         new_utxo_hash: entry.new_utxo_hash,
         block_height: entry.block_height,
-        output: dump_output(&entry.output),
+        output: entry.output.clone(),
     }
-}
-
-fn dump_output(output: &StoredOutput) -> DumpedOutput {
-    DumpedOutput { satoshis: output.satoshis, script: hex::encode(&output.script) }
 }
 
 fn verdict_texts(verdict: Option<Verdict>) -> (Option<&'static str>, Option<String>) {
@@ -244,38 +205,7 @@ fn verdict_texts(verdict: Option<Verdict>) -> (Option<&'static str>, Option<Stri
         None => (None, None),
         Some(Verdict::Pending) => (Some("pending"), None),
         Some(Verdict::Accepted) => (Some("accepted"), None),
-        Some(Verdict::Conflicting(reason)) => (Some("conflicting"), Some(ReasonText(reason).to_string())),
-    }
-}
-
-/// Text of a reason, for people.
-pub struct ReasonText(pub Reason);
-
-impl fmt::Display for ReasonText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Reason::DoubleSpend { input, winner } => {
-                write!(f, "the output that input {input} spends is spent by {winner}")
-            }
-            Reason::ConflictingParent { parent } => write!(f, "parent {parent} is conflicting"),
-            Reason::MissingParent { parent } => write!(f, "parent {parent} is missing"),
-            Reason::PrunedParent { parent } => write!(f, "parent {parent} was pruned"),
-            Reason::Immature { input } => write!(f, "the output that input {input} spends is an immature coinbase"),
-            Reason::Mismatch { input } => {
-                write!(f, "the output that input {input} spends differs from the stored output")
-            }
-            Reason::NoSuchOutput { input } => {
-                write!(f, "the output that input {input} spends does not exist or has no slot")
-            }
-            Reason::NotYetSpendable { input } => write!(f, "the output that input {input} spends is not spendable yet"),
-            Reason::Frozen { input } => write!(f, "the output that input {input} spends is frozen"),
-            Reason::Locked { parent } => write!(f, "parent {parent} is locked"),
-            Reason::History { input } => write!(f, "the output that input {input} spends has a history"),
-            Reason::Found => f.write_str("its record was found contested"),
-            Reason::Command => f.write_str("by command"),
-            Reason::Disconnected => f.write_str("a coinbase whose block left the longest chain"),
-            Reason::Seeded => f.write_str("a partial transaction came first"),
-        }
+        Some(Verdict::Conflicting(reason)) => (Some("conflicting"), Some(reason.to_string())),
     }
 }
 
@@ -289,7 +219,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        record::{Key, Reassignment, Sequenced, SpendingData, build::NewTxState},
+        record::{Key, Reason, Reassignment, Sequenced, build::NewTxState},
         store::testing::*,
     };
 

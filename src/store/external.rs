@@ -117,9 +117,6 @@ impl<'a> BlobBodies<'a> {
     }
 
     /// Reads some outputs of an external whole transaction by index, without the whole transaction in memory.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
     pub(super) async fn load_outputs(
         &self,
         txid: Txid,

@@ -125,9 +125,6 @@ impl<'a> StoreMeta<'a> {
 
     /// Records that pruning begins: no event below `floor` is read into this set again, and no block that can list a
     /// pruned transaction is disconnected.
-    ///
-    /// # Errors
-    /// As [`change`](Self::change).
     pub async fn begin_pruning(&self, floor: &ConsumedOffsets, terms: &PruneTerms) -> Result<MetaRecord, MetaError> {
         self.change(|mut meta| {
             meta.replay_floor.raise(floor);
@@ -138,9 +135,6 @@ impl<'a> StoreMeta<'a> {
     }
 
     /// Records that every record that was due at `height` is pruned.
-    ///
-    /// # Errors
-    /// As [`change`](Self::change).
     pub async fn end_pruning(&self, height: u32) -> Result<MetaRecord, MetaError> {
         self.change(|meta| Ok(MetaRecord { prune_horizon: meta.prune_horizon.max(height), ..meta })).await
     }

@@ -70,21 +70,15 @@ impl PruneTotals {
 
 /// Reason why a step of a pass failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum PruneError {
-    /// The engine answered with an error that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A node has restarted, so that the marks of this pass may be lost.
     #[error("a node of the store restarted")]
     NodeRestarted,
-    /// A blob could not be deleted.
     #[error("cannot delete the blob of {txid}: {why}")]
-    Blob {
-        /// Txid of the blob's transaction.
-        txid: Txid,
-        /// Error of the blob store.
-        why: BlobError,
-    },
+    Blob { txid: Txid, why: BlobError },
 }
 
 /// Committed state of the chain on which a pass is based.

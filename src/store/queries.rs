@@ -106,9 +106,6 @@ impl<'a> StoreQueries<'a> {
 
     /// Reads the transactions that are unmined since the height `cutoff` or before, and not conflicting, oldest first.
     /// The list is returned as a whole, about 50 bytes for each transaction, since no index has their order.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn old_unmined(&self, cutoff: u32) -> Result<Vec<UnminedTx>, EngineError> {
         let keys = self.store.query(Index::UnminedSince, 0, cutoff.into(), usize::MAX).await?;
         let mut unmined = Vec::new();
@@ -157,9 +154,6 @@ impl<'a> StoreQueries<'a> {
     }
 
     /// Finds the blocks of this name, in the order of their local ids. A hash or height scans all block records.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn find_blocks(&self, name: BlockName) -> Result<Vec<BlockRecord>, EngineError> {
         let mut found = Vec::new();
         if let BlockName::Id(id) = name {
@@ -181,9 +175,6 @@ impl<'a> StoreQueries<'a> {
     }
 
     /// Reads all lock records, with the transactions whose pages they guard.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn lock_records(&self, mut each: impl FnMut(Txid, LockRecord)) -> Result<(), EngineError> {
         let mut scan = SetScan::new(self.store, Set::Transactions);
         while let Some(records) = scan.next().await? {
@@ -197,9 +188,6 @@ impl<'a> StoreQueries<'a> {
     }
 
     /// Reads the conflicting descendants of this transaction, at most `limit`.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn conflicting_descendants(&self, txid: Txid, limit: usize) -> Result<RelatedTxs, EngineError> {
         let mut walk = BreadthFirstWalk::from([txid], limit);
         while let Some(next) = walk.next() {

@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
+use strum::IntoStaticStr;
 
 use crate::{
     engine::EngineError,
@@ -26,37 +27,20 @@ pub const FROZEN_SPENDER: SpendingData = SpendingData { txid: Txid([0xFF; 32]), 
 
 /// Reason why a record or body that should exist could not be read.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum ReadError {
-    /// The engine answered with an error that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The body could not be read.
     #[error(transparent)]
     Body(#[from] BodyError),
     /// The store is damaged: a page that the master counts is absent.
     #[error("page {page} of {txid} is missing")]
-    MissingPage {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-    },
+    MissingPage { txid: Txid, page: u32 },
     /// The previous transaction is absent, a stub or a tombstone.
     #[error("the previous transaction of input {input} is not in the store: {outpoint}")]
-    NoPreviousTransaction {
-        /// Index of the input.
-        input: u32,
-        /// The outpoint that the input names.
-        outpoint: Outpoint,
-    },
-    /// The previous transaction has no such output, or an output without a slot.
+    NoPreviousTransaction { input: u32, outpoint: Outpoint },
     #[error("the previous output of input {input} does not exist or has no slot: {outpoint}")]
-    NoPreviousOutput {
-        /// Index of the input.
-        input: u32,
-        /// The outpoint that the input names.
-        outpoint: Outpoint,
-    },
+    NoPreviousOutput { input: u32, outpoint: Outpoint },
 }
 
 /// Parts of a transaction to read besides the master.
@@ -145,9 +129,11 @@ pub struct TxInpoints {
 }
 
 /// Answer to the question whether an output can be spent: the first obstacle in the order in which a spend is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 pub enum SpendStatus {
     /// The transaction does not exist.
+    #[strum(serialize = "TX_NOT_FOUND")]
     NotFound,
     /// The transaction was pruned at this height.
     Pruned(u32),
@@ -158,10 +144,13 @@ pub enum SpendStatus {
     /// The transaction is locked: its outputs are not spendable yet.
     Locked,
     /// The transaction is a coinbase, spendable from this height on.
+    #[strum(serialize = "COINBASE_IMMATURE")]
     Immature(u32),
     /// The output does not exist or has no slot.
+    #[strum(serialize = "UTXO_NOT_FOUND")]
     NoSuchOutput,
     /// The slot has this other hash.
+    #[strum(serialize = "UTXO_HASH_MISMATCH")]
     HashMismatch(UtxoHash),
     /// The slot or the transaction is frozen.
     Frozen,
@@ -170,6 +159,7 @@ pub enum SpendStatus {
     /// The output is spent by this input.
     Spent(SpendingData),
     /// The output is frozen until this height.
+    #[strum(serialize = "FROZEN_UNTIL")]
     NotYetSpendable(u32),
     /// The output can be spent.
     Unspent,
@@ -391,7 +381,7 @@ fn tx_meta(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
     };
     Ok(TxMeta {
         txid: page.txid,
-        state: state_name(page.state()),
+        state: page.state().into(),
         tx,
         tx_inpoints,
         fee: page.fee,
@@ -432,17 +422,6 @@ pub(super) fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
 
 fn spending_data(slot: &Slot) -> Option<SpendingData> {
     if matches!(slot, Slot::Frozen(_)) { Some(FROZEN_SPENDER) } else { slot.spender() }
-}
-
-/// Returns the name of a state, as in [`TxMeta::state`].
-pub fn state_name(state: TxState) -> &'static str {
-    match state {
-        TxState::Live => "live",
-        TxState::Creating => "creating",
-        TxState::Stub(_) => "stub",
-        TxState::Conflicting(_) => "conflicting",
-        TxState::Pruned(_) => "pruned",
-    }
 }
 
 fn as_hex<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -22,20 +22,13 @@ pub use sweep::{DamagedTx, OrphanedPages, Sweep, Swept};
 
 /// Reason why a transaction cannot be completed.
 #[derive(Debug, Clone, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum CompleteError {
-    /// The engine answered with an error that no retry heals.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A page that was written before its master is absent: the store is damaged or has lost the page.
     #[error("page {page} of {txid} is missing: {why}")]
-    MissingPage {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-        /// Reason why the page is not restored.
-        why: RestoreError,
-    },
+    MissingPage { txid: Txid, page: u32, why: RestoreError },
 }
 
 /// Reason why a missing page is not restored.

@@ -75,9 +75,6 @@ impl RestartDetector {
     }
 
     /// Makes the present incarnation the baseline of later comparisons. Asks until the nodes answer.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn baseline(&mut self) -> Result<&Incarnation, EngineError> {
         if self.can_lose_writes() {
             self.expected = self.read_incarnation_until_answered().await?;
@@ -96,18 +93,12 @@ impl RestartDetector {
     }
 
     /// Returns whether a node has restarted since the baseline. Asks until the nodes answer.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn has_restarted(&self) -> Result<bool, EngineError> {
         Ok(self.can_lose_writes() && self.read_incarnation_until_answered().await? != self.expected)
     }
 
     /// Waits until every write acknowledged before the call is durable. Returns `false` if a node has restarted
     /// meanwhile: the writes have to be done again, and the present incarnation is the new baseline.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn wait_until_durable(&mut self) -> Result<bool, EngineError> {
         if !self.can_lose_writes() {
             return Ok(true);

@@ -28,9 +28,6 @@ impl<'a> Sentinels<'a> {
     /// Writes the sentinels if this engine [can lose parts](crate::engine::RecordEngine::may_lose_parts) and the meta
     /// record does not have [`MetaRecord::has_sentinels`] yet. Returns whether sentinels were written: these have to be
     /// durable before [`record`](Self::record).
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn write(&self, meta: &MetaRecord) -> Result<bool, MetaError> {
         if !self.store.engine.may_lose_parts() || meta.has_sentinels {
             return Ok(false);

@@ -4,13 +4,13 @@
 //! Verification is one scan. A record is checked against other records in batches of bounded size. A store that changes
 //! during the scan can show false violations: stop the group first.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Set},
-    record::{Master, Page, Record, Slot, TxState, Verdict},
+    record::{Master, Page, Record, Slot, SpendingData, TxState, Verdict},
     tx::{Outpoint, Txid, amount_size, utxo_hash},
 };
 
@@ -28,201 +28,55 @@ use cross_checks::CrossChecks;
 use unbarred::UnbarredSearch;
 
 /// A violated invariant of the stored state.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(tag = "violation", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum Violation {
     /// The slot that an input of a live transaction names does not name this input.
-    InputNotTaken {
-        /// Txid of the live transaction.
-        txid: Txid,
-        /// Index of the input.
-        input: u32,
-        /// The outpoint that the input names.
-        outpoint: Outpoint,
-        /// The transaction and input that the slot names instead, if any.
-        holder: Option<Holder>,
-    },
-    /// An input of a live transaction names a slot that its parent does not have.
-    NoSuchSlot {
-        /// Txid of the live transaction.
-        txid: Txid,
-        /// Index of the input.
-        input: u32,
-        /// The outpoint that the input names.
-        outpoint: Outpoint,
-    },
-    /// A live transaction spends an output of a conflicting transaction.
-    ConflictingParent {
-        /// Txid of the live transaction.
-        txid: Txid,
-        /// Txid of the conflicting parent.
-        parent: Txid,
-    },
-    /// A slot names a spender that has no record.
-    SpenderMissing {
-        /// Outpoint of the slot.
-        outpoint: Outpoint,
-        /// The spender that the slot names.
-        spender: Holder,
-    },
-    /// A slot names a transaction that does not spend the slot.
-    SpenderNeverNamedIt {
-        /// Outpoint of the slot.
-        outpoint: Outpoint,
-        /// The spender that the slot names.
-        spender: Holder,
-    },
-    /// A slot names a transaction that is conflicting by verdict.
-    ConflictingHoldsSlot {
-        /// Outpoint of the slot.
-        outpoint: Outpoint,
-        /// The spender that the slot names.
-        spender: Holder,
-    },
+    #[error(
+        "input {input} of {txid}, which is live, spends {outpoint}, but the slot {}",
+        holder.map_or("is free".to_owned(), |holder| format!("names {holder}"))
+    )]
+    InputNotTaken { txid: Txid, input: u32, outpoint: Outpoint, holder: Option<SpendingData> },
+    #[error("input {input} of {txid}, which is live, spends {outpoint}, which has no slot")]
+    NoSuchSlot { txid: Txid, input: u32, outpoint: Outpoint },
+    #[error("{txid} is live, but its parent {parent} is conflicting")]
+    ConflictingParent { txid: Txid, parent: Txid },
+    #[error("{outpoint} is spent by {spender}, which has no record")]
+    SpenderMissing { outpoint: Outpoint, spender: SpendingData },
+    #[error("{outpoint} is spent by {spender}, which does not name it")]
+    SpenderNeverNamedIt { outpoint: Outpoint, spender: SpendingData },
+    #[error("{outpoint} is spent by {spender}, which is conflicting")]
+    ConflictingHoldsSlot { outpoint: Outpoint, spender: SpendingData },
     /// A page is half created, though nothing bars its transaction.
-    Creating {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-        /// Time since which the page is creating, ms since the epoch.
-        since: u64,
-    },
-    /// A count disagrees with the slots.
-    Count {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-        /// Name of the bin.
-        bin: &'static str,
-        /// The count that the bin holds.
-        stored: u64,
-        /// The number of slots.
-        counted: u64,
-    },
+    #[error("page {page} of {txid} is half created, since {since} ms after the epoch")]
+    Creating { txid: Txid, page: u32, since: u64 },
+    #[error("{bin} on page {page} of {txid} is {stored}, but the slots give {counted}")]
+    Count { txid: Txid, page: u32, bin: &'static str, stored: u64, counted: u64 },
     /// The set of all-spent pages disagrees with a page.
-    SpentPages {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-        /// The set lists the page.
-        listed: bool,
-    },
-    /// A flag of a page differs from the flag of its master.
-    Flag {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-        /// Name of the bin.
-        bin: &'static str,
-    },
-    /// A page is absent that the master counts.
-    MissingPage {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-    },
-    /// A page exists whose master is absent, or does not count the page.
-    OrphanedPage {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Number of the page.
-        page: u32,
-    },
+    #[error(
+        "page {page} of {txid} is {}",
+        if *listed { "listed as all spent, but is not" } else { "all spent, but not listed so" }
+    )]
+    SpentPages { txid: Txid, page: u32, listed: bool },
+    #[error("{bin} on page {page} of {txid} is not as on its master")]
+    Flag { txid: Txid, page: u32, bin: &'static str },
+    #[error("page {page} of {txid} is missing")]
+    MissingPage { txid: Txid, page: u32 },
+    #[error("page {page} of {txid} has no master that counts it")]
+    OrphanedPage { txid: Txid, page: u32 },
     /// A body is missing, damaged, or in a place that this store cannot read.
-    Body {
-        /// Txid of the transaction.
-        txid: Txid,
-        /// Description of the problem.
-        problem: String,
-    },
-    /// The hash in a slot belongs to another output than the stored one.
-    SlotHash {
-        /// Outpoint of the slot.
-        outpoint: Outpoint,
-    },
+    #[error("body of {txid}: {problem}")]
+    Body { txid: Txid, problem: String },
+    #[error("the slot of {outpoint} commits to another output than the stored one")]
+    SlotHash { outpoint: Outpoint },
     /// A transaction is conflicting and not due to be pruned, though all of its parents are live and all of its slots
     /// are free.
-    Unbarred {
-        /// Txid of the conflicting transaction.
-        txid: Txid,
-        /// The reason of its verdict, which no longer holds.
-        reason: String,
-    },
-}
-
-/// The spender of a slot: a transaction and one of its inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Holder {
-    /// Txid of the spender.
-    pub txid: Txid,
-    /// Index of the input.
-    pub input: u32,
-}
-
-impl From<crate::record::SpendingData> for Holder {
-    fn from(data: crate::record::SpendingData) -> Self {
-        Holder { txid: data.txid, input: data.input }
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "input {} of {}", self.input, self.txid)
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use Violation::*;
-        match self {
-            InputNotTaken { txid, input, outpoint, holder: None } => {
-                write!(f, "input {input} of {txid}, which is live, spends {outpoint}, but the slot is free")
-            }
-            InputNotTaken { txid, input, outpoint, holder: Some(holder) } => {
-                write!(f, "input {input} of {txid}, which is live, spends {outpoint}, but the slot names {holder}")
-            }
-            NoSuchSlot { txid, input, outpoint } => {
-                write!(f, "input {input} of {txid}, which is live, spends {outpoint}, which has no slot")
-            }
-            ConflictingParent { txid, parent } => write!(f, "{txid} is live, but its parent {parent} is conflicting"),
-            SpenderMissing { outpoint, spender } => {
-                write!(f, "{outpoint} is spent by {spender}, which has no record")
-            }
-            SpenderNeverNamedIt { outpoint, spender } => {
-                write!(f, "{outpoint} is spent by {spender}, which does not name it")
-            }
-            ConflictingHoldsSlot { outpoint, spender } => {
-                write!(f, "{outpoint} is spent by {spender}, which is conflicting")
-            }
-            Creating { txid, page, since } => {
-                write!(f, "page {page} of {txid} is half created, since {since} ms after the epoch")
-            }
-            Count { txid, page, bin, stored, counted } => {
-                write!(f, "{bin} on page {page} of {txid} is {stored}, but the slots give {counted}")
-            }
-            SpentPages { txid, page, listed: true } => {
-                write!(f, "page {page} of {txid} is listed as all spent, but is not")
-            }
-            SpentPages { txid, page, listed: false } => {
-                write!(f, "page {page} of {txid} is all spent, but not listed so")
-            }
-            Flag { txid, page, bin } => write!(f, "{bin} on page {page} of {txid} is not as on its master"),
-            MissingPage { txid, page } => write!(f, "page {page} of {txid} is missing"),
-            OrphanedPage { txid, page } => write!(f, "page {page} of {txid} has no master that counts it"),
-            Body { txid, problem } => write!(f, "body of {txid}: {problem}"),
-            SlotHash { outpoint } => write!(f, "the slot of {outpoint} commits to another output than the stored one"),
-            Unbarred { txid, reason } => write!(
-                f,
-                "{txid} is conflicting ({reason}), but its parents are live and its slots are free; \
-                 `utxo-store command reconsider {txid}` makes it live"
-            ),
-        }
-    }
+    #[error(
+        "{txid} is conflicting ({reason}), but its parents are live and its slots are free; \
+         `utxo-store command reconsider {txid}` makes it live"
+    )]
+    Unbarred { txid: Txid, reason: String },
 }
 
 /// Verifies the whole store and returns the number of transactions. `found` is called with each violation,
@@ -281,7 +135,7 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         for (slot, offset) in slots.iter().zip(0..) {
             let Some(spender) = slot.spender().filter(|_| !page.pruned_spenders.contains(&offset)) else { continue };
             let outpoint = Outpoint { txid: page.txid, vout: first.saturating_add(offset) };
-            self.cross_checks.add_slot(outpoint, spender.into());
+            self.cross_checks.add_slot(outpoint, spender);
             self.run_full_batches().await?;
         }
         match page.master.as_deref() {
@@ -322,7 +176,7 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
         }
         for (input, number) in transaction.inputs().zip(0..) {
             let slot = self.store.locate_slot(input.outpoint);
-            self.cross_checks.add_input(Holder { txid, input: number }, input.outpoint, slot);
+            self.cross_checks.add_input(SpendingData { txid, input: number }, input.outpoint, slot);
             self.run_full_batches().await?;
         }
         Ok(())

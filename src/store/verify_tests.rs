@@ -103,7 +103,7 @@ async fn a_slot_of_a_live_input_that_is_free_or_taken_is_a_violation() {
     let live = page(&spend_of_parent(&[0, 1], 6));
     let txid = live.txid;
     store.plant(live).await;
-    let holder = Holder { txid: id(&rival), input: 0 };
+    let holder = SpendingData { txid: id(&rival), input: 0 };
     let expected = [
         Violation::InputNotTaken { txid, input: 0, outpoint: outpoint(PARENT, 0), holder: None },
         Violation::InputNotTaken { txid, input: 1, outpoint: outpoint(PARENT, 1), holder: Some(holder) },
@@ -126,7 +126,7 @@ async fn a_slot_that_names_another_input_of_the_spender_is_a_violation() {
     let (txid, outpoint) = (live.txid, outpoint(PARENT, 0));
     store.plant(parent).await;
     store.plant(live).await;
-    let spender = Holder { txid, input: 1 };
+    let spender = SpendingData { txid, input: 1 };
     let expected = [
         Violation::InputNotTaken { txid, input: 0, outpoint, holder: Some(spender) },
         Violation::SpenderNeverNamedIt { outpoint, spender },
@@ -168,7 +168,7 @@ async fn a_spender_without_a_record_is_a_violation() {
     let store = with_parent().await;
     let bytes = spend_of_parent(&[2], 6);
     store.spend_inputs(&bytes).await;
-    let spender = Holder { txid: id(&bytes), input: 0 };
+    let spender = SpendingData { txid: id(&bytes), input: 0 };
     assert_eq!(violations(&store).await, [Violation::SpenderMissing { outpoint: outpoint(PARENT, 2), spender }]);
     store.plant(page(&bytes)).await;
     assert_eq!(violations(&store).await, []);
@@ -184,7 +184,7 @@ async fn a_spender_that_does_not_spend_the_slot_is_a_violation() {
         *slot = Slot::Spent(slot.hash().unwrap(), SpendingData { txid, input: 0 });
     }
     parent.spent_utxos = 2;
-    let spender = Holder { txid: other.txid, input: 0 };
+    let spender = SpendingData { txid: other.txid, input: 0 };
     for page in [parent, other, seeded(2, 1)] {
         store.plant(page).await;
     }
@@ -192,7 +192,7 @@ async fn a_spender_that_does_not_spend_the_slot_is_a_violation() {
         Violation::SpenderNeverNamedIt { outpoint: outpoint(PARENT, 0), spender },
         Violation::SpenderNeverNamedIt {
             outpoint: outpoint(PARENT, 1),
-            spender: Holder { txid: Txid([2; 32]), input: 0 },
+            spender: SpendingData { txid: Txid([2; 32]), input: 0 },
         },
     ];
     assert_eq!(violations(&store).await, expected);
@@ -210,7 +210,7 @@ async fn a_conflicting_transaction_that_holds_slots_is_a_violation() {
     store.sequenced(Key::master(id(&stub)), Sequenced::MarkConflicting { reason, height: 1 }).await;
     let holds = |vout, bytes: &Bytes| Violation::ConflictingHoldsSlot {
         outpoint: outpoint(PARENT, vout),
-        spender: Holder { txid: id(bytes), input: 0 },
+        spender: SpendingData { txid: id(bytes), input: 0 },
     };
     assert_eq!(violations(&store).await, [holds(0, &whole), holds(1, &stub)]);
     // A pruned transaction must have settled its slots before.
@@ -227,7 +227,7 @@ async fn each_damage_of_a_page_is_its_own_violation() {
     let slot_hash = |vout| Violation::SlotHash { outpoint: outpoint(txid, vout) };
     let missing_spender = |vout| Violation::SpenderMissing {
         outpoint: outpoint(txid, vout),
-        spender: Holder { txid: Txid([9; 32]), input: 0 },
+        spender: SpendingData { txid: Txid([9; 32]), input: 0 },
     };
     let cases: [(Damage, Vec<Violation>); 15] = [
         (
@@ -337,7 +337,7 @@ fn violations_are_displayed_and_serialized() {
         txid: Txid([2; 32]),
         input: 4,
         outpoint: outpoint(PARENT, 3),
-        holder: Some(Holder { txid: Txid([3; 32]), input: 0 }),
+        holder: Some(SpendingData { txid: Txid([3; 32]), input: 0 }),
     };
     let text = violation.to_string();
     assert!(text.contains("input 4 of 0202") && text.contains("0101:3") && text.contains("input 0 of 0303"), "{text}");

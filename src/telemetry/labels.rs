@@ -16,7 +16,7 @@ macro_rules! labels {
         $name:ident { $($(#[$variant_attribute:meta])* $variant:ident = $value:literal),* $(,)? }
     )*) => {$(
         $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $name { $($(#[$variant_attribute])* $variant),* }
 
         impl Label for $name {
@@ -123,25 +123,26 @@ labels! {
         Delete = "delete",
     }
 
-    /// Kind of a blob.
-    BlobLabel {
-        /// Body of a whole transaction.
+    /// Kind of a blob by its content; the value ends the blob's name.
+    BlobKind {
+        /// A whole transaction in extended format (a coinbase: in the format of its event).
         Tx = "tx",
-        /// Outputs of a partial transaction.
+        /// The known outputs of a partial transaction.
         Outputs = "outputs",
     }
 
-    /// Class of a blob store's error: the caller's possible reaction.
-    BlobFailure {
-        /// The store has done nothing; a repeat may succeed.
+    /// Class of a blob store's error by what the caller may do.
+    BlobErrorKind {
+        /// The request changed nothing; send the same request again after a pause.
         Retryable = "retryable",
-        /// The outcome is unknown; a repeat is idempotent.
+        /// The request may have taken effect; send the same request again, because requests are idempotent.
         Unknown = "unknown",
-        /// The store forbids the request or has no room.
+        /// The store forbids the request or is full, and a person has to change that. Retries are harmless and succeed
+        /// after the change.
         Denied = "denied",
-        /// The stored bytes do not match the blob's name.
+        /// The stored bytes do not match the blob's name. A retry does not help; nothing was written.
         Corrupt = "corrupt",
-        /// The bytes to store do not match the blob's name.
+        /// The bytes to store do not match the blob's name. Nothing was sent.
         Invalid = "invalid",
     }
 

@@ -21,16 +21,10 @@ pub enum LogFormat {
 
 /// Error of the set-up of logging.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum LoggingError {
-    /// The filter has a syntax error.
     #[error("{filter:?} is no log filter")]
-    Filter {
-        /// The text of the filter.
-        filter: String,
-        /// Error of the parser.
-        source: tracing_subscriber::filter::ParseError,
-    },
-    /// Logging was set up before in this process.
+    Filter { filter: String, source: tracing_subscriber::filter::ParseError },
     #[error("logging is set up already")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }

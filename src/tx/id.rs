@@ -45,12 +45,6 @@ impl fmt::Display for Txid {
     }
 }
 
-impl fmt::Debug for Txid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for Txid {
     type Err = ParseIdError;
 
@@ -69,21 +63,9 @@ impl fmt::Display for UtxoHash {
     }
 }
 
-impl fmt::Debug for UtxoHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl fmt::Display for Outpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.txid, self.vout)
-    }
-}
-
-impl fmt::Debug for Outpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -97,8 +79,14 @@ impl FromStr for Outpoint {
     }
 }
 
-macro_rules! serde_as_text {
+/// Implements `Debug` and serde by the text of a type.
+macro_rules! show_as_text {
     ($($name:ty: $wanted:literal),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -111,7 +99,7 @@ macro_rules! serde_as_text {
         }
     )*};
 }
-serde_as_text! {
+show_as_text! {
     Txid: "a transaction id of 64 hexadecimal digits",
     UtxoHash: "a UTXO hash of 64 hexadecimal digits",
     Outpoint: "an outpoint: a transaction id, a colon and an output index"

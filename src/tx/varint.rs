@@ -2,13 +2,10 @@
 
 /// Error of bytes that are no VarInt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum VarIntError {
-    /// The bytes end within the VarInt.
     #[error("VarInt cut short, {missing} bytes missing")]
-    Truncated {
-        /// Number of missing bytes.
-        missing: usize,
-    },
+    Truncated { missing: usize },
     /// The value has a shorter encoding. Longer encodings would give one transaction several ids.
     #[error("VarInt not in its shortest encoding")]
     NonMinimal,

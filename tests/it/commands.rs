@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
-    cli::command::{CommandOutcome, CommandTopics, PendingCommand, list_commands, submit_commands},
+    cli::command::{CommandOutcome, PendingCommand, list_commands, submit_commands},
+    config::{Config, Topics},
     event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
     record::{Reason, Slot, TxState, Verdict},
     tx::Txid,
@@ -548,8 +549,10 @@ async fn a_command_does_not_wait_for_a_transaction_that_waits_for_the_chain() {
     world.check("commands that do not wait").await;
 }
 
-fn topics() -> CommandTopics {
-    CommandTopics { chain: "chain".into(), decisions: "decisions".into(), outcomes: "outcomes".into() }
+fn topics() -> Topics {
+    let name = |name: &str| name.parse().unwrap();
+    let (chain, decisions, outcomes) = (name("chain"), name("decisions"), name("outcomes"));
+    Topics { chain, decisions, outcomes, ..Config::default().kafka.topics }
 }
 
 /// The work of `utxo-store command`: it publishes commands, waits for their outcomes, and lists the alert commands.

@@ -1,28 +1,20 @@
 //! The list of librdkafka's properties that are not passed through, each with the reason or with the setting to use.
 
-use std::fmt;
+use PropertyRefusal::{Fixed, SetBy, SetBySecurity};
 
 /// Reason why a property is not passed through. `Display` completes the sentence "`property` …".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PropertyRefusal {
     /// Name of the setting that sets the property.
+    #[error("is set by {0}")]
     SetBy(&'static str),
     /// Name of the setting of `kafka.security` that sets the property. Without any setting of `kafka.security` the
     /// property is passed through: configurations from before these settings stay valid.
+    #[error("is set by {0}")]
     SetBySecurity(&'static str),
     /// The guarantee that another value would break: the property is fixed.
+    #[error("is refused: {0}")]
     Fixed(&'static str),
-}
-
-impl fmt::Display for PropertyRefusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PropertyRefusal::SetBy(setting) | PropertyRefusal::SetBySecurity(setting) => {
-                write!(f, "is set by {setting}")
-            }
-            PropertyRefusal::Fixed(why) => write!(f, "is refused: {why}"),
-        }
-    }
 }
 
 /// Prefix of the properties of librdkafka's mock cluster, which would replace the real cluster.
@@ -30,40 +22,31 @@ const MOCK: &str = "test.mock.";
 
 /// Refused properties, except those with the prefix [`MOCK`]. Synonyms of one property share an entry.
 pub const REFUSED_PROPERTIES: &[(&[&str], PropertyRefusal)] = &[
-    (&["bootstrap.servers", "metadata.broker.list"], PropertyRefusal::SetBy("kafka.brokers")),
-    (&["group.id"], PropertyRefusal::SetBy("kafka.group")),
-    (&["client.id"], PropertyRefusal::SetBy("kafka.client_id")),
-    (&["client.rack"], PropertyRefusal::SetBy("kafka.rack")),
-    (&["group.instance.id"], PropertyRefusal::SetBy("kafka.instance_id")),
-    (&["group.protocol"], PropertyRefusal::SetBy("kafka.group_protocol")),
-    (&["partition.assignment.strategy"], PropertyRefusal::SetBy("kafka.assignment")),
-    (&["session.timeout.ms"], PropertyRefusal::SetBy("kafka.session_timeout_ms")),
-    (&["heartbeat.interval.ms"], PropertyRefusal::SetBy("kafka.heartbeat_interval_ms")),
-    (&["max.poll.interval.ms"], PropertyRefusal::SetBy("kafka.max_poll_interval_ms")),
-    (&["fetch.wait.max.ms"], PropertyRefusal::SetBy("kafka.fetch_wait_max_ms")),
-    (&["fetch.min.bytes"], PropertyRefusal::SetBy("kafka.fetch_min_bytes")),
-    (
-        &["max.partition.fetch.bytes", "fetch.message.max.bytes"],
-        PropertyRefusal::SetBy("kafka.max_partition_fetch_bytes"),
-    ),
-    (&["queued.max.messages.kbytes"], PropertyRefusal::SetBy("kafka.fetch_budget_bytes")),
-    (&["message.timeout.ms", "delivery.timeout.ms"], PropertyRefusal::SetBy("kafka.delivery_timeout_ms")),
-    (&["queue.buffering.max.ms"], PropertyRefusal::SetBy("kafka.properties.linger.ms")),
-    (&["security.protocol"], PropertyRefusal::SetBySecurity("kafka.security.protocol")),
-    (&["sasl.mechanism", "sasl.mechanisms"], PropertyRefusal::SetBySecurity("kafka.security.mechanism")),
-    (&["sasl.username"], PropertyRefusal::SetBySecurity("kafka.security.username")),
-    (&["sasl.password"], PropertyRefusal::SetBySecurity("kafka.security.password")),
-    (
-        &["ssl.ca.location", "enable.ssl.certificate.verification"],
-        PropertyRefusal::SetBySecurity("kafka.security.ca_file"),
-    ),
-    (&["ssl.certificate.location"], PropertyRefusal::SetBySecurity("kafka.security.certificate_file")),
-    (&["ssl.key.location"], PropertyRefusal::SetBySecurity("kafka.security.key_file")),
-    (&["ssl.key.password"], PropertyRefusal::SetBySecurity("kafka.security.key_password")),
-    (
-        &["ssl.endpoint.identification.algorithm"],
-        PropertyRefusal::SetBySecurity("kafka.security.endpoint_identification"),
-    ),
+    (&["bootstrap.servers", "metadata.broker.list"], SetBy("kafka.brokers")),
+    (&["group.id"], SetBy("kafka.group")),
+    (&["client.id"], SetBy("kafka.client_id")),
+    (&["client.rack"], SetBy("kafka.rack")),
+    (&["group.instance.id"], SetBy("kafka.instance_id")),
+    (&["group.protocol"], SetBy("kafka.group_protocol")),
+    (&["partition.assignment.strategy"], SetBy("kafka.assignment")),
+    (&["session.timeout.ms"], SetBy("kafka.session_timeout_ms")),
+    (&["heartbeat.interval.ms"], SetBy("kafka.heartbeat_interval_ms")),
+    (&["max.poll.interval.ms"], SetBy("kafka.max_poll_interval_ms")),
+    (&["fetch.wait.max.ms"], SetBy("kafka.fetch_wait_max_ms")),
+    (&["fetch.min.bytes"], SetBy("kafka.fetch_min_bytes")),
+    (&["max.partition.fetch.bytes", "fetch.message.max.bytes"], SetBy("kafka.max_partition_fetch_bytes")),
+    (&["queued.max.messages.kbytes"], SetBy("kafka.fetch_budget_bytes")),
+    (&["message.timeout.ms", "delivery.timeout.ms"], SetBy("kafka.delivery_timeout_ms")),
+    (&["queue.buffering.max.ms"], SetBy("kafka.properties.linger.ms")),
+    (&["security.protocol"], SetBySecurity("kafka.security.protocol")),
+    (&["sasl.mechanism", "sasl.mechanisms"], SetBySecurity("kafka.security.mechanism")),
+    (&["sasl.username"], SetBySecurity("kafka.security.username")),
+    (&["sasl.password"], SetBySecurity("kafka.security.password")),
+    (&["ssl.ca.location", "enable.ssl.certificate.verification"], SetBySecurity("kafka.security.ca_file")),
+    (&["ssl.certificate.location"], SetBySecurity("kafka.security.certificate_file")),
+    (&["ssl.key.location"], SetBySecurity("kafka.security.key_file")),
+    (&["ssl.key.password"], SetBySecurity("kafka.security.key_password")),
+    (&["ssl.endpoint.identification.algorithm"], SetBySecurity("kafka.security.endpoint_identification")),
     (
         &[
             "enable.auto.commit",
@@ -74,24 +57,18 @@ pub const REFUSED_PROPERTIES: &[(&[&str], PropertyRefusal)] = &[
             "offset.store.path",
             "offset.store.sync.interval.ms",
         ],
-        PropertyRefusal::Fixed("offsets are committed only when everything that their events ask for is in the store"),
+        Fixed("offsets are committed only when everything that their events ask for is in the store"),
     ),
-    (
-        &["auto.offset.reset"],
-        PropertyRefusal::Fixed("an offset that the log no longer holds must be an error, never skipped silently"),
-    ),
-    (&["isolation.level"], PropertyRefusal::Fixed("events of aborted transactions must not be read")),
+    (&["auto.offset.reset"], Fixed("an offset that the log no longer holds must be an error, never skipped silently")),
+    (&["isolation.level"], Fixed("events of aborted transactions must not be read")),
     (
         &["queued.min.messages", "fetch.queue.backoff.ms"],
-        PropertyRefusal::Fixed("the amount that is fetched ahead follows from kafka.fetch_budget_bytes"),
+        Fixed("the amount that is fetched ahead follows from kafka.fetch_budget_bytes"),
     ),
-    (
-        &["enable.partition.eof"],
-        PropertyRefusal::Fixed("the ends of partitions must be reported: they prove that a parent is missing"),
-    ),
+    (&["enable.partition.eof"], Fixed("the ends of partitions must be reported: they prove that a parent is missing")),
     (
         &["group.protocol.type", "group.remote.assignor"],
-        PropertyRefusal::Fixed("with kafka.group_protocol = consumer the brokers assign the partitions"),
+        Fixed("with kafka.group_protocol = consumer the brokers assign the partitions"),
     ),
     (
         &[
@@ -107,27 +84,27 @@ pub const REFUSED_PROPERTIES: &[(&[&str], PropertyRefusal)] = &[
             "transactional.id",
             "transaction.timeout.ms",
         ],
-        PropertyRefusal::Fixed("an acknowledged message must be in all in-sync replicas, once and in order"),
+        Fixed("an acknowledged message must be in all in-sync replicas, once and in order"),
     ),
     (
         &["delivery.report.only.error", "enabled_events"],
-        PropertyRefusal::Fixed("every acknowledgement must be reported: an event is completed only after it"),
+        Fixed("every acknowledgement must be reported: an event is completed only after it"),
     ),
-    (&["message.max.bytes"], PropertyRefusal::Fixed("the topic limits the size of a message (max.message.bytes)")),
-    (&["partitioner"], PropertyRefusal::Fixed("keys must go where the Java client puts them")),
+    (&["message.max.bytes"], Fixed("the topic limits the size of a message (max.message.bytes)")),
+    (&["partitioner"], Fixed("keys must go where the Java client puts them")),
     (
         &["api.version.request", "api.version.fallback.ms", "broker.version.fallback"],
-        PropertyRefusal::Fixed("by an older protocol messages would lose their headers, and the producer its order"),
+        Fixed("by an older protocol messages would lose their headers, and the producer its order"),
     ),
-    (&["allow.auto.create.topics"], PropertyRefusal::Fixed("a misspelt topic must not be created")),
-    (&["topic.blacklist"], PropertyRefusal::Fixed("an existing topic must not seem to be missing")),
-    (&["log.queue"], PropertyRefusal::Fixed("the settings of [log] say where log records go")),
+    (&["allow.auto.create.topics"], Fixed("a misspelt topic must not be created")),
+    (&["topic.blacklist"], Fixed("an existing topic must not seem to be missing")),
+    (&["log.queue"], Fixed("the settings of [log] say where log records go")),
 ];
 
 /// Reason why a property is not passed through; `None`: the property is passed through.
 pub fn refusal(property: &str) -> Option<PropertyRefusal> {
     if property.starts_with(MOCK) {
-        return Some(PropertyRefusal::Fixed("a mock cluster would replace the real cluster"));
+        return Some(Fixed("a mock cluster would replace the real cluster"));
     }
     REFUSED_PROPERTIES.iter().find(|(names, _)| names.contains(&property)).map(|(_, refusal)| *refusal)
 }

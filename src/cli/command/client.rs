@@ -16,33 +16,10 @@ use crate::{
         Broker, BrokerError, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
         partitioner::partition_of, produce_until_acknowledged, retry::read_or_reopen,
     },
-    config,
+    config::Topics,
     event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
-    store::dump::ReasonText,
     tx::Txid,
 };
-
-/// Names of the topics of commands and of their results.
-#[derive(Debug, Clone)]
-pub struct CommandTopics {
-    /// Chain log, `utxo.chain` by default.
-    pub chain: String,
-    /// Topic of the decisions, `utxo.decisions` by default.
-    pub decisions: String,
-    /// Topic of the outcomes, `utxo.outcomes` by default.
-    pub outcomes: String,
-}
-
-impl CommandTopics {
-    /// Takes the names from the configuration.
-    pub fn of(topics: &config::Topics) -> Self {
-        CommandTopics {
-            chain: topics.chain.to_string(),
-            decisions: topics.decisions.to_string(),
-            outcomes: topics.outcomes.to_string(),
-        }
-    }
-}
 
 /// A command before its publication.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +122,7 @@ impl From<CommandResult> for CommandOutcome {
 /// A topic is missing, or cannot be read or written.
 pub async fn submit_commands(
     broker: &dyn Broker,
-    topics: &CommandTopics,
+    topics: &Topics,
     commands: &[PendingCommand],
     timeout: Duration,
 ) -> Result<Vec<Answer>, BrokerError> {
@@ -154,7 +131,8 @@ pub async fn submit_commands(
         commands.iter().filter(|command| !command.is_reconsider).map(|command| command.subject).collect();
     let by_decision = commands.iter().any(|command| command.is_reconsider);
     let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
-    let mut client = CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.clone(), answers };
+    let mut client =
+        CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
     let mut published = Vec::new();
     for command in commands {
         let at = client.publish(slice::from_ref(command)).await?;
@@ -198,10 +176,10 @@ impl<'a> CommandClient<'a> {
     pub(in crate::cli) async fn for_reconsiders(
         broker: &'a dyn Broker,
         producer: Arc<dyn Producer>,
-        topics: &CommandTopics,
+        topics: &Topics,
     ) -> Result<Self, BrokerError> {
         let answers = AnswerReaders::open(broker, topics, &[], true).await?;
-        Ok(CommandClient { broker, producer, chain: topics.chain.clone(), answers })
+        Ok(CommandClient { broker, producer, chain: topics.chain.to_string(), answers })
     }
 
     /// Publishes commands in their order and returns their chain offsets.
@@ -258,14 +236,14 @@ impl AnswerReaders {
     /// Opens readers at the end of the outcomes' partitions of these transactions, and of the decisions.
     async fn open(
         broker: &dyn Broker,
-        topics: &CommandTopics,
+        topics: &Topics,
         outcomes_of: &[Txid],
         decisions: bool,
     ) -> Result<Self, BrokerError> {
         let count = broker
-            .partitions(&topics.outcomes)
+            .partitions(topics.outcomes.as_str())
             .await?
-            .ok_or_else(|| BrokerError::unknown_topic("read", &topics.outcomes))?;
+            .ok_or_else(|| BrokerError::unknown_topic("read", topics.outcomes.as_str()))?;
         let mut partitions: Vec<TopicPartition> = outcomes_of
             .iter()
             .filter_map(|txid| partition_of(&txid.0, count))
@@ -307,7 +285,7 @@ impl AnswerReaders {
                 }
                 DecisionBody::Conflicting { txid, reason, .. } => {
                     let code = "CONFLICTING".to_owned();
-                    let message = format!("the transaction is conflicting: {}", ReasonText(reason));
+                    let message = format!("the transaction is conflicting: {}", reason);
                     self.verdicts.insert((chain_offset, txid), CommandOutcome::Refused { code, message });
                 }
                 DecisionBody::Closed => drop(self.closed.insert(chain_offset)),

@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::{CommandLine, CommandOutcome, CommandTopics};
+use super::{CommandLine, CommandOutcome};
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition, retry::read_or_reopen},
+    config::Topics,
     event::{Command, CommandAction, Decision, DecisionBody, Event, to_json},
 };
 
@@ -50,13 +51,9 @@ const WAIT: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// The chain log or the decisions cannot be read.
-pub async fn list_commands(
-    broker: &dyn Broker,
-    topics: &CommandTopics,
-    all: bool,
-) -> Result<Vec<LoggedCommand>, BrokerError> {
+pub async fn list_commands(broker: &dyn Broker, topics: &Topics, all: bool) -> Result<Vec<LoggedCommand>, BrokerError> {
     let mut entries: BTreeMap<u64, LoggedCommand> = BTreeMap::new();
-    read_partition(broker, &single_partition(&topics.chain), |message| {
+    read_partition(broker, &single_partition(topics.chain.as_str()), |message| {
         if let Ok(Event::Command(command)) = Event::decode(&message.payload)
             && (all || is_alert(&command.action))
             && !matches!(command.action, CommandAction::Reconsider { .. })
@@ -67,7 +64,7 @@ pub async fn list_commands(
     .await?;
     // The first decision of a chain offset and step counts, and steps have no gaps.
     let mut next_steps: BTreeMap<u64, u32> = entries.keys().map(|chain_offset| (*chain_offset, 0)).collect();
-    read_partition(broker, &single_partition(&topics.decisions), |message| {
+    read_partition(broker, &single_partition(topics.decisions.as_str()), |message| {
         if let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&message.payload)
             && let Some(next) = next_steps.get_mut(&chain_offset).filter(|next| **next == step)
         {

@@ -12,7 +12,7 @@ use crate::{
         Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, TopicPartition,
         produce_until_acknowledged,
     },
-    cli::command::{CommandClient, CommandOutcome, CommandTopics, PRODUCE_RETRY_PAUSE, PendingCommand},
+    cli::command::{CommandClient, CommandOutcome, PRODUCE_RETRY_PAUSE, PendingCommand},
     cli::{CliResult, Failure, opening},
     config::Topics,
     event::{CommandAction, DeadLetterClass, DeadLetterSettlement, SettlementKind},
@@ -106,9 +106,9 @@ impl<'a> Settler<'a> {
         timeout: Duration,
         may_reconsider: bool,
     ) -> Result<Self, BrokerError> {
-        let (producer, commands) = (broker.producer().await?, CommandTopics::of(topics));
+        let producer = broker.producer().await?;
         let client = match may_reconsider {
-            true => Some(CommandClient::for_reconsiders(broker, producer.clone(), &commands).await?),
+            true => Some(CommandClient::for_reconsiders(broker, producer.clone(), topics).await?),
             false => None,
         };
         let (dead_letters, readers, verdicts) =

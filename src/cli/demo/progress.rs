@@ -81,9 +81,6 @@ impl DemoGroups {
     }
 
     /// Counts the messages that a topic holds.
-    ///
-    /// # Errors
-    /// The broker does not answer.
     pub async fn count_messages(&self, topic: Topic) -> Result<u64, BrokerError> {
         let mut count = 0;
         for partition in self.partitions(topic).await? {
@@ -94,9 +91,6 @@ impl DemoGroups {
     }
 
     /// Counts the contests in the chain.
-    ///
-    /// # Errors
-    /// The broker does not answer.
     pub async fn count_contests(&self) -> Result<u64, BrokerError> {
         let mut contests = 0;
         for partition in self.partitions(Topic::Chain).await? {

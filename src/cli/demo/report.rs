@@ -35,9 +35,6 @@ pub struct CheckedStore {
 
 impl CheckedStore {
     /// Scans the store twice: once to count, once to verify.
-    ///
-    /// # Errors
-    /// A read of the store failed.
     pub async fn check(store: &Store) -> Result<Self, Failure> {
         let survey = survey(store, |_| {}).await?;
         let (mut violations, mut shown) = (0, Vec::new());

@@ -44,9 +44,6 @@ pub struct Rivalry {
 
 impl Rivalry {
     /// Reads the state of every pair from the store.
-    ///
-    /// # Errors
-    /// A read of the store failed.
     pub async fn read(store: &Store, rivals: &Rivals) -> Result<Self, Failure> {
         let mut rivalry = Rivalry::default();
         for pair in rivals.pairs() {

@@ -26,7 +26,6 @@ use crate::{
     store::{
         Store,
         digest::survey,
-        dump::ReasonText,
         read::{FROZEN_SPENDER, TxMeta, TxReader},
     },
     tx::Txid,
@@ -123,7 +122,7 @@ fn describe_member(
 ) -> CastMember {
     let Some(meta) = meta else { return CastMember { name, txid, state: None, outputs: Vec::new() } };
     let mut state = match verdict {
-        Some(Verdict::Conflicting(reason)) => format!("conflicting ({})", ReasonText(reason)),
+        Some(Verdict::Conflicting(reason)) => format!("conflicting ({})", reason),
         Some(Verdict::Pending) => "contested".to_owned(),
         Some(Verdict::Accepted) | None => meta.state.to_owned(),
     };

@@ -109,9 +109,6 @@ impl LoadedSource {
     }
 
     /// Checks the whole source before anything is produced, and returns its events.
-    ///
-    /// # Errors
-    /// Every error of [`GenerateError`].
     pub fn event_source(&self) -> Result<EventSource<'_>, GenerateError> {
         match self {
             LoadedSource::Blocks { files, first_height, previous } => {

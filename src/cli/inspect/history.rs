@@ -13,7 +13,6 @@ use crate::{
     cli::command::CommandOutcome,
     config::Topics,
     event::{Contest, Decision, DecisionBody, Event},
-    store::dump::ReasonText,
     tx::Txid,
 };
 
@@ -70,7 +69,7 @@ impl History {
         let what = match Event::decode(&message.payload) {
             Ok(Event::Contest(Contest { txid, position, reason, .. })) if txid == self.txid => {
                 let by = format!("partition {} offset {}", position.partition, position.offset);
-                format!("contested by its event in {by}: {}", ReasonText(reason))
+                format!("contested by its event in {by}: {}", reason)
             }
             Ok(Event::Command(command)) if command.action.subject() == self.txid => {
                 let action = CommandLine(&command.action).to_string();
@@ -113,7 +112,7 @@ impl History {
                 }
             }
             DecisionBody::Conflicting { txid, reason, height, .. } if txid == self.txid => {
-                Some(format!("conflicting at height {height}: {}", ReasonText(reason)))
+                Some(format!("conflicting at height {height}: {}", reason))
             }
             DecisionBody::Cone { members, height } => {
                 let member = members.iter().find(|member| member.txid == self.txid)?;

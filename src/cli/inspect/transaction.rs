@@ -6,18 +6,16 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CliResult, Failure, offline::StoreArgs, opening},
+    super::{CliResult, Failure, offline::StoreArgs, opening, output},
     history::{self, HistoryEntry},
     line, optional,
 };
 use crate::{
     engine::EngineError,
-    record::{Page, Slot, TxState, Verdict},
+    record::{Page, Slot, SpendingData, TxState, Verdict},
     store::{
         Store,
-        dump::ReasonText,
         read::{TxMeta, TxReader},
-        verify::Holder,
     },
     tx::{Txid, UtxoHash},
 };
@@ -84,7 +82,7 @@ struct OutputsView {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct NotableOutput {
     vout: u32,
-    spent_by: Option<Holder>,
+    spent_by: Option<SpendingData>,
     frozen: bool,
     /// True if the spender was pruned.
     spender_pruned: bool,
@@ -117,11 +115,9 @@ impl TxArgs {
             None
         };
         let shown = TransactionView::read(&store, self.txid, history).await?;
-        if self.json {
-            serde_json::to_writer(&mut *out, &shown)?;
-            writeln!(out)?;
-        } else {
-            shown.write(out)?;
+        match self.json {
+            true => output::write_json(&shown, out)?,
+            false => shown.write(out)?,
         }
         Ok(())
     }
@@ -225,7 +221,7 @@ impl OutputsView {
                 });
             let output = NotableOutput {
                 vout: first.saturating_add(offset),
-                spent_by: slot.spender().map(Holder::from),
+                spent_by: slot.spender(),
                 frozen: matches!(slot, Slot::Frozen(_)),
                 spender_pruned: page.pruned_spenders.contains(&offset),
                 contested: page.contested.contains(&offset),
@@ -265,7 +261,7 @@ fn view(meta: TxMeta, master: &Page, outputs: OutputsView) -> TransactionView {
         verdict: master.verdict().map(|verdict| match verdict {
             Verdict::Pending => "pending".to_owned(),
             Verdict::Accepted => "accepted".to_owned(),
-            Verdict::Conflicting(reason) => format!("conflicting: {}", ReasonText(reason)),
+            Verdict::Conflicting(reason) => format!("conflicting: {}", reason),
         }),
         spending_height: master.spending_height,
         preserve_until: bins.and_then(|bins| bins.preserve_until),

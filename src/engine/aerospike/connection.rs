@@ -8,39 +8,20 @@ use super::{errors::describe_error, settings::AerospikeSettings};
 
 /// An error that keeps a cluster from being used as a store. Each error is one line and says what to do.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum OpenAerospikeError {
     /// The setting is no list of hosts.
     #[error("cannot read the hosts `{hosts}`: {problem}; give `host:port`, separated by commas")]
-    Hosts {
-        /// The list of hosts as configured.
-        hosts: String,
-        /// The client's message about the list.
-        problem: String,
-    },
+    Hosts { hosts: String, problem: String },
     /// No node answers, or no node can be used.
     #[error("cannot connect to any node of {hosts}: {problem}; {}", remedy(.problem))]
-    Unreachable {
-        /// The hosts, or the one node, that did not answer.
-        hosts: String,
-        /// The last error of an attempt.
-        problem: String,
-    },
+    Unreachable { hosts: String, problem: String },
     /// The certificates of the authority cannot be read.
     #[error("cannot read the certificates in {file}: {problem}; check store.aerospike.tls_ca_file")]
-    Certificates {
-        /// Path of the certificate file.
-        file: String,
-        /// The error of the file or of its content.
-        problem: String,
-    },
+    Certificates { file: String, problem: String },
     /// The cluster answers, but does not fit this store.
     #[error("cannot use the cluster: {problem}; {remedy}")]
-    Unfit {
-        /// The fact that does not fit.
-        problem: String,
-        /// The change that makes the cluster fit.
-        remedy: String,
-    },
+    Unfit { problem: String, remedy: String },
 }
 
 /// Returns the remedy for an error of the client, by its text: the client wraps the server's refusal of a login or a

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{EngineBench, fixtures::*, states::Model};
 use crate::{
-    engine::{
-        Index, Row,
-        local::{index_position, index_values},
-    },
+    engine::{Index, Row, local::index_values},
     record::{Key, Operation, Page, Record, Sequenced},
 };
 
@@ -15,9 +12,8 @@ impl Model {
     /// Checks that each index has exactly the records of the model with the indexed field, ascending.
     pub async fn check_indexes(&self, bench: &EngineBench) {
         for index in Index::ALL {
-            let value = |key: &Key| {
-                self.records.get(key).and_then(|record| index_values(record.as_ref())[index_position(index)])
-            };
+            let value =
+                |key: &Key| self.records.get(key).and_then(|record| index_values(record.as_ref())[index as usize]);
             let found = bench.query(index, 0, u64::MAX, usize::MAX).await;
             let own: Vec<Key> = found.into_iter().filter(|key| self.records.contains_key(key)).collect();
             let values: Vec<Option<u64>> = own.iter().map(value).collect();

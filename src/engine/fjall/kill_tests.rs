@@ -10,10 +10,7 @@ use std::{
 
 use super::*;
 use crate::{
-    engine::{
-        conformance::fixtures::*,
-        local::{index_position, index_values},
-    },
+    engine::{conformance::fixtures::*, local::index_values},
     record::{Body, Page},
     tx::Txid,
 };
@@ -130,7 +127,7 @@ async fn check_all(engine: &FjallEngine, acknowledged: usize) {
     for (key, record) in &records {
         let page = record.page().unwrap();
         assert!(is_whole(page, numbers[&page.txid]), "{page:?}");
-        unmined.extend(index_values(Some(record))[index_position(Index::UnminedSince)].map(|value| (value, *key)));
+        unmined.extend(index_values(Some(record))[Index::UnminedSince as usize].map(|value| (value, *key)));
     }
     unmined.sort();
     let found = engine.query(Index::UnminedSince, 0, u64::MAX, usize::MAX).await.unwrap();

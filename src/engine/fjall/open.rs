@@ -40,14 +40,12 @@ impl Default for FjallOptions {
 
 /// An error that keeps a store from being opened.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum OpenFjallError {
-    /// The store is open in another process.
     #[error("cannot open the store `{0}`: it is in use by another process")]
     InUse(PathBuf),
-    /// The directory has files, but no store.
     #[error("cannot open `{0}`: the directory is neither empty nor a store of utxo-store; choose another directory")]
     NotAStore(PathBuf),
-    /// The directory has no store, and none is to be created.
     #[error("cannot open `{0}`: there is no store in this directory; check the path")]
     Missing(PathBuf),
     /// A version of this program with another layout of records has written the store.
@@ -55,21 +53,10 @@ pub enum OpenFjallError {
         "cannot open the store `{directory}`: its layout is `{found}`, this program reads `{}`; rebuild the store",
         String::from_utf8_lossy(LAYOUT)
     )]
-    Layout {
-        /// Path of the store.
-        directory: PathBuf,
-        /// The layout that the store contains.
-        found: String,
-    },
+    Layout { directory: PathBuf, found: String },
     /// The files of the store differ from what fjall wrote.
     #[error("cannot open the store `{directory}`: it is damaged: {message}; check the disk, or rebuild the store")]
-    Damaged {
-        /// Path of the store.
-        directory: PathBuf,
-        /// The message of fjall.
-        message: String,
-    },
-    /// The operating system refused an access.
+    Damaged { directory: PathBuf, message: String },
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -19,7 +19,7 @@ use crate::{
     engine::{
         EngineError, ErrorKind, Index, Set,
         key::{self, KeyBytes},
-        local::{IndexValues, index_position},
+        local::IndexValues,
     },
     record::{Key, Record, codec},
 };
@@ -29,7 +29,7 @@ pub(super) struct Tables {
     pub records: Keyspace,
     pub blocks: Keyspace,
     pub meta: Keyspace,
-    /// The indexes, each at its [`index_position`].
+    /// The indexes, in the order of [`Index::ALL`].
     pub indexes: [Keyspace; 3],
     pub txid_filter: TxidFilter,
     /// Write groups that were written whole since the store was opened.
@@ -85,7 +85,7 @@ impl Tables {
         if from > to {
             return Ok(Vec::new());
         }
-        let entries = self.indexes[index_position(index)].range((Bound::Included(from.to_be_bytes()), after_last));
+        let entries = self.indexes[index as usize].range((Bound::Included(from.to_be_bytes()), after_last));
         let key_of = |entry: ::fjall::Guard| {
             let entry = entry.key().map_err(|error| disk_error("query", "index", &error))?;
             entry.get(8..).and_then(key::decode).ok_or_else(|| damaged_error("query", "index", "an entry is not a key"))

@@ -2,13 +2,16 @@
 
 use serde::Serialize;
 
-use crate::tx::Txid;
+use crate::{
+    record::{MinedIn, StoredOutput},
+    tx::Txid,
+};
 
 use super::super::{
     Store,
     canonical::{BodyHash, SideBlocks},
     digest::SurveyError,
-    dump::{DumpedMined, DumpedOutput, DumpedReassignment, DumpedSlot, DumpedTx, dump_transaction},
+    dump::{DumpedReassignment, DumpedSlot, DumpedTx, dump_transaction},
 };
 
 /// Largest number of fields that are named of one transaction, which may have a million slots.
@@ -71,7 +74,7 @@ impl ComparedTx {
         }
     }
 
-    fn outputs(&self) -> &[Option<DumpedOutput>] {
+    fn outputs(&self) -> &[Option<StoredOutput>] {
         self.dumped.outputs.as_deref().unwrap_or_default()
     }
 }
@@ -82,7 +85,7 @@ pub(super) fn find_differing(here: &ComparedTx, there: &ComparedTx) -> Vec<Field
     let single = single
         .filter(|((_, here), (_, there))| here != there)
         .map(|((field, store), (_, against))| FieldDifference { field: field.to_owned(), store, against });
-    let output = |output: &Option<DumpedOutput>| output.as_ref().map_or("gap".to_owned(), format_output);
+    let output = |output: &Option<StoredOutput>| output.as_ref().map_or("gap".to_owned(), format_output);
     let outputs = find_differing_elements("output", here.outputs(), there.outputs(), output);
     let slots = find_differing_elements("slot", &here.dumped.slots, &there.dumped.slots, format_slot);
     single.chain(outputs).chain(slots).take(MAX_FIELDS).collect()
@@ -117,12 +120,12 @@ fn format_reassignment(entry: &DumpedReassignment) -> String {
     format!("reassigned at {block_height} from {utxo_hash} to {new_utxo_hash} ({})", format_output(output))
 }
 
-fn format_output(output: &DumpedOutput) -> String {
-    format!("{} satoshis, script {}", output.satoshis, output.script)
+fn format_output(output: &StoredOutput) -> String {
+    format!("{} satoshis, script {}", output.satoshis, hex::encode(&output.script))
 }
 
-fn format_block(mined: &DumpedMined) -> String {
-    let DumpedMined { block_id, height, subtree } = mined;
+fn format_block(mined: &MinedIn) -> String {
+    let MinedIn { block_id, height, subtree } = mined;
     format!("block {block_id} at height {height}, subtree {subtree}")
 }
 

@@ -81,9 +81,6 @@ pub(super) struct HalfCreated {
 
 impl Sweep {
     /// Completes half-created transactions of the given age, oldest first, and lists the transactions that it skipped.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
     pub async fn run(self, store: &Store) -> Result<Swept, EngineError> {
         let mut swept = Swept::default();
         for (txid, half) in read_half_created(store, self.now_ms.saturating_sub(self.older_than_ms)).await? {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     engine::EngineError,
-    record::{Key, Page, Slot, TxState},
+    record::{Key, Page, Slot, SpendingData, TxState},
     store::{
         Store,
         body::{BodyError, ParsedBody},
@@ -13,7 +13,7 @@ use crate::{
     tx::{Outpoint, Txid},
 };
 
-use super::{Holder, Violation, is_conflicting_by_verdict};
+use super::{Violation, is_conflicting_by_verdict};
 
 /// Number of records read at once. A page can have a megabyte.
 const MAX_RECORDS: usize = 256;
@@ -29,7 +29,7 @@ pub(super) struct CrossChecks {
 
 enum CrossCheck {
     /// Against a page: the slot that an input of a live transaction spends must name this input.
-    Input { spender: Holder, outpoint: Outpoint, offset: u32 },
+    Input { spender: SpendingData, outpoint: Outpoint, offset: u32 },
     /// Against a master: the input that a slot names must spend the slot.
     Slot { outpoint: Outpoint, input: u32 },
     /// Against a master: the page (number, `creatingAt`) must be one of the transaction's pages.
@@ -37,11 +37,11 @@ enum CrossCheck {
 }
 
 impl CrossChecks {
-    pub(super) fn add_input(&mut self, spender: Holder, outpoint: Outpoint, (page, offset): (u32, u32)) {
+    pub(super) fn add_input(&mut self, spender: SpendingData, outpoint: Outpoint, (page, offset): (u32, u32)) {
         self.add(Key::Page(outpoint.txid, page), CrossCheck::Input { spender, outpoint, offset });
     }
 
-    pub(super) fn add_slot(&mut self, outpoint: Outpoint, spender: Holder) {
+    pub(super) fn add_slot(&mut self, outpoint: Outpoint, spender: SpendingData) {
         self.add(Key::master(spender.txid), CrossCheck::Slot { outpoint, input: spender.input });
     }
 
@@ -73,7 +73,7 @@ impl CrossChecks {
                         check_input(page.as_deref(), spender, outpoint, offset).into_iter().for_each(&mut *found);
                     }
                     CrossCheck::Slot { outpoint, input } => {
-                        let spender = Holder { txid, input };
+                        let spender = SpendingData { txid, input };
                         check_slot(page.as_deref(), &inputs, outpoint, spender).into_iter().for_each(&mut *found);
                     }
                     CrossCheck::Page(number, creating_at) => {
@@ -117,9 +117,9 @@ async fn read_inputs(store: &Store, txid: Txid, master: Option<&Page>, checks: &
     }
 }
 
-fn check_input(page: Option<&Page>, spender: Holder, outpoint: Outpoint, offset: u32) -> Option<Violation> {
+fn check_input(page: Option<&Page>, spender: SpendingData, outpoint: Outpoint, offset: u32) -> Option<Violation> {
     let page = page?;
-    let Holder { txid, input } = spender;
+    let SpendingData { txid, input } = spender;
     // A stub or a tombstone has no slots to check.
     let slots = page.utxos.as_deref()?;
     if page.conflicting {
@@ -128,13 +128,18 @@ fn check_input(page: Option<&Page>, spender: Holder, outpoint: Outpoint, offset:
     match slots.get(offset as usize) {
         None | Some(Slot::Nil) => Some(Violation::NoSuchSlot { txid, input, outpoint }),
         Some(slot) => {
-            let holder = slot.spender().map(Holder::from);
+            let holder = slot.spender();
             (holder != Some(spender)).then_some(Violation::InputNotTaken { txid, input, outpoint, holder })
         }
     }
 }
 
-fn check_slot(master: Option<&Page>, inputs: &KnownInputs, outpoint: Outpoint, spender: Holder) -> Option<Violation> {
+fn check_slot(
+    master: Option<&Page>,
+    inputs: &KnownInputs,
+    outpoint: Outpoint,
+    spender: SpendingData,
+) -> Option<Violation> {
     let Some(master) = master else { return Some(Violation::SpenderMissing { outpoint, spender }) };
     if is_conflicting_by_verdict(master) {
         return Some(Violation::ConflictingHoldsSlot { outpoint, spender });

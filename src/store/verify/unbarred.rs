@@ -12,7 +12,7 @@ use crate::{
         Key, Page, Reason, Record, Rejection, Respend, RespendChecks, RespendSlot, SpendSlot, TxState, Verdict,
         respend_refusal,
     },
-    store::{Store, dump::ReasonText, into_page},
+    store::{Store, into_page},
     tx::{Transaction, Txid},
 };
 
@@ -73,7 +73,7 @@ impl UnbarredSearch {
     pub(super) fn report(&mut self, greatest_height: u32, found: &mut impl FnMut(Violation)) {
         let is_kept = |candidate: &ConflictingTx| candidate.due.is_none_or(|due| due > greatest_height);
         self.unbarred.drain(..).filter(is_kept).for_each(|candidate| {
-            found(Violation::Unbarred { txid: candidate.txid, reason: ReasonText(candidate.reason).to_string() })
+            found(Violation::Unbarred { txid: candidate.txid, reason: candidate.reason.to_string() })
         });
     }
 

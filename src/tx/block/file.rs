@@ -19,36 +19,23 @@ pub struct BlockFile<'a> {
 /// Error of a block file. Positions are bytes from the start of the file; those within `error` are bytes from the start
 /// of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum BlockFileError {
-    /// The file has no bytes.
     #[error("block file is empty")]
     Empty,
-    /// The file ends within a block.
+    /// The file ends within a block, or within its frame (`block_at` is then the position of the frame).
     #[error(
         "block file cut in half at byte {at}: the block that starts at byte {block_at} is incomplete: {error} (counted \
          from there)"
     )]
-    CutInHalf {
-        /// Position of the file's end.
-        at: usize,
-        /// Position of the incomplete block, or of its frame if the frame is incomplete.
-        block_at: usize,
-        /// Problem of the incomplete block.
-        error: ParseError,
-    },
-    /// The file begins neither with the magic of a known network nor with a block.
+    CutInHalf { at: usize, block_at: usize, error: ParseError },
     #[error(
         "unknown magic {} at byte {at}: the file begins neither with a block nor with the magic of a known network \
          ({}); a node of Bitcoin Core 28 or later writes its files with a key, so keep its xor.dat beside them",
         hex::encode(found),
         list_known_magics()
     )]
-    UnknownMagic {
-        /// Position at which the magic is expected.
-        at: usize,
-        /// Bytes at that position.
-        found: [u8; 4],
-    },
+    UnknownMagic { at: usize, found: [u8; 4] },
     /// The bytes after a framed block are neither another frame nor zeros up to the end.
     #[error(
         "{} {} at byte {at}, where the magic {} of its first block should be",
@@ -56,22 +43,10 @@ pub enum BlockFileError {
         hex::encode(found),
         hex::encode(expected)
     )]
-    NoMagic {
-        /// Position at which the magic is expected.
-        at: usize,
-        /// Bytes at that position.
-        found: [u8; 4],
-        /// Magic of the file's first block.
-        expected: [u8; 4],
-    },
-    /// A block is complete but malformed, or its frame has a wrong length.
+    NoMagic { at: usize, found: [u8; 4], expected: [u8; 4] },
+    /// A block is complete but malformed, or its frame has a wrong length. `block_at` is the position after the frame.
     #[error("block file damaged in the block that starts at byte {block_at}: {error} (counted from there)")]
-    Damaged {
-        /// Position of the block, after its frame.
-        block_at: usize,
-        /// Problem of the block's bytes.
-        error: ParseError,
-    },
+    Damaged { block_at: usize, error: ParseError },
 }
 
 fn list_known_magics() -> String {

@@ -4,18 +4,14 @@ use crate::tx::{Txid, double_sha256};
 
 /// Error of transactions that do not match a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum MerkleError {
     /// The block has no transactions, and therefore no root.
     #[error("a block without transactions")]
     NoTransactions,
     /// The transactions have another root than the header. The text shows both roots reversed, as transaction ids.
     #[error("merkle root {found} of the transactions is not {expected} of the header")]
-    Mismatch {
-        /// Root in the header.
-        expected: Txid,
-        /// Root of the transactions.
-        found: Txid,
-    },
+    Mismatch { expected: Txid, found: Txid },
     /// Two neighbours at some level are equal. An odd end is hashed with itself, so that a list with a repeated end has
     /// the root of the original list: the root would prove nothing.
     #[error("the end of the transaction list is repeated")]
