@@ -177,8 +177,7 @@ impl PruneArgs {
 
     fn print(&self, summary: &PruneSummary, out: &mut impl Write) -> CliResult {
         if self.json {
-            serde_json::to_writer(&mut *out, summary)?;
-            return Ok(writeln!(out)?);
+            return Ok(output::write_json(summary, out)?);
         }
         let PruneTotals { examined, spent, conflicting, kept, tombstones, damaged } = summary.pruned;
         let pruned = if summary.dry_run { "would be pruned" } else { "pruned" };

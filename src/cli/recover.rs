@@ -55,11 +55,9 @@ impl RecoverArgs {
     async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
         let older_than_ms = Duration::from_secs(self.older_than).as_millis() as u64;
         let swept = Sweep { now_ms, older_than_ms, dry_run: self.dry_run }.run(store).await?;
-        if self.json {
-            serde_json::to_writer(&mut *out, &swept)?;
-            writeln!(out)?;
-        } else {
-            self.write(&swept, out)?;
+        match self.json {
+            true => output::write_json(&swept, out)?,
+            false => self.write(&swept, out)?,
         }
         match swept.damaged.len() {
             0 => Ok(()),

@@ -64,11 +64,9 @@ impl StatsArgs {
             digest: survey.digest,
             stats: &survey.stats,
         };
-        if self.json {
-            serde_json::to_writer(&mut *out, &shown)?;
-            writeln!(out)?;
-        } else {
-            write_table(&shown, &survey, out)?;
+        match self.json {
+            true => output::write_json(&shown, out)?,
+            false => write_table(&shown, &survey, out)?,
         }
         Ok(())
     }

@@ -112,18 +112,15 @@ impl VerifyArgs {
     }
 
     fn write(&self, violation: &Violation, out: &mut impl Write) -> io::Result<()> {
-        if self.json {
-            serde_json::to_writer(&mut *out, violation)?;
-            writeln!(out)
-        } else {
-            writeln!(out, "{violation}")
+        match self.json {
+            true => output::write_json(violation, out),
+            false => writeln!(out, "{violation}"),
         }
     }
 
     fn write_summary(&self, summary: &VerifySummary, out: &mut impl Write) -> io::Result<()> {
         if self.json {
-            serde_json::to_writer(&mut *out, summary)?;
-            return writeln!(out);
+            return output::write_json(summary, out);
         }
         writeln!(out, "{} transactions, {} violations", summary.transactions, summary.violations)?;
         writeln!(out, "digest {}", summary.digest)

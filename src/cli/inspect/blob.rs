@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CliResult, ConfigArgs, Failure, opening};
+use super::super::{CliResult, ConfigArgs, Failure, opening, output};
 use crate::{
     blob::{BlobName, BlobStore, BlobUrl, Intent, Reuse},
     telemetry::Metrics,
@@ -57,11 +57,9 @@ impl BlobArgs {
             None => opening::open_blobs(&config, Intent::Read, &metrics).await?.ok_or_else(none)?,
         };
         let found = find(&store, self.txid).await?;
-        if self.json {
-            serde_json::to_writer(&mut *out, &found)?;
-            writeln!(out)?;
-        } else {
-            write_blobs(&found, out)?;
+        match self.json {
+            true => output::write_json(&found, out)?,
+            false => write_blobs(&found, out)?,
         }
         let missing = || Failure::new(format!("the blob store has no blob of {}", self.txid));
         if found.is_empty() { Err(missing()) } else { Ok(()) }

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CliResult, Failure, offline::StoreArgs},
+    super::{CliResult, Failure, offline::StoreArgs, output},
     line,
 };
 use crate::{
@@ -69,11 +69,9 @@ impl BlockArgs {
             return Err(Failure::new(format!("the store has no block {name}")));
         }
         for block in found.iter().map(BlockView::from) {
-            if self.json {
-                serde_json::to_writer(&mut *out, &block)?;
-                writeln!(out)?;
-            } else {
-                write(&block, out)?;
+            match self.json {
+                true => output::write_json(&block, out)?,
+                false => write(&block, out)?,
             }
         }
         Ok(())

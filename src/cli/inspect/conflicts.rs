@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    super::{CliResult, Failure, offline::StoreArgs},
+    super::{CliResult, Failure, offline::StoreArgs, output},
     line,
 };
 use crate::{
@@ -57,9 +57,7 @@ impl ConflictsArgs {
         let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, self.limit).await?;
         let shown = ConflictsView { txid, against, conflicting_descendants };
         if self.json {
-            serde_json::to_writer(&mut *out, &shown)?;
-            writeln!(out)?;
-            return Ok(());
+            return Ok(output::write_json(&shown, out)?);
         }
         writeln!(out, "transaction {txid}")?;
         match &shown.against {

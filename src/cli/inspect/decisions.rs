@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::super::{
     CliResult, ConfigArgs, Failure,
     command::{read_partition, single_partition},
-    opening,
+    opening, output,
 };
 use crate::{
     broker::Message,
@@ -127,11 +127,9 @@ impl DecisionsArgs {
         // repeat.
         read_partition(broker.as_ref(), &single_partition(topic), |message| reading.take(message)).await?;
         let listing = reading.finish(Clock::System.now_ms());
-        if self.json {
-            serde_json::to_writer(&mut *out, &listing)?;
-            writeln!(out)?;
-        } else {
-            write_lines(&listing, out)?;
+        match self.json {
+            true => output::write_json(&listing, out)?,
+            false => write_lines(&listing, out)?,
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{
-    cli::{CliResult, offline::StoreArgs},
+    cli::{CliResult, offline::StoreArgs, output},
     clock::Clock,
     record::LockRecord,
     store::{Store, queries::StoreQueries},
@@ -54,8 +54,7 @@ impl LockRecordsArgs {
         StoreQueries::of(store).lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
         for shown in &all {
             if self.json {
-                serde_json::to_writer(&mut *out, shown)?;
-                writeln!(out)?;
+                output::write_json(shown, out)?;
             } else {
                 let LockRecordView { txid, process_id, hostname, expected_recs, created_at, expires_at, .. } = shown;
                 let age = now_ms.saturating_sub(*created_at) / 1_000;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{CliResult, ConfigArgs, opening};
+use super::super::{CliResult, ConfigArgs, opening, output};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
     config::Config,
@@ -61,11 +61,9 @@ impl OffsetsArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
         let groups = read_group_offsets(opening::open_broker(&config).await?.as_ref(), &config).await?;
-        if self.json {
-            serde_json::to_writer(&mut *out, &serde_json::json!({ "groups": groups }))?;
-            writeln!(out)?;
-        } else {
-            write_table(&groups, out)?;
+        match self.json {
+            true => output::write_json(&serde_json::json!({ "groups": groups }), out)?,
+            false => write_table(&groups, out)?,
         }
         Ok(())
     }

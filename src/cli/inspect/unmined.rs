@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::Args;
 
-use super::super::{CliResult, offline::StoreArgs};
+use super::super::{CliResult, offline::StoreArgs, output};
 use crate::store::{Store, queries::StoreQueries};
 
 const AFTER_HELP: &str = "\
@@ -35,8 +35,7 @@ impl UnminedArgs {
         if self.parents {
             for parent in StoreQueries::of(store).preserved_parents(self.since).await? {
                 if self.json {
-                    serde_json::to_writer(&mut *out, &parent)?;
-                    writeln!(out)?;
+                    output::write_json(&parent, out)?;
                 } else {
                     match parent.preserve_until {
                         Some(height) => writeln!(out, "{}  preserved until height {height}", parent.txid)?,
@@ -48,8 +47,7 @@ impl UnminedArgs {
         }
         for unmined in StoreQueries::of(store).old_unmined(self.since).await? {
             if self.json {
-                serde_json::to_writer(&mut *out, &unmined)?;
-                writeln!(out)?;
+                output::write_json(&unmined, out)?;
             } else {
                 let creating = if unmined.creating { ", not completely created" } else { "" };
                 writeln!(

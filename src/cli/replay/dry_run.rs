@@ -239,8 +239,7 @@ fn bytes_of(message: &Message) -> u64 {
 
 fn print(plan: &Plan, json: bool, out: &mut impl Write) -> CliResult {
     if json {
-        serde_json::to_writer(&mut *out, plan)?;
-        writeln!(out)?;
+        output::write_json(plan, out)?;
     } else {
         for PlannedPartition { topic, partition, from, until, messages, bytes } in &plan.parts {
             writeln!(out, "{topic} partition {partition}: {from} to {until}, {messages} messages, {bytes} bytes")?;

@@ -161,8 +161,7 @@ impl Rebuild {
 
     fn print(&self, summary: &RebuildSummary<'_>, out: &mut impl Write) -> CliResult {
         if self.json {
-            serde_json::to_writer(&mut *out, summary)?;
-            writeln!(out)?;
+            output::write_json(summary, out)?;
         } else {
             let RebuildSummary { digest, events, undecided, chain_offset, seconds, stats } = summary;
             writeln!(out, "{events} events of transactions and {chain_offset} of the chain in {seconds:.1} s")?;

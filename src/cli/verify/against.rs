@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::super::{CliResult, Failure, spinner::Spinner};
+use super::super::{CliResult, Failure, output, spinner::Spinner};
 use crate::store::{
     Store,
     compare::{Comparison, Difference, DifferenceKind, FieldDifference, Total, compare},
@@ -37,17 +37,10 @@ pub(super) async fn show(store: &Store, against: &Store, limit: usize, json: boo
 }
 
 fn write_json(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
-    for difference in &found.first {
-        serde_json::to_writer(&mut *out, difference)?;
-        writeln!(out)?;
-    }
+    found.first.iter().try_for_each(|difference| output::write_json(difference, out))?;
     let Comparison { store, against, first, at_least } = found;
     let (same, named) = (found.is_same(), first.len());
-    serde_json::to_writer(
-        &mut *out,
-        &CompareSummary { same, store: *store, against: *against, named, at_least: *at_least },
-    )?;
-    writeln!(out)
+    output::write_json(&CompareSummary { same, store: *store, against: *against, named, at_least: *at_least }, out)
 }
 
 fn write_text(found: &Comparison, out: &mut impl Write) -> io::Result<()> {
