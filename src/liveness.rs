@@ -1,19 +1,22 @@
-//! Liveness of the loops that must turn for as long as a process runs. `cli/watchdog.rs` ends a process with a stalled
-//! loop.
+//! Liveness of the loops and of the work of a process. The watchdog, `/health/live` and `/state` read this one monitor.
 //!
-//! A beat shows that a loop *turns*, not that there is work or that work is possible: an unavailable store, a halted
-//! partition and a block that waits for transactions stall no loop. A wait within a turn goes through
-//! [`LoopMonitor::enter`], which beats as long as the runtime polls the wait.
+//! - A *beat* shows that a loop *turns*, not that there is work or that work is possible: an unavailable store, a
+//!   halted partition and a block that waits for transactions stall no loop. A wait within a turn goes through
+//!   [`LoopMonitor::enter`], which beats as long as the runtime polls the wait. `cli/watchdog.rs` ends a process with a
+//!   loop that does not beat.
+//! - *Progress* shows that a workload *moves*. `/health/live` fails while a workload that is not idle makes no
+//!   progress, unless an outage excuses the stall (`status/health.rs`).
 
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
@@ -21,16 +24,48 @@ use crate::clock::Clock;
 /// Least number of beats within the limit.
 const BEATS_PER_LIMIT: u32 = 8;
 
-/// The monitored loops of a process. Clones share the loops.
+/// Longest times without a sign of life.
+#[derive(Debug, Clone, Copy)]
+pub struct LivenessLimits {
+    /// Longest time that a loop may go without a beat; `None`: the watchdog is disabled.
+    pub beat: Option<Duration>,
+    /// Longest time that a workload that is not idle may go without progress.
+    pub progress: Duration,
+}
+
+/// A part of the work with a stall of its own: progress of one part hides no stall of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// Work of the pipeline on validated transactions.
+    Transactions,
+    /// Work of the sequencer on the chain.
+    Chain,
+}
+
+impl Workload {
+    /// Every workload, in the order of the declaration.
+    pub const ALL: [Workload; 2] = [Workload::Transactions, Workload::Chain];
+}
+
+/// The monitored loops and workloads of a process. Clones share the loops and the workloads.
 #[derive(Debug, Clone)]
 pub struct LivenessMonitor(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     clock: Clock,
-    limit: Option<Duration>,
+    limits: LivenessLimits,
     next_id: AtomicU64,
     loops: Mutex<BTreeMap<u64, Arc<LoopState>>>,
+    /// Activities in the order of [`Workload::ALL`].
+    activities: [Activity; 2],
+}
+
+#[derive(Debug)]
+struct Activity {
+    idle: AtomicBool,
+    /// Steady milliseconds of the last progress.
+    progress_ms: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -43,6 +78,10 @@ struct LoopState {
 }
 
 impl LoopState {
+    fn status(&self, since: Duration) -> LoopStatus {
+        LoopStatus { name: self.name.clone(), waits_for: *self.waits_for(), since }
+    }
+
     fn waits_for(&self) -> MutexGuard<'_, Option<&'static str>> {
         // An assignment of one word cannot be left half done by a panic.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner)
@@ -78,32 +117,29 @@ impl Shared {
 }
 
 impl LivenessMonitor {
-    /// Returns a monitor whose loops may go without a beat for `limit`; `None` disables the watchdog.
-    pub fn new(clock: Clock, limit: Option<Duration>) -> Self {
-        LivenessMonitor(Arc::new(Shared { clock, limit, next_id: AtomicU64::new(0), loops: Mutex::default() }))
+    /// Returns a monitor without loops, whose workloads are idle.
+    pub fn new(clock: Clock, limits: LivenessLimits) -> Self {
+        let activities = Workload::ALL
+            .map(|_| Activity { idle: AtomicBool::new(true), progress_ms: AtomicU64::new(clock.steady_ms()) });
+        LivenessMonitor(Arc::new(Shared {
+            clock,
+            limits,
+            next_id: AtomicU64::new(0),
+            loops: Mutex::default(),
+            activities,
+        }))
     }
 
-    /// Returns the longest time that a loop may go without a beat; `None`: the watchdog is disabled.
-    pub fn limit(&self) -> Option<Duration> {
-        self.0.limit
+    /// Returns the longest times without a sign of life.
+    pub fn limits(&self) -> LivenessLimits {
+        self.0.limits
     }
 
     /// Returns each loop with the time since the loop's last beat.
-    pub fn loops(&self) -> Vec<StalledLoop> {
-        let now_ms = self.now_ms();
+    pub fn loops(&self) -> Vec<LoopStatus> {
+        let now_ms = self.0.clock.steady_ms();
         let since = |state: &LoopState| Duration::from_millis(now_ms.saturating_sub(state.beat_ms.load(Relaxed)));
-        let loops = self.0.loops();
-        let as_of_now = |state: &Arc<LoopState>| StalledLoop {
-            name: state.name.clone(),
-            waits_for: *state.waits_for(),
-            since: since(state),
-        };
-        loops.values().map(as_of_now).collect()
-    }
-
-    /// Returns the milliseconds of the steady clock that stamps the beats.
-    pub fn now_ms(&self) -> u64 {
-        self.0.clock.steady_ms()
+        self.0.loops().values().map(|state| state.status(since(state))).collect()
     }
 
     /// Starts to monitor a loop; logs and `/state` show the loop by `name`.
@@ -112,9 +148,42 @@ impl LivenessMonitor {
         let state = Arc::new(LoopState { name: name.into(), beat_ms, waits_for: Mutex::default() });
         let id = self.0.next_id.fetch_add(1, Relaxed);
         self.0.loops().insert(id, state.clone());
-        let beat_interval = self.0.limit.map(|limit| limit / BEATS_PER_LIMIT);
+        let beat_interval = self.0.limits.beat.map(|limit| limit / BEATS_PER_LIMIT);
         let (monitor, clock) = (Arc::downgrade(&self.0), self.0.clock.clone());
         LoopMonitor(Arc::new(Registration { id, state, monitor, clock, beat_interval }))
+    }
+
+    /// Records progress of a workload: an answer of the store, an acknowledgement, a completed event. A wait that a
+    /// restart would not end counts, too.
+    pub fn record_progress(&self, workload: Workload) {
+        self.activity(workload).progress_ms.store(self.0.clock.steady_ms(), Relaxed);
+    }
+
+    /// Records that a workload has no work, or has work again. The time to a stall starts with new work.
+    pub fn set_idle(&self, workload: Workload, idle: bool) {
+        if self.activity(workload).idle.swap(idle, Relaxed) && !idle {
+            self.record_progress(workload);
+        }
+    }
+
+    /// Returns the workloads that are not idle and have made no progress for longer than the limit, with the time since
+    /// their last progress.
+    pub fn stalled_workloads(&self) -> Vec<(Workload, Duration)> {
+        let now_ms = self.0.clock.steady_ms();
+        let since = |workload| {
+            let Activity { idle, progress_ms } = self.activity(workload);
+            let since = Duration::from_millis(now_ms.saturating_sub(progress_ms.load(Relaxed)));
+            (!idle.load(Relaxed) && since > self.0.limits.progress).then_some((workload, since))
+        };
+        Workload::ALL.into_iter().filter_map(since).collect()
+    }
+
+    fn activity(&self, workload: Workload) -> &Activity {
+        let [transactions, chain] = &self.0.activities;
+        match workload {
+            Workload::Transactions => transactions,
+            Workload::Chain => chain,
+        }
     }
 }
 
@@ -167,15 +236,20 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// A loop and the time since the loop's last beat.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StalledLoop {
+/// A monitored loop, as logs and `/state` show the loop.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LoopStatus {
     /// Name of the loop in logs and in `/state`.
     pub name: String,
-    /// The wait that the loop has entered, if any.
+    /// The wait that the loop has entered; `None`: none.
     pub waits_for: Option<&'static str>,
-    /// Observed time without a beat.
+    /// Time since the last beat of the loop.
+    #[serde(rename = "age_seconds", serialize_with = "serialize_seconds")]
     pub since: Duration,
+}
+
+fn serialize_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
 }
 
 /// Finds stalled loops by repeated checks. The caller decides when to check.
@@ -194,15 +268,16 @@ pub struct StallDetector {
 impl StallDetector {
     /// Returns a detector that the caller checks every `interval`.
     pub fn new(monitor: &LivenessMonitor, interval: Duration) -> Self {
-        let checked_at_ms = monitor.now_ms();
+        let checked_at_ms = monitor.0.clock.steady_ms();
         StallDetector { checked_at_ms, monitor: monitor.clone(), interval, seen: BTreeMap::new() }
     }
 
-    /// Returns the loops without a beat for the limit or longer, at `now_ms` of the steady clock.
-    pub fn check(&mut self, now_ms: u64) -> Vec<StalledLoop> {
+    /// Returns the loops without a beat for the limit or longer, with the observed time since the last beat.
+    pub fn check(&mut self) -> Vec<LoopStatus> {
+        let now_ms = self.monitor.0.clock.steady_ms();
         let passed = Duration::from_millis(now_ms.saturating_sub(self.checked_at_ms)).min(self.interval * 2);
         self.checked_at_ms = now_ms;
-        let Some(limit) = self.monitor.limit() else { return Vec::new() };
+        let Some(limit) = self.monitor.0.limits.beat else { return Vec::new() };
         let loops = self.monitor.0.loops();
         self.seen.retain(|id, _| loops.contains_key(id));
         let mut stalled = Vec::new();
@@ -216,7 +291,7 @@ impl StallDetector {
             }
             *since += passed;
             if *since >= limit {
-                stalled.push(StalledLoop { name: state.name.clone(), waits_for: *state.waits_for(), since: *since });
+                stalled.push(state.status(*since));
             }
         }
         stalled
@@ -230,17 +305,21 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
     const INTERVAL: Duration = Duration::from_secs(1);
 
+    fn with_beat_limit(beat: Option<Duration>) -> LivenessMonitor {
+        LivenessMonitor::new(Clock::simulated(0), LivenessLimits { beat, progress: LIMIT })
+    }
+
     fn monitored() -> (LivenessMonitor, StallDetector) {
-        let monitor = LivenessMonitor::new(Clock::simulated(0), Some(LIMIT));
+        let monitor = with_beat_limit(Some(LIMIT));
         (monitor.clone(), StallDetector::new(&monitor, INTERVAL))
     }
 
     /// Checks once a second for `seconds`; returns the stalled loops of the last check.
-    async fn check_for(detector: &mut StallDetector, seconds: u64) -> Vec<StalledLoop> {
+    async fn check_for(detector: &mut StallDetector, seconds: u64) -> Vec<LoopStatus> {
         let mut stalled = Vec::new();
         for _ in 0..seconds {
             tokio::time::advance(INTERVAL).await;
-            stalled = detector.check(detector.monitor.now_ms());
+            stalled = detector.check();
         }
         stalled
     }
@@ -256,7 +335,7 @@ mod tests {
         assert_eq!(check_for(&mut detector, 1).await.len(), 1 + 1, "a dropped clone does not end the monitoring");
         drop(ends);
         let stalled = check_for(&mut detector, 1).await;
-        let expected = StalledLoop { name: "one".into(), waits_for: None, since: Duration::from_secs(11) };
+        let expected = LoopStatus { name: "one".into(), waits_for: None, since: Duration::from_secs(11) };
         assert_eq!(stalled, [expected]);
         stalls.beat();
         assert_eq!(check_for(&mut detector, 1).await, [], "the loop turns again");
@@ -291,7 +370,7 @@ mod tests {
         let mut waiting = Box::pin(waits.enter("the store", std::future::pending::<()>()));
         for _ in 0..600 {
             assert!(tokio::time::timeout(INTERVAL, &mut waiting).await.is_err());
-            assert_eq!(detector.check(monitor.now_ms()), []);
+            assert_eq!(detector.check(), []);
         }
         // Without polls from here on, as on a thread that is blocked.
         let stalled = check_for(&mut detector, 20).await;
@@ -304,7 +383,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_limit_no_loop_is_stalled() {
-        let monitor = LivenessMonitor::new(Clock::simulated(0), None);
+        let monitor = with_beat_limit(None);
         let turns = monitor.watch_loop("one");
         let mut detector = StallDetector::new(&monitor, INTERVAL);
         assert_eq!(check_for(&mut detector, 1_000).await, []);

@@ -7,7 +7,7 @@
 
 use std::{io, sync::mpsc, thread, time::Duration};
 
-use crate::liveness::{LivenessMonitor, StallDetector, StalledLoop};
+use crate::liveness::{LivenessMonitor, LoopStatus, StallDetector};
 
 /// Exit code of a process that the watchdog has ended.
 pub const STALLED_EXIT_CODE: i32 = 4;
@@ -33,14 +33,14 @@ pub fn start(liveness: &LivenessMonitor) -> io::Result<()> {
 }
 
 /// Calls `act` once, with the loops that have stalled.
-fn watch(liveness: &LivenessMonitor, act: impl FnOnce(Vec<StalledLoop>) + Send + 'static) -> io::Result<()> {
-    let Some(limit) = liveness.limit() else { return Ok(()) };
+fn watch(liveness: &LivenessMonitor, act: impl FnOnce(Vec<LoopStatus>) + Send + 'static) -> io::Result<()> {
+    let Some(limit) = liveness.limits().beat else { return Ok(()) };
     let pause = (limit / CHECKS_PER_LIMIT).min(MAX_CHECK_INTERVAL);
-    let (liveness, mut detector) = (liveness.clone(), StallDetector::new(liveness, pause));
+    let mut detector = StallDetector::new(liveness, pause);
     let check = move || {
         let stalled = loop {
             thread::sleep(pause);
-            let stalled = detector.check(liveness.now_ms());
+            let stalled = detector.check();
             if !stalled.is_empty() {
                 break stalled;
             }
@@ -50,10 +50,10 @@ fn watch(liveness: &LivenessMonitor, act: impl FnOnce(Vec<StalledLoop>) + Send +
     thread::Builder::new().name("watchdog".to_owned()).spawn(check).map(drop)
 }
 
-fn log_stalled_loops(stalled: Vec<StalledLoop>) {
+fn log_stalled_loops(stalled: Vec<LoopStatus>) {
     let (sender, receiver) = mpsc::channel();
     let write_log = move || {
-        for StalledLoop { name, waits_for, since } in stalled {
+        for LoopStatus { name, waits_for, since } in stalled {
             let seconds = since.as_secs();
             let waits_for = waits_for.unwrap_or("no named wait");
             tracing::error!(
@@ -78,11 +78,12 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::clock::Clock;
+    use crate::{clock::Clock, liveness::LivenessLimits};
 
     /// Returns the loops that stalled within a second, while `live` is called every 5 ms.
-    fn stalled_within_a_second(limit: Duration, mut live: impl FnMut(&LivenessMonitor)) -> Option<Vec<StalledLoop>> {
-        let liveness = LivenessMonitor::new(Clock::System, Some(limit));
+    fn stalled_within_a_second(limit: Duration, mut live: impl FnMut(&LivenessMonitor)) -> Option<Vec<LoopStatus>> {
+        let limits = LivenessLimits { beat: Some(limit), progress: limit };
+        let liveness = LivenessMonitor::new(Clock::System, limits);
         let (sender, receiver) = mpsc::channel();
         watch(&liveness, move |stalled| drop(sender.send(stalled))).unwrap();
         let start = Instant::now();

@@ -395,7 +395,7 @@ impl Drop for Pipeline {
             self.reads.remove(&self.reads.partitions.place(number));
         }
         // The pipeline of a rebuild may end before its chain: that is no stall.
-        self.services.health.set_idle(Workload::Transactions, true);
+        self.services.health.liveness().set_idle(Workload::Transactions, true);
         self.publish_status();
     }
 }

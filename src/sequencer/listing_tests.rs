@@ -16,7 +16,7 @@ use crate::{
     broker::Message,
     engine::{self, fault::FaultEngine},
     event::{BlockMined, Event},
-    liveness::LivenessMonitor,
+    liveness::{LivenessLimits, LivenessMonitor},
     record::{Key, Operation, Phase, Record, Sequenced, Stamp},
     sequencer::{
         SequencerParts, block::put_block, decisions::DecisionLog, handler::Handler, state::ChainState,
@@ -261,7 +261,8 @@ async fn the_worker_beats_while_an_object_is_read() {
     slow.set(BlobFaults { slow: 1.0, slow_within: Duration::from_secs(600), ..BlobFaults::default() });
     let options = BlobOptions { timeout: Duration::from_secs(3_600), ..BlobOptions::default() };
     let store = bench.parts.store.clone().with_objects(Some(Objects::new(Arc::new(slow), &options)));
-    let liveness = LivenessMonitor::new(bench.parts.clock.clone(), Some(Duration::from_secs(120)));
+    let limits = LivenessLimits { beat: Some(Duration::from_secs(120)), progress: Duration::from_secs(600) };
+    let liveness = LivenessMonitor::new(bench.parts.clock.clone(), limits);
     let parts =
         SequencerParts { store, monitor: Some(liveness.watch_loop("the chain's worker")), ..bench.parts.clone() };
     let bench = Bench { parts, ..bench };

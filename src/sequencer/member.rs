@@ -272,7 +272,7 @@ impl Sequencer {
         match report {
             WorkerReport::Handled(committed) => {
                 self.parts.metrics.chain_offset.set(committed.offset as i64);
-                self.parts.health.record_progress(Workload::Chain);
+                self.parts.health.liveness().record_progress(Workload::Chain);
                 lease.on_handled(committed);
                 Ok(())
             }
@@ -322,7 +322,7 @@ impl Sequencer {
     fn publish_status(&self) {
         let owned = self.lease.as_ref().map(|lease| &lease.state);
         let is_idle = owned.is_none_or(|state| state.halted.is_some() || state.tracker.unfinished() == 0);
-        self.parts.health.set_idle(Workload::Chain, is_idle);
+        self.parts.health.liveness().set_idle(Workload::Chain, is_idle);
         let status = owned.or(self.halted_chain.as_ref().map(|halted| &halted.state)).map(|state| {
             let moment = Moment::now(&self.parts.clock);
             let status = state.status(moment, &BOUNDS, 0, "too many events wait for the worker");

@@ -100,7 +100,7 @@ impl SequencerParts {
     pub(super) fn beat(&self) {
         if let Some(monitor) = &self.monitor {
             monitor.beat();
-            self.health.record_progress(Workload::Chain);
+            self.health.liveness().record_progress(Workload::Chain);
         }
     }
 

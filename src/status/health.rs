@@ -3,10 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt::Display,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -14,7 +11,11 @@ use serde::Serialize;
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
 use super::{control::Control, registry::StatusRegistry};
-use crate::{clock::Clock, liveness::LivenessMonitor};
+pub use crate::liveness::Workload;
+use crate::{
+    clock::Clock,
+    liveness::{LivenessLimits, LivenessMonitor},
+};
 
 /// A condition of readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, EnumIter, IntoStaticStr)]
@@ -37,22 +38,6 @@ pub enum Condition {
     OffsetsCommitted,
     /// The sequencer commits its completed events.
     ChainCommitted,
-}
-
-/// A part of the work with a stall of its own: progress of one part hides no stall of the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Workload {
-    /// Work of the pipeline on validated transactions.
-    Transactions,
-    /// Work of the sequencer on the chain.
-    Chain,
-}
-
-/// Activity of a workload, and the time of its last progress.
-#[derive(Debug)]
-struct Activity {
-    idle: AtomicBool,
-    progress_ms: AtomicU64,
 }
 
 /// Turns the commits of one group into a condition: a few failures heal, many in a row need an operator.
@@ -107,13 +92,11 @@ pub struct HealthReport {
 #[derive(Debug)]
 pub struct Health {
     clock: Clock,
-    stall_limit: Duration,
     liveness: LivenessMonitor,
     status_registry: StatusRegistry,
     control: Control,
     conditions: Mutex<ConditionStates>,
     waits: Mutex<Option<String>>,
-    activities: [Activity; 2],
 }
 
 #[derive(Debug, Default)]
@@ -155,13 +138,10 @@ impl Health {
         let starting =
             [Condition::Assigned, Condition::StoreReachable].map(|condition| (condition, "starting".to_owned()));
         Self {
-            activities: [(), ()]
-                .map(|()| Activity { idle: AtomicBool::new(true), progress_ms: AtomicU64::new(clock.steady_ms()) }),
-            liveness: LivenessMonitor::new(clock.clone(), None),
+            liveness: LivenessMonitor::new(clock.clone(), LivenessLimits { beat: None, progress: stall_limit }),
             status_registry: StatusRegistry::new(clock.clone()),
             control: Control::default(),
             clock,
-            stall_limit,
             conditions: Mutex::new(ConditionStates { unmet: starting.into(), ..ConditionStates::default() }),
             waits: Mutex::default(),
         }
@@ -169,11 +149,12 @@ impl Health {
 
     /// Sets the longest time that a loop may go without a beat; `None`: the watchdog is disabled.
     pub fn with_watchdog(mut self, limit: Option<Duration>) -> Self {
-        self.liveness = LivenessMonitor::new(self.clock.clone(), limit);
+        let limits = LivenessLimits { beat: limit, ..self.liveness.limits() };
+        self.liveness = LivenessMonitor::new(self.clock.clone(), limits);
         self
     }
 
-    /// Monitor of the loops of this process.
+    /// Monitor of the loops and the workloads of this process.
     pub fn liveness(&self) -> &LivenessMonitor {
         &self.liveness
     }
@@ -202,36 +183,8 @@ impl Health {
         drop(conditions);
         // The workloads that the condition has stopped need time for their next progress.
         if before.is_some() && condition.excuses_every_stall() {
-            [Workload::Transactions, Workload::Chain].into_iter().for_each(|workload| self.record_progress(workload));
+            Workload::ALL.into_iter().for_each(|workload| self.liveness.record_progress(workload));
         }
-    }
-
-    /// Records progress of a workload: an answer of the store, an acknowledgement, a completed event. A wait that a
-    /// restart would not end counts, too.
-    pub fn record_progress(&self, workload: Workload) {
-        self.activity(workload).progress_ms.store(self.clock.steady_ms(), Relaxed);
-    }
-
-    /// Records that a workload has no work, or has work again. The time to a stall starts with new work.
-    pub fn set_idle(&self, workload: Workload, idle: bool) {
-        if self.activity(workload).idle.swap(idle, Relaxed) && !idle {
-            self.record_progress(workload);
-        }
-    }
-
-    fn activity(&self, workload: Workload) -> &Activity {
-        let [transactions, chain] = &self.activities;
-        match workload {
-            Workload::Transactions => transactions,
-            Workload::Chain => chain,
-        }
-    }
-
-    /// Time without progress of a workload that is not idle; zero: idle.
-    fn stalled_for(&self, workload: Workload) -> Duration {
-        let Activity { idle, progress_ms } = self.activity(workload);
-        let since_ms = self.clock.steady_ms().saturating_sub(progress_ms.load(Relaxed));
-        if idle.load(Relaxed) { Duration::ZERO } else { Duration::from_millis(since_ms) }
     }
 
     /// Report of readiness: ready while every condition is met.
@@ -254,20 +207,18 @@ impl Health {
 
     /// Report of liveness. A process is live while each workload is idle or has progressed, or while the store, the
     /// broker or the assignment is missing: a restart would not help. A halted partition, or a halted chain, excuses no
-    /// stall of the rest; the loops count halted work as idle ([`set_idle`](Self::set_idle)).
+    /// stall of the rest; the loops count halted work as idle ([`set_idle`](LivenessMonitor::set_idle)).
     pub fn live(&self) -> HealthReport {
-        let mut reasons = BTreeMap::new();
-        if !self.conditions().unmet.keys().any(|condition| condition.excuses_every_stall()) {
-            for (workload, name, what) in [
-                (Workload::Transactions, "stalled", "nothing"),
-                (Workload::Chain, "chain_stalled", "nothing of the chain"),
-            ] {
-                let stalled = self.stalled_for(workload);
-                if stalled > self.stall_limit {
-                    reasons.insert(name, format!("{what} has moved for {} s", stalled.as_secs()));
-                }
-            }
-        }
+        let is_excused = self.conditions().unmet.keys().any(|condition| condition.excuses_every_stall());
+        let stalled = if is_excused { Vec::new() } else { self.liveness.stalled_workloads() };
+        let reason = |(workload, since): (Workload, Duration)| {
+            let (name, what) = match workload {
+                Workload::Transactions => ("stalled", "nothing"),
+                Workload::Chain => ("chain_stalled", "nothing of the chain"),
+            };
+            (name, format!("{what} has moved for {} s", since.as_secs()))
+        };
+        let reasons: BTreeMap<_, _> = stalled.into_iter().map(reason).collect();
         HealthReport { ok: reasons.is_empty(), reasons, waits: self.waits().clone() }
     }
 
@@ -290,6 +241,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::liveness::StallDetector;
 
     fn health() -> Health {
         Health::new(Clock::simulated(1_000_000), Duration::from_secs(60))
@@ -343,15 +295,15 @@ mod tests {
         health.set(Condition::StoreReachable, None);
         tokio::time::advance(Duration::from_secs(600)).await;
         assert!(health.live().ok, "idle");
-        health.set_idle(Workload::Transactions, false);
+        health.liveness().set_idle(Workload::Transactions, false);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(health.live().ok, "at the limit");
-        health.record_progress(Workload::Transactions);
+        health.liveness().record_progress(Workload::Transactions);
         tokio::time::advance(Duration::from_secs(61)).await;
         let report = health.live();
         assert!(!report.ok);
         assert_eq!(report.reasons["stalled"], "nothing has moved for 61 s");
-        health.set_idle(Workload::Transactions, false);
+        health.liveness().set_idle(Workload::Transactions, false);
         assert!(!health.live().ok, "work without progress is a stall");
         health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
         assert!(health.live().ok, "a restart does not help the store");
@@ -362,13 +314,51 @@ mod tests {
             health.set(condition, Some("halted".to_owned()));
         }
         assert!(!health.live().ok, "a halt excuses no stall of the rest");
-        health.record_progress(Workload::Transactions);
+        health.liveness().record_progress(Workload::Transactions);
         assert!(health.live().ok);
-        health.set_idle(Workload::Chain, false);
+        health.liveness().set_idle(Workload::Chain, false);
         tokio::time::advance(Duration::from_secs(61)).await;
-        health.record_progress(Workload::Transactions);
+        health.liveness().record_progress(Workload::Transactions);
         assert_eq!(health.live().reasons["chain_stalled"], "nothing of the chain has moved for 61 s");
-        health.record_progress(Workload::Chain);
+        health.liveness().record_progress(Workload::Chain);
         assert!(health.live().ok);
+    }
+
+    /// A beat does not stand for progress, nor progress for a beat; an outage excuses work, and no loop.
+    #[tokio::test(start_paused = true)]
+    async fn one_monitor_tells_work_that_does_not_move_from_a_loop_that_does_not_turn() {
+        let (beat_limit, second) = (Duration::from_secs(10), Duration::from_secs(1));
+        let health = health().with_watchdog(Some(beat_limit));
+        health.set(Condition::Assigned, None);
+        health.set(Condition::StoreReachable, None);
+        let monitor = health.liveness().watch_loop("the pipeline's loop");
+        let mut watchdog = StallDetector::new(health.liveness(), second);
+        health.liveness().set_idle(Workload::Transactions, false);
+        for _ in 0..61 {
+            tokio::time::advance(second).await;
+            monitor.beat();
+            assert_eq!(watchdog.check(), []);
+        }
+        assert_eq!(health.live().reasons["stalled"], "nothing has moved for 61 s", "the loop turns in vain");
+        assert_eq!(health.liveness().loops()[0].since, Duration::ZERO);
+
+        health.set(Condition::StoreReachable, Some("connection refused".to_owned()));
+        for _ in 0..10 {
+            tokio::time::advance(second).await;
+            health.liveness().record_progress(Workload::Transactions);
+            assert!(health.live().ok);
+        }
+        assert_eq!(watchdog.check(), [], "time between two checks counts for at most two intervals");
+        for _ in 0..8 {
+            tokio::time::advance(second).await;
+            watchdog.check();
+        }
+        health.liveness().set_idle(Workload::Transactions, true);
+        let stalled = watchdog.check();
+        assert_eq!(stalled.iter().map(|stalled| &*stalled.name).collect::<Vec<_>>(), ["the pipeline's loop"]);
+        assert!(health.live().ok, "idle, without the store");
+        assert_eq!(serde_json::to_value(&health.liveness().loops()).unwrap()[0]["age_seconds"], 18.0);
+        drop(monitor);
+        assert_eq!((watchdog.check(), health.liveness().loops()), (vec![], vec![]));
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use serde::Serialize;
 
 use super::health::{ConditionStatus, Health, HealthReport};
-use crate::clock::Clock;
+use crate::{clock::Clock, liveness::LoopStatus};
 
 /// Age from which a wait is on the page: shorter waits are ordinary answers of the store.
 const MIN_WAIT_MS: u64 = 1_000;
@@ -193,17 +193,6 @@ pub struct WaitStatus {
     pub since_ms: u64,
 }
 
-/// A monitored loop. The watchdog ends the process when a loop does not turn for `run.watchdog_ms`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LoopStatus {
-    /// Name of the loop.
-    pub name: String,
-    /// The wait that the loop has entered; `null`: none.
-    pub waits_for: Option<&'static str>,
-    /// Time since the last beat of the loop.
-    pub age_seconds: f64,
-}
-
 /// A published status with its age.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Timed<T> {
@@ -248,6 +237,7 @@ pub struct StatePage {
     ready: bool,
     live: HealthReport,
     conditions: BTreeMap<&'static str, ConditionStatus>,
+    /// The monitored loops. The watchdog ends the process when a loop does not turn for `run.watchdog_ms`.
     loops: Vec<LoopStatus>,
     group: GroupStatus,
     /// Status of the pipeline; `null`: the pipeline has not started.
@@ -350,11 +340,6 @@ impl StatusRegistry {
         let long_since_ms = self.clock.now_ms().saturating_sub(MIN_WAIT_MS);
         let conditions = health.condition_statuses();
         let live = health.live();
-        let loops = health.liveness().loops().into_iter().map(|monitor| LoopStatus {
-            name: monitor.name,
-            waits_for: monitor.waits_for,
-            age_seconds: monitor.since.as_secs_f64(),
-        });
         let published = self.published();
         let chain = published.chain.clone();
         StatePage {
@@ -366,7 +351,7 @@ impl StatusRegistry {
             ready: conditions.values().all(|condition| condition.met),
             live,
             conditions,
-            loops: loops.collect(),
+            loops: health.liveness().loops(),
             group: published.group.clone(),
             pipeline: published.pipeline.clone().map(|(at_ms, published)| Timed { age_seconds: age(at_ms), published }),
             chain: ChainPage {

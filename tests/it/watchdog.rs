@@ -22,7 +22,7 @@ use utxo_store::{
     broker::{Broker, BrokerErrorKind, OutgoingMessage},
     engine::fault::EngineFaults,
     instance::{self, InstanceParts},
-    liveness::{StallDetector, StalledLoop},
+    liveness::{LoopStatus, StallDetector},
     record::Key,
     sequencer::chain_group,
     status::Health,
@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// An instance with a watchdog that records stalled loops.
 struct Watched {
     running: Running,
-    stalled: Arc<Mutex<Vec<StalledLoop>>>,
+    stalled: Arc<Mutex<Vec<LoopStatus>>>,
     looking: JoinHandle<()>,
 }
 
@@ -67,7 +67,7 @@ impl Watched {
             let mut watch = StallDetector::new(&liveness, LOOK);
             loop {
                 tokio::time::sleep(LOOK).await;
-                seen.lock().unwrap().extend(watch.check(liveness.now_ms()));
+                seen.lock().unwrap().extend(watch.check());
             }
         });
         Watched { running: Running { shutdown, task, health, metrics }, stalled, looking }
@@ -191,8 +191,7 @@ async fn a_draining_rebalance_trips_nothing() {
     world.broker.rebalance(GROUP);
     watched.assert_no_stall_for(100).await;
     assert_eq!(watched.running.metrics.drain_seconds.of(DrainReason::Revocation).get_sample_count(), 0);
-    let pipeline =
-        |monitor: &StalledLoop| monitor.name.contains("pipeline") && monitor.waits_for == Some("a rebalance");
+    let pipeline = |monitor: &LoopStatus| monitor.name.contains("pipeline") && monitor.waits_for == Some("a rebalance");
     assert!(watched.running.health.liveness().loops().iter().any(pipeline), "the pipeline is draining");
     watched.assert_no_stall_for(400).await;
     let drained = watched.running.metrics.drain_seconds.of(DrainReason::Revocation);

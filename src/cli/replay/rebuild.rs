@@ -114,9 +114,7 @@ impl Rebuild {
             let parts = opening::build_parts(broker, store.clone(), monitoring)?;
             let report = self.replay(config, parts, shutdown).await?;
             // Counting the store is no work of the loops: without this the stall check would report them.
-            [Workload::Transactions, Workload::Chain]
-                .into_iter()
-                .for_each(|part| monitoring.health.set_idle(part, true));
+            Workload::ALL.into_iter().for_each(|workload| monitoring.health.liveness().set_idle(workload, true));
             Ok((report, survey(&store).await?))
         })
         .await

@@ -63,9 +63,9 @@ impl StatusReport {
         services.metrics.parked.set(counts.parked as i64);
         services.metrics.parked_max.set(counts.parked_max as i64);
         services.metrics.in_flight.set((counts.active + counts.parked) as i64);
-        services.health.set_idle(Workload::Transactions, is_idle);
+        services.health.liveness().set_idle(Workload::Transactions, is_idle);
         if std::mem::take(&mut self.made_progress) {
-            services.health.record_progress(Workload::Transactions);
+            services.health.liveness().record_progress(Workload::Transactions);
         }
         self.publish(settings, services, reads, planner);
         let wait = planner.flights().oldest_wait();
