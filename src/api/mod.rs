@@ -104,23 +104,15 @@ impl Server {
 }
 
 fn router(state: ApiState) -> Router {
+    let partition = |command| post(move |state, headers, number| command_partition(state, headers, number, command));
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/state", get(state_page))
-        .route(
-            "/partitions/{number}/retry",
-            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Retry)),
-        )
-        .route(
-            "/partitions/{number}/pause",
-            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Pause)),
-        )
-        .route(
-            "/partitions/{number}/resume",
-            post(|state, headers, number| command_partition(state, headers, number, PartitionCommand::Resume)),
-        )
+        .route("/partitions/{number}/retry", partition(PartitionCommand::Retry))
+        .route("/partitions/{number}/pause", partition(PartitionCommand::Pause))
+        .route("/partitions/{number}/resume", partition(PartitionCommand::Resume))
         .route("/chain/retry", post(retry_chain))
         .with_state(state)
 }

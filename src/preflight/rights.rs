@@ -13,32 +13,24 @@ fn required_rights(topic: Topic) -> &'static [Right] {
     }
 }
 
-fn acl_operation(right: Right) -> &'static str {
-    match right {
-        Right::Read => "Read",
-        Right::Write => "Write",
-        Right::DescribeConfigs => "DescribeConfigs",
-    }
-}
-
 /// Describes the missing rights on a topic, each with the command that grants the right.
 pub fn missing_topic_rights(topic: Topic, name: &str, has: &BTreeSet<Right>) -> Vec<String> {
-    missing(required_rights(topic), &format!("--topic {name}"), &format!("topic {name}"), has)
+    missing(required_rights(topic), "topic", name, has)
 }
 
 /// Describes the missing rights on a group: an instance joins the group and commits its offsets.
 pub fn missing_group_rights(group: &str, has: &BTreeSet<Right>) -> Vec<String> {
-    missing(&[Right::Read], &format!("--group {group}"), &format!("group {group}"), has)
+    missing(&[Right::Read], "group", group, has)
 }
 
-fn missing(required: &[Right], option: &str, what: &str, has: &BTreeSet<Right>) -> Vec<String> {
-    let missing = required.iter().filter(|right| !has.contains(right)).map(|right| acl_operation(*right));
-    let describe = |right| {
+fn missing(required: &[Right], kind: &str, name: &str, has: &BTreeSet<Right>) -> Vec<String> {
+    let describe = |right: &Right| {
         format!(
-            "{right} on {what} is not allowed: kafka-acls --add --allow-principal User:… --operation {right} {option}"
+            "{right} on {kind} {name} is not allowed: kafka-acls --add --allow-principal User:… --operation {right} \
+             --{kind} {name}"
         )
     };
-    missing.map(describe).collect()
+    required.iter().filter(|right| !has.contains(right)).map(describe).collect()
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::broker::BrokerError;
 
-/// A right on a topic or group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A right on a topic or group, displayed as the tool `kafka-acls` names the operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 pub enum Right {
     /// The client may read a topic, or join a group and commit its offsets.
     Read,
