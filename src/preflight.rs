@@ -44,11 +44,16 @@ impl Finding {
         Finding { check: check.into(), outcome, message: one_line(message.as_ref()).into_owned() }
     }
 
+    /// Creates a finding that is `Failed` with the error.
+    pub fn failed(check: impl Into<String>, error: impl fmt::Display) -> Self {
+        Finding::new(check, CheckOutcome::Failed, error.to_string())
+    }
+
     /// Creates a finding that is `Ok` with the message, or `Failed` with the error.
     pub fn from_result(check: impl Into<String>, result: Result<impl AsRef<str>, impl fmt::Display>) -> Self {
         match result {
             Ok(message) => Finding::new(check, CheckOutcome::Ok, message),
-            Err(error) => Finding::new(check, CheckOutcome::Failed, error.to_string()),
+            Err(error) => Finding::failed(check, error),
         }
     }
 

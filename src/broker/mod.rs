@@ -3,6 +3,7 @@
 //! A stored *offset* always names the next message to read; [`Message::offset`] is the position of the message itself.
 //! [`kafka`] is the only module that names rdkafka. [`memory`] serves tests and simulation.
 
+pub mod committed;
 pub mod conformance;
 pub mod identity;
 pub mod kafka;

@@ -108,18 +108,15 @@ pub(super) async fn open_with_recorded_settings(
 pub(super) mod tests {
     use super::*;
     use crate::{
-        store::{
-            meta::{MetaExpectations, StoreMeta},
-            testing,
-        },
+        store::{meta::StoreMeta, testing},
         tx::{Network, Txid},
     };
 
     /// Opens a store with a partial parent, its child and a coinbase.
     pub(crate) async fn open_sample_store() -> (Store, MetaRecord) {
-        let store = testing::store(7);
-        let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 7, retention: 9 };
-        StoreMeta::of(&store).open(expected, false, [4; 16]).await.unwrap();
+        let mut store = testing::store(7);
+        store.settings.rules.retention = 9;
+        StoreMeta::of(&store).open(false, [4; 16]).await.unwrap();
         store.plant(testing::seeded(1, 2)).await;
         store.accept(&testing::transaction(&[(testing::outpoint(Txid([1; 32]), 0), 1_000)], &[600])).await;
         store.plant(testing::page(&testing::coinbase(5_000_000))).await;

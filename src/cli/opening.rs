@@ -20,7 +20,7 @@ use crate::{
     },
     clock::Clock,
     config::Config,
-    engine::{self, OpenError, StoreUrl},
+    engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceParts,
     liveness::LivenessMonitor,
     status::{
@@ -54,6 +54,19 @@ pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>)
     let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await.map_err(store_error)?;
     let engine = WatchedEngine::new(engine, metrics.clone());
     Ok(Store::new(Arc::new(engine), wiring::store_settings(config)))
+}
+
+/// Opens the store of the configuration without a write to it, and without its blob store; `None`: its directory does
+/// not exist.
+///
+/// # Errors
+/// Every other error of [`OpenError`], which names the problem.
+pub async fn open_existing_store(config: &Config) -> Result<Option<Store>, OpenError> {
+    match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
+        Ok(engine) => Ok(Some(Store::new(engine, wiring::store_settings(config)))),
+        Err(OpenError::Fjall(OpenFjallError::Missing(_))) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Opens the blob store of the configuration; `None`: the configuration names no blob store.

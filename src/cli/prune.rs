@@ -17,15 +17,14 @@ use crate::{
     blob::Intent,
     broker::{Broker, TopicPartition},
     config::Config,
-    instance::checks::store_topics,
+    instance::offset_reset::describe_members,
     sequencer::{CommittedChain, ValidatedSource, chain_group, read_replay_floor},
     store::{
         Store,
-        meta::{MetaError, StoreMeta, check_blobs, check_not_rebuilding},
-        ownership::{GroupStore, StoreOwnership},
+        meta::{StoreMeta, check_blobs},
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::{RestartDetector, durability_lag},
-        topics::{find_topics, verify_topic_binding},
+        topics::find_topics,
     },
 };
 
@@ -93,14 +92,8 @@ impl PruneArgs {
         if config.store.block_height_retention == 0 {
             return Err(Failure::new("cannot prune: store.block_height_retention is 0, so no record is ever due"));
         }
-        match broker.member_count(&group).await? {
-            0 => {}
-            running => {
-                return Err(Failure::new(format!(
-                    "{running} of the instances of this store run (members of the consumer group {group}): stop them, \
-                     or let them prune (prune.enabled)"
-                )));
-            }
+        if let Some(running) = describe_members(broker, &group).await? {
+            return Err(Failure::new(format!("{running}, or let them prune (prune.enabled)")));
         }
         let chain = TopicPartition { topic: config.kafka.topics.chain.as_str().into(), partition: 0 };
         let committed = broker.committed(&group, std::slice::from_ref(&chain)).await?.pop().flatten();
@@ -135,21 +128,16 @@ impl PruneArgs {
         committed_chain: CommittedChain,
     ) -> Result<PruneSummary, Failure> {
         let instance = wiring::instance_settings(config);
-        let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
-        check_not_rebuilding(&meta)?;
-        let topics = find_topics(broker, &store_topics(&instance)).await?;
-        topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
-        check_blobs(&meta, store)?;
+        let topics = find_topics(broker, &instance.state_topics()).await?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),
             group: instance.pipeline.group.clone(),
             grace: Duration::ZERO,
         };
         let floor = read_replay_floor(broker, &validated, committed_chain.offset).await?;
-        let expected = crate::instance::meta_expectations(store);
-        GroupStore { store: store.clone(), expected }.verify_covers(&floor).await?;
-        let lag = durability_lag(store.engine.as_ref(), instance.durability_lag)
-            .ok_or_else(|| Failure::new("ingest.durability_lag_ms is too short for this store"))?;
+        let meta = StoreMeta::of(store).verify_made_from(&topics, &floor).await?;
+        check_blobs(&meta, store)?;
+        let lag = durability_lag(store.engine.as_ref(), instance.durability_lag)?;
         let mut nodes = RestartDetector::new(store.engine.clone(), lag);
         nodes.baseline().await?;
         let retention = store.settings.rules.retention;

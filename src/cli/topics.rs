@@ -13,17 +13,11 @@ use super::{CliResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::{Config, Topics},
-    engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
+    engine::StoreUrl,
     event::Topic,
-    preflight::topics::{
-        NewTopicSettings, ObservedTopic, TopicCaution, TopicProblem, config_for_replicas, find_cautions, find_problems,
-        new_topics,
-    },
+    preflight::topics::{NewTopicSettings, ObservedTopic, TopicStatus, config_for_replicas, new_topics},
     record::MetaRecord,
-    store::{
-        Store,
-        topics::{find_topics, verify_topic_binding},
-    },
+    store::topics::{find_topics, verify_topic_binding},
 };
 
 const AFTER_HELP: &str = "\
@@ -224,27 +218,16 @@ async fn read_meta_record(config: &Config) -> Option<MetaRecord> {
         eprintln!("store: cannot check whether the store was made from these topics: {reason}");
         None
     };
-    let engine = match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
-        Ok(engine) => engine,
-        Err(OpenError::Fjall(OpenFjallError::Missing(_))) => return None,
+    let store = match opening::open_existing_store(config).await {
+        Ok(Some(store)) => store,
+        Ok(None) => return None,
         Err(error) => return unknown(error.to_string()),
     };
-    let store = Store::new(engine, wiring::store_settings(config));
     let meta = store.meta().await;
     if let Err(error) = store.engine.close().await {
         tracing::warn!(%error, "topics: cannot close the store");
     }
     meta.unwrap_or_else(|error| unknown(error.to_string()))
-}
-
-/// Existence and configuration of one topic.
-pub(super) struct TopicStatus {
-    /// The topic of the store.
-    pub(super) topic: Topic,
-    /// Properties of the topic; `None`: the topic does not exist, or `unknown` has the reason.
-    pub(super) found: Option<ObservedTopic>,
-    /// Error of the brokers on the topic or on its configuration.
-    pub(super) unknown: Option<BrokerError>,
 }
 
 /// Describes each topic and its configuration.
@@ -276,10 +259,9 @@ pub(super) async fn describe_topics(broker: &KafkaBroker, topics: &Topics) -> Re
 }
 
 fn report(name: &str, status: TopicStatus) -> Result<TopicReport, BrokerError> {
-    let TopicStatus { topic, found, unknown } = status;
-    unknown.map_or(Ok(()), Err)?;
-    let problems = find_problems(topic, found.as_ref()).iter().map(TopicProblem::to_string).collect();
-    let found = found.unwrap_or_default();
+    let (problems, cautions) = (status.problems(), status.cautions());
+    status.unknown.map_or(Ok(()), Err)?;
+    let found = status.found.unwrap_or_default();
     Ok(TopicReport {
         topic: name.to_owned(),
         partitions: found.partitions,
@@ -288,7 +270,7 @@ fn report(name: &str, status: TopicStatus) -> Result<TopicReport, BrokerError> {
         min_in_sync: found.min_in_sync(),
         outcome: None,
         problems,
-        cautions: find_cautions(topic, &found).iter().map(TopicCaution::to_string).collect(),
+        cautions,
         found,
     })
 }

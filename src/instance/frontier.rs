@@ -21,6 +21,7 @@ use crate::{
     blob::objects::AnnouncedObject,
     broker::{
         Broker, BrokerError, CommittedOffset, Message, TopicPartition,
+        committed::read_committed,
         retry::{read_or_reopen, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
@@ -54,20 +55,14 @@ const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl Frontier {
     pub(crate) async fn read(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
-        let topic = &settings.pipeline.topic;
-        let count = broker.partitions(topic).await?.unwrap_or(0);
-        let partitions: Vec<TopicPartition> =
-            (0..count).map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-        let committed = broker.committed(&settings.pipeline.group, &partitions).await?;
-        let by_instance = (0..count).zip(&committed).filter_map(|(number, committed)| {
-            Some((number.unsigned_abs(), committed_by_instance(committed.as_ref()?)?))
-        });
-        let mut consumed = ConsumedOffsets { chain: 0, validated: by_instance.collect() };
-        let validated = (0..count)
-            .zip(&committed)
-            .map(|(number, committed)| (number, committed.as_ref().map_or(0, |committed| committed.offset)))
-            .collect();
-        let commits = (0..count).zip(committed).filter_map(|(number, committed)| Some((number, committed?))).collect();
+        let committed = read_committed(broker, &settings.pipeline.group, &settings.pipeline.topic).await?;
+        let (mut validated, mut consumed, mut commits) = (BTreeMap::new(), ConsumedOffsets::default(), Vec::new());
+        for (TopicPartition { partition, .. }, committed) in committed {
+            validated.insert(partition, committed.as_ref().map_or(0, |committed| committed.offset));
+            let by_instance = committed.as_ref().and_then(committed_by_instance);
+            consumed.validated.extend(by_instance.map(|offset| (partition.unsigned_abs(), offset)));
+            commits.extend(committed.map(|committed| (partition, committed)));
+        }
         let chain = [chain_of(settings)];
         let committed = broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
         let chain_commit = committed.into_iter().flatten().next();

@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, CommittedOffset, TopicPartition},
+    broker::{
+        Broker, BrokerError, CommittedOffset, TopicPartition,
+        committed::{GroupPosition, read_committed, read_positions},
+    },
     group::partition::{committed_by_instance, reset_commit},
     record::ConsumedOffsets,
     sequencer::chain_group,
@@ -54,6 +57,17 @@ pub enum OffsetResetError {
     Broker(#[from] BrokerError),
 }
 
+/// Describes the members of a group, which must stop; `None`: the group has no members.
+///
+/// # Errors
+/// The broker does not answer.
+pub async fn describe_members(broker: &dyn Broker, group: &str) -> Result<Option<String>, BrokerError> {
+    let running = broker.member_count(group).await?;
+    Ok((running > 0).then(|| {
+        format!("{running} of the instances of this store run (members of the consumer group {group}): stop them")
+    }))
+}
+
 /// A group of instances and the topic of validated transactions that it reads.
 #[derive(Debug, Clone, Copy)]
 pub struct OffsetReset<'a> {
@@ -70,13 +84,8 @@ impl OffsetReset<'_> {
     /// The broker does not answer.
     pub async fn describe_members(&self, broker: &dyn Broker) -> Result<Vec<String>, BrokerError> {
         let mut found = Vec::new();
-        for group in [self.group.to_owned(), chain_group(self.group)] {
-            match broker.member_count(&group).await? {
-                0 => {}
-                running => found.push(format!(
-                    "{running} of the instances of this store run (members of the consumer group {group}): stop them"
-                )),
-            }
+        for group in [self.group, &chain_group(self.group)] {
+            found.extend(describe_members(broker, group).await?);
         }
         Ok(found)
     }
@@ -95,22 +104,22 @@ impl OffsetReset<'_> {
         until: &RereadBound,
         floor: &ConsumedOffsets,
     ) -> Result<Vec<RereadRange>, OffsetResetError> {
-        let positions = self.group_positions(broker).await?;
+        let positions = read_positions(broker, self.group, self.topic).await?;
         let starts = self.partition_bounds(broker, from, &positions).await?;
         let ends = self.partition_bounds(broker, until, &positions).await?;
         let mut refused = Vec::new();
         for bound in [from, until] {
             let RereadBound::Offsets(offsets) = bound else { continue };
-            let is_known = |number: i32| positions.iter().any(|position| position.partition == number);
+            let is_known = |number: i32| positions.iter().any(|position| position.at.partition == number);
             let unknown = offsets.keys().filter(|number| !is_known(**number));
             refused.extend(unknown.map(|number| format!("topic {} has no partition {number}", self.topic)));
         }
         let mut ranges = Vec::new();
         for (position, (start, end)) in positions.iter().zip(starts.into_iter().zip(ends)) {
-            let floor = floor.validated.get(&position.partition.unsigned_abs()).copied().unwrap_or(0);
-            match position.plan_range(start, end, floor) {
+            let floor = floor.validated.get(&position.at.partition.unsigned_abs()).copied().unwrap_or(0);
+            match plan_range(position, start, end, floor) {
                 Ok(range) => ranges.extend(range),
-                Err(why) => refused.push(format!("partition {}: {why}", position.partition)),
+                Err(why) => refused.push(format!("partition {}: {why}", position.at.partition)),
             }
         }
         if refused.is_empty() { Ok(ranges) } else { Err(OffsetResetError::Refused(refused)) }
@@ -142,12 +151,10 @@ impl OffsetReset<'_> {
     /// # Errors
     /// The broker does not answer.
     pub async fn consumed_offsets(&self, broker: &dyn Broker) -> Result<ConsumedOffsets, BrokerError> {
-        let count = broker.partitions(self.topic).await?.unwrap_or(0);
-        let partitions: Vec<_> = (0..count).map(|partition| self.at(partition)).collect();
-        let committed = (0..).zip(broker.committed(self.group, &partitions).await?);
-        let by_instance =
-            |(number, committed): (u32, Option<CommittedOffset>)| Some((number, committed_by_instance(&committed?)?));
-        Ok(ConsumedOffsets { chain: 0, validated: committed.filter_map(by_instance).collect() })
+        let committed = read_committed(broker, self.group, self.topic).await?.into_iter();
+        let validated = committed
+            .filter_map(|(at, committed)| Some((at.partition.unsigned_abs(), committed_by_instance(&committed?)?)));
+        Ok(ConsumedOffsets { chain: 0, validated: validated.collect() })
     }
 
     /// Counts the messages of these ranges above the committed offsets of the group.
@@ -171,23 +178,6 @@ impl OffsetReset<'_> {
         TopicPartition { topic: self.topic.into(), partition }
     }
 
-    async fn group_positions(&self, broker: &dyn Broker) -> Result<Vec<GroupPosition>, BrokerError> {
-        let missing = || {
-            let message = format!("topic {} does not exist", self.topic);
-            BrokerError::new(BrokerErrorKind::Refused, "look up topic", message)
-        };
-        let count = broker.partitions(self.topic).await?.ok_or_else(missing)?;
-        let partitions: Vec<_> = (0..count).map(|partition| self.at(partition)).collect();
-        let committed = broker.committed(self.group, &partitions).await?;
-        let mut positions = Vec::new();
-        for (at, committed) in partitions.iter().zip(committed) {
-            let (low, high) = broker.watermarks(at).await?;
-            let committed = committed.map(|committed| committed.offset);
-            positions.push(GroupPosition { partition: at.partition, low, high, committed });
-        }
-        Ok(positions)
-    }
-
     async fn partition_bounds(
         &self,
         broker: &dyn Broker,
@@ -200,7 +190,7 @@ impl OffsetReset<'_> {
                 found.into_iter().map(|offset| offset.map_or(PartitionBound::End, PartitionBound::FirstSince)).collect()
             }
             RereadBound::Offsets(offsets) => {
-                let bound_of = |position: &GroupPosition| match offsets.get(&position.partition) {
+                let bound_of = |position: &GroupPosition| match offsets.get(&position.at.partition) {
                     Some(offset) => PartitionBound::Offset(*offset),
                     None => PartitionBound::Committed,
                 };
@@ -223,67 +213,59 @@ enum PartitionBound {
     End,
 }
 
-/// Offsets of one partition: first, end, committed.
-struct GroupPosition {
-    partition: i32,
-    low: u64,
-    high: u64,
-    committed: Option<u64>,
-}
-
-impl GroupPosition {
-    fn plan_range(
-        &self,
-        from: PartitionBound,
-        until: PartitionBound,
-        floor: u64,
-    ) -> Result<Option<RereadRange>, String> {
-        let &GroupPosition { partition, low, high, .. } = self;
-        let Some(committed) = self.committed else {
-            return match from {
-                PartitionBound::Offset(_) => {
-                    Err("the group has committed nothing, so there is nothing to read again".to_owned())
-                }
-                _ => Ok(None),
-            };
+/// Plans the range of one partition; `None`: nothing is read again.
+fn plan_range(
+    position: &GroupPosition,
+    from: PartitionBound,
+    until: PartitionBound,
+    floor: u64,
+) -> Result<Option<RereadRange>, String> {
+    let &GroupPosition { low, high, .. } = position;
+    let partition = position.at.partition;
+    let Some(committed) = position.committed.as_ref().map(|committed| committed.offset) else {
+        return match from {
+            PartitionBound::Offset(_) => {
+                Err("the group has committed nothing, so there is nothing to read again".to_owned())
+            }
+            _ => Ok(None),
         };
-        let offset_of = |bound: PartitionBound| match bound {
-            PartitionBound::Offset(offset) | PartitionBound::FirstSince(offset) => offset,
-            PartitionBound::Committed => committed,
-            PartitionBound::End => high,
-        };
-        let (start, end) = (offset_of(from), offset_of(until));
-        match from {
-            PartitionBound::Offset(offset) if offset > committed => {
-                return Err(format!(
-                    "the group has committed {committed}, and the events between that and {offset} would be skipped: \
-                     offsets are only lowered"
-                ));
-            }
-            PartitionBound::FirstSince(offset) if offset == low && low > 0 => {
-                return Err(format!(
-                    "the time to begin at is not after the time of the first message that the topic holds (offset \
-                     {low}): earlier messages are gone, and some may belong to the range (begin later, or name offsets)"
-                ));
-            }
-            _ if start >= committed => return Ok(None),
-            _ if start < low => {
-                return Err(format!("the range begins at offset {start}, but the topic holds {low} to {high}"));
-            }
-            _ if start < floor => {
-                let what = format!("partition {partition} of the validated transactions");
-                return Err(MetaError::BelowFloor { what, from: start, floor }.to_string());
-            }
-            _ => {}
+    };
+    let offset_of = |bound: PartitionBound| match bound {
+        PartitionBound::Offset(offset) | PartitionBound::FirstSince(offset) => offset,
+        PartitionBound::Committed => committed,
+        PartitionBound::End => high,
+    };
+    let (start, end) = (offset_of(from), offset_of(until));
+    match from {
+        PartitionBound::Offset(offset) if offset > committed => {
+            return Err(format!(
+                "the group has committed {committed}, and the events between that and {offset} would be skipped: \
+                 offsets are only lowered"
+            ));
         }
-        if end > high {
-            return Err(format!("the range ends at offset {end}, but the topic holds {low} to {high}"));
+        PartitionBound::FirstSince(offset) if offset == low && low > 0 => {
+            return Err(format!(
+                "the time to begin at is not after the time of the first message that the topic holds (offset \
+                 {low}): earlier messages are gone, and some may belong to the range (begin later, or name offsets)"
+            ));
         }
-        if end < start {
-            return Err(format!("the range ends at offset {end}, before it begins ({start})"));
+        _ if start >= committed => return Ok(None),
+        _ if start < low => {
+            return Err(format!("the range begins at offset {start}, but the topic holds {low} to {high}"));
         }
-        Ok((start < end).then_some(RereadRange { partition, from: start, until: end, committed }))
+        _ if start < floor => {
+            let what = format!("partition {partition} of the validated transactions");
+            return Err(MetaError::BelowFloor { what, from: start, floor }.to_string());
+        }
+        _ => {}
     }
+    if end > high {
+        return Err(format!("the range ends at offset {end}, but the topic holds {low} to {high}"));
+    }
+    if end < start {
+        return Err(format!("the range ends at offset {end}, before it begins ({start})"));
+    }
+    Ok((start < end).then_some(RereadRange { partition, from: start, until: end, committed }))
 }
 
 #[cfg(test)]

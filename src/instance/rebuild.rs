@@ -10,11 +10,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    InstanceError, InstanceParts, InstanceSettings, POLL_INTERVAL, bind_topics, check_chain,
-    checks::{check_decisions, check_topics, read_chain_topic_id, store_topics},
-    claim_blobs,
+    InstanceError, InstanceParts, InstanceSettings, POLL_INTERVAL,
     frontier::{Frontier, plan_rebuild},
-    meta_expectations, pipeline_services, restart_detector, run_loops, sequencer_parts,
+    pipeline_services, run_loops, sequencer_parts,
+    start::{bind_log, check_decisions, check_topics, claim_blobs, identify_log, restart_detector},
 };
 use crate::{
     broker::{
@@ -31,7 +30,7 @@ use crate::{
         meta::{MetaError, RebuildAttempt, RebuildRecord},
         restart_detector::RestartDetector,
         sentinels::Sentinels,
-        topics::find_topics,
+        topics::LogIdentity,
     },
 };
 
@@ -88,17 +87,17 @@ async fn run(
     shutdown: CancellationToken,
 ) -> Result<RebuildReport, InstanceError> {
     let broker = parts.broker.clone();
-    let partitions = check_topics(&settings, broker.as_ref()).await?;
-    settings.pipeline.partitions = Some(partitions);
+    settings.pipeline.partitions = Some(check_topics(&settings, broker.as_ref()).await?);
     // All refusals come before the first write, so that a refused rebuild can be tried again.
-    let now = Frontier::read(&settings, broker.as_ref()).await?.log_ends(&settings, broker.as_ref()).await?;
+    let frontier = Frontier::read(&settings, broker.as_ref()).await?;
+    let now = frontier.log_ends(&settings, broker.as_ref()).await?;
     let log = match &begun {
         None => now,
         Some(begun) if !now.reaches(&begun.log) => return Err(InstanceError::LogChanged),
         Some(begun) => begun.log.clone(),
     };
-    check_decisions(&settings, broker.as_ref()).await?;
-    read_chain_topic_id(&settings, broker.as_ref()).await?;
+    check_decisions(&settings, broker.as_ref(), &frontier).await?;
+    LogIdentity::read(broker.as_ref(), &settings.state_topics()).await?;
     let mut nodes = restart_detector(&settings, &parts)?;
     let (rebuild, chain_frontier, undecided) = plan_rebuild(&log, &settings, &parts).await?;
 
@@ -112,9 +111,8 @@ async fn run(
         Some(begun) if begun.frontier != chain_frontier => return Err(InstanceError::LogChanged),
         Some(begun) => resume(&parts, &mut nodes, rebuilder, &begun.log).await?,
     };
-    let found = find_topics(parts.broker.as_ref(), &store_topics(&settings)).await?;
-    check_chain(&settings, &parts, &found).await?;
-    let guard = bind_topics(&parts, partitions, found).await?;
+    let (_, log_identity) = identify_log(&settings, &parts).await?;
+    let guard = bind_log(&parts, log_identity).await?;
     parts.health.set(Condition::StoreReachable, None);
     let topic = settings.pipeline.topic.clone();
     let sink: CommitSink = progress_sink(parts.store.clone(), rebuilder, settings.topics.chain.as_str().into());
@@ -164,8 +162,7 @@ async fn begin(
     loop {
         let rebuilding = Rebuilding { nodes: nodes.expected().0.clone(), ..rebuilding.clone() };
         let attempt = RebuildAttempt { rebuilding, rebuilder };
-        let meta =
-            RebuildRecord::of(&parts.store).begin(meta_expectations(&parts.store), attempt, parts.store_id).await?;
+        let meta = RebuildRecord::of(&parts.store).begin(attempt, parts.store_id).await?;
         let is_durable = parts.store.blobs.is_none() || nodes.wait_until_durable().await.map_err(MetaError::from)?;
         // Two rebuilds that begin at the same time both find the set empty. Both read the meta record again before they
         // write, and one of them finds the number of the other.
@@ -196,8 +193,7 @@ async fn resume(
     log: &LogEnds,
 ) -> Result<RebuildProgress, InstanceError> {
     let incarnation = nodes.baseline().await.map_err(MetaError::from)?;
-    let meta =
-        RebuildRecord::of(&parts.store).resume(meta_expectations(&parts.store), incarnation, rebuilder, log).await?;
+    let meta = RebuildRecord::of(&parts.store).resume(incarnation, rebuilder, log).await?;
     tokio::time::sleep(POLL_INTERVAL * 2).await;
     RebuildRecord::of(&parts.store).check_owner(rebuilder).await?;
     // The killed process may have been waiting to mark the blob store.

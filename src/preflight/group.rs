@@ -1,43 +1,28 @@
 //! Checks the committed offsets of a group against the offsets that its topics hold.
 
 use crate::{
-    broker::CommittedOffset,
+    broker::{CommittedOffset, committed::GroupPosition},
     group::partition::{Halt, never_read_reason, offset_out_of_range},
 };
 
-/// Committed offset of a group in one partition, with the offsets that the partition holds.
-#[derive(Debug, Clone, Copy)]
-pub struct CommittedPosition<'a> {
-    /// Name of the consumer group.
-    pub group: &'a str,
-    /// Name of the topic.
-    pub topic: &'a str,
-    /// Number of the partition in its topic.
-    pub partition: i32,
-    /// Committed offset (next to read); `None`: the group has committed nothing.
-    pub next: Option<u64>,
-    /// First offset and end offset of the partition.
-    pub offset_range: (u64, u64),
-}
-
-impl CommittedPosition<'_> {
-    /// Describes why no instance could resume at the committed offset, with the choices of the operator; `None`: no
-    /// problem.
-    pub fn problem(&self) -> Option<String> {
-        let CommittedPosition { group, topic, partition, next, offset_range: (low, high) } = *self;
-        let at = format!("{topic}/{partition}");
-        let Some(next) = next else { return (low > 0).then(|| format!("{at}: {}", never_read_reason(group, low))) };
-        let why = offset_out_of_range(next, low, high)?;
-        let remedy = if next < low {
-            format!(
-                "restore the topic, or skip the deleted messages: `kafka-consumer-groups --group {group} --topic \
-                 {topic}:{partition} --reset-offsets --to-offset {low} --execute`"
-            )
-        } else {
-            "restore the topic; a recreated topic needs a new group and an empty store".to_owned()
-        };
-        Some(format!("{at}: {why}; {remedy}"))
-    }
+/// Describes why no instance of the group could resume at the committed offset, with the choices of the operator;
+/// `None`: no problem.
+pub fn position_problem(group: &str, position: &GroupPosition) -> Option<String> {
+    let &GroupPosition { ref at, low, high, ref committed } = position;
+    let Some(next) = committed.as_ref().map(|committed| committed.offset) else {
+        return (low > 0).then(|| format!("{at}: {}", never_read_reason(group, low)));
+    };
+    let why = offset_out_of_range(next, low, high)?;
+    let remedy = if next < low {
+        format!(
+            "restore the topic, or skip the deleted messages: `kafka-consumer-groups --group {group} --topic {}:{} \
+             --reset-offsets --to-offset {low} --execute`",
+            at.topic, at.partition
+        )
+    } else {
+        "restore the topic; a recreated topic needs a new group and an empty store".to_owned()
+    };
+    Some(format!("{at}: {why}; {remedy}"))
 }
 
 /// Describes the halted partitions of the validated transactions. A start retries each at its offset.
@@ -50,12 +35,14 @@ pub fn describe_halts(commits: &[(i32, CommittedOffset)]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::broker::TopicPartition;
 
     #[test]
     fn an_offset_outside_the_topic_is_named_with_its_range_and_remedies() {
-        let problem = |next, offset_range| {
-            let position = CommittedPosition { group: "g", topic: "txs", partition: 2, next, offset_range };
-            position.problem().unwrap_or_default()
+        let problem = |next: Option<u64>, (low, high)| {
+            let at = TopicPartition { topic: "txs".into(), partition: 2 };
+            let committed = next.map(|offset| CommittedOffset { offset, metadata: String::new() });
+            position_problem("g", &GroupPosition { at, low, high, committed }).unwrap_or_default()
         };
         for fits in [(Some(3), (3, 9)), (Some(9), (3, 9)), (Some(0), (0, 0)), (None, (0, 9))] {
             assert_eq!(problem(fits.0, fits.1), "");

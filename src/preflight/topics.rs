@@ -3,10 +3,13 @@
 use std::{collections::BTreeMap, fmt};
 
 use crate::{
-    broker::{NewTopic, kafka::DescribedTopic},
+    broker::{BrokerError, NewTopic, kafka::DescribedTopic},
     config::Topics,
     event::Topic,
-    preflight::times::{self, TimeLimit},
+    preflight::{
+        Finding,
+        times::{self, TimeLimit},
+    },
 };
 
 /// Settings for the creation of missing topics.
@@ -267,6 +270,44 @@ pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<TopicCaution> {
     .filter_map(|(holds, caution)| holds.then_some(caution));
     let times = times::find_age_limits(topic, &found.config).into_iter().map(TopicCaution::TimeLimit);
     deletes.chain(loses).chain(times).collect()
+}
+
+/// Existence and configuration of one topic, as the brokers answer.
+#[derive(Debug)]
+pub struct TopicStatus {
+    /// The topic of the store.
+    pub topic: Topic,
+    /// Properties of the topic; `None`: the topic does not exist, or `unknown` has the reason.
+    pub found: Option<ObservedTopic>,
+    /// Error of the brokers on the topic or on its configuration.
+    pub unknown: Option<BrokerError>,
+}
+
+impl TopicStatus {
+    /// Describes the problems, which must be repaired before an instance starts.
+    pub fn problems(&self) -> Vec<String> {
+        find_problems(self.topic, self.found.as_ref()).iter().map(TopicProblem::to_string).collect()
+    }
+
+    /// Describes the weaknesses of a topic that works.
+    pub fn cautions(&self) -> Vec<String> {
+        let cautions = self.found.iter().flat_map(|found| find_cautions(self.topic, found));
+        cautions.map(|caution| caution.to_string()).collect()
+    }
+
+    /// Returns the finding on this topic of this name.
+    pub fn finding(&self, name: &str) -> Finding {
+        let check = format!("topic {name}");
+        if let (None, Some(error)) = (&self.found, &self.unknown) {
+            return Finding::failed(check, error);
+        }
+        let mut cautions = self.cautions();
+        cautions.extend(self.unknown.iter().filter(|_| self.topic.is_state_source()).map(|error| {
+            format!("whether the topic keeps every message is unknown ({error}): allow DescribeConfigs to this login")
+        }));
+        let found = self.found.as_ref().map(ObservedTopic::to_string).unwrap_or_default();
+        Finding::from_problems(check, &found, &self.problems(), &cautions)
+    }
 }
 
 #[cfg(test)]

@@ -4,15 +4,12 @@
 //! sequencer that has lost the chain can do no harm, and no event that is handled again meets a pruning of a later
 //! event.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant as Started},
-};
+use std::time::{Duration, Instant as Started};
 
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    broker::{Broker, BrokerError, CommittedOffset, TopicPartition},
+    broker::{Broker, BrokerError, CommittedOffset, committed::read_committed},
     record::ConsumedOffsets,
     sequencer::{
         SequencerError, SequencerParts, ValidatedSource,
@@ -247,13 +244,9 @@ pub async fn read_replay_floor(
     validated: &ValidatedSource,
     chain: u64,
 ) -> Result<ConsumedOffsets, BrokerError> {
-    let count = broker.partitions(&validated.topic).await?.unwrap_or(0);
-    let partitions: Vec<_> =
-        (0..count).map(|partition| TopicPartition { topic: validated.topic.clone(), partition }).collect();
-    let offsets = broker.committed(&validated.group, &partitions).await?;
-    let known = (0..count.unsigned_abs()).zip(offsets);
-    let validated = known.filter_map(|(number, committed)| Some((number, committed?.offset)));
-    Ok(ConsumedOffsets { chain, validated: validated.collect::<BTreeMap<_, _>>() })
+    let committed = read_committed(broker, &validated.group, &validated.topic).await?.into_iter();
+    let validated = committed.filter_map(|(at, committed)| Some((at.partition.unsigned_abs(), committed?.offset)));
+    Ok(ConsumedOffsets { chain, validated: validated.collect() })
 }
 
 #[cfg(test)]

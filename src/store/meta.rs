@@ -12,14 +12,12 @@ use crate::{
 
 use super::{Store, prune::PruneTerms, scan::SetScan, sentinels::Sentinels};
 
-pub use checks::{
-    LAYOUT_VERSION, MetaExpectations, check_blobs, check_chain_id, check_not_rebuilding, check_partition_count,
-};
+pub use checks::{LAYOUT_VERSION, check_blobs, check_chain_id, check_not_rebuilding, check_partition_count};
 pub use error::MetaError;
 pub use rebuild::{RebuildAttempt, RebuildRecord};
 pub use topic_id::{compute_chain_id, read_topic_id};
 
-use checks::check_expectations;
+use checks::check_settings;
 
 impl Store {
     /// Reads the meta record; `None`: the store has none.
@@ -44,9 +42,13 @@ impl<'a> StoreMeta<'a> {
         StoreMeta { store }
     }
 
-    /// Reads the meta record and compares it with `expected`.
+    pub(super) fn store(&self) -> &'a Store {
+        self.store
+    }
+
+    /// Reads the meta record and compares it with the settings of the store.
     ///
-    /// An empty set gets a meta record with the random `store_id`. A changed `retention` is recorded. A rebuild that
+    /// An empty set gets a meta record with the random `store_id`. A changed retention is recorded. A rebuild that
     /// has not ended is refused, and so is a store with blobs that is opened without a blob store.
     ///
     /// `group_has_offsets`: the consumer group has committed offsets, so that the store cannot be new. A rebuild passes
@@ -54,23 +56,19 @@ impl<'a> StoreMeta<'a> {
     ///
     /// # Errors
     /// [`MetaError`]; the store is unchanged then.
-    pub async fn open(
-        &self,
-        expected: MetaExpectations,
-        group_has_offsets: bool,
-        store_id: [u8; 16],
-    ) -> Result<MetaRecord, MetaError> {
+    pub async fn open(&self, group_has_offsets: bool, store_id: [u8; 16]) -> Result<MetaRecord, MetaError> {
         let meta = match self.store.meta().await? {
             Some(meta) => meta,
             None if group_has_offsets => return Err(MetaError::NamespaceLost),
-            None => self.create(&expected, store_id, None).await?,
+            None => self.create(store_id, None).await?,
         };
-        self.check_usable(&meta, &expected).await?;
-        if meta.retention == expected.retention {
+        self.check_usable(&meta).await?;
+        let retention = self.store.settings.rules.retention;
+        if meta.retention == retention {
             return Ok(meta);
         }
-        tracing::warn!(from = meta.retention, to = expected.retention, "store: block_height_retention changed");
-        self.change(|meta| Ok(MetaRecord { retention: expected.retention, ..meta })).await
+        tracing::warn!(from = meta.retention, to = retention, "store: block_height_retention changed");
+        self.change(|meta| Ok(MetaRecord { retention, ..meta })).await
     }
 
     /// Runs the checks of [`open`](Self::open) without a write; `None`: the set is empty, and `open` would write a meta
@@ -78,21 +76,17 @@ impl<'a> StoreMeta<'a> {
     ///
     /// # Errors
     /// As `open`.
-    pub async fn inspect(
-        &self,
-        expected: MetaExpectations,
-        group_has_offsets: bool,
-    ) -> Result<Option<MetaRecord>, MetaError> {
+    pub async fn inspect(&self, group_has_offsets: bool) -> Result<Option<MetaRecord>, MetaError> {
         match self.store.meta().await? {
-            Some(meta) => self.check_usable(&meta, &expected).await.map(|()| Some(meta)),
+            Some(meta) => self.check_usable(&meta).await.map(|()| Some(meta)),
             None if group_has_offsets => Err(MetaError::NamespaceLost),
             None if self.has_records().await? => Err(MetaError::ForeignRecords),
             None => Ok(None),
         }
     }
 
-    async fn check_usable(&self, meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
-        check_expectations(meta, expected)?;
+    async fn check_usable(&self, meta: &MetaRecord) -> Result<(), MetaError> {
+        check_settings(meta, &self.store.settings)?;
         check_not_rebuilding(meta)?;
         check_blobs(meta, self.store)?;
         if meta.has_sentinels { Sentinels::of(self.store).verify(meta).await } else { Ok(()) }
@@ -104,16 +98,6 @@ impl<'a> StoreMeta<'a> {
         self.change(|meta| {
             check_chain_id(&meta, chain_id)?;
             Ok(MetaRecord { chain_id: meta.chain_id.or(chain_id), ..meta })
-        })
-        .await
-    }
-
-    /// Binds the store to the number of partitions of the topic of validated transactions. The first number is
-    /// recorded, any other number is refused from then on.
-    pub async fn bind_partitions(&self, found: u32) -> Result<MetaRecord, MetaError> {
-        self.change(|meta| {
-            check_partition_count(&meta, found)?;
-            Ok(MetaRecord { partitions: Some(found), ..meta })
         })
         .await
     }
@@ -169,22 +153,18 @@ impl<'a> StoreMeta<'a> {
         }
     }
 
-    async fn create(
-        &self,
-        expected: &MetaExpectations,
-        store_id: [u8; 16],
-        rebuild: Option<&RebuildAttempt>,
-    ) -> Result<MetaRecord, MetaError> {
+    async fn create(&self, store_id: [u8; 16], rebuild: Option<&RebuildAttempt>) -> Result<MetaRecord, MetaError> {
         if self.has_records().await? {
             // Another instance may have written the meta record between the two reads.
             return self.store.meta().await?.ok_or(MetaError::ForeignRecords);
         }
+        let settings = &self.store.settings;
         let meta = MetaRecord {
             store_id,
             layout_version: LAYOUT_VERSION,
-            network: expected.network.to_string(),
-            utxo_batch_size: expected.utxo_batch_size,
-            retention: expected.retention,
+            network: settings.network.to_string(),
+            utxo_batch_size: settings.utxo_batch_size,
+            retention: settings.rules.retention,
             rebuilding: rebuild.map(|rebuild| Box::new(rebuild.rebuilding.clone())),
             rebuilder: rebuild.map(|rebuild| rebuild.rebuilder),
             ..MetaRecord::default()

@@ -8,7 +8,8 @@
 
 use super::{
     Store,
-    meta::{MetaError, MetaExpectations, StoreMeta},
+    meta::{MetaError, StoreMeta, check_not_rebuilding},
+    topics::{FoundTopic, verify_topic_binding},
 };
 use crate::record::{ConsumedOffsets, MetaRecord};
 
@@ -46,15 +47,13 @@ pub trait StoreOwnership: Send + Sync {
 pub struct GroupStore {
     /// Handle of the store.
     pub store: Store,
-    /// Properties that the meta record must have.
-    pub expected: MetaExpectations,
 }
 
 #[async_trait::async_trait]
 impl StoreOwnership for GroupStore {
     async fn verify_intact(&self) -> Result<(), MetaError> {
         // The store exists, so that the id for a new store is not used.
-        StoreMeta::of(&self.store).open(self.expected, true, [0; 16]).await.map(drop)
+        StoreMeta::of(&self.store).open(true, [0; 16]).await.map(drop)
     }
 
     async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -75,15 +74,22 @@ impl StoreOwnership for GroupStore {
     }
 }
 
-impl GroupStore {
-    /// Verifies as [`verify_covers`](StoreOwnership::verify_covers), and returns the replay floor for
-    /// [`verify_above_floor`].
+impl StoreMeta<'_> {
+    /// Verifies for a group with commits that this is its store: no rebuild, made from these topics, and not behind the
+    /// committed offsets, which must have been read before the call. Returns the meta record.
     ///
     /// # Errors
-    /// [`MetaError::StoreBehindGroup`], or the meta record could not be read.
-    pub async fn read_replay_floor(&self, committed: &ConsumedOffsets) -> Result<ConsumedOffsets, MetaError> {
-        let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
-        verify_has_consumed(&meta, committed).map(|()| meta.replay_floor)
+    /// The reason against the store, or the meta record could not be read.
+    pub async fn verify_made_from(
+        &self,
+        topics: &[FoundTopic],
+        committed: &ConsumedOffsets,
+    ) -> Result<MetaRecord, MetaError> {
+        let meta = self.store().meta().await?.ok_or(MetaError::NamespaceLost)?;
+        check_not_rebuilding(&meta)?;
+        topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
+        verify_has_consumed(&meta, committed)?;
+        Ok(meta)
     }
 }
 
@@ -155,13 +161,7 @@ impl StoreOwnership for UnverifiedStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        store::{prune::PruneTerms, testing::store},
-        tx::Network,
-    };
-
-    const EXPECTED: MetaExpectations =
-        MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
+    use crate::store::{prune::PruneTerms, testing::store};
 
     fn consumed(chain: u64, validated: impl IntoIterator<Item = (u32, u64)>) -> ConsumedOffsets {
         ConsumedOffsets { chain, validated: validated.into_iter().collect() }
@@ -169,8 +169,8 @@ mod tests {
 
     async fn new() -> GroupStore {
         let store = store(5);
-        StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
-        GroupStore { store, expected: EXPECTED }
+        StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
+        GroupStore { store }
     }
 
     #[tokio::test]
@@ -206,8 +206,8 @@ mod tests {
     async fn a_group_below_the_replay_floor_is_refused() {
         let store = new().await;
         let may_go_on = async |from| {
-            let floor = store.read_replay_floor(&ConsumedOffsets::default()).await.unwrap();
-            verify_above_floor(&floor, &from)
+            let meta = StoreMeta::of(&store.store).verify_made_from(&[], &ConsumedOffsets::default()).await.unwrap();
+            verify_above_floor(&meta.replay_floor, &from)
         };
         may_go_on(consumed(0, [])).await.unwrap();
         StoreMeta::of(&store.store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
@@ -225,9 +225,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_meta_record_is_not_created_again() {
-        let store = GroupStore { store: store(5), expected: EXPECTED };
+        let store = GroupStore { store: store(5) };
         assert!(matches!(store.verify_intact().await, Err(MetaError::NamespaceLost)));
-        assert!(matches!(store.verify_covers(&ConsumedOffsets::default()).await, Err(MetaError::NamespaceLost)));
+        let none = ConsumedOffsets::default();
+        assert!(matches!(store.verify_covers(&none).await, Err(MetaError::NamespaceLost)));
+        assert!(matches!(
+            StoreMeta::of(&store.store).verify_made_from(&[], &none).await,
+            Err(MetaError::NamespaceLost)
+        ));
         assert!(matches!(store.record_consumed(&consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
         assert_eq!(store.store.meta().await.unwrap(), None);
     }

@@ -39,12 +39,26 @@ const INCARNATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// First and longest pause between two questions.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// Returns the durability lag, the time from the completion of an event to its durability. `None`: `configured` is too
-/// short for this engine.
-pub fn durability_lag(engine: &dyn RecordEngine, configured: Option<Duration>) -> Option<Duration> {
+/// Offsets would be committed whose writes the store could still lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the durability lag is too short: the store may lose acknowledged writes of the last {0:?}; raise \
+     ingest.durability_lag_ms above that"
+)]
+pub struct LagTooShort(pub Duration);
+
+/// Returns the durability lag, the time from the completion of an event to its durability.
+///
+/// # Errors
+/// `configured` is too short for this engine.
+pub fn durability_lag(engine: &dyn RecordEngine, configured: Option<Duration>) -> Result<Duration, LagTooShort> {
     let loss_window = engine.loss_window();
     let lag = configured.unwrap_or(loss_window * LAG_FACTOR);
-    (loss_window.is_zero() || lag > loss_window).then_some(if loss_window.is_zero() { Duration::ZERO } else { lag })
+    match loss_window.is_zero() {
+        true => Ok(Duration::ZERO),
+        false if lag > loss_window => Ok(lag),
+        false => Err(LagTooShort(loss_window)),
+    }
 }
 
 impl RestartDetector {
@@ -162,10 +176,10 @@ mod tests {
     async fn the_lag_is_longer_than_the_loss_window_or_zero() {
         let forgetful = MemoryEngine::with_loss_window(RULES, Clock::System, Duration::from_secs(1));
         for (configured, lag) in [(None, Some(5_000)), (Some(1_000), None), (Some(1_001), Some(1_001))] {
-            let lag = lag.map(Duration::from_millis);
+            let lag = lag.map(Duration::from_millis).ok_or(LagTooShort(Duration::from_secs(1)));
             assert_eq!(durability_lag(&forgetful, configured.map(Duration::from_millis)), lag);
         }
         let syncs = MemoryEngine::new(RULES);
-        assert_eq!(durability_lag(&syncs, Some(Duration::from_secs(9))), Some(Duration::ZERO));
+        assert_eq!(durability_lag(&syncs, Some(Duration::from_secs(9))), Ok(Duration::ZERO));
     }
 }

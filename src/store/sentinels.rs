@@ -73,15 +73,10 @@ mod tests {
         engine::memory::MemoryEngine,
         record::Rules,
         store::{
-            meta::MetaExpectations,
             ownership::{GroupStore, StoreOwnership},
             testing::store,
         },
-        tx::Network,
     };
-
-    const EXPECTED: MetaExpectations =
-        MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 288 };
 
     fn in_parts() -> (Arc<MemoryEngine>, Store) {
         let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
@@ -90,7 +85,7 @@ mod tests {
 
     async fn with_sentinels() -> (Arc<MemoryEngine>, Store) {
         let (engine, store) = in_parts();
-        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
+        let meta = StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
         assert!(Sentinels::of(&store).write(&meta).await.unwrap());
         let meta = Sentinels::of(&store).record().await.unwrap();
         assert!(!Sentinels::of(&store).write(&meta).await.unwrap(), "a second time");
@@ -101,15 +96,15 @@ mod tests {
     async fn a_missing_or_foreign_sentinel_is_a_lost_part() {
         for record in [None, Some(Record::Sentinel([9; 16]))] {
             let (engine, store) = with_sentinels().await;
-            let group = GroupStore { store: store.clone(), expected: EXPECTED };
+            let group = GroupStore { store: store.clone() };
             group.verify_intact().await.unwrap();
             engine.put(Key::Sentinel(7), record.clone());
             engine.put(Key::Sentinel(255), record);
             let error = group.verify_intact().await.unwrap_err();
             assert!(matches!(error, MetaError::PartLost { missing: 2, all: 256 }), "{error}");
             assert!(error.to_string().contains("replay --rebuild") && !error.may_be_retried(), "{error}");
-            assert!(StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.is_err(), "a start");
-            assert!(StoreMeta::of(&store).inspect(EXPECTED, true).await.is_err(), "run --check");
+            assert!(StoreMeta::of(&store).open(true, [2; 16]).await.is_err(), "a start");
+            assert!(StoreMeta::of(&store).inspect(true).await.is_err(), "run --check");
         }
     }
 
@@ -117,22 +112,22 @@ mod tests {
     #[tokio::test]
     async fn no_sentinel_is_missed_before_they_are_recorded() {
         let (engine, store) = in_parts();
-        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
-        StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
+        let meta = StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
+        StoreMeta::of(&store).open(true, [2; 16]).await.unwrap();
         assert!(Sentinels::of(&store).write(&meta).await.unwrap());
         engine.put(Key::Sentinel(3), None);
-        let meta = StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
+        let meta = StoreMeta::of(&store).open(true, [2; 16]).await.unwrap();
         assert!(Sentinels::of(&store).verify(&meta).await.is_err(), "the sentinels must not be recorded yet");
         assert!(Sentinels::of(&store).write(&meta).await.unwrap());
         Sentinels::of(&store).verify(&meta).await.unwrap();
         Sentinels::of(&store).record().await.unwrap();
-        StoreMeta::of(&store).open(EXPECTED, true, [2; 16]).await.unwrap();
+        StoreMeta::of(&store).open(true, [2; 16]).await.unwrap();
     }
 
     #[tokio::test]
     async fn an_engine_that_is_lost_as_a_whole_has_no_sentinels() {
         let store = store(5);
-        let meta = StoreMeta::of(&store).open(EXPECTED, false, [1; 16]).await.unwrap();
+        let meta = StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
         assert!(!Sentinels::of(&store).write(&meta).await.unwrap());
         assert_eq!(store.read(vec![Key::Sentinel(0)]).await.unwrap(), [None]);
         Sentinels::of(&store).verify(&meta).await.unwrap();

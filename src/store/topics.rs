@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::meta::{MetaError, StoreMeta, read_topic_id};
+use super::meta::{MetaError, StoreMeta, check_chain_id, check_partition_count, read_topic_id};
 use crate::{
     broker::{Broker, BrokerError, TopicId, TopicIdentity, TopicPartition, identity::describe_recreated},
     event::Topic,
@@ -88,9 +88,47 @@ pub fn verify_topic_binding(meta: &MetaRecord, found: &FoundTopic) -> Result<(),
     others.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Returns whether the cluster gives the topic an id.
-pub fn has_topic_id(found: &[FoundTopic], topic: Topic) -> bool {
-    found.iter().any(|found| found.topic == topic && found.id.is_some())
+/// Identity of the log: of the topics whose events make the state.
+#[derive(Debug, Clone)]
+pub struct LogIdentity {
+    /// The topics whose events make the state.
+    pub topics: Vec<FoundTopic>,
+    /// Id of the chain topic ([`compute_chain_id`](super::meta::compute_chain_id)); `None`: no record at offset 0.
+    pub chain_id: Option<[u8; 32]>,
+}
+
+impl LogIdentity {
+    /// Reads the identity of the log with these topics.
+    ///
+    /// # Errors
+    /// The broker does not answer, or a topic does not exist.
+    pub async fn read(broker: &dyn Broker, names: &[(Topic, String)]) -> Result<Self, BrokerError> {
+        let topics = find_topics(broker, names).await?;
+        let chain = topics.iter().find(|found| found.topic == Topic::Chain);
+        let chain_id = match chain.map(|found| TopicPartition { topic: found.name.as_str().into(), partition: 0 }) {
+            Some(chain) => read_topic_id(broker, &chain).await?,
+            None => None,
+        };
+        Ok(LogIdentity { topics, chain_id })
+    }
+
+    /// Returns every difference from the log that the store was made from.
+    pub fn differences(&self, meta: &MetaRecord) -> Vec<MetaError> {
+        let mut results: Vec<_> = self.topics.iter().map(|topic| verify_topic_binding(meta, topic)).collect();
+        // The topic id identifies a chain topic without a first record; a deleted first record changes nothing.
+        let has_id = |found: &FoundTopic| found.topic == Topic::Chain && found.id.is_some();
+        if self.chain_id.is_some() || !self.topics.iter().any(has_id) {
+            results.push(check_chain_id(meta, self.chain_id));
+        }
+        results.extend(self.partition_count().map(|count| check_partition_count(meta, count)));
+        results.into_iter().filter_map(Result::err).collect()
+    }
+
+    /// Number of partitions of the topic of validated transactions.
+    pub fn partition_count(&self) -> Option<u32> {
+        let validated = self.topics.iter().find(|found| found.topic == Topic::ValidatedTxs);
+        validated.map(|found| found.partitions.unsigned_abs())
+    }
 }
 
 fn bind(mut meta: MetaRecord, found: &[FoundTopic]) -> Result<MetaRecord, MetaError> {
@@ -106,12 +144,27 @@ fn bind(mut meta: MetaRecord, found: &[FoundTopic]) -> Result<MetaRecord, MetaEr
 }
 
 impl StoreMeta<'_> {
-    /// Binds the store to these topics: a first id is recorded, and later any other id is refused.
+    /// Binds the store to this log: to the ids of its topics, to the first record of its chain, and to the number of
+    /// partitions of the validated transactions. What the meta record lacks is recorded; anything else is refused.
     ///
     /// # Errors
-    /// [`MetaError::TopicRecreated`], or the errors of [`change`](Self::change).
-    pub async fn bind_topics(&self, found: &[FoundTopic]) -> Result<MetaRecord, MetaError> {
-        self.change(|meta| bind(meta, found)).await
+    /// [`MetaError::TopicRecreated`], [`MetaError::ChainRecreated`], [`MetaError::OtherPartitions`], or the errors of
+    /// [`change`](Self::change).
+    pub async fn bind_log(&self, log: &LogIdentity) -> Result<MetaRecord, MetaError> {
+        self.change(|meta| {
+            let mut meta = bind(meta, &log.topics)?;
+            // A chain that was empty when it was read has a first record by now, if another instance has bound it.
+            if log.chain_id.is_some() {
+                check_chain_id(&meta, log.chain_id)?;
+                meta.chain_id = log.chain_id;
+            }
+            if let Some(count) = log.partition_count() {
+                check_partition_count(&meta, count)?;
+                meta.partitions = Some(count);
+            }
+            Ok(meta)
+        })
+        .await
     }
 }
 

@@ -10,7 +10,7 @@ use utxo_store::{
     record::Rules,
     store::{
         Store,
-        meta::{MetaError, MetaExpectations, RebuildAttempt, RebuildRecord, StoreMeta},
+        meta::{MetaError, RebuildAttempt, RebuildRecord, StoreMeta},
     },
 };
 
@@ -132,11 +132,8 @@ async fn a_rebuild_killed_at_its_start_can_be_repeated_into_the_same_store() {
         let world = world_with_blobs(&folder.path().join("blobs")).await;
         let (engine, own) = (Arc::new(MemoryEngine::new(RULES)), folder.path().join("own"));
         let store = target(&world, &engine, blobs(&own).await);
-        let settings = store.settings;
-        let expected =
-            MetaExpectations { network: settings.network, utxo_batch_size: settings.utxo_batch_size, retention: 288 };
         let meta = RebuildRecord::of(&store)
-            .begin(expected, RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
+            .begin(RebuildAttempt { rebuilding: Default::default(), rebuilder: 1 }, [8; 16])
             .await
             .unwrap();
         if killed_after > 1 {

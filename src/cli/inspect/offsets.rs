@@ -7,7 +7,10 @@ use serde::Serialize;
 
 use super::super::{CliResult, ConfigArgs, opening, output};
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, TopicPartition},
+    broker::{
+        Broker, BrokerError,
+        committed::{GroupPosition, read_positions},
+    },
     config::Config,
     sequencer::chain_group,
 };
@@ -82,22 +85,23 @@ pub async fn read_group_offsets(broker: &dyn Broker, config: &Config) -> Result<
 }
 
 async fn read_offsets(broker: &dyn Broker, group: &str, topic: &str) -> Result<GroupOffsets, BrokerError> {
-    let missing = || BrokerError::new(BrokerErrorKind::Refused, "look up topic", format!("{topic} does not exist"));
-    let count = broker.partitions(topic).await?.ok_or_else(missing)?;
-    let at: Vec<_> = (0..count).map(|partition| TopicPartition { topic: topic.into(), partition }).collect();
-    let mut places = Vec::new();
-    for (at, committed) in at.iter().zip(broker.committed(group, &at).await?) {
-        let (low, end) = broker.watermarks(at).await?;
-        let offset = committed.as_ref().map(|committed| committed.offset);
-        places.push(PartitionOffsets {
-            partition: at.partition,
-            low,
-            committed: offset,
-            end,
-            lag: end.saturating_sub(offset.unwrap_or(low)),
-            metadata: committed.map(|committed| committed.metadata).filter(|text| !text.is_empty()).map(parse_metadata),
-        });
-    }
+    let positions = read_positions(broker, group, topic).await?.into_iter();
+    let places: Vec<_> = positions
+        .map(|position| {
+            let lag = position.lag();
+            let GroupPosition { at, low, high, committed } = position;
+            let offset = committed.as_ref().map(|committed| committed.offset);
+            let metadata = committed.map(|committed| committed.metadata).filter(|text| !text.is_empty());
+            PartitionOffsets {
+                partition: at.partition,
+                low,
+                committed: offset,
+                end: high,
+                lag,
+                metadata: metadata.map(parse_metadata),
+            }
+        })
+        .collect();
     let lag = places.iter().map(|place| place.lag).sum();
     Ok(GroupOffsets { group: group.to_owned(), topic: topic.to_owned(), lag, partitions: places })
 }
@@ -125,7 +129,7 @@ mod tests {
     use super::*;
     use crate::{
         broker::{
-            CommittedOffset, ConsumerEvent, NewTopic, OutgoingMessage,
+            CommittedOffset, ConsumerEvent, NewTopic, OutgoingMessage, TopicPartition,
             memory::{MemoryBroker, MemorySettings},
         },
         clock::Clock,

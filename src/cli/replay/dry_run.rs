@@ -13,7 +13,7 @@ use super::{
         opening::{self, Monitoring},
         wiring,
     },
-    offset_reset, reread,
+    offset_reset,
 };
 use crate::cli::output;
 use crate::{
@@ -21,12 +21,9 @@ use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
     config::Config,
     engine,
-    instance::{
-        checks::store_topics,
-        offset_reset::{OffsetReset, OffsetResetError, RereadBound, RereadRange},
-    },
-    record::ConsumedOffsets,
-    store::{Store, topics::find_topics},
+    instance::offset_reset::{OffsetReset, OffsetResetError, RereadBound, RereadRange},
+    record::{ConsumedOffsets, MetaRecord},
+    store::{Store, meta::StoreMeta, topics::find_topics},
 };
 
 /// Number of messages in each of the two samples of a partition.
@@ -110,13 +107,13 @@ async fn open_and_read_floor(
     let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await?;
     let blobs = opening::open_blobs(config, Intent::Read, &monitoring.metrics).await?;
     let store = Store::new(engine, wiring::store_settings(config)).with_blobs(blobs);
-    let topics = find_topics(broker, &store_topics(&wiring::instance_settings(config))).await;
-    let floor = match topics {
-        Ok(topics) => reread::read_floor(&store, &topics, &consumed).await.map_err(Failure::from),
-        Err(error) => Err(error.into()),
+    let verified = async {
+        let topics = find_topics(broker, &wiring::instance_settings(config).state_topics()).await?;
+        Ok(StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?)
     };
+    let verified: Result<MetaRecord, Failure> = verified.await;
     store.engine.close().await?;
-    floor
+    Ok(verified?.replay_floor)
 }
 
 /// Prints the plan of a rebuild.

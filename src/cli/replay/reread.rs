@@ -26,18 +26,11 @@ use crate::{
     config::Config,
     ingest::pipeline::PipelineReport,
     instance::{
-        self, InstanceParts,
-        checks::store_topics,
+        InstanceParts,
         offset_reset::{OffsetReset, RereadBound, RereadRange},
     },
-    record::ConsumedOffsets,
     status::{Health, health::Condition},
-    store::{
-        Store,
-        meta::{MetaError, check_not_rebuilding},
-        ownership::{GroupStore, StoreOwnership},
-        topics::{FoundTopic, find_topics, verify_topic_binding},
-    },
+    store::{Store, meta::StoreMeta, topics::find_topics},
 };
 
 /// Interval between two reads of the committed offsets.
@@ -87,10 +80,10 @@ async fn replay(
     let objects = opening::open_objects(config, &monitoring.metrics).await?;
     let done = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &Store| {
         let store = store.clone().with_blobs(blobs).with_objects(objects);
-        let topics = store_topics(&wiring::instance_settings(config));
-        let topics = find_topics(broker.as_ref(), &topics).await?;
-        let floor = read_floor(&store, &topics, &reset.consumed_offsets(broker.as_ref()).await?).await?;
-        let ranges = reset.plan_ranges(broker.as_ref(), from, until, &floor).await?;
+        let topics = find_topics(broker.as_ref(), &wiring::instance_settings(config).state_topics()).await?;
+        let consumed = reset.consumed_offsets(broker.as_ref()).await?;
+        let meta = StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?;
+        let ranges = reset.plan_ranges(broker.as_ref(), from, until, &meta.replay_floor).await?;
         if ranges.is_empty() {
             return Ok((ranges, PipelineReport::default()));
         }
@@ -103,20 +96,6 @@ async fn replay(
     let (partitions, PipelineReport { contests, dead_letters, .. }) = Box::pin(done).await?;
     let messages = partitions.iter().map(|range| range.until - range.from).sum();
     Ok(ReplaySummary { messages, partitions, contests, dead_letters, seconds: started.elapsed().as_secs_f64() })
-}
-
-/// Returns the replay floor of the store, after checking that the store belongs to the group and to these topics.
-pub(super) async fn read_floor(
-    store: &Store,
-    topics: &[FoundTopic],
-    consumed: &ConsumedOffsets,
-) -> Result<ConsumedOffsets, MetaError> {
-    let meta = store.meta().await?.ok_or(MetaError::NamespaceLost)?;
-    check_not_rebuilding(&meta)?;
-    topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
-    let expected = instance::meta_expectations(store);
-    GroupStore { store: store.clone(), expected }.verify_covers(consumed).await?;
-    Ok(meta.replay_floor)
 }
 
 /// Runs an instance until the group has committed the ranges.

@@ -17,10 +17,9 @@ use super::super::{CliResult, Failure, opening, wiring};
 use crate::cli::output;
 use crate::{
     config::{Config, ConfigErrors},
-    instance::InstanceSettings,
     preflight::{CheckOutcome, Finding},
     record::ConsumedOffsets,
-    store::topics::FoundTopic,
+    store::topics::LogIdentity,
 };
 
 /// Longest wait for one answer of the store or the blob store; longer than the timeouts of their clients.
@@ -34,14 +33,17 @@ struct CheckReport {
 }
 
 impl CheckReport {
-    fn print(&mut self, finding: &Finding) -> io::Result<()> {
-        self.checked += usize::from(finding.outcome != CheckOutcome::Skipped);
-        self.failed += usize::from(finding.outcome == CheckOutcome::Failed);
+    fn print(&mut self, findings: impl IntoIterator<Item = Finding>) -> io::Result<()> {
         let mut out = output::stdout();
-        match self.json {
-            true => writeln!(out, "{}", serde_json::to_string(finding)?),
-            false => writeln!(out, "{finding}"),
+        for finding in findings {
+            self.checked += usize::from(finding.outcome != CheckOutcome::Skipped);
+            self.failed += usize::from(finding.outcome == CheckOutcome::Failed);
+            match self.json {
+                true => writeln!(out, "{}", serde_json::to_string(&finding)?)?,
+                false => writeln!(out, "{finding}")?,
+            }
         }
+        Ok(())
     }
 
     fn result(&self) -> CliResult {
@@ -54,12 +56,8 @@ impl CheckReport {
 
 /// State of the log and the group, which the store is compared with.
 struct LogState {
-    /// Number of partitions of the validated transactions.
-    partitions: u32,
-    /// Id from the first record of the chain log; `None`: the chain log is empty.
-    chain_id: Option<[u8; 32]>,
-    /// Topics whose events make the state.
-    topics: Vec<FoundTopic>,
+    /// Identity of the topics whose events make the state.
+    identity: LogIdentity,
     /// The group has committed at least one offset.
     has_commits: bool,
     /// Offsets that instances have committed.
@@ -81,17 +79,13 @@ pub(super) async fn check(loaded: Result<Config, ConfigErrors>, json: bool) -> C
     let (config, broker) = match prepared {
         Ok(prepared) => prepared,
         Err(failure) => {
-            report.print(&Finding::from_result("configuration", Err::<&str, _>(failure.message())))?;
+            report.print([Finding::failed("configuration", failure.message())])?;
             return Err(failure);
         }
     };
-    report.print(&Finding::from_problems(
-        "configuration",
-        "every setting is known and in range",
-        &[],
-        &config.warnings(),
-    ))?;
-    let settings: InstanceSettings = wiring::instance_settings(&config);
+    let message = "every setting is known and in range";
+    report.print([Finding::from_problems("configuration", message, &[], &config.warnings())])?;
+    let settings = wiring::instance_settings(&config);
     let log_state = log::check_log(&config, &settings, &broker, &mut report).await?;
     state::check_state(&config, &settings, log_state.as_ref(), &mut report).await?;
     report.result()

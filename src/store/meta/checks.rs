@@ -1,22 +1,14 @@
 //! Comparison of a meta record with the configuration and with the logs.
 
-use crate::{record::MetaRecord, store::Store, tx::Network};
+use crate::{
+    record::MetaRecord,
+    store::{Store, StoreSettings},
+};
 
 use super::MetaError;
 
 /// Version of the record layout that this program reads and writes.
 pub const LAYOUT_VERSION: u32 = 1;
-
-/// Properties that the configuration expects of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MetaExpectations {
-    /// Network whose transactions the store has.
-    pub network: Network,
-    /// Slots of a page.
-    pub utxo_batch_size: u32,
-    /// `block_height_retention` in blocks, the one setting that may change between starts.
-    pub retention: u32,
-}
 
 /// Verifies that the chain topic with this id ([`compute_chain_id`](super::compute_chain_id); `None`: no record at
 /// offset 0) is the one that the store was made from. A store without a chain id accepts every topic.
@@ -67,17 +59,17 @@ pub(super) fn check_rebuilder(meta: &MetaRecord, rebuilder: u64) -> Result<(), M
     if meta.rebuilder == Some(rebuilder) { Ok(()) } else { Err(MetaError::RebuildTakenOver) }
 }
 
-/// Compares a meta record with the configuration. The layout comes first: with another layout the other fields may have
-/// another meaning.
-pub(super) fn check_expectations(meta: &MetaRecord, expected: &MetaExpectations) -> Result<(), MetaError> {
+/// Compares a meta record with the settings of the store. The layout comes first: with another layout the other fields
+/// may have another meaning.
+pub(super) fn check_settings(meta: &MetaRecord, settings: &StoreSettings) -> Result<(), MetaError> {
     if meta.layout_version != LAYOUT_VERSION {
         return Err(MetaError::OtherLayout { store: meta.layout_version });
     }
-    if meta.network != expected.network.to_string() {
-        return Err(MetaError::OtherNetwork { store: meta.network.clone(), configured: expected.network });
+    if meta.network != settings.network.to_string() {
+        return Err(MetaError::OtherNetwork { store: meta.network.clone(), configured: settings.network });
     }
-    if meta.utxo_batch_size != expected.utxo_batch_size {
-        return Err(MetaError::OtherBatchSize { store: meta.utxo_batch_size, configured: expected.utxo_batch_size });
+    if meta.utxo_batch_size != settings.utxo_batch_size {
+        return Err(MetaError::OtherBatchSize { store: meta.utxo_batch_size, configured: settings.utxo_batch_size });
     }
     Ok(())
 }

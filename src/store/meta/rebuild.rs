@@ -7,8 +7,8 @@ use crate::{
 };
 
 use super::{
-    MetaError, MetaExpectations, StoreMeta,
-    checks::{check_blobs, check_expectations, check_rebuilder},
+    MetaError, StoreMeta,
+    checks::{check_blobs, check_rebuilder, check_settings},
 };
 
 /// An attempt to rebuild a set.
@@ -53,26 +53,22 @@ impl<'a> RebuildRecord<'a> {
     ///
     /// # Errors
     /// [`MetaError`]; the store is unchanged then.
-    pub async fn begin(
-        &self,
-        expected: MetaExpectations,
-        rebuild: RebuildAttempt,
-        store_id: [u8; 16],
-    ) -> Result<MetaRecord, MetaError> {
+    pub async fn begin(&self, rebuild: RebuildAttempt, store_id: [u8; 16]) -> Result<MetaRecord, MetaError> {
+        let settings = &self.meta.store.settings;
         let meta = match self.meta.store.meta().await? {
             // The logs may have been read since the last check.
             Some(_) if self.meta.has_records().await? => return Err(MetaError::StoreInUse),
             Some(meta) => meta,
-            None => self.meta.create(&expected, store_id, Some(&rebuild)).await?,
+            None => self.meta.create(store_id, Some(&rebuild)).await?,
         };
-        check_expectations(&meta, &expected)?;
+        check_settings(&meta, settings)?;
         check_blobs(&meta, self.meta.store)?;
         self.meta
             .change(|meta| match meta.rebuilding {
                 Some(_) => Ok(MetaRecord {
                     rebuilding: Some(Box::new(rebuild.rebuilding.clone())),
                     rebuilder: Some(rebuild.rebuilder),
-                    retention: expected.retention,
+                    retention: settings.rules.retention,
                     ..meta
                 }),
                 // An instance has begun to use the set, or another rebuild has ended.
@@ -86,21 +82,15 @@ impl<'a> RebuildRecord<'a> {
     ///
     /// # Errors
     /// [`MetaError`]; the store is unchanged then.
-    pub async fn resume(
-        &self,
-        expected: MetaExpectations,
-        nodes: &Incarnation,
-        rebuilder: u64,
-        log: &LogEnds,
-    ) -> Result<MetaRecord, MetaError> {
-        let meta = self.meta.read().await?;
-        check_expectations(&meta, &expected)?;
+    pub async fn resume(&self, nodes: &Incarnation, rebuilder: u64, log: &LogEnds) -> Result<MetaRecord, MetaError> {
+        let (meta, settings) = (self.meta.read().await?, &self.meta.store.settings);
+        check_settings(&meta, settings)?;
         check_blobs(&meta, self.meta.store)?;
         self.meta
             .change(|meta| match &meta.rebuilding {
                 Some(rebuilding) if rebuilding.nodes != nodes.0 => Err(MetaError::NodeRestarted),
                 Some(rebuilding) if rebuilding.log != *log => Err(MetaError::RebuildTakenOver),
-                Some(_) => Ok(MetaRecord { rebuilder: Some(rebuilder), retention: expected.retention, ..meta }),
+                Some(_) => Ok(MetaRecord { rebuilder: Some(rebuilder), retention: settings.rules.retention, ..meta }),
                 None => Err(MetaError::StoreInUse),
             })
             .await

@@ -2,23 +2,22 @@
 
 use super::{CheckReport, LogState};
 use crate::{
-    broker::{Broker, BrokerError, TopicPartition, kafka::KafkaBroker},
-    cli::{CliResult, Failure, topics},
+    broker::{
+        Broker, BrokerError, CommittedOffset, TopicPartition,
+        committed::{GroupPosition, read_positions},
+        kafka::KafkaBroker,
+    },
+    cli::{Failure, topics},
     config::Config,
     event::Topic,
-    instance::{
-        InstanceSettings,
-        checks::{check_decisions, read_chain_topic_id, store_topics},
-        frontier::Frontier,
-    },
+    instance::{InstanceSettings, frontier::Frontier, start::check_decisions},
     preflight::{
         CheckOutcome, Finding,
-        group::{CommittedPosition, describe_halts},
+        group::{describe_halts, position_problem},
         rights::{missing_group_rights, missing_topic_rights},
-        topics::{TopicCaution, TopicProblem, find_cautions, find_problems},
     },
     sequencer::{chain_group, state::ChainState},
-    store::topics::find_topics,
+    store::topics::LogIdentity,
 };
 
 /// Checks the log; `None`: too little could be read to compare a store with the log.
@@ -32,33 +31,29 @@ pub(super) async fn check_log(
         Ok(cluster) => {
             let id = cluster.id.as_deref().unwrap_or("without an id");
             let message = format!("cluster {id}, {}", cluster.brokers.join(", "));
-            report.print(&Finding::new("brokers", CheckOutcome::Ok, message))?;
+            report.print([Finding::new("brokers", CheckOutcome::Ok, message)])?;
         }
         Err(error) => {
             let reason = format!("{error} (kafka.brokers; kafka.security for logins and TLS)");
-            report.print(&Finding::from_result("brokers", Err::<&str, _>(reason)))?;
-            report.print(&Finding::new(
-                "topics, permissions and offsets",
-                CheckOutcome::Skipped,
-                "no broker answers",
-            ))?;
+            let rest = Finding::new("topics, permissions and offsets", CheckOutcome::Skipped, "no broker answers");
+            report.print([Finding::failed("brokers", reason), rest])?;
             return Ok(None);
         }
     }
     let existing = check_topics(config, broker, report).await?;
-    check_permissions(settings, broker, &existing, report).await?;
-    if !Topic::all().filter(|topic| topic.is_state_source()).all(|topic| existing.contains(&topic)) {
-        report.print(&Finding::new(
-            "offsets",
-            CheckOutcome::Skipped,
-            "one of their topics does not exist, or cannot be described",
-        ))?;
+    report.print([check_permissions(settings, broker, &existing).await])?;
+    if !settings.state_topics().iter().all(|(topic, _)| existing.contains(topic)) {
+        let reason = "one of their topics does not exist, or cannot be described";
+        report.print([Finding::new("offsets", CheckOutcome::Skipped, reason)])?;
         return Ok(None);
     }
-    match check_offsets(settings, broker, report).await {
-        Ok(log_state) => log_state,
+    match check_offsets(settings, broker).await {
+        Ok((findings, log_state)) => {
+            report.print(findings)?;
+            Ok(Some(log_state))
+        }
         Err(error) => {
-            report.print(&Finding::from_result(format!("group {}", settings.pipeline.group), Err::<&str, _>(error)))?;
+            report.print([Finding::failed(format!("group {}", settings.pipeline.group), error)])?;
             Ok(None)
         }
     }
@@ -67,39 +62,20 @@ pub(super) async fn check_log(
 /// Checks each topic, and returns the topics that exist.
 async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckReport) -> Result<Vec<Topic>, Failure> {
     let names = &config.kafka.topics;
-    let statuses = match topics::describe_topics(broker, names).await {
-        Ok(statuses) => statuses,
+    match topics::describe_topics(broker, names).await {
+        Ok(statuses) => {
+            report.print(statuses.iter().map(|status| status.finding(names.name(status.topic))))?;
+            Ok(statuses.iter().filter(|status| status.found.is_some()).map(|status| status.topic).collect())
+        }
         Err(error) => {
-            report.print(&Finding::from_result("topics", Err::<&str, _>(error)))?;
-            return Ok(Vec::new());
+            report.print([Finding::failed("topics", error)])?;
+            Ok(Vec::new())
         }
-    };
-    let mut existing = Vec::new();
-    for topics::TopicStatus { topic, found, unknown } in statuses {
-        let check = format!("topic {}", names.name(topic));
-        if let (None, Some(error)) = (&found, &unknown) {
-            report.print(&Finding::from_result(check, Err::<&str, _>(error)))?;
-            continue;
-        }
-        let problems: Vec<String> = find_problems(topic, found.as_ref()).iter().map(TopicProblem::to_string).collect();
-        existing.extend(found.is_some().then_some(topic));
-        let found = found.unwrap_or_default();
-        let mut cautions: Vec<String> = find_cautions(topic, &found).iter().map(TopicCaution::to_string).collect();
-        cautions.extend(unknown.filter(|_| topic.is_state_source()).map(|error| {
-            format!("whether the topic keeps every message is unknown ({error}): allow DescribeConfigs to this login")
-        }));
-        report.print(&Finding::from_problems(check, &found.to_string(), &problems, &cautions))?;
     }
-    Ok(existing)
 }
 
 /// Checks the permissions of the login on the existing topics and on both groups.
-async fn check_permissions(
-    settings: &InstanceSettings,
-    broker: &KafkaBroker,
-    existing: &[Topic],
-    report: &mut CheckReport,
-) -> CliResult {
+async fn check_permissions(settings: &InstanceSettings, broker: &KafkaBroker, existing: &[Topic]) -> Finding {
     const CHECK: &str = "permissions";
     let names: Vec<String> = existing.iter().map(|topic| settings.topic_name(*topic).to_owned()).collect();
     let groups = vec![settings.pipeline.group.clone(), chain_group(&settings.pipeline.group)];
@@ -111,7 +87,7 @@ async fn check_permissions(
         Ok(rights) => rights,
         Err(error) => {
             let message = format!("the cluster does not report the rights of this login ({error})");
-            return Ok(report.print(&Finding::new(CHECK, CheckOutcome::Skipped, message))?);
+            return Finding::new(CHECK, CheckOutcome::Skipped, message);
         }
     };
     let unknown = on_topics.iter().chain(&on_groups).filter(|rights| rights.is_none()).count();
@@ -129,89 +105,64 @@ async fn check_permissions(
     );
     let unknown =
         (unknown > 0).then(|| format!("the cluster does not report the rights on {unknown} topics or groups"));
-    Ok(report.print(&Finding::from_problems(CHECK, &message, &problems, unknown.as_slice()))?)
+    Finding::from_problems(CHECK, &message, &problems, unknown.as_slice())
 }
 
-/// Checks that the topics have the committed offsets of both groups, and the decisions of the chain. The outer error is
-/// an error of the brokers, the inner one an error of printing.
+/// Checks that the topics have the committed offsets of both groups, and the decisions of the chain.
 async fn check_offsets(
     settings: &InstanceSettings,
     broker: &KafkaBroker,
-    report: &mut CheckReport,
-) -> Result<Result<Option<LogState>, Failure>, BrokerError> {
+) -> Result<(Vec<Finding>, LogState), BrokerError> {
     let group = &settings.pipeline.group;
     let chain_group = chain_group(group);
     let frontier = Frontier::read(settings, broker).await?;
     let members = [broker.member_count(group).await?, broker.member_count(&chain_group).await?];
 
-    let validated = (0..frontier.validated.len() as i32).map(|number| {
-        let next = frontier.commits.iter().find(|(at, _)| *at == number).map(|(_, committed)| committed.offset);
-        (number, next)
-    });
-    let (mut problems, mut behind) = (Vec::new(), 0);
-    for (partition, next) in validated {
-        let position = read_position(broker, group, settings.topic_name(Topic::ValidatedTxs), partition, next).await?;
-        behind += position.offset_range.1.saturating_sub(next.unwrap_or(position.offset_range.0));
-        problems.extend(position.problem());
-    }
-    let next = frontier.chain_commit.as_ref().map(|committed| committed.offset);
-    let chain_position = read_position(broker, &chain_group, settings.topic_name(Topic::Chain), 0, next).await?;
-    let mut chain_problems: Vec<String> = chain_position.problem().into_iter().collect();
+    let validated = read_positions(broker, group, settings.topic_name(Topic::ValidatedTxs)).await?;
+    let problems: Vec<_> = validated.iter().filter_map(|position| position_problem(group, position)).collect();
+    let chain = read_positions(broker, &chain_group, settings.topic_name(Topic::Chain)).await?;
+    let mut chain_problems: Vec<_> =
+        chain.iter().filter_map(|position| position_problem(&chain_group, position)).collect();
     match read_chain_state(&frontier) {
         Err(problem) => chain_problems.push(problem),
-        Ok(state) => {
+        Ok(state) if frontier.chain_commit.is_some() => {
             let (block_mined, reorgs) = state.handled_offsets();
             let feeds =
                 [(Topic::BlockMined, block_mined), (Topic::Reorgs, reorgs), (Topic::Decisions, state.decisions_from)];
-            for (topic, next) in feeds.into_iter().filter(|_| next.is_some()) {
-                let position = read_position(broker, &chain_group, settings.topic_name(topic), 0, Some(next)).await?;
-                chain_problems.extend(position.problem());
+            for (topic, next) in feeds {
+                let at = TopicPartition { topic: settings.topic_name(topic).into(), partition: 0 };
+                let (low, high) = broker.watermarks(&at).await?;
+                let committed = Some(CommittedOffset { offset: next, metadata: String::new() });
+                let position = GroupPosition { at, low, high, committed };
+                chain_problems.extend(position_problem(&chain_group, &position));
             }
         }
+        Ok(_) => {}
     }
-    let decisions = check_decisions(settings, broker).await;
-    let chain_id = read_chain_topic_id(settings, broker).await?;
-    let topics = find_topics(broker, &store_topics(settings)).await?;
+    let decisions = check_decisions(settings, broker, &frontier).await;
+    let identity = LogIdentity::read(broker, &settings.state_topics()).await?;
+    let members = format!("members: {}; of {chain_group}: {}", members[0], members[1]);
+    let lag = |positions: &[GroupPosition]| positions.iter().map(GroupPosition::lag).sum::<u64>();
+    let validated_lag = format!("{} partitions, {} messages to read", validated.len(), lag(&validated));
+    let chain_lag = format!("{} messages to read", lag(&chain));
+    let halts = describe_halts(&frontier.commits);
+    let findings = vec![
+        Finding::new(format!("group {group}"), CheckOutcome::Ok, members),
+        Finding::from_problems("offsets of the validated transactions", &validated_lag, &problems, &[]),
+        Finding::from_problems("offsets of the chain", &chain_lag, &chain_problems, &[]),
+        Finding::from_problems("halts", "no partition is halted", &[], &halts),
+        Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain")),
+    ];
     let log_state = LogState {
-        partitions: frontier.validated.len() as u32,
-        chain_id,
-        topics,
+        identity,
         has_commits: frontier.has_commits(),
         resume: frontier.resume_offsets(),
         consumed: frontier.consumed,
     };
-    let print = || {
-        let message = format!("members: {}; of {chain_group}: {}", members[0], members[1]);
-        report.print(&Finding::new(format!("group {group}"), CheckOutcome::Ok, message))?;
-        let message = format!("{} partitions, {behind} messages to read", log_state.partitions);
-        report.print(&Finding::from_problems("offsets of the validated transactions", &message, &problems, &[]))?;
-        let message = format!("{} messages to read", chain_position.offset_range.1.saturating_sub(next.unwrap_or(0)));
-        report.print(&Finding::from_problems("offsets of the chain", &message, &chain_problems, &[]))?;
-        report.print(&Finding::from_problems(
-            "halts",
-            "no partition is halted",
-            &[],
-            &describe_halts(&frontier.commits),
-        ))?;
-        report
-            .print(&Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain")))?;
-        Ok(Some(log_state))
-    };
-    Ok(print())
+    Ok((findings, log_state))
 }
 
 fn read_chain_state(frontier: &Frontier) -> Result<ChainState, String> {
     let metadata = frontier.chain_commit.as_ref().map_or("", |committed| &committed.metadata);
     ChainState::from_metadata(metadata).map_err(|error| error.to_string())?.checked()
-}
-
-async fn read_position<'a>(
-    broker: &KafkaBroker,
-    group: &'a str,
-    topic: &'a str,
-    partition: i32,
-    next: Option<u64>,
-) -> Result<CommittedPosition<'a>, BrokerError> {
-    let offset_range = broker.watermarks(&TopicPartition { topic: topic.into(), partition }).await?;
-    Ok(CommittedPosition { group, topic, partition, next, offset_range })
 }

@@ -7,17 +7,15 @@ use crate::{
     blob::{BlobStore, BlobUrl, Intent},
     cli::{CliResult, opening, wiring},
     config::Config,
-    engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
-    event::Topic,
-    instance::{InstanceError, InstanceSettings, meta_expectations},
+    engine::{OpenError, StoreUrl, fjall::OpenFjallError},
+    instance::InstanceSettings,
     preflight::{CheckOutcome, Finding},
     record::MetaRecord,
     store::{
         Store,
-        meta::{MetaError, StoreMeta, check_chain_id, check_partition_count},
+        meta::{MetaError, StoreMeta},
         ownership::{verify_above_floor, verify_has_consumed},
         restart_detector::durability_lag,
-        topics::{has_topic_id, verify_topic_binding},
     },
     telemetry::Metrics,
 };
@@ -30,39 +28,36 @@ pub(super) async fn check_state(
     report: &mut CheckReport,
 ) -> CliResult {
     let metrics = Arc::new(Metrics::new());
-    let found = match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
-        Ok(engine) => {
-            let store = Store::new(engine, wiring::store_settings(config));
-            let checked = check_records(config, settings, log_state, &store, report).await;
+    let (findings, found) = match opening::open_existing_store(config).await {
+        Ok(Some(store)) => {
+            let checked = check_records(config, settings, log_state, &store).await;
             store.engine.close().await?;
-            checked?
+            checked
         }
-        Err(OpenError::Fjall(OpenFjallError::Missing(_))) => {
-            let none = StoreState { meta: None, is_known: true };
-            report.print(&match log_state {
-                Some(log_state) if log_state.has_commits => {
-                    Finding::from_result("store", Err::<&str, _>(MetaError::NamespaceLost))
-                }
+        Ok(None) => {
+            let finding = match log_state {
+                Some(log_state) if log_state.has_commits => Finding::failed("store", MetaError::NamespaceLost),
                 _ => Finding::new("store", CheckOutcome::Ok, "no store yet: the first start creates the store"),
-            })?;
-            none
+            };
+            (vec![finding], StoreState { meta: None, is_known: true })
         }
         Err(error) => {
             let remedy = match error {
                 OpenError::Fjall(OpenFjallError::InUse(_)) => "; read /health/ready of that process, or stop it first",
                 _ => "",
             };
-            report.print(&Finding::from_result("store", Err::<&str, _>(format!("{error} (store.url){remedy}"))))?;
-            StoreState { meta: None, is_known: false }
+            let reason = format!("{error} (store.url){remedy}");
+            (vec![Finding::failed("store", reason)], StoreState { meta: None, is_known: false })
         }
     };
-    report.print(&check_blobs(config, &found, &metrics).await)?;
+    report.print(findings)?;
+    report.print([check_blobs(config, &found, &metrics).await])?;
     let objects = match opening::open_objects(config, &metrics).await {
         Ok(None) => Finding::new("objects of large blocks", CheckOutcome::Skipped, "sequencer.objects_url is not set"),
         Ok(Some(_)) => Finding::new("objects of large blocks", CheckOutcome::Ok, "sequencer.objects_url can be opened"),
-        Err(failure) => Finding::from_result("objects of large blocks", Err::<&str, _>(failure.message())),
+        Err(failure) => Finding::failed("objects of large blocks", failure.message()),
     };
-    Ok(report.print(&objects)?)
+    Ok(report.print([objects])?)
 }
 
 /// Meta record of the store, as far as the store could be opened.
@@ -73,32 +68,28 @@ struct StoreState {
     is_known: bool,
 }
 
+/// Checks the records of the store. Without a usable meta record nothing is compared.
 async fn check_records(
     config: &Config,
     settings: &InstanceSettings,
     log_state: Option<&LogState>,
     store: &Store,
-    report: &mut CheckReport,
-) -> Result<StoreState, crate::cli::Failure> {
+) -> (Vec<Finding>, StoreState) {
     // A stand-in: the configured blob store is checked separately.
     let blobs = config.store.blob_url().ok().flatten().map(|_| BlobStore::memory());
     let store = store.clone().with_blobs(blobs);
-    let inspected = with_timeout(
-        StoreMeta::of(&store)
-            .inspect(meta_expectations(&store), log_state.is_some_and(|log_state| log_state.has_commits)),
-    )
-    .await;
-    let meta = match inspected {
-        Ok(meta) => meta,
-        Err(reason) => {
-            report.print(&Finding::from_result("store", Err::<&str, _>(reason)))?;
-            return Ok(StoreState { meta: None, is_known: false });
+    let group_has_offsets = log_state.is_some_and(|log_state| log_state.has_commits);
+    match with_timeout(StoreMeta::of(&store).inspect(group_has_offsets)).await {
+        Ok(meta) => {
+            let findings = vec![
+                describe_store(config, meta.as_ref()),
+                compare_with_log(log_state, meta.as_ref()),
+                check_durability(settings, &store).await,
+            ];
+            (findings, StoreState { meta, is_known: true })
         }
-    };
-    report.print(&describe_store(config, meta.as_ref()))?;
-    report.print(&compare_with_log(log_state, meta.as_ref()))?;
-    report.print(&check_durability(settings, &store).await)?;
-    Ok(StoreState { meta, is_known: true })
+        Err(reason) => (vec![Finding::failed("store", reason)], StoreState { meta: None, is_known: false }),
+    }
 }
 
 fn describe_store(config: &Config, meta: Option<&MetaRecord>) -> Finding {
@@ -129,33 +120,28 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
         (_, None) => return Finding::new(CHECK, CheckOutcome::Ok, "neither the group nor the store has read an event"),
         (Some(log_state), Some(meta)) => (log_state, meta),
     };
-    let mut results = vec![check_partition_count(meta, log_state.partitions)];
-    results.extend(log_state.topics.iter().map(|topic| verify_topic_binding(meta, topic)));
-    // Without a first record the check is possible only if the brokers report no topic id.
-    if log_state.chain_id.is_some() || !has_topic_id(&log_state.topics, Topic::Chain) {
-        results.push(check_chain_id(meta, log_state.chain_id));
-    }
+    let mut problems = log_state.identity.differences(meta);
     // Offsets of another topic mean nothing, and findings about them would mislead.
-    if results.iter().all(Result::is_ok) {
-        results.extend([
-            verify_has_consumed(meta, &log_state.consumed),
-            verify_above_floor(&meta.replay_floor, &log_state.resume),
-        ]);
+    if problems.is_empty() {
+        let results =
+            [verify_has_consumed(meta, &log_state.consumed), verify_above_floor(&meta.replay_floor, &log_state.resume)];
+        problems.extend(results.into_iter().filter_map(Result::err));
     }
-    let problems: Vec<String> = results.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+    let problems: Vec<String> = problems.iter().map(MetaError::to_string).collect();
     let message = "the store was made from this log, and has consumed the committed offsets";
     Finding::from_problems(CHECK, message, &problems, &[])
 }
 
 async fn check_durability(settings: &InstanceSettings, store: &Store) -> Finding {
     const CHECK: &str = "durability";
-    let loss_window = store.engine.loss_window();
-    let Some(lag) = durability_lag(store.engine.as_ref(), settings.durability_lag) else {
-        return Finding::from_result(CHECK, Err::<&str, _>(InstanceError::LagTooShort(loss_window)));
+    let lag = match durability_lag(store.engine.as_ref(), settings.durability_lag) {
+        Ok(lag) => lag,
+        Err(error) => return Finding::failed(CHECK, error),
     };
     if lag.is_zero() {
         return Finding::new(CHECK, CheckOutcome::Ok, "the store keeps every acknowledged write");
     }
+    let loss_window = store.engine.loss_window();
     let message = format!("offsets are committed {lag:?} later: acknowledged writes can be lost for {loss_window:?}");
     let nodes = with_timeout(store.engine.incarnation()).await;
     let unknown = |reason| format!("restarts of nodes cannot be detected, so no offset would be committed: {reason}");
@@ -199,9 +185,12 @@ fn is_absent(directory: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::{
+        event::Topic,
         record::{BoundTopic, ConsumedOffsets},
-        store::{meta::MetaExpectations, testing, topics::FoundTopic},
-        tx::Network,
+        store::{
+            testing,
+            topics::{FoundTopic, LogIdentity},
+        },
     };
 
     fn consumed(chain: u64, validated: u64) -> ConsumedOffsets {
@@ -210,8 +199,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_store_of_another_log_fails_with_every_difference() {
-        let expected = MetaExpectations { network: Network::Regtest, utxo_batch_size: 5, retention: 9 };
-        let made = StoreMeta::of(&testing::store(5)).open(expected, false, [1; 16]).await.unwrap();
+        let made = StoreMeta::of(&testing::store(5)).open(false, [1; 16]).await.unwrap();
         let meta = MetaRecord {
             partitions: Some(1),
             chain_id: Some([7; 32]),
@@ -220,17 +208,22 @@ mod tests {
             topics: [("utxo.reorgs".to_owned(), BoundTopic { id: Some([3; 16]), first: Default::default() })].into(),
             ..made
         };
-        let reorgs = |id: u8| FoundTopic {
-            topic: Topic::Reorgs,
-            name: "my.reorgs".into(),
-            id: Some([id; 16]),
-            partitions: 1,
+        let found = |topic: Topic, name: &str, id, partitions| FoundTopic {
+            topic,
+            name: name.into(),
+            id,
+            partitions,
             first: Default::default(),
         };
+        let identity = |partitions, chain_id: Option<u8>, reorgs: u8| LogIdentity {
+            topics: vec![
+                found(Topic::ValidatedTxs, "my.txs", None, partitions),
+                found(Topic::Reorgs, "my.reorgs", Some([reorgs; 16]), 1),
+            ],
+            chain_id: chain_id.map(|id| [id; 32]),
+        };
         let fits = || LogState {
-            partitions: 1,
-            chain_id: Some([7; 32]),
-            topics: vec![reorgs(3)],
+            identity: identity(1, Some(7), 3),
             has_commits: true,
             consumed: consumed(5, 50),
             resume: consumed(3, 30),
@@ -238,10 +231,13 @@ mod tests {
         let finding = |log_state| compare_with_log(Some(&log_state), Some(&meta)).to_string();
         assert!(finding(fits()).starts_with("ok "), "{}", finding(fits()));
         for (unfit, words) in [
-            (LogState { partitions: 2, ..fits() }, "has 2 partitions, the store was made from 1"),
-            (LogState { chain_id: Some([8; 32]), ..fits() }, "the chain topic was recreated"),
-            (LogState { chain_id: None, ..fits() }, "has id none"),
-            (LogState { topics: vec![reorgs(4)], ..fits() }, "`my.reorgs` is not the one that the store was made from"),
+            (LogState { identity: identity(2, Some(7), 3), ..fits() }, "has 2 partitions, the store was made from 1"),
+            (LogState { identity: identity(1, Some(8), 3), ..fits() }, "the chain topic was recreated"),
+            (LogState { identity: identity(1, None, 3), ..fits() }, "has id none"),
+            (
+                LogState { identity: identity(1, Some(7), 4), ..fits() },
+                "`my.reorgs` is not the one that the store was made from",
+            ),
             (LogState { consumed: consumed(6, 50), ..fits() }, "committed 6, the store has consumed 5"),
             (LogState { resume: consumed(3, 29), ..fits() }, "is to be read again from offset 29"),
         ] {
@@ -250,7 +246,7 @@ mod tests {
         }
         // With a recreated topic the findings name neither pruning nor offsets.
         let recreated =
-            LogState { topics: vec![reorgs(4)], resume: consumed(0, 0), consumed: consumed(9, 99), ..fits() };
+            LogState { identity: identity(1, Some(7), 4), resume: consumed(0, 0), consumed: consumed(9, 99), ..fits() };
         let finding = finding(recreated);
         let names_offsets = finding.contains("pruned") || finding.contains("consumed");
         assert!(!names_offsets && finding.contains("another group"), "{finding}");
