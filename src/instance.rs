@@ -32,7 +32,7 @@ use crate::{
     store::{
         Store,
         create::{Creator, CreatorIdentity},
-        ownership::{GroupStore, StoreOwnership},
+        ownership::StoreOwnership,
         restart_detector::RestartDetector,
     },
     telemetry::Metrics,
@@ -162,12 +162,11 @@ async fn report_outages(broker: &dyn Broker, topic: &str, health: &Health) -> In
 /// Returns once the store is behind the committed offsets of its group. The check covers every partition, whichever
 /// instance has it: one instance may have the validated transactions, and another, with another store, the chain.
 async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
-    let ownership = GroupStore { store: parts.store.clone() };
     loop {
         tokio::time::sleep(COVERAGE_CHECK_INTERVAL).await;
         // A failed request is repeated at the next check; the loops report the outage.
         let Ok(frontier) = Frontier::read(settings, parts.broker.as_ref()).await else { continue };
-        match ownership.verify_covers(&frontier.consumed).await {
+        match parts.store.verify_covers(&frontier.consumed).await {
             Err(error) if !error.may_be_retried() => return error.into(),
             _ => {}
         }
@@ -186,22 +185,12 @@ async fn run_loops(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     let stop = shutdown.child_token();
-    let pipeline = async {
-        let ended = Box::pin(pipeline.run(stop.clone())).await;
-        if ended.is_err() {
-            stop.cancel();
-        }
-        ended
-    };
+    let pipeline = cancel_on_error(&stop, Box::pin(pipeline.run(stop.clone())));
     let sequencer = async {
-        let ended = match sequencer {
-            Some(sequencer) => Box::pin(sequencer.run(stop.clone())).await,
+        match sequencer {
+            Some(sequencer) => cancel_on_error(&stop, Box::pin(sequencer.run(stop.clone()))).await,
             None => Ok(()),
-        };
-        if ended.is_err() {
-            stop.cancel();
         }
-        ended
     };
     let (report, chain) = tokio::join!(pipeline, sequencer);
     if let (Err(error), Err(_)) = (&report, &chain) {
@@ -210,6 +199,10 @@ async fn run_loops(
     }
     chain?;
     Ok(report?)
+}
+
+async fn cancel_on_error<T, E>(stop: &CancellationToken, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    work.await.inspect_err(|_| stop.cancel())
 }
 
 fn pipeline_services(
@@ -238,7 +231,7 @@ fn pipeline_services(
         modes,
         nodes: nodes.clone(),
         guard,
-        whole: Arc::new(GroupStore { store: parts.store.clone() }),
+        whole: Arc::new(parts.store.clone()),
         earlier_halts: parts.earlier_halts.clone(),
         clock: parts.clock.clone(),
         metrics: parts.metrics.clone(),
@@ -275,7 +268,7 @@ fn sequencer_parts(
         health: parts.health.clone(),
         nodes,
         guard,
-        ownership: Arc::new(GroupStore { store: parts.store.clone() }),
+        ownership: Arc::new(parts.store.clone()),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
         monitor: None,

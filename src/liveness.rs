@@ -56,7 +56,8 @@ struct Shared {
     clock: Clock,
     limits: LivenessLimits,
     next_id: AtomicU64,
-    loops: Mutex<BTreeMap<u64, Arc<LoopState>>>,
+    /// Loops that have a [`LoopMonitor`], and perhaps some that have ended.
+    loops: Mutex<Vec<Weak<MonitoredLoop>>>,
     /// Activities in the order of [`Workload::ALL`].
     activities: [Activity; 2],
 }
@@ -69,15 +70,18 @@ struct Activity {
 }
 
 #[derive(Debug)]
-struct LoopState {
+struct MonitoredLoop {
+    id: u64,
     name: String,
+    clock: Clock,
+    beat_interval: Option<Duration>,
     /// Steady milliseconds of the last beat; in the future while the loop is in an announced blocking call.
     beat_ms: AtomicU64,
     /// The wait that the loop has entered.
     waits_for: Mutex<Option<&'static str>>,
 }
 
-impl LoopState {
+impl MonitoredLoop {
     fn status(&self, since: Duration) -> LoopStatus {
         LoopStatus { name: self.name.clone(), waits_for: *self.waits_for(), since }
     }
@@ -90,27 +94,15 @@ impl LoopState {
 
 /// Monitors one loop from its creation until this value and all of its clones are dropped.
 #[derive(Debug, Clone)]
-pub struct LoopMonitor(Arc<Registration>);
-
-#[derive(Debug)]
-struct Registration {
-    id: u64,
-    state: Arc<LoopState>,
-    monitor: Weak<Shared>,
-    clock: Clock,
-    beat_interval: Option<Duration>,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if let Some(shared) = self.monitor.upgrade() {
-            shared.loops().remove(&self.id);
-        }
-    }
-}
+pub struct LoopMonitor(Arc<MonitoredLoop>);
 
 impl Shared {
-    fn loops(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<LoopState>>> {
+    /// Returns the loops that have not ended, in the order of their registration.
+    fn loops(&self) -> Vec<Arc<MonitoredLoop>> {
+        self.registered().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Vec<Weak<MonitoredLoop>>> {
         // An insertion or removal cannot be left half done by a panic.
         self.loops.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,19 +130,25 @@ impl LivenessMonitor {
     /// Returns each loop with the time since the loop's last beat.
     pub fn loops(&self) -> Vec<LoopStatus> {
         let now_ms = self.0.clock.steady_ms();
-        let since = |state: &LoopState| Duration::from_millis(now_ms.saturating_sub(state.beat_ms.load(Relaxed)));
-        self.0.loops().values().map(|state| state.status(since(state))).collect()
+        let since =
+            |monitored: &MonitoredLoop| Duration::from_millis(now_ms.saturating_sub(monitored.beat_ms.load(Relaxed)));
+        self.0.loops().iter().map(|monitored| monitored.status(since(monitored))).collect()
     }
 
     /// Starts to monitor a loop; logs and `/state` show the loop by `name`.
     pub fn watch_loop(&self, name: impl Into<String>) -> LoopMonitor {
-        let beat_ms = AtomicU64::new(self.0.clock.steady_ms());
-        let state = Arc::new(LoopState { name: name.into(), beat_ms, waits_for: Mutex::default() });
-        let id = self.0.next_id.fetch_add(1, Relaxed);
-        self.0.loops().insert(id, state.clone());
-        let beat_interval = self.0.limits.beat.map(|limit| limit / BEATS_PER_LIMIT);
-        let (monitor, clock) = (Arc::downgrade(&self.0), self.0.clock.clone());
-        LoopMonitor(Arc::new(Registration { id, state, monitor, clock, beat_interval }))
+        let monitored = Arc::new(MonitoredLoop {
+            id: self.0.next_id.fetch_add(1, Relaxed),
+            name: name.into(),
+            clock: self.0.clock.clone(),
+            beat_interval: self.0.limits.beat.map(|limit| limit / BEATS_PER_LIMIT),
+            beat_ms: AtomicU64::new(self.0.clock.steady_ms()),
+            waits_for: Mutex::default(),
+        });
+        let mut registered = self.0.registered();
+        registered.retain(|monitored| monitored.strong_count() > 0);
+        registered.push(Arc::downgrade(&monitored));
+        LoopMonitor(monitored)
     }
 
     /// Records progress of a workload: an answer of the store, an acknowledgement, a completed event. A wait that a
@@ -190,13 +188,13 @@ impl LivenessMonitor {
 impl LoopMonitor {
     /// Records that the loop has turned.
     pub fn beat(&self) {
-        self.0.state.beat_ms.store(self.0.clock.steady_ms(), Relaxed);
+        self.0.beat_ms.store(self.0.clock.steady_ms(), Relaxed);
     }
 
     /// Announces a call that blocks the thread for at most `bound`.
     pub fn announce_blocking(&self, bound: Duration) {
         let until_ms = self.0.clock.steady_ms().saturating_add(bound.as_millis() as u64);
-        self.0.state.beat_ms.store(until_ms, Relaxed);
+        self.0.beat_ms.store(until_ms, Relaxed);
     }
 
     /// Returns the instant by which an idle loop must wake for the next beat; a year from now if the watchdog is
@@ -210,7 +208,7 @@ impl LoopMonitor {
     pub async fn enter<T>(&self, waits_for: &'static str, work: impl Future<Output = T>) -> T {
         let Some(beat_interval) = self.0.beat_interval else { return work.await };
         let mut work = std::pin::pin!(work);
-        let _entered = Entered { monitor: self, before: self.0.state.waits_for().replace(waits_for) };
+        let _entered = Entered { monitor: self, before: self.0.waits_for().replace(waits_for) };
         loop {
             self.beat();
             // `work` is polled first: work that has ended costs no timer.
@@ -231,7 +229,7 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        *self.monitor.0.state.waits_for() = self.before;
+        *self.monitor.0.waits_for() = self.before;
         self.monitor.beat();
     }
 }
@@ -279,11 +277,11 @@ impl StallDetector {
         self.checked_at_ms = now_ms;
         let Some(limit) = self.monitor.0.limits.beat else { return Vec::new() };
         let loops = self.monitor.0.loops();
-        self.seen.retain(|id, _| loops.contains_key(id));
+        self.seen.retain(|id, _| loops.iter().any(|monitored| monitored.id == *id));
         let mut stalled = Vec::new();
-        for (id, state) in loops.iter() {
-            let beat_ms = state.beat_ms.load(Relaxed);
-            let (last_ms, since) = self.seen.entry(*id).or_insert((beat_ms, Duration::ZERO));
+        for monitored in loops {
+            let beat_ms = monitored.beat_ms.load(Relaxed);
+            let (last_ms, since) = self.seen.entry(monitored.id).or_insert((beat_ms, Duration::ZERO));
             // A beat in the future is a blocking call whose bound has not passed.
             if *last_ms != beat_ms || beat_ms >= now_ms {
                 (*last_ms, *since) = (beat_ms, Duration::ZERO);
@@ -291,7 +289,7 @@ impl StallDetector {
             }
             *since += passed;
             if *since >= limit {
-                stalled.push(state.status(*since));
+                stalled.push(monitored.status(*since));
             }
         }
         stalled

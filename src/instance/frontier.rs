@@ -37,11 +37,10 @@ use crate::{
 };
 
 /// The committed offsets of a group.
+#[derive(Default)]
 pub(crate) struct Frontier {
-    /// Committed offset by partition of the validated transactions; 0 without a commit.
-    pub(crate) validated: BTreeMap<i32, u64>,
-    /// Committed offset of the chain; 0 without a commit.
-    pub(crate) chain: u64,
+    /// Offsets at which the group resumes, committed by instances or operators; 0 without a commit.
+    pub(crate) resume: ConsumedOffsets,
     /// Offsets that instances committed (not operators): the store of the group has consumed them.
     pub(crate) consumed: ConsumedOffsets,
     /// Commits of the validated transactions with their metadata, by partition.
@@ -56,31 +55,28 @@ const READ_WAIT: Duration = Duration::from_millis(100);
 impl Frontier {
     pub(crate) async fn read(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
         let committed = read_committed(broker, &settings.pipeline.group, &settings.pipeline.topic).await?;
-        let (mut validated, mut consumed, mut commits) = (BTreeMap::new(), ConsumedOffsets::default(), Vec::new());
+        let (mut resume, mut consumed) = (ConsumedOffsets::default(), ConsumedOffsets::default());
+        let mut commits = Vec::new();
         for (TopicPartition { partition, .. }, committed) in committed {
-            validated.insert(partition, committed.as_ref().map_or(0, |committed| committed.offset));
+            let number = partition.unsigned_abs();
+            resume.validated.insert(number, committed.as_ref().map_or(0, |committed| committed.offset));
             let by_instance = committed.as_ref().and_then(committed_by_instance);
-            consumed.validated.extend(by_instance.map(|offset| (partition.unsigned_abs(), offset)));
+            consumed.validated.extend(by_instance.map(|offset| (number, offset)));
             commits.extend(committed.map(|committed| (partition, committed)));
         }
         let chain = [chain_of(settings)];
         let committed = broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
         let chain_commit = committed.into_iter().flatten().next();
-        let chain = chain_commit.as_ref().map_or(0, |committed| committed.offset);
+        resume.chain = chain_commit.as_ref().map_or(0, |committed| committed.offset);
         // A commit without metadata was made by an operator, who has chosen the offset.
-        consumed.chain = chain_commit.as_ref().filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| chain);
-        Ok(Frontier { validated, chain, consumed, commits, chain_commit })
+        consumed.chain =
+            chain_commit.as_ref().filter(|committed| !committed.metadata.is_empty()).map_or(0, |_| resume.chain);
+        Ok(Frontier { resume, consumed, commits, chain_commit })
     }
 
     /// Records the partitions that are halted already.
     pub(super) fn record_halts(&self, halts: &EarlierHalts) {
         halts.record_existing(self.commits.iter().map(|(number, committed)| (*number, committed)));
-    }
-
-    /// Returns the offsets at which the group resumes, committed by an instance or an operator.
-    pub(crate) fn resume_offsets(&self) -> ConsumedOffsets {
-        let validated = self.validated.iter().map(|(partition, offset)| (partition.unsigned_abs(), *offset));
-        ConsumedOffsets { chain: self.chain, validated: validated.collect() }
     }
 
     /// Returns the end offsets of a rebuild that begins now. Validated partitions are read last: an event is in the log
@@ -95,14 +91,14 @@ impl Frontier {
         };
         let decisions = end(decisions_of(settings)).await?;
         let mut ends = ConsumedOffsets { chain: end(chain_of(settings)).await?, ..ConsumedOffsets::default() };
-        for number in self.validated.keys() {
-            ends.validated.insert(number.unsigned_abs(), end(validated_of(settings, *number)).await?);
+        for number in offsets_by_number(&self.resume).into_keys() {
+            ends.validated.insert(number.unsigned_abs(), end(validated_of(settings, number)).await?);
         }
-        Ok(LogEnds { committed: self.resume_offsets(), ends, decisions })
+        Ok(LogEnds { committed: self.resume.clone(), ends, decisions })
     }
 
     pub(crate) fn has_commits(&self) -> bool {
-        self.chain > 0 || self.validated.values().any(|offset| *offset > 0)
+        self.resume.chain > 0 || self.resume.validated.values().any(|offset| *offset > 0)
     }
 }
 

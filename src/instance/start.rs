@@ -112,10 +112,10 @@ pub(super) async fn check_log(
     let (meta, log) = identify_log(settings, parts).await?;
     check_decisions(settings, parts.broker.as_ref(), frontier).await?;
     verify_has_consumed(&meta, &frontier.consumed)?;
-    if verify_above_floor(&meta.replay_floor, &frontier.resume_offsets()).is_err() {
+    if verify_above_floor(&meta.replay_floor, &frontier.resume).is_err() {
         // The store may have been pruned after the offsets were read. The group has committed more since then.
         let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
-        verify_above_floor(&meta.replay_floor, &frontier.resume_offsets())?;
+        verify_above_floor(&meta.replay_floor, &frontier.resume)?;
     }
     Ok(log)
 }

@@ -6,10 +6,7 @@ use crate::{
     broker::{BrokerError, NewTopic, kafka::DescribedTopic},
     config::Topics,
     event::Topic,
-    preflight::{
-        Finding,
-        times::{self, TimeLimit},
-    },
+    preflight::{Finding, times},
 };
 
 /// Settings for the creation of missing topics.
@@ -113,163 +110,78 @@ impl fmt::Display for ObservedTopic {
     }
 }
 
-/// A problem of a topic that must be repaired before an instance starts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TopicProblem {
-    /// The topic does not exist.
-    Missing,
-    /// A topic with one order has this number of partitions instead of one.
-    Partitions(i32),
-    /// Retention deletes messages of a topic that a rebuild reads from its beginning.
-    DeletesEvents {
-        /// Property of the topic that limits retention.
-        property: String,
-        /// Value of that property.
-        value: String,
-    },
-    /// Compaction would replace a dead letter by a later note on it, which has the same key.
-    Compacts {
-        /// Value of the property `cleanup.policy`.
-        policy: String,
-    },
-    /// Messages that the store produces are refused by their timestamps, unless all clocks agree.
-    TimeLimit(TimeLimit),
-    /// Partitions without a leader, which can be neither read nor written.
-    Leaderless(Vec<i32>),
-    /// Writes are refused: fewer replicas are in sync than required.
-    TooFewInSync {
-        /// Number of replicas in sync.
-        in_sync: usize,
-        /// Number of replicas that must be in sync.
-        least: usize,
-    },
-}
-
-impl fmt::Display for TopicProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TopicProblem::Missing => f.write_str("does not exist"),
-            TopicProblem::Partitions(count) => {
-                write!(f, "has {count} partitions: it is one order, so that it must have one partition")
-            }
-            TopicProblem::DeletesEvents { property, value } => {
-                let keeps = if property == CLEANUP { "delete" } else { "-1" };
-                write!(f, "has {property}={value}: a rebuild reads the whole topic, set {property}={keeps}")
-            }
-            TopicProblem::Compacts { policy } => write!(
-                f,
-                "has {CLEANUP}={policy}: a note on a dead letter has the same key and would replace it, set \
-                 {CLEANUP}=delete"
-            ),
-            TopicProblem::TimeLimit(limit) => {
-                write!(
-                    f,
-                    "{limit}: a delayed message, or a message of a wrong clock, would be refused, {}",
-                    limit.remedy()
-                )
-            }
-            TopicProblem::Leaderless(partitions) => {
-                write!(f, "has no leader for partitions {partitions:?}: bring their brokers back")
-            }
-            TopicProblem::TooFewInSync { in_sync, least } => {
-                write!(f, "takes no writes: {in_sync} of its copies are in sync, and {MIN_IN_SYNC}={least}")
-            }
-        }
-    }
-}
-
-/// Returns the problems of a topic; `None` for `found`: the topic does not exist.
-pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<TopicProblem> {
-    let Some(found) = found else { return vec![TopicProblem::Missing] };
+/// Describes the problems of a topic, which must be repaired before an instance starts; `None` for `found`: the topic
+/// does not exist.
+pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<String> {
+    let Some(found) = found else { return vec!["does not exist".to_owned()] };
     let mut problems = Vec::new();
     if topic.is_single_partition() && found.partitions != 1 {
-        problems.push(TopicProblem::Partitions(found.partitions));
+        let count = found.partitions;
+        problems.push(format!("has {count} partitions: it is one order, so that it must have one partition"));
     }
     let kept = [(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1"), (CLEANUP, "delete")];
     for (property, keeps) in kept.into_iter().filter(|_| topic.is_state_source()) {
         if let Some(value) = found.config.get(property).filter(|value| *value != keeps) {
-            problems.push(TopicProblem::DeletesEvents { property: property.to_owned(), value: value.clone() });
+            problems.push(format!("has {property}={value}: a rebuild reads the whole topic, set {property}={keeps}"));
         }
     }
     if topic == Topic::DeadLetters
         && let Some(policy) = found.config.get(CLEANUP).filter(|policy| *policy != "delete")
     {
-        problems.push(TopicProblem::Compacts { policy: policy.clone() });
+        problems.push(format!(
+            "has {CLEANUP}={policy}: a note on a dead letter has the same key and would replace it, set \
+             {CLEANUP}=delete"
+        ));
     }
-    problems.extend(times::find_narrow_limits(topic, &found.config).into_iter().map(TopicProblem::TimeLimit));
+    problems.extend(times::find_narrow_limits(topic, &found.config).into_iter().map(|limit| {
+        format!("{limit}: a delayed message, or a message of a wrong clock, would be refused, {}", limit.remedy())
+    }));
     if !found.leaderless.is_empty() {
-        problems.push(TopicProblem::Leaderless(found.leaderless.clone()));
+        problems.push(format!("has no leader for partitions {:?}: bring their brokers back", found.leaderless));
     }
     if let (Some((_, in_sync)), Some(least)) = (found.copies, found.min_in_sync())
         && in_sync < least
     {
-        problems.push(TopicProblem::TooFewInSync { in_sync, least });
+        problems.push(format!("takes no writes: {in_sync} of its copies are in sync, and {MIN_IN_SYNC}={least}"));
     }
     problems
 }
 
-/// A weakness of a topic that works: acknowledged messages could be lost.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TopicCaution {
-    /// Retention deletes dead letters before an operator has read them.
-    DeletesDeadLetters {
-        /// Property of the topic that limits retention.
-        property: &'static str,
-        /// Value of that property.
-        value: String,
-    },
-    /// Each partition has one replica.
-    OneCopy,
-    /// A single replica can acknowledge a write, although the topic has more.
-    OneInSync,
-    /// A replica that lacks acknowledged messages can become the leader.
-    UncleanElection,
-    /// Older events cannot be produced.
-    TimeLimit(TimeLimit),
-}
-
-impl fmt::Display for TopicCaution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TopicCaution::DeletesDeadLetters { property, value } => {
-                write!(f, "has {property}={value}: dead letters that nobody has read are deleted, set {property}=-1")
-            }
-            TopicCaution::TimeLimit(limit) => {
-                write!(f, "{limit}: an event with an older timestamp cannot be produced, {}", limit.remedy())
-            }
-            TopicCaution::OneCopy => f.write_str("has one copy: it goes with its broker's disk"),
-            TopicCaution::OneInSync => {
-                write!(f, "has {MIN_IN_SYNC}=1: a message that only one copy has is acknowledged, set {MIN_IN_SYNC}=2")
-            }
-            TopicCaution::UncleanElection => write!(
-                f,
-                "has {UNCLEAN_ELECTION}=true: a copy that lacks acknowledged messages may become the leader, set \
-                 {UNCLEAN_ELECTION}=false"
-            ),
+/// Describes the weaknesses of a topic that works: of a topic that a rebuild reads, or of the topic of dead letters,
+/// which operators read.
+pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<String> {
+    let mut cautions = Vec::new();
+    for property in [RETENTION_MS, RETENTION_BYTES].into_iter().filter(|_| topic == Topic::DeadLetters) {
+        if let Some(value) = found.config.get(property).filter(|value| *value != "-1") {
+            cautions.push(format!(
+                "has {property}={value}: dead letters that nobody has read are deleted, set {property}=-1"
+            ));
         }
     }
-}
-
-/// Returns the weaknesses of a topic that a rebuild reads, or of the topic of dead letters, which operators read.
-pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<TopicCaution> {
-    let is_kept = topic.is_state_source() || topic == Topic::DeadLetters;
-    let copies = found.copies.map(|(copies, _)| copies).filter(|_| is_kept);
-    let many = copies.is_some_and(|copies| copies > 1);
     let is = |property: &str, value: &str| found.config.get(property).is_some_and(|found| found == value);
-    let bounds = [RETENTION_MS, RETENTION_BYTES].into_iter().filter(|_| topic == Topic::DeadLetters);
-    let deletes = bounds.filter_map(|property| {
-        let value = found.config.get(property).filter(|value| *value != "-1")?.clone();
-        Some(TopicCaution::DeletesDeadLetters { property, value })
-    });
-    let loses = [
-        (copies == Some(1), TopicCaution::OneCopy),
-        (many && is(MIN_IN_SYNC, "1"), TopicCaution::OneInSync),
-        (many && is(UNCLEAN_ELECTION, "true"), TopicCaution::UncleanElection),
-    ]
-    .into_iter()
-    .filter_map(|(holds, caution)| holds.then_some(caution));
-    let times = times::find_age_limits(topic, &found.config).into_iter().map(TopicCaution::TimeLimit);
-    deletes.chain(loses).chain(times).collect()
+    match found.copies.filter(|_| topic.is_state_source() || topic == Topic::DeadLetters) {
+        None | Some((0, _)) => {}
+        Some((1, _)) => cautions.push("has one copy: it goes with its broker's disk".to_owned()),
+        Some(_) => {
+            if is(MIN_IN_SYNC, "1") {
+                cautions.push(format!(
+                    "has {MIN_IN_SYNC}=1: a message that only one copy has is acknowledged, set {MIN_IN_SYNC}=2"
+                ));
+            }
+            if is(UNCLEAN_ELECTION, "true") {
+                cautions.push(format!(
+                    "has {UNCLEAN_ELECTION}=true: a copy that lacks acknowledged messages may become the leader, set \
+                     {UNCLEAN_ELECTION}=false"
+                ));
+            }
+        }
+    }
+    cautions.extend(
+        times::find_age_limits(topic, &found.config)
+            .into_iter()
+            .map(|limit| format!("{limit}: an event with an older timestamp cannot be produced, {}", limit.remedy())),
+    );
+    cautions
 }
 
 /// Existence and configuration of one topic, as the brokers answer.
@@ -286,13 +198,12 @@ pub struct TopicStatus {
 impl TopicStatus {
     /// Describes the problems, which must be repaired before an instance starts.
     pub fn problems(&self) -> Vec<String> {
-        find_problems(self.topic, self.found.as_ref()).iter().map(TopicProblem::to_string).collect()
+        find_problems(self.topic, self.found.as_ref())
     }
 
     /// Describes the weaknesses of a topic that works.
     pub fn cautions(&self) -> Vec<String> {
-        let cautions = self.found.iter().flat_map(|found| find_cautions(self.topic, found));
-        cautions.map(|caution| caution.to_string()).collect()
+        self.found.iter().flat_map(|found| find_cautions(self.topic, found)).collect()
     }
 
     /// Returns the finding on this topic of this name.
@@ -328,8 +239,8 @@ mod tests {
             let config = new.config.iter().cloned().collect();
             let found =
                 ObservedTopic { copies: Some((3, 3)), config, ..ObservedTopic::with_partition_count(new.partitions) };
-            assert_eq!(find_problems(topic, Some(&found)), [], "{}", new.name);
-            assert_eq!(find_cautions(topic, &found), [], "{}", new.name);
+            assert_eq!(find_problems(topic, Some(&found)), [""; 0], "{}", new.name);
+            assert_eq!(find_cautions(topic, &found), [""; 0], "{}", new.name);
             assert_eq!(found.config["min.insync.replicas"], "2");
             let kept = if topic == Topic::Outcomes { "7" } else { "-1" };
             assert_eq!(found.config[RETENTION_MS], kept, "{}", new.name);
@@ -355,11 +266,9 @@ mod tests {
     #[test]
     fn retention_compaction_and_wrong_partition_counts_are_problems() {
         let described = |topic, partitions, config: &[(&str, &str)]| {
-            let described: Vec<String> =
-                find_problems(topic, Some(&found(partitions, config))).iter().map(TopicProblem::to_string).collect();
-            described.join("; ")
+            find_problems(topic, Some(&found(partitions, config))).join("; ")
         };
-        assert_eq!(find_problems(Topic::Chain, None), [TopicProblem::Missing]);
+        assert_eq!(find_problems(Topic::Chain, None), ["does not exist"]);
         assert_eq!(
             described(Topic::Chain, 3, &[]),
             "has 3 partitions: it is one order, so that it must have one partition"
@@ -382,11 +291,7 @@ mod tests {
 
     #[test]
     fn missing_replicas_and_missing_leaders_are_problems() {
-        let described = |found: &ObservedTopic| {
-            let described: Vec<String> =
-                find_problems(Topic::Outcomes, Some(found)).iter().map(TopicProblem::to_string).collect();
-            described.join("; ")
-        };
+        let described = |found: &ObservedTopic| find_problems(Topic::Outcomes, Some(found)).join("; ");
         assert_eq!(described(&copied(3, 2, &[(MIN_IN_SYNC, "2")])), "");
         let few = described(&copied(3, 1, &[(MIN_IN_SYNC, "2")]));
         assert!(few.starts_with("takes no writes: 1 of its copies") && few.ends_with("replicas=2"), "{few}");
@@ -396,11 +301,7 @@ mod tests {
 
     #[test]
     fn retention_of_dead_letters_is_a_caution() {
-        let described = |topic, config: &[(&str, &str)]| {
-            let described: Vec<String> =
-                find_cautions(topic, &found(1, config)).iter().map(TopicCaution::to_string).collect();
-            described.join("; ")
-        };
+        let described = |topic, config: &[(&str, &str)]| find_cautions(topic, &found(1, config)).join("; ");
         let deletes = [(RETENTION_MS, "604800000"), (RETENTION_BYTES, "1000")];
         let cautioned = described(Topic::DeadLetters, &deletes);
         assert!(cautioned.contains("retention.ms=604800000") && cautioned.contains("set retention.bytes=-1"));
@@ -410,20 +311,24 @@ mod tests {
 
     #[test]
     fn weak_replication_is_a_caution_for_topics_with_unlimited_retention() {
-        use TopicCaution::{OneCopy, OneInSync, UncleanElection};
         let careless = [(MIN_IN_SYNC, "1"), (UNCLEAN_ELECTION, "true")];
         let careful = [(MIN_IN_SYNC, "2"), (UNCLEAN_ELECTION, "false")];
+        let one_copy = "has one copy: it goes with its broker's disk";
+        let one_in_sync = "has min.insync.replicas=1: a message that only one copy has is acknowledged, set \
+                           min.insync.replicas=2";
+        let unclean = "has unclean.leader.election.enable=true: a copy that lacks acknowledged messages may become the \
+                       leader, set unclean.leader.election.enable=false";
         for (copies, config, expected) in
-            [(1, &careless, vec![OneCopy]), (3, &careless, vec![OneInSync, UncleanElection]), (3, &careful, vec![])]
+            [(1, &careless, vec![one_copy]), (3, &careless, vec![one_in_sync, unclean]), (3, &careful, vec![])]
         {
             let found = copied(copies, copies, config);
             assert_eq!(find_cautions(Topic::Chain, &found), expected);
             assert_eq!(find_cautions(Topic::DeadLetters, &found), expected);
-            assert_eq!(find_cautions(Topic::Outcomes, &found), []);
+            assert_eq!(find_cautions(Topic::Outcomes, &found), [""; 0]);
         }
         assert_eq!(
             find_cautions(Topic::Chain, &ObservedTopic::with_partition_count(1)),
-            [],
+            [""; 0],
             "the number of copies is unknown"
         );
     }

@@ -43,17 +43,11 @@ pub trait StoreOwnership: Send + Sync {
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError>;
 }
 
-/// The store of a consumer group.
-pub struct GroupStore {
-    /// Handle of the store.
-    pub store: Store,
-}
-
 #[async_trait::async_trait]
-impl StoreOwnership for GroupStore {
+impl StoreOwnership for Store {
     async fn verify_intact(&self) -> Result<(), MetaError> {
         // The store exists, so that the id for a new store is not used.
-        StoreMeta::of(&self.store).open(true, [0; 16]).await.map(drop)
+        StoreMeta::of(self).open(true, [0; 16]).await.map(drop)
     }
 
     async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -61,15 +55,15 @@ impl StoreOwnership for GroupStore {
             meta.consumed.raise(consumed);
             Ok(meta)
         };
-        StoreMeta::of(&self.store).change(raise).await.map(drop)
+        StoreMeta::of(self).change(raise).await.map(drop)
     }
 
     async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError> {
-        StoreMeta::of(&self.store).bind_chain(Some(chain_id)).await.map(drop)
+        StoreMeta::of(self).bind_chain(Some(chain_id)).await.map(drop)
     }
 
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError> {
-        let meta = self.store.meta().await?.ok_or(MetaError::NamespaceLost)?;
+        let meta = self.meta().await?.ok_or(MetaError::NamespaceLost)?;
         verify_has_consumed(&meta, committed)
     }
 }
@@ -98,7 +92,10 @@ impl StoreMeta<'_> {
 /// # Errors
 /// [`MetaError::StoreBehindGroup`]
 pub fn verify_has_consumed(meta: &MetaRecord, committed: &ConsumedOffsets) -> Result<(), MetaError> {
-    find_behind(&meta.consumed, committed).map_or(Ok(()), Err)
+    match find_lower(&meta.consumed, committed) {
+        Some((what, consumed, committed)) => Err(MetaError::StoreBehindGroup { what, committed, consumed }),
+        None => Ok(()),
+    }
 }
 
 /// Verifies that a group that continues at `from` reads no event below the replay floor, whose records may be pruned.
@@ -107,33 +104,20 @@ pub fn verify_has_consumed(meta: &MetaRecord, committed: &ConsumedOffsets) -> Re
 /// # Errors
 /// [`MetaError::BelowFloor`]
 pub fn verify_above_floor(floor: &ConsumedOffsets, from: &ConsumedOffsets) -> Result<(), MetaError> {
-    find_below_floor(floor, from).map_or(Ok(()), Err)
+    match find_lower(from, floor) {
+        Some((what, from, floor)) => Err(MetaError::BelowFloor { what, from, floor }),
+        None => Ok(()),
+    }
 }
 
-fn describe_partition(partition: u32) -> String {
-    format!("partition {partition} of the validated transactions")
-}
-
-/// The first partition, or the chain, that would be read from below the replay floor.
-fn find_below_floor(floor: &ConsumedOffsets, from: &ConsumedOffsets) -> Option<MetaError> {
-    let validated = floor.validated.iter().map(|(partition, floor)| {
-        let from = from.validated.get(partition).copied().unwrap_or(0);
-        (describe_partition(*partition), from, *floor)
+/// Returns the first partition, or the chain, with an offset below the one in `least`: its name and both offsets.
+fn find_lower(offsets: &ConsumedOffsets, least: &ConsumedOffsets) -> Option<(String, u64, u64)> {
+    let validated = least.validated.iter().map(|(partition, least)| {
+        let offset = offsets.validated.get(partition).copied().unwrap_or(0);
+        (format!("partition {partition} of the validated transactions"), offset, *least)
     });
-    let chain = ("the chain".to_owned(), from.chain, floor.chain);
-    let (what, from, floor) = validated.chain([chain]).find(|(_, from, floor)| from < floor)?;
-    Some(MetaError::BelowFloor { what, from, floor })
-}
-
-/// The first partition, or the chain, of which the store has consumed less than the group has committed.
-fn find_behind(consumed: &ConsumedOffsets, committed: &ConsumedOffsets) -> Option<MetaError> {
-    let validated = committed.validated.iter().map(|(partition, offset)| {
-        let here = consumed.validated.get(partition).copied().unwrap_or(0);
-        (describe_partition(*partition), *offset, here)
-    });
-    let chain = ("the chain".to_owned(), committed.chain, consumed.chain);
-    let (what, committed, consumed) = validated.chain([chain]).find(|(_, there, here)| there > here)?;
-    Some(MetaError::StoreBehindGroup { what, committed, consumed })
+    let chain = ("the chain".to_owned(), offsets.chain, least.chain);
+    validated.chain([chain]).find(|(_, offset, least)| offset < least)
 }
 
 /// A store whose consumed offsets are not recorded, for benches and unit tests.
@@ -167,10 +151,10 @@ mod tests {
         ConsumedOffsets { chain, validated: validated.into_iter().collect() }
     }
 
-    async fn new() -> GroupStore {
+    async fn new() -> Store {
         let store = store(5);
         StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
-        GroupStore { store }
+        store
     }
 
     #[tokio::test]
@@ -178,7 +162,7 @@ mod tests {
         let store = new().await;
         store.record_consumed(&consumed(7, [(0, 5), (2, 9)])).await.unwrap();
         store.record_consumed(&consumed(3, [(0, 6), (2, 4), (1, 1)])).await.unwrap();
-        let meta = store.store.meta().await.unwrap().unwrap();
+        let meta = store.meta().await.unwrap().unwrap();
         assert_eq!(meta.consumed, consumed(7, [(0, 6), (1, 1), (2, 9)]));
     }
 
@@ -206,12 +190,12 @@ mod tests {
     async fn a_group_below_the_replay_floor_is_refused() {
         let store = new().await;
         let may_go_on = async |from| {
-            let meta = StoreMeta::of(&store.store).verify_made_from(&[], &ConsumedOffsets::default()).await.unwrap();
+            let meta = StoreMeta::of(&store).verify_made_from(&[], &ConsumedOffsets::default()).await.unwrap();
             verify_above_floor(&meta.replay_floor, &from)
         };
         may_go_on(consumed(0, [])).await.unwrap();
-        StoreMeta::of(&store.store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
-        StoreMeta::of(&store.store).begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
+        StoreMeta::of(&store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
+        StoreMeta::of(&store).begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
         may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
         for (from, words) in [
             (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),
@@ -225,15 +209,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_lost_meta_record_is_not_created_again() {
-        let store = GroupStore { store: store(5) };
+        let store = store(5);
         assert!(matches!(store.verify_intact().await, Err(MetaError::NamespaceLost)));
         let none = ConsumedOffsets::default();
         assert!(matches!(store.verify_covers(&none).await, Err(MetaError::NamespaceLost)));
-        assert!(matches!(
-            StoreMeta::of(&store.store).verify_made_from(&[], &none).await,
-            Err(MetaError::NamespaceLost)
-        ));
+        assert!(matches!(StoreMeta::of(&store).verify_made_from(&[], &none).await, Err(MetaError::NamespaceLost)));
         assert!(matches!(store.record_consumed(&consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
-        assert_eq!(store.store.meta().await.unwrap(), None);
+        assert_eq!(store.meta().await.unwrap(), None);
     }
 }

@@ -72,10 +72,7 @@ mod tests {
     use crate::{
         engine::memory::MemoryEngine,
         record::Rules,
-        store::{
-            ownership::{GroupStore, StoreOwnership},
-            testing::store,
-        },
+        store::{ownership::StoreOwnership, testing::store},
     };
 
     fn in_parts() -> (Arc<MemoryEngine>, Store) {
@@ -96,7 +93,7 @@ mod tests {
     async fn a_missing_or_foreign_sentinel_is_a_lost_part() {
         for record in [None, Some(Record::Sentinel([9; 16]))] {
             let (engine, store) = with_sentinels().await;
-            let group = GroupStore { store: store.clone() };
+            let group = store.clone();
             group.verify_intact().await.unwrap();
             engine.put(Key::Sentinel(7), record.clone());
             engine.put(Key::Sentinel(255), record);

@@ -17,8 +17,8 @@ use super::super::{CliResult, Failure, opening, wiring};
 use crate::cli::output;
 use crate::{
     config::{Config, ConfigErrors},
+    instance::frontier::Frontier,
     preflight::{CheckOutcome, Finding},
-    record::ConsumedOffsets,
     store::topics::LogIdentity,
 };
 
@@ -58,12 +58,8 @@ impl CheckReport {
 struct LogState {
     /// Identity of the topics whose events make the state.
     identity: LogIdentity,
-    /// The group has committed at least one offset.
-    has_commits: bool,
-    /// Offsets that instances have committed.
-    consumed: ConsumedOffsets,
-    /// Offsets at which the group continues, committed by instances or set by an operator.
-    resume: ConsumedOffsets,
+    /// Committed offsets of the group.
+    frontier: Frontier,
 }
 
 /// Runs all checks and prints their findings.

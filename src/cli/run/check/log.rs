@@ -153,13 +153,7 @@ async fn check_offsets(
         Finding::from_problems("halts", "no partition is halted", &[], &halts),
         Finding::from_result("decisions", decisions.map(|()| "the decisions were made on this chain")),
     ];
-    let log_state = LogState {
-        identity,
-        has_commits: frontier.has_commits(),
-        resume: frontier.resume_offsets(),
-        consumed: frontier.consumed,
-    };
-    Ok((findings, log_state))
+    Ok((findings, LogState { identity, frontier }))
 }
 
 fn read_chain_state(frontier: &Frontier) -> Result<ChainState, String> {

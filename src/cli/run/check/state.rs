@@ -36,7 +36,9 @@ pub(super) async fn check_state(
         }
         Ok(None) => {
             let finding = match log_state {
-                Some(log_state) if log_state.has_commits => Finding::failed("store", MetaError::NamespaceLost),
+                Some(log_state) if log_state.frontier.has_commits() => {
+                    Finding::failed("store", MetaError::NamespaceLost)
+                }
                 _ => Finding::new("store", CheckOutcome::Ok, "no store yet: the first start creates the store"),
             };
             (vec![finding], StoreState { meta: None, is_known: true })
@@ -78,7 +80,7 @@ async fn check_records(
     // A stand-in: the configured blob store is checked separately.
     let blobs = config.store.blob_url().ok().flatten().map(|_| BlobStore::memory());
     let store = store.clone().with_blobs(blobs);
-    let group_has_offsets = log_state.is_some_and(|log_state| log_state.has_commits);
+    let group_has_offsets = log_state.is_some_and(|log_state| log_state.frontier.has_commits());
     match with_timeout(StoreMeta::of(&store).inspect(group_has_offsets)).await {
         Ok(meta) => {
             let findings = vec![
@@ -123,8 +125,10 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
     let mut problems = log_state.identity.differences(meta);
     // Offsets of another topic mean nothing, and findings about them would mislead.
     if problems.is_empty() {
-        let results =
-            [verify_has_consumed(meta, &log_state.consumed), verify_above_floor(&meta.replay_floor, &log_state.resume)];
+        let results = [
+            verify_has_consumed(meta, &log_state.frontier.consumed),
+            verify_above_floor(&meta.replay_floor, &log_state.frontier.resume),
+        ];
         problems.extend(results.into_iter().filter_map(Result::err));
     }
     let problems: Vec<String> = problems.iter().map(MetaError::to_string).collect();
@@ -186,6 +190,7 @@ mod tests {
     use super::*;
     use crate::{
         event::Topic,
+        instance::frontier::Frontier,
         record::{BoundTopic, ConsumedOffsets},
         store::{
             testing,
@@ -222,12 +227,9 @@ mod tests {
             ],
             chain_id: chain_id.map(|id| [id; 32]),
         };
-        let fits = || LogState {
-            identity: identity(1, Some(7), 3),
-            has_commits: true,
-            consumed: consumed(5, 50),
-            resume: consumed(3, 30),
-        };
+        let frontier = |consumed, resume| Frontier { consumed, resume, ..Frontier::default() };
+        let fits =
+            || LogState { identity: identity(1, Some(7), 3), frontier: frontier(consumed(5, 50), consumed(3, 30)) };
         let finding = |log_state| compare_with_log(Some(&log_state), Some(&meta)).to_string();
         assert!(finding(fits()).starts_with("ok "), "{}", finding(fits()));
         for (unfit, words) in [
@@ -238,15 +240,21 @@ mod tests {
                 LogState { identity: identity(1, Some(7), 4), ..fits() },
                 "`my.reorgs` is not the one that the store was made from",
             ),
-            (LogState { consumed: consumed(6, 50), ..fits() }, "committed 6, the store has consumed 5"),
-            (LogState { resume: consumed(3, 29), ..fits() }, "is to be read again from offset 29"),
+            (
+                LogState { frontier: frontier(consumed(6, 50), consumed(3, 30)), ..fits() },
+                "committed 6, the store has consumed 5",
+            ),
+            (
+                LogState { frontier: frontier(consumed(5, 50), consumed(3, 29)), ..fits() },
+                "is to be read again from offset 29",
+            ),
         ] {
             let finding = finding(unfit);
             assert!(finding.starts_with("FAILED ") && finding.contains(words), "{finding}");
         }
         // With a recreated topic the findings name neither pruning nor offsets.
         let recreated =
-            LogState { identity: identity(1, Some(7), 4), resume: consumed(0, 0), consumed: consumed(9, 99), ..fits() };
+            LogState { identity: identity(1, Some(7), 4), frontier: frontier(consumed(9, 99), consumed(0, 0)) };
         let finding = finding(recreated);
         let names_offsets = finding.contains("pruned") || finding.contains("consumed");
         assert!(!names_offsets && finding.contains("another group"), "{finding}");
