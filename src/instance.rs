@@ -15,7 +15,7 @@ use frontier::Frontier;
 pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
 
 use crate::{
-    broker::{Broker, Outage, Producer, identity::TopicGuard},
+    broker::{Broker, Outage, Producer, TopicPartition, identity::TopicGuard},
     clock::Clock,
     event::Topic,
     group::earlier_halts::EarlierHalts,
@@ -65,6 +65,10 @@ impl InstanceSettings {
             Topic::Outcomes => &self.topics.outcomes,
             Topic::DeadLetters => &self.topics.dead_letters,
         }
+    }
+
+    pub(crate) fn partition(&self, topic: Topic, partition: i32) -> TopicPartition {
+        TopicPartition { topic: self.topic_name(topic).into(), partition }
     }
 
     /// Returns the topics that are the source of the state, with their names. A store is bound to these topics.

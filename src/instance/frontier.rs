@@ -24,7 +24,7 @@ use crate::{
         committed::read_committed,
         retry::{read_or_reopen, until_answered},
     },
-    event::{CommandResult, DecisionBody, Event, SubtreeTransactions},
+    event::{CommandResult, DecisionBody, Event, SubtreeTransactions, Topic},
     group::{earlier_halts::EarlierHalts, partition::committed_by_instance},
     prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{ConsumedOffsets, LogEnds, Reason},
@@ -64,7 +64,7 @@ impl Frontier {
             consumed.validated.extend(by_instance.map(|offset| (number, offset)));
             commits.extend(committed.map(|committed| (partition, committed)));
         }
-        let chain = [chain_of(settings)];
+        let chain = [settings.partition(Topic::Chain, 0)];
         let committed = broker.committed(&chain_group(&settings.pipeline.group), &chain).await?;
         let chain_commit = committed.into_iter().flatten().next();
         resume.chain = chain_commit.as_ref().map_or(0, |committed| committed.offset);
@@ -89,10 +89,11 @@ impl Frontier {
         let end = async |partition: TopicPartition| {
             until_answered(|| broker.watermarks(&partition)).await.map(|(_, high)| high)
         };
-        let decisions = end(decisions_of(settings)).await?;
-        let mut ends = ConsumedOffsets { chain: end(chain_of(settings)).await?, ..ConsumedOffsets::default() };
+        let decisions = end(settings.partition(Topic::Decisions, 0)).await?;
+        let mut ends =
+            ConsumedOffsets { chain: end(settings.partition(Topic::Chain, 0)).await?, ..ConsumedOffsets::default() };
         for number in offsets_by_number(&self.resume).into_keys() {
-            ends.validated.insert(number.unsigned_abs(), end(validated_of(settings, number)).await?);
+            ends.validated.insert(number.unsigned_abs(), end(settings.partition(Topic::ValidatedTxs, number)).await?);
         }
         Ok(LogEnds { committed: self.resume.clone(), ends, decisions })
     }
@@ -123,7 +124,7 @@ pub(super) async fn plan_rebuild(
         drop(decided);
         let mut objects = Vec::new();
         let each = |message: Message| collect_named(&message, &commands, &mut roots, &mut objects);
-        read_range(parts.broker.as_ref(), &chain_of(settings), 0, chain, each).await?;
+        read_range(parts.broker.as_ref(), &settings.partition(Topic::Chain, 0), 0, chain, each).await?;
         collect_from_objects(parts, objects, &mut roots).await?;
         rebuild = raise_frontier(rebuild, roots, &ends, settings, parts).await?;
     }
@@ -153,7 +154,7 @@ impl DecidedChain {
     async fn read(log: &LogEnds, settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, InstanceError> {
         let mut table = DecisionTable::default();
         let mut absorbed = Ok(());
-        read_range(broker, &decisions_of(settings), 0, log.decisions, |message| {
+        read_range(broker, &settings.partition(Topic::Decisions, 0), 0, log.decisions, |message| {
             if absorbed.is_ok() {
                 absorbed = table.absorb(&message);
             }
@@ -162,12 +163,18 @@ impl DecidedChain {
         absorbed.map_err(DecisionError::from)?;
         let handled = table.handled_below();
         let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
-        read_range(broker, &chain_of(settings), handled.min(log.ends.chain), log.ends.chain, |message| {
-            // An undecodable message is a dead letter of the sequencer, and names no transaction.
-            if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
-            }
-        })
+        read_range(
+            broker,
+            &settings.partition(Topic::Chain, 0),
+            handled.min(log.ends.chain),
+            log.ends.chain,
+            |message| {
+                // An undecodable message is a dead letter of the sequencer, and names no transaction.
+                if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
+                    contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
+                }
+            },
+        )
         .await?;
         contests.retain(|(chain_offset, ..)| table.next_joined(*chain_offset, 0).is_none());
         let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
@@ -205,7 +212,7 @@ async fn raise_frontier(
     let preparing = PrepareSettings::of(&parts.store);
     let mut above: TxidMap<EventsAbove> = TxidMap::default();
     for (&number, &end) in ends {
-        let partition = validated_of(settings, number);
+        let partition = settings.partition(Topic::ValidatedTxs, number);
         let from = rebuild.frontier.get(&number).copied().unwrap_or(0);
         read_range(parts.broker.as_ref(), &partition, from, end, |message| {
             if let Some((txid, parents)) = txid_and_parents(&preparing, &message) {
@@ -218,7 +225,7 @@ async fn raise_frontier(
     }
     let mut open: Vec<Txid> = roots.into_iter().filter(|txid| above.contains_key(txid)).collect();
     for (&number, &end) in &rebuild.frontier {
-        let partition = validated_of(settings, number);
+        let partition = settings.partition(Topic::ValidatedTxs, number);
         read_range(parts.broker.as_ref(), &partition, 0, end, |message| {
             if let Some((_, parents)) = txid_and_parents(&preparing, &message).filter(|(txid, _)| wants_parents(txid)) {
                 open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
@@ -352,16 +359,4 @@ async fn read_range(
         messages.into_iter().filter(|message| message.offset < end).for_each(&mut each);
     }
     Ok(())
-}
-
-fn validated_of(settings: &InstanceSettings, partition: i32) -> TopicPartition {
-    TopicPartition { topic: settings.pipeline.topic.clone(), partition }
-}
-
-fn decisions_of(settings: &InstanceSettings) -> TopicPartition {
-    TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 }
-}
-
-fn chain_of(settings: &InstanceSettings) -> TopicPartition {
-    TopicPartition { topic: settings.topics.chain.as_str().into(), partition: 0 }
 }

@@ -3,7 +3,7 @@
 
 use super::{InstanceError, InstanceParts, InstanceSettings, frontier::Frontier};
 use crate::{
-    broker::{Broker, BrokerError, BrokerErrorKind, TopicIdentity, TopicPartition, identity::TopicGuard},
+    broker::{Broker, BrokerError, BrokerErrorKind, TopicIdentity, identity::TopicGuard},
     event::Topic,
     preflight::topics::{ObservedTopic, find_problems},
     record::MetaRecord,
@@ -156,7 +156,7 @@ pub(crate) async fn check_decisions(
     let Some(Ok(state)) = state else {
         return Ok(());
     };
-    let decisions = TopicPartition { topic: settings.topics.decisions.as_str().into(), partition: 0 };
+    let decisions = settings.partition(Topic::Decisions, 0);
     let (low, high) = broker.watermarks(&decisions).await?;
     let found = read_short_topic_id(broker, &decisions).await?;
     // A topic that lost its first record can be compared by its end offset only.

@@ -3,7 +3,7 @@
 //! A broker refuses a message beyond such a limit for good. The store stamps its messages with the time of production.
 //! Events of other producers can have any time, for example a history that is produced again.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use crate::event::Topic;
 
@@ -16,28 +16,6 @@ const NO_LIMIT: &str = "9223372036854775807";
 
 /// Least sufficient limit, ms: retries and clock differences can put this time between a message and its broker.
 const SUFFICIENT_MS: u64 = 600_000;
-
-/// A limit on timestamps that is too narrow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TimeLimit {
-    /// Property of the topic that sets the limit.
-    pub property: &'static str,
-    /// Value of the property, ms.
-    pub value: String,
-}
-
-impl fmt::Display for TimeLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "has {}={}", self.property, self.value)
-    }
-}
-
-impl TimeLimit {
-    /// Describes the change of the property that removes the limit.
-    pub fn remedy(&self) -> String {
-        format!("set {}={NO_LIMIT}", self.property)
-    }
-}
 
 /// Returns true for a topic that the store produces to.
 fn is_produced_by_store(topic: Topic) -> bool {
@@ -54,44 +32,47 @@ pub fn topic_config(topic: Topic) -> Vec<(String, String)> {
     limits.iter().map(|property| ((*property).to_owned(), NO_LIMIT.to_owned())).collect()
 }
 
-/// Returns the limits that would refuse messages that the store produces.
-pub fn find_narrow_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
-    if !is_produced_by_store(topic) {
-        return Vec::new();
-    }
-    limits(config, &[BEFORE, AFTER, DIFFERENCE], |ms| ms < SUFFICIENT_MS)
+/// Describes the limits that would refuse messages that the store produces, each with the remedy.
+pub fn find_narrow_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<String> {
+    let effect = "a delayed message, or a message of a wrong clock, would be refused";
+    let limits: &[_] = if is_produced_by_store(topic) { &[BEFORE, AFTER, DIFFERENCE] } else { &[] };
+    describe_limits(config, limits, effect, |ms| ms < SUFFICIENT_MS)
 }
 
-/// Returns the limits that would refuse older events in a topic of other producers.
-pub fn find_age_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<TimeLimit> {
-    if is_produced_by_store(topic) {
-        return Vec::new();
-    }
-    limits(config, &[BEFORE, DIFFERENCE], |ms| ms < i64::MAX as u64)
+/// Describes the limits that would refuse older events in a topic of other producers, each with the remedy.
+pub fn find_age_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<String> {
+    let effect = "an event with an older timestamp cannot be produced";
+    let limits: &[_] = if is_produced_by_store(topic) { &[] } else { &[BEFORE, DIFFERENCE] };
+    describe_limits(config, limits, effect, |ms| ms < i64::MAX as u64)
 }
 
-fn limits(
+fn describe_limits(
     config: &BTreeMap<String, String>,
-    properties: &[&'static str],
+    properties: &[&str],
+    effect: &str,
     is_too_narrow: impl Fn(u64) -> bool,
-) -> Vec<TimeLimit> {
+) -> Vec<String> {
     // No limit applies where the brokers set the timestamps.
     if config.get(TYPE).is_some_and(|kind| kind == "LogAppendTime") {
         return Vec::new();
     }
-    let limit = |property: &&'static str| {
+    let describe = |property: &&str| {
         let value = config.get(*property)?;
-        value.parse().is_ok_and(&is_too_narrow).then(|| TimeLimit { property, value: value.clone() })
+        let is_narrow = value.parse().is_ok_and(&is_too_narrow);
+        is_narrow.then(|| format!("has {property}={value}: {effect}, set {property}={NO_LIMIT}"))
     };
-    properties.iter().filter_map(limit).collect()
+    properties.iter().filter_map(describe).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn described(limits: &[TimeLimit]) -> String {
-        limits.iter().map(TimeLimit::to_string).collect::<Vec<_>>().join("; ")
+    fn narrow(property: &str, value: u64) -> String {
+        format!(
+            "has {property}={value}: a delayed message, or a message of a wrong clock, would be refused, set \
+             {property}=9223372036854775807"
+        )
     }
 
     fn with(config: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -100,30 +81,29 @@ mod tests {
 
     #[test]
     fn a_narrow_limit_is_found_in_topics_of_the_store() {
-        let narrow = with(&[(BEFORE, "1000"), (AFTER, "599999"), (TYPE, "CreateTime")]);
+        let config = with(&[(BEFORE, "1000"), (AFTER, "599999"), (TYPE, "CreateTime")]);
         for topic in [Topic::Chain, Topic::Decisions, Topic::Outcomes, Topic::DeadLetters] {
-            let limits = find_narrow_limits(topic, &narrow);
-            assert_eq!(described(&limits), format!("has {BEFORE}=1000; has {AFTER}=599999"));
-            assert!(limits[0].remedy().ends_with(&format!("{BEFORE}={NO_LIMIT}")));
+            assert_eq!(find_narrow_limits(topic, &config), [narrow(BEFORE, 1_000), narrow(AFTER, 599_999)]);
         }
-        assert_eq!(find_narrow_limits(Topic::BlockMined, &narrow), []);
-        assert_eq!(
-            described(&find_narrow_limits(Topic::Chain, &with(&[(DIFFERENCE, "5")]))),
-            format!("has {DIFFERENCE}=5")
-        );
+        assert_eq!(find_narrow_limits(Topic::BlockMined, &config), [""; 0]);
+        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(DIFFERENCE, "5")])), [narrow(DIFFERENCE, 5)]);
         // The defaults of Kafka 4.
-        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
-        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, "1"), (TYPE, "LogAppendTime")])), []);
+        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), [""; 0]);
+        assert_eq!(find_narrow_limits(Topic::Chain, &with(&[(BEFORE, "1"), (TYPE, "LogAppendTime")])), [""; 0]);
     }
 
     #[test]
     fn a_limit_that_refuses_a_history_is_found_in_topics_of_producers() {
         let an_hour = with(&[(BEFORE, "3600000"), (AFTER, "3600000")]);
+        let older = format!(
+            "has {BEFORE}=3600000: an event with an older timestamp cannot be produced, set \
+             {BEFORE}=9223372036854775807"
+        );
         for topic in [Topic::ValidatedTxs, Topic::BlockMined, Topic::Reorgs] {
-            assert_eq!(described(&find_age_limits(topic, &an_hour)), format!("has {BEFORE}=3600000"));
+            assert_eq!(find_age_limits(topic, &an_hour), [older.as_str()]);
         }
-        assert_eq!(find_age_limits(Topic::Chain, &an_hour), []);
-        assert_eq!(find_age_limits(Topic::Reorgs, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), []);
+        assert_eq!(find_age_limits(Topic::Chain, &an_hour), [""; 0]);
+        assert_eq!(find_age_limits(Topic::Reorgs, &with(&[(BEFORE, NO_LIMIT), (AFTER, "3600000")])), [""; 0]);
     }
 
     #[test]

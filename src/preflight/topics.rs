@@ -133,9 +133,7 @@ pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<String>
              {CLEANUP}=delete"
         ));
     }
-    problems.extend(times::find_narrow_limits(topic, &found.config).into_iter().map(|limit| {
-        format!("{limit}: a delayed message, or a message of a wrong clock, would be refused, {}", limit.remedy())
-    }));
+    problems.extend(times::find_narrow_limits(topic, &found.config));
     if !found.leaderless.is_empty() {
         problems.push(format!("has no leader for partitions {:?}: bring their brokers back", found.leaderless));
     }
@@ -176,11 +174,7 @@ pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<String> {
             }
         }
     }
-    cautions.extend(
-        times::find_age_limits(topic, &found.config)
-            .into_iter()
-            .map(|limit| format!("{limit}: an event with an older timestamp cannot be produced, {}", limit.remedy())),
-    );
+    cautions.extend(times::find_age_limits(topic, &found.config));
     cautions
 }
 

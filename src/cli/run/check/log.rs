@@ -3,7 +3,7 @@
 use super::{CheckReport, LogState};
 use crate::{
     broker::{
-        Broker, BrokerError, CommittedOffset, TopicPartition,
+        Broker, BrokerError, CommittedOffset,
         committed::{GroupPosition, read_positions},
         kafka::KafkaBroker,
     },
@@ -130,7 +130,7 @@ async fn check_offsets(
             let feeds =
                 [(Topic::BlockMined, block_mined), (Topic::Reorgs, reorgs), (Topic::Decisions, state.decisions_from)];
             for (topic, next) in feeds {
-                let at = TopicPartition { topic: settings.topic_name(topic).into(), partition: 0 };
+                let at = settings.partition(topic, 0);
                 let (low, high) = broker.watermarks(&at).await?;
                 let committed = Some(CommittedOffset { offset: next, metadata: String::new() });
                 let position = GroupPosition { at, low, high, committed };
