@@ -4,14 +4,17 @@
 //! The simulated clock follows tokio's clock, so that a whole pipeline runs under a paused runtime and replays from a
 //! seed.
 
+#[cfg(feature = "testkit")]
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering::Relaxed},
+};
 use std::{
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicI64, Ordering::Relaxed},
-    },
+    sync::LazyLock,
     time::{SystemTime, UNIX_EPOCH},
 };
 
+#[cfg(feature = "testkit")]
 use tokio::time::Instant;
 
 /// Origin of the steady time of this process: the first read of the steady clock.
@@ -23,6 +26,7 @@ pub enum Clock {
     /// The machine's wall clock.
     System,
     /// Starts at `start_ms` and advances with tokio's (possibly paused) clock since `origin`.
+    #[cfg(feature = "testkit")]
     Simulated {
         /// Milliseconds since the epoch at `origin`.
         start_ms: u64,
@@ -33,6 +37,7 @@ pub enum Clock {
     },
 }
 
+#[cfg(feature = "testkit")]
 impl Clock {
     /// Returns a clock that shows `start_ms` now and follows tokio's clock.
     pub fn simulated(start_ms: u64) -> Self {
@@ -45,7 +50,9 @@ impl Clock {
             stepped_ms.fetch_add(by_ms, Relaxed);
         }
     }
+}
 
+impl Clock {
     /// Returns milliseconds since the Unix epoch; 0 if the machine's clock is set before the epoch.
     ///
     /// For timestamps that are stored or published. The wall clock may jump, so durations are measured with
@@ -55,6 +62,7 @@ impl Clock {
             Clock::System => {
                 SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_millis() as u64)
             }
+            #[cfg(feature = "testkit")]
             Clock::Simulated { start_ms, origin, stepped_ms } => {
                 (start_ms + origin.elapsed().as_millis() as u64).saturating_add_signed(stepped_ms.load(Relaxed))
             }
@@ -66,6 +74,7 @@ impl Clock {
     pub fn steady_ms(&self) -> u64 {
         match self {
             Clock::System => STEADY_ORIGIN.elapsed().as_millis() as u64,
+            #[cfg(feature = "testkit")]
             Clock::Simulated { origin, .. } => origin.elapsed().as_millis() as u64,
         }
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use utxo_store::cli::{Cli, report};
+use utxo_store::{Cli, report};
 
 // The pipeline allocates in one thread and frees in another: the system's allocator is slow at that.
 #[global_allocator]

@@ -40,6 +40,7 @@ impl SplitMix64 {
     ///
     /// # Panics
     /// `items` is empty.
+    #[cfg(feature = "testkit")]
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         assert!(!items.is_empty(), "nothing to pick from");
         &items[self.below(items.len() as u64) as usize]

@@ -15,7 +15,7 @@ use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntG
 use crate::{broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
 
 pub use engine::WatchedEngine;
-pub use family::{Counters, Family, Histograms, Label, OutcomeCounters};
+pub use family::{Counters, Histograms, Label, OutcomeCounters};
 pub use labels::{
     BlobErrorKind, BlobKind, BlobOperation, CacheResult, CommitFailure, Completion, DrainReason, EventKind,
     OperationKind, PrunedKind, RebalanceChange, TransferDirection, VerdictKind,

@@ -22,9 +22,11 @@ mod by_reference;
 mod cache;
 mod check;
 mod claim;
+#[cfg(feature = "testkit")]
 pub mod conformance;
 mod directory;
 mod error;
+#[cfg(feature = "testkit")]
 pub mod fault;
 mod frame;
 mod name;
@@ -39,7 +41,7 @@ mod verified;
 pub use error::BlobError;
 pub use name::BlobName;
 pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
-pub use outputs::{OutputsError, PartialTx};
+pub use outputs::PartialTx;
 pub use store::{BlobOptions, BlobStore, PutOutcome, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};
 

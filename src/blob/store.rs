@@ -225,6 +225,7 @@ impl BlobStore {
     }
 
     /// Returns whether a blob exists; its content is not read.
+    #[cfg(feature = "testkit")]
     pub async fn exists(&self, name: BlobName) -> Result<bool, BlobError> {
         self.measure(BlobOperation::Exists, self.blobs().exists(name)).await
     }

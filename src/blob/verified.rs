@@ -57,6 +57,7 @@ impl VerifiedBlobs {
     }
 
     /// Returns whether a blob exists; its content is not read.
+    #[cfg(feature = "testkit")]
     pub async fn exists(&self, name: BlobName) -> Result<bool, BlobError> {
         match self.size(name).await? {
             Some(_) => Ok(true),

@@ -51,6 +51,7 @@ impl TopicGuard {
     }
 
     /// A guard that accepts every topic, for benches and unit tests.
+    #[cfg(feature = "testkit")]
     pub fn unguarded() -> Self {
         TopicGuard { broker: None, expected: Arc::default() }
     }

@@ -44,12 +44,15 @@ use self::{
 };
 pub use self::{
     mock::MockCluster,
-    refused::{PropertyRefusal, REFUSED_PROPERTIES, refusal},
+    refused::{PropertyRefusal, refusal},
     rights::{Right, Rights},
     security::{HAS_TLS, KafkaSecurity, SaslMechanism, SecurityProtocol},
     settings::{AssignmentStrategy, GroupProtocol, KafkaSettings},
-    topics::{DescribedTopic, TopicConfig},
+    topics::DescribedTopic,
 };
+#[cfg(test)]
+pub use refused::REFUSED_PROPERTIES;
+
 use super::{
     Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, NewTopic, Outage, PartitionReader, Producer,
     TopicIdentity, TopicPartition,

@@ -8,6 +8,8 @@
 mod consumer;
 mod faults;
 mod group;
+#[cfg(feature = "testkit")]
+mod hooks;
 mod log;
 
 use std::{
@@ -39,6 +41,7 @@ pub enum Assignment {
     #[default]
     Range,
     /// The members get partitions in turn.
+    #[cfg(feature = "testkit")]
     RoundRobin,
 }
 
@@ -116,91 +119,9 @@ impl MemoryBroker {
         MemoryBroker { shared: Arc::new(SharedBroker { settings, state: Mutex::new(state), changed: Notify::new() }) }
     }
 
-    /// Test hook: revokes all partitions of the group and assigns them anew, as in an eager rebalance.
-    pub fn rebalance(&self, group: &str) {
-        self.with_group(group, |group, logs, rules| group.rebalance(true, rules, logs, Instant::now()));
-    }
-
-    /// Test hook: every member loses its assignment without a revocation and joins again at its next poll.
-    pub fn lose_assignments(&self, group: &str) {
-        self.with_group(group, |group, logs, rules| {
-            for id in group.members.keys().copied().collect::<Vec<_>>() {
-                group.expel(id, rules, logs, Instant::now());
-            }
-        });
-    }
-
-    /// Test hook: one member loses its assignment without a revocation and joins again at its next poll.
-    pub fn expel(&self, group: &str, member: u64) {
-        self.with_group(group, |group, logs, rules| group.expel(member, rules, logs, Instant::now()));
-    }
-
     /// Ids of a group's members, in the order of joining.
     pub fn members(&self, group: &str) -> Vec<u64> {
         self.shared.lock().groups.get(group).map_or(Vec::new(), |group| group.members.keys().copied().collect())
-    }
-
-    /// Test hook: replaces the faults; `MemoryFaults::default()` injects none. The generator keeps its state.
-    pub fn set_faults(&self, faults: MemoryFaults) {
-        self.shared.lock().injector.set(faults);
-        self.shared.changed.notify_waiters();
-    }
-
-    /// Number of injected faults, by name.
-    pub fn injected(&self) -> BTreeMap<&'static str, u64> {
-        self.shared.lock().injector.injected()
-    }
-
-    /// Number of rebalances of a group; 0: the group never had a member.
-    pub fn generation(&self, group: &str) -> u64 {
-        self.shared.lock().groups.get(group).map_or(0, |group| group.generation)
-    }
-
-    /// Test hook: removes the messages of a partition below `offset`, as retention does.
-    pub fn truncate(&self, partition: &TopicPartition, offset: u64) -> Result<(), BrokerError> {
-        self.shared.lock().logs.get_mut("truncate", partition)?.truncate(offset);
-        self.shared.changed.notify_waiters();
-        Ok(())
-    }
-
-    /// Test hook: deletes a topic. Groups lose their committed offsets of the topic, as on Apache Kafka. Members keep
-    /// their positions, as librdkafka does where the topic is created again.
-    pub fn delete_topic(&self, topic: &str) {
-        let mut state = self.shared.lock();
-        state.logs.delete(topic);
-        state.groups.values_mut().for_each(|group| group.committed.retain(|partition, _| &*partition.topic != topic));
-        drop(state);
-        self.shared.changed.notify_waiters();
-    }
-
-    /// Test hook: deletes a topic and creates it again in one step.
-    pub fn recreate_topic(&self, topic: &NewTopic) -> Result<(), BrokerError> {
-        self.delete_topic(&topic.name);
-        self.shared.lock().logs.create(topic)
-    }
-
-    /// Test hook: the topic refuses every message for the reason `why`; `None`: it accepts messages again.
-    pub fn reject(&self, topic: &str, why: Option<&str>) {
-        for log in self.shared.lock().logs.partitions_mut(topic) {
-            log.rejects = why.map(str::to_owned);
-        }
-    }
-
-    /// Test hook: leaves `count` offsets of a partition without a message, as compaction and transaction markers do.
-    pub fn leave_gap(&self, partition: &TopicPartition, count: u64) -> Result<(), BrokerError> {
-        self.shared.lock().logs.get_mut("leave gap", partition)?.leave_gap(count);
-        self.shared.changed.notify_waiters();
-        Ok(())
-    }
-
-    fn with_group(&self, group: &str, change: impl FnOnce(&mut GroupState, &TopicLogs, GroupRules)) {
-        let mut guard = self.shared.lock();
-        let BrokerState { logs, groups, .. } = &mut *guard;
-        if let Some(group) = groups.get_mut(group) {
-            change(group, logs, self.shared.settings.rules());
-        }
-        drop(guard);
-        self.shared.changed.notify_waiters();
     }
 }
 

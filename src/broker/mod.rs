@@ -4,7 +4,10 @@
 //! [`kafka`] is the only module that names rdkafka. [`memory`] serves tests and simulation.
 
 pub mod committed;
+#[cfg(feature = "testkit")]
 pub mod conformance;
+#[cfg(feature = "testkit")]
+mod decorator;
 pub mod identity;
 pub mod kafka;
 pub mod memory;
@@ -18,6 +21,9 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
+
+#[cfg(feature = "testkit")]
+pub use decorator::BrokerDecorator;
 
 use crate::backoff::Backoff;
 
@@ -62,7 +68,7 @@ impl Message {
 /// Messages of one partition, in order, read under one epoch.
 ///
 /// A consumer may deliver an offset twice under one epoch, though rarely: the client fetches again after a pause, and
-/// [`memory::MemoryFaults::duplicate`] does so on purpose. The caller skips offsets that it has seen.
+/// `MemoryFaults::duplicate` does so on purpose. The caller skips offsets that it has seen.
 #[derive(Debug, Clone)]
 pub struct MessageBatch {
     /// Source of the messages.

@@ -93,7 +93,6 @@ pub fn instance_settings(config: &Config) -> InstanceSettings {
         pipeline: pipeline_settings(config),
         sequencer: SequencerSettings {
             block_wait: ms(config.sequencer.block_wait_ms),
-            mined_batch_size: config.sequencer.mined_batch_size as usize,
             descendants_per_decision: config.sequencer.descendants_per_decision as usize,
             commit_interval: ms(config.ingest.commit_interval_ms),
             prune: config.prune.enabled.then(|| prune_task(config)),
@@ -288,10 +287,7 @@ mod tests {
         assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
         assert!(!sequencer_enabled);
         assert_eq!(durability_lag, Some(ms(31)));
-        assert_eq!(
-            (sequencer.block_wait, sequencer.mined_batch_size, sequencer.descendants_per_decision),
-            (ms(27), 28, 30)
-        );
+        assert_eq!((sequencer.block_wait, sequencer.descendants_per_decision), (ms(27), 30));
         assert_eq!(sequencer.commit_interval, ms(23));
         let prune = sequencer.prune.unwrap();
         assert_eq!((prune.per_second, prune.pass.step_size, prune.pass.keep_tombstones), (33, 34, Some(35)));

@@ -90,6 +90,7 @@ struct GroupCounters {
 }
 
 /// Counts of groups (rows on one record) since the engine was opened, by the way that they took.
+#[cfg(feature = "testkit")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GroupCounts {
     /// Groups done by one native request, without a read.
@@ -130,6 +131,7 @@ impl AerospikeEngine {
     }
 
     /// Returns the counts since the engine was opened.
+    #[cfg(feature = "testkit")]
     pub fn group_counts(&self) -> GroupCounts {
         let GroupCounters { native, refused, blind_writes, reads, lost_races } = &self.cluster.counters;
         let [native, refused, blind_writes, reads, lost_races] =

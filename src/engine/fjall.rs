@@ -17,7 +17,7 @@ mod txid_filter;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
 
@@ -72,9 +72,10 @@ impl FjallEngine {
     }
 
     /// Returns the number of write groups synced since the store was opened; 0 once it is closed.
+    #[cfg(feature = "testkit")]
     pub fn groups_written(&self) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.as_ref().map_or(0, |open| open.tables.groups_written.load(Ordering::Relaxed))
+        open.as_ref().map_or(0, |open| open.tables.groups_written.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     fn clone_handles(&self) -> Option<(Arc<Tables>, Rules, mpsc::Sender<QueuedCall>)> {

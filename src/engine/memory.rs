@@ -1,16 +1,18 @@
-//! [`MemoryEngine`]: all records in memory; for tests, simulation and benchmarks.
+//! [`MemoryEngine`]: all records in memory; for tests, simulation, benchmarks, and stores that end with their process.
 //!
 //! Records are spread over shards by the first byte of their transaction id. That byte is as uniform as a hash and
 //! keeps the shards in key order: a scan visits one shard after the other and sorts only within a shard.
+
+#[cfg(feature = "testkit")]
+mod losses;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ops::Bound,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -20,11 +22,9 @@ use super::{
     Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set,
     key::{self, KeyBytes},
     local::{IndexValues, bad_cursor_error, closed_error, index_values},
-    undo_log::UndoLog,
 };
 use crate::{
-    clock::Clock,
-    record::{self, Effect, Key, Outcome, Page, Record, Rules},
+    record::{self, Effect, Key, Page, Record, Rules},
     tx::Txid,
 };
 
@@ -37,17 +37,9 @@ const OTHER_SHARD: usize = TRANSACTION_SHARDS;
 pub struct MemoryEngine {
     rules: Rules,
     shards: Vec<Mutex<Shard>>,
-    undo_window: Option<UndoWindow>,
-    may_lose_parts: bool,
-    /// Number of simulated restarts.
-    restarts: AtomicU64,
     closed: AtomicBool,
-}
-
-/// Time for which changes can be undone.
-struct UndoWindow {
-    clock: Clock,
-    period: Duration,
+    #[cfg(feature = "testkit")]
+    losses: losses::SimulatedLosses,
 }
 
 #[derive(Default)]
@@ -59,7 +51,8 @@ struct Shard {
     others: BTreeMap<Key, Record>,
     /// Pages by indexed value. The values are heights and therefore few, and a hash set is faster than an ordered set.
     indexes: [BTreeMap<u64, PageSet>; 3],
-    undo_log: UndoLog,
+    #[cfg(feature = "testkit")]
+    undo_log: losses::UndoLog,
 }
 
 type PageSet = HashSet<(Txid, u32), FixedState>;
@@ -71,65 +64,15 @@ impl MemoryEngine {
         MemoryEngine {
             rules,
             shards,
-            undo_window: None,
-            may_lose_parts: false,
-            restarts: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            #[cfg(feature = "testkit")]
+            losses: losses::SimulatedLosses::default(),
         }
     }
 
-    /// Creates an empty store that can [lose changes](Self::lose_changes_since) acknowledged within `period`. It stands
-    /// in for a database that acknowledges before it syncs, and costs a copy of each changed page.
-    pub fn with_loss_window(rules: Rules, clock: Clock, period: Duration) -> Self {
-        MemoryEngine { undo_window: Some(UndoWindow { clock, period }), ..MemoryEngine::new(rules) }
-    }
-
-    /// Returns the store as one that [may lose parts](RecordEngine::may_lose_parts), in place of a cluster.
-    #[must_use]
-    pub fn with_losable_parts(self) -> Self {
-        MemoryEngine { may_lose_parts: true, ..self }
-    }
-
-    /// Undoes the changes made at or after `since_ms` (milliseconds since the epoch, by the engine's clock) to the
-    /// records that `lost` picks, within the loss window, and returns the number of undone changes. A `lost` by key
-    /// simulates the restart of one node of a cluster. The incarnation changes even if no change is undone.
-    pub fn lose_changes_since(&self, since_ms: u64, lost: impl Fn(&Key) -> bool) -> usize {
-        let mut undone = 0;
-        for number in 0..self.shards.len() {
-            let shard = &mut *self.lock(number);
-            for (key, before) in shard.undo_log.take_since(since_ms, &lost) {
-                shard.put(key, before);
-                undone += 1;
-            }
-        }
-        // The incarnation changes last: a reader of the new incarnation sees every loss. A reader of the old one may.
-        self.restarts.fetch_add(1, Ordering::AcqRel);
-        undone
-    }
-
-    /// Replaces a record without any check, in place of a node that comes back with an older record.
-    pub fn put(&self, key: Key, record: Option<Record>) {
-        self.lock(shard_of(&key)).put(key, record);
-    }
-
-    /// Returns the number of simulated restarts.
-    pub fn restart_count(&self) -> u64 {
-        self.restarts.load(Ordering::Acquire)
-    }
-
-    fn apply_row(&self, row: &Row) -> Outcome {
-        let mut shard = self.lock(shard_of(&row.key));
-        let Some(UndoWindow { clock, period }) = &self.undo_window else {
-            return shard.apply(&self.rules, row).outcome;
-        };
-        let before = shard.get(&row.key);
-        let Effect { outcome, changed } = shard.apply(&self.rules, row);
-        if changed {
-            let now_ms = clock.now_ms();
-            shard.undo_log.push(now_ms, row.key, before);
-            shard.undo_log.drop_before(now_ms.saturating_sub(period.as_millis() as u64));
-        }
-        outcome
+    #[cfg(not(feature = "testkit"))]
+    fn apply_row(&self, row: &Row) -> record::Outcome {
+        self.lock(shard_of(&row.key)).apply(&self.rules, row).outcome
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
@@ -185,23 +128,6 @@ impl Shard {
         }
         self.reindex(position, before, after);
         effect
-    }
-
-    /// Replaces the record at `key`; `None` removes the record.
-    fn put(&mut self, key: Key, record: Option<Record>) {
-        match (key, record) {
-            (Key::Page(txid, number), record) => {
-                let before = index_values(self.get(&key).as_ref());
-                let after = index_values(record.as_ref());
-                match record {
-                    Some(Record::Page(page)) => drop(self.pages.insert((txid, number), Some(page))),
-                    _ => drop(self.pages.remove(&(txid, number))),
-                }
-                self.reindex((txid, number), before, after);
-            }
-            (key, Some(record)) => drop(self.others.insert(key, record)),
-            (key, None) => drop(self.others.remove(&key)),
-        }
     }
 
     fn reindex(&mut self, (txid, page): (Txid, u32), before: IndexValues, after: IndexValues) {
@@ -312,18 +238,22 @@ impl RecordEngine for MemoryEngine {
         }
     }
 
-    fn loss_window(&self) -> Duration {
-        self.undo_window.as_ref().map_or(Duration::ZERO, |window| window.period)
+    #[cfg(feature = "testkit")]
+    fn loss_window(&self) -> std::time::Duration {
+        self.losses.window()
     }
 
+    #[cfg(feature = "testkit")]
     fn may_lose_parts(&self) -> bool {
-        self.may_lose_parts
+        self.losses.may_lose_parts
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         self.check_open("incarnation")?;
-        let incarnation = || Incarnation(format!("memory-{}", self.restart_count()));
-        Ok(self.undo_window.as_ref().map_or_else(Incarnation::default, |_| incarnation()))
+        #[cfg(feature = "testkit")]
+        return Ok(self.losses.incarnation());
+        #[cfg(not(feature = "testkit"))]
+        Ok(Incarnation::default())
     }
 
     async fn close(&self) -> Result<(), EngineError> {
@@ -368,37 +298,6 @@ fn page_of(records: Vec<(Key, Record)>, limit: usize) -> ScanPage {
 mod tests {
     use super::*;
     use crate::engine::conformance::{RULES, fixtures::*};
-
-    async fn spent(engine: &MemoryEngine, n: u8) -> Option<u32> {
-        let record = engine.read(&[Key::master(txid(n))]).await.remove(0).unwrap();
-        record.as_ref().and_then(Record::page).map(|page| page.spent_utxos)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn lost_changes_are_undone_in_records_and_indexes() {
-        let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(1_000), Duration::from_secs(10));
-        engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
-        tokio::time::advance(Duration::from_secs(1)).await;
-        engine.apply(&[spend(txid(1), 9, &[0]), create(page(3, 2))]).await;
-        engine.apply(&[spend(txid(1), 9, &[1]), spend(txid(3), 9, &[0])]).await;
-        assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(2), Some(1)));
-        assert_eq!(engine.lose_changes_since(2_000, |_| true), 4);
-        assert_eq!((spent(&engine, 1).await, spent(&engine, 3).await), (Some(0), None));
-        let unmined = engine.query(Index::UnminedSince, 0, u64::MAX, 10).await.unwrap();
-        assert_eq!(unmined, [Key::master(txid(1)), Key::master(txid(2))]);
-        assert_eq!(engine.lose_changes_since(0, |_| true), 2, "the creates");
-        assert_eq!(engine.scan(Set::Transactions, None, 10).await.unwrap().records, []);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_node_loses_changes_only_within_the_loss_window() {
-        let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(1_000), Duration::from_secs(10));
-        engine.apply(&[create(page(1, 2)), create(page(2, 2))]).await;
-        tokio::time::advance(Duration::from_secs(11)).await;
-        engine.apply(&[spend(txid(1), 9, &[0]), spend(txid(2), 9, &[0])]).await;
-        assert_eq!(engine.lose_changes_since(0, |key| *key == Key::master(txid(2))), 1, "the create is too old");
-        assert_eq!((spent(&engine, 1).await, spent(&engine, 2).await), (Some(1), Some(0)));
-    }
 
     #[tokio::test]
     async fn a_page_with_one_owner_is_changed_in_place() {

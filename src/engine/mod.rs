@@ -4,15 +4,16 @@
 //! compares any engine with the pure function.
 
 pub mod aerospike;
+#[cfg(feature = "testkit")]
 pub mod conformance;
 mod decorator;
+#[cfg(feature = "testkit")]
 pub mod fault;
 pub mod fjall;
 mod key;
 mod local;
 pub mod memory;
 pub mod null;
-mod undo_log;
 mod url;
 
 use std::time::Duration;

@@ -70,6 +70,7 @@ pub struct OpenOptions {
     pub access: Access,
 }
 
+#[cfg(feature = "testkit")]
 impl OpenOptions {
     /// Creates options without login or encryption, with default limits.
     pub fn new(rules: Rules) -> Self {

@@ -2,6 +2,7 @@
 
 use strum::{EnumIter, IntoEnumIterator};
 
+#[cfg(test)]
 use super::Kind;
 
 /// Topics by purpose. The settings may give a topic another name.
@@ -59,6 +60,7 @@ impl Topic {
     }
 
     /// Returns the kinds of events that the topic may carry. A dead letter may hold any bytes, also no event at all.
+    #[cfg(test)]
     pub const fn kinds(self) -> &'static [Kind] {
         match self {
             Topic::ValidatedTxs => &[Kind::Validated, Kind::Seeded],

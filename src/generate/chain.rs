@@ -79,6 +79,7 @@ impl<'a> Chain<'a> {
     }
 
     /// Returns the blocks, lowest first.
+    #[cfg(feature = "testkit")]
     pub fn blocks(&self) -> &[PlacedBlock<'a>] {
         &self.blocks
     }

@@ -16,15 +16,15 @@ mod synthetic;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{PlacedBlock, SourceFile};
+pub use blocks::SourceFile;
 pub use chain::{Chain, ChainCounts, PreviousOutputs};
 pub use error::GenerateError;
 pub use left_out::LeftOutCounts;
-pub use lines::{DemoStep, LineError, parse_demo_lines, parse_event_lines};
-pub use prevouts::{Parent, Parents, PrevoutsError};
+pub use lines::{DemoStep, parse_demo_lines, parse_event_lines};
+pub use prevouts::Parents;
 pub use reorgs::ReorgInjector;
-pub use rivals::{DoubleSpend, Rivals};
-pub use story::{Chapter, Scenario, Story, UnknownScenario};
+pub use rivals::Rivals;
+pub use story::{Scenario, Story};
 
 use crate::{event::Topic, tx::Txid};
 

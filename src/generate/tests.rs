@@ -17,7 +17,10 @@ fn listed(name: &str) -> PreviousOutputs {
     PreviousOutputs::Listed(Parents::from_csv(name, &file(name).bytes).unwrap())
 }
 
-fn read_blocks(files: &[SourceFile], first_height: Option<u32>) -> Result<Vec<PlacedBlock<'_>>, GenerateError> {
+fn read_blocks(
+    files: &[SourceFile],
+    first_height: Option<u32>,
+) -> Result<Vec<super::blocks::PlacedBlock<'_>>, GenerateError> {
     super::blocks::place_blocks(files, first_height).map(|placed| placed.blocks)
 }
 

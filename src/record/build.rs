@@ -138,6 +138,7 @@ impl Pages {
     }
 
     /// Returns all pages at once, the other pages `creating` since `creating_at` (ms). For small transactions only.
+    #[cfg(feature = "testkit")]
     pub fn all(self, creating_at: u64) -> Vec<Page> {
         let others =
             self.others.iter().flat_map(|others| others.numbers().map(|number| others.page(number, creating_at)));

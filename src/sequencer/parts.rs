@@ -48,8 +48,6 @@ impl SequencerTopics {
 pub struct SequencerSettings {
     /// Time that a block waits for its transactions before the chain counts as halted.
     pub block_wait: Duration,
-    /// Transactions in one batch of `SetMined`.
-    pub mined_batch_size: usize,
     /// Descendants that one decision names at most.
     pub descendants_per_decision: usize,
     /// Time between two commits of the chain offset.

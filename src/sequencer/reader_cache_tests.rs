@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     broker::{
-        BrokerErrorKind, CommittedOffset, Consumer, NewTopic, OutgoingMessage, Producer,
+        BrokerDecorator, BrokerErrorKind, NewTopic, OutgoingMessage,
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
@@ -54,10 +54,9 @@ impl PartitionReader for LogReader {
     }
 }
 
-#[async_trait]
-impl Broker for Log {
-    async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
-        self.inner.subscribe(group, topics).await
+impl BrokerDecorator for Log {
+    fn inner(&self) -> &dyn Broker {
+        &*self.inner
     }
 
     async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
@@ -66,38 +65,6 @@ impl Broker for Log {
         }
         self.opened.fetch_add(1, Relaxed);
         Ok(Box::new(LogReader(self.clone(), self.inner.read(partition, offset).await?)))
-    }
-
-    async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {
-        self.inner.producer().await
-    }
-
-    async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
-        self.inner.partitions(topic).await
-    }
-
-    async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {
-        self.inner.watermarks(partition).await
-    }
-
-    async fn committed(&self, group: &str, of: &[TopicPartition]) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
-        self.inner.committed(group, of).await
-    }
-
-    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
-        self.inner.offsets_at(topic, timestamp_ms).await
-    }
-
-    async fn set_committed(&self, group: &str, of: &[(TopicPartition, CommittedOffset)]) -> Result<(), BrokerError> {
-        self.inner.set_committed(group, of).await
-    }
-
-    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
-        self.inner.member_count(group).await
-    }
-
-    async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
-        self.inner.create_topics(topics).await
     }
 }
 

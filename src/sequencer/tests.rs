@@ -69,7 +69,6 @@ pub(super) async fn parts() -> SequencerParts {
         settings: SequencerSettings {
             prune: None,
             block_wait: Duration::from_secs(10),
-            mined_batch_size: 64,
             descendants_per_decision: 2,
             commit_interval: Duration::from_millis(100),
         },

@@ -22,7 +22,7 @@ use super::{
 mod fields;
 
 use fields::ComparedTx;
-pub use fields::{FieldDifference, MAX_FIELDS};
+pub use fields::FieldDifference;
 
 const PREFIXES: usize = 1 << 16;
 /// Largest number of digests of one store in memory, about 50 MB.

@@ -67,7 +67,7 @@ async fn only_the_first_fields_of_a_wide_transaction_are_named() {
     };
     let found = compared(&holding([wide(0)]).await, &holding([wide(1)]).await, 1).await;
     let [Difference { kind: DifferenceKind::Fields(fields), .. }] = &found.first[..] else { panic!("{found:?}") };
-    assert_eq!((fields.len(), fields[0].field.as_str()), (MAX_FIELDS, "slot 0"));
+    assert_eq!((fields.len(), fields[0].field.as_str()), (super::fields::MAX_FIELDS, "slot 0"));
 }
 
 #[tokio::test]

@@ -62,6 +62,7 @@ pub struct CreatorIdentity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessVisibility {
     /// No process: the holder of a lock record counts as running until the lock record expires.
+    #[cfg(feature = "testkit")]
     None,
     /// The processes of the same host, by `/proc`.
     SameHost,
@@ -143,6 +144,7 @@ impl Creator {
     /// # Errors
     /// [`CompleteError`] for an error of the engine that no retry heals, and for a page that is missing under its
     /// master.
+    #[cfg(feature = "testkit")]
     pub async fn create(
         &self,
         work: &PagedTx,

@@ -121,8 +121,10 @@ fn find_lower(offsets: &ConsumedOffsets, least: &ConsumedOffsets) -> Option<(Str
 }
 
 /// A store whose consumed offsets are not recorded, for benches and unit tests.
+#[cfg(feature = "testkit")]
 pub struct UnverifiedStore;
 
+#[cfg(feature = "testkit")]
 #[async_trait::async_trait]
 impl StoreOwnership for UnverifiedStore {
     async fn verify_intact(&self) -> Result<(), MetaError> {

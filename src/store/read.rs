@@ -43,7 +43,7 @@ pub enum ReadError {
     NoPreviousOutput { input: u32, outpoint: Outpoint },
 }
 
-/// Parts of a transaction to read besides the master.
+/// Parts of a transaction to read besides the master; by default none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadFields {
     /// Reads the slots of all pages if set.
@@ -53,8 +53,6 @@ pub struct ReadFields {
 }
 
 impl ReadFields {
-    /// Reads the master alone.
-    pub const MASTER: ReadFields = ReadFields { slots: false, body: false };
     /// Master, slots of all pages, and body.
     pub const ALL: ReadFields = ReadFields { slots: true, body: true };
 }

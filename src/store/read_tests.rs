@@ -41,7 +41,7 @@ async fn slots_are_read_from_all_pages() {
     let meta = TxReader::of(&store).get_meta(id).await.unwrap().unwrap();
     assert_eq!(meta.spending_data, [None, None, None, Some(holder(8, 6)), Some(FROZEN_SPENDER), None, None]);
     assert_eq!(meta.tx, Some(bytes));
-    let only_master = TxReader::of(&store).get(id, ReadFields::MASTER).await.unwrap().unwrap();
+    let only_master = TxReader::of(&store).get(id, ReadFields::default()).await.unwrap().unwrap();
     assert_eq!((only_master.slots.len(), only_master.body), (0, None));
     assert_eq!(TxReader::of(&store).get(Txid([2; 32]), ReadFields::ALL).await.unwrap(), None);
 }

@@ -18,7 +18,7 @@ use super::{
 
 mod sweep;
 
-pub use sweep::{DamagedTx, OrphanedPages, Sweep, Swept};
+pub use sweep::{Sweep, Swept};
 
 /// Reason why a transaction cannot be completed.
 #[derive(Debug, Clone, thiserror::Error)]

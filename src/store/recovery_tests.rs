@@ -74,7 +74,7 @@ async fn a_missing_page_is_not_restored_over_an_engine_that_loses_nothing() {
     assert_eq!(store.pages(txid, 2, 3).await.unwrap(), [None]);
     assert_eq!(store.master(txid).await.unwrap().unwrap().state(), TxState::Creating);
     let swept = NOW.run(&store).await.unwrap();
-    assert_eq!(swept.damaged, [DamagedTx { txid, problem: error.to_string() }]);
+    assert_eq!(swept.damaged, [sweep::DamagedTx { txid, problem: error.to_string() }]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -134,7 +134,7 @@ async fn the_sweep_completes_old_transactions_and_lists_the_others() {
     let expected = Swept {
         completed: vec![half],
         contested: 1,
-        orphaned: vec![OrphanedPages { txid: orphan.txid, pages: [2].into(), since_ms: 77 }],
+        orphaned: vec![sweep::OrphanedPages { txid: orphan.txid, pages: [2].into(), since_ms: 77 }],
         older_than_an_hour: 3,
         ..Swept::default()
     };

@@ -33,6 +33,7 @@ impl Default for TransactionBuilder {
 
 impl TransactionBuilder {
     /// Sets the version number.
+    #[cfg(feature = "testkit")]
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {
         self.version = version;
@@ -40,6 +41,7 @@ impl TransactionBuilder {
     }
 
     /// Sets the lock time.
+    #[cfg(feature = "testkit")]
     #[must_use]
     pub fn lock_time(mut self, lock_time: u32) -> Self {
         self.lock_time = lock_time;

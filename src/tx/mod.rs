@@ -25,9 +25,8 @@ pub(crate) use id::read_text;
 pub use id::{Outpoint, ParseIdError, Txid, TxidMap, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};
-pub use stream::{FoundOutput, StreamedTransaction, TransactionStream};
+pub use stream::{StreamedTransaction, TransactionStream};
 pub use transaction::Transaction;
-pub use write::UnknownPreviousOutput;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,8 @@
 //! Inputs and outputs of a transaction, as iterators over its bytes.
 
-use std::{borrow::Cow, iter::FusedIterator};
+#[cfg(feature = "testkit")]
+use std::borrow::Cow;
+use std::iter::FusedIterator;
 
 use super::{Outpoint, Txid, error::ParseError, reader::ByteReader, varint};
 
@@ -98,6 +100,7 @@ pub struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// Reads one input in extended format that takes up all of `bytes`.
+    #[cfg(feature = "testkit")]
     pub fn parse_extended(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = ByteReader::new(bytes);
         let input = Input::read(&mut reader, Format::Extended)?;
@@ -117,6 +120,7 @@ impl<'a> Input<'a> {
 
     /// Returns the input's bytes in extended format. The bytes are borrowed where the transaction is in that format.
     /// Otherwise (a coinbase) 0 satoshis and an empty script take the place of the previous output.
+    #[cfg(feature = "testkit")]
     pub fn raw_extended(&self) -> Cow<'a, [u8]> {
         match self.previous {
             Some(_) => Cow::Borrowed(self.raw),

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, NewTopic, Outage,
-        PartitionReader, Producer, TopicIdentity, TopicPartition,
+        Broker, BrokerDecorator, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
+        Outage, PartitionReader, TopicIdentity, TopicPartition,
     },
     instance::{self, InstanceParts},
     store::Store,
@@ -92,8 +92,11 @@ pub fn start_on(world: &World, broker: Arc<dyn Broker>) -> Running {
     Running { shutdown, task, health, metrics }
 }
 
-#[async_trait::async_trait]
-impl Broker for FailingBroker {
+impl BrokerDecorator for FailingBroker {
+    fn inner(&self) -> &dyn Broker {
+        &*self.inner
+    }
+
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
         Ok(Box::new(FailingConsumer(self.inner.subscribe(group, topics).await?, self.rules.clone())))
     }
@@ -102,10 +105,6 @@ impl Broker for FailingBroker {
         self.rules.check(LogCall::Open, partition)?;
         let reader = self.inner.read(partition, offset).await?;
         Ok(Box::new(FailingReader(reader, partition.clone(), self.rules.clone())))
-    }
-
-    async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {
-        self.inner.producer().await
     }
 
     async fn partitions(&self, topic: &str) -> Result<Option<i32>, BrokerError> {
@@ -122,34 +121,6 @@ impl Broker for FailingBroker {
     async fn watermarks(&self, partition: &TopicPartition) -> Result<(u64, u64), BrokerError> {
         self.rules.check(LogCall::Watermarks, partition)?;
         self.inner.watermarks(partition).await
-    }
-
-    async fn committed(
-        &self,
-        group: &str,
-        partitions: &[TopicPartition],
-    ) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
-        self.inner.committed(group, partitions).await
-    }
-
-    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
-        self.inner.offsets_at(topic, timestamp_ms).await
-    }
-
-    async fn set_committed(
-        &self,
-        group: &str,
-        offsets: &[(TopicPartition, CommittedOffset)],
-    ) -> Result<(), BrokerError> {
-        self.inner.set_committed(group, offsets).await
-    }
-
-    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
-        self.inner.member_count(group).await
-    }
-
-    async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
-        self.inner.create_topics(topics).await
     }
 
     fn outages(&self) -> Option<watch::Receiver<Outage>> {

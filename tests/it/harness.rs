@@ -308,7 +308,6 @@ impl World {
             sequencer: SequencerSettings {
                 prune: prune_after.map(|_| PruneTask { per_second: 10_000, pass: pruning(batch_size, false) }),
                 block_wait: Duration::from_secs(10),
-                mined_batch_size: 64,
                 descendants_per_decision,
                 commit_interval: Duration::from_millis(100),
             },

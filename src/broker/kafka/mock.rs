@@ -13,7 +13,8 @@ use crate::broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, TopicPartiti
 /// A mock cluster of one broker on a loopback port, which ends when the value is dropped. Stop the clients first: a
 /// client's flush without a cluster waits for its timeout.
 pub struct MockCluster {
-    /// The client that owns the cluster.
+    /// The client that owns the cluster, and ends it when dropped.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only unit tests ask the cluster"))]
     owner: BaseProducer,
     bootstrap_servers: String,
 }
@@ -70,11 +71,6 @@ impl MockCluster {
             bindings::rd_kafka_mock_start_request_tracking(cluster);
             keys
         }
-    }
-
-    /// Serves the owner's log lines. The cluster itself has threads of its own.
-    pub fn poll(&self) {
-        self.owner.poll(std::time::Duration::ZERO);
     }
 
     /// Fails unless a topic holds all of the `sent` messages: the mock silently drops the oldest messages of a large

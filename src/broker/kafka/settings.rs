@@ -112,6 +112,7 @@ pub struct KafkaSettings {
 
 impl KafkaSettings {
     /// Default settings for the cluster at `brokers` (`host:port,…`).
+    #[cfg(feature = "testkit")]
     pub fn new(brokers: impl Into<String>) -> Self {
         KafkaSettings {
             brokers: brokers.into(),

@@ -39,6 +39,7 @@ impl FaultInjector {
     }
 
     /// Replaces the probabilities; the generator keeps its state.
+    #[cfg(feature = "testkit")]
     pub(super) fn set(&mut self, faults: MemoryFaults) {
         self.faults = faults;
     }
@@ -62,6 +63,7 @@ impl FaultInjector {
         self.random.below(bound as u64) as usize
     }
 
+    #[cfg(feature = "testkit")]
     pub(super) fn injected(&self) -> BTreeMap<&'static str, u64> {
         self.injected.clone()
     }

@@ -237,15 +237,14 @@ impl GroupState {
             }
         }
         let mut target = BTreeMap::new();
-        let mut turn = 0;
         for (topic, members) in subscribers {
             let partitions = log.partitions(&topic);
             for partition in 0..partitions {
                 let index = match assignment {
                     Assignment::Range => range_index(partition as usize, partitions as usize, members.len()),
-                    Assignment::RoundRobin => turn % members.len(),
+                    #[cfg(feature = "testkit")]
+                    Assignment::RoundRobin => target.len() % members.len(),
                 };
-                turn += 1;
                 target.insert(TopicPartition { topic: topic.clone(), partition }, members[index]);
             }
         }

@@ -38,6 +38,7 @@ impl PartitionLog {
     }
 
     /// Removes every message below `offset`, as retention does.
+    #[cfg(feature = "testkit")]
     pub(super) fn truncate(&mut self, offset: u64) {
         self.low = offset.clamp(self.low, self.next);
         let removed = self.messages.partition_point(|message| message.offset < self.low);
@@ -45,6 +46,7 @@ impl PartitionLog {
     }
 
     /// Leaves `count` offsets without a message.
+    #[cfg(feature = "testkit")]
     pub(super) fn leave_gap(&mut self, count: u64) {
         self.next += count;
     }
@@ -122,6 +124,7 @@ impl TopicLogs {
     }
 
     /// Deletes a topic with its messages.
+    #[cfg(feature = "testkit")]
     pub(super) fn delete(&mut self, topic: &str) {
         self.topics.remove(topic);
         self.numbers.remove(topic);
@@ -143,6 +146,7 @@ impl TopicLogs {
     }
 
     /// Partitions of a topic; empty: the topic does not exist.
+    #[cfg(feature = "testkit")]
     pub(super) fn partitions_mut(&mut self, topic: &str) -> &mut [PartitionLog] {
         self.topics.get_mut(topic).map_or(&mut [], Vec::as_mut_slice)
     }

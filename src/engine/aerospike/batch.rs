@@ -352,6 +352,7 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::Spend(_) => "spend",
         Operation::ClearCreating => "clear creating",
         Operation::SetPageSpent { .. } => "set page spent",
+        #[cfg(feature = "testkit")]
         Operation::SetDeleteAtHeight(_) => "set delete at height",
         Operation::AcquireLockRecord { .. } => "acquire lock record",
         Operation::ReleaseLockRecord { .. } => "release lock record",

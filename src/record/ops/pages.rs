@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::record::{Record, Rejection, Reply, Rules};
+#[cfg(feature = "testkit")]
+use crate::record::Reply;
+use crate::record::{Record, Rejection, Rules};
 
 use super::{Effect, delete_at_height, require_master, require_whole_page};
 
@@ -35,6 +37,7 @@ pub(super) fn set_page_spent(
     Ok(if is_set { Effect::already_applied(reply, true) } else { Effect::applied(reply) })
 }
 
+#[cfg(feature = "testkit")]
 pub(super) fn set_delete_at_height(record: &mut Option<Record>, height: Option<u32>) -> Result<Effect, Rejection> {
     let page = require_whole_page(record)?;
     if page.master.is_some() {

@@ -8,7 +8,7 @@ mod scan;
 
 use std::{fmt, iter::FusedIterator};
 
-pub use file::{BlockFile, BlockFileError, Blocks};
+pub use file::{BlockFile, BlockFileError};
 pub use merkle::MerkleError;
 pub use network::FileNetwork;
 pub use obfuscation::ObfuscationKey;
@@ -90,6 +90,7 @@ impl<'a> RawBlock<'a> {
     }
 
     /// Returns the number of transactions, including the coinbase.
+    #[cfg(feature = "testkit")]
     pub fn transaction_count(&self) -> usize {
         self.transaction_count
     }

@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use utxo_store::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Delivery,
-        Message, NewTopic, OutgoingMessage, PartitionReader, Producer, TopicIdentity, TopicPartition,
+        Broker, BrokerDecorator, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
+        Delivery, Message, OutgoingMessage, PartitionReader, Producer, TopicIdentity, TopicPartition,
         memory::MemoryBroker,
     },
     engine::{self, Cursor, EngineError, Incarnation, Index, RecordEngine, Row, ScanPage, Set},
@@ -73,8 +73,11 @@ impl GatedBroker {
     }
 }
 
-#[async_trait]
-impl Broker for GatedBroker {
+impl BrokerDecorator for GatedBroker {
+    fn inner(&self) -> &dyn Broker {
+        &self.inner
+    }
+
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
         self.gate.pass().await;
         let inner = self.inner.subscribe(group, topics).await?;
@@ -119,26 +122,6 @@ impl Broker for GatedBroker {
     ) -> Result<Vec<Option<CommittedOffset>>, BrokerError> {
         self.gate.pass().await;
         self.inner.committed(group, partitions).await
-    }
-
-    async fn offsets_at(&self, topic: &str, timestamp_ms: i64) -> Result<Vec<Option<u64>>, BrokerError> {
-        self.inner.offsets_at(topic, timestamp_ms).await
-    }
-
-    async fn set_committed(
-        &self,
-        group: &str,
-        offsets: &[(TopicPartition, CommittedOffset)],
-    ) -> Result<(), BrokerError> {
-        self.inner.set_committed(group, offsets).await
-    }
-
-    async fn member_count(&self, group: &str) -> Result<usize, BrokerError> {
-        self.inner.member_count(group).await
-    }
-
-    async fn create_topics(&self, topics: &[NewTopic]) -> Result<(), BrokerError> {
-        self.inner.create_topics(topics).await
     }
 }
 
