@@ -9,186 +9,165 @@ use crate::{
     record::{Operation, Sequenced},
 };
 
-/// Declares enums that implement [`Label`].
+/// Declares enums that implement [`Label`]; a value is the variant in snake case.
 macro_rules! labels {
     ($(
         $(#[$attribute:meta])*
-        $name:ident { $($(#[$variant_attribute:meta])* $variant:ident = $value:literal),* $(,)? }
+        $name:ident { $($(#[$variant_attribute:meta])* $variant:ident),* $(,)? }
     )*) => {$(
         $(#[$attribute])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, VariantNames)]
+        #[strum(serialize_all = "snake_case")]
+        #[allow(missing_docs, reason = "a variant without a comment is what its name says")]
         pub enum $name { $($(#[$variant_attribute])* $variant),* }
 
+        label_by_variants!($name);
+    )*};
+}
+
+/// Implements [`Label`] by the names of the variants.
+macro_rules! label_by_variants {
+    ($name:ident) => {
         impl Label for $name {
-            const VALUES: &'static [&'static str] = &[$($value),*];
+            const VALUES: &'static [&'static str] = Self::VARIANTS;
             fn index(self) -> usize {
                 self as usize
             }
         }
-    )*};
+    };
 }
+
+label_by_variants!(DeadLetterClass);
+label_by_variants!(ErrorKind);
 
 labels! {
     /// Operation of the engine.
     OperationKind {
-        /// Creates a page of a transaction.
-        Create = "create",
-        /// Stores a contested transaction.
-        CreateContested = "create_contested",
-        /// Spends slots of a page.
-        Spend = "spend",
-        /// Clears the flag `creating` of a page.
-        ClearCreating = "clear_creating",
+        Create,
+        CreateContested,
+        Spend,
+        ClearCreating,
         /// Copies hints between the pages of a transaction.
-        Housekeeping = "housekeeping",
+        Housekeeping,
         /// Takes or releases a lock record.
-        LockRecord = "lock_record",
+        LockRecord,
         /// Writes the meta record.
-        Meta = "meta",
+        Meta,
         /// Sets or unsets mined.
-        Mined = "mined",
+        Mined,
         /// Any other operation of the sequencer.
-        Sequenced = "sequenced",
+        Sequenced,
         /// Replaces a record with a tombstone.
-        Prune = "prune",
+        Prune,
         /// Reads records by key.
-        Read = "read",
+        Read,
         /// Finds records by an index.
-        Query = "query",
+        Query,
         /// Reads a page of a set.
-        Scan = "scan",
+        Scan,
     }
 
     /// Kind of an event.
     EventKind {
-        /// A validated transaction (event `Validated`).
-        Validated = "validated",
+        Validated,
         /// A partial transaction (event `Seeded`).
-        Seeded = "seeded",
-        /// A mined block (event `BlockMined`).
-        BlockMined = "block_mined",
-        /// A reorganization of the chain (event `Reorg`).
-        Reorg = "reorg",
-        /// A contested transaction (event `Contest`).
-        Contest = "contest",
+        Seeded,
+        BlockMined,
+        Reorg,
+        Contest,
         /// A second chance (command `Reconsider`).
-        Reconsider = "reconsider",
+        Reconsider,
         /// Any other command of an operator.
-        Command = "command",
+        Command,
     }
 
     /// Result with which a transaction left the pipeline.
     Completion {
-        /// The transaction is live.
-        Live = "live",
+        Live,
         /// The transaction is stored as contested, and the sequencer decides.
-        Contested = "contested",
-        /// The event was published as a dead letter.
-        DeadLetter = "dead_letter",
+        Contested,
+        DeadLetter,
         /// The event was done before: the transaction is pruned, or was passed over.
-        PassedOver = "passed_over",
+        PassedOver,
     }
 
     /// Verdict on a contested transaction.
-    VerdictKind {
-        /// The transaction is live.
-        Accepted = "accepted",
-        /// The transaction is conflicting.
-        Conflicting = "conflicting",
-    }
+    VerdictKind { Accepted, Conflicting }
 
     /// Kind of a pruned record.
     PrunedKind {
         /// A transaction with every output spent by mined transactions.
-        Spent = "spent",
-        /// A transaction that is conflicting.
-        Conflicting = "conflicting",
+        Spent,
+        Conflicting,
         /// A tombstone that was shrunk.
-        Tombstone = "tombstone",
+        Tombstone,
     }
 
     /// Operation of a blob store.
     BlobOperation {
-        /// Stores a whole transaction.
-        PutTx = "put_tx",
+        PutTx,
         /// Reads a transaction, or some outputs of one.
-        GetTx = "get_tx",
-        /// Stores outputs of a partial transaction.
-        PutOutputs = "put_outputs",
-        /// Reads outputs of a partial transaction.
-        GetOutputs = "get_outputs",
-        /// Looks up whether a blob exists.
+        GetTx,
+        PutOutputs,
+        GetOutputs,
         #[cfg_attr(not(feature = "testkit"), expect(dead_code, reason = "the metric has had the label from the start"))]
-        Exists = "exists",
-        /// Deletes one stored blob.
-        Delete = "delete",
+        Exists,
+        Delete,
     }
 
     /// Kind of a blob by its content; the value ends the blob's name.
     BlobKind {
         /// A whole transaction in extended format (a coinbase: in the format of its event).
-        Tx = "tx",
+        Tx,
         /// The known outputs of a partial transaction.
-        Outputs = "outputs",
+        Outputs,
     }
 
     /// Class of a blob store's error by what the caller may do.
     BlobErrorKind {
         /// The request changed nothing; send the same request again after a pause.
-        Retryable = "retryable",
+        Retryable,
         /// The request may have taken effect; send the same request again, because requests are idempotent.
-        Unknown = "unknown",
+        Unknown,
         /// The store forbids the request or is full, and a person has to change that. Retries are harmless and succeed
         /// after the change.
-        Denied = "denied",
+        Denied,
         /// The stored bytes do not match the blob's name. A retry does not help; nothing was written.
-        Corrupt = "corrupt",
+        Corrupt,
         /// The bytes to store do not match the blob's name. Nothing was sent.
-        Invalid = "invalid",
+        Invalid,
     }
 
     /// Direction of a transfer.
     TransferDirection {
-        /// Bytes read from the blob store.
-        Read = "read",
+        Read,
         /// Bytes sent to the blob store, whatever the outcome of the request.
-        Written = "written",
+        Written,
     }
 
     /// Result of a lookup in the cache.
-    CacheResult {
-        /// The body was in the cache.
-        Hit = "hit",
-        /// The body was not in the cache.
-        Miss = "miss",
-    }
+    CacheResult { Hit, Miss }
 
     /// Reason why no offset was committed.
     CommitFailure {
         /// The consumed offsets could not be recorded in the meta record.
-        Store = "store",
+        Store,
         /// The store did not answer whether one of its nodes has restarted.
-        Nodes = "nodes",
+        Nodes,
         /// The broker refused the commit, or did not answer.
-        Broker = "broker",
+        Broker,
     }
 
     /// Reason of a drain.
-    DrainReason {
-        /// Partitions of the instance were revoked.
-        Revocation = "revocation",
-        /// The instance shut down.
-        Shutdown = "shutdown",
-    }
+    DrainReason { Revocation, Shutdown }
 
     /// Change of the assignment.
     RebalanceChange {
-        /// Partitions were assigned to the instance.
-        Assigned = "assigned",
+        Assigned,
         /// Partitions were revoked after a drain.
-        Revoked = "revoked",
+        Revoked,
         /// Partitions were lost without a chance to commit.
-        Lost = "lost",
+        Lost,
     }
 }
 
@@ -225,20 +204,6 @@ impl EventKind {
             Event::Command(_) => EventKind::Command,
             _ => return None,
         })
-    }
-}
-
-impl Label for DeadLetterClass {
-    const VALUES: &'static [&'static str] = Self::VARIANTS;
-    fn index(self) -> usize {
-        self as usize
-    }
-}
-
-impl Label for ErrorKind {
-    const VALUES: &'static [&'static str] = Self::VARIANTS;
-    fn index(self) -> usize {
-        self as usize
     }
 }
 
