@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use clap::Parser;
-use utxo_store::{cli::Cli, config::Config};
+use utxo_store::{blob::BlobUrl, cli::Cli, config::Config};
 
 const COMPOSE: &str = include_str!("../../docker-compose.yml");
 
@@ -15,11 +15,17 @@ fn its_environment_is_a_valid_configuration() {
     let secrets = tempfile::tempdir().unwrap();
     fs::write(secrets.path().join("s3"), "password").unwrap();
     let variables = COMPOSE.lines().filter_map(|line| line.trim().split_once(": "));
-    let variables: BTreeMap<&str, String> = variables
+    let mut variables: BTreeMap<&str, String> = variables
         .filter(|(name, _)| name.starts_with("UTXO_STORE_"))
         .map(|(name, value)| (name, value.replace(SECRETS, secrets.path().to_str().unwrap())))
         .collect();
     assert!(variables.len() >= 9, "{variables:?}");
+    let blobs = variables.get_mut("UTXO_STORE__STORE__BLOBS__URL").unwrap();
+    assert!(matches!(blobs.parse(), Ok(BlobUrl::S3(_))), "{blobs}");
+    // The image has the feature; a build without it refuses the URL.
+    if !cfg!(feature = "aws") {
+        *blobs = "file:///bodies".to_owned();
+    }
     let config = Config::load_from(None, variables.into_iter().map(|(name, value)| (name.into(), value.into())));
     let config = config.unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(config.ignored_variables, [""; 0]);
