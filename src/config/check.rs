@@ -231,19 +231,12 @@ fn check_openable(url: &BlobUrl) -> Result<(), String> {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, strum::Display)]
 enum Relation {
+    #[strum(to_string = "below")]
     Below,
+    #[strum(to_string = "at most")]
     AtMost,
-}
-
-impl fmt::Display for Relation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Relation::Below => "below",
-            Relation::AtMost => "at most",
-        })
-    }
 }
 
 /// Checks each section by itself, then the relations between sections; `None` after an error.

@@ -6,7 +6,7 @@
 //! 2. Only transactions under prefixes with different sums are digested again, a bounded number at a time, in the order
 //!    of the txids. Every such prefix has a difference, so that one pass is usually enough.
 
-use std::{cell::Cell, collections::BTreeMap, fmt};
+use std::{cell::Cell, collections::BTreeMap};
 
 use serde::Serialize;
 
@@ -29,22 +29,14 @@ const PREFIXES: usize = 1 << 16;
 const MAX_DIGESTS: usize = 500_000;
 
 /// Sides of a comparison: its two stores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Side {
     /// The first store, `--store`.
     Store,
     /// The second store, `--against`.
     Against,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Side::Store => "store",
-            Side::Against => "against",
-        })
-    }
 }
 
 /// Failure to read one of the two stores.
