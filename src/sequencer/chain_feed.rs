@@ -17,8 +17,11 @@ use crate::{
     event::{DeadLetterClass, Event},
     record::{Key, Record},
     sequencer::{
-        SequencerError, SequencerParts, copied_sequences::CopiedSequences, dead_letters::RefusedMessage,
-        state::ChainState, waiting::ReportedWait,
+        SequencerError, SequencerParts,
+        copied_sequences::CopiedSequences,
+        dead_letters::RefusedMessage,
+        state::ChainState,
+        waiting::{FEED, report_wait},
     },
     status::Condition,
     text::hex_reversed,
@@ -156,7 +159,7 @@ impl ChainFeed {
             let batch = self.next_batch().await?;
             if !batch.is_empty() {
                 let produced = produce_until_acknowledged(self.parts.producer.as_ref(), &batch, RETRY_PAUSE);
-                report_wait(&self.parts, produced).await.map_err(|error| {
+                report_wait(&self.parts, FEED, produced).await.map_err(|error| {
                     if error.kind == BrokerErrorKind::TooLarge { name_too_large(&batch, error) } else { error }
                 })?;
             } else if self.are_heads_full() {
@@ -191,10 +194,10 @@ impl ChainFeed {
                 FeedTopic::Reorgs => &mut self.reorgs,
             };
             let next = read_or_reopen(&mut topic.reader, self.parts.broker.as_ref(), &topic.topic, wait);
-            let messages = report_wait(&self.parts, next).await?;
+            let messages = report_wait(&self.parts, FEED, next).await?;
             if !messages.is_empty() {
                 // Messages of another topic with the same name are not copied.
-                report_wait(&self.parts, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
+                report_wait(&self.parts, FEED, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
             }
             topic.heads.extend(messages.into_iter().map(|message| (sequence_of(&message), message)));
             self.discard_undecodable_heads(source).await?;
@@ -221,7 +224,7 @@ impl ChainFeed {
         let partition = self.topic(source).topic.clone();
         tracing::error!(topic = %partition.topic, offset = message.offset, why, "chain feed: dead letter");
         let refused = RefusedMessage { stage: "feed", partition, message, class, why };
-        report_wait(&self.parts, refused.publish_dead_letter(&self.parts, RETRY_PAUSE)).await
+        report_wait(&self.parts, FEED, refused.publish_dead_letter(&self.parts, RETRY_PAUSE)).await
     }
 
     /// Returns whether an event is a repeat of the one with its sequence. Events that were handled before this feed
@@ -232,7 +235,7 @@ impl ChainFeed {
         }
         let Ok(Event::BlockMined(mined)) = Event::decode(&message.payload) else { return Ok(true) };
         let key = Key::Block(mined.block.block_id);
-        let records = report_wait(&self.parts, self.parts.store.read(vec![key])).await?;
+        let records = report_wait(&self.parts, FEED, self.parts.store.read(vec![key])).await?;
         Ok(matches!(records.first(), Some(Some(Record::Block(stored))) if stored.hash == mined.block.hash))
     }
 
@@ -357,11 +360,6 @@ impl ChainFeed {
             timestamp_ms: None,
         }
     }
-}
-
-/// Waits for the log, which is retried until it answers.
-async fn report_wait<T>(parts: &SequencerParts, work: impl Future<Output = T>) -> T {
-    ReportedWait::new(parts, "the feed").with_condition(Condition::ChainFed).run(work).await
 }
 
 impl TopicReader {

@@ -16,7 +16,10 @@ use crate::{
     },
     engine::EngineError,
     event::{Decision, DecisionBody, Event},
-    sequencer::{SequencerParts, decision_parts, waiting::ReportedWait},
+    sequencer::{
+        SequencerParts, decision_parts,
+        waiting::{DECISIONS, report_wait},
+    },
     store::meta::read_topic_id,
 };
 
@@ -159,14 +162,6 @@ pub struct DecisionLog {
     parts: Option<SequencerParts>,
 }
 
-/// Awaits `work`, and reports the wait in readiness where it takes long.
-async fn report_wait<T>(parts: Option<&SequencerParts>, work: impl Future<Output = T>) -> T {
-    match parts {
-        Some(parts) => ReportedWait::new(parts, "the decisions").run(work).await,
-        None => work.await,
-    }
-}
-
 /// Reads the short id of a decisions topic: 16 hexadecimal digits of the hash of its first record. Empty where the
 /// topic has no record at offset 0.
 pub async fn read_short_topic_id(broker: &dyn Broker, decisions: &TopicPartition) -> Result<String, BrokerError> {
@@ -203,7 +198,7 @@ impl DecisionLog {
     /// lost.
     pub async fn have_nodes_restarted(&mut self) -> Result<bool, EngineError> {
         let Some(parts) = self.parts.clone() else { return Ok(false) };
-        report_wait(Some(&parts), parts.nodes.has_restarted()).await
+        report_wait(&parts, DECISIONS, parts.nodes.has_restarted()).await
     }
 
     /// Returns the decisions that have been read.
@@ -223,7 +218,7 @@ impl DecisionLog {
             let (_, high) = until_answered(|| self.broker.watermarks(&self.partition)).await?;
             self.read_up_to(high).await
         };
-        report_wait(parts.as_ref(), caught_up).await
+        report_wait(parts.as_ref(), DECISIONS, caught_up).await
     }
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
@@ -245,7 +240,7 @@ impl DecisionLog {
         loop {
             let sequencer = self.parts.clone();
             let published = self.publish_in_order(chain_offset, decision_parts::split(&body, entries), &mut count);
-            match report_wait(sequencer.as_ref(), published).await {
+            match report_wait(sequencer.as_ref(), DECISIONS, published).await {
                 // Another sequencer has continued meanwhile: parts after its records would be between them.
                 Err(DecisionError::Broker(error))
                     if error.kind == BrokerErrorKind::TooLarge && self.table.next_step(chain_offset) > count =>

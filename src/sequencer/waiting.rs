@@ -34,18 +34,15 @@ pub struct ReportedWait<'a> {
 impl<'a> ReportedWait<'a> {
     /// Begins a wait; `about` names the waiting part.
     pub fn new(parts: &'a SequencerParts, about: impl Into<String>) -> Self {
+        Self::with_condition(parts, about, Condition::ChainRunning)
+    }
+
+    fn with_condition(parts: &'a SequencerParts, about: impl Into<String>, condition: Condition) -> Self {
         let (pause, longest) = POLL_PAUSE;
         let since_ms = parts.clock.steady_ms();
-        let condition = Condition::ChainRunning;
         let number = parts.health.status_registry().start_wait();
         parts.beat();
         ReportedWait { parts, condition, about: about.into(), since_ms, pause, longest, is_reported: false, number }
-    }
-
-    /// Sets another readiness condition than `ChainRunning`.
-    pub fn with_condition(mut self, condition: Condition) -> Self {
-        self.condition = condition;
-        self
     }
 
     /// Sets another first and longest pause.
@@ -129,6 +126,26 @@ impl Drop for ReportedWait<'_> {
         if self.is_reported {
             self.set_condition(None);
         }
+    }
+}
+
+/// A part of the sequencer whose waits for the log are reported, with the readiness condition of a long wait.
+pub type WaitingPart = (&'static str, Condition);
+/// The feed, which appends to the chain log.
+pub const FEED: WaitingPart = ("the feed", Condition::ChainFed);
+/// The log of decisions.
+pub const DECISIONS: WaitingPart = ("the decisions", Condition::ChainRunning);
+
+/// Awaits work that retries by itself, and reports the wait of this part where it takes long. Without `parts` there is
+/// no report.
+pub async fn report_wait<'a, T>(
+    parts: impl Into<Option<&'a SequencerParts>>,
+    (about, condition): WaitingPart,
+    work: impl Future<Output = T>,
+) -> T {
+    match parts.into() {
+        Some(parts) => ReportedWait::with_condition(parts, about, condition).run(work).await,
+        None => work.await,
     }
 }
 
