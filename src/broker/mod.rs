@@ -421,7 +421,7 @@ impl BrokerError {
         Self::new(BrokerErrorKind::Refused, operation, message)
     }
 
-    fn not_assigned(operation: &'static str, at: &TopicPartition) -> Self {
+    pub(crate) fn not_assigned(operation: &'static str, at: &TopicPartition) -> Self {
         Self::new(BrokerErrorKind::NotAssigned, operation, format!("{at} is not assigned to this member"))
     }
 
@@ -429,10 +429,4 @@ impl BrokerError {
         let message = format!("{at}: offset {offset} is out of range: the partition holds {low}..{high}");
         Self::new(BrokerErrorKind::OutOfRange, operation, message)
     }
-}
-
-/// Treats [`BrokerErrorKind::NotAssigned`] as success: the partition is being revoked, and the revocation is the next
-/// event of the consumer.
-pub(crate) fn ignore_not_assigned(answer: Result<(), BrokerError>) -> Result<(), BrokerError> {
-    answer.or_else(|error| if error.kind == BrokerErrorKind::NotAssigned { Ok(()) } else { Err(error) })
 }

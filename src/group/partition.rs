@@ -1,20 +1,20 @@
-//! State of one assigned partition: completions, end offset, limits, halt, and the metadata of its commits.
+//! State of one assigned partition: completions, end offset, limits, and the next commit.
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
-    broker::{AssignedPartition, Broker, BrokerError, CommittedOffset, MAX_COMMIT_METADATA, Message, TopicPartition},
+    broker::{AssignedPartition, CommittedOffset, Message, TopicPartition},
     clock::Clock,
     group::{
+        commit_metadata::{CommitMetadata, committed_by_instance, parse_view},
         dead_letters::DeadLetterGauge,
+        halt::Halt,
         missing_parent::{PartitionView, TxidPrefix, WaitingEvents},
         offsets::OffsetTracker,
+        reading::{ReadState, Reading},
     },
     status::registry::{HaltStatus, InFlightStatus, PartitionStatus},
     telemetry::PartitionMetrics,
-    text::truncate_for_json,
 };
 
 /// Limits on the unfinished events of one partition. A partition above a limit is paused, and resumes at half of it.
@@ -37,86 +37,6 @@ pub fn latest_plausible_ms(now_ms: u64, missing_parent_grace_ms: u64) -> i64 {
     (now_ms + MAX_CLOCK_SKEW_MS.min(missing_parent_grace_ms / 2)) as i64
 }
 
-/// The halt of a partition, until an operator acts. The halt is part of the commit's metadata, so that a rebalance does
-/// not lift it: only a retry by an operator or an instance that is started after the halt tries again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Halt {
-    /// Reason of the halt, in one line.
-    pub why: String,
-    /// Time of the halt, ms since the epoch.
-    #[serde(rename = "since")]
-    pub since_ms: u64,
-}
-
-/// Bytes of a commit's metadata that the reason of a halt may take, written as JSON. All other metadata always fits
-/// into the remaining 512 bytes. So the reason is cut at the same place in every commit, and a repeated commit carries
-/// the same halt.
-const MAX_HALT_REASON_BYTES: usize = MAX_COMMIT_METADATA - 512;
-
-impl Halt {
-    /// Returns the halt with a reason that fits into a commit. The broker would refuse longer metadata, and with it
-    /// every later commit of the partition.
-    fn truncated_for_commit(&self) -> Halt {
-        Halt { why: truncate_for_json(&self.why, MAX_HALT_REASON_BYTES).into_owned(), since_ms: self.since_ms }
-    }
-
-    /// Reads the halt from the metadata of a commit.
-    pub fn from_commit(committed: &CommittedOffset) -> Option<Halt> {
-        parse_metadata(committed)?.halted
-    }
-}
-
-/// Metadata of a commit, as JSON. Unknown fields of later versions are ignored; fields that an earlier version did not
-/// write are absent.
-#[derive(Serialize, Deserialize)]
-struct CommitMetadata {
-    #[serde(flatten)]
-    view: PartitionView,
-    #[serde(rename = "halt", default, skip_serializing_if = "Option::is_none")]
-    halted: Option<Halt>,
-}
-
-impl CommitMetadata {
-    fn to_metadata(&self) -> String {
-        serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and text always serialise"))
-    }
-}
-
-/// Returns the committed offset if an instance has written the commit. `None`: an operator has committed the offset.
-pub fn committed_by_instance(committed: &CommittedOffset) -> Option<u64> {
-    parse_metadata(committed).map(|_| committed.offset)
-}
-
-/// Returns the commit for a group that is set back to `offset`: no event from this offset on is completed, and none was
-/// read. The commit counts as one of an instance, as the store has consumed at least `offset`. The commit lets no
-/// parent be proven missing in the partition until the partition is read again, and the commit lifts a halt.
-pub fn reset_commit(offset: u64) -> CommittedOffset {
-    let view = PartitionView {
-        oldest_unfinished: Some((i64::MIN, offset)),
-        waiting: None,
-        read_timestamp_ms: i64::MIN,
-        position: offset,
-        at_end: false,
-        over_limit: false,
-    };
-    CommittedOffset { offset, metadata: CommitMetadata { view, halted: None }.to_metadata() }
-}
-
-/// Reason of the halt of a partition whose first events were deleted by retention before the group had committed an
-/// offset of the partition.
-pub fn never_read_reason(group: &str, low: u64) -> String {
-    format!(
-        "the topic no longer holds offsets 0 to {low}, and the group has committed nothing: these offsets were never \
-         read; to continue without them, commit a first offset with `kafka-consumer-groups --group {group} \
-         --reset-offsets` and start again"
-    )
-}
-
-/// Returns the reason of a halt if the next offset is outside the offsets that the topic holds.
-pub fn offset_out_of_range(next: u64, low: u64, high: u64) -> Option<String> {
-    (!(low..=high).contains(&next)).then(|| format!("offset {next} is next, but the topic holds {low} to {high}"))
-}
-
 /// Time, read from the wall clock and from the steady clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
@@ -136,6 +56,27 @@ impl Moment {
 /// Resolution of the recorded read times.
 const READ_TIME_RESOLUTION_MS: u64 = 100;
 
+/// End offset of a partition, as of the last answer of the broker.
+#[derive(Debug, Clone, Copy)]
+struct EndOffset {
+    offset: u64,
+    /// The partition was read to its end.
+    is_reached: bool,
+    /// A batch or the end was delivered since the last check for a stale end offset.
+    is_fresh: bool,
+}
+
+/// Texts of `/state` for a partition that is paused, neither by an operator nor by a halt.
+#[derive(Debug, Clone, Copy)]
+pub struct PausedTexts {
+    /// The number of unfinished messages exceeds half of the limit.
+    pub too_many_messages: &'static str,
+    /// The bytes of the unfinished messages exceed half of the limit.
+    pub too_many_bytes: &'static str,
+    /// The member pauses all its partitions.
+    pub throttled: &'static str,
+}
+
 /// State of one assigned partition.
 pub struct PartitionState {
     partition: TopicPartition,
@@ -143,22 +84,13 @@ pub struct PartitionState {
     pub epoch: u64,
     /// Completed and durable offsets of the partition.
     pub tracker: OffsetTracker,
-    /// End offset, as of the last answer of the broker.
-    pub high_watermark: u64,
-    /// A batch or the end was delivered since the last check for a stale end offset.
-    pub end_offset_is_fresh: bool,
-    /// The partition was read to its end.
-    pub at_end: bool,
-    /// The consumer has paused the partition.
-    pub paused: bool,
-    /// The partition was read to its limit, and has not come below half of the limit since.
-    pub over_limit: bool,
-    /// The halt, until an operator acts.
-    pub halted: Option<Halt>,
-    /// An operator has paused the partition in this instance.
-    pub paused_by_operator: bool,
+    /// Causes for which the partition is not read.
+    pub reads: ReadState,
     /// Counts of the dead letters.
     pub dead_letters: DeadLetterGauge,
+    /// The last commit that is known.
+    pub committed: Option<CommittedOffset>,
+    end: EndOffset,
     /// Greatest timestamp of all messages read, ms since the epoch.
     read_timestamp_ms: i64,
     /// Timestamp of the oldest unread event while nothing was read, ms since the epoch: from the metadata of the commit
@@ -167,9 +99,7 @@ pub struct PartitionState {
     /// Number of the messages read last, in a row, whose timestamps are too late to count.
     future_messages: u32,
     /// The store is known to have consumed the committed offset.
-    pub is_verified: bool,
-    /// The last commit that is known.
-    pub committed: Option<CommittedOffset>,
+    is_verified: bool,
     /// Greatest offset that the group was ever asked to store: a commit without an answer may have arrived.
     attempted_offset: u64,
     /// Offset below which an earlier assignment had read every event (and perhaps later ones).
@@ -190,13 +120,12 @@ impl PartitionState {
         PartitionState {
             epoch: assigned.epoch,
             tracker: tracker(assigned.position),
-            high_watermark: assigned.high_watermark,
-            end_offset_is_fresh: true,
-            at_end: assigned.position >= assigned.high_watermark,
-            paused: false,
-            over_limit: false,
-            halted: None,
-            paused_by_operator: false,
+            end: EndOffset {
+                offset: assigned.high_watermark,
+                is_reached: assigned.position >= assigned.high_watermark,
+                is_fresh: true,
+            },
+            reads: ReadState::default(),
             dead_letters: DeadLetterGauge::default(),
             read_timestamp_ms: i64::MIN,
             oldest_unread_ms: view.as_ref().and_then(oldest_unread_in).unwrap_or(now_ms as i64),
@@ -251,25 +180,46 @@ impl PartitionState {
         is_new
     }
 
+    /// Records that a batch comes, and the broker's end offset.
+    pub fn begin_batch(&mut self, high_watermark: u64) {
+        self.update_high_watermark(high_watermark);
+        (self.end.is_reached, self.end.is_fresh) = (false, true);
+    }
+
     /// Raises the end offset to the broker's answer. Messages that are not delivered, of a paused partition say, raise
     /// the end offset, too.
     pub fn update_high_watermark(&mut self, end: u64) {
-        self.high_watermark = self.high_watermark.max(end);
+        self.end.offset = self.end.offset.max(end);
     }
 
     /// Returns whether the broker has to be asked for the end offset: nothing was delivered since the last call, and
     /// new messages would not be delivered, either (they are after an end that was reached, unless the partition is
     /// paused).
     pub fn needs_end_offset_refresh(&mut self) -> bool {
-        let was_fresh = std::mem::take(&mut self.end_offset_is_fresh);
-        !was_fresh && (self.paused || !self.at_end)
+        let was_fresh = std::mem::take(&mut self.end.is_fresh);
+        !was_fresh && (self.reads.is_paused() || !self.end.is_reached)
     }
 
     /// Records that every message below `position`, the end, has been read.
     pub fn reach_end(&mut self, position: u64) {
         self.tracker.skip_to(position);
         self.update_high_watermark(position);
-        (self.at_end, self.end_offset_is_fresh) = (true, true);
+        (self.end.is_reached, self.end.is_fresh) = (true, true);
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.end.is_reached && self.tracker.position() >= self.end.offset
+    }
+
+    /// Records that the store has consumed every event below the committed offset `offset`. A rewind may have set the
+    /// committed offset back meanwhile, never forward.
+    pub fn verify_consumed(&mut self, offset: u64) {
+        self.is_verified |= self.rewind_offset() <= offset;
+    }
+
+    /// Returns the watermark, once the committed offset is compared with the store: the offset to record as consumed.
+    pub fn consumed_offset(&self) -> Option<u64> {
+        self.is_verified.then(|| self.tracker.watermark())
     }
 
     /// Returns whether a message is known to have been read under an earlier assignment.
@@ -303,60 +253,39 @@ impl PartitionState {
         // Events that were never read can have any age.
         let never_read = self.truncated_before_first_commit().map(|_| (i64::MIN, 0));
         // An event that waits in a halted partition may stay there for good.
-        let includes_waiting = !waiting.is_empty() && never_read.is_none() && self.halted.is_none();
+        let includes_waiting = !waiting.is_empty() && never_read.is_none() && !self.reads.is_halted();
         let rest = || self.tracker.oldest_not_durable_except(&waiting.iter().map(|(_, offset, _)| *offset).collect());
         PartitionView {
             waiting: includes_waiting.then(|| WaitingEvents { events: waiting.to_vec(), oldest_of_rest: rest() }),
             oldest_unfinished: never_read.or_else(|| self.tracker.oldest_not_durable()),
             read_timestamp_ms: self.read_timestamp_ms,
             position: self.tracker.position(),
-            at_end: self.at_end && self.tracker.position() >= self.high_watermark,
+            at_end: self.is_at_end(),
             // Events after a limit are read once there is room. Events after an operator's pause may have any age.
-            over_limit: self.over_limit && !self.paused_by_operator,
+            over_limit: self.reads.is_full() && !self.reads.is_paused_by_operator(),
         }
     }
 
-    /// Reads the progress of a partition that another instance, or no instance, has.
-    ///
-    /// Old metadata shows less progress than there is, never more. A partition whose committed offset is its end has
-    /// no unfinished event.
-    ///
-    /// # Errors
-    /// The broker does not answer.
-    pub async fn read_foreign_view(
-        broker: &dyn Broker,
-        partition: &TopicPartition,
-        committed: Option<CommittedOffset>,
-    ) -> Result<PartitionView, BrokerError> {
-        let (_, high) = broker.watermarks(partition).await?;
-        let next = committed.as_ref().map_or(0, |committed| committed.offset);
-        let unknown = PartitionView {
-            oldest_unfinished: (next < high).then_some((i64::MIN, next)),
-            waiting: None,
-            read_timestamp_ms: i64::MIN,
-            position: next,
-            at_end: next >= high,
-            over_limit: false,
-        };
-        let known = committed.as_ref().and_then(parse_view);
-        // The end may have moved since the commit.
-        Ok(match known {
-            Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
-            _ => unknown,
-        })
+    /// The assignment at its committed offset.
+    pub fn committed_assignment(&self) -> AssignedPartition {
+        AssignedPartition {
+            partition: self.partition.clone(),
+            epoch: self.epoch,
+            committed: self.committed.clone(),
+            position: self.rewind_offset(),
+            high_watermark: self.end.offset,
+        }
     }
 
-    /// State after a rewind to `position`: as at the assignment, with the commits since. The new state has no halt.
-    pub fn rewound(&self, epoch: u64, position: u64, can_lose_writes: bool) -> Self {
-        let partition = self.partition.clone();
-        let committed = self.committed.clone();
-        let assigned = AssignedPartition { partition, epoch, committed, position, high_watermark: self.high_watermark };
+    /// State after a seek to the committed offset: as at the assignment `again`, with the commits since. `reads`: state
+    /// of the reads from now on.
+    pub fn rewound(&self, again: &AssignedPartition, reads: ReadState, can_lose_writes: bool) -> Self {
         PartitionState {
             start_offset: self.start_offset,
             attempted_offset: self.attempted_offset,
             is_verified: self.is_verified,
-            paused_by_operator: self.paused_by_operator,
-            ..PartitionState::new(&assigned, self.metrics.clone(), can_lose_writes, self.oldest_unread_ms.max(0) as u64)
+            reads,
+            ..PartitionState::new(again, self.metrics.clone(), can_lose_writes, self.oldest_unread_ms.max(0) as u64)
         }
     }
 
@@ -380,7 +309,7 @@ impl PartitionState {
         if recorded < self.rewind_offset() || !self.is_verified {
             return None;
         }
-        let halted = self.halted.as_ref().map(Halt::truncated_for_commit);
+        let halted = self.reads.halt().map(Halt::truncated_for_commit);
         let metadata = CommitMetadata { view: self.view(waiting), halted }.to_metadata();
         let now = CommittedOffset { offset: self.tracker.durable_offset().min(recorded), metadata };
         if now.offset < self.attempted_offset {
@@ -394,26 +323,19 @@ impl PartitionState {
         ((moved && !never_read) || has_new_metadata).then_some(now)
     }
 
-    /// State of the partition for `/state`. `parked`: number of parked transactions. `paused`: reason of a pause that
-    /// is due neither to an operator nor to a halt nor to the partition's own limit.
-    pub fn status(
-        &self,
-        now: Moment,
-        limits: &PartitionLimits,
-        parked: usize,
-        paused: &'static str,
-    ) -> PartitionStatus {
+    /// State of the partition for `/state`. `parked`: number of parked transactions.
+    pub fn status(&self, now: Moment, limits: &PartitionLimits, parked: usize, texts: &PausedTexts) -> PartitionStatus {
         let watermark = self.tracker.watermark();
         let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.oldest_unread_ms };
-        let oldest_unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.high_watermark);
+        let oldest_unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.end.offset);
         let oldest_ms = self.tracker.oldest_not_completed().map(|(timestamp_ms, _)| timestamp_ms).or(oldest_unread_ms);
         let age_ms = oldest_ms.map_or(0, |then| (now.wall_ms as i64).saturating_sub(then).max(0));
-        let why = match self.exceeded_resume_limit(limits) {
-            _ if self.paused_by_operator => "paused by an operator",
-            _ if self.halted.is_some() => "the partition is halted",
-            Some("messages") if self.over_limit => "too many messages are unfinished",
-            Some(_) if self.over_limit => "too many bytes are unfinished",
-            _ => paused,
+        let why = match (self.reads.reading(), self.exceeded_resume_limit(limits)) {
+            (Reading::PausedByOperator, _) => "paused by an operator",
+            (Reading::Halted(_), _) => "the partition is halted",
+            (Reading::Full, Some("messages")) => texts.too_many_messages,
+            (Reading::Full, Some(_)) => texts.too_many_bytes,
+            (Reading::Full, None) | (Reading::Read, _) => texts.throttled,
         };
         PartitionStatus {
             topic: self.partition.topic.to_string(),
@@ -422,16 +344,16 @@ impl PartitionState {
             position: self.tracker.position(),
             watermark,
             committed: self.committed.as_ref().map(|committed| committed.offset),
-            high_watermark: self.high_watermark,
-            at_end: self.at_end && self.tracker.position() >= self.high_watermark,
-            lag_messages: self.high_watermark.saturating_sub(watermark),
+            high_watermark: self.end.offset,
+            at_end: self.is_at_end(),
+            lag_messages: self.end.offset.saturating_sub(watermark),
             lag_seconds: age_ms as f64 / 1_000.0,
             unfinished_events: self.tracker.unfinished() as u64,
             unfinished_bytes: self.tracker.unfinished_bytes(),
             oldest_in_flight: self.oldest_in_flight(now.steady_ms),
             parked: parked as u64,
-            paused: self.paused.then_some(why),
-            halted: self.halted.as_ref().map(|halt| HaltStatus { why: halt.why.clone(), since_ms: halt.since_ms }),
+            paused: self.reads.is_paused().then_some(why),
+            halted: self.reads.halt().map(|halt| HaltStatus { why: halt.why.clone(), since_ms: halt.since_ms }),
         }
     }
 
@@ -448,15 +370,12 @@ impl PartitionState {
         metrics.epoch.set(status.epoch as i64);
         metrics.halted.set(i64::from(status.halted.is_some()));
         metrics.paused.set(i64::from(status.paused.is_some()));
-        metrics.paused_by_operator.set(i64::from(self.paused_by_operator));
+        metrics.paused_by_operator.set(i64::from(self.reads.is_paused_by_operator()));
         metrics.unfinished_events.set(status.unfinished_events as i64);
         metrics.unfinished_bytes.set(status.unfinished_bytes as i64);
         metrics.parked_events.set(status.parked as i64);
     }
 }
-
-/// Number of commit intervals between two questions for stale end offsets.
-pub const END_OFFSET_REFRESH_COMMITS: u32 = 5;
 
 /// Timestamp of the oldest event that is not read yet, from the metadata of the commit, if the metadata has one.
 fn oldest_unread_in(view: &PartitionView) -> Option<i64> {
@@ -464,21 +383,18 @@ fn oldest_unread_in(view: &PartitionView) -> Option<i64> {
     (oldest_ms > i64::MIN).then_some(oldest_ms)
 }
 
-/// Parses the metadata of a commit. `None`: the metadata is not an instance's.
-fn parse_metadata(committed: &CommittedOffset) -> Option<CommitMetadata> {
-    serde_json::from_str(&committed.metadata).ok()
-}
-
-fn parse_view(committed: &CommittedOffset) -> Option<PartitionView> {
-    parse_metadata(committed).map(|note| note.view)
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::telemetry::Metrics;
+    use crate::{broker::MAX_COMMIT_METADATA, group::commit_metadata::reset_commit, telemetry::Metrics};
+
+    const TEXTS: PausedTexts = PausedTexts {
+        too_many_messages: "too many messages are unfinished",
+        too_many_bytes: "too many bytes are unfinished",
+        throttled: "all is full",
+    };
 
     fn state(committed: Option<CommittedOffset>) -> PartitionState {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
@@ -486,6 +402,11 @@ mod tests {
         let position = committed.as_ref().map_or(0, |committed| committed.offset);
         let assigned = AssignedPartition { partition, epoch: 1, committed, position, high_watermark: 100 };
         PartitionState::new(&assigned, metrics, false, 60_000)
+    }
+
+    fn rewound(state: &PartitionState) -> PartitionState {
+        let again = AssignedPartition { epoch: 2, ..state.committed_assignment() };
+        state.rewound(&again, state.reads.after_rewind(), true)
     }
 
     fn message(offset: u64) -> Message {
@@ -544,7 +465,7 @@ mod tests {
         let limits = PartitionLimits { span: 4, bytes: 1_000 };
         let mut state = state(None);
         let at = |steady_ms| Moment { wall_ms: 60_000 + steady_ms, steady_ms };
-        let status = |state: &PartitionState, steady_ms| state.status(at(steady_ms), &limits, 2, "all is full");
+        let status = |state: &PartitionState, steady_ms| state.status(at(steady_ms), &limits, 2, &TEXTS);
         let idle = status(&state, 1_000);
         assert_eq!(
             (idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages),
@@ -566,14 +487,14 @@ mod tests {
         assert_eq!(oldest(&state), (Some((0, 9.0)), 40.0));
         [0, 1, 2].into_iter().for_each(|offset| state.tracker.complete(offset, 0));
         assert_eq!(oldest(&state), (Some((3, 8.0)), 39.997));
-        state.paused = true;
+        state.reads.record_pause();
         assert_eq!(status(&state, 0).paused, Some("all is full"));
-        state.over_limit = true;
+        assert!(state.reads.enter_full());
         assert_eq!(status(&state, 0).paused, Some("too many messages are unfinished"));
-        state.halted = Some(Halt { why: "x".into(), since_ms: 5 });
+        state.reads.enter_halt(Halt { why: "x".into(), since_ms: 5 });
         assert_eq!(status(&state, 0).paused, Some("the partition is halted"));
         assert!(state.view(&[]).over_limit);
-        state.paused_by_operator = true;
+        assert!(state.reads.pause_by_operator());
         assert_eq!(status(&state, 0).paused, Some("paused by an operator"));
         assert!(!state.view(&[]).over_limit, "unread events may be older");
         (3..6).for_each(|offset| state.tracker.complete(offset, 0));
@@ -589,15 +510,16 @@ mod tests {
     #[test]
     fn age_of_unread_events_is_taken_from_the_commit() {
         let limits = PartitionLimits { span: 4, bytes: 1_000 };
-        let lag =
-            |state: &PartitionState| state.status(Moment { wall_ms: 70_000, steady_ms: 0 }, &limits, 0, "").lag_seconds;
+        let lag = |state: &PartitionState| {
+            state.status(Moment { wall_ms: 70_000, steady_ms: 0 }, &limits, 0, &TEXTS).lag_seconds
+        };
         let committed = |metadata: &str| state(Some(CommittedOffset { offset: 3, metadata: metadata.into() }));
         assert_eq!(lag(&state(None)), 10.0, "since the assignment");
         assert_eq!(lag(&committed("")), 10.0, "a commit of an operator");
         assert_eq!(lag(&committed(r#"{"read":30000,"pos":5}"#)), 40.0, "later events are not older");
         assert_eq!(lag(&committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#)), 50.0);
         assert_eq!(lag(&state(Some(reset_commit(3)))), 10.0, "the metadata has no timestamp");
-        let again = committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#).rewound(2, 3, true);
+        let again = rewound(&committed(r#"{"oldest":[20000,3],"read":30000,"pos":5}"#));
         assert_eq!(lag(&again), 50.0);
         let mut done = state(None);
         done.reach_end(100);
@@ -611,7 +533,9 @@ mod tests {
         state.deliver(&message(3), 1_000);
         state.tracker.complete(3, 0);
         assert_eq!(state.next_commit(u64::MAX, &[]), None);
-        state.is_verified = true;
+        state.verify_consumed(2);
+        assert!(!state.is_verified, "the committed offset is 3");
+        state.verify_consumed(3);
         assert_eq!(state.next_commit(2, &[]), None, "the consumed offset is not durable");
         assert_eq!(state.next_commit(3, &[]).map(|committed| committed.offset), Some(3));
         assert_eq!(state.next_commit(4, &[]).map(|committed| committed.offset), Some(4));
@@ -628,7 +552,7 @@ mod tests {
         assert_eq!(attempted.offset, 4);
         // The commit gets no answer, and a node loses writes.
         first.record_attempt(attempted.offset);
-        let mut again = PartitionState { tracker: OffsetTracker::new(0), ..first.rewound(2, 0, true) };
+        let mut again = PartitionState { tracker: OffsetTracker::new(0), ..rewound(&first) };
         (0..5).for_each(|offset| assert!(again.deliver(&message(offset), 1_000)));
         (0..3).for_each(|offset| again.tracker.complete(offset, 0));
         assert_eq!(again.next_commit(u64::MAX, &[]), None);
@@ -642,61 +566,21 @@ mod tests {
         first.deliver(&message(0), 1_000);
         assert_eq!(Halt::from_commit(&first.next_commit(u64::MAX, &[]).unwrap()), None);
         let halt = Halt { why: "3 dead letters in a row".into(), since_ms: 5_000 };
-        first.halted = Some(halt.clone());
+        first.reads.enter_halt(halt.clone());
         let committed = first.next_commit(u64::MAX, &[]).unwrap();
         assert_eq!(Halt::from_commit(&committed), Some(halt));
         assert!(state(Some(committed)).is_replayed(&message(0)), "the metadata has the view, too");
     }
 
     #[test]
-    fn a_halt_reason_of_any_length_fits_into_a_commit() {
-        let view = PartitionView {
-            oldest_unfinished: Some((i64::MIN, u64::MAX)),
-            waiting: None,
-            read_timestamp_ms: i64::MIN,
-            at_end: false,
-            over_limit: false,
-            position: u64::MAX,
-        };
-        let reason_after = |why: String, view: &PartitionView| {
-            let view = view.clone();
-            let halted = Some(Halt { why, since_ms: u64::MAX }.truncated_for_commit());
-            let metadata = CommitMetadata { view, halted }.to_metadata();
-            assert!(metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", metadata.len());
-            Halt::from_commit(&CommittedOffset { offset: 0, metadata }).unwrap().why
-        };
-        for letter in ["x", "ü", "₿", "\"", "\n", "\u{1}", "\u{7f}", "🚀"] {
-            let each = serde_json::to_string(letter).unwrap().len() - 2;
-            let most = letter.repeat(MAX_HALT_REASON_BYTES / each);
-            assert_eq!(reason_after(most.clone(), &view), most, "the whole reason fits");
-            let cut = reason_after(letter.repeat(MAX_HALT_REASON_BYTES / each + 1), &view);
-            assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MAX_HALT_REASON_BYTES - 3) / each)), "{cut}");
-            let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view.clone() };
-            assert_eq!(
-                reason_after(letter.repeat(9_000), &shorter),
-                reason_after(letter.repeat(9_000), &view),
-                "whatever the other metadata"
-            );
-            assert_eq!(reason_after(cut.clone(), &view), cut, "a cut reason is not cut again");
-        }
+    fn a_commit_with_a_cut_reason_is_not_repeated() {
         let mut state = state(None);
         state.deliver(&message(0), 1_000);
-        state.halted = Some(Halt { why: "\"".repeat(9_000), since_ms: 5_000 });
+        state.reads.enter_halt(Halt { why: "\"".repeat(9_000), since_ms: 5_000 });
         let committed = state.next_commit(u64::MAX, &[]).unwrap();
         assert!(committed.metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", committed.metadata.len());
         state.committed = Some(committed);
         assert_eq!(state.next_commit(u64::MAX, &[]), None, "the metadata has not changed");
-    }
-
-    #[test]
-    fn metadata_of_other_versions_can_be_read() {
-        let committed = |metadata: &str| CommittedOffset { offset: 3, metadata: metadata.into() };
-        let before = committed(r#"{"oldest":[7,3],"read":9,"end":true,"bound":false,"pos":5}"#);
-        assert_eq!(parse_view(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
-        assert_eq!(Halt::from_commit(&before), None);
-        let after = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4,"by":"y"},"more":[1]}"#);
-        assert_eq!(parse_view(&after).map(|view| view.position), Some(5));
-        assert_eq!(Halt::from_commit(&after), Some(Halt { why: "x".into(), since_ms: 4 }));
     }
 
     #[test]

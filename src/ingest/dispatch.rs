@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::{EngineError, ErrorKind, Row},
+    group::member::EndOffsetAnswer,
     ingest::{
         flight::FlightId,
         pipeline::{PipelineError, ProofSnapshot},
@@ -82,19 +83,6 @@ pub enum TaskMessage {
     StoreReachable(Result<(), String>),
     /// The pipeline cannot continue.
     Fatal(PipelineError),
-}
-
-/// Offsets of a partition, as of one question.
-#[derive(Debug, Clone, Copy)]
-pub struct EndOffsetAnswer {
-    /// Number of the partition.
-    pub partition: i32,
-    /// Epoch of the assignment at the time of the question.
-    pub epoch: u64,
-    /// Position before the question was sent.
-    pub position: u64,
-    /// First offset that the topic still holds, and the end offset.
-    pub watermarks: (u64, u64),
 }
 
 /// Purpose of a read of a master record.

@@ -7,22 +7,20 @@
 //!      ▲                                          │
 //!      └── complete ◄───────── task messages ◄────┘
 //!
-//! on a tick: CommitCycle, ParentProofs, EndOffsets, StatusReport
+//! on a tick: commits, end offsets, ParentProofs, StatusReport
 //! ```
 
 mod backpressure;
 mod chunks;
 mod commits;
 mod drain;
-mod end_offsets;
 mod halt_partitions;
 mod interface;
 mod operator_requests;
+mod out_of_range;
 mod parent_proofs;
 mod partition_reads;
-mod partition_table;
 mod publications;
-mod rewind;
 mod scan_pace;
 mod status_report;
 mod store_group;
@@ -30,9 +28,9 @@ mod task_messages;
 mod topic_id;
 
 use chunks::{ChunkQueue, PreparedChunk};
-use commits::CommitCycle;
-use end_offsets::EndOffsets;
+use commits::PipelineCommits;
 pub use interface::{PipelineError, PipelineReport, PipelineServices, PipelineSettings};
+use out_of_range::OutOfRange;
 pub use parent_proofs::ProofSnapshot;
 use parent_proofs::{LONG_WAIT_MS, ParentProofs};
 use partition_reads::PartitionReads;
@@ -50,7 +48,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     broker::{Consumer, ConsumerEvent, Message, MessageBatch, TopicPartition},
-    group::notify::TxNotifier,
+    group::{notify::TxNotifier, partition::latest_plausible_ms},
     ingest::{
         dispatch::{Dispatcher, MasterRead, TaskMessage},
         flight::SubmittedTx,
@@ -80,9 +78,8 @@ pub struct Pipeline {
     publications: Publications,
     task_sender: mpsc::UnboundedSender<TaskMessage>,
     task_messages: mpsc::UnboundedReceiver<TaskMessage>,
-    commits: CommitCycle,
     proofs: ParentProofs,
-    end_offsets: EndOffsets,
+    out_of_range: OutOfRange,
     scans: ScanPace,
     status: StatusReport,
     /// Requests of operators about partitions.
@@ -107,9 +104,8 @@ impl Pipeline {
                 .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live)),
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
             publications: Publications::new(services.publisher.clone(), sender.clone()),
-            commits: CommitCycle::new(&settings, now),
             proofs: ParentProofs::new(&settings, sender.clone(), now),
-            end_offsets: EndOffsets::new(services.broker.clone(), sender.clone(), settings.commit_interval, now),
+            out_of_range: OutOfRange::new(services.broker.clone()),
             scans: ScanPace::new(now),
             status: StatusReport::default(),
             control_requests: services.health.control().partitions.open(),
@@ -133,7 +129,9 @@ impl Pipeline {
     /// shutdown does not wait for the durability lag.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
         let monitor = self.services.health.liveness().watch_loop("the pipeline's loop");
-        while !shutdown.is_cancelled() && !self.reads.partitions.has_reached_all(self.services.modes.end_offsets()) {
+        while !shutdown.is_cancelled()
+            && !self.reads.member.partitions.has_reached_all(self.services.modes.end_offsets())
+        {
             monitor.beat();
             let wake = self.next_wake().min(monitor.next_beat());
             if Instant::now() >= wake {
@@ -144,7 +142,7 @@ impl Pipeline {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                progress = self.commits.next_progress() => {
+                progress = self.reads.member.commits.next_progress() => {
                     monitor.enter("a restart of the store's nodes", self.on_commit_progress(progress)).await?
                 }
                 Some(request) = self.control_requests.recv() => {
@@ -152,11 +150,11 @@ impl Pipeline {
                 }
                 Some(message) = self.task_messages.recv() => self.on_task_message(message)?,
                 chunk = self.chunks.next(&self.topic_confirmation) => self.on_prepared(chunk?),
-                polled = self.reads.consumer.poll() => match polled {
+                polled = self.reads.member.consumer.poll() => match polled {
                     Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => {
-                        let assigned = self.reads.partitions.epochs();
-                        let halting = self.end_offsets.on_out_of_range(error, assigned, &mut self.reads);
+                        let assigned = self.reads.member.partitions.epochs();
+                        let halting = self.out_of_range.on_error(error, assigned, &mut self.reads);
                         monitor.enter("the ends of its partitions", halting).await?;
                     }
                 },
@@ -174,7 +172,7 @@ impl Pipeline {
         self.dispatcher.shut_down().await;
         // The next owner finds a node's restart by itself: a rewind here would need a store that answers.
         self.commit_unless_restarted().await?;
-        self.reads.consumer.close().await?;
+        self.reads.member.consumer.close().await?;
         let (contests, dead_letters) = self.publications.totals();
         let parked_max = self.planner.flights().counts().parked_max as u64;
         Ok(PipelineReport { completed: self.completed, parked_max, contests, dead_letters })
@@ -182,13 +180,16 @@ impl Pipeline {
 
     fn next_wake(&mut self) -> Instant {
         if std::mem::take(&mut self.reads.has_new_halt) {
-            self.commits.commit_now();
+            self.reads.member.commits.commit_now();
         }
         let now_ms = self.services.clock.steady_ms();
         let due =
             self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
         let proof = (self.planner.flights().counts().parked > 0).then_some(self.proofs.next());
-        [due, proof, self.dispatcher.deadline()].into_iter().flatten().fold(self.commits.next(), Instant::min)
+        [due, proof, self.dispatcher.deadline()]
+            .into_iter()
+            .flatten()
+            .fold(self.reads.member.commits.next(), Instant::min)
     }
 
     async fn on_polled(&mut self, polled: ConsumerEvent) -> Result<(), PipelineError> {
@@ -208,9 +209,7 @@ impl Pipeline {
             }
             ConsumerEvent::Revoked { partitions, lost } => self.on_revoked(&partitions, lost).await?,
             ConsumerEvent::End(end) => {
-                if let Some(state) = self.reads.partitions.current(end.partition.partition, end.epoch) {
-                    state.reach_end(end.position);
-                }
+                self.reads.member.reach_end(&end);
             }
         }
         Ok(())
@@ -226,14 +225,12 @@ impl Pipeline {
             }
         }
         let now_ms = self.services.clock.steady_ms();
-        for partition in partitions {
-            self.reads.remove(partition);
-            self.planner.revoke(partition.partition, now_ms);
-        }
-        self.reads.consumer.finish_revocation();
+        self.reads.member.remove(partitions);
+        partitions.iter().for_each(|partition| self.planner.revoke(partition.partition, now_ms));
+        self.reads.member.consumer.finish_revocation();
         self.reads.redistribute_shares(&mut self.planner);
         self.reads.publish_halts();
-        if self.reads.partitions.states.is_empty() {
+        if self.reads.member.partitions.states.is_empty() {
             self.services.health.set(Condition::Assigned, Some("no partition is assigned".into()));
         }
         self.publish_status();
@@ -242,13 +239,14 @@ impl Pipeline {
 
     /// Registers the messages of a batch and starts their preparation beside the loop.
     fn on_messages(&mut self, batch: MessageBatch) {
-        let (number, epoch) = (batch.partition.partition, batch.epoch);
-        let messages = self.reads.register(batch, self.settings.missing_parent_grace_ms);
-        if messages.is_empty() {
+        let latest_ms = latest_plausible_ms(self.services.clock.now_ms(), self.settings.missing_parent_grace_ms);
+        let Some(batch) = self.reads.member.register(batch, latest_ms).filter(|batch| !batch.messages.is_empty())
+        else {
             return;
-        }
+        };
+        let number = batch.partition.partition;
         self.reads.apply_backpressure(number, &mut self.planner);
-        self.chunks.push(number, epoch, self.topic_confirmation.next_chunk_number(), messages);
+        self.chunks.push(number, batch.epoch, self.topic_confirmation.next_chunk_number(), batch.messages);
         self.topic_confirmation.check();
         self.reads.throttle(self.chunks.messages(), &mut self.planner);
     }
@@ -257,8 +255,8 @@ impl Pipeline {
         self.status.record_progress();
         let now_ms = self.services.clock.steady_ms();
         for (message, result) in chunk.messages {
-            let Some(state) = self.reads.partitions.current(chunk.partition, chunk.epoch) else { return };
-            if state.halted.is_some() {
+            let Some(state) = self.reads.member.partitions.current(chunk.partition, chunk.epoch) else { return };
+            if state.reads.is_halted() {
                 continue;
             }
             let event = EventRef {
@@ -334,7 +332,7 @@ impl Pipeline {
 
     /// Completes an event, unless its epoch has ended.
     fn complete(&mut self, event: EventRef, how: Completion) {
-        if self.reads.partitions.complete(event) {
+        if self.reads.member.partitions.complete(event.partition, event.epoch, event.offset) {
             self.status.record_progress();
             self.completed += 1;
             self.services.metrics.completed.of(how).inc();
@@ -347,7 +345,7 @@ impl Pipeline {
         // Before the retries: a transaction that is being tried does not count as waiting.
         if now >= self.proofs.next() && self.planner.flights().counts().parked > 0 {
             let now_ms = self.services.clock.steady_ms();
-            self.proofs.query(&self.services, &self.reads.partitions, &mut self.planner, now_ms);
+            self.proofs.query(&self.services, &self.reads.member.partitions, &mut self.planner, now_ms);
             self.scans.delay_after(now);
             self.proofs.schedule_next(now, self.scans);
             if let Modes::Rebuild(_) = self.services.modes {
@@ -355,17 +353,16 @@ impl Pipeline {
                 self.planner.reread_own_records(LONG_WAIT_MS, self.services.clock.steady_ms());
             }
         }
-        if now >= self.commits.next() {
+        if now >= self.reads.member.commits.next() {
             let is_idle = self.is_idle();
             self.status.refresh(&self.settings, &self.services, &self.reads, &self.planner, is_idle);
             self.reads.equalize_shares(&mut self.planner);
-            let is_rebuild = matches!(self.services.modes, Modes::Rebuild(_));
-            self.end_offsets.query_if_due(now, is_rebuild, &mut self.reads);
+            self.reads.query_stale_ends(now, &self.task_sender);
             self.planner.detach_parked_buffers();
             self.scans.delay_after(now);
-            self.commits.schedule_next(now, self.scans);
-            self.commits.begin(&self.services, &self.reads);
-            self.end_offsets.retry_out_of_range(&mut self.reads).await?;
+            self.reads.member.commits.schedule_next(now, self.scans.next_scan());
+            self.reads.member.begin_commit(&self.services.nodes, &PipelineCommits(&mut self.planner));
+            self.out_of_range.retry(&mut self.reads).await?;
         }
         self.planner.retry_due(self.services.clock.steady_ms());
         Ok(())
@@ -379,11 +376,11 @@ impl Pipeline {
     /// Returns whether no event has to complete by itself: every event is completed, except in halted partitions; or
     /// only waiting transactions are left, which are retried or wait for a halted one.
     fn is_idle(&self) -> bool {
-        let all_completed = self.reads.partitions.running().all(|state| state.tracker.unfinished() == 0);
         let in_motion = self.planner.flights().counts().active + self.chunks.messages() + self.publications.pending()
             > 0
             || !self.dispatcher.is_idle();
-        all_completed || (!in_motion && (self.planner.next_due_ms().is_some() || self.planner.flights().has_halted()))
+        self.reads.member.partitions.has_completed_all()
+            || (!in_motion && (self.planner.next_due_ms().is_some() || self.planner.flights().has_halted()))
     }
 }
 
@@ -391,9 +388,7 @@ impl Pipeline {
 /// process with other partitions.
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        for number in self.reads.partitions.numbers() {
-            self.reads.remove(&self.reads.partitions.place(number));
-        }
+        self.reads.member.remove_all();
         // The pipeline of a rebuild may end before its chain: that is no stall.
         self.services.health.liveness().set_idle(Workload::Transactions, true);
         self.publish_status();

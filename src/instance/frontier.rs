@@ -25,7 +25,7 @@ use crate::{
         retry::{read_or_reopen, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions, Topic},
-    group::{earlier_halts::EarlierHalts, partition::committed_by_instance},
+    group::{commit_metadata::committed_by_instance, earlier_halts::EarlierHalts},
     prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{ConsumedOffsets, LogEnds, Reason},
     replay::{LastVerdicts, RaisedFrontier, RebuildPlan},

@@ -14,7 +14,7 @@ use crate::{
         Broker, BrokerError, CommittedOffset, TopicPartition,
         committed::{GroupPosition, read_committed, read_positions},
     },
-    group::partition::{committed_by_instance, reset_commit},
+    group::commit_metadata::{committed_by_instance, reset_commit},
     record::ConsumedOffsets,
     sequencer::chain_group,
     store::meta::MetaError,

@@ -7,7 +7,7 @@ use crate::{
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
-    group::partition::{Halt, committed_by_instance},
+    group::{commit_metadata::committed_by_instance, halt::Halt},
 };
 
 const OFFSET_RESET: OffsetReset<'static> = OffsetReset { topic: "txs", group: "g" };

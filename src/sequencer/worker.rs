@@ -6,12 +6,14 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     broker::{CommittedOffset, Message, MessageBatch},
+    group::member::EndOffsetAnswer,
     liveness::LoopMonitor,
     sequencer::{
         ChainMode, SequencerError, SequencerParts,
         chain_feed::{ChainFeed, FeedProgress},
         decisions::DecisionLog,
         handler::Handler,
+        member::until_meta_answers,
         prune::{CommittedChain, Pruner},
         state::ChainState,
         steps::DecisionMode,
@@ -23,8 +25,8 @@ use crate::{
 /// A report to the sequencer's loop, from the worker or from a request of the end offset.
 #[derive(Debug)]
 pub enum WorkerReport {
-    /// The end offset of the chain.
-    End(u64),
+    /// End offsets of the chain; empty: the log did not answer, and is asked again at a later tick.
+    EndOffsets(Vec<EndOffsetAnswer>),
     /// Every event below this offset is handled.
     Handled(CommittedOffset),
     /// The worker has stopped.
@@ -174,14 +176,12 @@ impl ChainWorker {
     async fn bind_chain(&self, first: &Message) -> Result<(), SequencerError> {
         let id = compute_chain_id(first.timestamp_ms, &first.key, &first.payload);
         let parts = &self.handler.parts;
-        let mut waiting = ReportedWait::new(parts, "the chain");
-        loop {
-            match self.handler.parts.wait_for("the store", parts.ownership.bind_chain(id)).await {
-                Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
-                Err(error @ MetaError::ChainRecreated { .. }) => return Err(SequencerError::Halt(error.to_string())),
-                bound => return bound.map_err(|error| SequencerError::Damaged(error.to_string())),
-            }
-        }
+        until_meta_answers(parts, || parts.wait_for("the store", parts.ownership.bind_chain(id))).await.map_err(
+            |error| match error {
+                MetaError::ChainRecreated { .. } => SequencerError::Halt(error.to_string()),
+                error => SequencerError::Damaged(error.to_string()),
+            },
+        )
     }
 
     /// Makes the pruner. A rebuild does not prune; the instance that continues with the store does.

@@ -12,7 +12,7 @@ use super::{BrokerState, SharedBroker, group::MemberId};
 use crate::broker::{
     BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, MessageBatch,
     PartitionReader, TopicPartition,
-    memory::group::{GroupMember, LogView, MemberPartition},
+    memory::group::{ConsumerMember, LogView, MemberPartition},
 };
 
 /// A group member. A drop without a close is a crash: the group removes the member after the session timeout.
@@ -249,7 +249,7 @@ impl MemoryConsumer {
 }
 
 /// Partitions of the member in ascending order, starting after the partition of the last delivery.
-fn round_robin(member: &GroupMember) -> Vec<TopicPartition> {
+fn round_robin(member: &ConsumerMember) -> Vec<TopicPartition> {
     let Some(last) = &member.last else { return member.owned.keys().cloned().collect() };
     let behind = member.owned.range((Bound::Excluded(last), Bound::Unbounded));
     let before = member.owned.range((Bound::Unbounded, Bound::Included(last)));

@@ -47,7 +47,7 @@ impl MemberPartition {
 }
 
 #[derive(Debug)]
-pub(super) struct GroupMember {
+pub(super) struct ConsumerMember {
     topics: Vec<Arc<str>>,
     pub(super) owned: BTreeMap<TopicPartition, MemberPartition>,
     events: VecDeque<ConsumerEvent>,
@@ -74,7 +74,7 @@ pub(super) trait LogView {
 pub(super) struct GroupState {
     pub(super) generation: u64,
     pub(super) committed: BTreeMap<TopicPartition, CommittedOffset>,
-    pub(super) members: BTreeMap<MemberId, GroupMember>,
+    pub(super) members: BTreeMap<MemberId, ConsumerMember>,
     target: BTreeMap<TopicPartition, MemberId>,
 }
 
@@ -94,7 +94,7 @@ impl GroupState {
         log: &dyn LogView,
         now: Instant,
     ) {
-        let member = GroupMember {
+        let member = ConsumerMember {
             topics,
             owned: BTreeMap::new(),
             events: VecDeque::new(),
@@ -279,7 +279,7 @@ impl MemberPartition {
     }
 }
 
-impl GroupMember {
+impl ConsumerMember {
     fn revocation_deadline(&self) -> Option<Instant> {
         self.owned.values().filter_map(|owned| owned.revocation.as_ref()).map(|revocation| revocation.deadline).min()
     }

@@ -11,12 +11,12 @@ impl Pipeline {
     pub(super) async fn drain(&mut self, why: DrainReason, of: Option<&[TopicPartition]>) -> Result<(), PipelineError> {
         let begun = Instant::now();
         let deadline = begun + self.settings.drain_timeout;
-        self.commits.cancel_unsent();
+        self.reads.member.commits.cancel_unsent();
         while self.has_work_in_flight(of) {
             let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
             tokio::select! {
                 biased;
-                progress = self.commits.next_progress() => self.on_commit_progress(progress).await?,
+                progress = self.reads.member.commits.next_progress() => self.on_commit_progress(progress).await?,
                 Some(message) = self.task_messages.recv() => self.on_task_message(message)?,
                 chunk = self.chunks.next(&self.topic_confirmation) => self.on_prepared(chunk?),
                 () = tokio::time::sleep_until(flush) => {
@@ -40,8 +40,8 @@ impl Pipeline {
             || !self.dispatcher.is_idle()
             || self.chunks.messages() > 0
             || self.publications.pending() > 0;
-        let is_in_flight =
-            |number| self.reads.partitions.has_work_in_flight(number, self.planner.flights().parked_of(number));
+        let partitions = &self.reads.member.partitions;
+        let is_in_flight = |number| partitions.has_work_in_flight(number, self.planner.flights().parked_of(number));
         any_in_flight && of.is_none_or(|partitions| partitions.iter().any(|one| is_in_flight(one.partition)))
     }
 }

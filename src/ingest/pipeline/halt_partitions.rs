@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{PipelineError, partition_reads::PartitionReads};
 use crate::{
-    group::{
-        dead_letters::DeadLetterLimits,
-        partition::{Halt, PartitionState},
-    },
+    group::{dead_letters::DeadLetterLimits, halt::Halt, partition::PartitionState},
     ingest::plan::EventRef,
     replay::Modes,
     status::Condition,
@@ -20,8 +17,8 @@ impl PartitionReads {
     pub(super) fn count_root(&mut self, limits: &DeadLetterLimits, modes: &Modes, event: EventRef, root: Txid) {
         let now_ms = self.clock.steady_ms();
         let replayed = modes.is_below_frontier(event.partition, event.offset);
-        let state = self.partitions.current(event.partition, event.epoch);
-        let Some(state) = state.filter(|state| state.halted.is_none() && !replayed) else { return };
+        let state = self.member.partitions.current(event.partition, event.epoch);
+        let Some(state) = state.filter(|state| !state.reads.is_halted() && !replayed) else { return };
         if let Some(why) = state.dead_letters.count_root(limits, root, now_ms) {
             self.halt(event.partition, why);
         }
@@ -30,7 +27,7 @@ impl PartitionReads {
     /// Halts the partitions of these events that are not halted yet.
     fn halt_all(&mut self, events: &[EventRef], why: &str) {
         for EventRef { partition, epoch, .. } in events {
-            if self.partitions.current(*partition, *epoch).is_some_and(|state| state.halted.is_none()) {
+            if self.member.partitions.current(*partition, *epoch).is_some_and(|state| !state.reads.is_halted()) {
                 self.halt(*partition, why.to_owned());
             }
         }
@@ -58,10 +55,10 @@ impl PartitionReads {
         }
         // A partition that is halted for another reason (an offset out of range, for example) is halted for this one
         // from now on.
-        let states = self.partitions.states.iter();
-        let others = states.filter(|(_, state)| state.halted.as_ref().is_none_or(|halt| halt.why != why));
+        let states = self.member.partitions.states.iter();
+        let others = states.filter(|(_, state)| state.reads.halt().is_none_or(|halt| halt.why != why));
         let others: Vec<i32> = others.map(|(number, _)| *number).collect();
-        self.other_topic = Some(why.clone());
+        self.member.other_topic = Some(why.clone());
         for number in others {
             self.halt(number, why.clone());
         }
@@ -70,28 +67,26 @@ impl PartitionReads {
 
     /// Halts a partition with this reason, from now on.
     pub(super) fn halt(&mut self, number: i32, why: String) {
-        let since_ms = self.clock.now_ms();
-        // In another topic any other reason (an offset out of range, for example) is only a consequence.
-        let why = self.other_topic.clone().unwrap_or(why);
-        self.enter_halt(number, Halt { why, since_ms });
+        let halt = self.member.new_halt(why);
+        self.enter_halt(number, halt);
     }
 
     /// Halts a partition, by a new or an earlier halt.
     pub(super) fn enter_halt(&mut self, number: i32, halt: Halt) {
         let Halt { why, since_ms } = &halt;
         tracing::error!(partition = number, why, since_ms, "pipeline: partition halted");
-        if let Some(state) = self.partitions.states.get_mut(&number) {
-            state.halted = Some(halt);
+        if let Some(state) = self.member.partitions.states.get_mut(&number) {
+            state.reads.enter_halt(halt);
         }
         self.publish_halts();
-        self.pause(number);
+        self.member.pause(number);
         self.has_new_halt = true;
     }
 
     /// Publishes the reasons of all halted partitions as a condition, or that no partition is halted.
     pub(super) fn publish_halts(&self) {
-        let halted = |(number, state): (&i32, &PartitionState)| Some((*number, state.halted.clone()?.why));
-        let halts: BTreeMap<i32, String> = self.partitions.states.iter().filter_map(halted).collect();
+        let halted = |(number, state): (&i32, &PartitionState)| Some((*number, state.reads.halt()?.why.clone()));
+        let halts: BTreeMap<i32, String> = self.member.partitions.states.iter().filter_map(halted).collect();
         self.health.set(Condition::PartitionsRunning, halt_summary(&halts));
     }
 }

@@ -6,8 +6,8 @@ use crate::{
     broker::{Broker, BrokerError, identity::TopicGuard},
     clock::Clock,
     group::{
-        dead_letters::DeadLetterLimits, earlier_halts::EarlierHalts, missing_parent::ChainProgress,
-        partition::PartitionLimits,
+        dead_letters::DeadLetterLimits, earlier_halts::EarlierHalts, member::MemberError,
+        missing_parent::ChainProgress, partition::PartitionLimits,
     },
     ingest::{dispatch::DispatchSettings, plan::PlanSettings, publish::Publisher},
     replay::Modes,
@@ -106,6 +106,15 @@ pub enum PipelineError {
     /// A task of the pipeline has panicked.
     #[error("internal: {0}")]
     Internal(String),
+}
+
+impl From<MemberError> for PipelineError {
+    fn from(error: MemberError) -> Self {
+        match error {
+            MemberError::Broker(error) => PipelineError::Broker(error),
+            MemberError::Meta(_) | MemberError::Engine(_) => PipelineError::Store(error.to_string()),
+        }
+    }
 }
 
 /// Totals of one run of the pipeline.

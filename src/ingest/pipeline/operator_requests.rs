@@ -1,7 +1,10 @@
 //! Handles requests of operators about an assigned partition: retry after a halt, pause, resume.
 
-use super::{Pipeline, PipelineError, partition_reads::not_assigned};
-use crate::status::control::{ControlAnswer, ControlRequest, PartitionCommand};
+use super::{Pipeline, PipelineError, commits::PipelineCommits, partition_reads::not_assigned};
+use crate::{
+    group::{member::RetryRefusal, reading::ReadState},
+    status::control::{ControlAnswer, ControlRequest, PartitionCommand},
+};
 
 impl Pipeline {
     /// Handles a request and answers it.
@@ -10,7 +13,7 @@ impl Pipeline {
         request: ControlRequest<(i32, PartitionCommand)>,
     ) -> Result<(), PipelineError> {
         let (number, command) = request.command;
-        let answer = if !self.reads.partitions.states.contains_key(&number) {
+        let answer = if !self.reads.member.partitions.states.contains_key(&number) {
             match command {
                 PartitionCommand::Resume if self.services.health.control().set_paused(number, false) => {
                     ControlAnswer::Done(format!(
@@ -36,40 +39,32 @@ impl Pipeline {
     /// are cleared.
     async fn lift_halt(&mut self, number: i32) -> Result<ControlAnswer, PipelineError> {
         // A pending commit would be answered under an epoch that has ended, and its offset would be unknown.
-        self.commits.await_sent(&self.services, &mut self.reads).await?;
-        let Some(state) = self.reads.partitions.states.remove(&number) else { return Ok(not_assigned(number)) };
-        let refused = match &state.halted {
-            None => Some(format!("partition {number} is not halted")),
-            // A start would not lift this halt, either.
-            Some(halt) if state.truncated_before_first_commit().is_some() => {
-                Some(format!("partition {number}: {}", halt.why))
-            }
-            Some(_) => None,
+        self.reads.member.await_sent(&mut PipelineCommits(&mut self.planner)).await?;
+        let again = match self.reads.member.seek_for_retry(number, word_refusal).await? {
+            Ok(again) => again,
+            Err(answer) => return Ok(answer),
         };
-        let again = match refused {
-            Some(why) => {
-                self.reads.partitions.states.insert(number, state);
-                return Ok(ControlAnswer::Refused(why));
-            }
-            None => self.reads.reread(number, &state).await,
-        };
-        match again {
-            Ok(()) => {}
-            Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
-            Err(error) => {
-                self.reads.partitions.states.insert(number, state);
-                return Ok(ControlAnswer::from_seek_error(&error));
-            }
-        }
+        self.reads.restart(&again, ReadState::after_retry);
         // A topic that is still another one halts the partition again.
-        self.reads.other_topic = None;
+        self.reads.member.other_topic = None;
         self.topic_confirmation.check();
         // Flights that were halted or waited for this partition start again with its events.
         self.planner.revoke(number, self.services.clock.steady_ms());
         self.reads.redistribute_shares(&mut self.planner);
         self.reads.publish_halts();
         // The next owner needs to know that the halt is lifted.
-        self.commits.commit_now();
-        Ok(ControlAnswer::Done(format!("partition {number} is read again from offset {}", state.rewind_offset())))
+        self.reads.member.commits.commit_now();
+        Ok(ControlAnswer::Done(format!("partition {number} is read again from offset {}", again.position)))
+    }
+}
+
+/// Words the refusal of a retry.
+fn word_refusal(number: i32, refusal: RetryRefusal) -> ControlAnswer {
+    match refusal {
+        RetryRefusal::NotAssigned => not_assigned(number),
+        RetryRefusal::NotHalted => ControlAnswer::Refused(format!("partition {number} is not halted")),
+        RetryRefusal::NeverRead { halted_for, .. } => {
+            ControlAnswer::Refused(format!("partition {number}: {halted_for}"))
+        }
     }
 }

@@ -13,13 +13,15 @@ use tokio::{
 
 use super::{
     PipelineError, PipelineServices, PipelineSettings, chunks::ChunkQueue, partition_reads::PartitionReads,
-    partition_table::PartitionTable, scan_pace::ScanPace, store_group::compare_until_answered,
+    scan_pace::ScanPace, store_group::compare_until_answered,
 };
 use crate::{
     broker::{CommittedOffset, TopicPartition, partitioner::partition_of},
     group::{
+        commit_metadata::{committed_by_instance, read_foreign_view},
+        member::PartitionTable,
         missing_parent::{ChainView, PartitionView, TieRule, TxidPrefix, is_proven_missing, txid_prefix},
-        partition::{PartitionState, committed_by_instance},
+        partition::PartitionState,
     },
     ingest::{
         dispatch::{TaskMessage, spawn},
@@ -79,7 +81,7 @@ async fn take_proof_snapshot(
             .map_err(|error| PipelineError::Store(error.to_string()))?;
     }
     for (partition, committed) in foreign.iter().zip(committed) {
-        let view = PartitionState::read_foreign_view(services.broker.as_ref(), partition, committed).await?;
+        let view = read_foreign_view(services.broker.as_ref(), partition, committed).await?;
         partitions.push((partition.partition, view));
     }
     let mut ends = BTreeMap::new();
@@ -192,7 +194,7 @@ impl ParentProofs {
         };
         self.observe_chain(snapshot.chain, planner, now_ms);
         let can_lose_writes = reads.can_lose_writes;
-        let partitions = &mut reads.partitions;
+        let partitions = &mut reads.member.partitions;
         partitions.update_high_watermarks(snapshot.ends.iter().map(|(number, end)| (*number, *end)));
         // The last known end offset is too old: a message of one partition may be late while its child in another is
         // not.
@@ -203,7 +205,7 @@ impl ParentProofs {
             // planner says so. The planner does not know a completed event over a store that can lose writes, an event
             // that a halted partition has not handled, or an event beyond the limit of a paused partition. Such a
             // partition counts as read only for an event that is older than its head.
-            if !can_lose_writes && state.halted.is_none() && !view.over_limit {
+            if !can_lose_writes && !state.reads.is_halted() && !view.over_limit {
                 (view.oldest_unfinished, view.waiting) = (chunks.oldest_of(*number), None);
             }
             let at_end = snapshot.ends.get(number).is_some_and(|end| view.position >= *end);

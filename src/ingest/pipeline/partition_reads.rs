@@ -2,32 +2,34 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     PipelineServices, PipelineSettings,
     backpressure::{Backpressure, PipelineLoad, ThrottleChange},
-    partition_table::PartitionTable,
 };
 use crate::{
-    broker::{AssignedPartition, BrokerError, Consumer, Message, MessageBatch, TopicPartition},
+    broker::{AssignedPartition, BrokerError, BrokerErrorKind, Consumer},
     clock::Clock,
     group::{
         earlier_halts::EarlierHalts,
-        partition::{PartitionState, latest_plausible_ms, never_read_reason},
+        halt::never_read_reason,
+        member::{EndOffsetAnswer, GroupMember, MemberProfile, MemberServices},
+        partition::PausedTexts,
+        reading::ReadState,
     },
-    ingest::plan::Planner,
-    status::{Health, control::ControlAnswer},
-    telemetry::Metrics,
+    ingest::{
+        dispatch::{TaskMessage, spawn},
+        plan::Planner,
+    },
+    replay::Modes,
+    status::{Condition, Health, control::ControlAnswer},
 };
 
-/// The assigned partitions and their consumer.
+/// Reads of the pipeline's member: the partitions with the limits over all of them.
 pub(super) struct PartitionReads {
-    pub(super) consumer: Box<dyn Consumer>,
-    pub(super) partitions: PartitionTable,
+    pub(super) member: GroupMember,
     pub(super) backpressure: Backpressure,
-    /// Reason why the topic is another one, for which every partition is halted; `None`: it is the store's.
-    pub(super) other_topic: Option<String>,
     /// A partition was halted, or a halt was lifted, since the last commit began: the next owner needs to know.
     pub(super) has_new_halt: bool,
     /// The pipeline ends at the end offsets of a rebuild. No operator looks at such a rebuild: it fails where an
@@ -37,7 +39,6 @@ pub(super) struct PartitionReads {
     earlier_halts: Arc<EarlierHalts>,
     pub(super) clock: Clock,
     pub(super) health: Arc<Health>,
-    metrics: Arc<Metrics>,
 }
 
 impl PartitionReads {
@@ -47,18 +48,40 @@ impl PartitionReads {
         consumer: Box<dyn Consumer>,
         now: Instant,
     ) -> Self {
+        let can_lose_writes = services.nodes.can_lose_writes();
+        let profile = MemberProfile {
+            name: "pipeline",
+            commits: "offsets",
+            topic_ids: "the id of the topic",
+            topic: settings.topic.clone(),
+            guarded_topics: vec![settings.topic.to_string()],
+            commit_condition: Condition::OffsetsCommitted,
+            commit_interval: settings.commit_interval,
+            paused_texts: PausedTexts {
+                too_many_messages: "too many messages are unfinished",
+                too_many_bytes: "too many bytes are unfinished",
+                throttled: "too many transactions are in flight, or completed events not durable",
+            },
+            can_lose_writes,
+            is_rebuild: matches!(services.modes, Modes::Rebuild(_)),
+        };
+        let member_services = MemberServices {
+            broker: services.broker.clone(),
+            guard: services.guard.clone(),
+            ownership: services.whole.clone(),
+            clock: services.clock.clone(),
+            metrics: services.metrics.clone(),
+            health: services.health.clone(),
+        };
         PartitionReads {
-            consumer,
-            partitions: PartitionTable::new(settings.topic.clone(), now),
+            member: GroupMember::new(profile, member_services, consumer, now),
             backpressure: Backpressure::new(settings),
-            other_topic: None,
             has_new_halt: false,
             ends_by_itself: services.modes.end_offsets().is_some(),
-            can_lose_writes: services.nodes.can_lose_writes(),
+            can_lose_writes,
             earlier_halts: services.earlier_halts.clone(),
             clock: services.clock.clone(),
             health: services.health.clone(),
-            metrics: services.metrics.clone(),
         }
     }
 
@@ -71,52 +94,36 @@ impl PartitionReads {
             position = assigned.position,
             "pipeline: partition assigned"
         );
-        let metrics = self.metrics.partition(&assigned.partition);
-        let mut state = PartitionState::new(assigned, metrics, self.can_lose_writes, self.clock.now_ms());
-        state.paused_by_operator = self.health.control().is_paused(number);
-        let paused = self.backpressure.is_throttled() || state.paused_by_operator;
-        let truncated = state.truncated_before_first_commit();
-        self.partitions.states.insert(number, state);
-        if paused {
-            self.pause(number);
+        let state = self.member.assign(assigned);
+        if self.health.control().is_paused(number) {
+            state.reads.pause_by_operator();
         }
+        let truncated = state.truncated_before_first_commit();
+        self.pause_if_stopped(number);
         let halt_of = |committed| self.earlier_halts.remaining_halt(number, committed);
         if let Some(halt) = assigned.committed.as_ref().and_then(halt_of) {
             self.enter_halt(number, halt);
         }
-        if let Some(why) = self.other_topic.clone() {
+        if let Some(why) = self.member.other_topic.clone() {
             self.halt(number, why);
         } else if let Some(low) = truncated {
             self.halt(number, never_read_reason(group, low));
         }
     }
 
-    /// Removes a partition that was revoked.
-    pub(super) fn remove(&mut self, partition: &TopicPartition) {
-        self.partitions.states.remove(&partition.partition);
-        self.metrics.remove_partition(partition);
-    }
-
-    /// Registers the messages of a batch, in order, and returns the messages that were not read before. A batch under
-    /// an epoch that has ended is dropped.
-    pub(super) fn register(&mut self, batch: MessageBatch, missing_parent_grace_ms: u64) -> Vec<Message> {
-        let latest_ms = latest_plausible_ms(self.clock.now_ms(), missing_parent_grace_ms);
-        let Some(state) = self.partitions.current(batch.partition.partition, batch.epoch) else { return Vec::new() };
-        state.update_high_watermark(batch.high_watermark);
-        (state.at_end, state.end_offset_is_fresh) = (false, true);
-        state.record_read_time(self.clock.steady_ms());
-        let messages: Vec<Message> =
-            batch.messages.into_iter().filter(|message| state.deliver(message, latest_ms)).collect();
-        let replayed = messages.iter().filter(|message| state.is_replayed(message)).count();
-        self.metrics.replayed_events.inc_by(replayed as u64);
-        messages
+    /// Pauses a partition while all partitions are paused, or where an operator's pause of the partition stays.
+    fn pause_if_stopped(&mut self, number: i32) {
+        let state = self.member.partitions.states.get(&number);
+        if self.backpressure.is_throttled() || state.is_some_and(|state| state.reads.is_paused_by_operator()) {
+            self.member.pause(number);
+        }
     }
 
     /// Computes the fair shares of the common limit anew, after an assignment or revocation. Until every partition is
     /// within an equal share, bytes that one partition completes go to the others.
     pub(super) fn redistribute_shares(&mut self, planner: &mut Planner) {
-        self.backpressure.redistribute(self.partitions.unfinished_bytes());
-        for number in self.partitions.numbers() {
+        self.backpressure.redistribute(self.member.partitions.unfinished_bytes());
+        for number in self.member.partitions.numbers() {
             self.apply_backpressure(number, planner);
             self.resume(number, planner);
         }
@@ -124,19 +131,16 @@ impl PartitionReads {
 
     /// Computes the shares anew while they are unequal.
     pub(super) fn equalize_shares(&mut self, planner: &mut Planner) {
-        if self.backpressure.has_unequal_shares(self.partitions.running().count()) {
+        if self.backpressure.has_unequal_shares(self.member.partitions.running().count()) {
             self.redistribute_shares(planner);
         }
     }
 
     /// Pauses a partition that has reached its limit.
     pub(super) fn apply_backpressure(&mut self, number: i32, planner: &mut Planner) {
-        let Some(state) = self.partitions.states.get_mut(&number).filter(|state| !state.over_limit) else { return };
-        let Some(why) = state.exceeded_limit(self.backpressure.limits()) else { return };
-        let is_its_own = state.exceeded_limit(self.backpressure.own_limits()).is_some();
-        state.over_limit = true;
-        self.pause(number);
-        if is_its_own {
+        let Some(why) = self.member.pause_at_limit(number, self.backpressure.limits()) else { return };
+        let state = self.member.partitions.states.get(&number);
+        if state.is_some_and(|state| state.exceeded_limit(self.backpressure.own_limits()).is_some()) {
             tracing::warn!(partition = number, why, "pipeline: partition paused at its limit of unfinished events");
             planner.mark_over_limit(number, self.clock.steady_ms());
         } else {
@@ -147,7 +151,7 @@ impl PartitionReads {
 
     /// Pauses or resumes all partitions. `unprepared`: the number of events that are read and not prepared.
     pub(super) fn throttle(&mut self, unprepared: usize, planner: &mut Planner) {
-        let (counts, not_durable) = (planner.flights().counts(), self.partitions.not_durable());
+        let (counts, not_durable) = (planner.flights().counts(), self.member.partitions.not_durable());
         let load = PipelineLoad { in_motion: counts.active + unprepared, parked: counts.parked, not_durable };
         match self.backpressure.update_throttle(load) {
             Some(ThrottleChange::Begun { by_not_durable }) => {
@@ -158,70 +162,83 @@ impl PartitionReads {
                         "pipeline: polling paused, too many completed events are not yet durable"
                     );
                 }
-                self.partitions.numbers().into_iter().for_each(|number| self.pause(number));
+                self.member.partitions.numbers().into_iter().for_each(|number| self.member.pause(number));
             }
             Some(ThrottleChange::Ended) => {
-                self.partitions.numbers().into_iter().for_each(|number| self.resume(number, planner));
+                self.member.partitions.numbers().into_iter().for_each(|number| self.resume(number, planner));
             }
             None => {}
         }
     }
 
-    pub(super) fn pause(&mut self, number: i32) {
-        let partition = self.partitions.place(number);
-        let Some(state) = self.partitions.states.get_mut(&number).filter(|state| !state.paused) else { return };
-        match self.consumer.pause(&partition) {
-            Ok(()) => state.paused = true,
-            Err(error) => tracing::warn!(partition = number, %error, "pipeline: cannot pause the partition"),
-        }
-    }
-
     /// Resumes a partition that has room again.
     pub(super) fn resume(&mut self, number: i32, planner: &mut Planner) {
-        let partition = self.partitions.place(number);
-        let Some(state) = self.partitions.states.get_mut(&number) else { return };
-        if state.over_limit && state.exceeded_resume_limit(self.backpressure.limits()).is_none() {
-            state.over_limit = false;
+        if self.member.clear_full(number, self.backpressure.limits()) {
             planner.clear_over_limit(number);
         }
-        let is_stopped = state.over_limit || state.halted.is_some() || state.paused_by_operator;
-        if state.paused && !is_stopped && !self.backpressure.is_throttled() {
-            match self.consumer.resume(&partition) {
-                Ok(()) => state.paused = false,
-                Err(error) => tracing::warn!(partition = number, %error, "pipeline: cannot resume the partition"),
-            }
+        if !self.backpressure.is_throttled() {
+            self.member.resume(number);
         }
     }
 
     /// Resumes a partition that is paused, after an event of the partition was completed.
     pub(super) fn resume_if_paused(&mut self, number: i32, planner: &mut Planner) {
-        if self.partitions.states.get(&number).is_some_and(|state| state.paused) {
+        if self.member.partitions.states.get(&number).is_some_and(|state| state.reads.is_paused()) {
             self.resume(number, planner);
         }
     }
 
-    /// Reads a partition again from its committed offset under a new epoch. `state`: its last state. After an error
-    /// nothing has been read.
-    pub(super) async fn reread(&mut self, number: i32, state: &PartitionState) -> Result<(), BrokerError> {
-        let partition = self.partitions.place(number);
-        let position = state.rewind_offset();
-        let epoch = self.consumer.seek(&partition, position).await?;
-        if state.paused {
-            self.consumer.resume(&partition)?;
+    /// Queries stale end offsets beside the loop, if a query is due.
+    pub(super) fn query_stale_ends(&mut self, now: Instant, sender: &mpsc::UnboundedSender<TaskMessage>) {
+        let member = &mut self.member;
+        let Some(query) = member.ends.query_if_due(now, &mut member.partitions) else { return };
+        let messages = sender.clone();
+        spawn("querying end offsets", sender, async move {
+            // A pipeline that has ended queries again at its next start.
+            let _ = messages.send(TaskMessage::EndOffsets(query.await));
+        });
+    }
+
+    /// Handles the end offsets of quiet partitions.
+    pub(super) fn on_end_offsets(&mut self, ends: &[EndOffsetAnswer]) {
+        for (number, why) in self.member.ends.on_answers(ends, &mut self.member.partitions) {
+            self.halt(number, why);
         }
-        self.partitions.states.insert(number, state.rewound(epoch, position, self.can_lose_writes));
-        if self.backpressure.is_throttled() || state.paused_by_operator {
-            self.pause(number);
+    }
+
+    /// Reads a partition again from its committed offset after a node's restart.
+    pub(super) async fn rewind(&mut self, number: i32) -> Result<(), BrokerError> {
+        match self.member.seek_to_committed(number).await {
+            Ok(again) => {
+                self.restart(&again, ReadState::after_rewind);
+                // A rewind does not clear a halt; only an operator does.
+                let state = self.member.partitions.states.get(&number);
+                if let Some(halt) = state.and_then(|state| state.reads.halt().cloned()) {
+                    self.enter_halt(number, halt);
+                }
+                Ok(())
+            }
+            // The partition is being revoked; the revocation follows.
+            Err(error) if error.kind == BrokerErrorKind::NotAssigned => {
+                self.member.partitions.states.remove(&number);
+                Ok(())
+            }
+            Err(error) => Err(error),
         }
-        Ok(())
+    }
+
+    /// Starts a partition anew at `again`, where the consumer reads again.
+    pub(super) fn restart(&mut self, again: &AssignedPartition, reads: impl FnOnce(&ReadState) -> ReadState) {
+        self.member.restart(again, reads);
+        self.pause_if_stopped(again.partition.partition);
     }
 
     /// Pauses a partition at an operator's request; events in flight complete.
     pub(super) fn pause_for_operator(&mut self, number: i32) -> ControlAnswer {
-        self.pause(number);
-        match self.partitions.states.get_mut(&number).filter(|state| state.paused) {
+        self.member.pause(number);
+        match self.member.partitions.states.get_mut(&number).filter(|state| state.reads.is_paused()) {
             Some(state) => {
-                state.paused_by_operator = true;
+                state.reads.pause_by_operator();
                 self.health.control().set_paused(number, true);
                 ControlAnswer::Done(format!(
                     "partition {number} is paused here, until it is resumed or this process ends"
@@ -233,14 +250,13 @@ impl PartitionReads {
 
     /// Resumes a partition that an operator has paused.
     pub(super) fn resume_for_operator(&mut self, number: i32, planner: &mut Planner) -> ControlAnswer {
-        let Some(state) = self.partitions.states.get_mut(&number) else { return not_assigned(number) };
-        if !std::mem::take(&mut state.paused_by_operator) {
+        let Some(state) = self.member.partitions.states.get_mut(&number) else { return not_assigned(number) };
+        if !state.reads.resume_by_operator() {
             return ControlAnswer::Refused(format!("partition {number} is not paused by an operator"));
         }
-        let is_halted = state.halted.is_some();
+        let still = if state.reads.is_halted() { "; it is still halted" } else { "" };
         self.health.control().set_paused(number, false);
         self.resume(number, planner);
-        let still = if is_halted { "; it is still halted" } else { "" };
         ControlAnswer::Done(format!("partition {number} is no longer paused by an operator{still}"))
     }
 }

@@ -25,6 +25,11 @@ impl ScanPace {
         self.next_scan = self.next_scan.max(begun + pause);
     }
 
+    /// Returns the first time at which a scan may start.
+    pub(super) fn next_scan(&self) -> Instant {
+        self.next_scan
+    }
+
     /// Returns the first time at or after `at` at which a scan may start.
     pub(super) fn not_before(&self, at: Instant) -> Instant {
         self.next_scan.max(at)

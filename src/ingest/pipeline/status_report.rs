@@ -3,7 +3,6 @@
 use super::{PipelineServices, PipelineSettings, partition_reads::PartitionReads};
 use crate::{
     clock::Clock,
-    group::partition::Moment,
     ingest::plan::Planner,
     status::{
         Condition, Health,
@@ -87,20 +86,9 @@ impl StatusReport {
         reads: &PartitionReads,
         planner: &Planner,
     ) {
-        let (now, counts) = (Moment::now(&services.clock), planner.flights().counts());
-        let limits = reads.backpressure.limits();
-        let mut partitions = Vec::with_capacity(reads.partitions.states.len());
-        for (number, state) in &reads.partitions.states {
-            let parked = planner.flights().parked_of(*number);
-            let shown = state.status(
-                now,
-                limits,
-                parked,
-                "too many transactions are in flight, or completed events not durable",
-            );
-            state.update_metrics(&shown);
-            partitions.push(shown);
-        }
+        let (member, limits) = (&reads.member, reads.backpressure.limits());
+        let counts = planner.flights().counts();
+        let partitions = member.statuses(limits, |number| planner.flights().parked_of(number));
         let Metrics { rebalances, commit_failures, .. } = services.metrics.as_ref();
         let (rebalances, commit_failures) = (rebalances.now(), commit_failures.now());
         let group = GroupStatus { rebalances, commit_failures, last_drain: self.last_drain };
@@ -108,8 +96,8 @@ impl StatusReport {
         services.health.status_registry().publish_pipeline(PipelineStatus {
             in_flight: counts.active as u64,
             parked: counts.parked as u64,
-            not_durable: reads.partitions.not_durable() as u64,
-            unfinished_bytes: reads.partitions.states.values().map(|state| state.tracker.unfinished_bytes()).sum(),
+            not_durable: member.partitions.not_durable() as u64,
+            unfinished_bytes: partitions.iter().map(|status| status.unfinished_bytes).sum(),
             unfinished_bytes_bound: settings.bytes_in_all,
             partition_bytes_bound: limits.bytes,
             nodes: services.nodes.status(),

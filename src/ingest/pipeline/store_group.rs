@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::{PipelineError, PipelineServices};
 use crate::{
     broker::AssignedPartition,
-    group::partition::committed_by_instance,
+    group::commit_metadata::committed_by_instance,
     ingest::dispatch::{TaskMessage, spawn},
     record::ConsumedOffsets,
     store::{meta::MetaError, ownership::StoreOwnership},

@@ -50,7 +50,7 @@ impl Pipeline {
                 // follows several contests.
                 if self.publications.pending() == 0 && self.planner.flights().counts().parked > 0 {
                     self.proofs.prove_now(self.scans);
-                    self.commits.commit_soon(self.scans);
+                    self.reads.member.commits.commit_soon(self.scans.next_scan());
                 }
             }
             TaskMessage::DeadLetterPublished(event) => {
@@ -77,11 +77,11 @@ impl Pipeline {
                 self.scans.delay_after(begun);
                 self.proofs.postpone(self.scans);
             }
-            TaskMessage::EndOffsets(ends) => self.end_offsets.on_answers(&ends, &mut self.reads),
+            TaskMessage::EndOffsets(ends) => self.reads.on_end_offsets(&ends),
             TaskMessage::StoreCompared { partition, offset } => {
                 // The epoch does not matter: after a node's restart the partition was read again from the beginning.
-                if let Some(state) = self.reads.partitions.states.get_mut(&partition) {
-                    state.is_verified |= state.rewind_offset() <= offset;
+                if let Some(state) = self.reads.member.partitions.states.get_mut(&partition) {
+                    state.verify_consumed(offset);
                 }
             }
             TaskMessage::StoreReachable(answer) => self.status.on_store_answer(answer, &self.services.health),

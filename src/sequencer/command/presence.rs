@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, partitioner::partition_of, retry::until_answered},
-    group::{missing_parent::PartitionView, partition::PartitionState},
+    group::{commit_metadata::read_foreign_view, missing_parent::PartitionView},
     record::{CommandResult, Page, TxState},
     sequencer::{SequencerError, SequencerParts, command::evaluate::refuse, context::HandlerContext},
     tx::Txid,
@@ -115,7 +115,7 @@ async fn read_progress(parts: &SequencerParts, txid: Txid, published_ms: i64) ->
     let past = published_ms.saturating_add(grace.as_millis() as i64);
     let mut least = ReadProgress::Finished;
     for (partition, committed) in partitions.iter().zip(broker.committed(group, &partitions).await?) {
-        let view = PartitionState::read_foreign_view(broker, partition, committed).await?;
+        let view = read_foreign_view(broker, partition, committed).await?;
         least = least.min(ReadProgress::from_view(&view, published_ms, past));
     }
     Ok(least)

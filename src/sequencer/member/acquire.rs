@@ -1,27 +1,25 @@
 //! Acquires the chain partition: verifies topics and store, begins a new era if the nodes changed, starts the worker.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    broker::{
-        AssignedPartition, BrokerErrorKind, CommittedOffset, TopicPartition, identity::Unconfirmed, ignore_not_assigned,
-    },
-    group::partition::{PartitionState, never_read_reason},
+    broker::{AssignedPartition, BrokerErrorKind, CommittedOffset, TopicPartition, identity::Unconfirmed},
+    group::{halt::never_read_reason, partition::PartitionState},
     record::ConsumedOffsets,
     sequencer::{
         ChainMode, CommittedChain, SequencerError, SequencerParts, chain_group,
         member::{
-            Sequencer, bad_state,
-            lease::{ChainLease, HaltedChain},
+            CHAIN, Sequencer, bad_state,
+            lease::{ChainLease, HandledStates},
         },
         state::ChainState,
         waiting::ReportedWait,
         worker::{ChainWorker, WorkerReport},
     },
     status::Condition,
-    store::restart_detector::RestartDetector,
+    store::{meta::MetaError, restart_detector::RestartDetector},
     tasks,
     telemetry::RebalanceChange,
 };
@@ -38,43 +36,34 @@ impl Sequencer {
         Ok(())
     }
 
+    /// Acquires the partition at its committed offset.
     pub(super) async fn acquire_chain(&mut self, assigned: AssignedPartition) -> Result<(), SequencerError> {
-        self.halted_chain = None;
+        self.lease = None;
+        self.member.partitions.states.clear();
         let acquired = self.try_acquire(assigned.clone()).await;
         if let Err(SequencerError::Halt(_)) = acquired {
-            self.enter_halted(assigned);
+            self.keep_without_worker(&assigned);
         }
         acquired
     }
 
-    pub(super) fn never_read_reason(&self, assigned: &AssignedPartition) -> String {
-        never_read_reason(&chain_group(&self.parts.validated.group), assigned.position)
-    }
-
-    pub(super) fn state_of(&self, assigned: &AssignedPartition) -> PartitionState {
-        let metrics = self.parts.metrics.partition(&assigned.partition);
-        PartitionState::new(assigned, metrics, false, self.parts.clock.now_ms())
-    }
-
     /// Keeps an assigned partition that could not be acquired, paused: without a worker no message of it must be read.
-    pub(super) fn enter_halted(&mut self, assigned: AssignedPartition) {
-        let mut state = self.state_of(&assigned);
-        // A partition that cannot be paused is being revoked.
-        state.paused = self.consumer.pause(&assigned.partition).is_ok();
-        self.halted_chain = Some(HaltedChain { assigned, state });
+    fn keep_without_worker(&mut self, assigned: &AssignedPartition) {
+        self.member.assign(assigned);
+        self.member.pause(CHAIN);
     }
 
-    pub(super) async fn try_acquire(&mut self, mut assigned: AssignedPartition) -> Result<(), SequencerError> {
+    async fn try_acquire(&mut self, mut assigned: AssignedPartition) -> Result<(), SequencerError> {
         // Offsets and their metadata mean nothing in another topic of the same name.
         let (guard, topics) = (self.parts.guard.clone(), self.parts.topics.guarded());
         let confirmed = ReportedWait::new(&self.parts, "the chain").run(guard.confirm(&topics)).await;
-        self.topic_mismatch = match &confirmed {
+        self.member.other_topic = match &confirmed {
             Err(Unconfirmed::Other(why)) => Some(why.clone()),
             _ => None,
         };
         confirmed?;
         if assigned.committed.is_none() && assigned.position > 0 {
-            let why = self.never_read_reason(&assigned);
+            let why = never_read_reason(&chain_group(&self.parts.validated.group), assigned.position);
             return Err(SequencerError::Halt(format!("{}: {why}", assigned.partition)));
         }
         let metadata = assigned.committed.as_ref().map_or("", |committed| committed.metadata.as_str());
@@ -118,21 +107,16 @@ impl Sequencer {
             committed,
         );
         let (reports, epoch) = (self.report_sender.clone(), assigned.epoch);
+        self.member.assign(&assigned);
+        // The last record may be among the writes that a node has lost since.
+        self.member.commits.forget_recorded();
         self.lease = Some(ChainLease {
-            state: self.state_of(&assigned),
-            partition: assigned.partition,
-            epoch: assigned.epoch,
             messages,
             task: tasks::spawn("the worker of the chain", worker.run(received), move |why| {
                 // Without a receiver the sequencer has ended, and the report has no reader.
                 let _ = reports.send((epoch, WorkerReport::Stopped(SequencerError::Died(why))));
             }),
-            uncommitted: VecDeque::new(),
-            latest: None,
-            next: assigned.position,
-            recorded: 0,
-            committed: assigned.committed,
-            start: assigned.position,
+            handled: HandledStates::new(assigned.position),
             committed_chain,
         });
         Ok(())
@@ -140,14 +124,14 @@ impl Sequencer {
 
     /// Commits a new era before any record is stamped with it. The group lets only the present owner of the partition
     /// commit, so that no two sequencers work in one era. Returns `false` when the partition is no longer assigned.
-    pub(super) async fn commit_era(
+    async fn commit_era(
         &mut self,
         chain: &TopicPartition,
         committed: &CommittedOffset,
     ) -> Result<bool, SequencerError> {
         let mut waiting = ReportedWait::new(&self.parts, "the chain").with_pauses(ERA_PAUSE);
         loop {
-            match self.consumer.commit(&[(chain.clone(), committed.clone())]).await {
+            match self.member.consumer.commit(&[(chain.clone(), committed.clone())]).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind == BrokerErrorKind::NotAssigned => return Ok(false),
                 Err(error) if error.kind == BrokerErrorKind::Retryable => {
@@ -169,50 +153,57 @@ impl Sequencer {
             ));
         }
         self.release_chain().await;
-        let Some(lease) = self.lease.take() else { return Ok(()) };
+        if self.lease.take().is_none() {
+            return Ok(());
+        }
         self.parts.ownership.verify_intact().await.map_err(|error| SequencerError::Damaged(error.to_string()))?;
-        let resumed = lease.committed_assignment();
-        let position = resumed.position;
+        let committed = self.member.partitions.states.get(&CHAIN).map(PartitionState::committed_assignment);
+        let Some(committed) = committed else { return Ok(()) };
+        let position = committed.position;
         tracing::warn!(position, "sequencer: node restarted, chain rewound to the committed offset");
-        match self.consumer.seek(&resumed.partition, resumed.position).await {
-            Ok(epoch) => self.reacquire_chain(AssignedPartition { epoch, ..resumed }, lease.state.paused).await,
+        match self.member.seek_to_committed(CHAIN).await {
+            Ok(again) => self.acquire_chain(again).await,
             // The partition is being revoked; the next poll reports the revocation.
-            Err(error) if error.kind == BrokerErrorKind::NotAssigned => Ok(()),
+            Err(error) if error.kind == BrokerErrorKind::NotAssigned => {
+                self.member.partitions.states.clear();
+                Ok(())
+            }
             Err(error) => {
                 let stop = SequencerError::from(error);
                 if let SequencerError::Halt(_) = stop {
-                    self.enter_halted(resumed);
+                    self.keep_without_worker(&committed);
                 }
                 Err(stop)
             }
         }
     }
+}
 
-    /// Acquires the partition again after a seek to its committed offset.
-    pub(super) async fn reacquire_chain(
-        &mut self,
-        resumed: AssignedPartition,
-        was_paused: bool,
-    ) -> Result<(), SequencerError> {
-        if was_paused {
-            ignore_not_assigned(self.consumer.resume(&resumed.partition))?;
+/// Repeats a request to the meta record until the store answers.
+pub(in crate::sequencer) async fn until_meta_answers<F: Future<Output = Result<(), MetaError>>>(
+    parts: &SequencerParts,
+    mut request: impl FnMut() -> F,
+) -> Result<(), MetaError> {
+    let mut waiting = ReportedWait::new(parts, "the chain");
+    loop {
+        match request().await {
+            Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
+            answer => return answer,
         }
-        self.acquire_chain(resumed).await
     }
 }
 
 /// Verifies that the store has consumed the chain up to the committed offset.
 async fn verify_store_covers(parts: &SequencerParts, chain: u64) -> Result<(), SequencerError> {
-    let mut waiting = ReportedWait::new(parts, "the chain");
-    loop {
-        match parts.ownership.verify_covers(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
-            Err(error) if error.may_be_retried() => {
+    let committed = ConsumedOffsets { chain, ..ConsumedOffsets::default() };
+    let verify = async || {
+        parts.ownership.verify_covers(&committed).await.inspect_err(|error| {
+            if error.may_be_retried() {
                 tracing::warn!(%error, "sequencer: store ownership not verified; retrying");
-                waiting.pause_for("the meta record of the store").await;
             }
-            answer => return answer.map_err(|error| SequencerError::Damaged(error.to_string())),
-        }
-    }
+        })
+    };
+    until_meta_answers(parts, verify).await.map_err(|error| SequencerError::Damaged(error.to_string()))
 }
 
 /// Records the consumed chain offset in the meta record and waits until the write is durable.
@@ -222,13 +213,12 @@ async fn record_consumed_durably(
     chain: u64,
 ) -> Result<(), SequencerError> {
     nodes.baseline().await?;
-    let mut waiting = ReportedWait::new(parts, "the chain");
+    let consumed = ConsumedOffsets { chain, ..ConsumedOffsets::default() };
     loop {
-        match parts.ownership.record_consumed(&ConsumedOffsets { chain, ..ConsumedOffsets::default() }).await {
-            Err(error) if error.may_be_retried() => waiting.pause_for("the meta record of the store").await,
-            Err(error) => return Err(SequencerError::Damaged(error.to_string())),
-            Ok(()) if nodes.wait_until_durable().await? => return Ok(()),
-            Ok(()) => {}
+        let recorded = until_meta_answers(parts, || parts.ownership.record_consumed(&consumed)).await;
+        recorded.map_err(|error| SequencerError::Damaged(error.to_string()))?;
+        if nodes.wait_until_durable().await? {
+            return Ok(());
         }
     }
 }

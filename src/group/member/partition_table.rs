@@ -4,64 +4,66 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::time::Instant;
 
-use crate::{broker::TopicPartition, group::partition::PartitionState, ingest::plan::EventRef};
+use crate::{broker::TopicPartition, group::partition::PartitionState};
 
-/// The assigned partitions of the topic of validated transactions, by number.
-pub(super) struct PartitionTable {
+/// The assigned partitions of one topic, by number.
+pub struct PartitionTable {
     topic: Arc<str>,
-    pub(super) states: BTreeMap<i32, PartitionState>,
-    /// Start of the pipeline: completion times count from here.
+    /// State of each partition.
+    pub states: BTreeMap<i32, PartitionState>,
+    /// Start of the member: completion times count from here.
     started: Instant,
 }
 
 impl PartitionTable {
-    pub(super) fn new(topic: Arc<str>, started: Instant) -> Self {
+    /// Creates a table without partitions.
+    pub fn new(topic: Arc<str>, started: Instant) -> Self {
         PartitionTable { topic, states: BTreeMap::new(), started }
     }
 
-    /// Returns the name of the topic.
-    pub(super) fn topic(&self) -> &str {
-        &self.topic
-    }
-
     /// Returns topic and number of a partition.
-    pub(super) fn place(&self, number: i32) -> TopicPartition {
+    pub fn place(&self, number: i32) -> TopicPartition {
         TopicPartition { topic: self.topic.clone(), partition: number }
     }
 
     /// Returns the numbers of the partitions.
-    pub(super) fn numbers(&self) -> Vec<i32> {
+    pub fn numbers(&self) -> Vec<i32> {
         self.states.keys().copied().collect()
     }
 
     /// Returns the assigned partitions, each with the epoch of its assignment.
-    pub(super) fn epochs(&self) -> BTreeMap<i32, u64> {
+    pub fn epochs(&self) -> BTreeMap<i32, u64> {
         self.states.iter().map(|(number, state)| (*number, state.epoch)).collect()
     }
 
     /// Returns the state of a partition under this epoch; `None`: the epoch has ended.
-    pub(super) fn current(&mut self, number: i32, epoch: u64) -> Option<&mut PartitionState> {
+    pub fn current(&mut self, number: i32, epoch: u64) -> Option<&mut PartitionState> {
         self.states.get_mut(&number).filter(|state| state.epoch == epoch)
     }
 
     /// Returns the partitions that are not halted.
-    pub(super) fn running(&self) -> impl Iterator<Item = &PartitionState> {
-        self.states.values().filter(|state| state.halted.is_none())
+    pub fn running(&self) -> impl Iterator<Item = &PartitionState> {
+        self.states.values().filter(|state| !state.reads.is_halted())
     }
 
     /// Returns the unfinished bytes of each partition that is not halted: a halted partition keeps no bytes of its
     /// events.
-    pub(super) fn unfinished_bytes(&self) -> impl Iterator<Item = u64> {
+    pub fn unfinished_bytes(&self) -> impl Iterator<Item = u64> {
         self.running().map(|state| state.tracker.unfinished_bytes())
     }
 
+    /// Returns whether every event is completed, except in halted partitions.
+    pub fn has_completed_all(&self) -> bool {
+        self.running().all(|state| state.tracker.unfinished() == 0)
+    }
+
     /// Returns the number of completed events that are not durable.
-    pub(super) fn not_durable(&self) -> usize {
+    pub fn not_durable(&self) -> usize {
         self.states.values().map(|state| state.tracker.not_durable()).sum()
     }
 
     /// Returns whether every partition has reached its end offset, durably; `None`: there are no end offsets.
-    pub(super) fn has_reached_all(&self, ends: Option<&BTreeMap<i32, u64>>) -> bool {
+    pub fn has_reached_all(&self, ends: Option<&BTreeMap<i32, u64>>) -> bool {
         let has_reached = |number: &i32, end: &u64| {
             *end == 0 || self.states.get(number).is_some_and(|state| state.tracker.durable_offset() >= *end)
         };
@@ -70,26 +72,26 @@ impl PartitionTable {
 
     /// Returns whether events of a partition are in motion. In a halted partition none are: its events never complete.
     /// The result may be `true` where two events wait as one transaction.
-    pub(super) fn has_work_in_flight(&self, number: i32, parked: usize) -> bool {
-        let running = self.states.get(&number).filter(|state| state.halted.is_none());
+    pub fn has_work_in_flight(&self, number: i32, parked: usize) -> bool {
+        let running = self.states.get(&number).filter(|state| !state.reads.is_halted());
         running.is_some_and(|state| state.tracker.unfinished() > parked)
     }
 
     /// Completes an event now; `false`: the epoch of the event has ended. A completion under such an epoch is dropped:
     /// a duplicate is better than a loss.
-    pub(super) fn complete(&mut self, event: EventRef) -> bool {
+    pub fn complete(&mut self, number: i32, epoch: u64, offset: u64) -> bool {
         let at_ms = self.uptime_ms(Instant::now());
-        let state = self.current(event.partition, event.epoch);
-        state.map(|state| state.tracker.complete(event.offset, at_ms)).is_some()
+        let state = self.current(number, epoch);
+        state.map(|state| state.tracker.complete(offset, at_ms)).is_some()
     }
 
-    /// Returns the time since the start of the pipeline, ms; never decreases or jumps.
-    pub(super) fn uptime_ms(&self, at: Instant) -> u64 {
+    /// Returns the time since the start of the member, ms; never decreases or jumps.
+    pub fn uptime_ms(&self, at: Instant) -> u64 {
         at.duration_since(self.started).as_millis() as u64
     }
 
     /// Updates the high watermarks of the partitions.
-    pub(super) fn update_high_watermarks(&mut self, ends: impl IntoIterator<Item = (i32, u64)>) {
+    pub fn update_high_watermarks(&mut self, ends: impl IntoIterator<Item = (i32, u64)>) {
         for (number, end) in ends {
             if let Some(state) = self.states.get_mut(&number) {
                 state.update_high_watermark(end);

@@ -1,0 +1,135 @@
+//! Metadata of the commits of validated transactions: the progress of a partition for the proofs of other instances,
+//! and its halt.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    broker::{Broker, BrokerError, CommittedOffset, TopicPartition},
+    group::{halt::Halt, missing_parent::PartitionView},
+};
+
+/// Metadata of a commit, as JSON. Unknown fields of later versions are ignored; fields that an earlier version did not
+/// write are absent.
+#[derive(Serialize, Deserialize)]
+pub(super) struct CommitMetadata {
+    #[serde(flatten)]
+    pub(super) view: PartitionView,
+    #[serde(rename = "halt", default, skip_serializing_if = "Option::is_none")]
+    pub(super) halted: Option<Halt>,
+}
+
+impl CommitMetadata {
+    /// Parses the metadata of a commit. `None`: the metadata is not an instance's.
+    pub(super) fn parse(committed: &CommittedOffset) -> Option<Self> {
+        serde_json::from_str(&committed.metadata).ok()
+    }
+
+    pub(super) fn to_metadata(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|_| unreachable!("numbers and text always serialise"))
+    }
+}
+
+/// Returns the committed offset if an instance has written the commit. `None`: an operator has committed the offset.
+pub fn committed_by_instance(committed: &CommittedOffset) -> Option<u64> {
+    CommitMetadata::parse(committed).map(|_| committed.offset)
+}
+
+/// Returns the commit for a group that is set back to `offset`: no event from this offset on is completed, and none was
+/// read. The commit counts as one of an instance, as the store has consumed at least `offset`. The commit lets no
+/// parent be proven missing in the partition until the partition is read again, and the commit lifts a halt.
+pub fn reset_commit(offset: u64) -> CommittedOffset {
+    let view = PartitionView {
+        oldest_unfinished: Some((i64::MIN, offset)),
+        waiting: None,
+        read_timestamp_ms: i64::MIN,
+        position: offset,
+        at_end: false,
+        over_limit: false,
+    };
+    CommittedOffset { offset, metadata: CommitMetadata { view, halted: None }.to_metadata() }
+}
+
+/// Returns the progress in the metadata of a commit.
+pub(super) fn parse_view(committed: &CommittedOffset) -> Option<PartitionView> {
+    CommitMetadata::parse(committed).map(|metadata| metadata.view)
+}
+
+/// Reads the progress of a partition that another instance, or no instance, has.
+///
+/// Old metadata shows less progress than there is, never more. A partition whose committed offset is its end has
+/// no unfinished event.
+///
+/// # Errors
+/// The broker does not answer.
+pub async fn read_foreign_view(
+    broker: &dyn Broker,
+    partition: &TopicPartition,
+    committed: Option<CommittedOffset>,
+) -> Result<PartitionView, BrokerError> {
+    let (_, high) = broker.watermarks(partition).await?;
+    let next = committed.as_ref().map_or(0, |committed| committed.offset);
+    let unknown = PartitionView {
+        oldest_unfinished: (next < high).then_some((i64::MIN, next)),
+        waiting: None,
+        read_timestamp_ms: i64::MIN,
+        position: next,
+        at_end: next >= high,
+        over_limit: false,
+    };
+    let known = committed.as_ref().and_then(parse_view);
+    // The end may have moved since the commit.
+    Ok(match known {
+        Some(view) if next < high => PartitionView { at_end: view.position >= high, ..view },
+        _ => unknown,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{broker::MAX_COMMIT_METADATA, group::halt::MAX_HALT_REASON_BYTES};
+
+    #[test]
+    fn a_halt_reason_of_any_length_fits_into_a_commit() {
+        let view = PartitionView {
+            oldest_unfinished: Some((i64::MIN, u64::MAX)),
+            waiting: None,
+            read_timestamp_ms: i64::MIN,
+            at_end: false,
+            over_limit: false,
+            position: u64::MAX,
+        };
+        let reason_after = |why: String, view: &PartitionView| {
+            let view = view.clone();
+            let halted = Some(Halt { why, since_ms: u64::MAX }.truncated_for_commit());
+            let metadata = CommitMetadata { view, halted }.to_metadata();
+            assert!(metadata.len() <= MAX_COMMIT_METADATA, "{} bytes", metadata.len());
+            Halt::from_commit(&CommittedOffset { offset: 0, metadata }).unwrap().why
+        };
+        for letter in ["x", "ü", "₿", "\"", "\n", "\u{1}", "\u{7f}", "🚀"] {
+            let each = serde_json::to_string(letter).unwrap().len() - 2;
+            let most = letter.repeat(MAX_HALT_REASON_BYTES / each);
+            assert_eq!(reason_after(most.clone(), &view), most, "the whole reason fits");
+            let cut = reason_after(letter.repeat(MAX_HALT_REASON_BYTES / each + 1), &view);
+            assert!(cut.ends_with('…') && cut.starts_with(&letter.repeat((MAX_HALT_REASON_BYTES - 3) / each)), "{cut}");
+            let shorter = PartitionView { oldest_unfinished: None, position: 1, ..view.clone() };
+            assert_eq!(
+                reason_after(letter.repeat(9_000), &shorter),
+                reason_after(letter.repeat(9_000), &view),
+                "whatever the other metadata"
+            );
+            assert_eq!(reason_after(cut.clone(), &view), cut, "a cut reason is not cut again");
+        }
+    }
+
+    #[test]
+    fn metadata_of_other_versions_can_be_read() {
+        let committed = |metadata: &str| CommittedOffset { offset: 3, metadata: metadata.into() };
+        let before = committed(r#"{"oldest":[7,3],"read":9,"end":true,"bound":false,"pos":5}"#);
+        assert_eq!(parse_view(&before).map(|view| (view.position, view.oldest_unfinished)), Some((5, Some((7, 3)))));
+        assert_eq!(Halt::from_commit(&before), None);
+        let after = committed(r#"{"read":9,"pos":5,"halt":{"why":"x","since":4,"by":"y"},"more":[1]}"#);
+        assert_eq!(parse_view(&after).map(|view| view.position), Some(5));
+        assert_eq!(Halt::from_commit(&after), Some(Halt { why: "x".into(), since_ms: 4 }));
+    }
+}
