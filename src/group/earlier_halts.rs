@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
-use crate::{broker::CommittedOffset, group::halt::Halt};
+use crate::{broker::CommittedOffset, group::commit_metadata::Halt};
 
 /// The halts in the group's commits as of the first read of this process. An operator who starts an instance after a
 /// halt has the halted event tried again; an instance that was running before the halt keeps the halt. The order of

@@ -28,7 +28,8 @@ mod end_offsets;
 mod partition_table;
 
 pub use commit_cycle::{CommitContent, CommitCycle, CommitProgress, CommitStep, DurableConsumed};
-pub use end_offsets::{EndOffsetAnswer, EndOffsets};
+pub use end_offsets::EndOffsetAnswer;
+use end_offsets::EndOffsets;
 pub use partition_table::PartitionTable;
 
 use std::{sync::Arc, time::Duration};
@@ -43,8 +44,8 @@ use crate::{
     clock::Clock,
     engine::EngineError,
     group::{
-        halt::Halt,
-        partition::{Moment, PartitionLimits, PartitionState, PausedTexts},
+        commit_metadata::Halt,
+        partition::{Moment, PartitionLimits, PartitionState},
         reading::ReadState,
     },
     status::{Condition, Health, control::ControlAnswer, registry::PartitionStatus},
@@ -69,8 +70,9 @@ pub struct MemberProfile {
     pub commit_condition: Condition,
     /// Time between two commits.
     pub commit_interval: Duration,
-    /// Texts of `/state` for a paused partition.
-    pub paused_texts: PausedTexts,
+    /// Returns the text of `/state` for a paused partition: at this limit (`messages` or `bytes`), or for a reason of
+    /// the member.
+    pub describe_pause: fn(Option<&'static str>) -> &'static str,
     /// The trackers of the partitions have to wait for the durability lag: a node can lose writes, and no other part of
     /// the member waits.
     pub can_lose_writes: bool,
@@ -103,10 +105,10 @@ pub enum MemberError {
     Broker(#[from] BrokerError),
     /// The meta record of the store refuses the member for good.
     #[error(transparent)]
-    Meta(MetaError),
+    Meta(#[from] MetaError),
     /// The engine fails for good.
     #[error(transparent)]
-    Engine(EngineError),
+    Engine(#[from] EngineError),
 }
 
 /// Reason why an operator's retry does not apply to a partition.
@@ -143,10 +145,11 @@ pub struct GroupMember {
     /// Reason why a topic is not the one that the store belongs to. No offset is committed until an operator has
     /// intervened.
     pub other_topic: Option<String>,
-    /// Queries for end offsets.
-    pub ends: EndOffsets,
-    profile: MemberProfile,
-    services: MemberServices,
+    /// Names and rules of the member.
+    pub profile: MemberProfile,
+    /// Services of the member.
+    pub services: MemberServices,
+    ends: EndOffsets,
 }
 
 impl GroupMember {
@@ -157,7 +160,7 @@ impl GroupMember {
             partitions: PartitionTable::new(profile.topic.clone(), now),
             commits: CommitCycle::new(&profile, now),
             other_topic: None,
-            ends: EndOffsets::new(&profile, services.broker.clone(), now),
+            ends: EndOffsets::new(profile.commit_interval, now),
             profile,
             services,
         }
@@ -173,19 +176,11 @@ impl GroupMember {
     }
 
     /// Removes partitions that were revoked, or that no loop reads any more.
-    pub fn remove<'a>(&mut self, partitions: impl IntoIterator<Item = &'a TopicPartition>) {
+    pub fn remove(&mut self, partitions: &[TopicPartition]) {
         for partition in partitions {
             self.partitions.states.remove(&partition.partition);
             self.services.metrics.remove_partition(partition);
         }
-    }
-
-    /// Removes every partition from metrics and status when the loop ends: the loop may be started again in this
-    /// process with other partitions.
-    pub fn remove_all(&mut self) {
-        let places: Vec<_> =
-            self.partitions.numbers().into_iter().map(|number| self.partitions.place(number)).collect();
-        self.remove(&places);
     }
 
     /// Registers the messages of a batch, in order, and keeps the messages that were not read before. A timestamp after
@@ -306,7 +301,7 @@ impl GroupMember {
     pub fn statuses(&self, limits: &PartitionLimits, parked: impl Fn(i32) -> usize) -> Vec<PartitionStatus> {
         let now = Moment::now(&self.services.clock);
         let status = |(number, state): (&i32, &PartitionState)| {
-            let status = state.status(now, limits, parked(*number), &self.profile.paused_texts);
+            let status = state.status(now, limits, parked(*number), self.profile.describe_pause);
             state.update_metrics(&status);
             status
         };

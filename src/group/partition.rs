@@ -6,9 +6,8 @@ use crate::{
     broker::{AssignedPartition, CommittedOffset, Message, TopicPartition},
     clock::Clock,
     group::{
-        commit_metadata::{CommitMetadata, committed_by_instance, parse_view},
+        commit_metadata::{CommitMetadata, Halt, committed_by_instance, parse_view},
         dead_letters::DeadLetterGauge,
-        halt::Halt,
         missing_parent::{PartitionView, TxidPrefix, WaitingEvents},
         offsets::OffsetTracker,
         reading::{ReadState, Reading},
@@ -64,17 +63,6 @@ struct EndOffset {
     is_reached: bool,
     /// A batch or the end was delivered since the last check for a stale end offset.
     is_fresh: bool,
-}
-
-/// Texts of `/state` for a partition that is paused, neither by an operator nor by a halt.
-#[derive(Debug, Clone, Copy)]
-pub struct PausedTexts {
-    /// The number of unfinished messages exceeds half of the limit.
-    pub too_many_messages: &'static str,
-    /// The bytes of the unfinished messages exceed half of the limit.
-    pub too_many_bytes: &'static str,
-    /// The member pauses all its partitions.
-    pub throttled: &'static str,
 }
 
 /// State of one assigned partition.
@@ -323,8 +311,15 @@ impl PartitionState {
         ((moved && !never_read) || has_new_metadata).then_some(now)
     }
 
-    /// State of the partition for `/state`. `parked`: number of parked transactions.
-    pub fn status(&self, now: Moment, limits: &PartitionLimits, parked: usize, texts: &PausedTexts) -> PartitionStatus {
+    /// State of the partition for `/state`. `parked`: number of parked transactions. `describe_pause`: text of a pause
+    /// at this limit (`messages` or `bytes`), or for a reason of the member.
+    pub fn status(
+        &self,
+        now: Moment,
+        limits: &PartitionLimits,
+        parked: usize,
+        describe_pause: fn(Option<&'static str>) -> &'static str,
+    ) -> PartitionStatus {
         let watermark = self.tracker.watermark();
         let read_ms = if self.read_timestamp_ms > i64::MIN { self.read_timestamp_ms } else { self.oldest_unread_ms };
         let oldest_unread_ms = Some(read_ms).filter(|_| self.tracker.position() < self.end.offset);
@@ -333,9 +328,8 @@ impl PartitionState {
         let why = match (self.reads.reading(), self.exceeded_resume_limit(limits)) {
             (Reading::PausedByOperator, _) => "paused by an operator",
             (Reading::Halted(_), _) => "the partition is halted",
-            (Reading::Full, Some("messages")) => texts.too_many_messages,
-            (Reading::Full, Some(_)) => texts.too_many_bytes,
-            (Reading::Full, None) | (Reading::Read, _) => texts.throttled,
+            (Reading::Full, limit) => describe_pause(limit),
+            (Reading::Read, _) => describe_pause(None),
         };
         PartitionStatus {
             topic: self.partition.topic.to_string(),
@@ -390,11 +384,9 @@ mod tests {
     use super::*;
     use crate::{broker::MAX_COMMIT_METADATA, group::commit_metadata::reset_commit, telemetry::Metrics};
 
-    const TEXTS: PausedTexts = PausedTexts {
-        too_many_messages: "too many messages are unfinished",
-        too_many_bytes: "too many bytes are unfinished",
-        throttled: "all is full",
-    };
+    fn describe_pause(limit: Option<&'static str>) -> &'static str {
+        limit.map_or("all is full", |_| "too many messages are unfinished")
+    }
 
     fn state(committed: Option<CommittedOffset>) -> PartitionState {
         let partition = TopicPartition { topic: "txs".into(), partition: 0 };
@@ -465,7 +457,7 @@ mod tests {
         let limits = PartitionLimits { span: 4, bytes: 1_000 };
         let mut state = state(None);
         let at = |steady_ms| Moment { wall_ms: 60_000 + steady_ms, steady_ms };
-        let status = |state: &PartitionState, steady_ms| state.status(at(steady_ms), &limits, 2, &TEXTS);
+        let status = |state: &PartitionState, steady_ms| state.status(at(steady_ms), &limits, 2, describe_pause);
         let idle = status(&state, 1_000);
         assert_eq!(
             (idle.oldest_in_flight, idle.lag_seconds, idle.lag_messages),
@@ -511,7 +503,7 @@ mod tests {
     fn age_of_unread_events_is_taken_from_the_commit() {
         let limits = PartitionLimits { span: 4, bytes: 1_000 };
         let lag = |state: &PartitionState| {
-            state.status(Moment { wall_ms: 70_000, steady_ms: 0 }, &limits, 0, &TEXTS).lag_seconds
+            state.status(Moment { wall_ms: 70_000, steady_ms: 0 }, &limits, 0, describe_pause).lag_seconds
         };
         let committed = |metadata: &str| state(Some(CommittedOffset { offset: 3, metadata: metadata.into() }));
         assert_eq!(lag(&state(None)), 10.0, "since the assignment");

@@ -1,6 +1,6 @@
 //! Causes for which a partition is not read, and their transitions. Pure.
 
-use crate::group::halt::Halt;
+use crate::group::commit_metadata::Halt;
 
 /// State of the reads of one assigned partition.
 ///

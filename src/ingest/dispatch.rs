@@ -314,9 +314,7 @@ impl Reporter {
         // The refusal is an answer of the store.
         self.report_attempt(None);
         self.send(match error {
-            CompleteError::Engine(error) if error.kind != ErrorKind::TooBig => {
-                TaskMessage::Fatal(PipelineError::Store(error.to_string()))
-            }
+            CompleteError::Engine(error) if error.kind != ErrorKind::TooBig => TaskMessage::Fatal(error.into()),
             refused => TaskMessage::CannotBeStored(token, refused.to_string()),
         });
     }
@@ -325,7 +323,7 @@ impl Reporter {
     fn report_attempt(&mut self, failed: Option<&EngineError>) -> bool {
         match failed {
             Some(error) if !error.may_be_retried() => {
-                self.send(TaskMessage::Fatal(PipelineError::Store(error.to_string())));
+                self.send(TaskMessage::Fatal(error.clone().into()));
                 false
             }
             Some(error) => {

@@ -30,7 +30,6 @@ mod topic_id;
 use chunks::{ChunkQueue, PreparedChunk};
 use commits::PipelineCommits;
 pub use interface::{PipelineError, PipelineReport, PipelineServices, PipelineSettings};
-use out_of_range::OutOfRange;
 pub use parent_proofs::ProofSnapshot;
 use parent_proofs::{LONG_WAIT_MS, ParentProofs};
 use partition_reads::PartitionReads;
@@ -79,7 +78,6 @@ pub struct Pipeline {
     task_sender: mpsc::UnboundedSender<TaskMessage>,
     task_messages: mpsc::UnboundedReceiver<TaskMessage>,
     proofs: ParentProofs,
-    out_of_range: OutOfRange,
     scans: ScanPace,
     status: StatusReport,
     /// Requests of operators about partitions.
@@ -105,7 +103,6 @@ impl Pipeline {
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
             publications: Publications::new(services.publisher.clone(), sender.clone()),
             proofs: ParentProofs::new(&settings, sender.clone(), now),
-            out_of_range: OutOfRange::new(services.broker.clone()),
             scans: ScanPace::new(now),
             status: StatusReport::default(),
             control_requests: services.health.control().partitions.open(),
@@ -154,7 +151,7 @@ impl Pipeline {
                     Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await?,
                     Err(error) => {
                         let assigned = self.reads.member.partitions.epochs();
-                        let halting = self.out_of_range.on_error(error, assigned, &mut self.reads);
+                        let halting = self.reads.on_out_of_range(error, assigned);
                         monitor.enter("the ends of its partitions", halting).await?;
                     }
                 },
@@ -336,7 +333,7 @@ impl Pipeline {
             self.status.record_progress();
             self.completed += 1;
             self.services.metrics.completed.of(how).inc();
-            self.reads.resume_if_paused(event.partition, &mut self.planner);
+            self.reads.resume(event.partition, &mut self.planner);
         }
     }
 
@@ -362,7 +359,7 @@ impl Pipeline {
             self.scans.delay_after(now);
             self.reads.member.commits.schedule_next(now, self.scans.next_scan());
             self.reads.member.begin_commit(&self.services.nodes, &PipelineCommits(&mut self.planner));
-            self.out_of_range.retry(&mut self.reads).await?;
+            self.reads.retry_out_of_range().await?;
         }
         self.planner.retry_due(self.services.clock.steady_ms());
         Ok(())
@@ -388,7 +385,8 @@ impl Pipeline {
 /// process with other partitions.
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        self.reads.member.remove_all();
+        let member = &mut self.reads.member;
+        member.remove(&member.partitions.places());
         // The pipeline of a rebuild may end before its chain: that is no stall.
         self.services.health.liveness().set_idle(Workload::Transactions, true);
         self.publish_status();

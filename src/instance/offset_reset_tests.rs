@@ -7,7 +7,7 @@ use crate::{
         memory::{MemoryBroker, MemorySettings},
     },
     clock::Clock,
-    group::{commit_metadata::committed_by_instance, halt::Halt},
+    group::commit_metadata::{Halt, committed_by_instance},
 };
 
 const OFFSET_RESET: OffsetReset<'static> = OffsetReset { topic: "txs", group: "g" };

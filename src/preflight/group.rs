@@ -2,7 +2,7 @@
 
 use crate::{
     broker::{CommittedOffset, committed::GroupPosition},
-    group::halt::{Halt, never_read_reason, offset_out_of_range},
+    group::commit_metadata::{Halt, never_read_reason, offset_out_of_range},
 };
 
 /// Describes why no instance of the group could resume at the committed offset, with the choices of the operator;

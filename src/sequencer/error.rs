@@ -3,7 +3,9 @@
 use crate::{
     broker::{BrokerError, BrokerErrorKind, identity::Unconfirmed},
     engine::{EngineError, ErrorKind},
+    group::member::MemberError,
     sequencer::decisions::DecisionError,
+    store::meta::MetaError,
 };
 
 /// The reason why the sequencer stops.
@@ -70,6 +72,26 @@ impl From<DecisionError> for SequencerError {
         match error {
             DecisionError::Broker(error) => error.into(),
             DecisionError::Bad(_) | DecisionError::TooLarge { .. } => SequencerError::Halt(error.to_string()),
+        }
+    }
+}
+
+impl From<MetaError> for SequencerError {
+    /// Converts a recreated chain topic into a halt: a restart would not help.
+    fn from(error: MetaError) -> Self {
+        match error {
+            MetaError::ChainRecreated { .. } => SequencerError::Halt(error.to_string()),
+            error => SequencerError::Damaged(error.to_string()),
+        }
+    }
+}
+
+impl From<MemberError> for SequencerError {
+    fn from(error: MemberError) -> Self {
+        match error {
+            MemberError::Broker(error) => error.into(),
+            MemberError::Meta(error) => error.into(),
+            MemberError::Engine(error) => error.into(),
         }
     }
 }

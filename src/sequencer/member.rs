@@ -9,9 +9,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     broker::{CommittedOffset, Consumer, ConsumerEvent, MessageBatch, TopicPartition},
     group::{
-        halt::never_read_reason,
-        member::{CommitStep, GroupMember, MemberError, MemberProfile, MemberServices, RetryRefusal},
-        partition::{PartitionLimits, PausedTexts},
+        commit_metadata::never_read_reason,
+        member::{CommitStep, GroupMember, MemberProfile, MemberServices, RetryRefusal},
+        partition::PartitionLimits,
     },
     sequencer::{
         ChainMode, CommittedChain, SequencerError, SequencerParts, chain_group, state::BadState, worker::WorkerReport,
@@ -55,9 +55,6 @@ pub struct Sequencer {
 /// after the block must not fill the memory.
 pub(super) const BOUNDS: PartitionLimits = PartitionLimits { span: 10_000, bytes: 64 << 20 };
 
-/// The text of `/state` while the chain is paused at one of its [`BOUNDS`].
-const WAITING_FOR_WORKER: &str = "too many events wait for the worker";
-
 impl Sequencer {
     /// Makes a sequencer over a consumer that is subscribed to the chain topic.
     pub fn new(parts: SequencerParts, mode: ChainMode, consumer: Box<dyn Consumer>) -> Self {
@@ -71,11 +68,7 @@ impl Sequencer {
             guarded_topics: parts.topics.guarded(),
             commit_condition: Condition::ChainCommitted,
             commit_interval: parts.settings.commit_interval,
-            paused_texts: PausedTexts {
-                too_many_messages: WAITING_FOR_WORKER,
-                too_many_bytes: WAITING_FOR_WORKER,
-                throttled: WAITING_FOR_WORKER,
-            },
+            describe_pause: |_| "too many events wait for the worker",
             // The handled states wait for the durability lag.
             can_lose_writes: false,
             is_rebuild: mode != ChainMode::Live,
@@ -243,7 +236,7 @@ impl Sequencer {
 
     /// Queries a stale end offset of the chain in a task of its own, if a query is due.
     fn query_stale_end(&mut self, now: Instant) {
-        let Some(query) = self.member.ends.query_if_due(now, &mut self.member.partitions) else { return };
+        let Some(query) = self.member.query_stale_ends(now) else { return };
         let reports = self.report_sender.clone();
         tokio::spawn(async move {
             // The answers have their epochs. Without a receiver the sequencer has ended.
@@ -254,7 +247,7 @@ impl Sequencer {
     fn on_report(&mut self, epoch: u64, report: WorkerReport) -> Result<(), SequencerError> {
         if let WorkerReport::EndOffsets(ends) = &report {
             // An end that went back does not halt the chain: its first record shows a recreated topic.
-            self.member.ends.on_answers(ends, &mut self.member.partitions);
+            self.member.on_end_offsets(ends);
         }
         if self.lease.is_none() || self.member.partitions.current(CHAIN, epoch).is_none() {
             return Ok(());
@@ -347,18 +340,8 @@ impl Sequencer {
 /// not get the partition again.
 impl Drop for Sequencer {
     fn drop(&mut self) {
-        self.member.remove_all();
+        self.member.remove(&self.member.partitions.places());
         self.publish_status();
-    }
-}
-
-impl From<MemberError> for SequencerError {
-    fn from(error: MemberError) -> Self {
-        match error {
-            MemberError::Broker(error) => error.into(),
-            MemberError::Meta(error) => SequencerError::Damaged(error.to_string()),
-            MemberError::Engine(error) => error.into(),
-        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
         steps::DecisionMode,
         waiting::ReportedWait,
     },
-    store::meta::{MetaError, compute_chain_id},
+    store::meta::compute_chain_id,
 };
 
 /// A report to the sequencer's loop, from the worker or from a request of the end offset.
@@ -176,12 +176,7 @@ impl ChainWorker {
     async fn bind_chain(&self, first: &Message) -> Result<(), SequencerError> {
         let id = compute_chain_id(first.timestamp_ms, &first.key, &first.payload);
         let parts = &self.handler.parts;
-        until_meta_answers(parts, || parts.wait_for("the store", parts.ownership.bind_chain(id))).await.map_err(
-            |error| match error {
-                MetaError::ChainRecreated { .. } => SequencerError::Halt(error.to_string()),
-                error => SequencerError::Damaged(error.to_string()),
-            },
-        )
+        Ok(until_meta_answers(parts, || parts.wait_for("the store", parts.ownership.bind_chain(id))).await?)
     }
 
     /// Makes the pruner. A rebuild does not prune; the instance that continues with the store does.

@@ -4,7 +4,6 @@ pub mod blob_status;
 pub mod body;
 pub mod canonical;
 pub mod clearing;
-pub mod commit_gate;
 pub mod compare;
 pub mod create;
 pub mod digest;

@@ -17,16 +17,23 @@ use tokio::time::Instant;
 
 use super::{GroupMember, MemberError, MemberProfile, PartitionTable};
 use crate::{
-    broker::{BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, TopicPartition, identity::TopicCheck},
+    broker::{
+        BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, TopicPartition,
+        identity::{TopicCheck, TopicGuard},
+    },
+    engine::ErrorKind,
     record::ConsumedOffsets,
     status::CommitHealth,
     store::{
-        commit_gate::{self, Blocked, Permit},
+        ownership::StoreOwnership,
         restart_detector::{RestartDetector, RestartPoll},
     },
     telemetry::CommitFailure,
 };
 
+/// Time within which the store must have recorded the consumed offsets. A commit is tried again soon, so that a short
+/// time does no harm.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(2);
 /// A consumer bounds its commits itself; an answer after this time is not waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -102,11 +109,69 @@ enum PendingCommit {
 
 /// Answers of the checks that precede a commit.
 pub struct CommitChecks {
-    /// Answer of the store.
-    permit: Permit,
-    /// Answer about the ids of the topics. The question is the last one, so that the answer is as late as possible.
-    /// `None`: not asked, since the store permits no commit or a topic is known to be another one.
-    topic_check: Option<Result<TopicCheck, BrokerError>>,
+    /// Consumed offsets that the meta record has now, and the time at which the store acknowledged them.
+    recorded: Option<(Instant, ConsumedOffsets)>,
+    answer: Result<StoreAnswer, Blocked>,
+}
+
+/// Answer of the store and the broker to a commit.
+enum StoreAnswer {
+    /// A node has restarted.
+    Restarted,
+    /// No node had restarted at `polled_at`. `topics`: answer about their ids, `None` where it was not asked for.
+    Unchanged { polled_at: Instant, topics: Option<Result<TopicCheck, BrokerError>> },
+}
+
+/// Reasons against a commit.
+enum Blocked {
+    /// Failure to count, with its text for the log; the next commit may succeed.
+    Temporary(CommitFailure, String),
+    /// Failure that no retry heals.
+    Fatal(MemberError),
+}
+
+/// Records the consumed offsets in the meta record, then polls the nodes for a restart, then looks up the ids of the
+/// topics, unless one is known to be another.
+///
+/// The order matters: writes that were acknowledged longer than the durability lag before the poll are durable. The
+/// question about the topics is the last one, so that its answer is as late as possible.
+async fn check_store(
+    ownership: &dyn StoreOwnership,
+    nodes: &RestartDetector,
+    (guard, topics): (&TopicGuard, Option<Vec<String>>),
+    consumed: Option<ConsumedOffsets>,
+) -> CommitChecks {
+    let mut recorded = None;
+    let answer = async {
+        if let Some(consumed) = consumed {
+            let why = match tokio::time::timeout(RECORD_TIMEOUT, ownership.record_consumed(&consumed)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) if !error.may_be_retried() => return Err(Blocked::Fatal(error.into())),
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {RECORD_TIMEOUT:?}")),
+            };
+            if let Some(why) = why {
+                let why = format!("cannot record the consumed offsets in the meta record: {why}");
+                return Err(Blocked::Temporary(CommitFailure::Store, why));
+            }
+            recorded = Some((Instant::now(), consumed));
+        }
+        let polled = nodes.poll().await.map_err(|error| match error.kind {
+            ErrorKind::Fatal => Blocked::Fatal(error.into()),
+            _ => {
+                let why = format!("cannot read the incarnation of the store's nodes: {error}");
+                Blocked::Temporary(CommitFailure::Nodes, why)
+            }
+        })?;
+        let RestartPoll::Unchanged { polled_at } = polled else { return Ok(StoreAnswer::Restarted) };
+        let topics = match topics {
+            Some(topics) => Some(with_timeout("look up topic ids", guard.check(&topics)).await),
+            None => None,
+        };
+        Ok(StoreAnswer::Unchanged { polled_at, topics })
+    };
+    let answer = answer.await;
+    CommitChecks { recorded, answer }
 }
 
 type RunningChecks = Pin<Box<dyn Future<Output = CommitChecks> + Send>>;
@@ -291,37 +356,28 @@ impl GroupMember {
         let (ownership, nodes, guard) = (self.services.ownership.clone(), nodes.clone(), self.services.guard.clone());
         let consumed = self.commits.consumed.missing(&content.consumed(&self.partitions));
         let topics = self.other_topic.is_none().then(|| self.profile.guarded_topics.clone());
-        Box::pin(async move {
-            let permit = commit_gate::check(ownership.as_ref(), &nodes, consumed).await;
-            let topic_check = match (&permit.restarts, topics) {
-                (Ok(RestartPoll::Unchanged { .. }), Some(topics)) => {
-                    Some(with_timeout("look up topic ids", guard.check(&topics)).await)
-                }
-                _ => None,
-            };
-            CommitChecks { permit, topic_check }
-        })
+        Box::pin(async move { check_store(ownership.as_ref(), &nodes, (&guard, topics), consumed).await })
     }
 
     /// Sends the commit if its checks permit. Unless a node has restarted, completed events that are old enough become
     /// durable.
     fn send_if_permitted(
         &mut self,
-        CommitChecks { permit, topic_check }: CommitChecks,
+        CommitChecks { recorded, answer }: CommitChecks,
         nodes: &RestartDetector,
         content: &mut impl CommitContent,
     ) -> Result<CommitStep, MemberError> {
-        if let Some((at, consumed)) = permit.recorded {
+        if let Some((at, consumed)) = recorded {
             self.commits.consumed.record(at, consumed);
         }
-        let (failure, why) = match permit.restarts {
-            Ok(RestartPoll::Restarted) => return Ok(CommitStep::Restarted),
-            Ok(RestartPoll::Unchanged { polled_at }) => {
+        let (failure, why) = match answer {
+            Ok(StoreAnswer::Restarted) => return Ok(CommitStep::Restarted),
+            Ok(StoreAnswer::Unchanged { polled_at, topics }) => {
                 let lag = nodes.lag();
                 content.mark_durable(&mut self.partitions, polled_at, lag);
                 self.commits.consumed.promote(polled_at, lag);
                 // Checked also without an offset to commit: an idle member has to detect a recreated topic, too.
-                let why = match topic_check.filter(|_| self.other_topic.is_none()) {
+                let why = match topics.filter(|_| self.other_topic.is_none()) {
                     // The offsets of one topic mean nothing in another.
                     None => return Ok(CommitStep::Settled),
                     Some(Ok(TopicCheck::Other(why))) => return Ok(CommitStep::OtherTopic(why)),
@@ -336,8 +392,7 @@ impl GroupMember {
                 (CommitFailure::Broker, format!("cannot confirm {}: {why}", self.profile.topic_ids))
             }
             Err(Blocked::Temporary(failure, why)) => (failure, why),
-            Err(Blocked::Store(error)) => return Err(MemberError::Meta(error)),
-            Err(Blocked::Engine(error)) => return Err(MemberError::Engine(error)),
+            Err(Blocked::Fatal(error)) => return Err(error),
         };
         let MemberProfile { name, commits, .. } = &self.profile;
         tracing::warn!(why, "{name}: {commits} not committed");

@@ -31,6 +31,11 @@ impl PartitionTable {
         self.states.keys().copied().collect()
     }
 
+    /// Returns topic and number of each partition.
+    pub fn places(&self) -> Vec<TopicPartition> {
+        self.states.keys().map(|number| self.place(*number)).collect()
+    }
+
     /// Returns the assigned partitions, each with the epoch of its assignment.
     pub fn epochs(&self) -> BTreeMap<i32, u64> {
         self.states.iter().map(|(number, state)| (*number, state.epoch)).collect()

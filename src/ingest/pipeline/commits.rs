@@ -75,13 +75,13 @@ impl Pipeline {
     /// Handles a node's restart: every partition is read again from its committed offset under a new epoch, so that no
     /// earlier completion counts.
     pub(super) async fn rewind(&mut self) -> Result<(), PipelineError> {
-        let store = |error: &dyn std::fmt::Display| PipelineError::Store(error.to_string());
         self.services.metrics.node_restarts.inc();
         if let Modes::Rebuild(_) = self.services.modes {
-            return Err(store(&"a node restarted while the store was rebuilt: begin again, with an empty set"));
+            let why = "a node restarted while the store was rebuilt: begin again, with an empty set";
+            return Err(PipelineError::Store(why.to_owned()));
         }
-        self.services.nodes.baseline().await.map_err(|error| store(&error))?;
-        self.services.whole.verify_intact().await.map_err(|error| store(&error))?;
+        self.services.nodes.baseline().await?;
+        self.services.whole.verify_intact().await?;
         self.reads.member.commits.forget_recorded();
         self.planner.abandon();
         self.dispatcher.cancel_all();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{PipelineError, partition_reads::PartitionReads};
 use crate::{
-    group::{dead_letters::DeadLetterLimits, halt::Halt, partition::PartitionState},
+    group::{commit_metadata::Halt, dead_letters::DeadLetterLimits, partition::PartitionState},
     ingest::plan::EventRef,
     replay::Modes,
     status::Condition,
@@ -15,7 +15,7 @@ use crate::{
 impl PartitionReads {
     /// Counts an event that turned out to be a dead letter after it had been read.
     pub(super) fn count_root(&mut self, limits: &DeadLetterLimits, modes: &Modes, event: EventRef, root: Txid) {
-        let now_ms = self.clock.steady_ms();
+        let now_ms = self.member.services.clock.steady_ms();
         let replayed = modes.is_below_frontier(event.partition, event.offset);
         let state = self.member.partitions.current(event.partition, event.epoch);
         let Some(state) = state.filter(|state| !state.reads.is_halted() && !replayed) else { return };
@@ -24,16 +24,7 @@ impl PartitionReads {
         }
     }
 
-    /// Halts the partitions of these events that are not halted yet.
-    fn halt_all(&mut self, events: &[EventRef], why: &str) {
-        for EventRef { partition, epoch, .. } in events {
-            if self.member.partitions.current(*partition, *epoch).is_some_and(|state| !state.reads.is_halted()) {
-                self.halt(*partition, why.to_owned());
-            }
-        }
-    }
-
-    /// Halts the partitions of these events; a rebuild fails with this error.
+    /// Halts the partitions of these events that are not halted yet; a rebuild fails with this error.
     pub(super) fn halt_or_fail(
         &mut self,
         events: &[EventRef],
@@ -43,7 +34,11 @@ impl PartitionReads {
         if self.ends_by_itself {
             return Err(error);
         }
-        self.halt_all(events, why);
+        for EventRef { partition, epoch, .. } in events {
+            if self.member.partitions.current(*partition, *epoch).is_some_and(|state| !state.reads.is_halted()) {
+                self.halt(*partition, why.to_owned());
+            }
+        }
         Ok(())
     }
 
@@ -87,7 +82,7 @@ impl PartitionReads {
     pub(super) fn publish_halts(&self) {
         let halted = |(number, state): (&i32, &PartitionState)| Some((*number, state.reads.halt()?.why.clone()));
         let halts: BTreeMap<i32, String> = self.member.partitions.states.iter().filter_map(halted).collect();
-        self.health.set(Condition::PartitionsRunning, halt_summary(&halts));
+        self.member.services.health.set(Condition::PartitionsRunning, halt_summary(&halts));
     }
 }
 

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     broker::{Broker, BrokerError, identity::TopicGuard},
     clock::Clock,
+    engine::EngineError,
     group::{
         dead_letters::DeadLetterLimits, earlier_halts::EarlierHalts, member::MemberError,
         missing_parent::ChainProgress, partition::PartitionLimits,
@@ -12,7 +13,7 @@ use crate::{
     ingest::{dispatch::DispatchSettings, plan::PlanSettings, publish::Publisher},
     replay::Modes,
     status::Health,
-    store::{create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
+    store::{create::Creator, meta::MetaError, ownership::StoreOwnership, restart_detector::RestartDetector},
     telemetry::Metrics,
 };
 
@@ -108,11 +109,24 @@ pub enum PipelineError {
     Internal(String),
 }
 
+impl From<MetaError> for PipelineError {
+    fn from(error: MetaError) -> Self {
+        PipelineError::Store(error.to_string())
+    }
+}
+
+impl From<EngineError> for PipelineError {
+    fn from(error: EngineError) -> Self {
+        PipelineError::Store(error.to_string())
+    }
+}
+
 impl From<MemberError> for PipelineError {
     fn from(error: MemberError) -> Self {
         match error {
-            MemberError::Broker(error) => PipelineError::Broker(error),
-            MemberError::Meta(_) | MemberError::Engine(_) => PipelineError::Store(error.to_string()),
+            MemberError::Broker(error) => error.into(),
+            MemberError::Meta(error) => error.into(),
+            MemberError::Engine(error) => error.into(),
         }
     }
 }

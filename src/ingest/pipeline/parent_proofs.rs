@@ -76,9 +76,7 @@ async fn take_proof_snapshot(
     // The progress of another instance proves nothing about this store unless both use the same store. A rebuild writes
     // into a store of its own.
     if matches!(services.modes, Modes::Live) {
-        compare_until_answered(services.whole.as_ref(), &consumed)
-            .await
-            .map_err(|error| PipelineError::Store(error.to_string()))?;
+        compare_until_answered(services.whole.as_ref(), &consumed).await?;
     }
     for (partition, committed) in foreign.iter().zip(committed) {
         let view = read_foreign_view(services.broker.as_ref(), partition, committed).await?;
@@ -193,7 +191,7 @@ impl ParentProofs {
             }
         };
         self.observe_chain(snapshot.chain, planner, now_ms);
-        let can_lose_writes = reads.can_lose_writes;
+        let can_lose_writes = reads.member.profile.can_lose_writes;
         let partitions = &mut reads.member.partitions;
         partitions.update_high_watermarks(snapshot.ends.iter().map(|(number, end)| (*number, *end)));
         // The last known end offset is too old: a message of one partition may be late while its child in another is

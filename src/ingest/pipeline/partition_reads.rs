@@ -1,6 +1,6 @@
 //! Reads of the assigned partitions: assignment, pause and resume, backpressure, and reading again.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -10,12 +10,10 @@ use super::{
 };
 use crate::{
     broker::{AssignedPartition, BrokerError, BrokerErrorKind, Consumer},
-    clock::Clock,
     group::{
+        commit_metadata::never_read_reason,
         earlier_halts::EarlierHalts,
-        halt::never_read_reason,
         member::{EndOffsetAnswer, GroupMember, MemberProfile, MemberServices},
-        partition::PausedTexts,
         reading::ReadState,
     },
     ingest::{
@@ -23,7 +21,7 @@ use crate::{
         plan::Planner,
     },
     replay::Modes,
-    status::{Condition, Health, control::ControlAnswer},
+    status::{Condition, control::ControlAnswer},
 };
 
 /// Reads of the pipeline's member: the partitions with the limits over all of them.
@@ -35,10 +33,9 @@ pub(super) struct PartitionReads {
     /// The pipeline ends at the end offsets of a rebuild. No operator looks at such a rebuild: it fails where an
     /// instance halts.
     pub(super) ends_by_itself: bool,
-    pub(super) can_lose_writes: bool,
+    /// An offset is out of range in one of these partitions, each with its epoch; the broker did not say in which.
+    pub(super) out_of_range: Option<(BrokerError, BTreeMap<i32, u64>)>,
     earlier_halts: Arc<EarlierHalts>,
-    pub(super) clock: Clock,
-    pub(super) health: Arc<Health>,
 }
 
 impl PartitionReads {
@@ -48,7 +45,6 @@ impl PartitionReads {
         consumer: Box<dyn Consumer>,
         now: Instant,
     ) -> Self {
-        let can_lose_writes = services.nodes.can_lose_writes();
         let profile = MemberProfile {
             name: "pipeline",
             commits: "offsets",
@@ -57,12 +53,12 @@ impl PartitionReads {
             guarded_topics: vec![settings.topic.to_string()],
             commit_condition: Condition::OffsetsCommitted,
             commit_interval: settings.commit_interval,
-            paused_texts: PausedTexts {
-                too_many_messages: "too many messages are unfinished",
-                too_many_bytes: "too many bytes are unfinished",
-                throttled: "too many transactions are in flight, or completed events not durable",
+            describe_pause: |limit| match limit {
+                Some("messages") => "too many messages are unfinished",
+                Some(_) => "too many bytes are unfinished",
+                None => "too many transactions are in flight, or completed events not durable",
             },
-            can_lose_writes,
+            can_lose_writes: services.nodes.can_lose_writes(),
             is_rebuild: matches!(services.modes, Modes::Rebuild(_)),
         };
         let member_services = MemberServices {
@@ -78,10 +74,8 @@ impl PartitionReads {
             backpressure: Backpressure::new(settings),
             has_new_halt: false,
             ends_by_itself: services.modes.end_offsets().is_some(),
-            can_lose_writes,
+            out_of_range: None,
             earlier_halts: services.earlier_halts.clone(),
-            clock: services.clock.clone(),
-            health: services.health.clone(),
         }
     }
 
@@ -94,8 +88,9 @@ impl PartitionReads {
             position = assigned.position,
             "pipeline: partition assigned"
         );
+        let is_paused = self.member.services.health.control().is_paused(number);
         let state = self.member.assign(assigned);
-        if self.health.control().is_paused(number) {
+        if is_paused {
             state.reads.pause_by_operator();
         }
         let truncated = state.truncated_before_first_commit();
@@ -142,7 +137,7 @@ impl PartitionReads {
         let state = self.member.partitions.states.get(&number);
         if state.is_some_and(|state| state.exceeded_limit(self.backpressure.own_limits()).is_some()) {
             tracing::warn!(partition = number, why, "pipeline: partition paused at its limit of unfinished events");
-            planner.mark_over_limit(number, self.clock.steady_ms());
+            planner.mark_over_limit(number, self.member.services.clock.steady_ms());
         } else {
             // Bytes of other partitions caused the pause, which may end with the next batch.
             tracing::debug!(partition = number, why, "pipeline: partition paused at its share of the common limit");
@@ -171,8 +166,12 @@ impl PartitionReads {
         }
     }
 
-    /// Resumes a partition that has room again.
+    /// Resumes a partition that is paused and has room again.
     pub(super) fn resume(&mut self, number: i32, planner: &mut Planner) {
+        let state = self.member.partitions.states.get(&number);
+        if !state.is_some_and(|state| state.reads.is_paused()) {
+            return;
+        }
         if self.member.clear_full(number, self.backpressure.limits()) {
             planner.clear_over_limit(number);
         }
@@ -181,17 +180,9 @@ impl PartitionReads {
         }
     }
 
-    /// Resumes a partition that is paused, after an event of the partition was completed.
-    pub(super) fn resume_if_paused(&mut self, number: i32, planner: &mut Planner) {
-        if self.member.partitions.states.get(&number).is_some_and(|state| state.reads.is_paused()) {
-            self.resume(number, planner);
-        }
-    }
-
     /// Queries stale end offsets beside the loop, if a query is due.
     pub(super) fn query_stale_ends(&mut self, now: Instant, sender: &mpsc::UnboundedSender<TaskMessage>) {
-        let member = &mut self.member;
-        let Some(query) = member.ends.query_if_due(now, &mut member.partitions) else { return };
+        let Some(query) = self.member.query_stale_ends(now) else { return };
         let messages = sender.clone();
         spawn("querying end offsets", sender, async move {
             // A pipeline that has ended queries again at its next start.
@@ -201,7 +192,7 @@ impl PartitionReads {
 
     /// Handles the end offsets of quiet partitions.
     pub(super) fn on_end_offsets(&mut self, ends: &[EndOffsetAnswer]) {
-        for (number, why) in self.member.ends.on_answers(ends, &mut self.member.partitions) {
+        for (number, why) in self.member.on_end_offsets(ends) {
             self.halt(number, why);
         }
     }
@@ -239,7 +230,7 @@ impl PartitionReads {
         match self.member.partitions.states.get_mut(&number).filter(|state| state.reads.is_paused()) {
             Some(state) => {
                 state.reads.pause_by_operator();
-                self.health.control().set_paused(number, true);
+                self.member.services.health.control().set_paused(number, true);
                 ControlAnswer::Done(format!(
                     "partition {number} is paused here, until it is resumed or this process ends"
                 ))
@@ -255,7 +246,7 @@ impl PartitionReads {
             return ControlAnswer::Refused(format!("partition {number} is not paused by an operator"));
         }
         let still = if state.reads.is_halted() { "; it is still halted" } else { "" };
-        self.health.control().set_paused(number, false);
+        self.member.services.health.control().set_paused(number, false);
         self.resume(number, planner);
         ControlAnswer::Done(format!("partition {number} is no longer paused by an operator{still}"))
     }

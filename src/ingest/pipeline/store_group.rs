@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::{PipelineError, PipelineServices};
+use super::PipelineServices;
 use crate::{
     broker::AssignedPartition,
     group::commit_metadata::committed_by_instance,
@@ -30,7 +30,7 @@ pub(super) fn compare_with_store(
     spawn("comparing the store with its group", sender, async move {
         let answer = match compare_until_answered(whole.as_ref(), &committed).await {
             Ok(()) => TaskMessage::StoreCompared { partition, offset },
-            Err(error) => TaskMessage::Fatal(PipelineError::Store(error.to_string())),
+            Err(error) => TaskMessage::Fatal(error.into()),
         };
         // A pipeline that has ended compares again at its next start.
         let _ = messages.send(answer);

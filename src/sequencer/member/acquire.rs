@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     broker::{AssignedPartition, BrokerErrorKind, CommittedOffset, TopicPartition, identity::Unconfirmed},
-    group::{halt::never_read_reason, partition::PartitionState},
+    group::{commit_metadata::never_read_reason, partition::PartitionState},
     record::ConsumedOffsets,
     sequencer::{
         ChainMode, CommittedChain, SequencerError, SequencerParts, chain_group,
@@ -156,7 +156,7 @@ impl Sequencer {
         if self.lease.take().is_none() {
             return Ok(());
         }
-        self.parts.ownership.verify_intact().await.map_err(|error| SequencerError::Damaged(error.to_string()))?;
+        self.parts.ownership.verify_intact().await?;
         let committed = self.member.partitions.states.get(&CHAIN).map(PartitionState::committed_assignment);
         let Some(committed) = committed else { return Ok(()) };
         let position = committed.position;
@@ -203,7 +203,7 @@ async fn verify_store_covers(parts: &SequencerParts, chain: u64) -> Result<(), S
             }
         })
     };
-    until_meta_answers(parts, verify).await.map_err(|error| SequencerError::Damaged(error.to_string()))
+    Ok(until_meta_answers(parts, verify).await?)
 }
 
 /// Records the consumed chain offset in the meta record and waits until the write is durable.
@@ -215,8 +215,7 @@ async fn record_consumed_durably(
     nodes.baseline().await?;
     let consumed = ConsumedOffsets { chain, ..ConsumedOffsets::default() };
     loop {
-        let recorded = until_meta_answers(parts, || parts.ownership.record_consumed(&consumed)).await;
-        recorded.map_err(|error| SequencerError::Damaged(error.to_string()))?;
+        until_meta_answers(parts, || parts.ownership.record_consumed(&consumed)).await?;
         if nodes.wait_until_durable().await? {
             return Ok(());
         }
