@@ -60,7 +60,7 @@ pub async fn rebuild(
     if !RebuildRecord::of(&parts.store).can_begin().await? {
         return Err(InstanceError::NotEmpty);
     }
-    run(settings, parts, None, shutdown).await
+    Box::pin(run(settings, parts, None, shutdown)).await
 }
 
 /// Resumes a rebuild that was stopped or killed, from its durable progress to its end offsets. Begins a rebuild where
@@ -74,7 +74,7 @@ pub async fn resume_rebuild(
     shutdown: CancellationToken,
 ) -> Result<RebuildReport, InstanceError> {
     match parts.store.meta().await? {
-        Some(MetaRecord { rebuilding: begun @ Some(_), .. }) => run(settings, parts, begun, shutdown).await,
+        Some(MetaRecord { rebuilding: begun @ Some(_), .. }) => Box::pin(run(settings, parts, begun, shutdown)).await,
         Some(MetaRecord { rebuilder: Some(_), .. }) => Err(InstanceError::RebuildEnded),
         _ => rebuild(settings, parts, shutdown).await,
     }

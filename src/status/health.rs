@@ -357,7 +357,7 @@ mod tests {
         let stalled = watchdog.check();
         assert_eq!(stalled.iter().map(|stalled| &*stalled.name).collect::<Vec<_>>(), ["the pipeline's loop"]);
         assert!(health.live().ok, "idle, without the store");
-        assert_eq!(serde_json::to_value(&health.liveness().loops()).unwrap()[0]["age_seconds"], 18.0);
+        assert_eq!(serde_json::to_value(health.liveness().loops()).unwrap()[0]["age_seconds"], 18.0);
         drop(monitor);
         assert_eq!((watchdog.check(), health.liveness().loops()), (vec![], vec![]));
     }
