@@ -1,11 +1,68 @@
 //! `utxo-store`: an event-sourced store of Bitcoin transaction outputs.
 //!
-//! Kafka holds the log, a record engine holds the state, and an [`instance`] applies the log to the state: the pipeline
-//! ([`ingest`]) applies validated transactions, the [`sequencer`] decides conflicts and applies blocks, reorgs and
-//! commands. `ARCHITECTURE.md` is the map, `docs/glossary.md` has the terms.
+//! Kafka holds the log of events, a record engine holds the state that the log produces, and an instance applies the
+//! log to the state. The program `utxo-store` runs instances and operates stores; this library embeds the same in
+//! another process.
 //!
-//! A module imports only from modules that come before the module in this order (tested by
-//! `tests/it/module_order.rs`):
+//! # Use
+//! | task | items |
+//! |---|---|
+//! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
+//! | read a store | [`StoreReader::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
+//! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
+//! | give orders to the sequencer | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
+//! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
+//! | build transactions | [`TransactionBuilder`], [`Transaction`], [`Txid`], [`Outpoint`] |
+//! | run without Kafka | [`MemoryBroker`]; [`Broker`] is the contract of a log |
+//!
+//! Everything is asynchronous and runs in a tokio runtime of the caller. Errors are one line each and say what to do.
+//!
+//! # Example
+//! An instance on a log and a store in memory. A transaction is published, applied and read.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//! use utxo_store::{
+//!     Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent,
+//!     SpendStatus, Txid, create_topics,
+//! };
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let topics = Config::default().kafka.topics;
+//! let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
+//! create_topics(broker.as_ref(), &topics, 4).await?;
+//! let instance = Instance::builder().store_url("memory://".parse()?).broker(broker.clone()).start();
+//!
+//! let publisher = EventPublisher::open(broker.as_ref(), topics).await?;
+//! let txid = Txid([7; 32]);
+//! let outputs = vec![PartialOutput { vout: 0, satoshis: 5_000, script: &[0x51] }];
+//! publisher.publish(&Event::Seeded(PartialTxEvent { txid, coinbase: false, height: 100, outputs })).await?;
+//!
+//! let store = instance.store().await.ok_or("the instance has ended")?;
+//! let outpoint = Outpoint { txid, vout: 0 };
+//! while store.output(outpoint, None).await?.status == SpendStatus::NotFound {
+//!     tokio::time::sleep(Duration::from_millis(5)).await;
+//! }
+//! assert_eq!(store.output(outpoint, None).await?.status, SpendStatus::Unspent);
+//! assert_eq!(instance.shut_down().await?.completed, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/` has programs for each task.
+//!
+//! # Features
+//! | feature | content |
+//! |---|---|
+//! | `aws` | blobs in S3 (`s3://bucket/prefix`) |
+//! | `http` | blobs read over HTTP |
+//! | `tls` | brokers over TLS, and logins by SCRAM or OAUTHBEARER |
+//! | `testkit` | public modules, fault injection and conformance suites for tests of this crate; no stable interface |
+//!
+//! # Modules
+//! `ARCHITECTURE.md` is the map, `docs/glossary.md` has the terms. A module imports only from modules that come before
+//! the module in this order (tested by `tests/it/module_order.rs`):
 //!
 //! ```text
 //! basics:    address clock rng tasks liveness backoff
@@ -14,7 +71,7 @@
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
 //! inputs:    generate config preflight
-//! process:   instance api cli
+//! process:   client instance embed api cli
 //! ```
 
 #![warn(clippy::large_futures)]
@@ -28,8 +85,10 @@ cfg_if::cfg_if! {
         pub mod blob;
         pub mod broker;
         pub mod cli;
+        pub mod client;
         pub mod clock;
         pub mod config;
+        pub mod embed;
         pub mod engine;
         pub mod event;
         pub mod generate;
@@ -56,8 +115,10 @@ cfg_if::cfg_if! {
         mod blob;
         mod broker;
         mod cli;
+        mod client;
         mod clock;
         mod config;
+        mod embed;
         mod engine;
         mod event;
         mod generate;
@@ -80,12 +141,33 @@ cfg_if::cfg_if! {
     }
 }
 
-pub use cli::command::{Answer, CommandOutcome};
+pub use blob::{BlobUrl, BlobUrlError, OpenBlobError};
+pub use broker::{
+    AssignedPartition, Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
+    Delivery, Message, MessageBatch, NewTopic, Outage, OutgoingMessage, PartitionEnd, PartitionReader, Producer,
+    TopicId, TopicIdentity, TopicPartition, memory::MemoryBroker,
+};
+pub use client::{
+    CommandAnswer, CommandOutcome, EventPublisher, PendingCommand, PublishError, PublishedEvent, create_topics,
+    submit_commands,
+};
 pub use config::{Config, ConfigError, ConfigErrors};
+pub use embed::{Instance, InstanceBuilder, OpeningError, OutputState, RunError, StoreReader, opening::open_broker};
+pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
-    Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Event, EventPosition, HeaderError,
-    OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent, Reorg, Subtree, SubtreeTransactions, Topic, Validated,
+    Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination, DestinationError, Event,
+    EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent, Reorg, Subtree,
+    SubtreeTransactions, Topic, Validated, from_json, to_json,
+};
+pub use ingest::pipeline::PipelineReport;
+pub use instance::InstanceError;
+pub use record::{MetaRecord, Reason, SpendingData, Verdict};
+pub use status::{HealthReport, StatePage};
+pub use store::{
+    meta::MetaError,
+    read::{ReadError, TxInpoints, TxMeta},
+    spend_status::SpendStatus,
 };
 pub use tx::{
     Input, Inputs, Network, Outpoint, Output, Outputs, ParseError, ParseErrorKind, ParseIdError, PreviousOutput,
@@ -100,5 +182,6 @@ pub mod settings {
     };
 }
 
+// The program `utxo-store`.
 #[doc(hidden)]
 pub use cli::{Cli, report};

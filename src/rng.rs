@@ -1,4 +1,20 @@
-//! The one generator of pseudo-random numbers. The same seed gives the same numbers in every version.
+//! The one generator of pseudo-random numbers, whose same seed gives the same numbers in every version. Ids come from
+//! the operating system.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+};
+
+/// Returns random bytes of the operating system, for ids.
+///
+/// # Errors
+/// `/dev/urandom` cannot be read.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// A SplitMix64 generator: small and fast, good enough to choose faults and test cases. Not for secrets.
 #[derive(Debug, Clone)]

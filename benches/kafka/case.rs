@@ -1,7 +1,7 @@
 //! Cases: a source and a sink.
 
 use utxo_store::broker::kafka::{KafkaBroker, KafkaSettings};
-use utxo_store::{cli::wiring, config::Config};
+use utxo_store::{config::Config, embed::wiring};
 
 /// Source of the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

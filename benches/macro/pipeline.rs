@@ -16,9 +16,9 @@ use utxo_store::{
         identity::TopicGuard,
         memory::{MemoryBroker, MemorySettings},
     },
-    cli::wiring,
     clock::Clock,
     config::Config,
+    embed::wiring,
     engine::{RecordEngine, Row},
     group::missing_parent::{ChainProgress, ChainView},
     ingest::{

@@ -125,6 +125,13 @@ impl MemoryBroker {
     }
 }
 
+impl Default for MemoryBroker {
+    /// Creates a log without topics, on the clock of the machine.
+    fn default() -> Self {
+        MemoryBroker::new(MemorySettings::new(Clock::System))
+    }
+}
+
 impl SharedBroker {
     /// Locks the state, also after a panic of another test thread: the state is consistent between statements.
     fn lock(&self) -> MutexGuard<'_, BrokerState> {

@@ -1,6 +1,5 @@
 //! `utxo-store command`: publishes commands to the sequencer, and waits for their results.
 
-mod client;
 mod line;
 mod list;
 
@@ -17,13 +16,13 @@ use serde::Serialize;
 
 use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
 use crate::{
+    client::{PendingCommand, submit_commands},
     event::{Command, CommandAction, Event, from_json},
+    rng::random_bytes,
     text::decode_utf8,
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub use client::{Answer, CommandOutcome, PendingCommand, submit_commands};
-pub(super) use client::{CommandClient, PRODUCE_RETRY_PAUSE};
 pub(super) use line::CommandLine;
 pub use list::{LoggedCommand, list_commands};
 pub(super) use list::{read_partition, single_partition};
@@ -215,7 +214,7 @@ impl CommandArgs {
         if let CommandKind::Reassign(ReassignArgs { set: Some(file), .. }) = &self.kind {
             return read_set(file);
         }
-        let first = self.id.map_or_else(opening::random_bytes, Ok)?;
+        let first = self.id.map_or_else(random_bytes, Ok)?;
         let several = |outpoints: &[Outpoint], action: fn(Outpoint) -> CommandAction<'static>| {
             let id = |number| if outpoints.len() > 1 { nth_id(first, number) } else { first };
             outpoints

@@ -7,7 +7,11 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{config::ConfigErrors, text::join_lines};
+use crate::{
+    config::ConfigErrors,
+    embed::{OpeningError, RunError},
+    text::join_lines,
+};
 
 /// Result of a command.
 pub type CliResult = Result<(), Failure>;
@@ -28,7 +32,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Fenced: a second process has joined the group with the same `kafka.instance_id`. Exit code 5.
+/// Fenced, with advice of the command: a second process has joined the group with the same `kafka.instance_id`. Exit
+/// code 5.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FencedError(pub String);
@@ -60,7 +65,14 @@ impl Failure {
 
     /// Returns the exit code: 2 for bad usage and bad configuration, 5 for a fenced process, otherwise 1.
     pub fn exit_code(&self) -> u8 {
-        if self.0.is::<ConfigErrors>() || self.0.is::<UsageError>() {
+        let opening = match self.0.downcast_ref() {
+            Some(RunError::Opening(error)) => Some(error),
+            _ => self.0.downcast_ref(),
+        };
+        if self.0.is::<ConfigErrors>()
+            || self.0.is::<UsageError>()
+            || opening.is_some_and(OpeningError::is_bad_settings)
+        {
             2
         } else if self.is_fenced() {
             5
@@ -71,7 +83,7 @@ impl Failure {
 
     /// Returns whether another process with the same `kafka.instance_id` has taken the place of this process.
     pub fn is_fenced(&self) -> bool {
-        self.0.is::<FencedError>()
+        self.0.is::<FencedError>() || self.0.downcast_ref().is_some_and(RunError::is_fenced)
     }
 }
 
@@ -112,7 +124,11 @@ pub fn report(result: CliResult) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ConfigError;
+    use crate::{
+        broker::{BrokerError, BrokerErrorKind},
+        config::ConfigError,
+        instance::InstanceError,
+    };
 
     #[derive(Debug, thiserror::Error)]
     #[error("the store at {path} cannot be opened")]
@@ -145,6 +161,9 @@ mod tests {
         assert_eq!(failure.to_string(), "error: a is unknown (file)\nerror: b is unknown (file)");
         assert_eq!(failure.exit_code(), 2);
         assert_eq!(fail(UsageError("either or".to_owned())).exit_code(), 2);
-        assert_eq!(fail(FencedError("another".to_owned())).exit_code(), 5);
+        let settings = || OpeningError::Settings("kafka: contradiction".to_owned());
+        assert_eq!((fail(settings()).exit_code(), fail(RunError::from(settings())).exit_code()), (2, 2));
+        let fenced = BrokerError::new(BrokerErrorKind::Fenced, "poll", "another");
+        assert_eq!(fail(RunError::from(InstanceError::from(fenced))).exit_code(), 5);
     }
 }

@@ -18,11 +18,9 @@ use serde::Serialize;
 
 use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
-    record::{SpendingData, Verdict},
-    store::{
-        Store,
-        read::{SpendStatus, TxReader},
-    },
+    embed::{OutputState, StoreReader},
+    record::SpendingData,
+    store::Store,
     tx::{Outpoint, UtxoHash},
 };
 
@@ -104,16 +102,10 @@ impl InspectCommand {
 
 impl OutpointArgs {
     async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
-        let status = TxReader::of(store).get_spend(self.outpoint, None, self.height).await?;
-        let slot = TxReader::of(store).slot(self.outpoint).await?;
-        let spender = slot.and_then(|slot| slot.spender());
-        let shown = OutputStatusView {
-            outpoint: self.outpoint,
-            status: status.into(),
-            explained: explain(&status),
-            spender,
-            utxo_hash: slot.and_then(|slot| slot.hash()),
-        };
+        let OutputState { outpoint, status, spender, utxo_hash } =
+            StoreReader::of(store.clone()).output(self.outpoint, self.height).await?;
+        let shown =
+            OutputStatusView { outpoint, status: (&status).into(), explained: status.to_string(), spender, utxo_hash };
         match self.json {
             true => output::write_json(&shown, out)?,
             false => write_output(&shown, out)?,
@@ -135,28 +127,6 @@ fn line(out: &mut impl Write, name: &str, value: impl std::fmt::Display) -> io::
 
 fn optional(out: &mut impl Write, name: &str, value: Option<&impl std::fmt::Display>) -> io::Result<()> {
     value.map_or(Ok(()), |value| line(out, name, value))
-}
-
-fn explain(status: &SpendStatus) -> String {
-    match status {
-        SpendStatus::NotFound => "the store has no such transaction".into(),
-        SpendStatus::Pruned(height) => format!("the transaction was pruned at height {height}"),
-        SpendStatus::Creating => "the transaction is not completely created".into(),
-        SpendStatus::Conflicting(Verdict::Conflicting(reason)) => {
-            format!("the transaction is conflicting: {}", *reason)
-        }
-        SpendStatus::Conflicting(_) => "the transaction is contested and has no verdict yet".into(),
-        SpendStatus::Locked => "the transaction is locked".into(),
-        SpendStatus::Immature(from) => format!("a coinbase, spendable from height {from}"),
-        SpendStatus::NoSuchOutput => "the output does not exist, or can never be spent".into(),
-        SpendStatus::HashMismatch(found) => format!("the slot commits to {found}"),
-        SpendStatus::Frozen => "the output is frozen".into(),
-        SpendStatus::Contested(None) => "unspent, but with a history: only the sequencer assigns a spender".into(),
-        SpendStatus::Contested(Some(spender)) => format!("spent by {}, with a history", spender),
-        SpendStatus::Spent(spender) => format!("spent by {}", spender),
-        SpendStatus::NotYetSpendable(from) => format!("spendable from height {from}"),
-        SpendStatus::Unspent => "the output can be spent".into(),
-    }
 }
 
 #[cfg(test)]

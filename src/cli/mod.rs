@@ -24,7 +24,6 @@ mod failure;
 pub mod generate;
 mod inspect;
 mod offline;
-mod opening;
 mod output;
 mod prune;
 mod recover;
@@ -38,13 +37,15 @@ mod timestamp;
 pub mod topics;
 mod verify;
 mod watchdog;
-pub mod wiring;
 
 use std::{future::Future, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ConfigErrors};
+use crate::{
+    config::{Config, ConfigErrors},
+    embed::{opening, wiring},
+};
 
 pub use failure::{CliResult, Failure, FencedError, UsageError, report};
 

@@ -1,26 +1,19 @@
 //! Opens a store for the commands that read it directly.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use clap::Args;
 
-use super::{ConfigArgs, Failure, UsageError, opening, wiring};
+use super::{ConfigArgs, Failure, UsageError, opening};
 use crate::{
-    blob::{BlobStore, BlobUrl, Intent},
+    blob::{BlobUrl, Intent},
     config::Config,
-    engine::{self, OpenError, OpenOptions, StoreUrl, aerospike::AerospikeSettings},
-    record::{MetaRecord, Rules},
-    store::{
-        Store, StoreSettings,
-        meta::{LAYOUT_VERSION, check_blobs},
-    },
+    embed::reader::{open_existing, open_with_recorded_settings},
+    engine::{OpenError, StoreUrl, aerospike::AerospikeSettings},
+    record::MetaRecord,
+    store::Store,
     telemetry::Metrics,
 };
-
-/// Number of rows per batch. These commands only read, and no instance shares the process.
-const BATCH: usize = 256;
-/// Number of batches in flight.
-const CONCURRENCY: usize = 32;
 
 /// Options that name a store and its blob store.
 #[derive(Debug, Clone, Default, Args)]
@@ -45,15 +38,13 @@ impl StoreArgs {
     /// bodies are in a blob store that is not given.
     pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
         let config = self.config.load()?;
-        // The retention matters only for writes, and these commands do not write.
-        let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster_access(&config) };
         let url = self.url(&config)?;
-        let engine = engine::open_existing(&url.to_string(), &options).await?;
+        let engine = open_existing(&url, &config).await?;
         let blobs = match self.blob_url(&config, &url)? {
             Some(url) => Some(opening::open_blobs_at(&config, &url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
-        open_with_recorded_settings(engine, blobs).await
+        Ok(open_with_recorded_settings(engine, blobs).await?)
     }
 
     /// Returns the URL of `--store`, or `store.url`.
@@ -74,34 +65,6 @@ impl StoreArgs {
             _ => Ok(None),
         }
     }
-}
-
-/// Opens a store with the settings of its meta record, as [`StoreArgs::open`] does.
-pub(super) async fn open_with_recorded_settings(
-    engine: Arc<dyn engine::RecordEngine>,
-    blobs: Option<BlobStore>,
-) -> Result<(Store, MetaRecord), Failure> {
-    let mut settings = StoreSettings {
-        network: crate::tx::Network::Main,
-        rules: Rules::main(0),
-        utxo_batch_size: 1,
-        batch_size: BATCH,
-        concurrency: CONCURRENCY,
-        retry_pause: (Duration::from_millis(10), Duration::from_secs(1)),
-        inline_limit: u64::MAX,
-    };
-    let meta = Store::new(engine.clone(), settings).meta().await?;
-    let meta = meta.ok_or_else(|| Failure::new("there is no store at this URL: the meta record is missing"))?;
-    if meta.layout_version != LAYOUT_VERSION {
-        return Err(crate::store::meta::MetaError::OtherLayout { store: meta.layout_version }.into());
-    }
-    settings.network = meta.network.parse()?;
-    settings.rules.network = settings.network;
-    settings.utxo_batch_size = meta.utxo_batch_size;
-    settings.rules.retention = meta.retention;
-    let store = Store::new(engine, settings).with_blobs(blobs);
-    check_blobs(&meta, &store)?;
-    Ok((store, meta))
 }
 
 #[cfg(test)]

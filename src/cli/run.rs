@@ -2,25 +2,16 @@
 
 mod check;
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use clap::Args;
-use tokio_util::sync::CancellationToken;
 
 use super::{
-    CliResult, ConfigArgs, Failure, FencedError, block_on,
-    opening::{self, Monitoring},
+    CliResult, ConfigArgs, block_on, opening,
     serving::{self, HttpOptions},
-    signals, wiring,
+    signals,
 };
-use crate::{
-    blob::Intent,
-    config::Config,
-    ingest::pipeline::PipelineReport,
-    instance::{self, InstanceParts},
-    status::{Health, health::Condition},
-    store::Store,
-};
+use crate::{config::Config, embed::Instance, ingest::pipeline::PipelineReport};
 
 const AFTER_HELP: &str = "\
 At SIGTERM or SIGINT the instance stops reading, completes the events in flight, commits, and exits with code 0. A
@@ -71,62 +62,20 @@ impl RunArgs {
 
     /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
     async fn serve(self, config: Config) -> CliResult {
-        let shutdown = CancellationToken::new();
-        signals::cancel_on_signals(shutdown.clone())?;
-        let monitoring = Monitoring::new(&config);
         let http = HttpOptions {
             listen: Some(config.http.listen),
             control: config.http.control,
             address_file: self.http_address_file,
             bind_hint: None,
         };
-        serving::serve(&http, &monitoring, shutdown.clone(), Box::pin(work(&config, &monitoring, shutdown))).await
+        let instance = Instance::builder().config(config).prepare();
+        let (monitoring, shutdown) = (instance.monitoring.clone(), instance.shutdown.clone());
+        signals::cancel_on_signals(shutdown.clone())?;
+        let work = Box::pin(async {
+            let PipelineReport { completed, parked_max, contests, dead_letters } = instance.run().await?;
+            tracing::info!(completed, parked_max, contests, dead_letters, "run: stopped");
+            Ok(())
+        });
+        serving::serve(&http, &monitoring, shutdown, work).await
     }
-}
-
-async fn work(config: &Config, monitoring: &Monitoring, shutdown: CancellationToken) -> CliResult {
-    let broker = opening::open_watched_broker(config, monitoring.health.liveness())?;
-    let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
-    let objects = opening::open_objects(config, &monitoring.metrics).await?;
-    let report = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &Store| {
-        let store = store.clone().with_blobs(blobs).with_objects(objects);
-        consume(config, opening::build_parts(broker, store, monitoring)?, shutdown).await
-    });
-    let PipelineReport { completed, parked_max, contests, dead_letters } = report.await?;
-    tracing::info!(completed, parked_max, contests, dead_letters, "run: stopped");
-    Ok(())
-}
-
-/// Runs an instance, and restarts the instance within the process after an outage of the brokers or the blob store.
-///
-/// # Errors
-/// The instance fails with an error that no restart mends, or is fenced.
-pub(super) async fn consume(
-    config: &Config,
-    parts: InstanceParts,
-    shutdown: CancellationToken,
-) -> Result<PipelineReport, Failure> {
-    let settings = wiring::instance_settings(config);
-    unset_ready_on_shutdown(parts.health.clone(), shutdown.clone());
-    let topic = &settings.pipeline.topic;
-    while opening::wait_until_reachable(parts.broker.as_ref(), topic, &parts.health, &shutdown).await? {
-        match instance::run(settings.clone(), parts.clone(), shutdown.clone()).await {
-            Err(error) if error.may_be_retried() => {
-                tracing::warn!(%error, "run: broker or blob store unavailable, restarting the instance");
-                parts.health.set(Condition::Assigned, Some(error.to_string()));
-                tokio::time::sleep(opening::RETRY_PAUSE).await;
-            }
-            Err(error) if error.is_fenced() => return Err(FencedError(error.to_string()).into()),
-            ended => return Ok(ended?),
-        }
-    }
-    Ok(PipelineReport::default())
-}
-
-/// Makes the instance unready at shutdown, so that no client relies on an instance that stops.
-fn unset_ready_on_shutdown(health: Arc<Health>, shutdown: CancellationToken) {
-    tokio::spawn(async move {
-        shutdown.cancelled().await;
-        health.set(Condition::Assigned, Some("stopping".to_owned()));
-    });
 }

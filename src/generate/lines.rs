@@ -4,9 +4,8 @@ use serde::Deserialize;
 
 use super::Message;
 use crate::{
-    event::{Event, Topic, from_json},
+    event::{Destination, Event, Topic, from_json},
     text::strip_byte_order_mark,
-    tx::Transaction,
 };
 
 /// Error of a line that is no event, or an event that only the store writes.
@@ -95,22 +94,7 @@ fn parse_raw(topic: &str, key: Option<&str>, payload: &str) -> Result<Message, S
 fn parse_event(line: &str) -> Result<Message, String> {
     let payload = from_json(line).map_err(|error| error.to_string())?;
     let event = Event::decode(&payload).map_err(|error| error.to_string())?;
-    let (topic, key) = match &event {
-        Event::Validated(validated) => {
-            let transaction = Transaction::parse(validated.tx).map_err(|error| format!("validated.tx: {error}"))?;
-            (Topic::ValidatedTxs, Some(transaction.txid()))
-        }
-        Event::Seeded(seeded) => (Topic::ValidatedTxs, Some(seeded.txid)),
-        Event::BlockMined(_) => (Topic::BlockMined, None),
-        Event::Reorg(_) => (Topic::Reorgs, None),
-        Event::Command(_) => (Topic::Chain, None),
-        Event::Contest(_) | Event::Decision(_) | Event::Outcome(_) => {
-            return Err(format!(
-                "cannot produce an event of the kind {}: only the store writes such events",
-                event.kind().name()
-            ));
-        }
-    };
+    let Destination { topic, key } = event.destination().map_err(|error| error.to_string())?;
     Ok(Message { topic, key, payload })
 }
 

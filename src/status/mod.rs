@@ -6,3 +6,4 @@ pub mod health;
 pub mod registry;
 
 pub use health::{CommitHealth, Condition, Health, HealthReport};
+pub use registry::StatePage;

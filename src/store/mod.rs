@@ -17,6 +17,7 @@ pub mod read;
 pub mod recovery;
 pub mod restart_detector;
 pub mod sentinels;
+pub mod spend_status;
 pub mod stats;
 pub mod topics;
 pub mod verify;

@@ -7,7 +7,6 @@ use std::{
 
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
-use strum::IntoStaticStr;
 
 use crate::{
     engine::EngineError,
@@ -20,6 +19,7 @@ use super::{
     body::{BodyError, ParsedBody},
     external::BlobBodies,
     into_page,
+    spend_status::SpendStatus,
 };
 
 /// Value in place of a spender for a frozen slot: 36 × `0xFF`.
@@ -124,43 +124,6 @@ pub struct TxInpoints {
     pub parent_txids: Vec<Txid>,
     /// Indexes of the spent outputs of each parent.
     pub indexes: Vec<Vec<u32>>,
-}
-
-/// Answer to the question whether an output can be spent: the first obstacle in the order in which a spend is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
-#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
-pub enum SpendStatus {
-    /// The transaction does not exist.
-    #[strum(serialize = "TX_NOT_FOUND")]
-    NotFound,
-    /// The transaction was pruned at this height.
-    Pruned(u32),
-    /// The transaction is half created.
-    Creating,
-    /// The transaction is conflicting or contested.
-    Conflicting(Verdict),
-    /// The transaction is locked: its outputs are not spendable yet.
-    Locked,
-    /// The transaction is a coinbase, spendable from this height on.
-    #[strum(serialize = "COINBASE_IMMATURE")]
-    Immature(u32),
-    /// The output does not exist or has no slot.
-    #[strum(serialize = "UTXO_NOT_FOUND")]
-    NoSuchOutput,
-    /// The slot has this other hash.
-    #[strum(serialize = "UTXO_HASH_MISMATCH")]
-    HashMismatch(UtxoHash),
-    /// The slot or the transaction is frozen.
-    Frozen,
-    /// The slot has a history, so that only the sequencer can give it to a spender; the present spender, if any.
-    Contested(Option<SpendingData>),
-    /// The output is spent by this input.
-    Spent(SpendingData),
-    /// The output is frozen until this height.
-    #[strum(serialize = "FROZEN_UNTIL")]
-    NotYetSpendable(u32),
-    /// The output can be spent.
-    Unspent,
 }
 
 /// Reader of transactions and outputs of a store.

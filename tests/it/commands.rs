@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
-    cli::command::{CommandOutcome, PendingCommand, list_commands, submit_commands},
+    cli::command::list_commands,
+    client::{CommandOutcome, PendingCommand, submit_commands},
     config::{Config, Topics},
     event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
     record::{Reason, Slot, TxState, Verdict},

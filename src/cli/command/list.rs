@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::{CommandLine, CommandOutcome};
+use super::CommandLine;
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition, retry::read_or_reopen},
+    client::CommandOutcome,
     config::Topics,
     event::{Command, CommandAction, Decision, DecisionBody, Event, to_json},
 };

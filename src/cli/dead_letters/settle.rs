@@ -12,8 +12,8 @@ use crate::{
         Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, Producer, TopicPartition,
         produce_until_acknowledged,
     },
-    cli::command::{CommandClient, CommandOutcome, PRODUCE_RETRY_PAUSE, PendingCommand},
-    cli::{CliResult, Failure, opening},
+    cli::{CliResult, Failure},
+    client::{CommandClient, CommandOutcome, PRODUCE_RETRY_PAUSE, PendingCommand},
     config::Topics,
     event::{CommandAction, DeadLetterClass, DeadLetterSettlement, SettlementKind},
     sequencer::reader_cache::{ReaderCache, RereadOutcome},
@@ -169,9 +169,8 @@ impl<'a> Settler<'a> {
         }
         let Some(client) = self.client.as_mut().filter(|_| !by_txid.is_empty()) else { return Ok(Vec::new()) };
         // Each attempt has a random id: under the id of an earlier command the sequencer would only repeat its result.
-        let command = |(txid, _): &(Txid, _)| {
-            Ok(PendingCommand::new(opening::random_bytes()?, CommandAction::Reconsider { txid: *txid }))
-        };
+        let command =
+            |(txid, _): &(Txid, _)| Ok(PendingCommand::with_random_id(CommandAction::Reconsider { txid: *txid })?);
         let commands = by_txid.iter().map(command).collect::<Result<Vec<_>, Failure>>()?;
         client.clear();
         let offsets = client.publish(&commands).await?;

@@ -7,11 +7,8 @@ use serde::Serialize;
 use super::{KillReport, rivalry::Rivalry};
 use crate::cli::output;
 use crate::{
-    cli::{
-        CliResult, Failure,
-        command::{CommandOutcome, LoggedCommand},
-        stats::group_digits,
-    },
+    cli::{CliResult, Failure, command::LoggedCommand, stats::group_digits},
+    client::CommandOutcome,
     generate::LeftOutCounts,
     store::{
         Store,

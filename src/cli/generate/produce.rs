@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
     broker::{BrokerError, BrokerErrorKind, OutgoingMessage, Producer},
+    client::outgoing_message,
     config::Topics,
+    event::Destination,
     generate::Message,
     tx::Txid,
 };
@@ -57,7 +58,8 @@ pub async fn produce(
             batch_bytes = 0;
         }
         batch_bytes += message.payload.len();
-        batch.push(outgoing_message(topics, message));
+        let Message { topic, key, payload } = message;
+        batch.push(outgoing_message(topics, Destination { topic, key }, payload));
     }
     produced.send(producer, &mut batch, bar).await?;
     Ok(produced)
@@ -98,15 +100,4 @@ fn too_large(messages: &[OutgoingMessage], error: BrokerError) -> BrokerError {
         error.message
     );
     BrokerError { message, ..error }
-}
-
-/// Converts a message for the producer: partitioned by its key, or to the only partition of its topic.
-fn outgoing_message(topics: &Topics, message: Message) -> OutgoingMessage {
-    OutgoingMessage {
-        topic: topics.name(message.topic).to_owned(),
-        partition: message.key.is_none().then_some(0),
-        key: message.key.map_or(Bytes::new(), |txid| Bytes::copy_from_slice(&txid.0)),
-        payload: message.payload.into(),
-        ..OutgoingMessage::default()
-    }
 }

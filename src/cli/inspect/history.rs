@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     broker::{Broker, BrokerError, Message},
-    cli::command::CommandOutcome,
+    client::CommandOutcome,
     config::Topics,
     event::{Contest, Decision, DecisionBody, Event},
     tx::Txid,

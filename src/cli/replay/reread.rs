@@ -12,7 +12,6 @@ use super::{
     super::{
         CliResult, Failure, FencedError,
         opening::{self, Monitoring},
-        run::consume,
         serving::{self, HttpOptions},
         signals, wiring,
     },
@@ -24,6 +23,7 @@ use crate::{
     blob::Intent,
     broker::{Broker, BrokerErrorKind},
     config::Config,
+    embed::consume,
     ingest::pipeline::PipelineReport,
     instance::{
         InstanceParts,
@@ -85,7 +85,7 @@ async fn replay(
         let meta = StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?;
         let ranges = reset.plan_ranges(broker.as_ref(), from, until, &meta.replay_floor).await?;
         if ranges.is_empty() {
-            return Ok((ranges, PipelineReport::default()));
+            return Ok::<_, Failure>((ranges, PipelineReport::default()));
         }
         reset.reset_offsets(broker.as_ref(), &ranges).await?;
         tracing::info!(?ranges, "replay: committed offsets set back");
@@ -111,7 +111,7 @@ async fn run_until_read(
     tokio::pin!(consuming);
     let outcome = tokio::select! {
         ended = &mut consuming => {
-            return Err(incomplete(ended.err().unwrap_or_else(|| Failure::new("stopped before the end"))));
+            return Err(incomplete(ended.err().map_or_else(|| Failure::new("stopped before the end"), Failure::from)));
         }
         outcome = wait_until_read(broker.as_ref(), &health, reset, ranges) => outcome,
     };

@@ -10,8 +10,9 @@ use crate::{
     },
     record::{Body, Reason, StoredOutput, Verdict, build},
     store::{
-        read::{SpendStatus, TxReader},
+        read::TxReader,
         recovery::Recovery,
+        spend_status::SpendStatus,
         testing,
         verify::{Violation, verify},
     },

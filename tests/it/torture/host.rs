@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::kafka::KafkaBroker,
-    cli::wiring,
     clock::Clock,
     config::Config,
+    embed::wiring,
     engine::{self, RecordEngine},
     instance::{self, InstanceParts},
     status::Health,

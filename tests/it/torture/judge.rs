@@ -10,8 +10,8 @@ use serde_json::Value;
 use utxo_store::{
     blob::{self, Intent},
     broker::{Broker, TopicPartition},
-    cli::wiring,
     config::Config,
+    embed::wiring,
     engine,
     group::missing_parent::{ChainProgress, ChainView},
     sequencer::{chain_group, progress::CommittedProgress},

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use super::{CheckReport, LogState, with_timeout};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
-    cli::{CliResult, opening, wiring},
+    cli::{CliResult, Failure, opening, wiring},
     config::Config,
     engine::{OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceSettings,
@@ -57,7 +57,7 @@ pub(super) async fn check_state(
     let objects = match opening::open_objects(config, &metrics).await {
         Ok(None) => Finding::new("objects of large blocks", CheckOutcome::Skipped, "sequencer.objects_url is not set"),
         Ok(Some(_)) => Finding::new("objects of large blocks", CheckOutcome::Ok, "sequencer.objects_url can be opened"),
-        Err(failure) => Finding::failed("objects of large blocks", failure.message()),
+        Err(error) => Finding::failed("objects of large blocks", Failure::from(error).message()),
     };
     Ok(report.print([objects])?)
 }

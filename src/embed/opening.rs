@@ -1,41 +1,94 @@
-//! Opens what several commands need: logging, the store, the brokers, the parts of an instance.
+//! Opens what a configuration names: logging, the store, the brokers, the parts of an instance.
 
 use std::{
     fmt::Display,
     fs::{self, File},
-    io::{self, BufReader, Read},
+    io::{self, BufReader},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use tokio_util::sync::CancellationToken;
-
-use super::{Failure, UsageError, wiring};
+use super::wiring;
 use crate::{
-    blob::{self, BlobStore, BlobUrl, Intent, OpenBlobError, objects::Objects},
+    blob::{self, BlobStore, BlobUrl, BlobUrlError, Intent, OpenBlobError, objects::Objects},
     broker::{
-        Broker, BrokerError, BrokerErrorKind,
+        Broker,
         kafka::{KafkaBroker, KafkaSettings},
         saved::SavedLog,
     },
     clock::Clock,
     config::Config,
-    engine::{self, OpenError, StoreUrl, fjall::OpenFjallError},
+    engine::{self, EngineError, OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceParts,
     liveness::LivenessMonitor,
-    status::{
-        health::{Condition, Health},
-        registry::InstanceStatus,
-    },
+    rng::random_bytes,
+    status::{Health, registry::InstanceStatus},
     store::{
         Store,
         create::{CreatorIdentity, ProcessVisibility},
+        meta::MetaError,
     },
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
+    tx::UnknownNetwork,
 };
 
-/// Pause between two attempts to reach a broker.
-pub const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Reasons why a store, a log or an instance cannot be opened; each message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum OpeningError {
+    /// The settings contradict each other, librdkafka does not know one of them, or they need a feature that this build
+    /// does not have.
+    #[error("{0}")]
+    Settings(String),
+    /// The configured store cannot be opened.
+    #[error("cannot open the store (store.url): {0}")]
+    ConfiguredStore(OpenError),
+    /// The existing store that a URL names cannot be opened.
+    #[error(transparent)]
+    ExistingStore(#[from] OpenError),
+    /// The URL names no store: the meta record is missing.
+    #[error("there is no store at this URL: the meta record is missing")]
+    NoStore,
+    /// The meta record refuses the reader.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+    /// The meta record has the name of an unknown network.
+    #[error(transparent)]
+    Network(#[from] UnknownNetwork),
+    /// The store does not answer.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The URL of the store has a blob store that differs from the configured one, or that is none.
+    #[error("store.url {0}")]
+    BlobUrl(String),
+    /// The text of the blob store's URL cannot be parsed.
+    #[error(transparent)]
+    BlobUrlSyntax(#[from] BlobUrlError),
+    /// The blob store cannot be opened.
+    #[error("cannot open the blob store: {0}")]
+    Blobs(OpenBlobError),
+    /// The objects of large blocks cannot be opened.
+    #[error("cannot open the objects (sequencer.objects_url): {0}")]
+    Objects(OpenBlobError),
+    /// The file is not a saved log, or cannot be read.
+    #[error("cannot open the saved log {}: {problem}", path.display())]
+    SavedLog {
+        /// Path of the file.
+        path: PathBuf,
+        /// Problem of the file, in one line.
+        problem: String,
+    },
+    /// The operating system gives no random numbers.
+    #[error(transparent)]
+    Random(#[from] io::Error),
+}
+
+impl OpeningError {
+    /// Returns whether the settings are at fault.
+    pub fn is_bad_settings(&self) -> bool {
+        matches!(self, OpeningError::Settings(_))
+    }
+}
 
 /// Sends log records to standard error in the configured format, and logs the warnings of the configuration.
 ///
@@ -50,8 +103,12 @@ pub fn start_logging(config: &Config) -> Result<(), LoggingError> {
 }
 
 /// Opens the store at `url` without its blob store. Opening takes as long as the recovery of the store takes.
-pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, Failure> {
-    let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await.map_err(store_error)?;
+///
+/// # Errors
+/// Every error of [`OpenError`], which names the problem.
+pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, OpeningError> {
+    let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await;
+    let engine = engine.map_err(OpeningError::ConfiguredStore)?;
     let engine = WatchedEngine::new(engine, metrics.clone());
     Ok(Store::new(Arc::new(engine), wiring::store_settings(config)))
 }
@@ -70,8 +127,16 @@ pub async fn open_existing_store(config: &Config) -> Result<Option<Store>, OpenE
 }
 
 /// Opens the blob store of the configuration; `None`: the configuration names no blob store.
-pub async fn open_blobs(config: &Config, intent: Intent, metrics: &Arc<Metrics>) -> Result<Option<BlobStore>, Failure> {
-    match config.store.blob_url().map_err(|problem| Failure::new(format!("store.url {problem}")))? {
+/// Opens the blob store of the configuration; `None`: the configuration names no blob store.
+///
+/// # Errors
+/// The same as [`open_blobs_at`].
+pub async fn open_blobs(
+    config: &Config,
+    intent: Intent,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<BlobStore>, OpeningError> {
+    match config.store.blob_url().map_err(OpeningError::BlobUrl)? {
         Some(url) => open_blobs_at(config, &url, intent, metrics).await.map(Some),
         None => Ok(None),
     }
@@ -83,35 +148,35 @@ pub async fn open_blobs_at(
     url: &BlobUrl,
     intent: Intent,
     metrics: &Arc<Metrics>,
-) -> Result<BlobStore, Failure> {
+) -> Result<BlobStore, OpeningError> {
     let (access, options) = wiring::blob_settings(config, metrics);
     let opened = blob::open(url, intent, &access, options).await;
     opened.map_err(|error| match error {
-        OpenBlobError::NotBuilt { .. } => UsageError(error.to_string()).into(),
-        error => Failure::new(format!("cannot open the blob store: {error}")),
+        OpenBlobError::NotBuilt { .. } => OpeningError::Settings(error.to_string()),
+        error => OpeningError::Blobs(error),
     })
 }
 
 /// Opens the objects of large blocks (`sequencer.objects_url`); `None`: the setting is not set.
-pub async fn open_objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, Failure> {
+///
+/// # Errors
+/// Every error of [`blob::OpenBlobError`], which names the problem.
+pub async fn open_objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, OpeningError> {
     let Some(url) = &config.sequencer.objects_url else { return Ok(None) };
     let (access, options) = wiring::blob_settings(config, metrics);
-    let opened = blob::open_objects(url, &access, &options).await;
-    let opened =
-        opened.map_err(|error| Failure::new(format!("cannot open the objects (sequencer.objects_url): {error}")))?;
-    Ok(Some(opened))
+    blob::open_objects(url, &access, &options).await.map(Some).map_err(OpeningError::Objects)
 }
 
 /// Opens the store at `url`, runs `work` on it, and closes the store even if `work` fails.
 ///
 /// # Errors
 /// The store cannot be opened, `work` fails, or the store cannot be closed; an error of `work` has precedence.
-pub async fn with_store<T>(
+pub async fn with_store<T, E: From<OpeningError> + From<EngineError>>(
     config: &Config,
     url: &StoreUrl,
     metrics: &Arc<Metrics>,
-    work: impl AsyncFnOnce(&Store) -> Result<T, Failure>,
-) -> Result<T, Failure> {
+    work: impl AsyncFnOnce(&Store) -> Result<T, E>,
+) -> Result<T, E> {
     let store = open_store(config, url, metrics).await?;
     let result = work(&store).await;
     let closed = store.engine.close().await;
@@ -120,38 +185,37 @@ pub async fn with_store<T>(
     Ok(result)
 }
 
-fn store_error(error: OpenError) -> Failure {
-    Failure::new(format!("cannot open the store (store.url): {error}"))
-}
-
 /// Builds the client of a Kafka cluster. The client connects with its first request.
 ///
 /// # Errors
 /// The settings contradict each other, or librdkafka does not know one of them: bad configuration.
-pub fn build_kafka(settings: KafkaSettings) -> Result<KafkaBroker, UsageError> {
+pub fn build_kafka(settings: KafkaSettings) -> Result<KafkaBroker, OpeningError> {
     if settings.brokers.starts_with("file://") {
         let problem = "is a saved log, which this command cannot use: name the brokers of a cluster (host:9092)";
-        return Err(UsageError(format!("kafka.brokers {problem}")));
+        return Err(OpeningError::Settings(format!("kafka.brokers {problem}")));
     }
-    KafkaBroker::new(settings).map_err(|error| UsageError(format!("kafka: {error}")))
+    KafkaBroker::new(settings).map_err(|error| OpeningError::Settings(format!("kafka: {error}")))
 }
 
 /// Opens the brokers of the configuration: a Kafka cluster, or the saved log of a `file://` URL.
 ///
 /// # Errors
 /// The same as [`build_kafka`]. The file cannot be read, or is not a saved log.
-pub async fn open_broker(config: &Config) -> Result<Arc<dyn Broker>, Failure> {
+pub async fn open_broker(config: &Config) -> Result<Arc<dyn Broker>, OpeningError> {
     let Some(path) = config.kafka.brokers.saved_log() else {
         return Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?));
     };
-    let failed = |error: &dyn Display| Failure::new(format!("cannot open the saved log {}: {error}", path.display()));
+    let failed = |error: &dyn Display| OpeningError::SavedLog { path: path.to_owned(), problem: error.to_string() };
     let file = File::open(path).map_err(|error| failed(&error))?;
     let log = SavedLog::load(BufReader::new(file)).await.map_err(|error| failed(&error))?;
     Ok(Arc::new(log))
 }
 
 /// Builds the client of the configured cluster, with its polling threads monitored by the watchdog.
-pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, UsageError> {
+///
+/// # Errors
+/// The same as [`build_kafka`].
+pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Result<Arc<dyn Broker>, OpeningError> {
     Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?.with_liveness(liveness.clone())))
 }
 
@@ -179,55 +243,10 @@ pub fn build_parts(broker: Arc<dyn Broker>, store: Store, monitoring: &Monitorin
     })
 }
 
-/// Returns random bytes of the operating system, for ids.
-///
-/// # Errors
-/// `/dev/urandom` cannot be read.
-pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Reads the name of this machine, which lock records and the state page show.
 fn read_hostname() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     name.map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
-}
-
-/// Waits until the brokers answer; `false`: `shutdown` came first. Each attempt without an answer is logged, and the
-/// instance is not ready until the brokers answer.
-///
-/// # Errors
-/// An error that no retry mends, such as refused access.
-pub async fn wait_until_reachable(
-    broker: &dyn Broker,
-    topic: &str,
-    health: &Health,
-    shutdown: &CancellationToken,
-) -> Result<bool, BrokerError> {
-    loop {
-        let answer = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => return Ok(false),
-            answer = broker.partitions(topic) => answer,
-        };
-        match answer {
-            Ok(_) => {
-                health.set(Condition::BrokerReachable, None);
-                return Ok(true);
-            }
-            Err(error) if error.kind == BrokerErrorKind::Retryable => {
-                tracing::warn!(%error, "broker: no answer, retrying");
-                health.set(Condition::BrokerReachable, Some(format!("the broker does not answer: {error}")));
-            }
-            Err(error) => return Err(error),
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(false),
-            () = tokio::time::sleep(RETRY_PAUSE) => {}
-        }
-    }
 }
 
 /// Metrics and health of an instance.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, slice,
+    fmt, io, slice,
     sync::Arc,
     time::Duration,
 };
@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::PRODUCE_RETRY_PAUSE;
 use crate::{
     broker::{
         Broker, BrokerError, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
@@ -18,6 +19,7 @@ use crate::{
     },
     config::Topics,
     event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
+    rng::random_bytes,
     tx::Txid,
 };
 
@@ -31,10 +33,19 @@ pub struct PendingCommand {
 }
 
 impl PendingCommand {
-    /// Encodes a command with this id.
+    /// Encodes a command with this id. The sequencer handles each id once: a repeated command changes nothing and gets
+    /// the first result.
     pub fn new(id: [u8; 16], action: CommandAction<'_>) -> Self {
         let (subject, is_reconsider) = (action.subject(), matches!(action, CommandAction::Reconsider { .. }));
         PendingCommand { id, subject, is_reconsider, payload: Event::Command(Command { id, action }).encode().into() }
+    }
+
+    /// Encodes a command with a random id.
+    ///
+    /// # Errors
+    /// The operating system gives no random numbers.
+    pub fn with_random_id(action: CommandAction<'_>) -> io::Result<Self> {
+        Ok(PendingCommand::new(random_bytes()?, action))
     }
 
     /// Returns the transaction that the command names.
@@ -66,7 +77,7 @@ pub enum CommandOutcome {
 
 /// The answer to one command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Answer {
+pub struct CommandAnswer {
     /// Id of the command, 32 hexadecimal digits.
     pub id: String,
     /// Transaction that the command names.
@@ -78,7 +89,7 @@ pub struct Answer {
     pub outcome: CommandOutcome,
 }
 
-impl Answer {
+impl CommandAnswer {
     /// Returns whether the command has reached its goal: applied, already applied, or reconsidered without a change.
     pub fn is_done(&self) -> bool {
         matches!(self.outcome, CommandOutcome::Applied | CommandOutcome::AlreadyApplied | CommandOutcome::Unchanged)
@@ -99,7 +110,7 @@ impl fmt::Display for CommandOutcome {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for CommandAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (id {}, chain offset {}): {}", self.txid, self.id, self.chain_offset, self.outcome)
     }
@@ -125,7 +136,7 @@ pub async fn submit_commands(
     topics: &Topics,
     commands: &[PendingCommand],
     timeout: Duration,
-) -> Result<Vec<Answer>, BrokerError> {
+) -> Result<Vec<CommandAnswer>, BrokerError> {
     let deadline = Instant::now() + timeout;
     let by_outcome: Vec<Txid> =
         commands.iter().filter(|command| !command.is_reconsider).map(|command| command.subject).collect();
@@ -143,7 +154,7 @@ pub async fn submit_commands(
     while !published.iter().all(|command| is_answered(&client, command)) && Instant::now() < deadline {
         client.read_next(|_| ()).await?;
     }
-    let answer = |(command, chain_offset): (&PendingCommand, u64)| Answer {
+    let answer = |(command, chain_offset): (&PendingCommand, u64)| CommandAnswer {
         id: hex::encode(command.id),
         txid: command.subject,
         chain_offset,
@@ -152,15 +163,12 @@ pub async fn submit_commands(
     Ok(published.into_iter().map(answer).collect())
 }
 
-/// Least and greatest pause between two attempts to produce.
-pub(in crate::cli) const PRODUCE_RETRY_PAUSE: (Duration, Duration) =
-    (Duration::from_millis(10), Duration::from_secs(1));
 /// Wait of one read for new messages.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// Client of the sequencer: publishes commands and reads their results, with one producer and one reader per
 /// partition.
-pub(in crate::cli) struct CommandClient<'a> {
+pub(crate) struct CommandClient<'a> {
     broker: &'a dyn Broker,
     producer: Arc<dyn Producer>,
     chain: String,
@@ -173,7 +181,7 @@ impl<'a> CommandClient<'a> {
     ///
     /// # Errors
     /// A topic is missing or cannot be read.
-    pub(in crate::cli) async fn for_reconsiders(
+    pub(crate) async fn for_reconsiders(
         broker: &'a dyn Broker,
         producer: Arc<dyn Producer>,
         topics: &Topics,
@@ -186,7 +194,7 @@ impl<'a> CommandClient<'a> {
     ///
     /// # Errors
     /// The chain log cannot be written.
-    pub(in crate::cli) async fn publish(&self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
+    pub(crate) async fn publish(&self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
         let message = |command: &PendingCommand| OutgoingMessage {
             topic: self.chain.clone(),
             partition: Some(0),
@@ -203,17 +211,17 @@ impl<'a> CommandClient<'a> {
     ///
     /// # Errors
     /// A topic cannot be read.
-    pub(in crate::cli) async fn read_next(&mut self, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
+    pub(crate) async fn read_next(&mut self, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
         self.answers.read_next(self.broker, show).await
     }
 
     /// Returns the result of the command at this chain offset; `None`: no answer was read yet.
-    pub(in crate::cli) fn outcome(&self, command: &PendingCommand, chain_offset: u64) -> Option<CommandOutcome> {
+    pub(crate) fn outcome(&self, command: &PendingCommand, chain_offset: u64) -> Option<CommandOutcome> {
         self.answers.outcome(command, chain_offset)
     }
 
     /// Drops all results that were read, since the commands before are settled.
-    pub(in crate::cli) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         let AnswerReaders { readers: _, results, verdicts, closed } = &mut self.answers;
         results.clear();
         verdicts.clear();

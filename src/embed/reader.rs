@@ -1,0 +1,158 @@
+//! [`StoreReader`]: reads a store, and cannot write.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{OpeningError, opening, wiring};
+use crate::{
+    blob::{BlobStore, BlobUrl, Intent},
+    config::Config,
+    engine::{self, EngineError, OpenOptions, RecordEngine, StoreUrl, aerospike::AerospikeSettings},
+    record::{MetaRecord, Rules, SpendingData},
+    store::{
+        Store, StoreSettings,
+        meta::{LAYOUT_VERSION, MetaError, check_blobs},
+        read::{ReadError, TxMeta, TxReader},
+        spend_status::SpendStatus,
+    },
+    telemetry::Metrics,
+    tx::{Network, Outpoint, Txid, UtxoHash},
+};
+
+/// Number of rows per batch. A reader does not write, and reads few records at once.
+const BATCH: usize = 256;
+/// Number of batches in flight.
+const CONCURRENCY: usize = 32;
+
+/// A store that is read: transactions, outputs, the meta record. Cheap to clone.
+///
+/// A store in a directory has one process: the reader opens such a store only while no instance has the store open.
+#[derive(Clone)]
+pub struct StoreReader {
+    store: Store,
+}
+
+/// State of an output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputState {
+    /// Transaction and number of the output.
+    pub outpoint: Outpoint,
+    /// First obstacle to a spend, or [`SpendStatus::Unspent`].
+    pub status: SpendStatus,
+    /// Input that spends the output, also where another obstacle comes first.
+    pub spender: Option<SpendingData>,
+    /// Hash of the output's amount and script; `None`: the output has no slot.
+    pub utxo_hash: Option<UtxoHash>,
+}
+
+impl StoreReader {
+    /// Opens the existing store at `url` with its blob store, if the URL names one (`externalStore`).
+    ///
+    /// # Errors
+    /// The URL names no store, the store cannot be opened, or its bodies are in a blob store that the URL does not name
+    /// ([`open_with`](Self::open_with)).
+    pub async fn open(url: &str) -> Result<Self, OpeningError> {
+        let url: StoreUrl = url.parse()?;
+        let external = match &url {
+            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(external), .. }) => Some(external.parse()?),
+            _ => None,
+        };
+        Self::open_with(&url, external.as_ref(), &Config::default()).await
+    }
+
+    /// Opens the existing store at `url` with this blob store. The configuration has the logins, certificates and
+    /// timeouts of the servers.
+    ///
+    /// # Errors
+    /// The URL names no store, the store or its blob store cannot be opened, or the bodies are in a blob store that is
+    /// not given.
+    pub async fn open_with(url: &StoreUrl, blobs: Option<&BlobUrl>, config: &Config) -> Result<Self, OpeningError> {
+        let engine = open_existing(url, config).await?;
+        let blobs = match blobs {
+            Some(url) => Some(opening::open_blobs_at(config, url, Intent::Read, &Arc::new(Metrics::new())).await?),
+            None => None,
+        };
+        Ok(Self::of(open_with_recorded_settings(engine, blobs).await?.0))
+    }
+
+    /// Makes the reader of an open store.
+    pub(crate) fn of(store: Store) -> Self {
+        StoreReader { store }
+    }
+
+    /// Reads a transaction; `None`: the store has no such transaction.
+    ///
+    /// # Errors
+    /// The store or its blob store does not answer, or a record is damaged.
+    pub async fn transaction(&self, txid: Txid) -> Result<Option<TxMeta>, ReadError> {
+        TxReader::of(&self.store).get_meta(txid).await
+    }
+
+    /// Reads the state of an output. `height`: height of the block that would list the spender; without a height
+    /// neither maturity nor freezes until a height are checked.
+    ///
+    /// # Errors
+    /// The store does not answer, or a record is damaged.
+    pub async fn output(&self, outpoint: Outpoint, height: Option<u32>) -> Result<OutputState, ReadError> {
+        let reader = TxReader::of(&self.store);
+        let status = reader.get_spend(outpoint, None, height).await?;
+        let slot = reader.slot(outpoint).await?;
+        let (spender, utxo_hash) = (slot.and_then(|slot| slot.spender()), slot.and_then(|slot| slot.hash()));
+        Ok(OutputState { outpoint, status, spender, utxo_hash })
+    }
+
+    /// Reads the meta record: network, page size, retention, replay floor, topic ids. `None`: an instance is making the
+    /// store.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn meta(&self) -> Result<Option<MetaRecord>, MetaError> {
+        self.store.meta().await
+    }
+
+    /// Closes the store. The reader of a running instance ([`Instance::store`](super::Instance::store)) closes the
+    /// store of the instance: leave that to the instance.
+    ///
+    /// # Errors
+    /// The store cannot be closed.
+    pub async fn close(self) -> Result<(), EngineError> {
+        self.store.engine.close().await
+    }
+}
+
+/// Opens the engine of an existing store, for a reader.
+pub(crate) async fn open_existing(url: &StoreUrl, config: &Config) -> Result<Arc<dyn RecordEngine>, OpeningError> {
+    // The retention matters only for writes.
+    let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster_access(config) };
+    Ok(engine::open_existing(&url.to_string(), &options).await?)
+}
+
+/// Opens a store with the network, page size and retention of its meta record.
+///
+/// # Errors
+/// The store does not answer, has no meta record, or has another layout version. The bodies are in a blob store that is
+/// not given.
+pub(crate) async fn open_with_recorded_settings(
+    engine: Arc<dyn RecordEngine>,
+    blobs: Option<BlobStore>,
+) -> Result<(Store, MetaRecord), OpeningError> {
+    let mut settings = StoreSettings {
+        network: Network::Main,
+        rules: Rules::main(0),
+        utxo_batch_size: 1,
+        batch_size: BATCH,
+        concurrency: CONCURRENCY,
+        retry_pause: (Duration::from_millis(10), Duration::from_secs(1)),
+        inline_limit: u64::MAX,
+    };
+    let meta = Store::new(engine.clone(), settings).meta().await?.ok_or(OpeningError::NoStore)?;
+    if meta.layout_version != LAYOUT_VERSION {
+        return Err(MetaError::OtherLayout { store: meta.layout_version }.into());
+    }
+    settings.network = meta.network.parse()?;
+    settings.rules.network = settings.network;
+    settings.utxo_batch_size = meta.utxo_batch_size;
+    settings.rules.retention = meta.retention;
+    let store = Store::new(engine, settings).with_blobs(blobs);
+    check_blobs(&meta, &store)?;
+    Ok((store, meta))
+}
