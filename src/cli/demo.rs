@@ -243,7 +243,7 @@ impl DemoArgs {
         let blobs = opening::open_blobs_at(config, &directory.rebuilt_blobs(), Intent::Write, &metrics).await?;
         let rebuilt = opening::open_store(config, &directory.rebuilt(), &metrics).await?.with_blobs(Some(blobs));
         timeline.note("rebuild started from offset 0 into a second, empty store");
-        rebuild(config, broker.clone(), &rebuilt, kill_report.events, &timeline).await?;
+        Box::pin(rebuild(config, broker.clone(), &rebuilt, kill_report.events, &timeline)).await?;
         timeline.note("rebuild finished; both stores are scanned and verified");
         let rivalry = match rivals {
             Some(rivals) => Some(Rivalry::read(&live, rivals).await?),

@@ -172,7 +172,8 @@ impl GroupMember {
         let metrics = self.services.metrics.partition(&assigned.partition);
         let now_ms = self.services.clock.now_ms();
         let state = PartitionState::new(assigned, metrics, self.profile.can_lose_writes, now_ms);
-        self.partitions.states.entry(number).insert_entry(state).into_mut()
+        self.partitions.states.remove(&number);
+        self.partitions.states.entry(number).or_insert(state)
     }
 
     /// Removes partitions that were revoked, or that no loop reads any more.

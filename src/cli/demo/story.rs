@@ -77,7 +77,7 @@ pub async fn run_story(
         before = after;
     }
     let rebuilt = opening::open_store(config, &directory.rebuilt(), &Default::default()).await?;
-    rebuild(config, broker, &rebuilt, 0, &Timeline::silent()).await?;
+    Box::pin(rebuild(config, broker, &rebuilt, 0, &Timeline::silent())).await?;
     let live = opening::open_store(config, &config.store.url, &Default::default()).await?;
     let (digest, again) = (survey(&live, |_| {}).await?.digest, survey(&rebuilt, |_| {}).await?.digest);
     live.engine.close().await?;

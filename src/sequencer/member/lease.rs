@@ -60,8 +60,8 @@ impl CommitContent for HandledStates {
     /// Keeps the latest state that was older than the durability lag at `polled_at`, until it is committed.
     fn mark_durable(&mut self, _: &mut PartitionTable, polled_at: Instant, lag: Duration) {
         self.not_durable.extend(self.latest.take().map(|handled| (polled_at, handled)));
-        while let Some((_, handled)) = self.not_durable.pop_front_if(|(handled_at, _)| *handled_at + lag <= polled_at) {
-            self.durable = Some(handled);
+        while self.not_durable.front().is_some_and(|(handled_at, _)| *handled_at + lag <= polled_at) {
+            self.durable = self.not_durable.pop_front().map(|(_, handled)| handled);
         }
     }
 
