@@ -179,7 +179,7 @@ pub async fn connect(
         }
         // After all blocks have begun: the decisions of an earlier attempt can be in another order than the blocks.
         while let Some(body) = steps.take_existing_matching(is_verdict_of_block) {
-            Box::pin(apply_verdict(cx, steps, body)).await?;
+            apply_verdict(cx, steps, body).await?;
         }
         let mut may_decide = false;
         for (block, begun) in blocks.iter().zip(begun) {
@@ -205,7 +205,7 @@ async fn close_decisions(cx: &HandlerContext<'_>, steps: &mut Steps<'_>) -> Resu
     match steps.decide(async { Ok(DecisionBody::Closed) }).await? {
         DecisionBody::Closed => Ok(true),
         body => {
-            Box::pin(apply_verdict(cx, steps, body)).await?;
+            apply_verdict(cx, steps, body).await?;
             Ok(false)
         }
     }

@@ -6,6 +6,8 @@
 
 use bytes::Bytes;
 
+use futures_util::future::BoxFuture;
+
 use crate::{
     record::{Body, ClaimedBody, Page, StoredOutput, TxState},
     sequencer::{
@@ -88,26 +90,28 @@ async fn accept_claims_before_reassignment(
 /// Stores a transaction with its proven claims before the transaction becomes live: a live transaction keeps the
 /// claims that made it live. Its slots are its own by then, so the parents exist; a parent that a node lost since
 /// is waited for.
-pub async fn store_proven_claims(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
-    let grace = RestartGrace::new(cx.applied_again);
-    let proof = cx.wait_until("the outputs that prove the claims of a transaction", || async {
-        let page = cx.master(txid).await?;
-        let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
-            return Ok(Ok(ClaimCheck::Matches));
-        };
-        Ok(match check_claims(cx, &page).await? {
-            ClaimCheck::MissingParent(parent) => {
-                if grace.has_expired() {
-                    create_missing_stubs(cx, vec![parent]).await?;
+pub fn store_proven_claims<'a>(cx: &'a HandlerContext<'_>, txid: Txid) -> BoxFuture<'a, Result<(), SequencerError>> {
+    Box::pin(async move {
+        let grace = RestartGrace::new(cx.applied_again);
+        let proof = cx.wait_until("the outputs that prove the claims of a transaction", || async {
+            let page = cx.master(txid).await?;
+            let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {
+                return Ok(Ok(ClaimCheck::Matches));
+            };
+            Ok(match check_claims(cx, &page).await? {
+                ClaimCheck::MissingParent(parent) => {
+                    if grace.has_expired() {
+                        create_missing_stubs(cx, vec![parent]).await?;
+                    }
+                    Err(parent.to_string())
                 }
-                Err(parent.to_string())
-            }
-            proof => Ok(proof),
-        })
-    });
-    let ClaimCheck::Differs(proven) = proof.await? else { return Ok(()) };
-    tracing::warn!(%txid, "claims: body replaced: a block proves other previous outputs than the event claims");
-    replace_body(cx, txid, proven).await
+                proof => Ok(proof),
+            })
+        });
+        let ClaimCheck::Differs(proven) = proof.await? else { return Ok(()) };
+        tracing::warn!(%txid, "claims: body replaced: a block proves other previous outputs than the event claims");
+        replace_body(cx, txid, proven).await
+    })
 }
 
 fn claims_match(tx: &Transaction<'_>, outputs: &[StoredOutput]) -> bool {

@@ -39,7 +39,7 @@ impl<'a> CommandHandler<'a> {
         let mut steps = Steps::new(log, cx.offset, cx.mode);
         let mut body = steps.decide(Box::pin(self.evaluate())).await?;
         if let DecisionBody::Conflicting { .. } = body {
-            Box::pin(apply_verdict(cx, &mut steps, body)).await?;
+            apply_verdict(cx, &mut steps, body).await?;
             let done =
                 DecisionBody::CommandDone { id: command.id, executed_at: cx.offset, result: CommandResult::Applied };
             body = steps.decide(async { Ok(done) }).await?;

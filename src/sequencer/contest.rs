@@ -92,7 +92,7 @@ impl<'a> ContestHandler<'a> {
                 let has_won = matches!(body, DecisionBody::Accepted { .. });
                 store_contested_body(cx, contest, has_won).await?;
             }
-            Box::pin(apply_verdict(cx, steps, body.clone())).await?;
+            apply_verdict(cx, steps, body.clone()).await?;
             // A live transaction keeps its body until it is conflicting.
             if let Some(contest) = contest.filter(|_| was_live(&body) || cx.applied_again) {
                 store_contested_body(cx, contest, false).await?;

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use futures_util::future::BoxFuture;
+
 use crate::{
     engine::Row,
     event::{DecisionBody, Descendant},
@@ -100,34 +102,36 @@ impl LosingTx {
 /// Each level is marked first and its slots are read afterwards, so that no spend is missed: a spend before the
 /// mark is seen, and a spend after the mark is refused. The spenders found are decided on before they are marked in
 /// turn. The decision with an empty chunk ends the walk.
-pub async fn mark_descendants_conflicting(
-    cx: &HandlerContext<'_>,
-    steps: &mut Steps<'_>,
+pub fn mark_descendants_conflicting<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &'a mut Steps<'_>,
     height: u32,
     losers: Vec<LosingTx>,
     winner: Option<Txid>,
-) -> Result<Descendants, SequencerError> {
-    let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
-    let mut found: VecDeque<Descendant> = VecDeque::new();
-    mark_conflicting(cx, height, &losers).await?;
-    let mut descendants = Descendants::from_losers(losers, winner);
-    loop {
-        let next_chunk = Box::pin(find_next_chunk(cx, height, &descendants, &mut unread, &mut found));
-        let body = steps.decide(next_chunk).await?;
-        let DecisionBody::Cone { members, .. } = body else {
-            return Err(cx.halt(format_args!("expected a decision on descendants, found {body:?}")));
-        };
-        if members.is_empty() {
-            finish_descendants(cx, steps, &descendants).await?;
-            return Ok(descendants);
+) -> BoxFuture<'a, Result<Descendants, SequencerError>> {
+    Box::pin(async move {
+        let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
+        let mut found: VecDeque<Descendant> = VecDeque::new();
+        mark_conflicting(cx, height, &losers).await?;
+        let mut descendants = Descendants::from_losers(losers, winner);
+        loop {
+            let next_chunk = Box::pin(find_next_chunk(cx, height, &descendants, &mut unread, &mut found));
+            let body = steps.decide(next_chunk).await?;
+            let DecisionBody::Cone { members, .. } = body else {
+                return Err(cx.halt(format_args!("expected a decision on descendants, found {body:?}")));
+            };
+            if members.is_empty() {
+                finish_descendants(cx, steps, &descendants).await?;
+                return Ok(descendants);
+            }
+            descendants.steps.extend(steps.last_taken_step());
+            descendants.txids.extend(members.iter().map(|member| member.txid));
+            found.retain(|member| !descendants.is_member_or_winner(&member.txid));
+            let chunk: Vec<LosingTx> = members.iter().map(LosingTx::by_parent).collect();
+            mark_conflicting(cx, height, &chunk).await?;
+            unread.extend(chunk.iter().map(|loser| loser.txid));
         }
-        descendants.steps.extend(steps.last_taken_step());
-        descendants.txids.extend(members.iter().map(|member| member.txid));
-        found.retain(|member| !descendants.is_member_or_winner(&member.txid));
-        let chunk: Vec<LosingTx> = members.iter().map(LosingTx::by_parent).collect();
-        mark_conflicting(cx, height, &chunk).await?;
-        unread.extend(chunk.iter().map(|loser| loser.txid));
-    }
+    })
 }
 
 /// Finds the next spenders of the marked transactions. An empty chunk means that all descendants are found.

@@ -145,7 +145,7 @@ async fn disconnect(cx: &HandlerContext<'_>, steps: &mut Steps<'_>, block: &Bloc
         let name = hex_reversed(&block.hash);
         return Err(cx.halt(format_args!("block {name} leaves, but {body:?}")));
     }
-    Box::pin(apply_verdict(cx, steps, body)).await
+    apply_verdict(cx, steps, body).await
 }
 
 async fn unset_mined(cx: &HandlerContext<'_>, block: &Block<'_>, txids: &[Txid]) -> Result<(), SequencerError> {

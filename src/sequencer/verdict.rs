@@ -1,6 +1,8 @@
 //! Applies a verdict: marks the losers and their descendants conflicting, moves slots to the winner, settles the slots
 //! of the losers, and publishes second chances.
 
+use futures_util::future::BoxFuture;
+
 use crate::{
     event::{DecidedInput, DecisionBody, OutcomeKind},
     record::{Phase, Reason},
@@ -33,72 +35,80 @@ const OUTCOME_BATCH: usize = 10_000;
 
 /// Applies a verdict, the decision that was taken last of `steps`. Each part is idempotent, so that a verdict can
 /// be applied again from its beginning.
-pub async fn apply_verdict(
-    cx: &HandlerContext<'_>,
-    steps: &mut Steps<'_>,
+pub fn apply_verdict<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &'a mut Steps<'_>,
     body: DecisionBody,
-) -> Result<(), SequencerError> {
-    // Read before the decisions on its descendants: these may be new after a node lost writes.
-    let cx = &cx.applying(steps);
-    match body {
-        DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
-            let accepted = AcceptedTx { txid, height, inputs: &inputs, losers: &losers, by_block };
-            apply_accepted(cx, steps, accepted).await
-        }
-        DecisionBody::Conflicting { txid, reason, height, live } => {
-            let loser = LosingTx { txid, reason, was_live: live };
-            let descendants = Box::pin(mark_descendants_conflicting(cx, steps, height, vec![loser], None)).await?;
-            let settled = settle_descendants(cx, steps, &descendants).await?;
-            publish_second_chances(cx, &settled, None, &descendants).await?;
-            if let Reason::MissingParent { parent } = reason {
-                reconsider_if_parent_is_live(cx, txid, parent).await?;
+) -> BoxFuture<'a, Result<(), SequencerError>> {
+    Box::pin(async move {
+        // Read before the decisions on its descendants: these may be new after a node lost writes.
+        let cx = &cx.applying(steps);
+        match body {
+            DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
+                let accepted = AcceptedTx { txid, height, inputs: &inputs, losers: &losers, by_block };
+                apply_accepted(cx, steps, accepted).await
             }
-            publish_conflicting_outcomes(cx, steps, &descendants).await
+            DecisionBody::Conflicting { txid, reason, height, live } => {
+                let loser = LosingTx { txid, reason, was_live: live };
+                let descendants = mark_descendants_conflicting(cx, steps, height, vec![loser], None).await?;
+                let settled = settle_descendants(cx, steps, &descendants).await?;
+                publish_second_chances(cx, &settled, None, &descendants).await?;
+                if let Reason::MissingParent { parent } = reason {
+                    reconsider_if_parent_is_live(cx, txid, parent).await?;
+                }
+                publish_conflicting_outcomes(cx, steps, &descendants).await
+            }
+            DecisionBody::PassedOver { txid } => settle_passed_over(cx, txid).await,
+            DecisionBody::Cone { .. }
+            | DecisionBody::CommandDone { .. }
+            | DecisionBody::Closed
+            | DecisionBody::AcceptedPart { .. } => Err(cx.halt(format_args!("expected a verdict, found {body:?}"))),
         }
-        DecisionBody::PassedOver { txid } => settle_passed_over(cx, txid).await,
-        DecisionBody::Cone { .. }
-        | DecisionBody::CommandDone { .. }
-        | DecisionBody::Closed
-        | DecisionBody::AcceptedPart { .. } => Err(cx.halt(format_args!("expected a verdict, found {body:?}"))),
-    }
+    })
 }
 
-async fn apply_accepted(
-    cx: &HandlerContext<'_>,
-    steps: &mut Steps<'_>,
-    accepted: AcceptedTx<'_>,
-) -> Result<(), SequencerError> {
-    let AcceptedTx { txid, height, inputs, losers, by_block } = accepted;
-    let wins = !cx.is_replay() || cx.is_live_at_frontier(&txid);
-    let contested = contest_decided_holders(cx, txid, inputs, losers).await?;
-    let input_of = |loser: &Txid| {
-        inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser).map_or(0, |held| held.input)
-    };
-    let reason_of = |loser: &Txid| Reason::DoubleSpend { input: input_of(loser), winner: txid };
-    let losing = losers
-        .iter()
-        .map(|loser| LosingTx { txid: *loser, reason: reason_of(loser), was_live: true })
-        .collect::<Vec<_>>();
-    let descendants = if losing.is_empty() {
-        Descendants::default()
-    } else {
-        Box::pin(mark_descendants_conflicting(cx, steps, height, losing, Some(txid))).await?
-    };
-    let mined_at = by_block.then_some(height);
-    if wins && let Some(page) = respend_inputs(cx, txid, inputs, mined_at).await? {
-        // The stored body may be of another event than the body that was decided on.
-        if by_block || cx.applied_again || cx.is_replay() {
-            store_proven_claims(cx, txid).await?;
+fn apply_accepted<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &'a mut Steps<'_>,
+    accepted: AcceptedTx<'a>,
+) -> BoxFuture<'a, Result<(), SequencerError>> {
+    Box::pin(async move {
+        let AcceptedTx { txid, height, inputs, losers, by_block } = accepted;
+        let wins = !cx.is_replay() || cx.is_live_at_frontier(&txid);
+        let contested = contest_decided_holders(cx, txid, inputs, losers).await?;
+        let input_of = |loser: &Txid| {
+            inputs
+                .iter()
+                .filter_map(|input| input.holder)
+                .find(|holder| holder.txid == *loser)
+                .map_or(0, |held| held.input)
+        };
+        let reason_of = |loser: &Txid| Reason::DoubleSpend { input: input_of(loser), winner: txid };
+        let losing = losers
+            .iter()
+            .map(|loser| LosingTx { txid: *loser, reason: reason_of(loser), was_live: true })
+            .collect::<Vec<_>>();
+        let descendants = if losing.is_empty() {
+            Descendants::default()
+        } else {
+            mark_descendants_conflicting(cx, steps, height, losing, Some(txid)).await?
+        };
+        let mined_at = by_block.then_some(height);
+        if wins && let Some(page) = respend_inputs(cx, txid, inputs, mined_at).await? {
+            // The stored body may be of another event than the body that was decided on.
+            if by_block || cx.applied_again || cx.is_replay() {
+                store_proven_claims(cx, txid).await?;
+            }
+            accept(cx, &page).await?;
+            let parents = inputs.iter().map(|input| (input.outpoint.txid, txid));
+            update_conflicting_children(cx, parents, false).await?;
         }
-        accept(cx, &page).await?;
-        let parents = inputs.iter().map(|input| (input.outpoint.txid, txid));
-        update_conflicting_children(cx, parents, false).await?;
-    }
-    let settled = settle_descendants(cx, steps, &descendants).await?;
-    publish_reconsider(cx, &contested).await?;
-    publish_second_chances(cx, &settled, Some(txid), &descendants).await?;
-    cx.publish_outcomes(vec![(txid, OutcomeKind::Accepted)]).await?;
-    publish_conflicting_outcomes(cx, steps, &descendants).await
+        let settled = settle_descendants(cx, steps, &descendants).await?;
+        publish_reconsider(cx, &contested).await?;
+        publish_second_chances(cx, &settled, Some(txid), &descendants).await?;
+        cx.publish_outcomes(vec![(txid, OutcomeKind::Accepted)]).await?;
+        publish_conflicting_outcomes(cx, steps, &descendants).await
+    })
 }
 
 /// Contests the holders from which an `Accepted` decision takes slots, before the decision is applied. They were

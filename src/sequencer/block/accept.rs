@@ -2,6 +2,8 @@
 
 use std::{fmt::Display, sync::Arc};
 
+use futures_util::future::BoxFuture;
+
 use crate::{
     event::{Block, DecisionBody},
     record::{
@@ -53,64 +55,73 @@ pub async fn are_parents_ready(
 
 /// Accepts a listed transaction that is conflicting: its rivals and their descendants become conflicting. Returns
 /// `false` while its own parents are not ready.
-pub async fn accept_listed(
-    cx: &HandlerContext<'_>,
-    steps: &mut Steps<'_>,
-    block: &Block<'_>,
+pub fn accept_listed<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &'a mut Steps<'_>,
+    block: &'a Block<'_>,
     txid: Txid,
-    open: &[ListedTx],
-) -> Result<bool, SequencerError> {
-    let Some(mut page) = cx.master(txid).await? else { return Ok(false) };
-    if !are_parents_ready(cx, block.height, &page, open).await? {
-        return Ok(false);
-    }
-    // A rebuild of a history in which a node lost the coinbase: the block created it anew, without a decision.
-    if page.is_coinbase && cx.is_replay() {
-        accept(cx, &page).await?;
-        return Ok(true);
-    }
-    // After a node lost a listed transaction the closed event is open again: a rival can have taken its slots.
-    steps.skip_closed();
-    // Stamped with the phase of applying: the event has applied rows before, and a listed transaction is accepted
-    // whichever sequencer takes the free slots.
-    let body = steps
-        .decide(Box::pin(async {
-            if let ClaimCheck::Differs(proven) = check_claims(cx, &page).await? {
-                replace_claims(&mut page, proven);
-            }
-            let checks = RespendChecks::Listed { height: block.height };
-            let InputFindings::Inputs(inputs) = collect_findings(cx, Phase::Apply, &page, checks, true).await? else {
-                return Err(halt_listed(block, txid, "was spent completely and pruned"));
-            };
-            let body = evaluate_listed(txid, block.height, &inputs)
-                .map_err(|reason| halt_listed(block, txid, format_args!("cannot be live: {reason:?}")))?;
-            check_rivals(cx, block, &body).await?;
-            Ok(body)
-        }))
-        .await?;
-    if body != DecisionBody::Closed {
-        Box::pin(apply_verdict(cx, steps, body)).await?;
-    }
-    Ok(true)
+    open: &'a [ListedTx],
+) -> BoxFuture<'a, Result<bool, SequencerError>> {
+    Box::pin(async move {
+        let Some(mut page) = cx.master(txid).await? else { return Ok(false) };
+        if !are_parents_ready(cx, block.height, &page, open).await? {
+            return Ok(false);
+        }
+        // A rebuild of a history in which a node lost the coinbase: the block created it anew, without a decision.
+        if page.is_coinbase && cx.is_replay() {
+            accept(cx, &page).await?;
+            return Ok(true);
+        }
+        // After a node lost a listed transaction the closed event is open again: a rival can have taken its slots.
+        steps.skip_closed();
+        // Stamped with the phase of applying: the event has applied rows before, and a listed transaction is accepted
+        // whichever sequencer takes the free slots.
+        let body = steps
+            .decide(Box::pin(async {
+                if let ClaimCheck::Differs(proven) = check_claims(cx, &page).await? {
+                    replace_claims(&mut page, proven);
+                }
+                let checks = RespendChecks::Listed { height: block.height };
+                let InputFindings::Inputs(inputs) = collect_findings(cx, Phase::Apply, &page, checks, true).await?
+                else {
+                    return Err(halt_listed(block, txid, "was spent completely and pruned"));
+                };
+                let body = evaluate_listed(txid, block.height, &inputs)
+                    .map_err(|reason| halt_listed(block, txid, format_args!("cannot be live: {reason:?}")))?;
+                check_rivals(cx, block, &body).await?;
+                Ok(body)
+            }))
+            .await?;
+        if body != DecisionBody::Closed {
+            apply_verdict(cx, steps, body).await?;
+        }
+        Ok(true)
+    })
 }
 
 /// Revives the tombstone of a conflicting transaction that a block lists: the tombstone becomes a stub and gets the
 /// slots of the body that it kept. A tombstone without a body is waited for, like an absent transaction.
-pub async fn revive(cx: &HandlerContext<'_>, block: &Block<'_>, txid: Txid) -> Result<(), SequencerError> {
-    let Some(tombstone) = cx.master(txid).await?.filter(|page| page.pruned.is_some()) else { return Ok(()) };
-    if !tombstone.conflicting {
-        return Err(halt_listed(block, txid, "was spent completely and pruned"));
-    }
-    let name = hex_reversed(&block.hash);
-    tracing::warn!(%txid, block = name, "sequencer: conflicting transaction revived, a block lists its tombstone");
-    let row = |number| cx.row(Phase::Apply, Key::Page(txid, number), Sequenced::Revive);
-    // The other pages first: a repeat judges by the master.
-    cx.apply((1..=tombstone.extra_pages()).map(row).collect()).await?;
-    cx.apply_decided(vec![row(0)]).await?;
-    match cx.master(txid).await? {
-        Some(stub) => restore_stub_slots(cx, block.height, &stub).await.map(drop),
-        None => Ok(()),
-    }
+pub fn revive<'a>(
+    cx: &'a HandlerContext<'_>,
+    block: &'a Block<'_>,
+    txid: Txid,
+) -> BoxFuture<'a, Result<(), SequencerError>> {
+    Box::pin(async move {
+        let Some(tombstone) = cx.master(txid).await?.filter(|page| page.pruned.is_some()) else { return Ok(()) };
+        if !tombstone.conflicting {
+            return Err(halt_listed(block, txid, "was spent completely and pruned"));
+        }
+        let name = hex_reversed(&block.hash);
+        tracing::warn!(%txid, block = name, "sequencer: conflicting transaction revived, a block lists its tombstone");
+        let row = |number| cx.row(Phase::Apply, Key::Page(txid, number), Sequenced::Revive);
+        // The other pages first: a repeat judges by the master.
+        cx.apply((1..=tombstone.extra_pages()).map(row).collect()).await?;
+        cx.apply_decided(vec![row(0)]).await?;
+        match cx.master(txid).await? {
+            Some(stub) => restore_stub_slots(cx, block.height, &stub).await.map(drop),
+            None => Ok(()),
+        }
+    })
 }
 
 /// Gives a stub the slots of the body that it kept. Returns `false` for a page that is no stub or has no body.

@@ -120,7 +120,7 @@ impl<'a> MinedMarker<'a> {
                     MinedStatus::Conflicting => changed |= accept_listed(cx, steps, block, listed.txid, &open).await?,
                     MinedStatus::Pruned => {
                         // Boxed: rare, and else a part of every future here.
-                        Box::pin(revive(cx, block, listed.txid)).await?;
+                        revive(cx, block, listed.txid).await?;
                         changed = true;
                     }
                 }
@@ -142,7 +142,7 @@ impl<'a> MinedMarker<'a> {
             let txids: Vec<Txid> = batch.iter().map(|listed| listed.txid).collect();
             let masters = wait_for_bodies(cx, &txids).await?;
             for tombstone in masters.iter().filter(|page| page.pruned.is_some()) {
-                Box::pin(revive(cx, block, tombstone.txid)).await?;
+                revive(cx, block, tombstone.txid).await?;
             }
             for master in &masters {
                 Box::pin(add_slots(cx, master, block.height)).await?;

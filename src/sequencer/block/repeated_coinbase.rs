@@ -67,7 +67,7 @@ pub async fn update_maturity(
         steps.skip_closed();
         let body = steps.decide(async { Ok(verdict) }).await?;
         if body != DecisionBody::Closed {
-            Box::pin(apply_verdict(cx, steps, body)).await?;
+            apply_verdict(cx, steps, body).await?;
         }
     }
     Ok(())
