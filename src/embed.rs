@@ -128,7 +128,7 @@ impl InstanceBuilder {
         self
     }
 
-    /// Names the topics of the log.
+    /// Names the topics of the log, each by its purpose.
     #[must_use]
     pub fn topics(mut self, topics: Topics) -> Self {
         self.config.kafka.topics = topics;
@@ -247,7 +247,7 @@ impl PreparedInstance {
             let store = store.clone().with_blobs(blobs).with_objects(objects);
             opened.send_replace(Some(StoreReader::of(store.clone())));
             let parts = build_parts(broker, store, &monitoring).map_err(OpeningError::from)?;
-            consume(&config, parts, shutdown).await
+            Box::pin(consume(&config, parts, shutdown)).await
         })
         .await
     }

@@ -1,5 +1,7 @@
 //! The examples: each runs and prints what its comment says, and uses nothing but the public interface.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::BTreeSet,
     fs,

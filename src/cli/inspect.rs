@@ -105,7 +105,7 @@ impl OutpointArgs {
         let OutputState { outpoint, status, spender, utxo_hash } =
             StoreReader::of(store.clone()).output(self.outpoint, self.height).await?;
         let shown =
-            OutputStatusView { outpoint, status: (&status).into(), explained: status.to_string(), spender, utxo_hash };
+            OutputStatusView { outpoint, status: status.code(), explained: status.to_string(), spender, utxo_hash };
         match self.json {
             true => output::write_json(&shown, out)?,
             false => write_output(&shown, out)?,

@@ -41,12 +41,10 @@ pub enum PublishError {
 }
 
 impl EventPublisher {
-    /// Opens a publisher on the log of `broker`, with the names of the topics ([`settings::Kafka::topics`]).
+    /// Opens a publisher on the log of `broker`, with the names of the [topics](crate::settings::Kafka::topics).
     ///
     /// # Errors
     /// The producer cannot be created.
-    ///
-    /// [`settings::Kafka::topics`]: crate::settings::Kafka::topics
     pub async fn open(broker: &dyn Broker, topics: Topics) -> Result<Self, BrokerError> {
         Ok(EventPublisher { producer: broker.producer().await?, topics })
     }

@@ -29,6 +29,8 @@ const CONCURRENCY: usize = 32;
 #[derive(Clone)]
 pub struct StoreReader {
     store: Store,
+    /// The reader has opened the engine. A running instance closes its engine itself.
+    owns_engine: bool,
 }
 
 /// State of an output.
@@ -71,12 +73,12 @@ impl StoreReader {
             Some(url) => Some(opening::open_blobs_at(config, url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
-        Ok(Self::of(open_with_recorded_settings(engine, blobs).await?.0))
+        Ok(StoreReader { store: open_with_recorded_settings(engine, blobs).await?.0, owns_engine: true })
     }
 
-    /// Makes the reader of an open store.
+    /// Makes the reader of a store that another part of the process has opened and closes.
     pub(crate) fn of(store: Store) -> Self {
-        StoreReader { store }
+        StoreReader { store, owns_engine: false }
     }
 
     /// Reads a transaction; `None`: the store has no such transaction.
@@ -109,13 +111,13 @@ impl StoreReader {
         self.store.meta().await
     }
 
-    /// Closes the store. The reader of a running instance ([`Instance::store`](super::Instance::store)) closes the
-    /// store of the instance: leave that to the instance.
+    /// Closes the store, for this reader and its clones. The store of a running instance
+    /// ([`Instance::store`](super::Instance::store)) stays open until the instance ends.
     ///
     /// # Errors
     /// The store cannot be closed.
     pub async fn close(self) -> Result<(), EngineError> {
-        self.store.engine.close().await
+        if self.owns_engine { self.store.engine.close().await } else { Ok(()) }
     }
 }
 

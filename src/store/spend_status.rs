@@ -46,6 +46,13 @@ pub enum SpendStatus {
     Unspent,
 }
 
+impl SpendStatus {
+    /// Returns the code of the obstacle, by the name of the reference document where it has one; `UNSPENT`: none.
+    pub fn code(&self) -> &'static str {
+        self.into()
+    }
+}
+
 impl fmt::Display for SpendStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
