@@ -17,7 +17,8 @@ fn built() -> PathBuf {
 
 /// Runs an example without arguments, and returns its lines.
 fn run(name: &str) -> Vec<String> {
-    let output = Command::new(built().join(name)).output().unwrap();
+    let output = Command::new(built().join(name)).output();
+    let output = output.unwrap_or_else(|error| panic!("{name}: {error}; `cargo build --examples` builds the examples"));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name}: {}: {error}", output.status);
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
