@@ -223,7 +223,8 @@ impl GroupMember {
     /// Marks a full partition that is below half of its limits as no longer full; `false`: nothing changes.
     pub fn clear_full(&mut self, number: i32, limits: &PartitionLimits) -> bool {
         let state = self.partitions.states.get_mut(&number);
-        state.is_some_and(|state| state.exceeded_resume_limit(limits).is_none() && state.reads.leave_full())
+        let state = state.filter(|state| state.reads.is_full() && state.exceeded_resume_limit(limits).is_none());
+        state.is_some_and(|state| state.reads.leave_full())
     }
 
     /// Pauses the consumer's reads of a partition.

@@ -1,6 +1,9 @@
 //! End offsets of partitions that deliver nothing: their lag would not move otherwise.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -27,13 +30,28 @@ pub struct EndOffsetAnswer {
 pub(super) struct EndOffsets {
     interval: Duration,
     next_query: Instant,
-    is_query_running: bool,
+    /// Alive while a query runs. A query whose answer is dropped has ended, too.
+    running_query: Weak<()>,
 }
 
 impl EndOffsets {
     pub(super) fn new(commit_interval: Duration, now: Instant) -> Self {
         let interval = commit_interval * END_OFFSET_REFRESH_COMMITS;
-        EndOffsets { interval, next_query: now + interval, is_query_running: false }
+        EndOffsets { interval, next_query: now + interval, running_query: Weak::new() }
+    }
+
+    /// Returns the token of a new query if a query is due and none runs. The query runs as long as its token lives.
+    fn begin_query(&mut self, now: Instant) -> Option<Arc<()>> {
+        if now < self.next_query {
+            return None;
+        }
+        self.next_query = now + self.interval;
+        if self.running_query.strong_count() > 0 {
+            return None;
+        }
+        let token = Arc::new(());
+        self.running_query = Arc::downgrade(&token);
+        Some(token)
     }
 }
 
@@ -42,13 +60,10 @@ impl GroupMember {
     /// since the last query. The loop runs the query beside itself, and passes the answers to
     /// [`on_end_offsets`](Self::on_end_offsets). A rebuild queries none.
     pub fn query_stale_ends(&mut self, now: Instant) -> Option<impl Future<Output = Vec<EndOffsetAnswer>> + use<>> {
-        if now < self.ends.next_query {
+        if self.profile.is_rebuild {
             return None;
         }
-        self.ends.next_query = now + self.ends.interval;
-        if self.ends.is_query_running || self.profile.is_rebuild {
-            return None;
-        }
+        let running = self.ends.begin_query(now)?;
         let stale = self.partitions.states.iter_mut().filter_map(|(number, state)| {
             state.needs_end_offset_refresh().then(|| (*number, state.epoch, state.tracker.position()))
         });
@@ -56,10 +71,10 @@ impl GroupMember {
         if stale.is_empty() {
             return None;
         }
-        self.ends.is_query_running = true;
         let stale: Vec<_> = stale.into_iter().map(|stale| (self.partitions.place(stale.0), stale)).collect();
         let (broker, name) = (self.services.broker.clone(), self.profile.name);
         Some(async move {
+            let _running = running;
             let mut ends = Vec::new();
             for (place, (partition, epoch, position)) in stale {
                 match broker.watermarks(&place).await {
@@ -79,17 +94,35 @@ impl GroupMember {
     /// reason of a halt: such a partition has lost events, or belongs to another topic. A cluster without topic ids
     /// shows a recreated topic in no other way.
     pub fn on_end_offsets(&mut self, ends: &[EndOffsetAnswer]) -> Vec<(i32, String)> {
-        self.ends.is_query_running = false;
         let mut went_back = Vec::new();
         for EndOffsetAnswer { partition, epoch, position, watermarks: (low, high) } in ends {
-            let is_running = self.partitions.current(*partition, *epoch).is_some_and(|state| !state.reads.is_halted());
-            if let Some(why) = offset_out_of_range(*position, 0, *high).filter(|_| is_running) {
+            let Some(state) = self.partitions.current(*partition, *epoch) else { continue };
+            state.update_high_watermark(*high);
+            if let Some(why) = offset_out_of_range(*position, 0, *high).filter(|_| !state.reads.is_halted()) {
                 let why =
                     format!("{why} (from {low} on); its end went back: events are lost, or the topic is another one");
                 went_back.push((*partition, why));
             }
         }
-        self.partitions.update_high_watermarks(ends.iter().map(|ended| (ended.partition, ended.watermarks.1)));
         went_back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_query_runs_at_a_time_and_a_dropped_answer_ends_its_query() {
+        let (now, interval) = (Instant::now(), Duration::from_secs(1));
+        let mut ends = EndOffsets::new(interval, now);
+        let due = |n: u32| now + interval * END_OFFSET_REFRESH_COMMITS * n;
+        assert!(ends.begin_query(now).is_none(), "not due");
+        let running = ends.begin_query(due(1));
+        assert!(running.is_some());
+        assert!(ends.begin_query(due(2)).is_none(), "the first query still runs");
+        drop(running);
+        assert!(ends.begin_query(due(2)).is_none(), "not due again");
+        assert!(ends.begin_query(due(3)).is_some());
     }
 }

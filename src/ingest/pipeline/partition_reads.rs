@@ -166,12 +166,8 @@ impl PartitionReads {
         }
     }
 
-    /// Resumes a partition that is paused and has room again.
+    /// Resumes a partition that has room again.
     pub(super) fn resume(&mut self, number: i32, planner: &mut Planner) {
-        let state = self.member.partitions.states.get(&number);
-        if !state.is_some_and(|state| state.reads.is_paused()) {
-            return;
-        }
         if self.member.clear_full(number, self.backpressure.limits()) {
             planner.clear_over_limit(number);
         }
