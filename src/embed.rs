@@ -27,6 +27,8 @@ use crate::{
 
 /// Pause between two attempts to reach a broker.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Reason of the reports of an instance that has ended.
+const HAS_ENDED: &str = "the instance has ended";
 /// Pause between two looks at the readiness.
 const READY_POLL: Duration = Duration::from_millis(20);
 
@@ -36,9 +38,30 @@ const READY_POLL: Duration = Duration::from_millis(20);
 /// instance stops reading, completes the events in flight and commits.
 pub struct Instance {
     monitoring: Monitoring,
-    shutdown: DropGuard,
+    shutdown: CancellationToken,
+    _shutdown_on_drop: DropGuard,
     opened: watch::Receiver<Option<StoreReader>>,
     running: JoinHandle<Result<PipelineReport, RunError>>,
+}
+
+/// Shuts an [`Instance`] down. Clones shut the same instance down.
+#[derive(Debug, Clone)]
+pub struct Stopper(CancellationToken);
+
+impl Stopper {
+    /// Starts the shutdown; [`Instance::join`] returns at its end.
+    pub fn stop(&self) {
+        self.0.cancel();
+    }
+}
+
+/// Makes the instance unready at its end, whatever ends it.
+struct UnreadyAtEnd(Arc<Health>);
+
+impl Drop for UnreadyAtEnd {
+    fn drop(&mut self) {
+        self.0.set(Condition::Assigned, Some(HAS_ENDED.to_owned()));
+    }
 }
 
 /// Builder of an [`Instance`]. Each method replaces a part of the configuration.
@@ -144,7 +167,8 @@ impl InstanceBuilder {
         let prepared = self.prepare();
         Instance {
             monitoring: prepared.monitoring.clone(),
-            shutdown: prepared.shutdown.clone().drop_guard(),
+            shutdown: prepared.shutdown.clone(),
+            _shutdown_on_drop: prepared.shutdown.clone().drop_guard(),
             opened: prepared.opened.subscribe(),
             running: tokio::spawn(prepared.run()),
         }
@@ -168,9 +192,28 @@ impl Instance {
         self.monitoring.health.ready()
     }
 
-    /// Reports whether the instance makes progress; if not, only a restart of the process helps.
+    /// Reports whether the instance makes progress; if not, only a new start helps. An instance that has ended is not
+    /// live.
     pub fn liveness(&self) -> HealthReport {
-        self.monitoring.health.live()
+        let mut report = self.monitoring.health.live();
+        if self.running.is_finished() {
+            report.ok = false;
+            report.reasons.insert("ended", HAS_ENDED.to_owned());
+        }
+        report
+    }
+
+    /// Returns the metrics in the text format of Prometheus.
+    ///
+    /// # Errors
+    /// The metrics cannot be encoded.
+    pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        self.monitoring.metrics.encode()
+    }
+
+    /// Returns a handle that shuts the instance down while another task waits in [`join`](Self::join).
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.shutdown.clone())
     }
 
     /// Returns the state page: partitions, offsets, halts, and the chain.
@@ -178,33 +221,44 @@ impl Instance {
         self.monitoring.health.status_registry().page(&self.monitoring.health)
     }
 
-    /// Returns the store once it is open; `None`: the instance has ended before, and [`join`](Self::join) has the
-    /// reason. The reader fails once the instance has ended.
+    /// Returns the store once the store is open and checked; `None`: the instance has ended before, and
+    /// [`join`](Self::join) has the reason. The reader fails once the instance has ended.
     pub async fn store(&self) -> Option<StoreReader> {
-        self.opened.clone().wait_for(Option::is_some).await.ok()?.clone()
+        let store = self.opened.clone().wait_for(Option::is_some).await.ok()?.clone();
+        // Before the checks of the start the store may be of another network, or have another page size.
+        while self.monitoring.health.is_unmet(Condition::StoreReachable) {
+            if self.running.is_finished() {
+                return None;
+            }
+            tokio::time::sleep(READY_POLL).await;
+        }
+        store
     }
 
     /// Waits until the instance is ready; `false`: the instance has ended before, and [`join`](Self::join) has the
     /// reason.
     pub async fn wait_until_ready(&self) -> bool {
-        while !self.readiness().ok {
+        loop {
             if self.running.is_finished() {
                 return false;
             }
+            if self.readiness().ok {
+                return true;
+            }
             tokio::time::sleep(READY_POLL).await;
         }
-        true
     }
 
     /// Shuts the instance down and waits for its end: the instance stops reading, completes the events in flight,
-    /// commits, and closes its store.
+    /// commits, and closes its store. While the nodes of the store do not answer after a restart, the end can take as
+    /// long: bound the wait with [`tokio::time::timeout`]. An instance that is aborted is as one that was killed, and
+    /// loses nothing.
     ///
     /// # Errors
     /// As [`join`](Self::join).
     pub async fn shut_down(self) -> Result<PipelineReport, RunError> {
-        let Instance { shutdown, running, .. } = self;
-        drop(shutdown);
-        ended(running).await
+        self.shutdown.cancel();
+        self.join().await
     }
 
     /// Waits until the instance ends by itself. The instance is shut down when the future is dropped.
@@ -215,7 +269,7 @@ impl Instance {
     /// # Panics
     /// The instance has panicked.
     pub async fn join(self) -> Result<PipelineReport, RunError> {
-        let Instance { shutdown: _shutdown, running, .. } = self;
+        let Instance { running, _shutdown_on_drop, .. } = self;
         ended(running).await
     }
 }
@@ -234,6 +288,7 @@ impl PreparedInstance {
     /// See [`RunError`].
     pub(crate) async fn run(self) -> Result<PipelineReport, RunError> {
         let PreparedInstance { config, broker, monitoring, shutdown, opened } = self;
+        let _unready_at_end = UnreadyAtEnd(monitoring.health.clone());
         if let Some(Err(problem)) = config.store.blobs.url.as_ref().map(|url| writable_blobs(url, &config.store.url)) {
             return Err(OpeningError::Settings(format!("store.blobs.url {problem}")).into());
         }

@@ -10,7 +10,7 @@
 //! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
 //! | read a store | [`StoreReader::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
-//! | give orders to the sequencer | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
+//! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
 //! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
 //! | build transactions | [`TransactionBuilder`], [`Transaction`], [`Txid`], [`Outpoint`] |
 //! | run without Kafka | [`MemoryBroker`]; [`Broker`] is the contract of a log |
@@ -152,7 +152,9 @@ pub use client::{
     submit_commands,
 };
 pub use config::{Config, ConfigError, ConfigErrors};
-pub use embed::{Instance, InstanceBuilder, OpeningError, OutputState, RunError, StoreReader, opening::open_broker};
+pub use embed::{
+    Instance, InstanceBuilder, OpeningError, OutputState, RunError, Stopper, StoreReader, opening::open_broker,
+};
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
@@ -162,16 +164,17 @@ pub use event::{
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
+pub use prometheus::Error as MetricsError;
 pub use record::{MetaRecord, Reason, SpendingData, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
     meta::MetaError,
-    read::{ReadError, TxInpoints, TxMeta},
+    read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},
     spend_status::SpendStatus,
 };
 pub use tx::{
-    Input, Inputs, Network, Outpoint, Output, Outputs, ParseError, ParseErrorKind, ParseIdError, PreviousOutput,
-    RawOutputs, Transaction, TransactionBuilder, Txid, UnknownNetwork, UtxoHash,
+    Input, Inputs, MAX_MONEY, Network, Outpoint, Output, Outputs, ParseError, ParseErrorKind, ParseIdError,
+    PreviousOutput, RawOutputs, Transaction, TransactionBuilder, Txid, UnknownNetwork, UtxoHash, utxo_hash,
 };
 
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.

@@ -200,7 +200,8 @@ pub fn build_kafka(settings: KafkaSettings) -> Result<KafkaBroker, OpeningError>
 /// Opens the brokers of the configuration: a Kafka cluster, or the saved log of a `file://` URL.
 ///
 /// # Errors
-/// The same as [`build_kafka`]. The file cannot be read, or is not a saved log.
+/// The settings contradict each other, or librdkafka does not know one of them. The file cannot be read, or is not a
+/// saved log.
 pub async fn open_broker(config: &Config) -> Result<Arc<dyn Broker>, OpeningError> {
     let Some(path) = config.kafka.brokers.saved_log() else {
         return Ok(Arc::new(build_kafka(wiring::kafka_settings(config))?));

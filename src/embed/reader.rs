@@ -25,6 +25,8 @@ const CONCURRENCY: usize = 32;
 
 /// A store that is read: transactions, outputs, the meta record. Cheap to clone.
 ///
+/// A read waits while the store does not answer: bound a read with [`tokio::time::timeout`].
+///
 /// A store in a directory has one process: the reader opens such a store only while no instance has the store open.
 #[derive(Clone)]
 pub struct StoreReader {
@@ -96,8 +98,7 @@ impl StoreReader {
     /// The store does not answer, or a record is damaged.
     pub async fn output(&self, outpoint: Outpoint, height: Option<u32>) -> Result<OutputState, ReadError> {
         let reader = TxReader::of(&self.store);
-        let status = reader.get_spend(outpoint, None, height).await?;
-        let slot = reader.slot(outpoint).await?;
+        let (status, slot) = reader.get_output(outpoint, None, height).await?;
         let (spender, utxo_hash) = (slot.and_then(|slot| slot.spender()), slot.and_then(|slot| slot.hash()));
         Ok(OutputState { outpoint, status, spender, utxo_hash })
     }

@@ -187,6 +187,11 @@ impl Health {
         }
     }
 
+    /// Returns whether a condition is not met.
+    pub fn is_unmet(&self, condition: Condition) -> bool {
+        self.conditions().unmet.contains_key(&condition)
+    }
+
     /// Report of readiness: ready while every condition is met.
     pub fn ready(&self) -> HealthReport {
         let reasons: BTreeMap<_, _> =

@@ -176,12 +176,22 @@ impl<'a> TxReader<'a> {
         hash: Option<UtxoHash>,
         height: Option<u32>,
     ) -> Result<SpendStatus, ReadError> {
+        Ok(self.get_output(outpoint, hash, height).await?.0)
+    }
+
+    /// Reads whether an output can be spent, as [`get_spend`](Self::get_spend), and its slot at the same moment.
+    pub async fn get_output(
+        &self,
+        outpoint: Outpoint,
+        hash: Option<UtxoHash>,
+        height: Option<u32>,
+    ) -> Result<(SpendStatus, Option<Slot>), ReadError> {
         let Outpoint { txid, .. } = outpoint;
         let (number, offset) = self.store.locate_slot(outpoint);
         let mut records =
             self.store.read(vec![Key::master(txid), Key::Page(txid, number)]).await?.into_iter().map(into_page);
         let (Some(master), page) = (records.next().flatten(), records.next().flatten()) else {
-            return Ok(SpendStatus::NotFound);
+            return Ok((SpendStatus::NotFound, None));
         };
         if let Some(page) = page {
             let verdict = master.verdict().unwrap_or(Verdict::Pending);
@@ -192,13 +202,14 @@ impl<'a> TxReader<'a> {
                 }
                 barred => barred,
             };
-            return Ok(barred.unwrap_or_else(|| slot_status(&page, offset, hash, height)));
+            let status = barred.unwrap_or_else(|| slot_status(&page, offset, hash, height));
+            return Ok((status, slot_at(&page, offset)));
         }
         let has_page = master.master.as_ref().is_some_and(|bins| number <= bins.total_extra_recs);
         match record_status(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
-            Some(status) => Ok(status),
+            Some(status) => Ok((status, None)),
             None if has_page => Err(ReadError::MissingPage { txid, page: number }),
-            None => Ok(SpendStatus::NoSuchOutput),
+            None => Ok((SpendStatus::NoSuchOutput, None)),
         }
     }
 
@@ -206,8 +217,7 @@ impl<'a> TxReader<'a> {
     pub async fn slot(&self, outpoint: Outpoint) -> Result<Option<Slot>, EngineError> {
         let (number, offset) = self.store.locate_slot(outpoint);
         let page = self.store.read(vec![Key::Page(outpoint.txid, number)]).await?.pop().and_then(into_page);
-        let slot = page.and_then(|page| page.utxos.as_ref()?.get(offset as usize).copied());
-        Ok(slot.filter(|slot| *slot != Slot::Nil))
+        Ok(page.and_then(|page| slot_at(&page, offset)))
     }
 
     /// Reads the outputs that a transaction spends, in the order of its inputs, as extended format needs them. The body
@@ -292,6 +302,11 @@ fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<
         return Some(entry.output.clone());
     }
     stored.cloned()
+}
+
+/// Returns the slot of an output in its page; `None`: the output has no slot.
+fn slot_at(page: &Page, offset: u32) -> Option<Slot> {
+    page.utxos.as_ref()?.get(offset as usize).copied().filter(|slot| *slot != Slot::Nil)
 }
 
 fn record_status(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {

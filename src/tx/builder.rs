@@ -33,7 +33,6 @@ impl Default for TransactionBuilder {
 
 impl TransactionBuilder {
     /// Sets the version number.
-    #[cfg(feature = "testkit")]
     #[must_use]
     pub fn version(mut self, version: u32) -> Self {
         self.version = version;
@@ -41,7 +40,6 @@ impl TransactionBuilder {
     }
 
     /// Sets the lock time.
-    #[cfg(feature = "testkit")]
     #[must_use]
     pub fn lock_time(mut self, lock_time: u32) -> Self {
         self.lock_time = lock_time;

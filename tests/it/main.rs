@@ -22,6 +22,7 @@ mod demo;
 mod demo_directory;
 mod differential;
 mod duplicate_instance_id;
+mod embed;
 mod failing_broker;
 mod group_store;
 mod halts;

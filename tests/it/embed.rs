@@ -1,0 +1,59 @@
+//! Instances that another program embeds through the public interface.
+
+use std::{sync::Arc, time::Duration};
+
+use utxo_store::{
+    Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent,
+    SpendStatus, Txid, create_topics,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn start() -> (Instance, Arc<dyn Broker>) {
+    let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
+    create_topics(broker.as_ref(), &Config::default().kafka.topics, 2).await.unwrap();
+    let instance = Instance::builder().store_url("memory://".parse().unwrap()).broker(broker.clone()).start();
+    (instance, broker)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_has_ended_is_neither_ready_nor_live() {
+    let (instance, _broker) = start().await;
+    assert!(instance.wait_until_ready().await);
+    assert!(instance.liveness().ok && instance.metrics().unwrap().contains("# HELP"));
+    instance.stopper().stop();
+    let ended = async {
+        while !instance.liveness().reasons.contains_key("ended") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.unwrap();
+    assert!(!instance.liveness().ok);
+    assert!(!instance.readiness().ok, "{:?}", instance.readiness());
+    assert!(!instance.wait_until_ready().await);
+    instance.join().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_stops_the_instance_that_another_task_joins() {
+    let (instance, broker) = start().await;
+    let publisher = EventPublisher::open(broker.as_ref(), Config::default().kafka.topics).await.unwrap();
+    let txid = Txid([7; 32]);
+    let outputs = vec![PartialOutput { vout: 0, satoshis: 5_000, script: &[0x51] }];
+    let seeded = Event::Seeded(PartialTxEvent { txid, coinbase: false, height: 100, outputs });
+    publisher.publish(&seeded).await.unwrap();
+    let store = instance.store().await.unwrap();
+    let stopper = instance.stopper();
+    let stopping = tokio::spawn(async move {
+        while store.output(Outpoint { txid, vout: 0 }, None).await.unwrap().status != SpendStatus::Unspent {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The store of a running instance stays open.
+        store.clone().close().await.unwrap();
+        assert_eq!(store.output(Outpoint { txid, vout: 0 }, None).await.unwrap().status, SpendStatus::Unspent);
+        stopper.stop();
+    });
+    let report = tokio::time::timeout(PATIENCE, instance.join()).await.unwrap().unwrap();
+    stopping.await.unwrap();
+    assert_eq!(report.completed, 1);
+}
