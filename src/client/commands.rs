@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::PRODUCE_RETRY_PAUSE;
 use crate::{
     broker::{
-        Broker, BrokerError, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
+        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
         partitioner::partition_of, produce_until_acknowledged, retry::read_or_reopen,
     },
     config::Topics,
@@ -46,6 +46,11 @@ impl PendingCommand {
     /// The operating system gives no random numbers.
     pub fn with_random_id(action: CommandAction<'_>) -> io::Result<Self> {
         Ok(PendingCommand::new(random_bytes()?, action))
+    }
+
+    /// Returns the id of the command.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
     }
 
     /// Returns the transaction that the command names.
@@ -103,9 +108,11 @@ impl fmt::Display for CommandOutcome {
             CommandOutcome::AlreadyApplied => f.write_str("there was nothing to do"),
             CommandOutcome::Refused { code, message } => write!(f, "refused: {code}: {message}"),
             CommandOutcome::Unchanged => {
-                f.write_str("reconsidered: the verdict is unchanged; `inspect tx` shows the verdict")
+                f.write_str("reconsidered: the verdict is unchanged; `utxo-store inspect tx` shows the verdict")
             }
-            CommandOutcome::Unanswered => f.write_str("no answer in time; run the command again with the same --id"),
+            CommandOutcome::Unanswered => {
+                f.write_str("no answer in time; submit the same command again, with the same id")
+            }
         }
     }
 }
@@ -126,29 +133,40 @@ impl From<CommandResult> for CommandOutcome {
     }
 }
 
-/// Publishes commands in their order and waits at most `timeout` for their results. The result is the command's
-/// outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain offset.
+/// Publishes commands in their order, within a minute, and waits at most `timeout` for their results. The result is the
+/// command's outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain offset.
 ///
 /// # Errors
-/// A topic is missing, or cannot be read or written.
+/// A topic is missing, or cannot be read or written. The commands were not acknowledged within a minute: the same
+/// commands, with the same ids, may be submitted again.
 pub async fn submit_commands(
     broker: &dyn Broker,
     topics: &Topics,
     commands: &[PendingCommand],
     timeout: Duration,
 ) -> Result<Vec<CommandAnswer>, BrokerError> {
-    let deadline = Instant::now() + timeout;
     let by_outcome: Vec<Txid> =
         commands.iter().filter(|command| !command.is_reconsider).map(|command| command.subject).collect();
     let by_decision = commands.iter().any(|command| command.is_reconsider);
     let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
     let mut client =
         CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
-    let mut published = Vec::new();
-    for command in commands {
-        let at = client.publish(slice::from_ref(command)).await?;
-        published.push((command, at.first().copied().unwrap_or(0)));
-    }
+    let publishing = async {
+        let mut published = Vec::new();
+        for command in commands {
+            let at = client.publish(slice::from_ref(command)).await?;
+            published.push((command, at.first().copied().unwrap_or(0)));
+        }
+        Ok::<_, BrokerError>(published)
+    };
+    let published = tokio::time::timeout(PUBLISH_TIMEOUT, publishing).await.map_err(|_| {
+        let why = format!(
+            "no acknowledgement within {PUBLISH_TIMEOUT:?}; the commands may be in the log: submit the same commands \
+             again, with the same ids"
+        );
+        BrokerError::new(BrokerErrorKind::Retryable, "publish commands", why)
+    })??;
+    let deadline = Instant::now() + timeout;
     let is_answered =
         |client: &CommandClient<'_>, (command, at): &(&PendingCommand, u64)| client.outcome(command, *at).is_some();
     while !published.iter().all(|command| is_answered(&client, command)) && Instant::now() < deadline {
@@ -163,7 +181,9 @@ pub async fn submit_commands(
     Ok(published.into_iter().map(answer).collect())
 }
 
-/// Wait of one read for new messages.
+/// Longest wait for the acknowledgements of the published commands.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Wait for new messages in all partitions.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// Client of the sequencer: publishes commands and reads their results, with one producer and one reader per
@@ -207,7 +227,7 @@ impl<'a> CommandClient<'a> {
         Ok(delivered.into_iter().map(|delivered| delivered.offset).collect())
     }
 
-    /// Reads new messages for at most 100 ms per partition and passes them to `show`.
+    /// Waits at most 100 ms for new messages, and passes them to `show`.
     ///
     /// # Errors
     /// A topic cannot be read.
@@ -272,8 +292,9 @@ impl AnswerReaders {
 
     async fn read_next(&mut self, broker: &dyn Broker, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
         let mut read = Vec::new();
+        let wait = WAIT / u32::try_from(self.readers.len().max(1)).unwrap_or(u32::MAX);
         for (partition, reader) in &mut self.readers {
-            read.extend(read_or_reopen(reader, broker, partition, WAIT).await?);
+            read.extend(read_or_reopen(reader, broker, partition, wait).await?);
         }
         read.iter().for_each(|message| self.take(message));
         read.iter().for_each(show);
