@@ -15,7 +15,8 @@ fn built() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().join("examples")
 }
 
-/// Runs an example without arguments, and returns its lines.
+/// Runs an example without arguments, and returns its lines. `cargo test` builds the examples, unless it is given the
+/// name of a target.
 fn run(name: &str) -> Vec<String> {
     let output = Command::new(built().join(name)).output();
     let output = output.unwrap_or_else(|error| panic!("{name}: {error}; `cargo build --examples` builds the examples"));

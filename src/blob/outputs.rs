@@ -80,7 +80,7 @@ impl PartialTx {
     /// Decodes the binary form. The scripts share the memory of `bytes`.
     ///
     /// # Errors
-    /// See [`OutputsError`]. No allocation is larger than the bytes account for.
+    /// See `OutputsError`. No allocation is larger than the bytes account for.
     pub fn decode(bytes: &Bytes) -> Result<Self, OutputsError> {
         let mut reader = FieldReader { bytes, at: 0 };
         let txid = Txid(reader.array("txid")?);

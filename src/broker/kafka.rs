@@ -1,7 +1,7 @@
 //! The log on Apache Kafka: the only module that names rdkafka.
 //!
-//! A consumer has two sides, joined by an [`inbox`]: a thread ([`worker`]) that owns librdkafka's consumer, and an
-//! async side ([`consumer`]). Calls that may block never run on the runtime's threads.
+//! A consumer has two sides, joined by an `inbox`: a thread (`worker`) that owns librdkafka's consumer, and an
+//! async side (`consumer`). Calls that may block never run on the runtime's threads.
 
 mod admin;
 mod arena;

@@ -72,7 +72,7 @@ impl RunArgs {
         let (monitoring, shutdown) = (instance.monitoring.clone(), instance.shutdown.clone());
         signals::cancel_on_signals(shutdown.clone())?;
         let work = Box::pin(async {
-            let PipelineReport { completed, parked_max, contests, dead_letters } = instance.run().await?;
+            let PipelineReport { completed, parked_max, contests, dead_letters } = Box::pin(instance.run()).await?;
             tracing::info!(completed, parked_max, contests, dead_letters, "run: stopped");
             Ok(())
         });

@@ -48,7 +48,7 @@ pub struct DecodeError {
 pub enum DecodeProblem {
     #[error("{0} bytes are no event: an envelope alone has 3")]
     NoEnvelope(usize),
-    /// The first byte is not [`MAGIC`](super::MAGIC).
+    /// The first byte is not `0xD7`.
     #[error("not an event: the first byte is {0:#04x} instead of {magic:#04x}", magic = super::MAGIC)]
     Magic(u8),
     /// A later release wrote the message; holds its schema version.

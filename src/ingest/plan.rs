@@ -321,7 +321,7 @@ impl Planner {
     }
 
     /// Returns flights that have waited for `long_ms` since they began to wait or last read their own record; at most
-    /// [`MAX_REREADS`].
+    /// `MAX_REREADS`.
     pub fn long_waiting_flights(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
         let mut long = Vec::new();
         self.steps.flights.for_each_waiting(|flight| {

@@ -317,8 +317,9 @@ pub struct Spend {
     pub slots: Arc<Vec<SpendSlot>>,
     /// Effect of contested marks, locks and freezes.
     pub marks: Marks,
-    /// Asks for a reply with the consequences `ALL_SPENT` and `DAH_SET` ([`Reply::Slots`]), which cost the server and
-    /// the client one more read. The pipeline needs them for pages whose last spend must be recorded in the master.
+    /// Asks for a reply with the consequences `ALL_SPENT` and `DAH_SET` ([`Reply::Slots`](super::Reply::Slots)), which
+    /// cost the server and the client one more read. The pipeline needs them for pages whose last spend must be
+    /// recorded in the master.
     pub signals: bool,
 }
 

@@ -74,7 +74,7 @@ pub struct Difference {
 pub enum DifferenceKind {
     /// Only one store has the transaction.
     OnlyIn(Side),
-    /// Fields of the canonical form that differ, at most [`MAX_FIELDS`]. The list is empty when the transaction has
+    /// Fields of the canonical form that differ, at most `MAX_FIELDS`. The list is empty when the transaction has
     /// changed since it was digested.
     Fields(Vec<FieldDifference>),
 }

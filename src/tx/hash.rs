@@ -19,7 +19,7 @@ pub fn double_sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] 
 /// the output index as a VarInt, the locking script without its length, and the satoshis as a VarInt.
 ///
 /// A script that ends in the first bytes of a larger VarInt collides with another script and amount. A comparison of
-/// two outputs must therefore also compare script and satoshis, or [`amount_size`].
+/// two outputs must therefore also compare script and satoshis, or `amount_size`.
 pub fn utxo_hash(txid: &Txid, vout: u32, script: &[u8], satoshis: u64) -> UtxoHash {
     let hash = Sha256::new()
         .chain_update(txid.0)

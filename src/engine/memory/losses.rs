@@ -47,7 +47,8 @@ impl MemoryEngine {
         MemoryEngine { losses, ..MemoryEngine::new(rules) }
     }
 
-    /// Returns the store as one that [may lose parts](RecordEngine::may_lose_parts), in place of a cluster.
+    /// Returns the store as one that [may lose parts](crate::engine::RecordEngine::may_lose_parts), in place of a
+    /// cluster.
     #[must_use]
     pub fn with_losable_parts(self) -> Self {
         MemoryEngine { losses: SimulatedLosses { may_lose_parts: true, ..self.losses }, ..self }
