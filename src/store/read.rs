@@ -167,19 +167,9 @@ impl<'a> TxReader<'a> {
         }
     }
 
-    /// Reads whether an output can be spent. `hash` is the hash of the output that the spender names (`None`: not
-    /// compared); `height` is the height of the first block that can list the spender (`None`: maturity and freezes
-    /// until a height are not checked).
-    pub async fn get_spend(
-        &self,
-        outpoint: Outpoint,
-        hash: Option<UtxoHash>,
-        height: Option<u32>,
-    ) -> Result<SpendStatus, ReadError> {
-        Ok(self.get_output(outpoint, hash, height).await?.0)
-    }
-
-    /// Reads whether an output can be spent, as [`get_spend`](Self::get_spend), and its slot at the same moment.
+    /// Reads whether an output can be spent, and its slot (`None`: the output has no slot). `hash` is the hash of the
+    /// output that the spender names (`None`: not compared); `height` is the height of the first block that can list
+    /// the spender (`None`: maturity and freezes until a height are not checked).
     pub async fn get_output(
         &self,
         outpoint: Outpoint,

@@ -55,10 +55,13 @@ async fn a_missing_page_is_an_error_with_its_number() {
     let error = TxReader::of(&store).get_meta(id).await.unwrap_err();
     assert!(matches!(error, ReadError::MissingPage { page: 1, .. }), "{error}");
     assert!(matches!(
-        TxReader::of(&store).get_spend(outpoint(id, 3), None, None).await,
+        TxReader::of(&store).get_output(outpoint(id, 3), None, None).await.map(|output| output.0),
         Err(ReadError::MissingPage { page: 1, .. })
     ));
-    assert_eq!(TxReader::of(&store).get_spend(outpoint(id, 4), None, None).await.unwrap(), SpendStatus::NoSuchOutput);
+    assert_eq!(
+        TxReader::of(&store).get_output(outpoint(id, 4), None, None).await.unwrap().0,
+        SpendStatus::NoSuchOutput
+    );
 }
 
 #[tokio::test]
@@ -162,7 +165,7 @@ async fn spend_status_follows_the_order_of_refusal() {
         bar(&mut page);
         let store = store(100);
         store.plant(page.clone()).await;
-        let status = TxReader::of(&store).get_spend(outpoint(PARENT, 0), None, Some(299)).await.unwrap();
+        let status = TxReader::of(&store).get_output(outpoint(PARENT, 0), None, Some(299)).await.unwrap().0;
         assert_eq!(status, expected);
     }
 }
@@ -171,7 +174,7 @@ async fn spend_status_follows_the_order_of_refusal() {
 async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
     let store = store(100);
     let at = |vout| outpoint(PARENT, vout);
-    assert_eq!(TxReader::of(&store).get_spend(at(0), None, None).await.unwrap(), SpendStatus::NotFound);
+    assert_eq!(TxReader::of(&store).get_output(at(0), None, None).await.unwrap().0, SpendStatus::NotFound);
     let mut page = seeded(1, 2);
     page.utxo_spendable_in.insert(1, 300);
     store.plant(page).await;
@@ -186,14 +189,17 @@ async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
         (at(100), None, None, SpendStatus::NoSuchOutput),
     ];
     for (outpoint, hash, height, expected) in cases {
-        assert_eq!(TxReader::of(&store).get_spend(outpoint, hash, height).await.unwrap(), expected, "{outpoint}");
+        assert_eq!(TxReader::of(&store).get_output(outpoint, hash, height).await.unwrap().0, expected, "{outpoint}");
     }
     let (reason, other) = (Reason::Command, seeded(2, 1));
     let txid = other.txid;
     store.plant(other).await;
     store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 1 }).await;
     store.sequenced(Key::master(txid), Sequenced::Prune { height: 900, keep_until: None }).await;
-    assert_eq!(TxReader::of(&store).get_spend(outpoint(txid, 0), None, None).await.unwrap(), SpendStatus::Pruned(900));
+    assert_eq!(
+        TxReader::of(&store).get_output(outpoint(txid, 0), None, None).await.unwrap().0,
+        SpendStatus::Pruned(900)
+    );
 }
 
 #[tokio::test]
@@ -212,7 +218,7 @@ async fn spend_status_is_read_from_the_page_of_the_output() {
     ];
     for (vout, expected) in (0..).zip(expected) {
         assert_eq!(
-            TxReader::of(&store).get_spend(outpoint(txid(&bytes), vout), None, None).await.unwrap(),
+            TxReader::of(&store).get_output(outpoint(txid(&bytes), vout), None, None).await.unwrap().0,
             expected,
             "{vout}"
         );

@@ -63,12 +63,13 @@ async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     let missing = violations.iter().filter(|it| !matches!(it, Violation::InputNotTaken { .. }));
     assert_eq!(missing.count(), 0, "{violations:?}");
     let spend = TxReader::of(&store)
-        .get_spend(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None)
+        .get_output(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None)
         .await
-        .unwrap();
+        .unwrap()
+        .0;
     assert_eq!(spend, SpendStatus::Unspent);
     let beyond = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 7 };
-    assert_eq!(TxReader::of(&store).get_spend(beyond, None, None).await.unwrap(), SpendStatus::NoSuchOutput);
+    assert_eq!(TxReader::of(&store).get_output(beyond, None, None).await.unwrap().0, SpendStatus::NoSuchOutput);
 }
 
 /// The master exists, so that every page was written, and slots of the missing page may have been spent.
@@ -116,7 +117,7 @@ async fn the_master_of_a_contested_transaction_bars_its_pages() {
     assert_eq!(create(&store, 1, InitialState::Contested).await, Outcome::Applied(Reply::State(state)));
     assert_eq!(states(&store).await, [Some(state), Some(TxState::Creating), Some(TxState::Creating)]);
     let outpoint = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 };
-    let status = TxReader::of(&store).get_spend(outpoint, None, None).await.unwrap();
+    let status = TxReader::of(&store).get_output(outpoint, None, None).await.unwrap().0;
     assert_eq!(status, SpendStatus::Conflicting(Verdict::Pending));
     let live = create(&store, 2, InitialState::Live).await;
     assert_eq!(
