@@ -6,7 +6,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use utxo_store::{
     Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent,
-    PreviousOutput, SpendStatus, StoreReader, TransactionBuilder, Txid, Validated, create_topics,
+    PreviousOutput, SpendStatus, Store, TransactionBuilder, Txid, Validated, create_topics,
 };
 
 #[tokio::main]
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Reads the output until a transaction spends it.
-async fn wait_until_spent(store: &StoreReader, outpoint: Outpoint) -> Result<SpendStatus, Box<dyn Error>> {
+async fn wait_until_spent(store: &Store, outpoint: Outpoint) -> Result<SpendStatus, Box<dyn Error>> {
     loop {
         let status = store.output(outpoint, None).await?.status;
         if matches!(status, SpendStatus::Spent(_)) {

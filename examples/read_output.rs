@@ -7,8 +7,8 @@
 use std::{env, error::Error, sync::Arc};
 
 use utxo_store::{
-    Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent,
-    StoreReader, Txid, create_topics,
+    Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent, Store,
+    Txid, create_topics,
 };
 
 #[tokio::main]
@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn print_output(url: &str, outpoint: Outpoint) -> Result<(), Box<dyn Error>> {
-    let store = StoreReader::open(url).await?;
+    let store = Store::open(url).await?;
     let meta = store.meta().await?.ok_or("the store has no meta record")?;
     println!("store of network {}, {} slots a page", meta.network, meta.utxo_batch_size);
     let output = store.output(outpoint, None).await?;

@@ -1,5 +1,5 @@
 //! An instance inside a process: [`Instance`] opens what a configuration names and runs an instance on it,
-//! [`StoreReader`] reads a store. The command line uses both.
+//! [`Store`] reads a store. The command line uses both.
 
 pub mod opening;
 pub mod reader;
@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use opening::OpeningError;
 use opening::{Monitoring, build_parts};
-pub use reader::{OutputState, StoreReader};
+pub use reader::{OutputState, Store};
 
 use crate::{
     blob::{BlobUrl, Intent},
@@ -22,7 +22,7 @@ use crate::{
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError, InstanceParts},
     status::{Health, HealthReport, StatePage, health::Condition},
-    store::Store,
+    store::StateStore,
 };
 
 /// Pause between two attempts to reach a broker.
@@ -40,7 +40,7 @@ pub struct Instance {
     monitoring: Monitoring,
     shutdown: CancellationToken,
     _shutdown_on_drop: DropGuard,
-    opened: watch::Receiver<Option<StoreReader>>,
+    opened: watch::Receiver<Option<Store>>,
     running: JoinHandle<Result<PipelineReport, RunError>>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct PreparedInstance {
     pub monitoring: Monitoring,
     /// Shuts the instance down when cancelled.
     pub shutdown: CancellationToken,
-    opened: watch::Sender<Option<StoreReader>>,
+    opened: watch::Sender<Option<Store>>,
 }
 
 /// Reasons why an instance ended without a shutdown.
@@ -223,7 +223,7 @@ impl Instance {
 
     /// Returns the store once the store is open and checked; `None`: the instance has ended before, and
     /// [`join`](Self::join) has the reason. The reader fails once the instance has ended.
-    pub async fn store(&self) -> Option<StoreReader> {
+    pub async fn store(&self) -> Option<Store> {
         let store = self.opened.clone().wait_for(Option::is_some).await.ok()?.clone();
         // Before the checks of the start the store may be of another network, or have another page size.
         while self.monitoring.health.is_unmet(Condition::StoreReachable) {
@@ -298,9 +298,9 @@ impl PreparedInstance {
         };
         let blobs = opening::open_blobs(&config, Intent::Write, &monitoring.metrics).await?;
         let objects = opening::open_objects(&config, &monitoring.metrics).await?;
-        opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &Store| {
+        opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
             let store = store.clone().with_blobs(blobs).with_objects(objects);
-            opened.send_replace(Some(StoreReader::of(store.clone())));
+            opened.send_replace(Some(Store::of(store.clone())));
             let parts = build_parts(broker, store, &monitoring).map_err(OpeningError::from)?;
             Box::pin(consume(&config, parts, shutdown)).await
         })

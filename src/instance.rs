@@ -30,7 +30,7 @@ use crate::{
     },
     status::{Condition, Health},
     store::{
-        Store,
+        StateStore,
         create::{Creator, CreatorIdentity},
         ownership::StoreOwnership,
         restart_detector::RestartDetector,
@@ -84,7 +84,7 @@ pub struct InstanceParts {
     /// Client of the brokers that hold the log.
     pub broker: Arc<dyn Broker>,
     /// Store of the state, with its blob store.
-    pub store: Store,
+    pub store: StateStore,
     /// Clock of the process.
     pub clock: Clock,
     /// Metrics of the process.
@@ -251,7 +251,7 @@ fn pipeline_services(
     }
 }
 
-fn new_creator(parts: &InstanceParts, store: &Store) -> Creator {
+fn new_creator(parts: &InstanceParts, store: &StateStore) -> Creator {
     Creator::new(store.clone(), parts.clock.clone(), parts.identity.clone())
 }
 

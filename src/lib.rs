@@ -8,7 +8,7 @@
 //! | task | items |
 //! |---|---|
 //! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
-//! | read a store | [`StoreReader::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
+//! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
 //! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
@@ -152,9 +152,7 @@ pub use client::{
     submit_commands,
 };
 pub use config::{Config, ConfigError, ConfigErrors};
-pub use embed::{
-    Instance, InstanceBuilder, OpeningError, OutputState, RunError, Stopper, StoreReader, opening::open_broker,
-};
+pub use embed::{Instance, InstanceBuilder, OpeningError, OutputState, RunError, Stopper, Store, opening::open_broker};
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,

@@ -13,7 +13,7 @@ use crate::{
         Key, Marks, Page, Spend, SpendSlot, StoredOutput,
         build::{self, HEIGHT_LIMIT, InlineBodies, OtherPages, Pages},
     },
-    store::{Store, StoreSettings},
+    store::{StateStore, StoreSettings},
     tx::{Network, Transaction, Txid},
 };
 
@@ -30,7 +30,7 @@ pub struct PrepareSettings {
 
 impl PrepareSettings {
     /// Returns the settings for events whose transactions go into this store.
-    pub fn of(store: &Store) -> Self {
+    pub fn of(store: &StateStore) -> Self {
         let StoreSettings { network, utxo_batch_size, .. } = store.settings;
         PrepareSettings { network, utxo_batch_size, inline: store.inline() }
     }

@@ -9,7 +9,7 @@ use utxo_store::{
     engine::{RecordEngine, aerospike::AerospikeEngine},
     record::{Key, Outcome, Rules},
     store::{
-        Store, StoreSettings,
+        StateStore, StoreSettings,
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
     },
     tx::{Network, UtxoHash},
@@ -43,7 +43,7 @@ pub async fn measure(server: &AerospikeServer, outputs: u32) {
         retry_pause: Default::default(),
         inline_limit: 0,
     };
-    let store = Store::new(engine.clone(), settings).with_blobs(Some(blobs));
+    let store = StateStore::new(engine.clone(), settings).with_blobs(Some(blobs));
     let made = pages(0, outputs, outputs);
     let others = Arc::new(made.others.expect("it has several pages"));
     let (txid, last) = (made.master.txid, others.count());

@@ -19,7 +19,7 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts},
     status::Health,
     store::{
-        Store,
+        StateStore,
         create::{CreatorIdentity, ProcessVisibility},
     },
     telemetry::{Completion, Metrics},
@@ -35,7 +35,7 @@ const PARTITIONS: i32 = 4;
 pub struct Instance {
     broker: MemoryBroker,
     producer: Arc<dyn Producer>,
-    pub store: Store,
+    pub store: StateStore,
     pub metrics: Arc<Metrics>,
     shutdown: CancellationToken,
     task: JoinHandle<Result<PipelineReport, InstanceError>>,
@@ -56,7 +56,7 @@ impl Instance {
         let metrics = Arc::new(Metrics::new());
         let files = LocalFileSystem::new_with_prefix(objects).expect("the directory is there");
         let objects = Objects::new(Arc::new(files), &BlobOptions::default());
-        let store = Store::new(engine, wiring::store_settings(&config)).with_objects(Some(objects));
+        let store = StateStore::new(engine, wiring::store_settings(&config)).with_objects(Some(objects));
         let parts = InstanceParts {
             broker: Arc::new(broker.clone()),
             store: store.clone(),

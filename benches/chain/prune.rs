@@ -15,7 +15,7 @@ use utxo_store::{
     record::{Key, MinedIn, Operation, Page, Slot, SpendingData},
     sequencer::PruneTask,
     store::{
-        Store,
+        StateStore,
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms},
         restart_detector::RestartDetector,
     },
@@ -83,7 +83,7 @@ async fn ingest(instance: &Instance, name: &str, first: u64, count: u64) -> f64 
 }
 
 /// Runs one pass at this rate; returns the number of pruned records, which `pruned` also counts meanwhile.
-async fn run_pass(store: &Store, per_second: Option<u64>, pruned: &AtomicU64) -> u64 {
+async fn run_pass(store: &StateStore, per_second: Option<u64>, pruned: &AtomicU64) -> u64 {
     let nodes = RestartDetector::new(store.engine.clone(), Duration::ZERO);
     let settings = PruneSettings { keep_tombstones: Some(144), step_size: 512, dry_run: false, is_exclusive: false };
     let task = per_second.map(|per_second| PruneTask { per_second: per_second as u32, pass: settings });
@@ -104,7 +104,7 @@ async fn run_pass(store: &Store, per_second: Option<u64>, pruned: &AtomicU64) ->
 }
 
 /// Creates mined transactions whose outputs are all spent, with their parents and children.
-async fn fill(store: &Store, numbers: std::ops::Range<u64>) {
+async fn fill(store: &StateStore, numbers: std::ops::Range<u64>) {
     let mut rows = Vec::new();
     for parent in numbers.start / SPENDERS_PER_PARENT..numbers.end.div_ceil(SPENDERS_PER_PARENT) {
         let (row, coins) = seed(parent, SPENDERS_PER_PARENT as u32 + 1);

@@ -30,7 +30,7 @@ use utxo_store::{
     replay::Modes,
     status::Health,
     store::{
-        Store,
+        StateStore,
         create::{Creator, CreatorIdentity, ProcessVisibility},
         ownership::UnverifiedStore,
         restart_detector::RestartDetector,
@@ -214,7 +214,7 @@ async fn parts(
     engine: Arc<dyn RecordEngine>,
     metrics: Arc<Metrics>,
 ) -> PipelineServices {
-    let store = Store::new(engine.clone(), wiring::store_settings(&Config::default()));
+    let store = StateStore::new(engine.clone(), wiring::store_settings(&Config::default()));
     let clock = Clock::System;
     let publisher = Publisher {
         producer: broker.producer().await.expect("the log has one"),

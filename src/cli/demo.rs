@@ -47,7 +47,7 @@ use crate::{
     generate::{Chain, DemoStep, Message, PreviousOutputs, ReorgInjector, Rivals, Scenario, SourceFile, Story},
     instance,
     rng::SplitMix64,
-    store::Store,
+    store::StateStore,
     tx::Network,
 };
 
@@ -339,7 +339,7 @@ async fn check_empty(config: &Config) -> Result<(), Failure> {
 async fn rebuild(
     config: &Config,
     broker: Arc<dyn Broker>,
-    store: &Store,
+    store: &StateStore,
     events: u64,
     timeline: &Timeline,
 ) -> CliResult {

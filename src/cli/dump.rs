@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use clap::Args;
 
 use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
-use crate::store::{Store, digest::SurveyError, dump::dump};
+use crate::store::{StateStore, digest::SurveyError, dump::dump};
 
 const AFTER_HELP: &str = "\
 One JSON object per transaction and line, with everything that the digest covers (schemas/digest.md). If two stores have
@@ -43,7 +43,7 @@ impl DumpArgs {
     }
 }
 
-async fn print_dump(store: &Store, out: &mut impl Write) -> CliResult {
+async fn print_dump(store: &StateStore, out: &mut impl Write) -> CliResult {
     let print = |transaction| {
         serde_json::to_writer(&mut *out, &transaction).map_err(io::Error::from).map_err(Stop::Writing)?;
         out.write_all(b"\n").map_err(Stop::Writing)

@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
-    embed::{OutputState, StoreReader},
+    embed::{OutputState, Store},
     record::SpendingData,
-    store::Store,
+    store::StateStore,
     tx::{Outpoint, UtxoHash},
 };
 
@@ -101,9 +101,9 @@ impl InspectCommand {
 }
 
 impl OutpointArgs {
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+    async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
         let OutputState { outpoint, status, spender, utxo_hash } =
-            StoreReader::of(store.clone()).output(self.outpoint, self.height).await?;
+            Store::of(store.clone()).output(self.outpoint, self.height).await?;
         let shown =
             OutputStatusView { outpoint, status: status.code(), explained: status.to_string(), spender, utxo_hash };
         match self.json {
@@ -140,7 +140,7 @@ mod tests {
 
     const PARENT: Txid = Txid([1; 32]);
 
-    async fn output(store: &Store, vout: u32, json: bool) -> String {
+    async fn output(store: &StateStore, vout: u32, json: bool) -> String {
         let mut out = Vec::new();
         let args =
             OutpointArgs { store: StoreArgs::default(), outpoint: testing::outpoint(PARENT, vout), height: None, json };

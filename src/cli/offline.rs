@@ -11,7 +11,7 @@ use crate::{
     embed::reader::{open_existing, open_with_recorded_settings},
     engine::{OpenError, StoreUrl, aerospike::AerospikeSettings},
     record::MetaRecord,
-    store::Store,
+    store::StateStore,
     telemetry::Metrics,
 };
 
@@ -36,7 +36,7 @@ impl StoreArgs {
     /// # Errors
     /// The configuration is wrong. The store cannot be opened, has no meta record, or has another layout version. The
     /// bodies are in a blob store that is not given.
-    pub async fn open(&self) -> Result<(Store, MetaRecord), Failure> {
+    pub async fn open(&self) -> Result<(StateStore, MetaRecord), Failure> {
         let config = self.config.load()?;
         let url = self.url(&config)?;
         let engine = open_existing(&url, &config).await?;
@@ -76,7 +76,7 @@ pub(super) mod tests {
     };
 
     /// Opens a store with a partial parent, its child and a coinbase.
-    pub(crate) async fn open_sample_store() -> (Store, MetaRecord) {
+    pub(crate) async fn open_sample_store() -> (StateStore, MetaRecord) {
         let mut store = testing::store(7);
         store.settings.rules.retention = 9;
         StoreMeta::of(&store).open(false, [4; 16]).await.unwrap();

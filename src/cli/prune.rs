@@ -20,7 +20,7 @@ use crate::{
     instance::offset_reset::describe_members,
     sequencer::{CommittedChain, ValidatedSource, chain_group, read_replay_floor},
     store::{
-        Store,
+        StateStore,
         meta::{StoreMeta, check_blobs},
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::{RestartDetector, durability_lag},
@@ -77,7 +77,7 @@ impl PruneArgs {
             let monitoring = Monitoring::new(&config);
             let blobs = opening::open_blobs(&config, Intent::Write, &monitoring.metrics).await?;
             let summary =
-                opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &Store| {
+                opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
                     self.prune(&config, broker.as_ref(), &store.clone().with_blobs(blobs), committed_chain).await
                 });
             self.print(&summary.await?, &mut output::stdout())
@@ -124,7 +124,7 @@ impl PruneArgs {
         &self,
         config: &Config,
         broker: &dyn Broker,
-        store: &Store,
+        store: &StateStore,
         committed_chain: CommittedChain,
     ) -> Result<PruneSummary, Failure> {
         let instance = wiring::instance_settings(config);

@@ -11,7 +11,7 @@ use super::{CliResult, Failure, block_on, offline::StoreArgs, output};
 use crate::{
     clock::Clock,
     store::{
-        Store,
+        StateStore,
         recovery::{Sweep, Swept},
     },
 };
@@ -52,7 +52,7 @@ impl RecoverArgs {
         })
     }
 
-    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
+    async fn show(&self, store: &StateStore, now_ms: u64, out: &mut impl Write) -> CliResult {
         let older_than_ms = Duration::from_secs(self.older_than).as_millis() as u64;
         let swept = Sweep { now_ms, older_than_ms, dry_run: self.dry_run }.run(store).await?;
         match self.json {
@@ -99,7 +99,7 @@ mod tests {
         tx::Txid,
     };
 
-    async fn recovered(store: &Store, dry_run: bool, json: bool) -> String {
+    async fn recovered(store: &StateStore, dry_run: bool, json: bool) -> String {
         let args = RecoverArgs { store: StoreArgs::default(), dry_run, older_than: 120, json };
         let mut out = Vec::new();
         args.show(store, 500_000, &mut out).await.unwrap();

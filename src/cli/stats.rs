@@ -9,7 +9,7 @@ use super::{CliResult, block_on, offline::StoreArgs, output, spinner::Spinner};
 use crate::{
     record::MetaRecord,
     store::{
-        Store,
+        StateStore,
         digest::{StateDigest, Survey, survey},
         stats::{SeededStats, StoreStats},
     },
@@ -52,7 +52,7 @@ impl StatsArgs {
         })
     }
 
-    async fn show(&self, store: &Store, meta: &MetaRecord, out: &mut impl Write) -> CliResult {
+    async fn show(&self, store: &StateStore, meta: &MetaRecord, out: &mut impl Write) -> CliResult {
         let progress = Spinner::of_activity("counting");
         let survey = survey(store, |seen| progress.update(seen)).await?;
         drop(progress);

@@ -11,7 +11,7 @@ use super::{CliResult, Failure, UsageError, block_on, offline::StoreArgs, output
 use crate::{
     blob::BlobUrl,
     store::{
-        Store,
+        StateStore,
         digest::{StateDigest, survey},
         verify::{Violation, verify},
     },
@@ -88,7 +88,7 @@ impl VerifyArgs {
         }
     }
 
-    async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+    async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
         let progress = Spinner::of_activity("verifying");
         let (mut violations, mut written) = (0, Ok(()));
         let found = |violation| {
@@ -136,7 +136,7 @@ mod tests {
         tx::Txid,
     };
 
-    async fn shown(store: &Store, json: bool) -> (CliResult, String) {
+    async fn shown(store: &StateStore, json: bool) -> (CliResult, String) {
         let args = VerifyArgs { store: StoreArgs::default(), against: None, against_blobs: None, limit: 10, json };
         let mut out = Vec::new();
         let result = args.show(store, &mut out).await;

@@ -25,7 +25,7 @@ use crate::{
     rng::random_bytes,
     status::{Health, registry::InstanceStatus},
     store::{
-        Store,
+        StateStore,
         create::{CreatorIdentity, ProcessVisibility},
         meta::MetaError,
     },
@@ -106,11 +106,11 @@ pub fn start_logging(config: &Config) -> Result<(), LoggingError> {
 ///
 /// # Errors
 /// Every error of [`OpenError`], which names the problem.
-pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<Store, OpeningError> {
+pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<StateStore, OpeningError> {
     let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await;
     let engine = engine.map_err(OpeningError::ConfiguredStore)?;
     let engine = WatchedEngine::new(engine, metrics.clone());
-    Ok(Store::new(Arc::new(engine), wiring::store_settings(config)))
+    Ok(StateStore::new(Arc::new(engine), wiring::store_settings(config)))
 }
 
 /// Opens the store of the configuration without a write to it, and without its blob store; `None`: its directory does
@@ -118,9 +118,9 @@ pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>)
 ///
 /// # Errors
 /// Every other error of [`OpenError`], which names the problem.
-pub async fn open_existing_store(config: &Config) -> Result<Option<Store>, OpenError> {
+pub async fn open_existing_store(config: &Config) -> Result<Option<StateStore>, OpenError> {
     match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
-        Ok(engine) => Ok(Some(Store::new(engine, wiring::store_settings(config)))),
+        Ok(engine) => Ok(Some(StateStore::new(engine, wiring::store_settings(config)))),
         Err(OpenError::Fjall(OpenFjallError::Missing(_))) => Ok(None),
         Err(error) => Err(error),
     }
@@ -175,7 +175,7 @@ pub async fn with_store<T, E: From<OpeningError> + From<EngineError>>(
     config: &Config,
     url: &StoreUrl,
     metrics: &Arc<Metrics>,
-    work: impl AsyncFnOnce(&Store) -> Result<T, E>,
+    work: impl AsyncFnOnce(&StateStore) -> Result<T, E>,
 ) -> Result<T, E> {
     let store = open_store(config, url, metrics).await?;
     let result = work(&store).await;
@@ -224,7 +224,7 @@ pub fn open_watched_broker(config: &Config, liveness: &LivenessMonitor) -> Resul
 ///
 /// # Errors
 /// `/dev/urandom` cannot be read.
-pub fn build_parts(broker: Arc<dyn Broker>, store: Store, monitoring: &Monitoring) -> io::Result<InstanceParts> {
+pub fn build_parts(broker: Arc<dyn Broker>, store: StateStore, monitoring: &Monitoring) -> io::Result<InstanceParts> {
     let identity = CreatorIdentity {
         owner: u64::from_le_bytes(random_bytes()?),
         process_id: std::process::id(),

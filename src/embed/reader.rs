@@ -1,4 +1,4 @@
-//! [`StoreReader`]: reads a store, and cannot write.
+//! [`Store`]: reads a store, and cannot write.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     engine::{self, EngineError, OpenOptions, RecordEngine, StoreUrl, aerospike::AerospikeSettings},
     record::{MetaRecord, Rules, SpendingData},
     store::{
-        Store, StoreSettings,
+        StateStore, StoreSettings,
         meta::{LAYOUT_VERSION, MetaError, check_blobs},
         read::{ReadError, TxMeta, TxReader},
         spend_status::SpendStatus,
@@ -29,8 +29,8 @@ const CONCURRENCY: usize = 32;
 ///
 /// A store in a directory has one process: the reader opens such a store only while no instance has the store open.
 #[derive(Clone)]
-pub struct StoreReader {
-    store: Store,
+pub struct Store {
+    store: StateStore,
     /// The reader has opened the engine. A running instance closes its engine itself.
     owns_engine: bool,
 }
@@ -48,7 +48,7 @@ pub struct OutputState {
     pub utxo_hash: Option<UtxoHash>,
 }
 
-impl StoreReader {
+impl Store {
     /// Opens the existing store at `url` with its blob store, if the URL names one (`externalStore`).
     ///
     /// # Errors
@@ -75,12 +75,12 @@ impl StoreReader {
             Some(url) => Some(opening::open_blobs_at(config, url, Intent::Read, &Arc::new(Metrics::new())).await?),
             None => None,
         };
-        Ok(StoreReader { store: open_with_recorded_settings(engine, blobs).await?.0, owns_engine: true })
+        Ok(Store { store: open_with_recorded_settings(engine, blobs).await?.0, owns_engine: true })
     }
 
     /// Makes the reader of a store that another part of the process has opened and closes.
-    pub(crate) fn of(store: Store) -> Self {
-        StoreReader { store, owns_engine: false }
+    pub(crate) fn of(store: StateStore) -> Self {
+        Store { store, owns_engine: false }
     }
 
     /// Reads a transaction; `None`: the store has no such transaction.
@@ -137,7 +137,7 @@ pub(crate) async fn open_existing(url: &StoreUrl, config: &Config) -> Result<Arc
 pub(crate) async fn open_with_recorded_settings(
     engine: Arc<dyn RecordEngine>,
     blobs: Option<BlobStore>,
-) -> Result<(Store, MetaRecord), OpeningError> {
+) -> Result<(StateStore, MetaRecord), OpeningError> {
     let mut settings = StoreSettings {
         network: Network::Main,
         rules: Rules::main(0),
@@ -147,7 +147,7 @@ pub(crate) async fn open_with_recorded_settings(
         retry_pause: (Duration::from_millis(10), Duration::from_secs(1)),
         inline_limit: u64::MAX,
     };
-    let meta = Store::new(engine.clone(), settings).meta().await?.ok_or(OpeningError::NoStore)?;
+    let meta = StateStore::new(engine.clone(), settings).meta().await?.ok_or(OpeningError::NoStore)?;
     if meta.layout_version != LAYOUT_VERSION {
         return Err(MetaError::OtherLayout { store: meta.layout_version }.into());
     }
@@ -155,7 +155,7 @@ pub(crate) async fn open_with_recorded_settings(
     settings.rules.network = settings.network;
     settings.utxo_batch_size = meta.utxo_batch_size;
     settings.rules.retention = meta.retention;
-    let store = Store::new(engine, settings).with_blobs(blobs);
+    let store = StateStore::new(engine, settings).with_blobs(blobs);
     check_blobs(&meta, &store)?;
     Ok((store, meta))
 }

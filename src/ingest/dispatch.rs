@@ -20,7 +20,7 @@ use crate::{
     },
     record::{Key, Outcome, Record},
     store::{
-        Store,
+        StateStore,
         create::{Creator, PagedTx},
         recovery::CompleteError,
     },
@@ -120,7 +120,7 @@ pub struct DispatchSettings {
 
 /// Gathers rows and reads, and sends them to the store.
 pub struct Dispatcher {
-    store: Store,
+    store: StateStore,
     settings: DispatchSettings,
     messages: mpsc::UnboundedSender<TaskMessage>,
     /// Rows that are not sent yet, possibly as many as transactions in flight: a deque, so that a batch leaves at the
@@ -143,7 +143,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Dispatcher {
     /// Creates a dispatcher that sends its results to `messages`.
-    pub fn new(store: Store, settings: DispatchSettings, messages: mpsc::UnboundedSender<TaskMessage>) -> Self {
+    pub fn new(store: StateStore, settings: DispatchSettings, messages: mpsc::UnboundedSender<TaskMessage>) -> Self {
         let (creates, creations_ended) = mpsc::channel(1);
         Dispatcher {
             store,
@@ -351,7 +351,7 @@ struct RowBatch {
 }
 
 async fn apply_until_answered(
-    store: Store,
+    store: StateStore,
     messages: mpsc::UnboundedSender<TaskMessage>,
     RowBatch { mut tokens, mut rows, counts_as_in_flight }: RowBatch,
 ) {
@@ -389,7 +389,7 @@ async fn apply_until_answered(
 /// Moves the body of a row that the engine has found too large to the blob store and applies the row, outside the limit
 /// of batches in flight.
 async fn apply_externalized(
-    store: Store,
+    store: StateStore,
     messages: mpsc::UnboundedSender<TaskMessage>,
     token: Token,
     row: Row,
@@ -409,7 +409,7 @@ async fn apply_externalized(
 }
 
 async fn read_until_answered(
-    store: Store,
+    store: StateStore,
     messages: mpsc::UnboundedSender<TaskMessage>,
     mut reads: Vec<(MasterRead, Txid)>,
 ) {

@@ -26,7 +26,7 @@ use crate::{
     sequencer::{ChainMode, Sequencer, SequencerParts},
     status::Condition,
     store::{
-        Store,
+        StateStore,
         meta::{MetaError, RebuildAttempt, RebuildRecord},
         restart_detector::RestartDetector,
         sentinels::Sentinels,
@@ -237,7 +237,7 @@ impl RebuildProgress {
 }
 
 /// Returns a sink that writes committed offsets into the meta record.
-fn progress_sink(store: Store, rebuilder: u64, chain: Arc<str>) -> CommitSink {
+fn progress_sink(store: StateStore, rebuilder: u64, chain: Arc<str>) -> CommitSink {
     Arc::new(move |offsets: &[(TopicPartition, CommittedOffset)]| -> CommitFuture {
         let (mut reached, mut chain_state) = (ConsumedOffsets::default(), String::new());
         for (at, committed) in offsets {
@@ -264,7 +264,7 @@ fn progress_sink(store: Store, rebuilder: u64, chain: Arc<str>) -> CommitSink {
 /// Waits until the last writes of the chain are durable, records the end of the rebuild in the meta record, and waits
 /// until that record is durable.
 async fn end(
-    store: &Store,
+    store: &StateStore,
     mut nodes: RestartDetector,
     rebuilder: u64,
     consumed: &ConsumedOffsets,
@@ -286,7 +286,7 @@ async fn end(
 
 /// Returns once another rebuild of this set has begun. That rebuild admits instances at its end, and from then on no
 /// other process may write as a rebuild does.
-async fn wait_until_taken_over(store: &Store, rebuilder: u64) -> MetaError {
+async fn wait_until_taken_over(store: &StateStore, rebuilder: u64) -> MetaError {
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
         if let Err(error) = RebuildRecord::of(store).check_owner(rebuilder).await {

@@ -22,7 +22,7 @@ use crate::{
         SequencerParts, block::put_block, decisions::DecisionLog, handler::Handler, state::ChainState,
         steps::DecisionMode, tests::parts,
     },
-    store::{Store, testing},
+    store::{StateStore, testing},
 };
 
 const KEY: &str = "blocks/1/1.subtree";
@@ -115,7 +115,7 @@ impl Bench {
 }
 
 /// Returns the subtree in which a transaction is mined by block 1.
-async fn mined_in(store: &Store, id: u8) -> Option<u32> {
+async fn mined_in(store: &StateStore, id: u8) -> Option<u32> {
     let master = store.master(Txid([id; 32])).await.unwrap()?.master.clone()?;
     master.mined.iter().find(|mined| mined.block_id == 1).map(|mined| mined.subtree)
 }
@@ -187,7 +187,7 @@ async fn progress_of_a_side_chain_block_is_written_after_its_transactions() {
         delay_within: Duration::from_millis(20),
         ..engine::fault::EngineFaults::default()
     });
-    let slow = Store { engine: Arc::new(engine), ..store.clone() };
+    let slow = StateStore { engine: Arc::new(engine), ..store.clone() };
     let bench = Bench { parts: SequencerParts { store: slow, ..bench.parts.clone() }, ..bench };
     let handled = bench.handle(5);
     let mut seen = BTreeSet::new();

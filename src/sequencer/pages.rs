@@ -342,7 +342,7 @@ mod tests {
         engine::{conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
         record::{Blob, Body, build::NewTxState},
         sequencer::{SequencerParts, handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
-        store::{Store, restart_detector::RestartDetector, testing},
+        store::{StateStore, restart_detector::RestartDetector, testing},
     };
 
     /// The page cannot be restored, because the body is missing, too.
@@ -355,7 +355,7 @@ mod tests {
         let mut nodes = RestartDetector::new(engine.clone(), 5 * second);
         nodes.baseline().await.unwrap();
         let parts = parts().await;
-        let store = Store { engine: engine.clone(), ..parts.store.clone() };
+        let store = StateStore { engine: engine.clone(), ..parts.store.clone() };
         let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 3]);
         let mut master = testing::pages(&bytes, &NewTxState::default(), 2).remove(0);
         testing::master(&mut master).body = Some(Body::External(Blob::First));

@@ -10,7 +10,7 @@ use crate::{
     replay::LastVerdicts,
     sequencer::{command::ValidatedSource, prune::PruneTask, waiting::ReportedWait},
     status::{Health, health::Workload},
-    store::{Store, create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
+    store::{StateStore, create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
     telemetry::Metrics,
 };
 
@@ -64,7 +64,7 @@ pub struct SequencerParts {
     /// The producer of decisions, outcomes, dead letters and fed events.
     pub producer: Arc<dyn Producer>,
     /// The store that holds the state.
-    pub store: Store,
+    pub store: StateStore,
     /// Creates transactions of several pages.
     pub creator: Creator,
     /// Names of the topics that the sequencer reads and writes.

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use tokio::sync::watch;
 
-/// Reason why the blob store does not answer, shared by all clones of one [`Store`](super::Store).
+/// Reason why the blob store does not answer, shared by all clones of one [`StateStore`](super::StateStore).
 #[derive(Debug, Clone, Default)]
 pub struct BlobStatus(watch::Sender<Option<String>>);
 

@@ -8,7 +8,7 @@ use crate::{
     tx::{Output, ParseError, Transaction, Txid},
 };
 
-use super::{Store, external::BlobBodies};
+use super::{StateStore, external::BlobBodies};
 
 /// Reasons why a body cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +47,7 @@ impl BodyError {
     }
 }
 
-impl Store {
+impl StateStore {
     /// Returns the body of a master's transaction: every reader of bodies comes here. A request to the blob store is
     /// repeated until the blob store answers.
     ///

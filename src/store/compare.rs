@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{engine::Set, tx::Txid};
 
 use super::{
-    Store,
+    StateStore,
     canonical::SideBlocks,
     digest::{StateDigest, SurveyError, Surveyor, read_side_blocks},
     scan::SetScan,
@@ -107,8 +107,8 @@ impl Comparison {
 /// # Errors
 /// [`CompareError`] with the error of [`survey`](super::digest::survey) for the store that could not be read.
 pub async fn compare(
-    store: &Store,
-    against: &Store,
+    store: &StateStore,
+    against: &StateStore,
     limit: usize,
     progress: impl Fn(u64),
 ) -> Result<Comparison, CompareError> {
@@ -116,8 +116,8 @@ pub async fn compare(
 }
 
 struct Comparer<'a, P> {
-    store: &'a Store,
-    against: &'a Store,
+    store: &'a StateStore,
+    against: &'a StateStore,
     /// Largest number of digests of one store in memory.
     max_digests: usize,
     /// Number of transactions read so far.
@@ -196,7 +196,7 @@ impl<P: Fn(u64)> Comparer<'_, P> {
         Ok(found)
     }
 
-    fn store_on(&self, side: Side) -> &Store {
+    fn store_on(&self, side: Side) -> &StateStore {
         match side {
             Side::Store => self.store,
             Side::Against => self.against,

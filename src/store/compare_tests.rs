@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-async fn compared(store: &Store, against: &Store, limit: usize) -> Comparison {
+async fn compared(store: &StateStore, against: &StateStore, limit: usize) -> Comparison {
     compare(store, against, limit, |_| ()).await.unwrap()
 }
 

@@ -27,7 +27,7 @@ use crate::{
         Key, LockRecord, Operation, Outcome, Page, Rejection, Reply, Sequenced, Stamp, TxState, build::OtherPages,
     },
     store::{
-        Store,
+        StateStore,
         clearing::build_clear_rows,
         external::{into_engine_error, with_body_replaced},
         pages::PAGES_AT_A_TIME,
@@ -117,7 +117,7 @@ pub enum InitialState {
 /// Creates transactions that take more than one write. Cheap to clone.
 #[derive(Clone)]
 pub struct Creator {
-    store: Store,
+    store: StateStore,
     clock: Clock,
     identity: Arc<CreatorIdentity>,
     permits: Arc<Semaphore>,
@@ -125,13 +125,13 @@ pub struct Creator {
 
 impl Creator {
     /// Creates the creator of one instance.
-    pub fn new(store: Store, clock: Clock, identity: CreatorIdentity) -> Self {
+    pub fn new(store: StateStore, clock: Clock, identity: CreatorIdentity) -> Self {
         let permits = Arc::new(Semaphore::new(CREATIONS_AT_ONCE));
         Creator { store, clock, identity: Arc::new(identity), permits }
     }
 
     /// Returns the store into which this creator writes.
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &StateStore {
         &self.store
     }
 

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     body::{BodyError, ParsedBody},
     canonical::{self, BodyHash, SideBlocks},
     pages::{ExtraPages, slots_of_page},
@@ -55,7 +55,7 @@ pub enum SurveyError {
 /// # Errors
 /// [`SurveyError`] for an error of the engine that no retry heals, and for a body that this store cannot read.
 /// Damage is no error: damage changes the digest, and [`verify`](super::verify::verify) names the damage.
-pub async fn survey(store: &Store, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
+pub async fn survey(store: &StateStore, mut progress: impl FnMut(u64)) -> Result<Survey, SurveyError> {
     let mut surveyor = Surveyor::of(store).await?;
     let mut scan = SetScan::new(store, Set::Transactions);
     while let Some(masters) = scan.next_masters().await? {
@@ -68,7 +68,7 @@ pub async fn survey(store: &Store, mut progress: impl FnMut(u64)) -> Result<Surv
 }
 
 /// Reads the blocks that are not on the longest chain, and the number of the blocks that are.
-pub(super) async fn read_side_blocks(store: &Store) -> Result<(SideBlocks, u64), EngineError> {
+pub(super) async fn read_side_blocks(store: &StateStore) -> Result<(SideBlocks, u64), EngineError> {
     let (mut side, mut longest) = (SideBlocks::default(), 0);
     let mut scan = SetScan::new(store, Set::Blocks);
     while let Some(records) = scan.next().await? {
@@ -85,7 +85,7 @@ pub(super) async fn read_side_blocks(store: &Store) -> Result<(SideBlocks, u64),
 
 /// A scan in progress: digests transactions one after the other, and counts them.
 pub(super) struct Surveyor<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     side: SideBlocks,
     survey: Survey,
     scanned: u64,
@@ -93,7 +93,7 @@ pub(super) struct Surveyor<'a> {
 
 impl<'a> Surveyor<'a> {
     /// Creates a surveyor; reads the blocks that are not on the longest chain.
-    pub(super) async fn of(store: &'a Store) -> Result<Self, EngineError> {
+    pub(super) async fn of(store: &'a StateStore) -> Result<Self, EngineError> {
         let (side, blocks) = read_side_blocks(store).await?;
         let stats = StoreStats { blocks, side_blocks: side.0.len() as u64, ..StoreStats::default() };
         Ok(Surveyor { store, side, survey: Survey { stats, ..Survey::default() }, scanned: 0 })

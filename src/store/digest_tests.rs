@@ -12,7 +12,7 @@ use crate::store::testing::*;
 use crate::tx::{Txid, UtxoHash};
 
 /// Returns a store with these pages and two blocks.
-pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> Store {
+pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> StateStore {
     let store = store(100);
     store.sequenced(Key::Block(3), crate::record::Sequenced::PutBlock(block(3, true))).await;
     store.sequenced(Key::Block(4), crate::record::Sequenced::PutBlock(block(4, false))).await;
@@ -22,7 +22,7 @@ pub(in crate::store) async fn holding(pages: impl IntoIterator<Item = Page>) -> 
     store
 }
 
-async fn survey(store: &Store) -> Survey {
+async fn survey(store: &StateStore) -> Survey {
     super::survey(store, |_| ()).await.unwrap()
 }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     canonical::SideBlocks,
     digest::{SurveyError, read_side_blocks},
     pages::{ExtraPages, slots_of_page},
@@ -102,7 +102,7 @@ pub struct DumpedReassignment {
 /// # Errors
 /// The error of [`survey`](super::digest::survey), or the error that `each` returned.
 pub async fn dump<E: From<SurveyError>>(
-    store: &Store,
+    store: &StateStore,
     mut each: impl FnMut(DumpedTx) -> Result<(), E>,
 ) -> Result<(), E> {
     let (side, _) = read_side_blocks(store).await.map_err(SurveyError::from)?;
@@ -122,7 +122,7 @@ pub async fn dump<E: From<SurveyError>>(
 /// # Errors
 /// The error of [`survey`](super::digest::survey).
 pub(super) async fn dump_transaction(
-    store: &Store,
+    store: &StateStore,
     master: &Page,
     side: &SideBlocks,
 ) -> Result<Option<DumpedTx>, SurveyError> {
@@ -157,7 +157,7 @@ pub(super) async fn dump_transaction(
 }
 
 /// Reads the slots of all pages; `None` once the pruner has begun with the transaction.
-async fn dump_slots(store: &Store, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
+async fn dump_slots(store: &StateStore, master: &Page) -> Result<Option<Vec<DumpedSlot>>, EngineError> {
     let mut slots = dump_page_slots(master);
     let mut pages = ExtraPages::of(store, master);
     while let Some((number, page)) = pages.next().await? {
@@ -223,7 +223,7 @@ mod tests {
         store::testing::*,
     };
 
-    async fn lines(store: &Store) -> Vec<serde_json::Value> {
+    async fn lines(store: &StateStore) -> Vec<serde_json::Value> {
         let mut lines = Vec::new();
         let each = |dumped| {
             lines.push(serde_json::to_value(dumped).unwrap());

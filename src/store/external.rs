@@ -12,9 +12,9 @@ use crate::{
     tx::Txid,
 };
 
-use super::{Store, body::BodyError};
+use super::{StateStore, body::BodyError};
 
-impl Store {
+impl StateStore {
     /// Returns the rule by which bodies stay inline in their masters.
     pub fn inline(&self) -> InlineBodies {
         if self.blobs.is_some() { InlineBodies::UpTo(self.settings.inline_limit) } else { InlineBodies::All }
@@ -82,13 +82,13 @@ impl Store {
 /// Bodies in the blob store of a store. Requests are repeated until the blob store answers, and the store's blob status
 /// shows the waits.
 pub(super) struct BlobBodies<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     blobs: &'a BlobStore,
 }
 
 impl<'a> BlobBodies<'a> {
     /// Returns the bodies; `None`: the store has no blob store.
-    fn of(store: &'a Store) -> Option<Self> {
+    fn of(store: &'a StateStore) -> Option<Self> {
         store.blobs.as_ref().map(|blobs| BlobBodies { store, blobs })
     }
 
@@ -96,7 +96,7 @@ impl<'a> BlobBodies<'a> {
     ///
     /// # Errors
     /// [`BodyError::NoBlobStore`]
-    pub(super) fn of_reader(store: &'a Store, txid: Txid) -> Result<Self, BodyError> {
+    pub(super) fn of_reader(store: &'a StateStore, txid: Txid) -> Result<Self, BodyError> {
         Self::of(store).ok_or(BodyError::NoBlobStore { txid })
     }
 

@@ -30,7 +30,7 @@ const PAGE: u32 = 2;
 const NONE_INLINE: u64 = 0;
 
 /// Returns an empty store with a blob store that can fail.
-fn store(inline_limit: u64) -> (Store, FaultStore) {
+fn store(inline_limit: u64) -> (StateStore, FaultStore) {
     let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
     let blobs =
         BlobStore::new(Arc::new(objects.clone()), BlobOptions { cache_time: Duration::ZERO, ..Default::default() });
@@ -40,7 +40,7 @@ fn store(inline_limit: u64) -> (Store, FaultStore) {
 }
 
 /// Creates a whole transaction as the pipeline does.
-async fn create(store: &Store, bytes: &Bytes, initial_state: InitialState) -> Outcome {
+async fn create(store: &StateStore, bytes: &Bytes, initial_state: InitialState) -> Outcome {
     let parsed = Transaction::parse(bytes).unwrap();
     let setting = testing::setting(store.settings.utxo_batch_size);
     let start = crate::record::build::NewTxState::default();
@@ -54,7 +54,7 @@ async fn create(store: &Store, bytes: &Bytes, initial_state: InitialState) -> Ou
     creator(store).create(&work, |_| {}).await.unwrap()
 }
 
-fn creator(store: &Store) -> Creator {
+fn creator(store: &StateStore) -> Creator {
     let identity = CreatorIdentity {
         owner: 1,
         process_id: 1,
@@ -65,7 +65,7 @@ fn creator(store: &Store) -> Creator {
 }
 
 /// Stores a seeded parent and a child with this number of outputs; returns the bytes of the child.
-async fn family(store: &Store, outputs: usize) -> Bytes {
+async fn family(store: &StateStore, outputs: usize) -> Bytes {
     store.plant(testing::seeded(1, 2)).await;
     let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &vec![100; outputs]);
     store.spend_inputs(&bytes).await;
@@ -73,17 +73,17 @@ async fn family(store: &Store, outputs: usize) -> Bytes {
     bytes
 }
 
-async fn digest(store: &Store) -> StateDigest {
+async fn digest(store: &StateStore) -> StateDigest {
     survey(store, |_| {}).await.unwrap().digest
 }
 
-async fn violations(store: &Store) -> Vec<Violation> {
+async fn violations(store: &StateStore) -> Vec<Violation> {
     let mut violations = Vec::new();
     verify(store, |_| {}, |violation| violations.push(violation)).await.unwrap();
     violations
 }
 
-async fn dumped(store: &Store) -> Vec<serde_json::Value> {
+async fn dumped(store: &StateStore) -> Vec<serde_json::Value> {
     let mut lines = Vec::new();
     let dumped = crate::store::dump::dump::<SurveyError>(store, |line| {
         lines.push(serde_json::to_value(line).unwrap());
@@ -121,7 +121,7 @@ async fn the_place_of_a_body_shows_only_in_the_record() {
 
 #[tokio::test(start_paused = true)]
 async fn the_place_of_the_outputs_of_a_partial_transaction_does_not_show() {
-    let with_page = |store: &Store| {
+    let with_page = |store: &StateStore| {
         let mut page = testing::seeded(1, 2);
         page.txid = Txid([1; 32]);
         (store.clone(), page)
@@ -165,7 +165,7 @@ async fn a_missing_or_damaged_blob_is_reported_with_its_txid() {
     let found = violations(&store).await;
     assert!(matches!(&found[..], [Violation::Body { txid, .. }] if *txid == id), "{found:?}");
 
-    let without = Store { blobs: None, ..store.clone() };
+    let without = StateStore { blobs: None, ..store.clone() };
     assert_eq!(without.body(&master).await.unwrap_err(), BodyError::NoBlobStore { txid: id });
     assert!(matches!(survey(&without, |_| {}).await, Err(SurveyError::Body(BodyError::NoBlobStore { .. }))));
 }
@@ -232,7 +232,7 @@ async fn a_body_too_big_for_the_engine_goes_to_the_blob_store() {
     let longest_body = Some(small.len() as u64);
     let bounded =
         FaultEngine::new(store.engine.clone(), 1).with(EngineFaults { longest_body, ..EngineFaults::default() });
-    let store = Store { engine: Arc::new(bounded), ..store };
+    let store = StateStore { engine: Arc::new(bounded), ..store };
     for bytes in [&small, &large] {
         let page = testing::page(bytes).contested();
         let row = Row { key: Key::master(page.txid), operation: Operation::CreateContested(page.into()) };
@@ -256,7 +256,7 @@ async fn a_body_too_big_for_the_engine_goes_to_the_blob_store() {
     store.apply(vec![replace(&large, first)]).await.unwrap();
     assert_eq!(body(txid(&large)).await, Body::External(Blob::First), "the first blob was not overwritten");
 
-    let without = Store { blobs: None, ..store.clone() };
+    let without = StateStore { blobs: None, ..store.clone() };
     let page = testing::page(&transaction(&[(outpoint(Txid([3; 32]), 0), 1_000)], &[100, 100]));
     let id = page.txid;
     let row = Row { key: Key::master(id), operation: Operation::Create(page.into()) };

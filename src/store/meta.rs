@@ -10,7 +10,7 @@ use crate::{
     record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Record, ReplaceMeta},
 };
 
-use super::{Store, prune::PruneTerms, scan::SetScan, sentinels::Sentinels};
+use super::{StateStore, prune::PruneTerms, scan::SetScan, sentinels::Sentinels};
 
 pub use checks::{LAYOUT_VERSION, check_blobs, check_chain_id, check_not_rebuilding, check_partition_count};
 pub use error::MetaError;
@@ -19,7 +19,7 @@ pub use topic_id::{compute_chain_id, read_topic_id};
 
 use checks::check_settings;
 
-impl Store {
+impl StateStore {
     /// Reads the meta record; `None`: the store has none.
     pub async fn meta(&self) -> Result<Option<MetaRecord>, MetaError> {
         match self.read(vec![Key::Meta]).await?.pop().flatten() {
@@ -33,16 +33,16 @@ impl Store {
 /// The meta record of a store: its checks and its changes.
 #[derive(Clone, Copy)]
 pub struct StoreMeta<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
 }
 
 impl<'a> StoreMeta<'a> {
     /// Returns the meta record of this store.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         StoreMeta { store }
     }
 
-    pub(super) fn store(&self) -> &'a Store {
+    pub(super) fn store(&self) -> &'a StateStore {
         self.store
     }
 

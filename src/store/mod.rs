@@ -63,7 +63,7 @@ pub struct StoreSettings {
 
 /// An engine with the settings and the blob store that belong to its records. Cheap to clone.
 #[derive(Clone)]
-pub struct Store {
+pub struct StateStore {
     /// Engine that holds the records.
     pub engine: Arc<dyn RecordEngine>,
     /// Settings of this store.
@@ -76,25 +76,25 @@ pub struct Store {
     pub objects: Option<Objects>,
 }
 
-impl Store {
+impl StateStore {
     /// Creates a store on an open engine, without a blob store and without objects.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        Store { engine, settings, blobs: None, blob_status: BlobStatus::default(), objects: None }
+        StateStore { engine, settings, blobs: None, blob_status: BlobStatus::default(), objects: None }
     }
 
     /// Returns the same store with this blob store.
     pub fn with_blobs(self, blobs: Option<BlobStore>) -> Self {
-        Store { blobs, ..self }
+        StateStore { blobs, ..self }
     }
 
     /// Returns the same store with these objects for block events.
     pub fn with_objects(self, objects: Option<Objects>) -> Self {
-        Store { objects, ..self }
+        StateStore { objects, ..self }
     }
 
     /// Returns the same store with a blob status of its own, for a task that reports its waits for blobs separately.
     pub fn with_own_blob_status(&self) -> Self {
-        Store { blob_status: BlobStatus::default(), ..self.clone() }
+        StateStore { blob_status: BlobStatus::default(), ..self.clone() }
     }
 
     /// Returns whether the engine can lose writes that it has acknowledged.

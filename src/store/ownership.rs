@@ -7,7 +7,7 @@
 //! above them.
 
 use super::{
-    Store,
+    StateStore,
     meta::{MetaError, StoreMeta, check_not_rebuilding},
     topics::{FoundTopic, verify_topic_binding},
 };
@@ -44,7 +44,7 @@ pub trait StoreOwnership: Send + Sync {
 }
 
 #[async_trait::async_trait]
-impl StoreOwnership for Store {
+impl StoreOwnership for StateStore {
     async fn verify_intact(&self) -> Result<(), MetaError> {
         // The store exists, so that the id for a new store is not used.
         StoreMeta::of(self).open(true, [0; 16]).await.map(drop)
@@ -153,7 +153,7 @@ mod tests {
         ConsumedOffsets { chain, validated: validated.into_iter().collect() }
     }
 
-    async fn new() -> Store {
+    async fn new() -> StateStore {
         let store = store(5);
         StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
         store

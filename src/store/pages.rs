@@ -4,21 +4,21 @@ use std::{iter::Zip, ops::Range, sync::Arc, vec};
 
 use crate::{engine::EngineError, record::Page, tx::Txid};
 
-use super::Store;
+use super::StateStore;
 
 /// Number of pages of one transaction in memory at a time, about 10 MB where the pages are full.
 pub(crate) const PAGES_AT_A_TIME: u32 = 8;
 
 /// Reader of the pages of a transaction beside its master, in the order of their numbers. Memory is bounded.
 pub(crate) struct ExtraPages<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     txid: Txid,
     unread: Range<u32>,
     read: Zip<Range<u32>, vec::IntoIter<Option<Arc<Page>>>>,
 }
 
 impl<'a> ExtraPages<'a> {
-    pub(crate) fn of(store: &'a Store, master: &Page) -> Self {
+    pub(crate) fn of(store: &'a StateStore, master: &Page) -> Self {
         let unread = 1..master.extra_pages().saturating_add(1);
         ExtraPages { store, txid: master.txid, unread, read: (0..0).zip(Vec::new()) }
     }

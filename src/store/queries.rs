@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     body::ParsedBody,
     into_page,
     read::{ReadError, ReadFields, StoredTransaction, TxReader, inpoints_of},
@@ -95,12 +95,12 @@ pub struct RelatedTxs {
 /// Queries over a whole store.
 #[derive(Clone, Copy)]
 pub struct StoreQueries<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
 }
 
 impl<'a> StoreQueries<'a> {
     /// Creates the queries of this store.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         StoreQueries { store }
     }
 

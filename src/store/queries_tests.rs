@@ -37,7 +37,7 @@ fn bins_verdict(page: &mut Page) {
 const PARENT: Txid = Txid([1; 32]);
 
 /// A parent; `a` spends the parent, `b` spends `a`, and `rival` spends the outpoint of `a` and an output of `b`.
-async fn family() -> (Store, [Txid; 3]) {
+async fn family() -> (StateStore, [Txid; 3]) {
     let store = store(1);
     let a = transaction(&[(outpoint(PARENT, 0), 1_000)], &[900, 50]);
     let b = transaction(&[(outpoint(txid(&a), 1), 50)], &[40]);

@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     body::{BodyError, ParsedBody},
     external::BlobBodies,
     into_page,
@@ -129,12 +129,12 @@ pub struct TxInpoints {
 /// Reader of transactions and outputs of a store.
 #[derive(Clone, Copy)]
 pub struct TxReader<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
 }
 
 impl<'a> TxReader<'a> {
     /// Creates the reader of this store.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         TxReader { store }
     }
 

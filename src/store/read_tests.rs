@@ -10,7 +10,7 @@ fn holder(id: u8, input: u32) -> SpendingData {
 }
 
 /// Seven outputs on pages of two: 3 spent, 4 frozen, 5 reassigned.
-async fn paged_store() -> (Store, Bytes) {
+async fn paged_store() -> (StateStore, Bytes) {
     let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[10, 11, 12, 13, 14, 15, 16]);
     let store = store(2);
     let mut pages = pages(&bytes, &NewTxState::default(), 2);
@@ -234,7 +234,7 @@ fn standard(inputs: &[Outpoint]) -> Vec<u8> {
     standard
 }
 
-async fn previous(store: &Store, inputs: &[Outpoint]) -> Result<Vec<StoredOutput>, ReadError> {
+async fn previous(store: &StateStore, inputs: &[Outpoint]) -> Result<Vec<StoredOutput>, ReadError> {
     TxReader::of(store).previous_outputs(&Transaction::parse(&standard(inputs)).unwrap()).await
 }
 

@@ -10,7 +10,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     body::BodyError,
     clearing::{Clearing, ClearingStep, build_clear_rows},
     pages::PAGES_AT_A_TIME,
@@ -55,12 +55,12 @@ pub enum RestoreError {
 /// Completes and restores transactions of a store.
 #[derive(Clone, Copy)]
 pub struct Recovery<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
 }
 
 impl<'a> Recovery<'a> {
     /// Creates the recovery of this store.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         Recovery { store }
     }
 

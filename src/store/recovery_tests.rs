@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A transaction of five outputs, two a page, after `creating` was cleared on this many of the other pages.
-async fn half_created(store: &Store, cleared: u32) -> Txid {
+async fn half_created(store: &StateStore, cleared: u32) -> Txid {
     let bytes = testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[100; 5]);
     for mut page in testing::pages(&bytes, &NewTxState::default(), 2).into_iter().rev() {
         page.creating_at = (page.number == 0 || page.number > cleared).then_some(77);
@@ -26,7 +26,7 @@ async fn half_created(store: &Store, cleared: u32) -> Txid {
     testing::txid(&bytes)
 }
 
-async fn are_live(store: &Store, txid: Txid) -> bool {
+async fn are_live(store: &StateStore, txid: Txid) -> bool {
     let pages = store.pages(txid, 0, 3).await.unwrap();
     pages.iter().all(|page| page.as_ref().is_some_and(|page| page.state() == TxState::Live))
 }
@@ -46,7 +46,7 @@ async fn a_half_created_transaction_is_completed_from_every_step() {
 }
 
 /// A half-created transaction without its page 2, and the slots of all its pages.
-async fn without_page_2(store: &Store) -> (Txid, Vec<Slot>) {
+async fn without_page_2(store: &StateStore) -> (Txid, Vec<Slot>) {
     let whole = testing::store(2);
     let txid = half_created(&whole, 0).await;
     for page in whole.pages(txid, 0, 3).await.unwrap().into_iter().flatten().filter(|page| page.number != 2) {
@@ -186,7 +186,7 @@ async fn the_sweep_reads_few_pages_at_once() {
     let store = testing::store(2);
     let engine = Arc::new(WatchedEngine::new(store.engine.clone(), metrics.clone()));
     let settings = StoreSettings { batch_size: 1_000, ..store.settings };
-    let store = Store { engine, settings, ..store };
+    let store = StateStore { engine, settings, ..store };
     for number in 1..=80 {
         let slots = Some(vec![]);
         store.plant(Page { number, utxos: slots, creating_at: Some(7), ..Page::empty(Txid([1; 32])) }).await;

@@ -7,14 +7,14 @@ use crate::{
     record::{Key, Page, Record},
 };
 
-use super::Store;
+use super::StateStore;
 
 /// Number of records read at a time: some megabytes of ordinary transactions.
 const RECORDS_PER_BATCH: usize = 1_000;
 
 /// A scan of one set in batches. Reads that fail with a retryable error are repeated.
 pub(super) struct SetScan<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     set: Set,
     batch: usize,
     state: ScanState,
@@ -26,7 +26,7 @@ enum ScanState {
 }
 
 impl<'a> SetScan<'a> {
-    pub(super) fn new(store: &'a Store, set: Set) -> Self {
+    pub(super) fn new(store: &'a StateStore, set: Set) -> Self {
         SetScan { store, set, batch: RECORDS_PER_BATCH, state: ScanState::At(None) }
     }
 

@@ -5,7 +5,7 @@
 //! the sentinels any more. So a store without sentinels, or with new ones, differs from a store that has lost some.
 
 use super::{
-    Store,
+    StateStore,
     meta::{MetaError, StoreMeta},
 };
 use crate::{
@@ -16,12 +16,12 @@ use crate::{
 /// The sentinels of a store.
 #[derive(Clone, Copy)]
 pub struct Sentinels<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
 }
 
 impl<'a> Sentinels<'a> {
     /// Returns the sentinels of this store.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         Sentinels { store }
     }
 
@@ -75,12 +75,12 @@ mod tests {
         store::{ownership::StoreOwnership, testing::store},
     };
 
-    fn in_parts() -> (Arc<MemoryEngine>, Store) {
+    fn in_parts() -> (Arc<MemoryEngine>, StateStore) {
         let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
-        (engine.clone(), Store { engine, ..store(5) })
+        (engine.clone(), StateStore { engine, ..store(5) })
     }
 
-    async fn with_sentinels() -> (Arc<MemoryEngine>, Store) {
+    async fn with_sentinels() -> (Arc<MemoryEngine>, StateStore) {
         let (engine, store) = in_parts();
         let meta = StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
         assert!(Sentinels::of(&store).write(&meta).await.unwrap());

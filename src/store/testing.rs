@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use super::{Store, StoreSettings};
+use super::{StateStore, StoreSettings};
 use crate::{
     clock::Clock,
     engine::{Row, memory::MemoryEngine},
@@ -22,17 +22,17 @@ pub(crate) const HEIGHT: u32 = 100;
 const RULES: Rules = Rules::main(288);
 
 /// An empty store on a memory engine.
-pub(crate) fn store(utxo_batch_size: u32) -> Store {
+pub(crate) fn store(utxo_batch_size: u32) -> StateStore {
     store_on(MemoryEngine::new(RULES), utxo_batch_size)
 }
 
 /// An empty store on a memory engine that can lose the writes of the last second.
-pub(crate) fn forgetful_store(utxo_batch_size: u32) -> Store {
+pub(crate) fn forgetful_store(utxo_batch_size: u32) -> StateStore {
     let engine = MemoryEngine::with_loss_window(RULES, Clock::simulated(0), Duration::from_secs(1));
     store_on(engine, utxo_batch_size)
 }
 
-fn store_on(engine: MemoryEngine, utxo_batch_size: u32) -> Store {
+fn store_on(engine: MemoryEngine, utxo_batch_size: u32) -> StateStore {
     let settings = StoreSettings {
         network: Network::Regtest,
         rules: RULES,
@@ -42,7 +42,7 @@ fn store_on(engine: MemoryEngine, utxo_batch_size: u32) -> Store {
         retry_pause: (Duration::from_millis(1), Duration::from_millis(10)),
         inline_limit: u64::MAX,
     };
-    Store::new(Arc::new(engine), settings)
+    StateStore::new(Arc::new(engine), settings)
 }
 
 pub(crate) fn script(vout: u32) -> Bytes {
@@ -132,7 +132,7 @@ pub(crate) fn block(block_id: u32, longest_chain: bool) -> BlockRecord {
     }
 }
 
-impl Store {
+impl StateStore {
     /// Writes a page unchanged under a key without a record.
     pub(crate) async fn plant(&self, page: Page) {
         let key = Key::Page(page.txid, page.number);

@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    Store,
+    StateStore,
     body::ParsedBody,
     pages::{ExtraPages, slots_of_page},
     scan::SetScan,
@@ -86,7 +86,7 @@ pub enum Violation {
 /// # Errors
 /// The engine answers with an error that no retry heals. `found` has been called with every violation until then.
 pub async fn verify(
-    store: &Store,
+    store: &StateStore,
     mut progress: impl FnMut(u64),
     mut found: impl FnMut(Violation),
 ) -> Result<u64, EngineError> {
@@ -115,7 +115,7 @@ pub async fn verify(
 }
 
 struct Verifier<'a, F> {
-    store: &'a Store,
+    store: &'a StateStore,
     cross_checks: CrossChecks,
     unbarred_search: UnbarredSearch,
     /// The greatest height at which a transaction is mined.

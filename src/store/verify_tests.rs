@@ -10,7 +10,7 @@ use crate::tx::UtxoHash;
 
 const PARENT: Txid = Txid([1; 32]);
 
-async fn violations(store: &Store) -> Vec<Violation> {
+async fn violations(store: &StateStore) -> Vec<Violation> {
     let mut found = Vec::new();
     verify(store, |_| (), |violation| found.push(violation)).await.unwrap();
     found.sort();
@@ -23,7 +23,7 @@ fn spend_of_parent(vouts: &[u32], output: u64) -> Bytes {
 }
 
 /// A store with a partial transaction of five outputs.
-async fn with_parent() -> Store {
+async fn with_parent() -> StateStore {
     let store = store(100);
     store.plant(seeded(1, 5)).await;
     store

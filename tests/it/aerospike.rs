@@ -13,7 +13,7 @@ use utxo_store::{
         Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp,
         TxState, Verdict,
     },
-    store::{Store, digest::survey},
+    store::{StateStore, digest::survey},
     tx::{Txid, UtxoHash},
 };
 
@@ -495,7 +495,7 @@ async fn a_rebuild_into_aerospike_has_the_live_digest() {
     world.settings.durability_lag = Some(engine.loss_window() + Duration::from_millis(100));
     let (store, ended) = rebuild::rebuild_into(&world, Arc::new(engine)).await;
     ended.unwrap();
-    let digest = async |store: &Store| survey(store, |_| {}).await.unwrap().digest.to_string();
+    let digest = async |store: &StateStore| survey(store, |_| {}).await.unwrap().digest.to_string();
     assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 

@@ -9,7 +9,7 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts},
     record::Rules,
     store::{
-        Store,
+        StateStore,
         meta::{MetaError, RebuildAttempt, RebuildRecord, StoreMeta},
     },
 };
@@ -25,7 +25,7 @@ async fn blobs(root: &Path) -> BlobStore {
 
 /// Returns how an instance over this store ends with this blob store; an instance that becomes ready is shut down.
 async fn run(world: &World, blobs: Option<BlobStore>) -> Result<(), InstanceError> {
-    let parts = world.parts(&Store::new(world.nodes.clone(), world.store.settings).with_blobs(blobs));
+    let parts = world.parts(&StateStore::new(world.nodes.clone(), world.store.settings).with_blobs(blobs));
     let (shutdown, health) = (CancellationToken::new(), parts.health.clone());
     let instance = tokio::spawn(instance::run(world.settings.clone(), parts, shutdown.clone()));
     while !instance.is_finished() && !health.ready().ok {
@@ -94,12 +94,12 @@ async fn the_blob_flag_of_the_meta_record_is_durable_before_an_instance_begins()
 }
 
 /// Returns a store for a rebuild of this world, in this engine.
-fn target(world: &World, engine: &Arc<MemoryEngine>, blobs: BlobStore) -> Store {
-    Store::new(engine.clone(), world.store.settings).with_blobs(Some(blobs))
+fn target(world: &World, engine: &Arc<MemoryEngine>, blobs: BlobStore) -> StateStore {
+    StateStore::new(engine.clone(), world.store.settings).with_blobs(Some(blobs))
 }
 
 /// Runs one rebuild; each rebuild would give a new store another id.
-async fn rebuild(world: &World, store: &Store, id: u8) -> Result<(), InstanceError> {
+async fn rebuild(world: &World, store: &StateStore, id: u8) -> Result<(), InstanceError> {
     let parts = InstanceParts { store_id: [id; 16], ..world.parts(store) };
     instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.map(drop)
 }

@@ -16,7 +16,7 @@ use utxo_store::{
         Outage, PartitionReader, TopicIdentity, TopicPartition,
     },
     instance::{self, InstanceParts},
-    store::Store,
+    store::StateStore,
 };
 
 use crate::harness::{Running, World};
@@ -85,7 +85,7 @@ impl FailingBroker {
 /// Starts an instance of the world on this log.
 pub fn start_on(world: &World, broker: Arc<dyn Broker>) -> Running {
     let shutdown = CancellationToken::new();
-    let store = Store::new(world.nodes.clone(), world.store.settings);
+    let store = StateStore::new(world.nodes.clone(), world.store.settings);
     let parts = InstanceParts { broker, ..world.parts(&store) };
     let (health, metrics) = (parts.health.clone(), parts.metrics.clone());
     let task = tokio::spawn(instance::run(world.settings.clone(), parts, shutdown.clone()));

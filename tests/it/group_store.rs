@@ -8,7 +8,7 @@ use utxo_store::{
     instance::{self, InstanceError},
     record::{Key, MetaRecord, Rules, TxState},
     store::{
-        Store,
+        StateStore,
         digest::survey,
         meta::{MetaError, StoreMeta},
     },
@@ -17,11 +17,11 @@ use utxo_store::{
 use crate::harness::{Made, World, spend};
 
 /// Returns an empty store.
-fn new_store(world: &World) -> Store {
-    Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings)
+fn new_store(world: &World) -> StateStore {
+    StateStore::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings)
 }
 
-async fn rebuild(world: &World) -> Store {
+async fn rebuild(world: &World) -> StateStore {
     let store = new_store(world);
     let parts = world.parts(&store);
     instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.unwrap();
@@ -29,16 +29,16 @@ async fn rebuild(world: &World) -> Store {
 }
 
 /// Returns the error with which an instance over this store ends.
-pub async fn start_error(world: &World, store: &Store) -> InstanceError {
+pub async fn start_error(world: &World, store: &StateStore) -> InstanceError {
     let run = instance::run(world.settings.clone(), world.parts(store), CancellationToken::new());
     tokio::time::timeout(Duration::from_secs(600), run).await.expect("the instance ends").unwrap_err()
 }
 
-async fn digest(store: &Store) -> String {
+async fn digest(store: &StateStore) -> String {
     survey(store, |_| {}).await.unwrap().digest.to_string()
 }
 
-async fn is_live(store: &Store, made: &Made) -> bool {
+async fn is_live(store: &StateStore, made: &Made) -> bool {
     store.master(made.txid).await.unwrap().is_some_and(|page| page.state() == TxState::Live)
 }
 
@@ -98,7 +98,7 @@ async fn a_store_that_lost_a_part_is_refused_and_sentinels_are_added() {
     let world = World::new().await;
     run_rivals_and_block(&world).await;
     let engine = Arc::new(MemoryEngine::new(Rules::main(288)).with_losable_parts());
-    let store = Store::new(engine.clone(), world.store.settings);
+    let store = StateStore::new(engine.clone(), world.store.settings);
     instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await.unwrap();
     assert!(store.meta().await.unwrap().unwrap().has_sentinels, "a rebuild writes sentinels");
     let lose = || engine.put(Key::Sentinel(9), None);

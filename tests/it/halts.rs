@@ -18,7 +18,7 @@ use utxo_store::{
     instance,
     record::{Rules, TxState},
     status::control::{ControlAnswer, PartitionCommand},
-    store::Store,
+    store::StateStore,
 };
 
 use crate::{
@@ -355,7 +355,7 @@ async fn decisions_of_another_topic_are_refused_by_name() {
         }
         let mut other = world.clone();
         other.settings.topics.decisions = name.into();
-        let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
+        let store = StateStore::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
         let rebuilt = instance::rebuild(other.settings.clone(), other.parts(&store), CancellationToken::new()).await;
         // The store knows its topic by the id; the chain's commit identifies the log of a new store.
         let live = other.start().ended().await.expect_err(name).to_string();
@@ -420,7 +420,7 @@ async fn a_gap_before_the_first_commit_halts_until_it_is_accepted() {
     assert_eq!(world.count("chain").await, 1, "the orphan is contested");
     accepted.stop().await;
 
-    let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
+    let store = StateStore::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
     let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
     let refused = refused.unwrap_err().to_string();
     assert!(
@@ -662,7 +662,7 @@ async fn a_transaction_too_big_for_the_store_fails_its_rebuild() {
         world.run_until_consumed().await;
         let engine = FaultEngine::new(Arc::new(MemoryEngine::new(Rules::main(288))), 1);
         engine.set(bounded());
-        let store = Store::new(Arc::new(engine), world.store.settings);
+        let store = StateStore::new(Arc::new(engine), world.store.settings);
         let refused = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new()).await;
         let refused = refused.unwrap_err().to_string();
         assert!(refused.starts_with(&format!("store: {} cannot be stored: ", large.txid)), "{refused}");

@@ -38,7 +38,7 @@ use utxo_store::{
     },
     status::Health,
     store::{
-        Store, StoreSettings,
+        StateStore, StoreSettings,
         create::{CreatorIdentity, ProcessVisibility},
         digest::{SurveyError, survey},
         into_page,
@@ -169,7 +169,7 @@ pub type EngineWrapper = Arc<dyn Fn(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngi
 pub struct World {
     pub broker: MemoryBroker,
     pub clock: Clock,
-    pub store: Store,
+    pub store: StateStore,
     /// Objects of the blob store, where the store has one.
     pub objects: Arc<InMemory>,
     /// The engine of `store`, for tests that make the store lose writes.
@@ -355,7 +355,7 @@ impl World {
         World {
             broker: self.broker.clone(),
             clock: self.clock.clone(),
-            store: Store { engine: engine.clone(), ..self.store.clone() },
+            store: StateStore { engine: engine.clone(), ..self.store.clone() },
             objects: self.objects.clone(),
             memory: self.memory.clone(),
             nodes: Arc::new(FaultEngine::new(engine, 0)),
@@ -367,7 +367,7 @@ impl World {
     }
 
     /// Returns the parts that an instance over this store is made from.
-    pub fn parts(&self, store: &Store) -> InstanceParts {
+    pub fn parts(&self, store: &StateStore) -> InstanceParts {
         InstanceParts {
             broker: Arc::new(self.broker.clone()),
             store: store.clone(),
@@ -388,7 +388,7 @@ impl World {
     /// Starts an instance.
     pub fn start(&self) -> Running {
         let shutdown = CancellationToken::new();
-        let parts = self.parts(&Store { engine: self.nodes.clone(), ..self.store.clone() });
+        let parts = self.parts(&StateStore { engine: self.nodes.clone(), ..self.store.clone() });
         let (health, metrics) = (parts.health.clone(), parts.metrics.clone());
         let run = instance::run(self.settings.clone(), parts, shutdown.clone());
         let task = tokio::spawn(async move { run.await.inspect_err(|error| eprintln!("an instance ended: {error}")) });
@@ -396,11 +396,12 @@ impl World {
     }
 
     /// Rebuilds the committed events of the group into a new store.
-    pub async fn rebuild(&self) -> Store {
+    pub async fn rebuild(&self) -> StateStore {
         let engine = Arc::new(MemoryEngine::new(self.store.settings.rules));
         let blobs = self.store.blobs.as_ref().map(|_| BlobStore::memory());
-        let store = Store::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
-        let wrap = |wrap: &EngineWrapper| Store { engine: wrap(store.engine.clone()), ..store.clone() };
+        let store =
+            StateStore::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
+        let wrap = |wrap: &EngineWrapper| StateStore { engine: wrap(store.engine.clone()), ..store.clone() };
         let wrapped = self.rebuild_engine.as_ref().map(wrap);
         let parts = || self.parts(wrapped.as_ref().unwrap_or(&store));
         for after in &self.rebuild_kills {
@@ -426,7 +427,7 @@ impl World {
     }
 
     /// Returns both logs of the sequencer and the transactions of both stores as text, for the analysis of a failure.
-    pub async fn story(&self, rebuilt: &Store) -> String {
+    pub async fn story(&self, rebuilt: &StateStore) -> String {
         let mut story = String::new();
         let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
         story += "validated:\n";
@@ -594,7 +595,7 @@ impl World {
 
     /// Fails as [`check`](Self::check) does, without the model; returns the rebuild. Where due records are pruned, both
     /// stores are pruned to one height first.
-    pub async fn check_without_model(&self, what: &str) -> Store {
+    pub async fn check_without_model(&self, what: &str) -> StateStore {
         self.verify(what, &self.store).await;
         let rebuilt = self.rebuild().await;
         self.verify(&format!("{what}: the rebuild"), &rebuilt).await;
@@ -659,7 +660,7 @@ impl World {
     }
 
     /// Prunes due records once everything is handled, as an operator would while no instance runs.
-    pub async fn prune_by_hand(&self, store: &Store) {
+    pub async fn prune_by_hand(&self, store: &StateStore) {
         self.pass_over(store, self.pruned_to().await, LAST_ERA, pruning(16, true)).await;
     }
 
@@ -674,7 +675,7 @@ impl World {
         self.highest().await + 1
     }
 
-    async fn pass_over(&self, store: &Store, height: u32, era: u32, settings: PruneSettings) -> PruneTotals {
+    async fn pass_over(&self, store: &StateStore, height: u32, era: u32, settings: PruneSettings) -> PruneTotals {
         let retention = store.settings.rules.retention;
         let under = PruneBasis::new(PruneTerms { height, retention, committed: self.end("chain", 0).await }, era);
         let mut pass = PrunePass::new(settings, under);
@@ -689,7 +690,7 @@ impl World {
         }
     }
 
-    async fn verify(&self, what: &str, store: &Store) {
+    async fn verify(&self, what: &str, store: &StateStore) {
         let mut violations = Vec::new();
         utxo_store::store::verify::verify(store, |_| {}, |violation| violations.push(violation.to_string()))
             .await
@@ -741,7 +742,7 @@ impl World {
         }
     }
 
-    async fn compare(&self, what: &str, expected: &Expected, store: &Store) {
+    async fn compare(&self, what: &str, expected: &Expected, store: &StateStore) {
         let pages = pages_of(store).await;
         let complaints = expected.compare(pages.iter().map(|page| &**page));
         let digest = survey(store, |_| {}).await.unwrap().digest;
@@ -786,7 +787,7 @@ impl Running {
 }
 
 /// Returns every page with its body, read from the blob store where the body is external.
-pub async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
+pub async fn pages_of(store: &StateStore) -> Vec<Arc<Page>> {
     let scanned = store.engine.scan(Set::Transactions, None, 1_000_000).await.unwrap();
     let mut pages: Vec<Arc<Page>> =
         scanned.records.into_iter().filter_map(|(_, record)| into_page(Some(record))).collect();
@@ -798,7 +799,7 @@ pub async fn pages_of(store: &Store) -> Vec<Arc<Page>> {
 }
 
 /// Returns the transactions that the digest covers, one line each.
-pub async fn dump(store: &Store) -> Vec<String> {
+pub async fn dump(store: &StateStore) -> Vec<String> {
     let mut lines = Vec::new();
     let dumped = utxo_store::store::dump::dump::<SurveyError>(store, |tx| {
         lines.push(serde_json::to_string(&tx).unwrap());
@@ -813,7 +814,7 @@ fn pruning(step: usize, alone: bool) -> PruneSettings {
     PruneSettings { keep_tombstones: Some(2), step_size: step, dry_run: false, is_exclusive: alone }
 }
 
-fn store_on(engine: Arc<dyn RecordEngine>, rules: Rules, page_size: u32) -> Store {
+fn store_on(engine: Arc<dyn RecordEngine>, rules: Rules, page_size: u32) -> StateStore {
     let settings = StoreSettings {
         network: Network::Regtest,
         rules,
@@ -823,5 +824,5 @@ fn store_on(engine: Arc<dyn RecordEngine>, rules: Rules, page_size: u32) -> Stor
         retry_pause: PAUSE,
         inline_limit: u64::MAX,
     };
-    Store::new(engine, settings)
+    StateStore::new(engine, settings)
 }

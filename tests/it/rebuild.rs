@@ -10,7 +10,7 @@ use utxo_store::{
     group::missing_parent::MAX_WAITING_EVENTS,
     instance::{self, InstanceError},
     record::{Operation, Page, Rules, Sequenced, TxState},
-    store::{Store, digest::survey, meta::MetaError, verify::verify},
+    store::{StateStore, digest::survey, meta::MetaError, verify::verify},
     tx::{Outpoint, Txid},
 };
 
@@ -24,23 +24,23 @@ async fn pause() {
     tokio::time::sleep(Duration::from_secs(20)).await;
 }
 
-async fn rebuild(world: &World) -> (Store, Result<(), InstanceError>) {
+async fn rebuild(world: &World) -> (StateStore, Result<(), InstanceError>) {
     rebuild_into(world, Arc::new(MemoryEngine::new(RULES))).await
 }
 
 /// Rebuilds the committed events of the group into this engine.
-pub async fn rebuild_into(world: &World, engine: Arc<dyn RecordEngine>) -> (Store, Result<(), InstanceError>) {
-    let store = Store::new(engine, world.store.settings);
+pub async fn rebuild_into(world: &World, engine: Arc<dyn RecordEngine>) -> (StateStore, Result<(), InstanceError>) {
+    let store = StateStore::new(engine, world.store.settings);
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
     let ended = tokio::time::timeout(HOUR, rebuilt).await.expect("a rebuild ends");
     (store, ended.map(drop))
 }
 
-async fn state(store: &Store, made: &Made) -> Option<TxState> {
+async fn state(store: &StateStore, made: &Made) -> Option<TxState> {
     store.master(made.txid).await.unwrap().map(|page| page.state())
 }
 
-async fn digest(store: &Store) -> String {
+async fn digest(store: &StateStore) -> String {
     survey(store, |_| {}).await.unwrap().digest.to_string()
 }
 
@@ -102,7 +102,7 @@ async fn a_node_restart_after_the_last_chain_write_fails_the_rebuild() {
     world.run_until_consumed().await;
     let memory = Arc::new(MemoryEngine::with_loss_window(RULES, world.clock.clone(), LOSS_WINDOW));
     let nodes = Arc::new(FaultEngine::with_restarts(memory, world.clock.clone(), 1));
-    let behind = World { store: Store { engine: nodes.clone(), ..world.store.clone() }, ..world.clone() };
+    let behind = World { store: StateStore { engine: nodes.clone(), ..world.store.clone() }, ..world.clone() };
     // The writes of the transactions are durable by then.
     let late = HoldingEngine::delay(&behind, LOSS_WINDOW * 30, |row| {
         matches!(row.operation, Operation::Sequenced(_, Sequenced::SetMined { .. }))
@@ -213,7 +213,7 @@ async fn undecided_contests_are_counted() {
     pause().await;
     running.stop().await;
 
-    let store = Store::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
+    let store = StateStore::new(Arc::new(MemoryEngine::new(Rules::main(288))), world.store.settings);
     let rebuilt = instance::rebuild(world.settings.clone(), world.parts(&store), CancellationToken::new());
     assert_eq!(rebuilt.await.unwrap().undecided, 1);
     assert_eq!(state(&store, &second).await, state(&world.store, &second).await);
@@ -319,7 +319,7 @@ async fn a_completed_part_of_a_rebuild_is_no_stall() {
     let seed = world.seed(1, 1).await;
     world.validate(&spend(&[seed.coin(0)], 1, 1)).await;
     world.run_until_consumed().await;
-    let store = Store::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings);
+    let store = StateStore::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings);
     let parts = world.parts(&store);
     let health = parts.health.clone();
     instance::rebuild(world.settings.clone(), parts, CancellationToken::new()).await.unwrap();

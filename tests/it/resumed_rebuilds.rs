@@ -12,7 +12,7 @@ use utxo_store::{
     event::CommandAction,
     instance::{self, InstanceError, RebuildReport},
     record::{Key, Rebuilding, Rules, TxState},
-    store::{Store, digest::survey, meta::MetaError},
+    store::{StateStore, digest::survey, meta::MetaError},
 };
 
 use crate::{
@@ -25,20 +25,20 @@ use crate::{
 const RULES: Rules = Rules::main(288);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-async fn digest(store: &Store) -> String {
+async fn digest(store: &StateStore) -> String {
     survey(store, |_| {}).await.unwrap().digest.to_string()
 }
 
-fn empty(world: &World) -> Store {
-    Store::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings)
+fn empty(world: &World) -> StateStore {
+    StateStore::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings)
 }
 
-async fn resume(world: &World, store: &Store) -> Result<RebuildReport, InstanceError> {
+async fn resume(world: &World, store: &StateStore) -> Result<RebuildReport, InstanceError> {
     let resumed = instance::resume_rebuild(world.settings.clone(), world.parts(store), CancellationToken::new());
     tokio::time::timeout(HOUR, resumed).await.expect("a rebuild ends")
 }
 
-fn begin(world: &World, store: &Store) -> JoinHandle<Result<RebuildReport, InstanceError>> {
+fn begin(world: &World, store: &StateStore) -> JoinHandle<Result<RebuildReport, InstanceError>> {
     let (settings, parts) = (world.settings.clone(), world.parts(store));
     tokio::spawn(instance::rebuild(settings, parts, CancellationToken::new()))
 }
@@ -48,7 +48,7 @@ async fn kill(rebuilding: JoinHandle<Result<RebuildReport, InstanceError>>) {
     assert!(rebuilding.await.is_err(), "the rebuild had ended by itself");
 }
 
-async fn rebuilding(store: &Store) -> Option<Rebuilding> {
+async fn rebuilding(store: &StateStore) -> Option<Rebuilding> {
     store.meta().await.unwrap()?.rebuilding.map(|rebuilding| *rebuilding)
 }
 
@@ -80,13 +80,13 @@ async fn a_killed_rebuild_resumes_to_the_same_state_and_reads_less() {
     // The rebuild is slow enough to be killed on the way.
     world.settings.pipeline.dispatch.batch_size = 4;
     let whole = resume(&world, &empty(&world)).await.unwrap().pipeline.completed;
-    let slow = |store: &Store| {
+    let slow = |store: &StateStore| {
         let faults = utxo_store::engine::fault::EngineFaults {
             delayed: 1.0,
             delay_within: Duration::from_millis(200),
             ..Default::default()
         };
-        Store { engine: Arc::new(FaultEngine::new(store.engine.clone(), 7).with(faults)), ..store.clone() }
+        StateStore { engine: Arc::new(FaultEngine::new(store.engine.clone(), 7).with(faults)), ..store.clone() }
     };
     let mut stores = Vec::new();
     for after_ms in (1_100..).step_by(200) {
@@ -145,7 +145,7 @@ async fn a_rebuild_whose_nodes_have_restarted_is_not_resumed() {
     run_history(&world).await;
     let memory = Arc::new(MemoryEngine::with_loss_window(RULES, world.clock.clone(), LOSS_WINDOW));
     let nodes = Arc::new(FaultEngine::with_restarts(memory, world.clock.clone(), 1));
-    let store = Store::new(nodes.clone(), world.store.settings);
+    let store = StateStore::new(nodes.clone(), world.store.settings);
     for restarts in [false, true] {
         let begun = tokio::spawn({
             let (settings, parts) = (world.settings.clone(), world.parts(&store));
@@ -169,7 +169,7 @@ async fn a_rebuild_that_lost_a_part_is_not_resumed() {
     let world = World::new().await;
     run_history(&world).await;
     let memory = Arc::new(MemoryEngine::new(RULES).with_losable_parts());
-    let store = Store::new(memory.clone(), world.store.settings);
+    let store = StateStore::new(memory.clone(), world.store.settings);
     let first = begin(&world, &store);
     while rebuilding(&store).await.is_none_or(|begun| begun.reached.validated.is_empty()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -190,7 +190,7 @@ async fn the_blob_store_is_claimed_once_the_rebuild_is_durable() {
     let memory = Arc::new(MemoryEngine::with_loss_window(RULES, world.clock.clone(), loss_window));
     let nodes = Arc::new(FaultEngine::with_restarts(memory, world.clock.clone(), 1));
     let blobs = BlobStore::new(Arc::new(InMemory::new()), BlobOptions::default());
-    let store = Store { blobs: Some(blobs), ..Store::new(nodes.clone(), world.store.settings) };
+    let store = StateStore { blobs: Some(blobs), ..StateStore::new(nodes.clone(), world.store.settings) };
     let first = begin(&world, &store);
     while rebuilding(&store).await.is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -22,7 +22,7 @@ use utxo_store::{
     },
     rng::SplitMix64,
     store::{
-        Store, StoreSettings,
+        StateStore, StoreSettings,
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::survey,
         queries::StoreQueries,
@@ -36,7 +36,7 @@ use crate::aerospike_server::AerospikeServer;
 
 const PAGE: u32 = 4;
 
-fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
+fn store_on(engine: Arc<dyn RecordEngine>) -> StateStore {
     let settings = StoreSettings {
         network: Network::Regtest,
         rules: RULES,
@@ -46,7 +46,7 @@ fn store_on(engine: Arc<dyn RecordEngine>) -> Store {
         retry_pause: (Duration::from_millis(5), Duration::from_millis(500)),
         inline_limit: u64::MAX,
     };
-    Store::new(engine, settings)
+    StateStore::new(engine, settings)
 }
 
 /// Builds transaction `number` with this many outputs of 10 satoshis.
@@ -63,7 +63,7 @@ fn wide(number: u64, outputs: u32, initial_state: InitialState) -> PagedTx {
     PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state }
 }
 
-fn creator(store: &Store, owner: u64, clock: Clock) -> Creator {
+fn creator(store: &StateStore, owner: u64, clock: Clock) -> Creator {
     Creator::new(store.clone(), clock, identity(owner))
 }
 
@@ -99,11 +99,11 @@ fn take_all(work: &PagedTx, number: u32, outputs: u32) -> Operation {
     })
 }
 
-async fn apply(store: &Store, key: Key, operation: Operation) -> Outcome {
+async fn apply(store: &StateStore, key: Key, operation: Operation) -> Outcome {
     store.apply_one(Row { key, operation }).await.unwrap()
 }
 
-async fn pages(store: &Store, txid: Txid, count: u32) -> Vec<Option<Page>> {
+async fn pages(store: &StateStore, txid: Txid, count: u32) -> Vec<Option<Page>> {
     let keys = (0..count).map(|number| Key::Page(txid, number)).collect();
     let records = store.read(keys).await.unwrap();
     records.into_iter().map(|record| record.and_then(|record| record.page().cloned())).collect()
@@ -246,7 +246,7 @@ fn create_until_killed() {
 }
 
 /// Opens the store at this URL, with its bodies in this directory.
-async fn opened(url: &str, blobs: Option<&Path>) -> Store {
+async fn opened(url: &str, blobs: Option<&Path>) -> StateStore {
     let store = store_on(engine::open(url, &OpenOptions::new(RULES)).await.unwrap());
     let Some(directory) = blobs else { return store };
     let url = BlobUrl::Directory(directory.to_owned());
@@ -293,7 +293,7 @@ struct Found {
     live: usize,
 }
 
-async fn look(store: &Store, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Found {
+async fn look(store: &StateStore, begun: &BTreeSet<u64>, done: &BTreeSet<u64>) -> Found {
     let mut found = Found::default();
     for number in begun {
         let txid = wide(*number, KILLED_OUTPUTS, InitialState::Live).others.txid();

@@ -26,7 +26,7 @@ use utxo_store::{
     record::Key,
     sequencer::chain_group,
     status::Health,
-    store::Store,
+    store::StateStore,
     telemetry::DrainReason,
 };
 
@@ -56,7 +56,7 @@ impl Watched {
 
     fn start_on(world: &World, broker: Arc<dyn Broker>) -> Self {
         let shutdown = CancellationToken::new();
-        let store = Store { engine: world.nodes.clone(), ..world.store.clone() };
+        let store = StateStore { engine: world.nodes.clone(), ..world.store.clone() };
         let health = Arc::new(Health::new(world.clock.clone(), Duration::from_secs(600)).with_watchdog(Some(LIMIT)));
         let parts = InstanceParts { broker, health: health.clone(), ..world.parts(&store) };
         let metrics = parts.metrics.clone();

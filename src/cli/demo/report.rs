@@ -11,7 +11,7 @@ use crate::{
     client::CommandOutcome,
     generate::LeftOutCounts,
     store::{
-        Store,
+        StateStore,
         digest::{StateDigest, Survey, survey},
         stats::{SeededStats, StoreStats},
         verify::{Violation, verify},
@@ -32,7 +32,7 @@ pub struct CheckedStore {
 
 impl CheckedStore {
     /// Scans the store twice: once to count, once to verify.
-    pub async fn check(store: &Store) -> Result<Self, Failure> {
+    pub async fn check(store: &StateStore) -> Result<Self, Failure> {
         let survey = survey(store, |_| {}).await?;
         let (mut violations, mut shown) = (0, Vec::new());
         let found = |violation| {

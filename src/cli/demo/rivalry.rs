@@ -8,7 +8,7 @@ use crate::{
     cli::Failure,
     generate::Rivals,
     record::TxState,
-    store::Store,
+    store::StateStore,
     tx::{Outpoint, Txid},
 };
 
@@ -44,7 +44,7 @@ pub struct Rivalry {
 
 impl Rivalry {
     /// Reads the state of every pair from the store.
-    pub async fn read(store: &Store, rivals: &Rivals) -> Result<Self, Failure> {
+    pub async fn read(store: &StateStore, rivals: &Rivals) -> Result<Self, Failure> {
         let mut rivalry = Rivalry::default();
         for pair in rivals.pairs() {
             let (own, rival) = (is_live(store, pair.own).await?, is_live(store, pair.rival).await?);
@@ -92,6 +92,6 @@ impl Rivalry {
     }
 }
 
-async fn is_live(store: &Store, txid: Txid) -> Result<bool, Failure> {
+async fn is_live(store: &StateStore, txid: Txid) -> Result<bool, Failure> {
     Ok(store.master(txid).await?.is_some_and(|page| page.state() == TxState::Live))
 }

@@ -24,7 +24,7 @@ use crate::{
     record::{SpendingData, Verdict},
     rng::SplitMix64,
     store::{
-        Store,
+        StateStore,
         digest::survey,
         read::{FROZEN_SPENDER, TxMeta, TxReader},
     },
@@ -96,14 +96,20 @@ impl CastMember {
     }
 }
 
-async fn inspect(store: &Store, config: &Config, broker: &dyn Broker, txid: Txid, out: &mut impl Write) -> CliResult {
+async fn inspect(
+    store: &StateStore,
+    config: &Config,
+    broker: &dyn Broker,
+    txid: Txid,
+    out: &mut impl Write,
+) -> CliResult {
     let history = history::read_history(broker, &config.kafka.topics, txid).await?;
     TransactionView::read(store, txid, Some(history)).await?.write(out)?;
     writeln!(out)?;
     Ok(())
 }
 
-async fn read_cast(store: &Store, story: &Story) -> Result<Vec<CastMember>, Failure> {
+async fn read_cast(store: &StateStore, story: &Story) -> Result<Vec<CastMember>, Failure> {
     let mut cast = Vec::new();
     for (name, txid) in &story.transactions {
         let verdict = store.master(*txid).await?.and_then(|master| master.verdict());

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     record::BlockRecord,
     store::{
-        Store,
+        StateStore,
         queries::{BlockName, StoreQueries},
     },
     text::hex_reversed,
@@ -58,7 +58,7 @@ struct BlockView {
 }
 
 impl BlockArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+    pub(super) async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
         let name = match (self.block, self.height) {
             (Some(name), _) => name,
             (None, Some(height)) => BlockName::Height(height),
@@ -118,7 +118,7 @@ mod tests {
         store::testing,
     };
 
-    async fn shown(store: &Store, block: Option<&str>, height: Option<u32>) -> Result<String, String> {
+    async fn shown(store: &StateStore, block: Option<&str>, height: Option<u32>) -> Result<String, String> {
         let mut out = Vec::new();
         let block = block.map(|name| name.parse().unwrap());
         let args = BlockArgs { store: StoreArgs::default(), block, height, json: false };

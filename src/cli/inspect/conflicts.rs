@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     store::{
-        Store,
+        StateStore,
         queries::{RelatedTxs, StoreQueries},
     },
     tx::Txid,
@@ -48,7 +48,7 @@ struct ConflictsView {
 }
 
 impl ConflictsArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+    pub(super) async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
         let txid = self.txid;
         if store.master(txid).await?.is_none() {
             return Err(Failure::new(format!("the store has no transaction {txid}")));

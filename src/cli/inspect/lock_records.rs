@@ -9,7 +9,7 @@ use crate::{
     cli::{CliResult, offline::StoreArgs, output},
     clock::Clock,
     record::LockRecord,
-    store::{Store, queries::StoreQueries},
+    store::{StateStore, queries::StoreQueries},
     tx::Txid,
 };
 
@@ -49,7 +49,7 @@ impl LockRecordsArgs {
         self.show(&self.store.open().await?.0, Clock::System.now_ms(), out).await
     }
 
-    async fn show(&self, store: &Store, now_ms: u64, out: &mut impl Write) -> CliResult {
+    async fn show(&self, store: &StateStore, now_ms: u64, out: &mut impl Write) -> CliResult {
         let mut all = Vec::new();
         StoreQueries::of(store).lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
         for shown in &all {

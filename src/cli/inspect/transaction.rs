@@ -14,7 +14,7 @@ use crate::{
     engine::EngineError,
     record::{Page, Slot, SpendingData, TxState, Verdict},
     store::{
-        Store,
+        StateStore,
         read::{TxMeta, TxReader},
     },
     tx::{Txid, UtxoHash},
@@ -128,7 +128,7 @@ impl TransactionView {
     ///
     /// # Errors
     /// The store does not have the transaction, or does not answer.
-    pub async fn read(store: &Store, txid: Txid, history: Option<Vec<HistoryEntry>>) -> Result<Self, Failure> {
+    pub async fn read(store: &StateStore, txid: Txid, history: Option<Vec<HistoryEntry>>) -> Result<Self, Failure> {
         let missing = || Failure::new(format!("the store has no transaction {txid}"));
         let meta = TxReader::of(store).get_meta(txid).await?.ok_or_else(missing)?;
         let master = store.master(txid).await?.ok_or_else(missing)?;
@@ -191,7 +191,7 @@ impl TransactionView {
     }
 }
 
-async fn read_outputs(store: &Store, master: &Page) -> Result<OutputsView, EngineError> {
+async fn read_outputs(store: &StateStore, master: &Page) -> Result<OutputsView, EngineError> {
     let mut outputs = OutputsView::default();
     let count = master.extra_pages().saturating_add(1);
     let size = store.settings.utxo_batch_size;
@@ -288,17 +288,17 @@ mod tests {
 
     const PARENT: Txid = Txid([1; 32]);
 
-    async fn tx(store: &Store, txid: Txid) -> Result<TransactionView, Failure> {
+    async fn tx(store: &StateStore, txid: Txid) -> Result<TransactionView, Failure> {
         TransactionView::read(store, txid, None).await
     }
 
-    async fn text(store: &Store, txid: Txid) -> String {
+    async fn text(store: &StateStore, txid: Txid) -> String {
         let mut out = Vec::new();
         tx(store, txid).await.unwrap().write(&mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
-    async fn json(store: &Store, txid: Txid) -> serde_json::Value {
+    async fn json(store: &StateStore, txid: Txid) -> serde_json::Value {
         serde_json::to_value(tx(store, txid).await.unwrap()).unwrap()
     }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 
 use super::super::{CliResult, offline::StoreArgs, output};
-use crate::store::{Store, queries::StoreQueries};
+use crate::store::{StateStore, queries::StoreQueries};
 
 const AFTER_HELP: &str = "\
 Ordered by the time of the first write, oldest first, without conflicting transactions. With --parents the parents are
@@ -31,7 +31,7 @@ pub struct UnminedArgs {
 }
 
 impl UnminedArgs {
-    pub(super) async fn show(&self, store: &Store, out: &mut impl Write) -> CliResult {
+    pub(super) async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
         if self.parents {
             for parent in StoreQueries::of(store).preserved_parents(self.since).await? {
                 if self.json {

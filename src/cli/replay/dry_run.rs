@@ -23,7 +23,7 @@ use crate::{
     engine,
     instance::offset_reset::{OffsetReset, OffsetResetError, RereadBound, RereadRange},
     record::{ConsumedOffsets, MetaRecord},
-    store::{Store, meta::StoreMeta, topics::find_topics},
+    store::{StateStore, meta::StoreMeta, topics::find_topics},
 };
 
 /// Number of messages in each of the two samples of a partition.
@@ -106,7 +106,7 @@ async fn open_and_read_floor(
     let consumed = reset.consumed_offsets(broker).await?;
     let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await?;
     let blobs = opening::open_blobs(config, Intent::Read, &monitoring.metrics).await?;
-    let store = Store::new(engine, wiring::store_settings(config)).with_blobs(blobs);
+    let store = StateStore::new(engine, wiring::store_settings(config)).with_blobs(blobs);
     let verified = async {
         let topics = find_topics(broker, &wiring::instance_settings(config).state_topics()).await?;
         Ok(StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?)

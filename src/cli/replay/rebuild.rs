@@ -25,7 +25,7 @@ use crate::{
     record::Rebuilding,
     status::health::Workload,
     store::{
-        Store,
+        StateStore,
         digest::{self, StateDigest, Survey},
         stats::StoreStats,
     },
@@ -109,7 +109,7 @@ impl Rebuild {
             None => None,
         };
         let objects = opening::open_objects(config, &monitoring.metrics).await?;
-        opening::with_store(config, &self.store, &monitoring.metrics, async |store: &Store| {
+        opening::with_store(config, &self.store, &monitoring.metrics, async |store: &StateStore| {
             let store = store.clone().with_blobs(blobs).with_objects(objects);
             let parts = opening::build_parts(broker, store.clone(), monitoring)?;
             let report = self.replay(config, parts, shutdown).await?;
@@ -176,7 +176,7 @@ impl Rebuild {
     }
 }
 
-async fn survey(store: &Store) -> Result<Survey, Failure> {
+async fn survey(store: &StateStore) -> Result<Survey, Failure> {
     let progress = Spinner::of_activity("digest");
     Ok(digest::survey(store, |seen| progress.update(seen)).await?)
 }

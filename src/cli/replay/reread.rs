@@ -30,7 +30,7 @@ use crate::{
         offset_reset::{OffsetReset, RereadBound, RereadRange},
     },
     status::{Health, health::Condition},
-    store::{Store, meta::StoreMeta, topics::find_topics},
+    store::{StateStore, meta::StoreMeta, topics::find_topics},
 };
 
 /// Interval between two reads of the committed offsets.
@@ -78,7 +78,7 @@ async fn replay(
     let started = Instant::now();
     let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
     let objects = opening::open_objects(config, &monitoring.metrics).await?;
-    let done = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &Store| {
+    let done = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
         let store = store.clone().with_blobs(blobs).with_objects(objects);
         let topics = find_topics(broker.as_ref(), &wiring::instance_settings(config).state_topics()).await?;
         let consumed = reset.consumed_offsets(broker.as_ref()).await?;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::{CliResult, Failure, output, spinner::Spinner};
 use crate::store::{
-    Store,
+    StateStore,
     compare::{Comparison, Difference, DifferenceKind, FieldDifference, Total, compare},
 };
 
@@ -21,7 +21,13 @@ struct CompareSummary {
 }
 
 /// Compares two stores and prints the differences. Fails if the stores differ.
-pub(super) async fn show(store: &Store, against: &Store, limit: usize, json: bool, out: &mut impl Write) -> CliResult {
+pub(super) async fn show(
+    store: &StateStore,
+    against: &StateStore,
+    limit: usize,
+    json: bool,
+    out: &mut impl Write,
+) -> CliResult {
     let progress = Spinner::of_activity("comparing");
     let found = compare(store, against, limit, |seen| progress.update(seen)).await?;
     drop(progress);
@@ -75,7 +81,7 @@ mod tests {
         store::testing::{seeded, store},
     };
 
-    async fn shown(store: &Store, against: &Store, limit: usize, json: bool) -> (CliResult, String) {
+    async fn shown(store: &StateStore, against: &StateStore, limit: usize, json: bool) -> (CliResult, String) {
         let mut out = Vec::new();
         let result = show(store, against, limit, json, &mut out).await;
         (result, text(out))

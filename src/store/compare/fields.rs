@@ -8,7 +8,7 @@ use crate::{
 };
 
 use super::super::{
-    Store,
+    StateStore,
     canonical::{BodyHash, SideBlocks},
     digest::SurveyError,
     dump::{DumpedReassignment, DumpedSlot, DumpedTx, dump_transaction},
@@ -37,7 +37,7 @@ pub(super) struct ComparedTx {
 
 impl ComparedTx {
     /// Reads a transaction; `None`: the digest leaves the transaction out by now.
-    pub(super) async fn read(store: &Store, side: &SideBlocks, txid: Txid) -> Result<Option<Self>, SurveyError> {
+    pub(super) async fn read(store: &StateStore, side: &SideBlocks, txid: Txid) -> Result<Option<Self>, SurveyError> {
         let Some(master) = store.master(txid).await? else { return Ok(None) };
         let Some(dumped) = dump_transaction(store, &master, side).await? else { return Ok(None) };
         let body = store.read_intact_body(&master).await?.as_deref().map_or(BodyHash::MISSING, BodyHash::of);

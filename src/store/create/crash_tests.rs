@@ -107,9 +107,9 @@ impl Survivors {
         Survivors { engine: Arc::new(MemoryEngine::new(RULES)), objects }
     }
 
-    fn store(&self, engine: Arc<dyn RecordEngine>) -> Store {
+    fn store(&self, engine: Arc<dyn RecordEngine>) -> StateStore {
         let blobs = |objects: &FaultStore| BlobStore::new(Arc::new(objects.clone()), BlobOptions::default());
-        Store::new(engine, testing::store(PAGE).settings).with_blobs(self.objects.as_ref().map(blobs))
+        StateStore::new(engine, testing::store(PAGE).settings).with_blobs(self.objects.as_ref().map(blobs))
     }
 }
 
@@ -152,7 +152,7 @@ fn killed_at(
     (Creator::new(store, clock, identity), receiver)
 }
 
-async fn states(store: &Store) -> Vec<Option<TxState>> {
+async fn states(store: &StateStore) -> Vec<Option<TxState>> {
     let pages = store.pages(paged().others.txid(), 0, 3).await.unwrap();
     pages.iter().map(|page| page.as_ref().map(|page| page.state())).collect()
 }

@@ -34,15 +34,15 @@ fn paged(initial_state: InitialState) -> PagedTx {
     PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state }
 }
 
-fn creator(store: &Store, owner: u64) -> Creator {
+fn creator(store: &StateStore, owner: u64) -> Creator {
     Creator::new(store.clone(), Clock::simulated(1_000), identity(owner))
 }
 
-async fn create(store: &Store, owner: u64, initial_state: InitialState) -> Outcome {
+async fn create(store: &StateStore, owner: u64, initial_state: InitialState) -> Outcome {
     creator(store, owner).create(&paged(initial_state), |_| {}).await.unwrap()
 }
 
-async fn states(store: &Store) -> Vec<Option<TxState>> {
+async fn states(store: &StateStore) -> Vec<Option<TxState>> {
     let pages = store.pages(paged(InitialState::Live).others.txid(), 0, 3).await.unwrap();
     pages.iter().map(|page| page.as_ref().map(|page| page.state())).collect()
 }
@@ -279,7 +279,7 @@ async fn concurrent_creators_under_faults_reach_the_same_state() {
             ..EngineFaults::default()
         };
         let engine: Arc<dyn RecordEngine> = Arc::new(FaultEngine::new(memory.clone(), seed).with(faults));
-        let store = Store::new(engine, testing::store(PAGE).settings);
+        let store = StateStore::new(engine, testing::store(PAGE).settings);
         // The clock of the second creator is past the end of the first one's lock record, so that both run at once.
         let late = Creator::new(store.clone(), Clock::simulated(1_000_000), identity(2));
         let (one, other) = (creator(&store, 1), late);
@@ -287,7 +287,7 @@ async fn concurrent_creators_under_faults_reach_the_same_state() {
         let contested = paged(if seed % 3 == 0 { InitialState::Contested } else { InitialState::Live });
         let (first, second) = tokio::join!(one.create(&work, |_| {}), other.create(&contested, |_| {}));
         let (first, second) = (first.unwrap(), second.unwrap());
-        let store = Store::new(memory, store.settings);
+        let store = StateStore::new(memory, store.settings);
         let last = create(&store, 1, InitialState::Live).await;
         let page = store.master(work.others.txid()).await.unwrap().unwrap();
         match page.state() {

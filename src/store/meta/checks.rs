@@ -2,7 +2,7 @@
 
 use crate::{
     record::MetaRecord,
-    store::{Store, StoreSettings},
+    store::{StateStore, StoreSettings},
 };
 
 use super::MetaError;
@@ -51,7 +51,7 @@ pub fn check_not_rebuilding(meta: &MetaRecord) -> Result<(), MetaError> {
 ///
 /// # Errors
 /// [`MetaError::NoBlobStore`] for a store with blobs that is opened without a blob store.
-pub fn check_blobs(meta: &MetaRecord, store: &Store) -> Result<(), MetaError> {
+pub fn check_blobs(meta: &MetaRecord, store: &StateStore) -> Result<(), MetaError> {
     if meta.has_blobs && store.blobs.is_none() { Err(MetaError::NoBlobStore) } else { Ok(()) }
 }
 

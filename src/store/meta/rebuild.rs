@@ -3,7 +3,7 @@
 use crate::{
     engine::Incarnation,
     record::{ConsumedOffsets, LogEnds, MetaRecord, Rebuilding},
-    store::Store,
+    store::StateStore,
 };
 
 use super::{
@@ -28,7 +28,7 @@ pub struct RebuildRecord<'a> {
 
 impl<'a> RebuildRecord<'a> {
     /// Returns the record of the rebuild of this store's set.
-    pub fn of(store: &'a Store) -> Self {
+    pub fn of(store: &'a StateStore) -> Self {
         RebuildRecord { meta: StoreMeta::of(store) }
     }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Returns the store with changed settings.
-fn changed(store: &Store, change: impl FnOnce(&mut StoreSettings)) -> Store {
+fn changed(store: &StateStore, change: impl FnOnce(&mut StoreSettings)) -> StateStore {
     let mut store = store.clone();
     change(&mut store.settings);
     store

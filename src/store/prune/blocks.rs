@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     engine::EngineError,
     record::{Key, MinedIn, Record},
-    store::Store,
+    store::StateStore,
 };
 
 /// Loaded blocks by local id; `true`: the block is on the longest chain. A reorg changes the answers, so that one value
@@ -17,7 +17,7 @@ impl LongestChainBlocks {
     /// Loads the blocks of these entries that are not loaded yet.
     pub async fn load<'a>(
         &mut self,
-        store: &Store,
+        store: &StateStore,
         mined: impl Iterator<Item = &'a MinedIn>,
     ) -> Result<(), EngineError> {
         let mut missing: Vec<u32> = mined.map(|mined| mined.block_id).filter(|id| !self.0.contains_key(id)).collect();

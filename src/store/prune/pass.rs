@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     engine::Index,
     record::{Body, Key, Page},
-    store::{Store, restart_detector::RestartDetector},
+    store::{StateStore, restart_detector::RestartDetector},
     tx::Txid,
 };
 
@@ -111,7 +111,7 @@ impl PrunePass {
     ///
     /// # Errors
     /// See [`PruneError`]; after [`PruneError::Blob`] the pass may continue.
-    pub async fn step(&mut self, store: &Store, detector: &RestartDetector) -> Result<PruneStep, PruneError> {
+    pub async fn step(&mut self, store: &StateStore, detector: &RestartDetector) -> Result<PruneStep, PruneError> {
         if self.marked.len() + self.expired.len() >= MAX_MARKED {
             return self.finish_marked(store, detector).await;
         }
@@ -126,7 +126,7 @@ impl PrunePass {
     }
 
     /// Fills the queue from the index. Returns whether the queue has keys.
-    async fn query_index(&mut self, store: &Store) -> Result<bool, PruneError> {
+    async fn query_index(&mut self, store: &StateStore) -> Result<bool, PruneError> {
         let waiting = self.marked.iter().chain(&self.expired).map(|examined| examined.master.txid);
         let known: BTreeSet<Txid> = waiting.chain(self.uncommitted.iter().copied()).collect();
         // Known transactions stay in the index, so that the query asks for as many keys more.
@@ -140,7 +140,7 @@ impl PrunePass {
         Ok(!self.queue.is_empty())
     }
 
-    async fn examine_next(&mut self, store: &Store) -> Result<PruneStep, PruneError> {
+    async fn examine_next(&mut self, store: &StateStore) -> Result<PruneStep, PruneError> {
         let (work, again) = (PruneWork::new(store, self.basis), self.height().saturating_add(1));
         let keys: Vec<Key> = self.queue.iter().take(self.step).copied().collect();
         let txids: BTreeSet<Txid> = keys.iter().filter_map(Key::txid).collect();
@@ -203,7 +203,7 @@ impl PrunePass {
     }
 
     /// Writes tombstones for the marked transactions once the marks are durable; afterwards shrinks expired tombstones.
-    async fn finish_marked(&mut self, store: &Store, detector: &RestartDetector) -> Result<PruneStep, PruneError> {
+    async fn finish_marked(&mut self, store: &StateStore, detector: &RestartDetector) -> Result<PruneStep, PruneError> {
         if let Some(at) = self.marked_at.filter(|_| detector.can_lose_writes()) {
             let durable_at = at + detector.lag();
             if Instant::now() < durable_at {

@@ -12,7 +12,7 @@ use crate::{
         build::NewTxState,
     },
     store::{
-        Store,
+        StateStore,
         restart_detector::RestartDetector,
         testing,
         verify::{Violation, verify},
@@ -28,7 +28,7 @@ fn basis(height: u32) -> PruneBasis {
     PruneBasis::new(PruneTerms { height, retention: RULES.retention, committed: 50 }, 0)
 }
 
-async fn prune_as(store: &Store, basis: PruneBasis, settings: PruneSettings) -> (PruneTotals, PruneStep) {
+async fn prune_as(store: &StateStore, basis: PruneBasis, settings: PruneSettings) -> (PruneTotals, PruneStep) {
     let detector = RestartDetector::new(store.engine.clone(), Duration::ZERO);
     let mut pass = PrunePass::new(settings, basis);
     loop {
@@ -39,13 +39,13 @@ async fn prune_as(store: &Store, basis: PruneBasis, settings: PruneSettings) -> 
     }
 }
 
-async fn prune(store: &Store, height: u32) -> PruneTotals {
+async fn prune(store: &StateStore, height: u32) -> PruneTotals {
     let (pruned, step) = prune_as(store, basis(height), SETTINGS).await;
     assert_eq!(step, PruneStep::Done);
     pruned
 }
 
-async fn state(store: &Store, txid: Txid) -> Option<TxState> {
+async fn state(store: &StateStore, txid: Txid) -> Option<TxState> {
     store.master(txid).await.unwrap().map(|page| page.state())
 }
 
@@ -53,7 +53,7 @@ fn pruned_at(height: u32) -> Option<TxState> {
     Some(TxState::Pruned(height))
 }
 
-async fn violations(store: &Store) -> Vec<String> {
+async fn violations(store: &StateStore) -> Vec<String> {
     let mut found = Vec::new();
     verify(store, |_| {}, |violation: Violation| found.push(violation.to_string())).await.unwrap();
     found
@@ -66,7 +66,7 @@ fn spending(parents: &[(Txid, u32)], outputs: usize) -> Bytes {
 }
 
 /// A partial transaction of height 100 and three descendants, mined at 101, 103 and 105.
-async fn three(store: &Store) -> [Txid; 4] {
+async fn three(store: &StateStore) -> [Txid; 4] {
     let partial = testing::seeded(1, 1);
     let mut chain = vec![partial.txid];
     store.plant(partial).await;
@@ -248,7 +248,7 @@ async fn marks_are_durable_before_tombstones_are_written() {
     let second = Duration::from_secs(1);
     let memory = Arc::new(MemoryEngine::with_loss_window(RULES, clock.clone(), second));
     let engine = Arc::new(FaultEngine::with_restarts(memory, clock, 1));
-    let store = Store { engine: engine.clone(), ..testing::store(5) };
+    let store = StateStore { engine: engine.clone(), ..testing::store(5) };
     let [partial, first, ..] = three(&store).await;
     tokio::time::sleep(10 * second).await;
     let mut detector = RestartDetector::new(engine.clone(), 5 * second);
@@ -289,7 +289,7 @@ async fn marks_are_durable_before_tombstones_are_written() {
 }
 
 /// A transaction of three pages with its body in the blob store, all spent by one child.
-async fn wide(store: &Store) -> (Bytes, Txid) {
+async fn wide(store: &StateStore) -> (Bytes, Txid) {
     let parent = testing::seeded(1, 1);
     let bytes = testing::transaction(&[(testing::outpoint(parent.txid, 0), 1_000)], &[200; 5]);
     let txid = testing::txid(&bytes);
@@ -315,7 +315,7 @@ async fn wide(store: &Store) -> (Bytes, Txid) {
     (bytes, txid)
 }
 
-async fn pages(store: &Store, txid: Txid) -> Vec<Option<TxState>> {
+async fn pages(store: &StateStore, txid: Txid) -> Vec<Option<TxState>> {
     let pages = store.pages(txid, 0, 3).await.unwrap();
     pages.iter().map(|page| page.as_deref().map(Page::state)).collect()
 }
@@ -360,7 +360,7 @@ async fn a_killed_pass_is_completed_by_the_next() {
         store.settings.inline_limit = 10;
         let (_, txid) = wide(&store).await;
         let dying = Arc::new(Dying { inner: store.engine.clone(), left: std::sync::atomic::AtomicI64::new(writes) });
-        let dying = Store { engine: dying, ..store.clone() };
+        let dying = StateStore { engine: dying, ..store.clone() };
         let detector = RestartDetector::new(store.engine.clone(), Duration::ZERO);
         let mut died = false;
         for height in [390, 390 + 144] {

@@ -13,7 +13,7 @@ use crate::{
         TxState, Verdict,
     },
     store::{
-        Store,
+        StateStore,
         body::{BodyError, ParsedBody},
         pages::ExtraPages,
     },
@@ -69,7 +69,7 @@ enum PageTombstones {
 
 /// The facts of several transactions, and the indexes of the transactions that each spender spends.
 struct Examination<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     blocks: LongestChainBlocks,
     facts: Vec<PruneFacts>,
     spenders: BTreeMap<Txid, BTreeSet<usize>>,
@@ -77,13 +77,13 @@ struct Examination<'a> {
 
 /// Reads and writes of the pruner on a store, under the terms and the stamp of one basis.
 pub struct PruneWork<'a> {
-    store: &'a Store,
+    store: &'a StateStore,
     basis: PruneBasis,
 }
 
 impl<'a> PruneWork<'a> {
     /// Creates the reads and writes under this basis.
-    pub fn new(store: &'a Store, basis: PruneBasis) -> Self {
+    pub fn new(store: &'a StateStore, basis: PruneBasis) -> Self {
         PruneWork { store, basis }
     }
 

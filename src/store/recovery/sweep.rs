@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     engine::{EngineError, Index, Row},
     record::{Key, LockRecord, Operation, Record, TxState},
-    store::{Store, into_page, pages::PAGES_AT_A_TIME},
+    store::{StateStore, into_page, pages::PAGES_AT_A_TIME},
     tx::Txid,
 };
 
@@ -81,7 +81,7 @@ pub(super) struct HalfCreated {
 
 impl Sweep {
     /// Completes half-created transactions of the given age, oldest first, and lists the transactions that it skipped.
-    pub async fn run(self, store: &Store) -> Result<Swept, EngineError> {
+    pub async fn run(self, store: &StateStore) -> Result<Swept, EngineError> {
         let mut swept = Swept::default();
         for (txid, half) in read_half_created(store, self.now_ms.saturating_sub(self.older_than_ms)).await? {
             swept.older_than_an_hour += u64::from(self.now_ms.saturating_sub(half.since_ms) >= OLD_AFTER_MS);
@@ -92,7 +92,7 @@ impl Sweep {
 
     async fn sweep_one(
         &self,
-        store: &Store,
+        store: &StateStore,
         txid: Txid,
         half: HalfCreated,
         swept: &mut Swept,
@@ -132,7 +132,10 @@ impl Sweep {
 }
 
 /// Reads the transactions with pages that are creating since `until_ms` or before, oldest first.
-pub(super) async fn read_half_created(store: &Store, until_ms: u64) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
+pub(super) async fn read_half_created(
+    store: &StateStore,
+    until_ms: u64,
+) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
     let mut found: BTreeMap<Txid, HalfCreated> = BTreeMap::new();
     let (mut from_ms, mut limit) = (0, QUERY_LIMIT);
     loop {

@@ -6,7 +6,7 @@ use crate::{
     engine::EngineError,
     record::{Key, Page, Slot, SpendingData, TxState},
     store::{
-        Store,
+        StateStore,
         body::{BodyError, ParsedBody},
         into_page,
     },
@@ -59,7 +59,11 @@ impl CrossChecks {
     }
 
     /// Runs all gathered checks and empties the batch.
-    pub(super) async fn run(&mut self, store: &Store, found: &mut impl FnMut(Violation)) -> Result<(), EngineError> {
+    pub(super) async fn run(
+        &mut self,
+        store: &StateStore,
+        found: &mut impl FnMut(Violation),
+    ) -> Result<(), EngineError> {
         self.count = 0;
         let by_key = std::mem::take(&mut self.by_key);
         let records = store.read(by_key.keys().copied().collect()).await?;
@@ -101,7 +105,7 @@ enum KnownInputs {
     Unknown,
 }
 
-async fn read_inputs(store: &Store, txid: Txid, master: Option<&Page>, checks: &[CrossCheck]) -> KnownInputs {
+async fn read_inputs(store: &StateStore, txid: Txid, master: Option<&Page>, checks: &[CrossCheck]) -> KnownInputs {
     let is_needed = checks.iter().any(|check| matches!(check, CrossCheck::Slot { .. }));
     let Some(master) = master.filter(|_| is_needed) else { return KnownInputs::Unknown };
     let known = async {

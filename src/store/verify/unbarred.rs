@@ -12,7 +12,7 @@ use crate::{
         Key, Page, Reason, Record, Rejection, Respend, RespendChecks, RespendSlot, SpendSlot, TxState, Verdict,
         respend_refusal,
     },
-    store::{Store, into_page},
+    store::{StateStore, into_page},
     tx::{Transaction, Txid},
 };
 
@@ -44,7 +44,7 @@ struct ConflictingTx {
 
 impl UnbarredSearch {
     /// Adds a conflicting transaction, unless only an operator or a block can change the verdict.
-    pub(super) fn add(&mut self, store: &Store, master: &Page, transaction: &Transaction<'_>) {
+    pub(super) fn add(&mut self, store: &StateStore, master: &Page, transaction: &Transaction<'_>) {
         let TxState::Conflicting(Verdict::Conflicting(reason)) = master.state() else { return };
         if reason.is_permanent() || reason == Reason::Disconnected {
             return;
@@ -78,7 +78,7 @@ impl UnbarredSearch {
     }
 
     /// Checks the slots of all gathered transactions.
-    pub(super) async fn run(&mut self, store: &Store) -> Result<(), EngineError> {
+    pub(super) async fn run(&mut self, store: &StateStore) -> Result<(), EngineError> {
         self.inputs = 0;
         let candidates = std::mem::take(&mut self.candidates);
         let mut barred = BTreeSet::new();
@@ -104,7 +104,10 @@ impl UnbarredSearch {
 }
 
 /// Reads the slots and returns the refusals, each with the index of the transaction that claims the slot.
-async fn read_refusals(store: &Store, candidates: &[ConflictingTx]) -> Result<Vec<(usize, Rejection)>, EngineError> {
+async fn read_refusals(
+    store: &StateStore,
+    candidates: &[ConflictingTx],
+) -> Result<Vec<(usize, Rejection)>, EngineError> {
     let mut by_key: BTreeMap<Key, Vec<(usize, &SpendSlot)>> = BTreeMap::new();
     for (number, candidate) in candidates.iter().enumerate() {
         for (key, slot) in &candidate.slots {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use utxo_store::{
     engine::{self, EngineError, RecordEngine, Row, memory::MemoryEngine},
     record::{Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
-    store::Store,
+    store::StateStore,
     tx::Txid,
 };
 
@@ -15,7 +15,7 @@ use super::{checks, trace::Observer};
 pub struct CheckedEngine {
     pub inner: Arc<MemoryEngine>,
     /// The store over `inner`, with its blob store.
-    pub store: Store,
+    pub store: StateStore,
     pub observer: Arc<Observer>,
     /// Slots per page.
     pub page_size: u32,

@@ -13,7 +13,7 @@ use utxo_store::{
     prepare::{PrepareSettings, PreparedEvent, prepare},
     record::{Key, Page, TxState, Verdict},
     sequencer::state::ChainState,
-    store::Store,
+    store::StateStore,
     tx::Txid,
 };
 
@@ -23,7 +23,7 @@ use crate::harness::World;
 /// Checker of commits; its store is the one without injected faults.
 pub struct CommitCheck {
     pub broker: MemoryBroker,
-    pub store: Store,
+    pub store: StateStore,
     /// The engine of `store`.
     pub memory: Arc<MemoryEngine>,
     pub settings: PrepareSettings,

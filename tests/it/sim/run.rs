@@ -20,7 +20,7 @@ use utxo_store::{
     rng::SplitMix64,
     sequencer::chain_group,
     status::Health,
-    store::Store,
+    store::StateStore,
 };
 
 use super::{
@@ -317,7 +317,8 @@ impl<'a> Simulation<'a> {
         };
         let objects = GatedObjects { gate: gate.clone(), inner: Arc::new(self.objects.clone()) };
         let blobs = self.plan.inline_limit.map(|_| BlobStore::new(Arc::new(objects), BlobOptions::default()));
-        let mut parts = self.world.parts(&Store::new(Arc::new(engine), self.world.store.settings).with_blobs(blobs));
+        let mut parts =
+            self.world.parts(&StateStore::new(Arc::new(engine), self.world.store.settings).with_blobs(blobs));
         parts.broker = Arc::new(log);
         let health = parts.health.clone();
         let shutdown = CancellationToken::new();

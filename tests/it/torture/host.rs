@@ -14,7 +14,7 @@ use utxo_store::{
     instance::{self, InstanceParts},
     status::Health,
     store::{
-        Store,
+        StateStore,
         create::{CreatorIdentity, ProcessVisibility},
     },
     telemetry::{LogFormat, Metrics, init_logging},
@@ -92,7 +92,7 @@ fn start(config: Config, engine: Arc<dyn RecordEngine>, owner: u64) -> Slot {
 async fn consume(config: &Config, engine: Arc<dyn RecordEngine>, owner: u64, shutdown: CancellationToken) {
     let parts = InstanceParts {
         broker: Arc::new(KafkaBroker::new(wiring::kafka_settings(config)).unwrap()),
-        store: Store::new(engine, wiring::store_settings(config)),
+        store: StateStore::new(engine, wiring::store_settings(config)),
         clock: Clock::System,
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(Clock::System, Duration::from_secs(600))),

@@ -15,7 +15,7 @@ use utxo_store::{
     engine,
     group::missing_parent::{ChainProgress, ChainView},
     sequencer::{chain_group, progress::CommittedProgress},
-    store::Store,
+    store::StateStore,
     telemetry::Metrics,
 };
 
@@ -136,7 +136,7 @@ fn config(testbed: &TestBed) -> Config {
     Config::load_from(Some(Path::new(&testbed.bench.path("utxo-store.toml"))), variables).unwrap()
 }
 
-async fn store(testbed: &TestBed) -> Store {
+async fn store(testbed: &TestBed) -> StateStore {
     let config = config(testbed);
     let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(&config)).await.unwrap();
     let (access, options) = wiring::blob_settings(&config, &Arc::new(Metrics::new()));
@@ -144,7 +144,7 @@ async fn store(testbed: &TestBed) -> Store {
         Some(url) => Some(blob::open(&url, Intent::Read, &access, options).await.unwrap()),
         None => None,
     };
-    Store::new(engine, wiring::store_settings(&config)).with_blobs(blobs)
+    StateStore::new(engine, wiring::store_settings(&config)).with_blobs(blobs)
 }
 
 async fn expected(testbed: &TestBed) -> crate::model::Expected {

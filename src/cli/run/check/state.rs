@@ -12,7 +12,7 @@ use crate::{
     preflight::{CheckOutcome, Finding},
     record::MetaRecord,
     store::{
-        Store,
+        StateStore,
         meta::{MetaError, StoreMeta},
         ownership::{verify_above_floor, verify_has_consumed},
         restart_detector::durability_lag,
@@ -75,7 +75,7 @@ async fn check_records(
     config: &Config,
     settings: &InstanceSettings,
     log_state: Option<&LogState>,
-    store: &Store,
+    store: &StateStore,
 ) -> (Vec<Finding>, StoreState) {
     // A stand-in: the configured blob store is checked separately.
     let blobs = config.store.blob_url().ok().flatten().map(|_| BlobStore::memory());
@@ -136,7 +136,7 @@ fn compare_with_log(log_state: Option<&LogState>, meta: Option<&MetaRecord>) -> 
     Finding::from_problems(CHECK, message, &problems, &[])
 }
 
-async fn check_durability(settings: &InstanceSettings, store: &Store) -> Finding {
+async fn check_durability(settings: &InstanceSettings, store: &StateStore) -> Finding {
     const CHECK: &str = "durability";
     let lag = match durability_lag(store.engine.as_ref(), settings.durability_lag) {
         Ok(lag) => lag,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use utxo_store::{
     instance::offset_reset::{OffsetReset, RereadBound},
     rng::SplitMix64,
-    store::Store,
+    store::StateStore,
 };
 
 use super::Simulation;
@@ -69,7 +69,7 @@ impl Simulation<'_> {
     }
 
     async fn dump_state(&self) -> Vec<String> {
-        let store: &Store = &self.world.store;
+        let store: &StateStore = &self.world.store;
         dump(store).await
     }
 }
