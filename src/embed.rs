@@ -250,9 +250,9 @@ impl Instance {
     }
 
     /// Shuts the instance down and waits for its end: the instance stops reading, completes the events in flight,
-    /// commits, and closes its store. While the nodes of the store do not answer after a restart, the end can take as
-    /// long: bound the wait with [`tokio::time::timeout`]. An instance that is aborted is as one that was killed, and
-    /// loses nothing.
+    /// commits, and closes its store. A start or a rewind waits while the nodes of the store do not answer, and the end
+    /// waits with them: bound the wait with [`tokio::time::timeout`]. An instance that is aborted is as one that was
+    /// killed, and loses nothing.
     ///
     /// # Errors
     /// As [`join`](Self::join).

@@ -108,41 +108,35 @@ pub async fn run(
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
-    // A start waits for nodes that do not answer. Before the loops run there is nothing to commit.
-    let starting = Box::pin(async {
-        let group = settings.pipeline.group.clone();
-        parts.health.status_registry().publish_store(parts.store.engine.name());
-        settings.pipeline.partitions = Some(start::check_topics(&settings, parts.broker.as_ref()).await?);
-        let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
-        frontier.record_halts(&parts.earlier_halts);
-        let mut nodes = start::restart_detector(&settings, &parts)?;
-        start::open_durably(&parts, &mut nodes, frontier.has_commits()).await?;
-        let log = start::check_log(&settings, &parts, &frontier).await?;
-        // The count that the store is bound to: the topic may have grown since the check above.
-        settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
-        // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
-        let guard = start::bind_log(&parts, log).await?;
-        parts.health.set(Condition::StoreReachable, None);
+    let group = settings.pipeline.group.clone();
+    parts.health.status_registry().publish_store(parts.store.engine.name());
+    settings.pipeline.partitions = Some(start::check_topics(&settings, parts.broker.as_ref()).await?);
+    let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
+    frontier.record_halts(&parts.earlier_halts);
+    let mut nodes = start::restart_detector(&settings, &parts)?;
+    start::open_durably(&parts, &mut nodes, frontier.has_commits()).await?;
+    let log = start::check_log(&settings, &parts, &frontier).await?;
+    // The count that the store is bound to: the topic may have grown since the check above.
+    settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
+    // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
+    let guard = start::bind_log(&parts, log).await?;
+    parts.health.set(Condition::StoreReachable, None);
 
-        let producer = parts.broker.producer().await?;
-        let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
-        let pipeline = Pipeline::new(
-            settings.pipeline.clone(),
-            pipeline_services(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
-            consumer,
-        );
-        let sequencer = if settings.sequencer_enabled {
-            let consumer =
-                parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-            let parts = sequencer_parts(&settings, &parts, producer, (nodes, guard), &pipeline);
-            Some(Sequencer::new(parts, ChainMode::Live, consumer))
-        } else {
-            None
-        };
-        Ok::<_, InstanceError>((pipeline, sequencer))
-    });
-    let Some(started) = shutdown.run_until_cancelled(starting).await else { return Ok(PipelineReport::default()) };
-    let (pipeline, sequencer) = started?;
+    let producer = parts.broker.producer().await?;
+    let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
+    let pipeline = Pipeline::new(
+        settings.pipeline.clone(),
+        pipeline_services(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
+        consumer,
+    );
+    let sequencer = if settings.sequencer_enabled {
+        let consumer =
+            parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
+        let parts = sequencer_parts(&settings, &parts, producer, (nodes, guard), &pipeline);
+        Some(Sequencer::new(parts, ChainMode::Live, consumer))
+    } else {
+        None
+    };
     // Boxed: the futures of both loops are by far the largest values on the stack.
     tokio::select! {
         biased;
