@@ -127,7 +127,6 @@ pub async fn open_existing_store(config: &Config) -> Result<Option<StateStore>, 
 }
 
 /// Opens the blob store of the configuration; `None`: the configuration names no blob store.
-/// Opens the blob store of the configuration; `None`: the configuration names no blob store.
 ///
 /// # Errors
 /// The same as [`open_blobs_at`].

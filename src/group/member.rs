@@ -229,11 +229,10 @@ impl GroupMember {
 
     /// Pauses the consumer's reads of a partition.
     pub fn pause(&mut self, number: i32) {
-        let partition = self.partitions.place(number);
         let Some(state) = self.partitions.states.get_mut(&number).filter(|state| !state.reads.is_paused()) else {
             return;
         };
-        match self.consumer.pause(&partition) {
+        match self.consumer.pause(state.partition()) {
             Ok(()) => state.reads.record_pause(),
             // A partition that cannot be paused is being revoked.
             Err(error) => {
@@ -244,11 +243,10 @@ impl GroupMember {
 
     /// Resumes the consumer's reads of a partition, unless a cause of its own stops them.
     pub fn resume(&mut self, number: i32) {
-        let partition = self.partitions.place(number);
         let Some(state) = self.partitions.states.get_mut(&number).filter(|state| state.reads.can_resume()) else {
             return;
         };
-        match self.consumer.resume(&partition) {
+        match self.consumer.resume(state.partition()) {
             Ok(()) => drop(state.reads.record_resume()),
             Err(error) => {
                 tracing::warn!(partition = number, %error, "{}: cannot resume the partition", self.profile.name)

@@ -129,6 +129,11 @@ impl PartitionState {
         }
     }
 
+    /// Returns topic and number of the partition.
+    pub fn partition(&self) -> &TopicPartition {
+        &self.partition
+    }
+
     /// Records the read time of the messages that are delivered next.
     pub fn record_read_time(&mut self, steady_ms: u64) {
         if self.read_times.back().is_none_or(|(_, at_ms)| steady_ms.saturating_sub(*at_ms) >= READ_TIME_RESOLUTION_MS) {

@@ -317,7 +317,7 @@ impl Sequencer {
 
     async fn commit(&mut self) -> Result<(), SequencerError> {
         let Some(lease) = &mut self.lease else {
-            self.member.record_nothing_to_commit();
+            self.member.record_commit_success();
             return Ok(());
         };
         match self.member.commit(&self.parts.nodes, &mut lease.handled).await? {

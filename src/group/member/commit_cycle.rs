@@ -346,8 +346,8 @@ impl GroupMember {
         Ok(())
     }
 
-    /// Records that no offset is left to commit.
-    pub fn record_nothing_to_commit(&mut self) {
+    /// Records that every offset that could be committed is committed.
+    pub fn record_commit_success(&mut self) {
         self.commits.health.record_success(&self.services.health);
     }
 
@@ -405,7 +405,7 @@ impl GroupMember {
     fn send(&mut self, content: &impl CommitContent) {
         let commits = content.next_commits(&self.partitions, &self.commits.consumed);
         if commits.is_empty() {
-            return self.record_nothing_to_commit();
+            return self.record_commit_success();
         }
         let mut attempted = Vec::with_capacity(commits.len());
         for (number, committed) in commits {
@@ -435,7 +435,7 @@ impl GroupMember {
                     }
                 }
                 self.services.metrics.commits.inc();
-                self.record_nothing_to_commit();
+                self.record_commit_success();
             }
             Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
             Err(error) => {
