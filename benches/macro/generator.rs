@@ -19,7 +19,7 @@ const DISTANCE: u64 = 10_000;
 const CHAIN: u64 = 25;
 const FAN_OUT: u64 = 1_000;
 /// Amount of each output of a transaction from before the run, in satoshis.
-const WORTH: u64 = 1 << 50;
+const WORTH: u64 = 1 << 49;
 
 /// Relation between the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
