@@ -152,7 +152,7 @@ pub use client::{
     submit_commands,
 };
 pub use config::{Config, ConfigError, ConfigErrors};
-pub use embed::{Instance, InstanceBuilder, OpeningError, OutputState, RunError, Stopper, Store, opening::open_broker};
+pub use embed::{Instance, InstanceBuilder, OpeningError, RunError, Stopper, Store, opening::open_broker};
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
@@ -163,10 +163,11 @@ pub use event::{
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
 pub use prometheus::Error as MetricsError;
-pub use record::{MetaRecord, Reason, SpendingData, Verdict};
+pub use record::{MetaRecord, Reason, SpendingData, StoredOutput, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
     meta::MetaError,
+    outputs::OutputState,
     read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},
     spend_status::SpendStatus,
 };

@@ -67,10 +67,19 @@ pub(super) async fn verify_stream(
             return Ok(Err(error.into()));
         }
     }
+    Ok(verify_end(name, &verifier, stream))
+}
+
+/// Verifies a `.tx` of which every piece was read.
+pub(super) fn verify_end(
+    name: BlobName,
+    verifier: &FrameVerifier,
+    stream: TransactionStream,
+) -> Result<StreamedTransaction, Damage> {
     if !verifier.is_intact() {
-        return Ok(Err(Damage::checksum_mismatch()));
+        return Err(Damage::checksum_mismatch());
     }
-    Ok(stream.finish().map_err(Damage::from).and_then(|found| verify_txid(found, name)))
+    stream.finish().map_err(Damage::from).and_then(|found| verify_txid(found, name))
 }
 
 /// Parses a transaction and returns its outputs `vouts`. Yields after each piece, because other tasks share the thread.

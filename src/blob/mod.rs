@@ -33,6 +33,7 @@ mod name;
 pub mod objects;
 mod open;
 mod outputs;
+mod pieces;
 mod requests;
 mod store;
 mod url;
@@ -42,6 +43,7 @@ pub use error::BlobError;
 pub use name::BlobName;
 pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
 pub use outputs::PartialTx;
+pub use pieces::TxPieces;
 pub use store::{BlobOptions, BlobStore, PutOutcome, Reuse};
 pub use url::{BlobUrl, BlobUrlError, Bucket};
 

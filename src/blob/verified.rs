@@ -174,7 +174,8 @@ impl VerifiedBlobs {
         retry_damaged(name, read).await
     }
 
-    async fn open_object(&self, name: BlobName) -> Result<Option<ObjectStream>, BlobError> {
+    /// Opens the object of a blob; `None`: the blob does not exist.
+    pub async fn open_object(&self, name: BlobName) -> Result<Option<ObjectStream>, BlobError> {
         match self.place.requests.read(&name.path()).await? {
             Some(object) => Ok(Some(object)),
             None => self.place.check_available(name).await.map(|()| None),

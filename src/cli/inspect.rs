@@ -4,8 +4,7 @@
 mod blob;
 mod block;
 mod conflicts;
-pub(super) mod decisions;
-pub(super) mod history;
+mod decisions;
 mod lock_records;
 pub(super) mod offsets;
 pub(super) mod transaction;
@@ -18,9 +17,9 @@ use serde::Serialize;
 
 use super::{CliResult, block_on, offline::StoreArgs, output};
 use crate::{
-    embed::{OutputState, Store},
-    record::SpendingData,
-    store::StateStore,
+    embed::Store,
+    record::{SpendingData, StoredOutput},
+    store::{StateStore, outputs::OutputState},
     tx::{Outpoint, UtxoHash},
 };
 
@@ -79,6 +78,8 @@ struct OutputStatusView {
     explained: String,
     spender: Option<SpendingData>,
     utxo_hash: Option<UtxoHash>,
+    /// Amount and locking script; of a reassigned output those of the new owner.
+    output: Option<StoredOutput>,
 }
 
 impl InspectCommand {
@@ -102,10 +103,10 @@ impl InspectCommand {
 
 impl OutpointArgs {
     async fn show(&self, store: &StateStore, out: &mut impl Write) -> CliResult {
-        let OutputState { outpoint, status, spender, utxo_hash } =
+        let OutputState { outpoint, status, spender, utxo_hash, output } =
             Store::of(store.clone()).output(self.outpoint, self.height).await?;
-        let shown =
-            OutputStatusView { outpoint, status: status.code(), explained: status.to_string(), spender, utxo_hash };
+        let (explained, status) = (status.to_string(), status.code());
+        let shown = OutputStatusView { outpoint, status, explained, spender, utxo_hash, output };
         match self.json {
             true => output::write_json(&shown, out)?,
             false => write_output(&shown, out)?,
@@ -118,7 +119,9 @@ fn write_output(shown: &OutputStatusView, out: &mut impl Write) -> io::Result<()
     writeln!(out, "output {}", shown.outpoint)?;
     line(out, "status", format!("{} ({})", shown.status, shown.explained))?;
     optional(out, "spender", shown.spender.as_ref())?;
-    optional(out, "hash", shown.utxo_hash.as_ref())
+    optional(out, "hash", shown.utxo_hash.as_ref())?;
+    optional(out, "satoshis", shown.output.as_ref().map(|output| output.satoshis).as_ref())?;
+    optional(out, "script", shown.output.as_ref().map(|output| hex::encode(&output.script)).as_ref())
 }
 
 fn line(out: &mut impl Write, name: &str, value: impl std::fmt::Display) -> io::Result<()> {

@@ -7,15 +7,15 @@ use crate::{
     blob::{BlobStore, BlobUrl, Intent},
     config::Config,
     engine::{self, EngineError, OpenOptions, RecordEngine, StoreUrl, aerospike::AerospikeSettings},
-    record::{MetaRecord, Rules, SpendingData},
+    record::{MetaRecord, Rules},
     store::{
         StateStore, StoreSettings,
         meta::{LAYOUT_VERSION, MetaError, check_blobs},
+        outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
         read::{ReadError, TxMeta, TxReader},
-        spend_status::SpendStatus,
     },
     telemetry::Metrics,
-    tx::{Network, Outpoint, Txid, UtxoHash},
+    tx::{Network, Outpoint, Txid},
 };
 
 /// Number of rows per batch. A reader does not write, and reads few records at once.
@@ -33,19 +33,6 @@ pub struct Store {
     store: StateStore,
     /// The reader has opened the engine. A running instance closes its engine itself.
     owns_engine: bool,
-}
-
-/// State of an output.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputState {
-    /// Transaction and number of the output.
-    pub outpoint: Outpoint,
-    /// First obstacle to a spend, or [`SpendStatus::Unspent`].
-    pub status: SpendStatus,
-    /// Input that spends the output, also where another obstacle comes first.
-    pub spender: Option<SpendingData>,
-    /// Hash of the output's amount and script; `None`: the output has no slot.
-    pub utxo_hash: Option<UtxoHash>,
 }
 
 impl Store {
@@ -83,6 +70,11 @@ impl Store {
         Store { store, owns_engine: false }
     }
 
+    /// Returns the store with all its reads.
+    pub(crate) fn state_store(&self) -> &StateStore {
+        &self.store
+    }
+
     /// Reads a transaction; `None`: the store has no such transaction.
     ///
     /// # Errors
@@ -91,16 +83,14 @@ impl Store {
         TxReader::of(&self.store).get_meta(txid).await
     }
 
-    /// Reads the state of an output. `height`: height of the block that would list the spender; without a height
-    /// neither maturity nor freezes until a height are checked.
+    /// Reads the state of an output, with its amount and locking script. `height`: height of the block that would list
+    /// the spender; without a height neither maturity nor freezes until a height are checked.
     ///
     /// # Errors
     /// The store does not answer, or a record is damaged.
     pub async fn output(&self, outpoint: Outpoint, height: Option<u32>) -> Result<OutputState, ReadError> {
-        let reader = TxReader::of(&self.store);
-        let (status, slot) = reader.get_output(outpoint, None, height).await?;
-        let (spender, utxo_hash) = (slot.and_then(|slot| slot.spender()), slot.and_then(|slot| slot.hash()));
-        Ok(OutputState { outpoint, status, spender, utxo_hash })
+        let options = OutputOptions { height, output: true };
+        OutputReader::of(&self.store).read_one(OutputQuery { outpoint, hash: None }, options).await
     }
 
     /// Reads the meta record: network, page size, retention, replay floor, topic ids. `None`: an instance is making the

@@ -6,6 +6,7 @@
 //! | `native` | operations that one request does, behind a packed filter expression |
 //! | `rewrite` | every operation through the pure function, written by generation |
 //! | `bins`, `packed`, `names`, `keys` | records and keys as the server stores them |
+//! | `selected` | reads of parts of pages |
 //! | `template` | expressions that are packed once, with holes |
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
 //! | `checks`, `info` | checks of a cluster before it is used |
@@ -28,6 +29,7 @@ mod native;
 mod packed;
 mod rewrite;
 mod scan;
+mod selected;
 mod settings;
 mod template;
 
@@ -39,13 +41,14 @@ use std::{
     time::Duration,
 };
 
-use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, ResultCode};
+use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, IndexMap, ResultCode, Value};
 use async_trait::async_trait;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set, local::closed_error,
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set, local::closed_error,
 };
-use crate::record::{Key, Record, Rules};
+use crate::record::{Key, Record, Rules, SelectedPage, Selection};
+use bins::BadRecord;
 use errors::{RequestKind, damaged, engine_error};
 use incarnation::IncarnationTracker;
 use keys::StoreLocation;
@@ -169,8 +172,29 @@ impl RecordEngine for AerospikeEngine {
         records
     }
 
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+        let cluster = match self.require_open("read") {
+            Ok(cluster) => cluster,
+            Err(error) => return vec![Err(error); pages.len()],
+        };
+        let mut selected = Vec::with_capacity(pages.len());
+        for pages in pages.chunks(READ_ROWS) {
+            selected.extend(cluster.read_selected(pages).await);
+        }
+        selected
+    }
+
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         self.require_open("query")?.query(index, from, to, limit).await
+    }
+
+    async fn query_part(
+        &self,
+        index: Index,
+        range: (u64, u64),
+        cursor: Option<Cursor>,
+    ) -> Result<KeyPage, EngineError> {
+        self.require_open("query")?.query_part(index, range, cursor).await
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
@@ -202,20 +226,43 @@ impl RecordEngine for AerospikeEngine {
 impl ConnectedCluster {
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         let policy = BatchReadPolicy::default();
-        let to_read = |key| Ok(BatchOperation::read(&policy, self.location.server_key(key)?, Bins::All));
-        let reads: Result<Vec<BatchOperation>, ::aerospike::Error> = keys.iter().map(to_read).collect();
-        let mut rows = match reads {
-            Ok(rows) if rows.is_empty() => return Vec::new(),
-            Ok(rows) => rows,
-            Err(error) => return vec![Err(engine_error("read", "any", &error, RequestKind::Read)); keys.len()],
+        let to_read = |key: &Key| Ok(BatchOperation::read(&policy, self.location.server_key(key)?, Bins::All));
+        self.read_rows(keys, |key| key, to_read, bins::decode).await
+    }
+
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+        let policy = BatchReadPolicy::default();
+        let to_read = |(key, selection): &(Key, Selection)| {
+            Ok(selected::read(&policy, self.location.server_key(key)?, *selection))
         };
-        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut rows)).await.err();
-        let answers = keys.iter().zip(rows).map(|(key, row)| {
-            let mut row = row.into_batch_record();
-            if let Some(record) = row.record.take() {
-                return bins::decode(key, record.bins).map(Some).map_err(|error| damaged("read", key, error));
+        let decode = |(key, selection): &(Key, Selection), bins| bins::decode_selected(key, *selection, bins);
+        self.read_rows(pages, |(key, _)| key, to_read, decode).await
+    }
+
+    /// Sends one request for these rows and decodes the answers, in the order of the rows.
+    async fn read_rows<R, T>(
+        &self,
+        rows: &[R],
+        key_of: impl Fn(&R) -> &Key,
+        to_read: impl Fn(&R) -> Result<BatchOperation, ::aerospike::Error>,
+        decode: impl Fn(&R, IndexMap<String, Value>) -> Result<T, BadRecord>,
+    ) -> Vec<Result<Option<T>, EngineError>> {
+        let reads: Result<Vec<BatchOperation>, ::aerospike::Error> = rows.iter().map(to_read).collect();
+        let mut reads = match reads {
+            Ok(reads) if reads.is_empty() => return Vec::new(),
+            Ok(reads) => reads,
+            Err(error) => {
+                return rows.iter().map(|_| Err(engine_error("read", "any", &error, RequestKind::Read))).collect();
             }
-            match row.error().or(failed.as_ref()) {
+        };
+        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut reads)).await.err();
+        let answers = rows.iter().zip(reads).map(|(row, read)| {
+            let key = key_of(row);
+            let mut read = read.into_batch_record();
+            if let Some(record) = read.record.take() {
+                return decode(row, record.bins).map(Some).map_err(|error| damaged("read", key, error));
+            }
+            match read.error().or(failed.as_ref()) {
                 Some(error) if error.server_result_code() == Some(ResultCode::KeyNotFoundError) => Ok(None),
                 Some(error) => Err(engine_error("read", key, error, RequestKind::Read)),
                 None => Err(damaged("read", key, "the server returned neither a record nor an error")),

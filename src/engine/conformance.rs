@@ -15,7 +15,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use super::{EngineError, ErrorKind, RecordEngine, Row, Set};
 use crate::{
-    record::{Key, Outcome, Record, Rules},
+    record::{Key, Outcome, Record, Rules, SelectedPage, Selection},
     rng::SplitMix64,
 };
 
@@ -39,6 +39,7 @@ macro_rules! checks {
 /// All checks of the suite. The last check closes the engine.
 pub const CHECKS: &[EngineCheck] = checks![
     states::every_operation_in_every_state,
+    states::selected_parts_of_every_state,
     states::meta_record,
     states::command_records,
     states::sentinels,
@@ -176,6 +177,12 @@ impl EngineBench {
         records
     }
 
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Option<SelectedPage>> {
+        let results = self.retry("read selected", || collect_results(self.engine.read_selected(pages))).await;
+        assert_eq!(results.len(), pages.len(), "{}: one answer a page", self.check);
+        results
+    }
+
     async fn read_one(&self, key: Key) -> Option<Record> {
         self.read(&[key]).await.remove(0)
     }
@@ -189,6 +196,19 @@ impl EngineBench {
             cursor = page.next;
             if cursor.is_none() {
                 return records;
+            }
+        }
+    }
+
+    /// Returns the keys of an index in a range, read part by part.
+    async fn query_parts(&self, index: super::Index, from: u64, to: u64) -> Vec<Key> {
+        let (mut keys, mut cursor) = (Vec::new(), None);
+        loop {
+            let part = self.retry("query", || self.engine.query_part(index, (from, to), cursor.clone())).await;
+            keys.extend(part.keys);
+            cursor = part.next;
+            if cursor.is_none() {
+                return keys;
             }
         }
     }
@@ -214,9 +234,9 @@ impl EngineBench {
     }
 }
 
-async fn collect_results(
-    results: impl Future<Output = Vec<Result<Option<Record>, EngineError>>>,
-) -> Result<Vec<Option<Record>>, EngineError> {
+async fn collect_results<T>(
+    results: impl Future<Output = Vec<Result<Option<T>, EngineError>>>,
+) -> Result<Vec<Option<T>>, EngineError> {
     results.await.into_iter().collect()
 }
 

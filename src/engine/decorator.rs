@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set};
-use crate::record::{Key, Record};
+use super::{
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set, keys_of, select,
+};
+use crate::record::{Key, Record, SelectedPage, Selection};
 
 /// Engine that changes some calls of another engine. Every call that an implementation does not override is forwarded.
 ///
@@ -29,6 +31,14 @@ pub trait EngineDecorator: Send + Sync + 'static {
         async move { self.inner().read(keys).await }
     }
 
+    /// Selects from the records of [`read`](Self::read), so that a decorator of reads also changes selected reads.
+    fn read_selected(
+        &self,
+        pages: &[(Key, Selection)],
+    ) -> impl Future<Output = Vec<Result<Option<SelectedPage>, EngineError>>> + Send {
+        async move { select(self.read(&keys_of(pages)).await, pages) }
+    }
+
     /// Forwards the call to [`RecordEngine::query`].
     fn query(
         &self,
@@ -38,6 +48,16 @@ pub trait EngineDecorator: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<Key>, EngineError>> + Send {
         async move { self.inner().query(index, from, to, limit).await }
+    }
+
+    /// Forwards the call to [`RecordEngine::query_part`].
+    fn query_part(
+        &self,
+        index: Index,
+        range: (u64, u64),
+        cursor: Option<Cursor>,
+    ) -> impl Future<Output = Result<KeyPage, EngineError>> + Send {
+        async move { self.inner().query_part(index, range, cursor).await }
     }
 
     /// Forwards the call to [`RecordEngine::scan`].
@@ -75,8 +95,21 @@ impl<D: EngineDecorator> RecordEngine for D {
         EngineDecorator::read(self, keys).await
     }
 
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+        EngineDecorator::read_selected(self, pages).await
+    }
+
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         EngineDecorator::query(self, index, from, to, limit).await
+    }
+
+    async fn query_part(
+        &self,
+        index: Index,
+        range: (u64, u64),
+        cursor: Option<Cursor>,
+    ) -> Result<KeyPage, EngineError> {
+        EngineDecorator::query_part(self, index, range, cursor).await
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{committer::QueuedCall, job::Job, tables::Tables};
 use super::{
-    Cursor, EngineError, ErrorKind, Index, RecordEngine, Row, RowResult, ScanPage, Set,
+    Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set,
     key::{self, KeyBytes},
     local::{bad_cursor_error, closed_error},
 };
@@ -36,6 +36,8 @@ pub use open::{FjallOptions, OpenFjallError};
 
 /// Calls that wait for the committer, at most. With a full queue `apply` waits.
 const CALL_QUEUE: usize = 256;
+/// Keys of one part of an index query, at most.
+const QUERY_PART: usize = 4_096;
 
 /// A store in a directory of its own, which one process at a time may open.
 pub struct FjallEngine {
@@ -136,6 +138,22 @@ impl RecordEngine for FjallEngine {
 
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         self.run_blocking("query", move |tables| tables.query(index, from, to, limit)).await
+    }
+
+    async fn query_part(
+        &self,
+        index: Index,
+        range: (u64, u64),
+        cursor: Option<Cursor>,
+    ) -> Result<KeyPage, EngineError> {
+        let find = move |tables: &Tables| {
+            let after = cursor.as_ref().map(|cursor| &*cursor.0);
+            if after.is_some_and(|after| after.len() <= 8) {
+                return Err(bad_cursor_error());
+            }
+            tables.query_part(index, range, after, QUERY_PART)
+        };
+        self.run_blocking("query", find).await
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {

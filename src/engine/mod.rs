@@ -23,7 +23,7 @@ use async_trait::async_trait;
 pub use decorator::EngineDecorator;
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
 
-use crate::record::{Key, Operation, Outcome, Record};
+use crate::record::{Key, Operation, Outcome, Record, SelectedPage, Selection};
 
 /// Operation on a record, the unit of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +121,15 @@ pub struct ScanPage {
     pub next: Option<Cursor>,
 }
 
+/// Part of the answer of an index query, with the position of the next part.
+#[derive(Debug, Clone, Default)]
+pub struct KeyPage {
+    /// Keys in no particular order. A key that is in the index during the whole query is returned exactly once.
+    pub keys: Vec<Key>,
+    /// Position of the next part; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
 /// Identity of the running nodes of the store; opaque. Equal values mean that no node restarted in between, so that no
 /// change acknowledged in between is lost.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -152,8 +161,25 @@ pub trait RecordEngine: Send + Sync + 'static {
     /// Reads records; `result[i]` belongs to `keys[i]`. `None`: the record does not exist.
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>>;
 
+    /// Reads parts of pages; `result[i]` belongs to `pages[i]`. `None`: the page does not exist. An engine that stores
+    /// records as a whole reads the whole record.
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+        select(self.read(&keys_of(pages)).await, pages)
+    }
+
     /// Returns the keys of at most `limit` pages whose `index` value lies in `from..=to`, ascending by that value.
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError>;
+
+    /// Returns further keys of pages whose `index` value lies in `from..=to`, from `cursor` (`None`: from the start).
+    /// The keys have no order, and memory is bounded; an engine in memory returns all keys at once.
+    async fn query_part(
+        &self,
+        index: Index,
+        (from, to): (u64, u64),
+        _cursor: Option<Cursor>,
+    ) -> Result<KeyPage, EngineError> {
+        Ok(KeyPage { keys: self.query(index, from, to, usize::MAX).await?, next: None })
+    }
 
     /// Returns about `limit` further records of a set, from `cursor` (`None`: from the start).
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError>;
@@ -178,4 +204,27 @@ pub trait RecordEngine: Send + Sync + 'static {
 
     /// Finishes the calls in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].
     async fn close(&self) -> Result<(), EngineError>;
+}
+
+fn keys_of(pages: &[(Key, Selection)]) -> Vec<Key> {
+    pages.iter().map(|(key, _)| *key).collect()
+}
+
+/// Selects parts of records that were read as a whole; `records[i]` belongs to `pages[i]`.
+fn select(
+    records: Vec<Result<Option<Record>, EngineError>>,
+    pages: &[(Key, Selection)],
+) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+    let select_one =
+        |(record, (key, selection)): (Result<Option<Record>, EngineError>, &(Key, Selection))| match record? {
+            None => Ok(None),
+            Some(Record::Page(page)) => Ok(Some(SelectedPage::of(&page, *selection))),
+            Some(_) => Err(EngineError {
+                kind: ErrorKind::Fatal,
+                operation: "read",
+                key: key.to_string(),
+                message: "the record is not a page".to_owned(),
+            }),
+        };
+    records.into_iter().zip(pages).map(select_one).collect()
 }

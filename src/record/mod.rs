@@ -17,6 +17,7 @@ mod operation;
 mod ops;
 mod outcome;
 mod page;
+mod selection;
 mod verdict;
 
 pub use block::BlockRecord;
@@ -28,6 +29,7 @@ pub use operation::*;
 pub use ops::{Effect, apply, respend_refusal, spend_all};
 pub use outcome::{Outcome, Rejection, Reply};
 pub use page::*;
+pub use selection::{SelectedPage, Selection};
 pub use verdict::{Reason, Verdict};
 
 use crate::tx::Txid;

@@ -6,10 +6,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse},
+    blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse, TxPieces},
     engine::{EngineError, ErrorKind, Row},
     record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::InlineBodies},
-    tx::Txid,
+    tx::{Txid, WireFormat},
 };
 
 use super::{StateStore, body::BodyError};
@@ -114,6 +114,14 @@ impl<'a> BlobBodies<'a> {
             }
         };
         self.retry(txid, request).await
+    }
+
+    /// Opens the body of an external whole transaction, to be read piece by piece.
+    ///
+    /// # Errors
+    /// [`BodyError`] for a blob that is missing or damaged.
+    pub(super) async fn open(&self, txid: Txid, blob: Blob, format: WireFormat) -> Result<TxPieces, BodyError> {
+        self.retry(txid, || self.blobs.open_tx(txid, blob, format)).await
     }
 
     /// Reads some outputs of an external whole transaction by index, without the whole transaction in memory.

@@ -10,9 +10,11 @@ pub mod digest;
 pub mod dump;
 pub mod external;
 pub mod meta;
+pub mod outputs;
 pub mod ownership;
 pub mod prune;
 pub mod queries;
+pub mod raw;
 pub mod read;
 pub mod recovery;
 pub mod restart_detector;
@@ -20,6 +22,7 @@ pub mod sentinels;
 pub mod spend_status;
 pub mod stats;
 pub mod topics;
+pub mod unmined;
 pub mod verify;
 
 pub(crate) mod pages;
@@ -35,7 +38,7 @@ use crate::{
     backoff::Backoff,
     blob::{BlobStore, objects::Objects},
     engine::{EngineError, ErrorKind, Index, RecordEngine, Row},
-    record::{Key, Outcome, Page, Record, Rules},
+    record::{Key, Outcome, Page, Record, Rules, SelectedPage, Selection},
     tx::{Network, Outpoint, Txid},
 };
 
@@ -142,6 +145,18 @@ impl StateStore {
         let backoff = self.new_backoff(keys.first().copied());
         self.retry_until_done(backoff, keys, |keys| async move { engine.read(&keys).await }, externalize_body, |_| {})
             .await
+    }
+
+    /// Reads parts of pages with retries; `page[i]` belongs to `pages[i]`, and `None` stands for an absent page.
+    pub(crate) async fn read_selected(
+        &self,
+        pages: Vec<(Key, Selection)>,
+    ) -> Result<Vec<Option<SelectedPage>>, EngineError> {
+        let engine = &self.engine;
+        let externalize_body = |_: (Key, Selection), too_big| std::future::ready(Err(too_big));
+        let backoff = self.new_backoff(pages.first().map(|(key, _)| *key));
+        let read = |pages: Vec<(Key, Selection)>| async move { engine.read_selected(&pages).await };
+        self.retry_until_done(backoff, pages, read, externalize_body, |_| {}).await
     }
 
     /// Reads the masters of several transactions; `None` stands for an absent master.

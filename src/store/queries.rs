@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Index, Set},
-    record::{BlockRecord, Key, LockRecord, Record, SpendingData, TxState},
+    record::{BlockRecord, Key, LockRecord, Record, SpendingData},
     text::{hex_reversed, one_line},
     tx::{Outpoint, Txid},
 };
@@ -22,6 +22,7 @@ use super::{
     into_page,
     read::{ReadError, ReadFields, StoredTransaction, TxReader, inpoints_of},
     scan::SetScan,
+    unmined::find_unmined,
 };
 
 /// A transaction that no block of the longest chain lists.
@@ -111,15 +112,7 @@ impl<'a> StoreQueries<'a> {
         let mut unmined = Vec::new();
         for keys in keys.chunks(self.store.settings.batch_size.max(1)) {
             for page in self.store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
-                let creating = match page.state() {
-                    TxState::Live => false,
-                    TxState::Creating => true,
-                    TxState::Stub(_) | TxState::Conflicting(_) | TxState::Pruned(_) => continue,
-                };
-                let Some(bins) = page.master.as_deref() else { continue };
-                // A block has listed the transaction since the index query.
-                let Some(unmined_since) = bins.unmined_since else { continue };
-                unmined.push(UnminedTx { created_at: bins.created_at, txid: page.txid, unmined_since, creating });
+                unmined.extend(find_unmined(&page));
             }
         }
         unmined.sort_unstable();

@@ -6,12 +6,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use serde::{Serialize, Serializer};
 
 use crate::{
     engine::EngineError,
-    record::{Body, Key, Page, Slot, SpendingData, StoredOutput, TxState, Verdict},
-    tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
+    record::{Body, Key, Page, Selection, Slot, SpendingData, StoredOutput},
+    tx::{Outpoint, Output, Transaction, Txid},
 };
 
 use super::{
@@ -19,8 +20,10 @@ use super::{
     body::{BodyError, ParsedBody},
     external::BlobBodies,
     into_page,
-    spend_status::SpendStatus,
 };
+
+/// Number of transactions whose pages and bodies one read loads at the same time.
+const TRANSACTIONS_AT_A_TIME: usize = 8;
 
 /// Value in place of a spender for a frozen slot: 36 × `0xFF`.
 pub const FROZEN_SPENDER: SpendingData = SpendingData { txid: Txid([0xFF; 32]), input: u32::MAX };
@@ -60,7 +63,7 @@ impl ReadFields {
 /// A transaction read from the store. A stub or a tombstone has neither slots nor body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTransaction {
-    /// The master, page 0.
+    /// The master, page 0; with an empty list of slots and without an inline body where only the master was read.
     pub master: Arc<Page>,
     /// Slots of all pages, by `vout`, if [`ReadFields::slots`] was set.
     pub slots: Vec<Slot>,
@@ -140,15 +143,48 @@ impl<'a> TxReader<'a> {
 
     /// Reads a transaction. `None`: the transaction has no record.
     pub async fn get(&self, txid: Txid, fields: ReadFields) -> Result<Option<StoredTransaction>, ReadError> {
-        let Some(master) = self.store.master(txid).await? else { return Ok(None) };
+        let mut stored = self.get_many(&[txid], fields).await?;
+        stored.pop().unwrap_or_else(|| unreachable!("one answer for one txid"))
+    }
+
+    /// Reads transactions, with one batch of reads for all masters. `answer[i]` belongs to `txids[i]`; `None`: the
+    /// transaction has no record. A transaction whose pages or body cannot be read has an error of its own.
+    ///
+    /// # Errors
+    /// The engine answers with an error that no retry heals.
+    pub async fn get_many(
+        &self,
+        txids: &[Txid],
+        fields: ReadFields,
+    ) -> Result<Vec<Result<Option<StoredTransaction>, ReadError>>, EngineError> {
+        let masters = match fields {
+            ReadFields { slots: false, body: false } => {
+                let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
+                let selected = self.store.read_selected(pages).await?.into_iter();
+                selected.map(|master| master.map(|master| Arc::new(master.page))).collect()
+            }
+            _ => self.store.masters(txids).await?,
+        };
+        let add_parts = |master: Option<Arc<Page>>| async move {
+            match master {
+                Some(master) => self.read_parts(master, fields).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        Ok(stream::iter(masters).map(add_parts).buffered(TRANSACTIONS_AT_A_TIME).collect().await)
+    }
+
+    /// Reads the parts of a transaction that are not in its master.
+    async fn read_parts(&self, master: Arc<Page>, fields: ReadFields) -> Result<StoredTransaction, ReadError> {
         let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
         let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
-            return Ok(Some(stored));
+            return Ok(stored);
         };
         if fields.body {
             stored.body = Some(self.store.body(&stored.master).await?.into_owned());
         }
         if fields.slots {
+            let txid = stored.master.txid;
             let pages = self.store.pages(txid, 1, bins.total_extra_recs.saturating_add(1)).await?;
             stored.slots.extend(stored.master.utxos.iter().flatten());
             for (page, number) in pages.into_iter().zip(1..) {
@@ -156,7 +192,7 @@ impl<'a> TxReader<'a> {
                 stored.slots.extend(page.utxos.iter().flatten());
             }
         }
-        Ok(Some(stored))
+        Ok(stored)
     }
 
     /// Reads all stored data of a transaction. `None`: the transaction has no record.
@@ -164,42 +200,6 @@ impl<'a> TxReader<'a> {
         match self.get(txid, ReadFields::ALL).await? {
             Some(stored) => Ok(Some(tx_meta(&stored)?)),
             None => Ok(None),
-        }
-    }
-
-    /// Reads whether an output can be spent, and its slot (`None`: the output has no slot). `hash` is the hash of the
-    /// output that the spender names (`None`: not compared); `height` is the height of the first block that can list
-    /// the spender (`None`: maturity and freezes until a height are not checked).
-    pub async fn get_output(
-        &self,
-        outpoint: Outpoint,
-        hash: Option<UtxoHash>,
-        height: Option<u32>,
-    ) -> Result<(SpendStatus, Option<Slot>), ReadError> {
-        let Outpoint { txid, .. } = outpoint;
-        let (number, offset) = self.store.locate_slot(outpoint);
-        let mut records =
-            self.store.read(vec![Key::master(txid), Key::Page(txid, number)]).await?.into_iter().map(into_page);
-        let (Some(master), page) = (records.next().flatten(), records.next().flatten()) else {
-            return Ok((SpendStatus::NotFound, None));
-        };
-        if let Some(page) = page {
-            let verdict = master.verdict().unwrap_or(Verdict::Pending);
-            let barred = match record_status(&page, verdict, height) {
-                // The reason is in the master.
-                Some(SpendStatus::Creating) if number > 0 => {
-                    record_status(&master, verdict, height).or(Some(SpendStatus::Creating))
-                }
-                barred => barred,
-            };
-            let status = barred.unwrap_or_else(|| slot_status(&page, offset, hash, height));
-            return Ok((status, slot_at(&page, offset)));
-        }
-        let has_page = master.master.as_ref().is_some_and(|bins| number <= bins.total_extra_recs);
-        match record_status(&master, master.verdict().unwrap_or(Verdict::Pending), height) {
-            Some(status) => Ok((status, None)),
-            None if has_page => Err(ReadError::MissingPage { txid, page: number }),
-            None => Ok((SpendStatus::NoSuchOutput, None)),
         }
     }
 
@@ -266,6 +266,19 @@ impl<'a> TxReader<'a> {
         Ok(())
     }
 
+    /// Reads these outputs of the body of a transaction, as far as they exist; none if the transaction has no record or
+    /// no body.
+    pub(super) async fn outputs_of_body(
+        &self,
+        txid: Txid,
+        vouts: Vec<u32>,
+    ) -> Result<BTreeMap<u32, StoredOutput>, ReadError> {
+        match self.store.master(txid).await?.filter(|master| master.body().is_some()) {
+            Some(master) => Ok(self.outputs_at(&master, vouts).await?),
+            None => Ok(BTreeMap::new()),
+        }
+    }
+
     /// Reads these outputs of a stored transaction, as far as they exist. The body is hashed again; only these outputs
     /// of a blob are kept in memory.
     async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
@@ -297,40 +310,6 @@ fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<
 /// Returns the slot of an output in its page; `None`: the output has no slot.
 fn slot_at(page: &Page, offset: u32) -> Option<Slot> {
     page.utxos.as_ref()?.get(offset as usize).copied().filter(|slot| *slot != Slot::Nil)
-}
-
-fn record_status(page: &Page, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {
-    match page.state() {
-        TxState::Pruned(height) => return Some(SpendStatus::Pruned(height)),
-        _ if page.creating_at.is_some() => return Some(SpendStatus::Creating),
-        TxState::Stub(_) | TxState::Conflicting(_) => return Some(SpendStatus::Conflicting(verdict)),
-        TxState::Live | TxState::Creating => {}
-    }
-    if page.locked {
-        return Some(SpendStatus::Locked);
-    }
-    page.spending_height.filter(|from| height.is_some_and(|height| *from > height)).map(SpendStatus::Immature)
-}
-
-fn slot_status(page: &Page, offset: u32, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
-    let slot = page.utxos.as_ref().and_then(|slots| slots.get(offset as usize)).copied().unwrap_or(Slot::Nil);
-    let Some(found) = slot.hash() else { return SpendStatus::NoSuchOutput };
-    if hash.is_some_and(|hash| hash != found) {
-        return SpendStatus::HashMismatch(found);
-    }
-    if page.frozen || matches!(slot, Slot::Frozen(_)) {
-        return SpendStatus::Frozen;
-    }
-    if page.contested.contains(&offset) {
-        return SpendStatus::Contested(slot.spender());
-    }
-    if let Some(spender) = slot.spender() {
-        return SpendStatus::Spent(spender);
-    }
-    match page.utxo_spendable_in.get(&offset) {
-        Some(from) if height.is_some_and(|height| *from > height) => SpendStatus::NotYetSpendable(*from),
-        _ => SpendStatus::Unspent,
-    }
 }
 
 fn tx_meta(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
@@ -369,7 +348,8 @@ fn tx_meta(stored: &StoredTransaction) -> Result<TxMeta, BodyError> {
     })
 }
 
-pub(super) fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
+/// Returns the outpoints that a transaction spends; none for a coinbase.
+pub fn inpoints_of(transaction: &Transaction<'_>) -> TxInpoints {
     let mut inpoints = TxInpoints::default();
     if transaction.is_coinbase() {
         return inpoints;
@@ -403,4 +383,4 @@ fn as_spenders<S: Serializer>(spenders: &[Option<SpendingData>], serializer: S) 
 
 #[cfg(test)]
 #[path = "read_tests.rs"]
-mod tests;
+pub(super) mod tests;

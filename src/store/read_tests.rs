@@ -1,16 +1,16 @@
 use super::*;
-use crate::record::{Blob, Reason, Reassignment, Sequenced, Verdict, build::NewTxState};
+use crate::record::{Blob, Reassignment, Sequenced, build::NewTxState};
 use crate::store::testing::*;
-use crate::tx::utxo_hash;
+use crate::tx::UtxoHash;
 
-const PARENT: Txid = Txid([1; 32]);
+pub(crate) const PARENT: Txid = Txid([1; 32]);
 
-fn holder(id: u8, input: u32) -> SpendingData {
+pub(crate) fn holder(id: u8, input: u32) -> SpendingData {
     SpendingData { txid: Txid([id; 32]), input }
 }
 
 /// Seven outputs on pages of two: 3 spent, 4 frozen, 5 reassigned.
-async fn paged_store() -> (StateStore, Bytes) {
+pub(crate) async fn paged_store() -> (StateStore, Bytes) {
     let bytes = transaction(&[(outpoint(PARENT, 0), 900)], &[10, 11, 12, 13, 14, 15, 16]);
     let store = store(2);
     let mut pages = pages(&bytes, &NewTxState::default(), 2);
@@ -54,14 +54,6 @@ async fn a_missing_page_is_an_error_with_its_number() {
     let id = txid(&bytes);
     let error = TxReader::of(&store).get_meta(id).await.unwrap_err();
     assert!(matches!(error, ReadError::MissingPage { page: 1, .. }), "{error}");
-    assert!(matches!(
-        TxReader::of(&store).get_output(outpoint(id, 3), None, None).await.map(|output| output.0),
-        Err(ReadError::MissingPage { page: 1, .. })
-    ));
-    assert_eq!(
-        TxReader::of(&store).get_output(outpoint(id, 4), None, None).await.unwrap().0,
-        SpendStatus::NoSuchOutput
-    );
 }
 
 #[tokio::test]
@@ -132,99 +124,6 @@ async fn a_body_in_a_missing_blob_store_is_an_error() {
     assert!(matches!(TxReader::of(&store).get(id, ReadFields::ALL).await, Err(ReadError::Body(_))));
 }
 
-type Change = fn(&mut Page);
-
-/// Obstacles to a spend, from the last to the first in the order of refusal: each one precedes those before it.
-#[tokio::test]
-async fn spend_status_follows_the_order_of_refusal() {
-    let bars: [(Change, SpendStatus); 9] = [
-        (|page| _ = page.utxo_spendable_in.insert(0, 300), SpendStatus::NotYetSpendable(300)),
-        (
-            |page| {
-                let slot = &mut page.utxos.as_mut().unwrap()[0];
-                *slot = Slot::Spent(slot.hash().unwrap(), holder(8, 0));
-            },
-            SpendStatus::Spent(holder(8, 0)),
-        ),
-        (|page| _ = page.contested.insert(0), SpendStatus::Contested(Some(holder(8, 0)))),
-        (|page| page.frozen = true, SpendStatus::Frozen),
-        (|page| page.utxos.as_mut().unwrap()[0] = Slot::Nil, SpendStatus::NoSuchOutput),
-        (|page| page.spending_height = Some(300), SpendStatus::Immature(300)),
-        (|page| page.locked = true, SpendStatus::Locked),
-        (
-            |page| {
-                page.conflicting = true;
-                master(page).verdict = Some(Verdict::Conflicting(Reason::Command));
-            },
-            SpendStatus::Conflicting(Verdict::Conflicting(Reason::Command)),
-        ),
-        (|page| page.creating_at = Some(5), SpendStatus::Creating),
-    ];
-    let mut page = seeded(1, 1);
-    for (bar, expected) in bars {
-        bar(&mut page);
-        let store = store(100);
-        store.plant(page.clone()).await;
-        let status = TxReader::of(&store).get_output(outpoint(PARENT, 0), None, Some(299)).await.unwrap().0;
-        assert_eq!(status, expected);
-    }
-}
-
-#[tokio::test]
-async fn spend_status_of_absent_hashed_delayed_and_pruned_outputs() {
-    let store = store(100);
-    let at = |vout| outpoint(PARENT, vout);
-    assert_eq!(TxReader::of(&store).get_output(at(0), None, None).await.unwrap().0, SpendStatus::NotFound);
-    let mut page = seeded(1, 2);
-    page.utxo_spendable_in.insert(1, 300);
-    store.plant(page).await;
-    let hash = utxo_hash(&PARENT, 0, &script(0), 1_000);
-    let cases = [
-        (at(0), Some(hash), None, SpendStatus::Unspent),
-        (at(0), Some(UtxoHash([7; 32])), None, SpendStatus::HashMismatch(hash)),
-        (at(1), None, Some(300), SpendStatus::Unspent),
-        (at(1), None, Some(299), SpendStatus::NotYetSpendable(300)),
-        (at(1), None, None, SpendStatus::Unspent),
-        (at(2), None, None, SpendStatus::NoSuchOutput),
-        (at(100), None, None, SpendStatus::NoSuchOutput),
-    ];
-    for (outpoint, hash, height, expected) in cases {
-        assert_eq!(TxReader::of(&store).get_output(outpoint, hash, height).await.unwrap().0, expected, "{outpoint}");
-    }
-    let (reason, other) = (Reason::Command, seeded(2, 1));
-    let txid = other.txid;
-    store.plant(other).await;
-    store.sequenced(Key::master(txid), Sequenced::MarkConflicting { reason, height: 1 }).await;
-    store.sequenced(Key::master(txid), Sequenced::Prune { height: 900, keep_until: None }).await;
-    assert_eq!(
-        TxReader::of(&store).get_output(outpoint(txid, 0), None, None).await.unwrap().0,
-        SpendStatus::Pruned(900)
-    );
-}
-
-#[tokio::test]
-async fn spend_status_is_read_from_the_page_of_the_output() {
-    let (store, bytes) = paged_store().await;
-    let expected = [
-        SpendStatus::Unspent,
-        SpendStatus::Unspent,
-        SpendStatus::Unspent,
-        SpendStatus::Spent(holder(8, 6)),
-        SpendStatus::Frozen,
-        SpendStatus::Unspent,
-        SpendStatus::Unspent,
-        SpendStatus::NoSuchOutput,
-        SpendStatus::NoSuchOutput,
-    ];
-    for (vout, expected) in (0..).zip(expected) {
-        assert_eq!(
-            TxReader::of(&store).get_output(outpoint(txid(&bytes), vout), None, None).await.unwrap().0,
-            expected,
-            "{vout}"
-        );
-    }
-}
-
 /// A transaction in standard format with these inputs.
 fn standard(inputs: &[Outpoint]) -> Vec<u8> {
     let inputs: Vec<_> = inputs.iter().map(|outpoint| (*outpoint, 0)).collect();
@@ -274,4 +173,21 @@ async fn a_body_of_another_transaction_is_refused() {
     store.plant(other).await;
     let error = previous(&store, &[outpoint(Txid([9; 32]), 0)]).await.unwrap_err();
     assert!(matches!(error, ReadError::Body(BodyError::OtherTransaction { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn a_batch_has_one_answer_for_each_transaction() {
+    let store = store(2);
+    let (first, broken) = (seeded(1, 2), transaction(&[(outpoint(PARENT, 0), 900)], &[1, 2, 3]));
+    let absent = Txid([9; 32]);
+    store.plant(first).await;
+    store.plant(pages(&broken, &NewTxState::default(), 2).remove(0)).await;
+    let txids = [txid(&broken), absent, PARENT, PARENT];
+    let metas = TxReader::of(&store).get_many(&txids, ReadFields::default()).await.unwrap();
+    let fees: Vec<_> = metas.into_iter().map(|meta| meta.unwrap().map(|stored| stored.master.fee)).collect();
+    assert_eq!(fees, [Some(894), None, Some(0), Some(0)]);
+    let whole = TxReader::of(&store).get_many(&txids, ReadFields::ALL).await.unwrap();
+    assert!(matches!(whole[0], Err(ReadError::MissingPage { page: 1, .. })), "{:?}", whole[0]);
+    assert!(whole[1].as_ref().unwrap().is_none());
+    assert_eq!(whole[2].as_ref().unwrap().as_ref().unwrap().slots.len(), 2);
 }

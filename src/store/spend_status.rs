@@ -35,8 +35,6 @@ pub enum SpendStatus {
     HashMismatch(UtxoHash),
     /// The slot or the transaction is frozen.
     Frozen,
-    /// The slot has a history, so that only the sequencer can give it to a spender; the present spender, if any.
-    Contested(Option<SpendingData>),
     /// The output is spent by this input.
     Spent(SpendingData),
     /// The output is frozen until this height.
@@ -68,10 +66,6 @@ impl fmt::Display for SpendStatus {
             SpendStatus::NoSuchOutput => f.write_str("the output does not exist, or can never be spent"),
             SpendStatus::HashMismatch(found) => write!(f, "the slot commits to {found}"),
             SpendStatus::Frozen => f.write_str("the output is frozen"),
-            SpendStatus::Contested(None) => {
-                f.write_str("unspent, but with a history: only the sequencer assigns a spender")
-            }
-            SpendStatus::Contested(Some(spender)) => write!(f, "spent by {}, with a history", spender),
             SpendStatus::Spent(spender) => write!(f, "spent by {}", spender),
             SpendStatus::NotYetSpendable(from) => write!(f, "spendable from height {from}"),
             SpendStatus::Unspent => f.write_str("the output can be spent"),

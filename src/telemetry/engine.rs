@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Metrics, OperationKind};
 use crate::{
     engine::{self, Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set},
-    record::{Key, Record},
+    record::{Key, Record, SelectedPage, Selection},
 };
 
 /// Decorator that forwards every call to an engine and records its metrics.
@@ -71,6 +71,12 @@ impl engine::EngineDecorator for WatchedEngine {
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         let results = self.timed(OperationKind::Read, self.engine.read(keys)).await;
+        results.iter().for_each(|result| self.count(result));
+        results
+    }
+
+    async fn read_selected(&self, pages: &[(Key, Selection)]) -> Vec<Result<Option<SelectedPage>, EngineError>> {
+        let results = self.timed(OperationKind::Read, self.engine.read_selected(pages)).await;
         results.iter().for_each(|result| self.count(result));
         results
     }

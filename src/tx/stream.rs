@@ -29,9 +29,7 @@ pub struct StreamedTransaction {
 }
 
 /// Reads one transaction, in either format, from pieces of any size. The stream refuses the same bytes as
-/// [`Transaction::parse`], and keeps only the wanted outputs.
-///
-/// [`Transaction::parse`]: super::Transaction::parse
+/// [`Transaction::parse`](super::Transaction::parse), and keeps only the wanted outputs.
 #[derive(Debug)]
 pub struct TransactionStream {
     /// Length of all bytes, as announced.
@@ -50,6 +48,18 @@ pub struct TransactionStream {
     wanted: Vec<u32>,
     satoshis: u64,
     outputs: BTreeMap<u32, FoundOutput>,
+    /// Bytes in standard format that the caller has not taken yet; `None`: not kept.
+    standard: Option<Vec<u8>>,
+}
+
+/// Formats in which a transaction is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WireFormat {
+    /// The format of blocks and of the txid.
+    #[default]
+    Standard,
+    /// The standard format with the satoshis and the locking script of each previous output.
+    Extended,
 }
 
 /// Field that comes next.
@@ -114,7 +124,18 @@ impl TransactionStream {
             wanted,
             satoshis: 0,
             outputs: BTreeMap::new(),
+            standard: None,
         }
+    }
+
+    /// Keeps the bytes in standard format, for [`take_standard`](Self::take_standard).
+    pub fn keeping_standard(self) -> Self {
+        TransactionStream { standard: Some(Vec::new()), ..self }
+    }
+
+    /// Takes the bytes in standard format of what was pushed since the last call.
+    pub fn take_standard(&mut self) -> Vec<u8> {
+        self.standard.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Reads the next bytes.
@@ -190,7 +211,9 @@ impl TransactionStream {
             && self.step != ParseStep::PreviousSatoshis
             && self.step != ParseStep::ScriptLen(ScriptKind::Previous)
         {
+            // The txid is the hash of the standard format.
             self.hasher.update(&self.pending);
+            self.standard.iter_mut().for_each(|standard| standard.extend_from_slice(&self.pending));
         }
         self.step = match self.step {
             ParseStep::Version => ParseStep::Format,
@@ -253,6 +276,7 @@ impl TransactionStream {
         self.at += taken.len() as u64;
         if part != ScriptKind::Previous {
             self.hasher.update(taken);
+            self.standard.iter_mut().for_each(|standard| standard.extend_from_slice(taken));
         }
         if part == ScriptKind::Locking
             && let Some((_, script)) = self.outputs.get_mut(&self.vout)

@@ -13,7 +13,7 @@ use aerospike::{IndexMap, Value};
 pub use page::{slot_bytes, spending_data, stamp_number};
 pub use values::BadRecord;
 
-use crate::record::{Key, Record};
+use crate::record::{Key, Record, SelectedPage, Selection};
 
 /// Bins of one record, in the order in which they are written.
 pub type Bins = Vec<(&'static str, Value)>;
@@ -44,6 +44,19 @@ pub fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRec
         Key::Command(id) => Record::Command(small_records::decode_command(*id, &mut bins)?),
         Key::Sentinel(_) => Record::Sentinel(small_records::decode_sentinel(&mut bins)?),
     })
+}
+
+/// Decodes the selected parts of the page that is stored under `key`.
+///
+/// # Errors
+/// The record is not a page, or a bin has a type or a value that the bin cannot have.
+pub fn decode_selected(
+    key: &Key,
+    selection: Selection,
+    bins: IndexMap<String, Value>,
+) -> Result<SelectedPage, BadRecord> {
+    let Key::Page(txid, number) = key else { return Err(BadRecord(super::names::UTXOS)) };
+    page::decode_selected(*txid, *number, selection, &mut values::BinReader(bins))
 }
 
 /// Returns the transaction id that a scanned record contains.

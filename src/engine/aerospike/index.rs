@@ -9,11 +9,15 @@ use super::{
     ConnectedCluster, bins,
     errors::{RequestKind, damaged, engine_error},
     names,
+    scan::PARTITIONS,
 };
 use crate::{
-    engine::{EngineError, Index},
+    engine::{Cursor, EngineError, Index, KeyPage, local::bad_cursor_error},
     record::Key,
 };
+
+/// Partitions of the server that one part of a query covers: a sixty-fourth of all records.
+const QUERY_WIDTH: u16 = 64;
 
 /// Returns the bin that an index covers.
 pub fn bin_of(index: Index) -> &'static str {
@@ -33,28 +37,68 @@ impl ConnectedCluster {
     /// Returns keys of pages whose value lies in `from..=to`, ascending by that value, at most `limit`. The server
     /// answers in no order, so a heap keeps the least values as the answers arrive.
     pub async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
-        let bin = bin_of(index);
-        let greatest = i64::MAX as u64;
-        if limit == 0 || from > to || from > greatest {
+        let mut least = BinaryHeap::new();
+        if limit == 0 {
             return Ok(Vec::new());
+        }
+        self.query_partitions(index, (from, to), PartitionFilter::all(), |entry| {
+            least.push(entry);
+            if least.len() > limit {
+                least.pop();
+            }
+        })
+        .await?;
+        Ok(least.into_sorted_vec().into_iter().map(|(_, key)| key).collect())
+    }
+
+    /// Returns the keys of one part of the server's partitions whose value lies in `from..=to`. The cursor is the first
+    /// partition of the next part.
+    pub async fn query_part(
+        &self,
+        index: Index,
+        range: (u64, u64),
+        cursor: Option<Cursor>,
+    ) -> Result<KeyPage, EngineError> {
+        let first = match cursor {
+            None => 0,
+            Some(Cursor(bytes)) => u16::from_be_bytes(bytes.try_into().map_err(|_| bad_cursor_error())?),
+        };
+        if first >= PARTITIONS {
+            return Err(bad_cursor_error());
+        }
+        let width = QUERY_WIDTH.min(PARTITIONS - first);
+        let filter = PartitionFilter::by_range(first.into(), width.into());
+        let mut keys = Vec::new();
+        self.query_partitions(index, range, filter, |(_, key)| keys.push(key)).await?;
+        let next = Some(first + width).filter(|next| *next < PARTITIONS);
+        Ok(KeyPage { keys, next: next.map(|next| Cursor(next.to_be_bytes().to_vec())) })
+    }
+
+    /// Passes the value and the key of each page to `take` whose value lies in the range.
+    async fn query_partitions(
+        &self,
+        index: Index,
+        (from, to): (u64, u64),
+        partitions: PartitionFilter,
+        mut take: impl FnMut((u64, Key)),
+    ) -> Result<(), EngineError> {
+        let (bin, greatest) = (bin_of(index), i64::MAX as u64);
+        if from > to || from > greatest {
+            return Ok(());
         }
         let bins = Bins::Some(vec![names::TX_ID.into(), names::PAGE_NUMBER.into(), bin.into()]);
         let mut statement = Statement::new(self.location.namespace.as_str(), self.location.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
         let to_error = |error: &aerospike::Error| engine_error("query", bin, error, RequestKind::Read);
-        let query = self.client.query(&self.policies.query, PartitionFilter::all(), statement).await;
+        let query = self.client.query(&self.policies.query, partitions, statement).await;
         let mut stream = query.map_err(|error| to_error(&error))?.into_stream();
-        let mut least = BinaryHeap::new();
         while let Some(record) = stream.next().await {
             let record = record.map_err(|error| to_error(&error))?;
             if let Some(entry) = self.decode_entry(bin, record)? {
-                least.push(entry);
-                if least.len() > limit {
-                    least.pop();
-                }
+                take(entry);
             }
         }
-        Ok(least.into_sorted_vec().into_iter().map(|(_, key)| key).collect())
+        Ok(())
     }
 
     /// Returns the value and the key of a record; `None` where the record lost the bin while the query ran.

@@ -15,7 +15,7 @@ use crate::{
     record::{Key, Record},
 };
 
-const PARTITIONS: u16 = 4_096;
+pub const PARTITIONS: u16 = 4_096;
 /// Records of a page, at least: each page costs a request.
 const MIN_PAGE: usize = 64;
 

@@ -42,6 +42,9 @@ pub(super) async fn order_range_and_limit(bench: EngineBench) {
     assert_eq!(query(0, 19, 0).await, []);
     assert_eq!(query(5, 4, 10).await, [], "an empty range");
     assert_eq!(bench.query(Index::CreatingAt, FIRST + 20, u64::MAX, 10).await, [], "past the last");
+    let mut parts = bench.query_parts(Index::CreatingAt, FIRST + 3, FIRST + 5).await;
+    parts.sort_unstable();
+    assert_eq!(parts, set(6..12).into_iter().collect::<Vec<_>>(), "the parts are the whole");
 }
 
 /// Compares the indexes after each operation of a page's life.

@@ -271,6 +271,32 @@ pub(super) async fn every_operation_in_every_state(bench: EngineBench) {
     model.check_indexes(&bench).await;
 }
 
+/// Checks that a read of parts returns the parts of the record, in each state and for each selection.
+pub(super) async fn selected_parts_of_every_state(bench: EngineBench) {
+    let mut pages = Vec::new();
+    let histories = (0..).map(|number| state_histories(bench.txid(number))).zip(0..);
+    for (mut states, number) in histories.take(state_histories(bench.txid(0)).len()) {
+        let key = Key::master(bench.txid(number));
+        for operation in states.swap_remove(number as usize).1 {
+            bench.apply_one(Row { key, operation }).await;
+        }
+        for slot in [None, Some(0), Some(3), Some(9)] {
+            for (meta, output) in [(false, false), (false, true), (true, false), (true, true)] {
+                pages.push((key, Selection { meta, slot, output }));
+            }
+        }
+    }
+    let keys: Vec<Key> = pages.iter().map(|(key, _)| *key).collect();
+    let whole = bench.read(&keys).await;
+    for ((selected, record), (key, selection)) in bench.read_selected(&pages).await.into_iter().zip(whole).zip(&pages) {
+        let expected = match record {
+            Some(Record::Page(page)) => Some(SelectedPage::of(&page, *selection)),
+            _ => None,
+        };
+        assert_eq!(selected, expected, "{}: {selection:?} of {key}", bench.check);
+    }
+}
+
 pub(super) async fn meta_record(bench: EngineBench) {
     let mut model = Model::default();
     model.records.insert(Key::Meta, bench.read_one(Key::Meta).await);

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::txid_filter::TxidFilter;
 use crate::{
     engine::{
-        EngineError, ErrorKind, Index, Set,
+        Cursor, EngineError, ErrorKind, Index, KeyPage, Set,
         key::{self, KeyBytes},
         local::IndexValues,
     },
@@ -91,6 +91,32 @@ impl Tables {
             entry.get(8..).and_then(key::decode).ok_or_else(|| damaged_error("query", "index", "an entry is not a key"))
         };
         entries.take(limit).map(key_of).collect()
+    }
+
+    /// Returns at most `limit` keys of an index after the entry `after`, with the entry at which the next part begins.
+    pub fn query_part(
+        &self,
+        index: Index,
+        (from, to): (u64, u64),
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<KeyPage, EngineError> {
+        if from > to {
+            return Ok(KeyPage::default());
+        }
+        let first = from.to_be_bytes();
+        let after_last = to.checked_add(1).map(u64::to_be_bytes);
+        let start = after.map_or(Bound::Included(&first[..]), Bound::Excluded);
+        let end = after_last.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
+        let (mut keys, mut last) = (Vec::new(), None);
+        for entry in self.indexes[index as usize].range::<&[u8], _>((start, end)).take(limit) {
+            let entry = entry.key().map_err(|error| disk_error("query", "index", &error))?;
+            let key = entry.get(8..).and_then(key::decode);
+            keys.push(key.ok_or_else(|| damaged_error("query", "index", "an entry is not a key"))?);
+            last = Some(entry);
+        }
+        let next = last.filter(|_| keys.len() == limit).map(|entry| Cursor(entry.to_vec()));
+        Ok(KeyPage { keys, next })
     }
 
     pub fn scan(&self, set: Set, after: Option<Key>, limit: usize) -> Result<Vec<(Key, Record)>, EngineError> {

@@ -10,7 +10,7 @@ use crate::{
     },
     record::{Body, Reason, StoredOutput, Verdict, build},
     store::{
-        read::TxReader,
+        outputs::{OutputOptions, OutputQuery, OutputReader},
         recovery::Recovery,
         spend_status::SpendStatus,
         testing,
@@ -62,14 +62,11 @@ async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     verify(&store, |_| {}, |violation| violations.push(violation)).await.unwrap();
     let missing = violations.iter().filter(|it| !matches!(it, Violation::InputNotTaken { .. }));
     assert_eq!(missing.count(), 0, "{violations:?}");
-    let spend = TxReader::of(&store)
-        .get_output(Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 }, None, None)
-        .await
-        .unwrap()
-        .0;
-    assert_eq!(spend, SpendStatus::Unspent);
-    let beyond = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 7 };
-    assert_eq!(TxReader::of(&store).get_output(beyond, None, None).await.unwrap().0, SpendStatus::NoSuchOutput);
+    let txid = paged(InitialState::Live).others.txid();
+    let query = |vout| OutputQuery { outpoint: Outpoint { txid, vout }, hash: None };
+    let states = OutputReader::of(&store).read(&[query(4), query(7)], OutputOptions::default()).await.unwrap();
+    let statuses: Vec<SpendStatus> = states.into_iter().map(|state| state.unwrap().status).collect();
+    assert_eq!(statuses, [SpendStatus::Unspent, SpendStatus::NoSuchOutput]);
 }
 
 /// The master exists, so that every page was written, and slots of the missing page may have been spent.
@@ -117,7 +114,8 @@ async fn the_master_of_a_contested_transaction_bars_its_pages() {
     assert_eq!(create(&store, 1, InitialState::Contested).await, Outcome::Applied(Reply::State(state)));
     assert_eq!(states(&store).await, [Some(state), Some(TxState::Creating), Some(TxState::Creating)]);
     let outpoint = Outpoint { txid: paged(InitialState::Live).others.txid(), vout: 4 };
-    let status = TxReader::of(&store).get_output(outpoint, None, None).await.unwrap().0;
+    let query = OutputQuery { outpoint, hash: None };
+    let status = OutputReader::of(&store).read_one(query, OutputOptions::default()).await.unwrap().status;
     assert_eq!(status, SpendStatus::Conflicting(Verdict::Pending));
     let live = create(&store, 2, InitialState::Live).await;
     assert_eq!(

@@ -104,14 +104,15 @@ pub fn decode(page: &Page, bins: &mut BinReader) -> Result<Option<Body>, BadReco
     }
     let Some(outputs) = bins.optional_list(names::OUTPUTS)? else { return Ok(None) };
     if !bins.has(names::INPUTS) {
-        return outputs.into_iter().map(partial_output).collect::<Result<_, _>>().map(|all| Some(Body::Outputs(all)));
+        return outputs.into_iter().map(decode_output).collect::<Result<_, _>>().map(|all| Some(Body::Outputs(all)));
     }
     let inputs = bins.list(names::INPUTS)?;
     let standard = page.is_coinbase && !bins.flag(names::EXTENDED_BODY)?;
     transaction(page, inputs, outputs, standard).map(|bytes| Some(Body::Transaction(bytes.into())))
 }
 
-fn partial_output(value: Value) -> Result<Option<StoredOutput>, BadRecord> {
+/// Decodes a stored output; `None`: a gap of a partial transaction.
+pub fn decode_output(value: Value) -> Result<Option<StoredOutput>, BadRecord> {
     if value == Value::Nil {
         return Ok(None);
     }

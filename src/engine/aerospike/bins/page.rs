@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     event::{decode_reason, encode_reason},
-    record::{Master, MinedIn, Page, Phase, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict},
+    record::{
+        Master, MinedIn, Page, Phase, Reassignment, SelectedPage, Selection, Slot, SpendingData, Stamp, StoredOutput,
+        Verdict,
+    },
     tx::{Txid, UtxoHash},
 };
 
@@ -271,6 +274,32 @@ pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, Bad
         return Err(BadRecord(names::TX_ID));
     }
     let utxos = bins.optional_list(names::UTXOS)?;
+    let utxos = utxos.map(|slots| slots.into_iter().map(decode_slot).collect()).transpose()?;
+    decode_fields(txid, number, utxos, bins)
+}
+
+/// Decodes the selected parts of a page.
+///
+/// # Errors
+/// A bin has a type or a value that the bin cannot have.
+pub fn decode_selected(
+    txid: Txid,
+    number: u32,
+    selection: Selection,
+    bins: &mut BinReader,
+) -> Result<SelectedPage, BadRecord> {
+    // The lists hold the selected element, or none where the whole list has no such element.
+    let slot = bins.list(names::UTXOS)?.into_iter().next().map(decode_slot).transpose()?;
+    let output = match selection.output {
+        true => bins.list(names::OUTPUTS)?.into_iter().next().map(body::decode_output).transpose()?.flatten(),
+        false => None,
+    };
+    // A stub and a tombstone have no count of slots.
+    let utxos = bins.has(names::RECORD_UTXOS).then(Vec::new);
+    Ok(SelectedPage { page: decode_fields(txid, number, utxos, bins)?, slot, output })
+}
+
+fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut BinReader) -> Result<Page, BadRecord> {
     let created_at: u64 = bins.number(names::CREATED_AT)?;
     let creating = bins.flag(names::CREATING)?;
     let heights = bins.map(names::SPENDABLE_IN)?.into_iter();
@@ -281,7 +310,7 @@ pub fn decode(txid: Txid, number: u32, bins: &mut BinReader) -> Result<Page, Bad
         fee: bins.number(names::FEE)?,
         size_in_bytes: bins.number(names::SIZE_IN_BYTES)?,
         extended_size: bins.number(names::EXTENDED_SIZE)?,
-        utxos: utxos.map(|slots| slots.into_iter().map(decode_slot).collect()).transpose()?,
+        utxos,
         amount_sizes: bins.optional_blob(names::AMOUNT_SIZES)?.unwrap_or_default().into(),
         spent_utxos: bins.number(names::SPENT_UTXOS)?,
         record_utxos: bins.number(names::RECORD_UTXOS)?,

@@ -1,0 +1,112 @@
+//! [`TxPieces`]: the body of a transaction, piece by piece, for a reader that passes the pieces on.
+
+use bytes::Bytes;
+
+use super::{
+    BlobError, BlobErrorKind, BlobName, BlobStore,
+    check::{self, Damage, blob_error},
+    frame::FrameVerifier,
+    requests::ObjectStream,
+};
+use crate::{
+    record::Blob,
+    telemetry::BlobOperation,
+    tx::{TransactionStream, Txid, WireFormat},
+};
+
+/// The body of a transaction in pieces of at most one mebibyte. The bytes are verified on the way: damage is an error
+/// instead of the last piece, so that a reader never gets a whole body that is damaged.
+pub struct TxPieces {
+    name: BlobName,
+    object: ObjectStream,
+    verifier: FrameVerifier,
+    /// `None`: the last piece was read.
+    stream: Option<TransactionStream>,
+    format: WireFormat,
+    /// Piece that waits until the next bytes are known to be intact.
+    held: Option<Bytes>,
+}
+
+impl BlobStore {
+    /// Opens the body of a whole transaction in the blob that `blob` refers to, in this format; `None`: no such blob
+    /// exists. A coinbase has the format in which the coinbase was stored.
+    ///
+    /// # Errors
+    /// The blob store answers with an error, or the object is shorter than any blob.
+    pub async fn open_tx(&self, txid: Txid, blob: Blob, format: WireFormat) -> Result<Option<TxPieces>, BlobError> {
+        let name = BlobName::tx(txid).of_blob(blob);
+        let open = async {
+            let Some(object) = self.blobs().open_object(name).await? else { return Ok(None) };
+            let verifier = FrameVerifier::new(object.len).ok_or_else(|| {
+                blob_error(BlobErrorKind::Corrupt, "read", name, "the blob is shorter than its checksum")
+            })?;
+            let stream = TransactionStream::new(verifier.content_left(), []);
+            let stream = Some(match format {
+                WireFormat::Standard => stream.keeping_standard(),
+                WireFormat::Extended => stream,
+            });
+            Ok(Some(TxPieces { name, object, verifier, stream, format, held: None }))
+        };
+        self.measure(BlobOperation::GetTx, open).await
+    }
+}
+
+impl TxPieces {
+    /// Returns the next piece; `None`: the body is complete and intact.
+    ///
+    /// # Errors
+    /// The blob store stops answering, or the bytes are not those of the transaction.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, BlobError> {
+        while let Some(stream) = &mut self.stream {
+            let Some(piece) = self.object.next().await? else {
+                self.finish()?;
+                break;
+            };
+            let content = piece.slice_ref(self.verifier.push(&piece));
+            stream.push(&content).map_err(|error| Damage::from(error).into_error(self.name))?;
+            let next = match self.format {
+                WireFormat::Standard => Bytes::from(stream.take_standard()),
+                WireFormat::Extended => content,
+            };
+            if next.is_empty() {
+                continue;
+            }
+            if let Some(ready) = self.held.replace(next) {
+                return Ok(Some(ready));
+            }
+        }
+        Ok(self.held.take())
+    }
+
+    fn finish(&mut self) -> Result<(), BlobError> {
+        let Some(stream) = self.stream.take() else { return Ok(()) };
+        check::verify_end(self.name, &self.verifier, stream).map(drop).map_err(|damage| damage.into_error(self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{blob::conformance::transaction, tx::Transaction};
+
+    async fn read(store: &BlobStore, txid: Txid, format: WireFormat) -> Vec<u8> {
+        let mut pieces = store.open_tx(txid, Blob::First, format).await.unwrap().unwrap();
+        let mut all = Vec::new();
+        while let Some(piece) = pieces.next().await.unwrap() {
+            all.extend_from_slice(&piece);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn the_pieces_are_the_body_in_either_format() {
+        let (txid, bytes) = transaction(1, 40_000, 100, 7);
+        let store = BlobStore::memory();
+        store.put_tx(txid, bytes.clone()).await.unwrap();
+        assert_eq!(read(&store, txid, WireFormat::Extended).await, bytes);
+        let mut standard = Vec::new();
+        Transaction::parse(&bytes).unwrap().write_standard(&mut standard);
+        assert_eq!(read(&store, txid, WireFormat::Standard).await, standard);
+        assert!(store.open_tx(Txid([9; 32]), Blob::First, WireFormat::Standard).await.unwrap().is_none());
+    }
+}

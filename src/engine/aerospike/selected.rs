@@ -1,0 +1,64 @@
+//! Reads of parts of pages: one request names the bins, and the elements of lists, that a [`Selection`] needs.
+
+use aerospike::{
+    BatchOperation, BatchReadPolicy, Bins, Key as ServerKey,
+    operations::{Operation, get_bin, lists},
+};
+
+use super::names;
+use crate::record::Selection;
+
+/// Bins that decide whether an output can be spent. `recordUtxos` tells a page with slots from a stub.
+const STATUS: [&str; 11] = [
+    names::RECORD_UTXOS,
+    names::LOCKED,
+    names::CONFLICTING,
+    names::FROZEN,
+    names::CREATING,
+    names::CREATING_AT,
+    names::SPENDING_HEIGHT,
+    names::SPENDABLE_IN,
+    names::PRUNED,
+    names::VERDICT,
+    names::REASON,
+];
+
+/// Bins of the stored data of a transaction besides [`STATUS`], slots, inputs and outputs.
+const META: [&str; 20] = [
+    names::VERSION,
+    names::LOCK_TIME,
+    names::FEE,
+    names::SIZE_IN_BYTES,
+    names::EXTENDED_SIZE,
+    names::SPENT_UTXOS,
+    names::IS_COINBASE,
+    names::DELETE_AT_HEIGHT,
+    names::TOTAL_UTXOS,
+    names::TOTAL_EXTRA_RECS,
+    names::BLOCK_IDS,
+    names::BLOCK_HEIGHTS,
+    names::SUBTREE_IDXS,
+    names::CREATED_AT,
+    names::UNMINED_SINCE,
+    names::EXTERNAL,
+    names::OTHER_BLOB,
+    names::CONFLICTING_CHILDREN,
+    names::SPENT_PAGES,
+    names::PRESERVE_UNTIL,
+];
+
+/// Builds the read of the selected parts of one page.
+pub fn read(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
+    let bins = STATUS.iter().chain(selection.meta.then_some(&META).into_iter().flatten());
+    let Some(offset) = selection.slot.map(i64::from) else {
+        return BatchOperation::read(policy, key, Bins::Some(bins.map(|name| (*name).to_owned()).collect()));
+    };
+    // A range outside the list is empty; an index outside the list would fail the whole read.
+    let mut operations: Vec<Operation> = bins.map(|name| get_bin(*name)).collect();
+    operations.push(lists::get_range(names::UTXOS, offset, 1));
+    if selection.output {
+        operations.push(lists::get_range(names::OUTPUTS, offset, 1));
+        operations.push(get_bin(names::REASSIGNMENTS));
+    }
+    BatchOperation::read_ops(policy, key, operations)
+}

@@ -1,0 +1,232 @@
+//! Reads of outputs: whether a spend at a height would be refused, by which obstacle, and the output itself
+//! (`docs/semantics.md`, "Reads").
+
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt, stream};
+
+use crate::{
+    engine::EngineError,
+    record::{Key, SelectedPage, Selection, Slot, SpendingData, StoredOutput, TxState, Verdict},
+    tx::{Outpoint, Txid, UtxoHash},
+};
+
+use super::{
+    StateStore,
+    read::{ReadError, TxReader},
+    spend_status::SpendStatus,
+};
+
+/// Number of bodies that one read of outputs loads at the same time.
+const BODIES_AT_A_TIME: usize = 4;
+
+/// State of an output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputState {
+    /// Outpoint of the output.
+    pub outpoint: Outpoint,
+    /// First obstacle to a spend.
+    pub status: SpendStatus,
+    /// Input that spends the output; `None`: the output is unspent, or has no slot.
+    pub spender: Option<SpendingData>,
+    /// Hash that the slot commits to; `None`: the output has no slot.
+    pub utxo_hash: Option<UtxoHash>,
+    /// Amount and locking script, if asked for; of a reassigned output those of the new owner. `None`: the output has
+    /// no slot.
+    pub output: Option<StoredOutput>,
+}
+
+/// Question about an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutputQuery {
+    /// Outpoint of the output.
+    pub outpoint: Outpoint,
+    /// Hash of the output that the spender names; `None`: not compared.
+    pub hash: Option<UtxoHash>,
+}
+
+/// Conditions and extent of a read of outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OutputOptions {
+    /// Height of the first block that can list the spender; `None`: neither maturity nor freezes until a height count.
+    pub height: Option<u32>,
+    /// Reads amount and locking script, from the body where the record does not hold the outputs.
+    pub output: bool,
+}
+
+/// Reader of the outputs of a store.
+#[derive(Clone, Copy)]
+pub struct OutputReader<'a> {
+    store: &'a StateStore,
+}
+
+/// The records of one output.
+struct OutputRecords {
+    master: Option<SelectedPage>,
+    /// Number of the page that has the slot, and that page; `None`: the master has the slot.
+    page: Option<(u32, Option<SelectedPage>)>,
+    /// Offset of the slot in its page.
+    offset: u32,
+}
+
+impl<'a> OutputReader<'a> {
+    /// Creates the reader of this store.
+    pub fn of(store: &'a StateStore) -> Self {
+        OutputReader { store }
+    }
+
+    /// Reads the state of one output.
+    ///
+    /// # Errors
+    /// The engine answers with an error that no retry heals, a page is missing, or the body cannot be read.
+    pub async fn read_one(&self, query: OutputQuery, options: OutputOptions) -> Result<OutputState, ReadError> {
+        let mut states = self.read(&[query], options).await?;
+        states.pop().unwrap_or_else(|| unreachable!("one state for one query"))
+    }
+
+    /// Reads the states of outputs, with one batch of reads for all records. `state[i]` belongs to `queries[i]`; an
+    /// output whose records are damaged has an error of its own.
+    ///
+    /// # Errors
+    /// The engine answers with an error that no retry heals.
+    pub async fn read(
+        &self,
+        queries: &[OutputQuery],
+        options: OutputOptions,
+    ) -> Result<Vec<Result<OutputState, ReadError>>, EngineError> {
+        let mut pages = Vec::with_capacity(queries.len());
+        for Outpoint { txid, vout } in queries.iter().map(|query| query.outpoint) {
+            let (number, offset) = self.store.locate_slot(Outpoint { txid, vout });
+            if number > 0 {
+                // The master tells a page that is missing from a page that no transaction of this size has.
+                pages.push((Key::master(txid), Selection::META));
+            }
+            let slot = Selection { slot: Some(offset), output: options.output, meta: false };
+            pages.push((Key::Page(txid, number), slot));
+        }
+        let mut read = self.store.read_selected(pages).await?.into_iter();
+        let mut take = |query: &OutputQuery| {
+            let (number, offset) = self.store.locate_slot(query.outpoint);
+            let master = read.next().flatten();
+            let page = (number > 0).then(|| (number, read.next().flatten()));
+            OutputRecords { master, page, offset }.state(query, options.height)
+        };
+        let mut states: Vec<_> = queries.iter().map(&mut take).collect();
+        if options.output {
+            self.load_outputs(&mut states).await;
+        }
+        Ok(states)
+    }
+
+    /// Loads the outputs that no record holds from the bodies of their transactions.
+    async fn load_outputs(&self, states: &mut [Result<OutputState, ReadError>]) {
+        let mut missing: BTreeMap<Txid, Vec<(usize, u32)>> = BTreeMap::new();
+        for (index, state) in states.iter().enumerate() {
+            if let Ok(state) = state
+                && state.utxo_hash.is_some()
+                && state.output.is_none()
+            {
+                missing.entry(state.outpoint.txid).or_default().push((index, state.outpoint.vout));
+            }
+        }
+        let load = |(txid, outputs): (Txid, Vec<(usize, u32)>)| async move {
+            let vouts = outputs.iter().map(|(_, vout)| *vout).collect();
+            (outputs, TxReader::of(self.store).outputs_of_body(txid, vouts).await)
+        };
+        let mut loading = stream::iter(missing).map(load).buffer_unordered(BODIES_AT_A_TIME);
+        while let Some((outputs, loaded)) = loading.next().await {
+            for (index, vout) in outputs {
+                match (&loaded, &mut states[index]) {
+                    (Ok(loaded), Ok(state)) => state.output = loaded.get(&vout).cloned(),
+                    (Err(error), state) => *state = Err(error.clone()),
+                    (Ok(_), Err(_)) => {}
+                }
+            }
+        }
+    }
+}
+
+impl OutputRecords {
+    /// Returns the state of the output by its records.
+    fn state(self, query: &OutputQuery, height: Option<u32>) -> Result<OutputState, ReadError> {
+        let OutputQuery { outpoint, hash } = *query;
+        let state = |status, page: Option<&SelectedPage>| {
+            let slot = page.and_then(|page| page.slot).filter(|slot| *slot != Slot::Nil);
+            let reassigned =
+                page.and_then(|found| found.page.reassignments.iter().rev().find(|entry| entry.offset == self.offset));
+            let output = match reassigned {
+                Some(entry) => Some(entry.output.clone()),
+                None => page.and_then(|page| page.output.clone()),
+            };
+            OutputState {
+                outpoint,
+                status,
+                spender: slot.and_then(|slot| slot.spender()),
+                utxo_hash: slot.and_then(|slot| slot.hash()),
+                output: output.filter(|_| slot.is_some()),
+            }
+        };
+        let Some(master) = &self.master else { return Ok(state(SpendStatus::NotFound, None)) };
+        let verdict = master.page.verdict().unwrap_or(Verdict::Pending);
+        let page = match &self.page {
+            None => master,
+            Some((_, Some(page))) => page,
+            Some((number, None)) => {
+                let has_page = master.page.extra_pages() >= *number;
+                return match record_status(master, verdict, height) {
+                    Some(status) => Ok(state(status, None)),
+                    None if has_page => Err(ReadError::MissingPage { txid: outpoint.txid, page: *number }),
+                    None => Ok(state(SpendStatus::NoSuchOutput, None)),
+                };
+            }
+        };
+        let status = match record_status(page, verdict, height) {
+            // The reason is in the master.
+            Some(SpendStatus::Creating) if self.page.is_some() => {
+                record_status(master, verdict, height).unwrap_or(SpendStatus::Creating)
+            }
+            Some(status) => status,
+            None => slot_status(page, self.offset, hash, height),
+        };
+        Ok(state(status, Some(page)))
+    }
+}
+
+/// Returns the obstacle that the record as a whole is; `None`: the slot decides.
+fn record_status(selected: &SelectedPage, verdict: Verdict, height: Option<u32>) -> Option<SpendStatus> {
+    let page = &selected.page;
+    match page.state() {
+        TxState::Pruned(height) => return Some(SpendStatus::Pruned(height)),
+        _ if page.creating_at.is_some() => return Some(SpendStatus::Creating),
+        TxState::Stub(_) | TxState::Conflicting(_) => return Some(SpendStatus::Conflicting(verdict)),
+        TxState::Live | TxState::Creating => {}
+    }
+    if page.locked {
+        return Some(SpendStatus::Locked);
+    }
+    page.spending_height.filter(|from| height.is_some_and(|height| *from > height)).map(SpendStatus::Immature)
+}
+
+/// Returns the obstacle that the slot is. A slot with a history is as free as any other: the sequencer decides about a
+/// spend of such a slot, and accepts the spend of a free one.
+fn slot_status(selected: &SelectedPage, offset: u32, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
+    let slot = selected.slot.unwrap_or(Slot::Nil);
+    let Some(found) = slot.hash() else { return SpendStatus::NoSuchOutput };
+    if hash.is_some_and(|hash| hash != found) {
+        return SpendStatus::HashMismatch(found);
+    }
+    if selected.page.frozen || matches!(slot, Slot::Frozen(_)) {
+        return SpendStatus::Frozen;
+    }
+    if let Some(spender) = slot.spender() {
+        return SpendStatus::Spent(spender);
+    }
+    match selected.page.utxo_spendable_in.get(&offset) {
+        Some(from) if height.is_some_and(|height| *from > height) => SpendStatus::NotYetSpendable(*from),
+        _ => SpendStatus::Unspent,
+    }
+}
+
+#[cfg(test)]
+#[path = "outputs_tests.rs"]
+mod tests;
