@@ -1,8 +1,12 @@
 //! Clients of the log: [`EventPublisher`] publishes events, [`submit_commands`] publishes commands to the sequencer and
 //! waits for their results.
 
+pub(crate) mod command_line;
 mod commands;
+pub(crate) mod history;
+pub(crate) mod partitions;
 mod publisher;
+pub(crate) mod steps;
 
 use std::time::Duration;
 

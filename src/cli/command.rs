@@ -1,6 +1,5 @@
 //! `utxo-store command`: publishes commands to the sequencer, and waits for their results.
 
-mod line;
 mod list;
 
 use std::{
@@ -23,9 +22,7 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub(super) use line::CommandLine;
 pub use list::{LoggedCommand, list_commands};
-pub(super) use list::{read_partition, single_partition};
 
 const AFTER_HELP: &str = "\
 A command is published to the chain log; the sequencer handles each command once, in the order of the log. The result is
@@ -387,7 +384,7 @@ mod tests {
         for (line, action) in actions {
             let parsed = commands(&format!("--id {} {line}", "11".repeat(16))).unwrap();
             assert_eq!(parsed, [PendingCommand::new(id, action.clone())], "{line}");
-            assert_eq!(CommandLine(&action).to_string(), line.replace("TX", TXID));
+            assert_eq!(crate::client::command_line::CommandLine(&action).to_string(), line.replace("TX", TXID));
         }
         assert_eq!(commands("list").unwrap(), []);
     }

@@ -9,14 +9,10 @@ use std::{io::Write, time::Duration};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{
-    CliResult, ConfigArgs, Failure, UsageError, block_on,
-    command::{read_partition, single_partition},
-    generate::progress_bar,
-    opening, output,
-};
+use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, generate::progress_bar, opening, output};
 use crate::{
     broker::{Broker, BrokerError, Message, TopicPartition},
+    client::partitions::{read_partition, single_partition},
     config::Topics,
     event::DeadLetterClass,
     tx::Txid,

@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, fmt};
 use serde::Serialize;
 
 use super::{
-    super::command::{CommandLine, read_partition, single_partition},
-    decisions::{DecisionStatus, StepTracker},
+    CommandOutcome,
+    command_line::CommandLine,
+    partitions::{read_partition, single_partition},
+    steps::{DecisionStatus, StepTracker},
 };
 use crate::{
     broker::{Broker, BrokerError, Message},
-    client::CommandOutcome,
     config::Topics,
     event::{Contest, Decision, DecisionBody, Event},
     tx::Txid,

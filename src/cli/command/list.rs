@@ -1,13 +1,16 @@
 //! Lists the commands of the chain log with their results.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use super::CommandLine;
 use crate::{
-    broker::{Broker, BrokerError, Message, TopicPartition, retry::read_or_reopen},
-    client::CommandOutcome,
+    broker::{Broker, BrokerError, Message},
+    client::{
+        CommandOutcome,
+        command_line::CommandLine,
+        partitions::{read_partition, single_partition},
+    },
     config::Topics,
     event::{Command, CommandAction, Decision, DecisionBody, Event, to_json},
 };
@@ -43,9 +46,6 @@ impl fmt::Display for LoggedCommand {
         self.repeats.map_or(Ok(()), |first| write!(f, " (a repeat of chain offset {first})"))
     }
 }
-
-/// Wait of one read for new messages.
-const WAIT: Duration = Duration::from_millis(100);
 
 /// Lists the commands on frozen and reassigned outputs in the order of the chain log. With `all` the list has the
 /// commands of every kind except `Reconsider`, which the sequencer publishes itself.
@@ -108,27 +108,4 @@ fn undecided_command(message: &Message, command: &Command<'_>) -> LoggedCommand 
 fn action_of(command: &Command<'_>) -> serde_json::Value {
     let json = serde_json::from_str::<serde_json::Value>(&to_json(&Event::Command(command.clone())));
     json.ok().and_then(|mut json| Some(json.get_mut("action")?.take())).unwrap_or_default()
-}
-
-/// Returns the partition of a topic that has one partition.
-pub fn single_partition(topic: &str) -> TopicPartition {
-    TopicPartition { topic: topic.into(), partition: 0 }
-}
-
-/// Reads a partition from its first offset to its present end offset.
-///
-/// # Errors
-/// The partition cannot be read.
-pub async fn read_partition(
-    broker: &dyn Broker,
-    partition: &TopicPartition,
-    mut take: impl FnMut(&Message),
-) -> Result<(), BrokerError> {
-    let (low, end) = broker.watermarks(partition).await?;
-    let mut reader = broker.read(partition, low).await?;
-    while reader.position() < end {
-        let messages = read_or_reopen(&mut reader, broker, partition, WAIT).await?;
-        messages.iter().filter(|message| message.offset < end).for_each(&mut take);
-    }
-    Ok(())
 }

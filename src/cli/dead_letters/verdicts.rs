@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     broker::Message,
-    cli::inspect::decisions::{DecisionStatus, StepTracker},
+    client::steps::{DecisionStatus, StepTracker},
     event::{Decision, DecisionBody, Event},
     tx::Txid,
 };

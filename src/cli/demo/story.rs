@@ -13,12 +13,8 @@ use super::{
 use crate::cli::output;
 use crate::{
     broker::Broker,
-    cli::{
-        CliResult, Failure,
-        generate::produce,
-        inspect::{history, transaction::TransactionView},
-        opening,
-    },
+    cli::{CliResult, Failure, generate::produce, inspect::transaction::TransactionView, opening},
+    client::history,
     config::Config,
     generate::Story,
     record::{SpendingData, Verdict},

@@ -1,22 +1,19 @@
 //! `utxo-store inspect decisions`: prints the decisions of the sequencer in the order of the log.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
 
-use super::super::{
-    CliResult, ConfigArgs, Failure,
-    command::{read_partition, single_partition},
-    opening, output,
-};
+use super::super::{CliResult, ConfigArgs, Failure, opening, output};
 use crate::{
     broker::Message,
+    client::{
+        partitions::{read_partition, single_partition},
+        steps::{DecisionStatus, StepTracker},
+    },
     clock::Clock,
-    event::{Decision, DecisionBody, Event, to_json},
+    event::{Decision, Event, to_json},
 };
 
 const AFTER_HELP: &str = "\
@@ -43,20 +40,6 @@ pub struct DecisionsArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Status of a record in the decisions topic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::cli) enum DecisionStatus {
-    /// The first record for its step.
-    Counts,
-    /// An earlier record has decided the step: the record is ignored.
-    Repeat,
-    /// An earlier step is missing: no sequencer writes such a record.
-    Gap,
-    /// The record is no decision.
-    Unreadable,
 }
 
 /// A record as `inspect decisions` prints it.
@@ -92,18 +75,6 @@ struct DecisionListing {
     open: Vec<OpenDecision>,
 }
 
-/// Tracks the steps of each chain offset in the order of the log.
-#[derive(Debug, Default)]
-pub(in crate::cli) struct StepTracker(BTreeMap<u64, OffsetSteps>);
-
-/// Steps of one chain offset that have been read.
-#[derive(Debug)]
-struct OffsetSteps {
-    steps: u32,
-    closed: bool,
-    since_ms: i64,
-}
-
 /// Collects the records of the topic in their order. Pure.
 #[derive(Debug)]
 struct DecisionReader {
@@ -132,23 +103,6 @@ impl DecisionsArgs {
             false => write_lines(&listing, out)?,
         }
         Ok(())
-    }
-}
-
-impl StepTracker {
-    /// Classifies the next record of the log.
-    pub(in crate::cli) fn classify(&mut self, decision: &Decision, timestamp_ms: i64) -> DecisionStatus {
-        let first = OffsetSteps { steps: 0, closed: false, since_ms: timestamp_ms };
-        let seen = self.0.entry(decision.chain_offset).or_insert(first);
-        if decision.step < seen.steps {
-            DecisionStatus::Repeat
-        } else if decision.step > seen.steps {
-            DecisionStatus::Gap
-        } else {
-            seen.steps += 1;
-            seen.closed = decision.body == DecisionBody::Closed;
-            DecisionStatus::Counts
-        }
     }
 }
 
@@ -185,11 +139,14 @@ impl DecisionReader {
     }
 
     fn finish(self, now_ms: u64) -> DecisionListing {
-        let age_ms = |seen: &OffsetSteps| now_ms.saturating_sub(u64::try_from(seen.since_ms).unwrap_or(0));
-        let open = self.seen.0.iter().filter(|(_, seen)| !seen.closed && age_ms(seen) > OPEN_LIMIT_MS);
-        let open =
-            open.map(|(&chain_offset, seen)| OpenDecision { chain_offset, steps: seen.steps, age_ms: age_ms(seen) });
-        DecisionListing { open: open.collect(), decisions: self.shown, left_out: self.left_out }
+        let age_ms = |since_ms: i64| now_ms.saturating_sub(u64::try_from(since_ms).unwrap_or(0));
+        let open = self.seen.open().map(|(chain_offset, steps, since_ms)| OpenDecision {
+            chain_offset,
+            steps,
+            age_ms: age_ms(since_ms),
+        });
+        let open = open.filter(|open| open.age_ms > OPEN_LIMIT_MS).collect();
+        DecisionListing { open, decisions: self.shown, left_out: self.left_out }
     }
 }
 
@@ -228,7 +185,7 @@ fn write_lines(listing: &DecisionListing, out: &mut impl Write) -> io::Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tx::Txid;
+    use crate::{event::DecisionBody, tx::Txid};
 
     fn message(offset: u64, timestamp_ms: i64, chain_offset: u64, step: u32, body: DecisionBody) -> Message {
         let payload = Event::Decision(Decision { chain_offset, step, body }).encode().into();

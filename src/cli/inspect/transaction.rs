@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::{
     super::{CliResult, Failure, offline::StoreArgs, opening, output},
-    history::{self, HistoryEntry},
     line, optional,
 };
 use crate::{
+    client::history::{HistoryEntry, read_history},
     engine::EngineError,
     record::{Page, Slot, SpendingData, TxState, Verdict},
     store::{
@@ -110,7 +110,7 @@ impl TxArgs {
         let history = if self.history {
             let config = self.store.config.load()?;
             let broker = opening::open_broker(&config).await?;
-            Some(history::read_history(broker.as_ref(), &config.kafka.topics, self.txid).await?)
+            Some(read_history(broker.as_ref(), &config.kafka.topics, self.txid).await?)
         } else {
             None
         };
