@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use opening::OpeningError;
 use opening::{Monitoring, build_parts};
-pub use reader::{OutputState, Store};
+pub use reader::Store;
 
 use crate::{
     blob::{BlobUrl, Intent},
@@ -282,6 +282,11 @@ async fn ended(running: JoinHandle<Result<PipelineReport, RunError>>) -> Result<
 }
 
 impl PreparedInstance {
+    /// Returns the place of the store, which is empty until the store is open.
+    pub(crate) fn opened(&self) -> watch::Receiver<Option<Store>> {
+        self.opened.subscribe()
+    }
+
     /// Opens the log and the store, and runs the instance until its shutdown or an error.
     ///
     /// # Errors

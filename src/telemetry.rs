@@ -10,7 +10,12 @@ mod family;
 mod labels;
 mod logging;
 
-use prometheus::{Encoder, Gauge, GaugeVec, Histogram, IntCounter, IntGauge, IntGaugeVec, Registry, TextEncoder};
+use std::time::Duration;
+
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder,
+};
 
 use crate::{broker::TopicPartition, engine::ErrorKind, event::DeadLetterClass};
 
@@ -195,6 +200,10 @@ metrics! {
     condition_met: IntGaugeVec = "utxo_condition_met" ["condition"];
     /// 0 while this process has work and makes no progress: `/health/live` fails.
     live: IntGauge = "utxo_live" [];
+    /// Requests over HTTP, by route, method and status.
+    http_requests: IntCounterVec = "utxo_http_requests_total" ["route", "method", "status"];
+    /// Time until the answer to a request over HTTP begins, in seconds, by route.
+    http_seconds: HistogramVec = "utxo_http_seconds" ["route"];
     /// Always 1; the label has the version of the program.
     build_info: IntGaugeVec = "utxo_build_info" ["version"];
 }
@@ -226,6 +235,12 @@ impl Metrics {
         for (condition, met) in conditions {
             self.condition_met.with_label_values(&[condition]).set(i64::from(met));
         }
+    }
+
+    /// Counts a request over HTTP. `route` and `method` are of a fixed set.
+    pub fn observe_http(&self, route: &str, method: &str, status: u16, time: Duration) {
+        self.http_requests.with_label_values(&[route, method, &status.to_string()]).inc();
+        self.http_seconds.with_label_values(&[route]).observe(time.as_secs_f64());
     }
 
     /// Encodes all metrics in the text format of Prometheus.

@@ -1,28 +1,33 @@
-//! HTTP for operators: `/metrics`, `/health/live`, `/health/ready`, `/state`, and the control endpoints, where enabled.
+//! HTTP: the routes of operators, and the API under `/v1` where it is served.
+//!
+//! | file | content |
+//! |---|---|
+//! | `operator` | metrics, health, the state page, control requests |
+//! | `v1` | the API: questions about the store, transactions and commands for the log |
+//! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
+//! | `connections` | connections, with or without TLS |
+//! | `problem` | problem documents (RFC 9457) |
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+pub mod access;
+mod connections;
+pub mod limits;
+mod operator;
+mod problem;
+pub mod v1;
 
-use axum::{
-    Router,
-    extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
-    response::{IntoResponse, Response},
-    routing::{get, post},
-};
-use serde::Serialize;
-use serde_json::json;
-use tokio::{net::TcpListener, sync::watch};
+use std::{io, net::SocketAddr, path::Path, sync::Arc};
 
-use crate::{
-    status::{
-        Health, HealthReport,
-        control::{ControlAnswer, PartitionCommand},
-    },
-    telemetry::Metrics,
-};
+use axum::{Router, middleware};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
-/// Longest time for which open connections delay a shutdown.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::{config::Http, status::Health, telemetry::Metrics};
+use access::{AccessControl, TokenFileError};
+use connections::TlsError;
+use limits::HttpLimits;
+use operator::OperatorState;
+use problem::{Problem, ProblemKind};
+use v1::ApiContext;
 
 /// Error of the HTTP server.
 #[derive(Debug, thiserror::Error)]
@@ -38,22 +43,50 @@ pub enum ApiError {
     /// The server stopped without a shutdown.
     #[error("the server for metrics and health failed")]
     Serve(#[source] io::Error),
+    /// The token file cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokenFileError),
+    /// The certificate of the server cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
-/// State that every request handler reads.
+/// Tokens, certificate and limits of a server, as the settings name them.
 #[derive(Clone)]
-struct ApiState {
-    metrics: Arc<Metrics>,
-    health: Arc<Health>,
-    /// True if the control endpoints are enabled.
+pub struct ServerSettings {
+    /// Tokens and their roles.
+    pub access: AccessControl,
+    /// Limits of the server.
+    pub limits: HttpLimits,
+    tls: Option<TlsAcceptor>,
     is_control_enabled: bool,
+}
+
+impl ServerSettings {
+    /// Reads the files that the settings name.
+    ///
+    /// # Errors
+    /// The token file or the certificate cannot be used.
+    pub fn load(http: &Http) -> Result<Self, ApiError> {
+        let access = match &http.tokens_file {
+            Some(path) => AccessControl::from_file(Path::new(path))?,
+            None => AccessControl::open(),
+        };
+        let tls = match (&http.tls_certificate_file, &http.tls_key_file) {
+            (Some(certificate), Some(key)) => Some(connections::load_tls(Path::new(certificate), Path::new(key))?),
+            _ => None,
+        };
+        Ok(ServerSettings { access, limits: HttpLimits::new(http), tls, is_control_enabled: http.control })
+    }
 }
 
 /// A server that has its address; [`serve`](Self::serve) answers requests.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    state: ApiState,
+    settings: ServerSettings,
+    router: Router,
+    metrics: Arc<Metrics>,
 }
 
 impl Server {
@@ -61,18 +94,28 @@ impl Server {
     ///
     /// # Errors
     /// [`ApiError::Listen`] with the address.
-    pub async fn bind(address: SocketAddr, metrics: Arc<Metrics>, health: Arc<Health>) -> Result<Self, ApiError> {
+    pub async fn bind(
+        address: SocketAddr,
+        settings: ServerSettings,
+        metrics: Arc<Metrics>,
+        health: Arc<Health>,
+    ) -> Result<Self, ApiError> {
         let failed = |source| ApiError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let state = ApiState { metrics, health, is_control_enabled: false };
-        Ok(Self { address: listener.local_addr().map_err(failed)?, listener, state })
+        let address = listener.local_addr().map_err(failed)?;
+        let router = operator::router(OperatorState {
+            metrics: metrics.clone(),
+            health,
+            is_control_enabled: settings.is_control_enabled,
+            access: settings.access.clone(),
+        });
+        Ok(Self { listener, address, settings, router, metrics })
     }
 
-    /// Enables the control endpoints, which clear halts and pause partitions. The port has no login, so that every
-    /// client that reaches the port can use them.
-    pub fn with_control(mut self, is_enabled: bool) -> Self {
-        self.state.is_control_enabled = is_enabled;
-        self
+    /// Serves the API, too.
+    #[must_use]
+    pub fn with_api(self, context: ApiContext) -> Self {
+        Server { router: self.router.merge(v1::router(context)), ..self }
     }
 
     /// Returns the bound address; its port differs from the configured port 0.
@@ -85,114 +128,17 @@ impl Server {
     /// # Errors
     /// [`ApiError::Serve`] when the listener fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ApiError> {
-        let (closing, mut closed) = watch::channel(());
-        let signal = async move {
-            shutdown.await;
-            drop(closing);
-        };
-        let serving = async { axum::serve(self.listener, router(self.state)).with_graceful_shutdown(signal).await };
-        // A client that has sent half of a request must not delay the shutdown for longer.
-        let too_late = async {
-            while closed.changed().await.is_ok() {}
-            tokio::time::sleep(CLOSE_TIMEOUT).await;
-        };
-        tokio::select! {
-            served = serving => served.map_err(ApiError::Serve),
-            () = too_late => Ok(()),
-        }
-    }
-}
-
-fn router(state: ApiState) -> Router {
-    let partition = |command| post(move |state, headers, number| command_partition(state, headers, number, command));
-    Router::new()
-        .route("/metrics", get(metrics_text))
-        .route("/health/live", get(live))
-        .route("/health/ready", get(ready))
-        .route("/state", get(state_page))
-        .route("/partitions/{number}/retry", partition(PartitionCommand::Retry))
-        .route("/partitions/{number}/pause", partition(PartitionCommand::Pause))
-        .route("/partitions/{number}/resume", partition(PartitionCommand::Resume))
-        .route("/chain/retry", post(retry_chain))
-        .with_state(state)
-}
-
-async fn command_partition(
-    State(state): State<ApiState>,
-    headers: HeaderMap,
-    Path(number): Path<i32>,
-    command: PartitionCommand,
-) -> Response {
-    match state.control_refusal(&headers) {
-        Some(why) => named_text(StatusCode::FORBIDDEN, "refused", why),
-        None => control_response(state.health.control().partitions.ask((number, command)).await),
-    }
-}
-
-async fn retry_chain(State(state): State<ApiState>, headers: HeaderMap) -> Response {
-    match state.control_refusal(&headers) {
-        Some(why) => named_text(StatusCode::FORBIDDEN, "refused", why),
-        None => control_response(state.health.control().chain.ask(()).await),
-    }
-}
-
-impl ApiState {
-    /// Returns the reason for the refusal of a control request; `None`: accepted. Requests of web pages are refused by
-    /// their header `Origin`: otherwise any page in a browser could control an instance on loopback.
-    fn control_refusal(&self, headers: &HeaderMap) -> Option<&'static str> {
-        if !self.is_control_enabled {
-            return Some(
-                "the control endpoints are disabled: set http.control = true (the port has no login, so keep it on \
-                 loopback or behind a proxy with a login)",
-            );
-        }
-        headers.contains_key(header::ORIGIN).then_some("requests of web pages are refused")
-    }
-}
-
-fn control_response(answer: ControlAnswer) -> Response {
-    match answer {
-        ControlAnswer::Done(text) => named_text(StatusCode::OK, "done", &text),
-        ControlAnswer::NotHeld(why) => named_text(StatusCode::NOT_FOUND, "refused", &why),
-        ControlAnswer::Refused(why) => named_text(StatusCode::CONFLICT, "refused", &why),
-        ControlAnswer::NotNow(why) => named_text(StatusCode::SERVICE_UNAVAILABLE, "refused", &why),
-    }
-}
-
-fn named_text(status: StatusCode, name: &str, text: &str) -> Response {
-    json_response(status, &json!({ name: text }))
-}
-
-async fn metrics_text(State(state): State<ApiState>) -> Response {
-    let conditions = state.health.condition_statuses();
-    let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
-    state.metrics.publish_health(state.health.live().ok, conditions);
-    match state.metrics.encode() {
-        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-async fn live(State(state): State<ApiState>) -> Response {
-    health_response(&state.health.live())
-}
-
-async fn ready(State(state): State<ApiState>) -> Response {
-    health_response(&state.health.ready())
-}
-
-async fn state_page(State(state): State<ApiState>) -> Response {
-    json_response(StatusCode::OK, &state.health.status_registry().page(&state.health))
-}
-
-fn health_response(report: &HealthReport) -> Response {
-    json_response(if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
-}
-
-fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_string(body) {
-        Ok(json) => (status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        let Server { listener, settings, router, metrics, .. } = self;
+        let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
+        let other_method =
+            || async { Problem::new(ProblemKind::MethodNotAllowed, "the path does not take this method") };
+        let router = router
+            .fallback(unknown)
+            .method_not_allowed_fallback(other_method)
+            .layer(middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests))
+            .layer(middleware::from_fn_with_state(metrics, limits::observe));
+        let max_connections = settings.limits.max_connections;
+        connections::serve(listener, settings.tls, max_connections, router, shutdown).await.map_err(ApiError::Serve)
     }
 }
 
@@ -208,8 +154,14 @@ mod tests {
         task::JoinHandle,
     };
 
+    use std::time::Duration;
+
     use super::*;
-    use crate::clock::Clock;
+    use crate::{
+        clock::Clock,
+        config::Config,
+        status::control::{ControlAnswer, PartitionCommand},
+    };
 
     struct RunningServer {
         address: SocketAddr,
@@ -223,7 +175,8 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Clock::System, Duration::from_secs(60)));
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::bind(free, metrics.clone(), health.clone()).await.unwrap();
+        let settings = ServerSettings::load(&Config::default().http).unwrap();
+        let server = Server::bind(free, settings, metrics.clone(), health.clone()).await.unwrap();
         let address = server.address();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(server.serve(async {
@@ -287,7 +240,9 @@ mod tests {
 
         let health = server.health.clone();
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
-        let bound = Server::bind(free, server.metrics.clone(), health.clone()).await.unwrap().with_control(true);
+        let mut settings = ServerSettings::load(&Config::default().http).unwrap();
+        settings.is_control_enabled = true;
+        let bound = Server::bind(free, settings, server.metrics.clone(), health.clone()).await.unwrap();
         let address = bound.address();
         tokio::spawn(bound.serve(std::future::pending()));
         let no_owner = post(address, "/partitions/3/retry", "").await;
@@ -329,7 +284,8 @@ mod tests {
     #[tokio::test]
     async fn an_occupied_address_is_named() {
         let server = start().await;
-        let Err(error) = Server::bind(server.address, server.metrics, server.health).await else {
+        let settings = ServerSettings::load(&Config::default().http).unwrap();
+        let Err(error) = Server::bind(server.address, settings, server.metrics, server.health).await else {
             panic!("two servers on one address");
         };
         let line = crate::cli::Failure::from(error).to_string();

@@ -29,6 +29,7 @@ mod prune;
 mod recover;
 mod replay;
 mod run;
+mod serve;
 mod serving;
 mod signals;
 mod spinner;
@@ -95,6 +96,8 @@ macro_rules! commands {
 commands! {
     /// Run an instance: consume the log, keep the state
     Run(run::RunArgs),
+    /// Serve the API over HTTP: questions about the store, transactions and commands for the log
+    Serve(serve::ServeArgs),
     /// Rebuild the state from the log, or read validated transactions again
     Replay(replay::ReplayArgs),
     /// Run real blocks through the whole store, with kills, and compare the state with a rebuild

@@ -14,7 +14,7 @@ use clap::Args;
 use super::{CliResult, ConfigArgs, UsageError, block_on, opening, serving::HttpOptions, timestamp::Timestamp};
 use crate::{
     blob::BlobUrl,
-    config::{Config, listen_address},
+    config::{Config, Http, listen_address},
     engine::StoreUrl,
     instance::offset_reset::RereadBound,
 };
@@ -116,10 +116,12 @@ impl ReplayArgs {
         let config = self.config.load()?;
         let from = self.from()?;
         let until = self.until(from.as_ref())?;
+        // A rebuild has no halts to lift, and the watchdog would take a paused rebuild for a stalled one.
+        let settings = Http { control: config.http.control && from.is_some(), ..config.http.clone() };
         let http = HttpOptions {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
-            // A rebuild has no halts to lift, and the watchdog would take a paused rebuild for a stalled one.
-            control: config.http.control && from.is_some(),
+            settings,
+            api: None,
             address_file: self.http_address_file.clone(),
             bind_hint: Some(OCCUPIED),
         };

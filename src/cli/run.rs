@@ -8,10 +8,10 @@ use clap::Args;
 
 use super::{
     CliResult, ConfigArgs, block_on, opening,
-    serving::{self, HttpOptions},
+    serving::{self, ApiSource, HttpOptions},
     signals,
 };
-use crate::{config::Config, embed::Instance, ingest::pipeline::PipelineReport};
+use crate::{api::v1::StoreSource, config::Config, embed::Instance, ingest::pipeline::PipelineReport};
 
 const AFTER_HELP: &str = "\
 At SIGTERM or SIGINT the instance stops reading, completes the events in flight, commits, and exits with code 0. A
@@ -62,13 +62,22 @@ impl RunArgs {
 
     /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
     async fn serve(self, config: Config) -> CliResult {
+        let instance = Instance::builder().config(config.clone()).prepare();
+        let api = match config.http.api {
+            true => Some(ApiSource {
+                store: StoreSource::Instance { opened: instance.opened(), health: instance.monitoring.health.clone() },
+                broker: Some(opening::open_broker(&config).await?),
+                config: config.clone(),
+            }),
+            false => None,
+        };
         let http = HttpOptions {
             listen: Some(config.http.listen),
-            control: config.http.control,
+            settings: config.http,
+            api,
             address_file: self.http_address_file,
             bind_hint: None,
         };
-        let instance = Instance::builder().config(config).prepare();
         let (monitoring, shutdown) = (instance.monitoring.clone(), instance.shutdown.clone());
         signals::cancel_on_signals(shutdown.clone())?;
         let work = Box::pin(async {

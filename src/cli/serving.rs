@@ -4,24 +4,43 @@ use std::{
     fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, opening::Monitoring, watchdog};
-use crate::api::{ApiError, Server};
+use crate::{
+    api::{
+        ApiError, Server, ServerSettings,
+        v1::{ApiContext, StoreSource},
+    },
+    broker::Broker,
+    config::{Config, Http},
+};
 
 /// HTTP options of a long command.
-#[derive(Debug, Default)]
 pub struct HttpOptions {
     /// Address of metrics, health and state; `None`: no HTTP server.
     pub listen: Option<SocketAddr>,
-    /// Enables the control requests of operators (`http.control`).
-    pub control: bool,
+    /// Settings of the server (`http.*`).
+    pub settings: Http,
+    /// Parts of the API; `None`: the API is not served.
+    pub api: Option<ApiSource>,
     /// File for the bound address, written once the server listens.
     pub address_file: Option<PathBuf>,
     /// Remedy for an address that cannot be bound, where options override the setting.
     pub bind_hint: Option<&'static str>,
+}
+
+/// Store and log of the API.
+pub struct ApiSource {
+    /// Configuration of the process.
+    pub config: Config,
+    /// Source of the store.
+    pub store: StoreSource,
+    /// The log; `None`: only questions about the store are answered.
+    pub broker: Option<Arc<dyn Broker>>,
 }
 
 /// Runs `work` to its end, with the HTTP server and the watchdog of the process.
@@ -36,8 +55,13 @@ pub async fn serve<T>(
 ) -> Result<T, Failure> {
     watchdog::start(monitoring.health.liveness())?;
     let Some(listen) = http.listen else { return work.await };
-    let server = Server::bind(listen, monitoring.metrics.clone(), monitoring.health.clone()).await;
-    let server = server.map_err(|error| http.bind_error(error))?.with_control(http.control);
+    let settings = ServerSettings::load(&http.settings)?;
+    let (access, limits) = (settings.access.clone(), settings.limits.clone());
+    let server = Server::bind(listen, settings, monitoring.metrics.clone(), monitoring.health.clone()).await;
+    let mut server = server.map_err(|error| http.bind_error(error))?;
+    if let Some(ApiSource { config, store, broker }) = &http.api {
+        server = server.with_api(ApiContext::new(config, limits, access, store.clone(), broker.clone()));
+    }
     tracing::info!(address = %server.address(), "http: serving metrics and health");
     if let Some(path) = &http.address_file {
         write_address(path, server.address())

@@ -214,6 +214,16 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn check_http(&mut self, http: &Http) {
+        self.check_both_or_none(
+            ("http.tls_certificate_file", http.tls_certificate_file.is_some()),
+            ("http.tls_key_file", http.tls_key_file.is_some()),
+        );
+        if let Err(problem) = http.check_access() {
+            self.refuse("http.api", problem);
+        }
+    }
+
     fn check_ingest(&mut self, ingest: &Ingest) {
         let longest = ("ingest.retry_pause_max_ms", ingest.retry_pause_max_ms);
         self.check_order(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
@@ -264,6 +274,9 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     }
     if let Some(sequencer) = &sequencer {
         checker.check_sequencer(sequencer);
+    }
+    if let Some(http) = &http {
+        checker.check_http(http);
     }
     if let Some(run) = run.as_ref().filter(|run| (1..LEAST_WATCHDOG_MS).contains(&run.watchdog_ms)) {
         let problem = format!("is {}, but must be 0 (never) or at least {LEAST_WATCHDOG_MS}", run.watchdog_ms);

@@ -98,6 +98,22 @@ impl Topics {
     }
 }
 
+impl Http {
+    /// Checks that an API on an address which other machines reach has tokens.
+    ///
+    /// # Errors
+    /// The error completes the sentence "`http.api` …".
+    pub fn check_access(&self) -> Result<(), String> {
+        if !self.api || self.tokens_file.is_some() || self.listen.ip().is_loopback() {
+            return Ok(());
+        }
+        let listen = self.listen;
+        Err(format!(
+            "is true, and http.listen is {listen}: without http.tokens_file the API is served on loopback only"
+        ))
+    }
+}
+
 impl Store {
     /// Returns the URL of the blob store: `store.blobs.url`, or the parameter `externalStore` of the store URL (the
     /// name in the reference document). `None`: the store has no blob store.

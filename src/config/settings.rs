@@ -440,13 +440,34 @@ settings! {
         watchdog_ms: u64 = 120_000, range 0 to 86_400_000, unit "ms";
     }
 
-    /// Metrics, health and the state page over HTTP.
+    /// Metrics, health, the state page, and the read service over HTTP.
     ["http"] Http {
         /// Address to listen on; port 0 takes a free port.
         listen: std::net::SocketAddr = "127.0.0.1:9464";
-        /// Accept requests (POST) that clear halts and pause partitions (docs/operating/halts-and-recovery.md). The
-        /// port has no login: keep the port on loopback, or behind a proxy with a login.
+        /// Serve the API under /v1 in `run`, too (docs/reference/api.md); `serve` always serves the API.
+        api: bool = false;
+        /// Accept requests (POST) that clear halts and pause partitions (docs/operating/halts-and-recovery.md). With
+        /// http.tokens_file they need a token with the role `command`; without, keep the port on loopback.
         control: bool = false;
+        /// File of bearer tokens, one a line: a role (read, submit, command), a space, the token. Read again when the
+        /// file changes. Without the file the API is served on loopback only.
+        tokens_file: Option<String>, example "/etc/utxo-store/tokens";
+        /// Certificate chain (PEM) of the server: HTTPS instead of HTTP. Needs http.tls_key_file.
+        tls_certificate_file: Option<String>, example "/etc/utxo-store/http.pem";
+        /// Private key (PEM) of http.tls_certificate_file.
+        tls_key_file: Option<String>, example "/etc/utxo-store/http-key.pem";
+        /// Largest body of a request.
+        max_body_bytes: u64 = 67_108_864, range 1_024 to 4_294_967_296, unit "bytes";
+        /// Most keys of a batch request.
+        max_batch: u32 = 10_000, range 1 to 100_000;
+        /// Longest time for one request, without the wait that the request asks for.
+        timeout_ms: u64 = 5_000, range 100 to 300_000, unit "ms";
+        /// Most requests that are handled at the same time. One more is answered with status 429.
+        max_requests: u32 = 256, range 1 to 65_536;
+        /// Most open streams (outcomes, unmined transactions, raw transactions). One more is answered with status 429.
+        max_streams: u32 = 2_048, range 1 to 65_536;
+        /// Most open connections. More connections wait.
+        max_connections: u32 = 4_096, range 1 to 65_536;
         /// Time without progress of the transactions, or of the chain, with work at hand, after which `/health/live`
         /// fails.
         stall_limit_ms: u64 = 300_000, range 1_000 to 86_400_000, unit "ms";

@@ -167,6 +167,18 @@ impl MetricField for GaugeVec {
     }
 }
 
+impl MetricField for IntCounterVec {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)
+    }
+}
+
+impl MetricField for HistogramVec {
+    fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
+        register(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(SECONDS.to_vec()), labels)?)
+    }
+}
+
 impl<L: Label> MetricField for Counters<L> {
     fn register(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<Self> {
         register(registry, IntCounterVec::new(Opts::new(name, help), labels)?)

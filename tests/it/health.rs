@@ -38,7 +38,7 @@ impl FailingEngine {
         *self.applies.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
     }
 
-    fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
+    pub fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
         *self.reads.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
     }
 }

@@ -6,6 +6,7 @@
 
 mod aerospike;
 mod aerospike_server;
+mod api;
 mod bad_input;
 mod blobs;
 mod bodies;

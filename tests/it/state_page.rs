@@ -7,7 +7,13 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use utxo_store::{api::Server, record::Key, status::Health, telemetry::Metrics};
+use utxo_store::{
+    api::{Server, ServerSettings},
+    config::Config,
+    record::Key,
+    status::Health,
+    telemetry::Metrics,
+};
 
 use crate::{
     harness::{Running, World, spend},
@@ -150,7 +156,8 @@ async fn the_page_answers_while_the_store_hangs() {
     let (world, engine) = failing_world().await;
     let running = world.start();
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = Server::bind(free, Arc::new(Metrics::new()), running.health.clone()).await.unwrap();
+    let settings = ServerSettings::load(&Config::default().http).unwrap();
+    let server = Server::bind(free, settings, Arc::new(Metrics::new()), running.health.clone()).await.unwrap();
     let address = server.address();
     tokio::spawn(server.serve(std::future::pending()));
     *engine.hangs.lock().unwrap() = Some(Key::master(World::partial(1, 1).txid));

@@ -232,7 +232,7 @@ impl Config {
             let why = "every owner of a certificate of its authority can pose as a broker";
             warnings.push(format!("kafka.security.endpoint_identification is off: {why}"));
         }
-        if self.http.control && !self.http.listen.ip().is_loopback() {
+        if self.http.control && self.http.tokens_file.is_none() && !self.http.listen.ip().is_loopback() {
             let (listen, why) =
                 (self.http.listen, "every client that reaches it can pause partitions and clear halts without a login");
             warnings.push(format!("http.control is on, and http.listen is {listen}: {why}"));

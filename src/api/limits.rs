@@ -1,0 +1,161 @@
+//! Limits on requests, and what each request leaves in the metrics and the log.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{FromRequest, MatchedPath, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::problem::{Problem, ProblemKind};
+use crate::{config::Http, rng::random_bytes, telemetry::Metrics};
+
+/// Header with the id of a request; a client may choose the id.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest accepted request id of a client.
+const LONGEST_REQUEST_ID: usize = 64;
+
+/// Longest time for a request that reads a whole log.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Limits of the server (`http.*`). Clones share the counts.
+#[derive(Clone)]
+pub struct HttpLimits {
+    /// Largest body of a request, bytes.
+    pub max_body: usize,
+    /// Most keys of a batch request.
+    pub max_batch: usize,
+    /// Longest time for one request, without the wait that the request asks for.
+    pub timeout: Duration,
+    /// Most connections that are open at the same time.
+    pub max_connections: usize,
+    requests: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+}
+
+impl HttpLimits {
+    /// Takes the limits from the settings.
+    pub fn new(http: &Http) -> Self {
+        HttpLimits {
+            max_body: usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX),
+            max_batch: http.max_batch as usize,
+            timeout: Duration::from_millis(http.timeout_ms),
+            max_connections: http.max_connections as usize,
+            requests: Arc::new(Semaphore::new(http.max_requests as usize)),
+            streams: Arc::new(Semaphore::new(http.max_streams as usize)),
+        }
+    }
+
+    /// Takes the right to keep a stream open; the right ends with the permit.
+    ///
+    /// # Errors
+    /// 429 where as many streams are open as permitted.
+    pub fn open_stream(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let permit = self.streams.clone().try_acquire_owned();
+        permit.map_err(|_| Problem::new(ProblemKind::TooManyRequests, "too many open streams (http.max_streams)"))
+    }
+
+    /// Bounds a request that reads a whole log by a minute.
+    ///
+    /// # Errors
+    /// 503 after a minute. `what`: the log.
+    pub async fn bound_scan<T>(&self, what: &str, answer: impl Future<Output = T>) -> Result<T, Problem> {
+        let limits = HttpLimits { timeout: self.timeout.max(SCAN_TIMEOUT), ..self.clone() };
+        limits.bound(what, answer).await
+    }
+
+    /// Bounds the wait for an answer of the store, the blob store or the log.
+    ///
+    /// # Errors
+    /// 503 after [`timeout`](Self::timeout). `what`: who does not answer.
+    pub async fn bound<T>(&self, what: &str, answer: impl Future<Output = T>) -> Result<T, Problem> {
+        let answered = tokio::time::timeout(self.timeout, answer).await;
+        answered.map_err(|_| Problem::unavailable(format!("{what} does not answer within {:?}", self.timeout)))
+    }
+}
+
+/// Bounds the number of requests that are handled at the same time.
+pub async fn limit_requests(State(limits): State<HttpLimits>, request: Request, next: Next) -> Response {
+    match limits.requests.try_acquire() {
+        Ok(_permit) => next.run(request).await,
+        Err(_) => Problem::new(ProblemKind::TooManyRequests, "too many requests at the same time (http.max_requests)")
+            .into_response(),
+    }
+}
+
+/// Gives a request its id, counts and times the request, and logs a failure.
+pub async fn observe(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
+    let method = request.method().clone();
+    let id = request_id(request.headers());
+    let mut response = next.run(request).await;
+    let (status, elapsed) = (response.status(), started.elapsed());
+    metrics.observe_http(&route, method.as_str(), status.as_u16(), elapsed);
+    if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
+        tracing::error!(request = %id, %method, route, %status, ?elapsed, "http: request failed");
+    } else {
+        tracing::debug!(request = %id, %method, route, %status, ?elapsed, "http: request answered");
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// Returns the id that the client gives, or a random one.
+fn request_id(headers: &HeaderMap) -> String {
+    let is_valid =
+        |id: &&str| (1..=LONGEST_REQUEST_ID).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(is_valid);
+    given.map_or_else(|| random_bytes::<8>().map(hex::encode).unwrap_or_default(), str::to_owned)
+}
+
+/// Body of a request, read as a whole within the limits.
+pub struct LimitedBody(pub Bytes);
+
+impl<S> FromRequest<S> for LimitedBody
+where
+    S: Send + Sync,
+    HttpLimits: axum::extract::FromRef<S>,
+{
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let limits = <HttpLimits as axum::extract::FromRef<S>>::from_ref(state);
+        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|len: u64| len > limits.max_body as u64) {
+            return Err(too_large(&limits));
+        }
+        let read = read_body(request.into_body(), &limits);
+        let slow = || format!("the body did not arrive within {:?} (http.timeout_ms)", limits.timeout);
+        let read = tokio::time::timeout(limits.timeout, read).await;
+        read.map_err(|_| Problem::new(ProblemKind::RequestTimeout, slow()))?.map(LimitedBody)
+    }
+}
+
+async fn read_body(body: Body, limits: &HttpLimits) -> Result<Bytes, Problem> {
+    let mut pieces = body.into_data_stream();
+    let mut whole: Vec<u8> = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| Problem::bad_request(format!("cannot read the body: {error}")))?;
+        if whole.len() + piece.len() > limits.max_body {
+            return Err(too_large(limits));
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.into())
+}
+
+fn too_large(limits: &HttpLimits) -> Problem {
+    let detail = format!("the body is larger than {} bytes (http.max_body_bytes)", limits.max_body);
+    Problem::new(ProblemKind::TooLarge, detail)
+}

@@ -1,0 +1,137 @@
+//! Routes for operators: `/metrics`, `/health/live`, `/health/ready`, `/state`, and the control requests.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::Serialize;
+use serde_json::json;
+
+use super::access::{AccessControl, Role};
+use crate::{
+    status::{
+        Health, HealthReport,
+        control::{ControlAnswer, PartitionCommand},
+    },
+    telemetry::Metrics,
+};
+
+/// State that the handlers of these routes read.
+#[derive(Clone)]
+pub struct OperatorState {
+    /// Metrics of the process.
+    pub metrics: Arc<Metrics>,
+    /// Health and state page of the process.
+    pub health: Arc<Health>,
+    /// True if the control requests are enabled.
+    pub is_control_enabled: bool,
+    /// Tokens and their roles: a control request needs the role `command`.
+    pub access: AccessControl,
+}
+
+/// Builds the routes for operators.
+pub fn router(state: OperatorState) -> Router {
+    let partition = |command| post(move |state, headers, number| command_partition(state, headers, number, command));
+    Router::new()
+        .route("/metrics", get(metrics_text))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/state", get(state_page))
+        .route("/partitions/{number}/retry", partition(PartitionCommand::Retry))
+        .route("/partitions/{number}/pause", partition(PartitionCommand::Pause))
+        .route("/partitions/{number}/resume", partition(PartitionCommand::Resume))
+        .route("/chain/retry", post(retry_chain))
+        .with_state(state)
+}
+
+async fn command_partition(
+    State(state): State<OperatorState>,
+    headers: HeaderMap,
+    Path(number): Path<i32>,
+    command: PartitionCommand,
+) -> Response {
+    match state.refuse_control(&headers) {
+        Some(refusal) => refusal,
+        None => control_response(state.health.control().partitions.ask((number, command)).await),
+    }
+}
+
+async fn retry_chain(State(state): State<OperatorState>, headers: HeaderMap) -> Response {
+    match state.refuse_control(&headers) {
+        Some(refusal) => refusal,
+        None => control_response(state.health.control().chain.ask(()).await),
+    }
+}
+
+impl OperatorState {
+    /// Returns the refusal of a control request; `None`: accepted.
+    fn refuse_control(&self, headers: &HeaderMap) -> Option<Response> {
+        if let Some(why) = self.control_refusal(headers) {
+            return Some(named_text(StatusCode::FORBIDDEN, "refused", why));
+        }
+        self.access.permit(headers, Role::Command).err().map(IntoResponse::into_response)
+    }
+
+    /// Returns the reason why no control request is accepted. Requests of web pages are refused by
+    /// their header `Origin`: otherwise any page in a browser could control an instance on loopback.
+    fn control_refusal(&self, headers: &HeaderMap) -> Option<&'static str> {
+        if !self.is_control_enabled {
+            return Some(
+                "the control endpoints are disabled: set http.control = true (without http.tokens_file keep the port \
+                 on loopback or behind a proxy with a login)",
+            );
+        }
+        headers.contains_key(header::ORIGIN).then_some("requests of web pages are refused")
+    }
+}
+
+fn control_response(answer: ControlAnswer) -> Response {
+    match answer {
+        ControlAnswer::Done(text) => named_text(StatusCode::OK, "done", &text),
+        ControlAnswer::NotHeld(why) => named_text(StatusCode::NOT_FOUND, "refused", &why),
+        ControlAnswer::Refused(why) => named_text(StatusCode::CONFLICT, "refused", &why),
+        ControlAnswer::NotNow(why) => named_text(StatusCode::SERVICE_UNAVAILABLE, "refused", &why),
+    }
+}
+
+fn named_text(status: StatusCode, name: &str, text: &str) -> Response {
+    json_response(status, &json!({ name: text }))
+}
+
+async fn metrics_text(State(state): State<OperatorState>) -> Response {
+    let conditions = state.health.condition_statuses();
+    let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
+    state.metrics.publish_health(state.health.live().ok, conditions);
+    match state.metrics.encode() {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn live(State(state): State<OperatorState>) -> Response {
+    health_response(&state.health.live())
+}
+
+async fn ready(State(state): State<OperatorState>) -> Response {
+    health_response(&state.health.ready())
+}
+
+async fn state_page(State(state): State<OperatorState>) -> Response {
+    json_response(StatusCode::OK, &state.health.status_registry().page(&state.health))
+}
+
+fn health_response(report: &HealthReport) -> Response {
+    json_response(if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, report)
+}
+
+fn json_response(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_string(body) {
+        Ok(json) => (status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,157 @@
+//! `/v1/conflicts` and `/v1/transactions/{txid}/history`: which transactions exclude each other, and what was decided.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    context::ApiContext,
+    params::{Params, parse, unknown_transaction},
+};
+use crate::{
+    api::problem::Problem,
+    client::history::{HistoryEntry, read_history},
+    store::queries::{RelatedTxs, StoreQueries},
+    tx::Txid,
+};
+
+/// Transactions in each list, by default.
+const DEFAULT_LIMIT: usize = 100;
+/// Transactions in each list, at most.
+const LARGEST_LIMIT: usize = 10_000;
+
+/// Bound of the lists of related transactions.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ConflictParams {
+    /// Most transactions in each list: 1 to 10,000, by default 100.
+    limit: Option<usize>,
+}
+
+/// Transactions in conflict with one.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ConflictsAnswer {
+    /// Conflicting descendants of the transaction.
+    conflicting_descendants: RelatedView,
+    /// Transactions that would become conflicting if this transaction won; `null`: the store has no body of the
+    /// transaction.
+    counter_conflicting: Option<RelatedView>,
+}
+
+/// Related transactions, nearest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RelatedView {
+    /// Txids of the transactions.
+    txids: Vec<String>,
+    /// More transactions exist than the limit permits.
+    more: bool,
+}
+
+impl From<RelatedTxs> for RelatedView {
+    fn from(related: RelatedTxs) -> Self {
+        RelatedView { txids: related.txids.iter().map(ToString::to_string).collect(), more: related.more }
+    }
+}
+
+/// History of a transaction.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct HistoryView {
+    /// Contests, decisions and commands in the order of the chain log; empty for a transaction without conflicts.
+    history: Vec<HistoryLine>,
+}
+
+/// A chain event or a decision that concerns a transaction.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HistoryLine {
+    /// Offset in the chain log of the event, or of the event that the decision belongs to.
+    chain_offset: u64,
+    /// Step of the decision; `null`: the line is the event itself.
+    step: Option<u32>,
+    /// Time of the message, milliseconds since the epoch.
+    timestamp_ms: i64,
+    /// Event or decision in words.
+    what: String,
+}
+
+impl From<HistoryEntry> for HistoryLine {
+    fn from(entry: HistoryEntry) -> Self {
+        let HistoryEntry { chain_offset, step, timestamp_ms, what } = entry;
+        HistoryLine { chain_offset, step, timestamp_ms, what }
+    }
+}
+
+/// Read which transactions are in conflict with one.
+#[utoipa::path(
+    get,
+    path = "/v1/conflicts/{txid}",
+    tag = "conflicts",
+    params(("txid" = String, Path, description = "Id of the transaction"), ConflictParams),
+    responses(
+        (status = 200, description = "The transactions in conflict", body = ConflictsAnswer),
+        (status = 400, description = "Malformed txid or limit", body = Problem),
+        (status = 404, description = "The store has no record of the transaction", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn get_conflicts(
+    State(context): State<ApiContext>,
+    Path(txid): Path<String>,
+    Params(params): Params<ConflictParams>,
+) -> Result<Json<ConflictsAnswer>, Problem> {
+    let txid: Txid = parse(&txid)?;
+    let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=LARGEST_LIMIT).contains(&limit) {
+        return Err(Problem::bad_request(format!("limit: {limit} is not in 1 to {LARGEST_LIMIT}")));
+    }
+    let store = context.store()?;
+    let read = async {
+        if store.master(txid).await?.is_none() {
+            return Err(unknown_transaction(txid));
+        }
+        let queries = StoreQueries::of(&store);
+        let descendants = queries.conflicting_descendants(txid, limit).await?;
+        let counter = queries.counter_conflicting(txid, limit).await?;
+        Ok(ConflictsAnswer {
+            conflicting_descendants: descendants.into(),
+            counter_conflicting: counter.map(RelatedView::from),
+        })
+    };
+    Ok(Json(context.bound_store(read).await??))
+}
+
+/// Read the contests, decisions and commands of a transaction.
+///
+/// The whole chain log and all decisions are read: the answer may take long, and one minute at the most.
+#[utoipa::path(
+    get,
+    path = "/v1/transactions/{txid}/history",
+    tag = "conflicts",
+    params(("txid" = String, Path, description = "Id of the transaction")),
+    responses(
+        (status = 200, description = "The history", body = HistoryView),
+        (status = 404, description = "The store has no record of the transaction", body = Problem),
+        (status = 429, description = "Too many open streams", body = Problem),
+        (status = 503, description = "The store or the log does not answer", body = Problem),
+    )
+)]
+pub async fn get_history(
+    State(context): State<ApiContext>,
+    Path(txid): Path<String>,
+) -> Result<Json<HistoryView>, Problem> {
+    let txid: Txid = parse(&txid)?;
+    let (store, broker) = (context.store()?, context.broker()?);
+    if context.bound_store(store.master(txid)).await??.is_none() {
+        return Err(unknown_transaction(txid));
+    }
+    let _permit = context.limits.open_stream()?;
+    let history = read_history(broker.as_ref(), &context.topics, txid);
+    let history = context.limits.bound_scan("the log", history).await?;
+    let history = history.map_err(|error| Problem::unavailable(error.to_string()))?;
+    Ok(Json(HistoryView { history: history.into_iter().map(HistoryLine::from).collect() }))
+}

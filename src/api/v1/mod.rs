@@ -1,0 +1,121 @@
+//! The API under `/v1`: questions about the store, transactions and commands for the log, and outcomes as they come
+//! (`docs/reference/api.md`, `schemas/openapi.json`).
+//!
+//! | file | routes |
+//! |---|---|
+//! | `transactions` | a transaction, its raw bytes, its previous outputs, unmined transactions |
+//! | `batches` | many transactions |
+//! | `outputs` | the state of an output, a batch |
+//! | `chain` | the chain, a block |
+//! | `conflicts` | the transactions in conflict with one, the history of one |
+//! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
+//! | `params` | parameters and bodies of requests |
+
+mod batches;
+pub mod binary;
+mod chain;
+mod conflicts;
+mod context;
+mod model;
+mod outputs;
+mod params;
+mod transactions;
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::header,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use utoipa::{OpenApi, openapi};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    access::Role,
+    problem::{Problem, ProblemKind},
+};
+
+pub use context::{ApiContext, StoreSource};
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "utxo-store",
+    description = "Reads a store of Bitcoin transaction outputs, and publishes transactions and commands to its log. \
+                   Every failure is a problem document (RFC 9457). Unknown query parameters and fields are refused."
+))]
+struct ApiDocument;
+
+/// Builds the routes of the API and their description.
+fn routes(context: &ApiContext) -> (Router<ApiContext>, openapi::OpenApi) {
+    let read = OpenApiRouter::with_openapi(ApiDocument::openapi())
+        .routes(routes!(transactions::get_transaction))
+        .routes(routes!(transactions::get_raw_transaction))
+        .routes(routes!(transactions::get_previous_outputs))
+        .routes(routes!(transactions::list_transactions))
+        .routes(routes!(batches::post_transactions_batch))
+        .routes(routes!(outputs::get_output))
+        .routes(routes!(outputs::post_outputs_batch))
+        .routes(routes!(conflicts::get_conflicts))
+        .routes(routes!(conflicts::get_history))
+        .routes(routes!(chain::get_chain))
+        .routes(routes!(chain::get_block))
+        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Read), require_role));
+    read.split_for_parts()
+}
+
+/// Builds the router of the API, with its description at `/openapi.json`.
+pub fn router(context: ApiContext) -> Router {
+    let (router, document) = routes(&context);
+    let json = document_text(&document);
+    router
+        .route("/openapi.json", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], json) }))
+        .with_state(context)
+}
+
+fn document_text(document: &openapi::OpenApi) -> String {
+    document
+        .to_pretty_json()
+        .map(|json| json + "\n")
+        .unwrap_or_else(|error| unreachable!("a document is JSON: {error}"))
+}
+
+/// Refuses a request whose token has not the role. Without tokens a web page in a browser on this machine must not be
+/// able to publish, so that a request with an `Origin` is refused there.
+async fn require_role(State((context, role)): State<(ApiContext, Role)>, request: Request, next: Next) -> Response {
+    if let Err(problem) = context.access.permit(request.headers(), role) {
+        return problem.into_response();
+    }
+    if role > Role::Read && !context.access.needs_token() && request.headers().contains_key(header::ORIGIN) {
+        let detail = "requests of web pages are refused where the API has no tokens (http.tokens_file)";
+        return Problem::new(ProblemKind::Forbidden, detail).into_response();
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::{
+        api::{access::AccessControl, limits::HttpLimits},
+        config::Config,
+        store::testing,
+    };
+
+    /// `UPDATE_OPENAPI=1` writes the file.
+    #[test]
+    fn the_description_in_schemas_is_that_of_the_routes() {
+        let config = Config::default();
+        let store = StoreSource::Reader(testing::store(7));
+        let context = ApiContext::new(&config, HttpLimits::new(&config.http), AccessControl::open(), store, None);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/openapi.json");
+        let document = document_text(&routes(&context).1);
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            fs::write(&path, &document).unwrap();
+        }
+        assert!(fs::read_to_string(path).unwrap() == document, "run the test again with UPDATE_OPENAPI=1");
+    }
+}

@@ -1,0 +1,194 @@
+//! `/v1/outputs`: whether an output can be spent, and by whom it is.
+
+use axum::{
+    Json,
+    body::Bytes,
+    extract::{Path, State},
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    binary,
+    context::ApiContext,
+    model::OutputView,
+    params::{JSON, OCTET_STREAM, Params, media_type, parse, parse_json, parse_number, require_media_type},
+};
+use crate::{
+    api::{
+        limits::LimitedBody,
+        problem::{Problem, ProblemKind},
+    },
+    store::{
+        StateStore,
+        outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
+        read::ReadError,
+    },
+    tx::Outpoint,
+};
+
+/// Conditions of a question about outputs.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct OutputParams {
+    /// Height of the block that would list the spender; by default the next block after the tip of the store.
+    height: Option<u32>,
+    /// `true`: with amount and locking script. Default: `true` for one output, `false` for a batch.
+    output: Option<bool>,
+}
+
+/// Keys of a batch of outputs.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputsRequest {
+    /// Outpoints to read, each `txid:vout`.
+    outpoints: Vec<String>,
+}
+
+/// Answer to one key of a batch: a state, or the reason why the key has none.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum OutputAnswer {
+    /// The state of the output.
+    State(OutputView),
+    /// The reason why the output could not be read.
+    Failed {
+        /// Key as the request has it.
+        outpoint: String,
+        /// Reason as a problem document.
+        error: Problem,
+    },
+}
+
+/// Answers of a batch, in the order of the keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct OutputsAnswer {
+    /// Answers, one for each key.
+    outputs: Vec<OutputAnswer>,
+}
+
+/// Read the state of an output: what a spend would be told, and by whom the output is spent.
+///
+/// An output that the store does not know has the status `NOT_FOUND`; the answer is 200 all the same.
+#[utoipa::path(
+    get,
+    path = "/v1/outputs/{txid}/{vout}",
+    tag = "outputs",
+    params(
+        ("txid" = String, Path, description = "Id of the transaction"),
+        ("vout" = u32, Path, description = "Index of the output"),
+        OutputParams,
+    ),
+    responses(
+        (status = 200, description = "State of the output", body = OutputView),
+        (status = 400, description = "Malformed txid, vout or parameter", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn get_output(
+    State(context): State<ApiContext>,
+    Path((txid, vout)): Path<(String, String)>,
+    Params(params): Params<OutputParams>,
+) -> Result<Json<OutputView>, Problem> {
+    let outpoint = Outpoint { txid: parse(&txid)?, vout: parse_number("vout", &vout)? };
+    let store = context.store()?;
+    let options = options(&context, &store, &params, true).await?;
+    let reader = OutputReader::of(&store);
+    let state = context.bound_store(reader.read_one(OutputQuery { outpoint, hash: None }, options)).await??;
+    Ok(Json(OutputView::from(&state)))
+}
+
+/// Read the states of many outputs, with one batch of reads.
+///
+/// The answer has one entry for each key, in the order of the keys. A key that cannot be read has an error of its own.
+/// The binary form (`application/octet-stream`) takes 36 bytes a key and is described in `schemas/api-batches.md`.
+#[utoipa::path(
+    post,
+    path = "/v1/outputs:batch",
+    tag = "outputs",
+    params(OutputParams),
+    request_body(content((OutputsRequest = "application/json"), (Vec<u8> = "application/octet-stream"))),
+    responses(
+        (
+            status = 200,
+            description = "One answer for each key",
+            content((OutputsAnswer = "application/json"), (Vec<u8> = "application/octet-stream"))
+        ),
+        (status = 400, description = "Malformed body or parameter", body = Problem),
+        (status = 413, description = "Too many keys, or a body that is too large", body = Problem),
+        (status = 415, description = "Another media type", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn post_outputs_batch(
+    State(context): State<ApiContext>,
+    Params(params): Params<OutputParams>,
+    headers: HeaderMap,
+    LimitedBody(body): LimitedBody,
+) -> Result<Response, Problem> {
+    let store = context.store()?;
+    let options = options(&context, &store, &params, false).await?;
+    if media_type(&headers).as_deref() == Some(OCTET_STREAM) {
+        let outpoints = binary::decode_outpoints(&body).map_err(|error| Problem::bad_request(error.to_string()))?;
+        check_count(&context, outpoints.len())?;
+        let states = read_batch(&context, &store, &outpoints, options).await?;
+        let mut encoded = Vec::with_capacity(states.len() * 80);
+        states.iter().for_each(|state| binary::encode_output(state, &mut encoded));
+        return Ok(([(header::CONTENT_TYPE, OCTET_STREAM)], Bytes::from(encoded)).into_response());
+    }
+    require_media_type(&headers, JSON)?;
+    let OutputsRequest { outpoints: keys } = parse_json(&body)?;
+    check_count(&context, keys.len())?;
+    let parsed: Vec<Result<Outpoint, Problem>> = keys.iter().map(|key| parse::<Outpoint>(key)).collect();
+    let outpoints: Vec<Outpoint> = parsed.iter().flatten().copied().collect();
+    let mut states = read_batch(&context, &store, &outpoints, options).await?.into_iter();
+    let answer = |(outpoint, parsed): (String, Result<Outpoint, Problem>)| {
+        let state = parsed.and_then(|_| {
+            let state = states.next().unwrap_or_else(|| unreachable!("one state for one outpoint"));
+            Ok(OutputView::from(&state?))
+        });
+        match state {
+            Ok(view) => OutputAnswer::State(view),
+            Err(error) => OutputAnswer::Failed { outpoint, error },
+        }
+    };
+    let outputs = keys.into_iter().zip(parsed).map(answer).collect();
+    Ok(Json(OutputsAnswer { outputs }).into_response())
+}
+
+async fn read_batch(
+    context: &ApiContext,
+    store: &StateStore,
+    outpoints: &[Outpoint],
+    options: OutputOptions,
+) -> Result<Vec<Result<OutputState, ReadError>>, Problem> {
+    let queries: Vec<OutputQuery> =
+        outpoints.iter().map(|outpoint| OutputQuery { outpoint: *outpoint, hash: None }).collect();
+    Ok(context.bound_store(OutputReader::of(store).read(&queries, options)).await??)
+}
+
+/// Refuses a batch of more keys than permitted.
+pub fn check_count(context: &ApiContext, count: usize) -> Result<(), Problem> {
+    let limit = context.limits.max_batch;
+    if count <= limit {
+        return Ok(());
+    }
+    let detail = format!("{count} keys; a batch has at most {limit} (http.max_batch)");
+    Err(Problem::new(ProblemKind::TooLarge, detail))
+}
+
+async fn options(
+    context: &ApiContext,
+    store: &StateStore,
+    params: &OutputParams,
+    output: bool,
+) -> Result<OutputOptions, Problem> {
+    let height = match params.height {
+        Some(height) => Some(height),
+        None => context.next_height(store).await?,
+    };
+    Ok(OutputOptions { height, output: params.output.unwrap_or(output) })
+}

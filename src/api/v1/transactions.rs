@@ -1,0 +1,302 @@
+//! `/v1/transactions`: the stored data of transactions.
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    context::ApiContext,
+    model::{AmountAndScript, SelectedFields, TransactionData},
+    params::{OCTET_STREAM, Params, parse, unknown_transaction},
+};
+use crate::{
+    api::problem::Problem,
+    blob::TxPieces,
+    engine::EngineError,
+    store::{
+        StateStore,
+        queries::UnminedTx,
+        raw::RawTransaction,
+        read::{ReadError, ReadFields, TxReader},
+        unmined::{UnminedCursor, UnminedList},
+    },
+    tx::{Transaction, Txid, WireFormat},
+};
+
+/// Media type of lines of JSON.
+const NDJSON: &str = "application/x-ndjson";
+
+/// Fields of a transaction.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct FieldParams {
+    /// Fields to return, joined by commas; `*`: all. By default every field but `txInpoints`, `tx` and `spendingData`,
+    /// which need the body or every page of the transaction.
+    pub fields: Option<String>,
+}
+
+/// Format of a raw transaction.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RawParams {
+    /// `standard` (default) or `extended`. A coinbase that came in standard format stays in standard format.
+    #[param(value_type = Option<String>)]
+    format: Option<FormatName>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FormatName {
+    #[default]
+    Standard,
+    Extended,
+}
+
+/// Outputs that a transaction spends.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreviousOutputsAnswer {
+    /// Outputs, one for each input, in the order of the inputs; empty for a coinbase.
+    previous_outputs: Vec<AmountAndScript>,
+}
+
+/// Selection of a list of transactions.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListParams {
+    /// `true`: transactions that no block of the longest chain lists. The only list so far.
+    unmined: bool,
+    /// Greatest height since which a listed transaction is unmined; by default every height.
+    until: Option<u32>,
+    /// Cursor of the last line of the list before; by default the list begins at the start.
+    cursor: Option<String>,
+    /// Most transactions to list; by default all.
+    limit: Option<u64>,
+}
+
+/// Read the stored data of a transaction.
+#[utoipa::path(
+    get,
+    path = "/v1/transactions/{txid}",
+    tag = "transactions",
+    params(("txid" = String, Path, description = "Id of the transaction"), FieldParams),
+    responses(
+        (status = 200, description = "The selected fields", body = TransactionData),
+        (status = 400, description = "Malformed txid or field", body = Problem),
+        (status = 404, description = "The store has no record of the transaction", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn get_transaction(
+    State(context): State<ApiContext>,
+    Path(txid): Path<String>,
+    Params(params): Params<FieldParams>,
+) -> Result<Json<serde_json::Value>, Problem> {
+    let txid: Txid = parse(&txid)?;
+    let fields = SelectedFields::parse(params.fields.as_deref())?;
+    let store = context.store()?;
+    let stored = context.bound_store(TxReader::of(&store).get(txid, fields.parts())).await??;
+    let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+    Ok(Json(fields.view(&stored).map_err(ReadError::from)?))
+}
+
+/// Read a transaction as bytes, streamed.
+///
+/// A body in the blob store is sent piece by piece and verified on the way: damage ends the connection before the last
+/// byte.
+#[utoipa::path(
+    get,
+    path = "/v1/transactions/{txid}/raw",
+    tag = "transactions",
+    params(("txid" = String, Path, description = "Id of the transaction"), RawParams),
+    responses(
+        (status = 200, description = "The transaction", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 404, description = "The store has no record, or no body, of the transaction", body = Problem),
+        (status = 429, description = "Too many open streams", body = Problem),
+        (status = 503, description = "The store or the blob store does not answer", body = Problem),
+    )
+)]
+pub async fn get_raw_transaction(
+    State(context): State<ApiContext>,
+    Path(txid): Path<String>,
+    Params(params): Params<RawParams>,
+) -> Result<Response, Problem> {
+    let txid: Txid = parse(&txid)?;
+    let format = match params.format.unwrap_or_default() {
+        FormatName::Standard => WireFormat::Standard,
+        FormatName::Extended => WireFormat::Extended,
+    };
+    let store = context.store()?;
+    let read = context.bound_store(store.read_raw(txid, format)).await??;
+    let content_type = (header::CONTENT_TYPE, HeaderValue::from_static(OCTET_STREAM));
+    match read {
+        RawTransaction::NotFound => Err(unknown_transaction(txid)),
+        RawTransaction::NoBody => Err(Problem::not_found(format!("the store has no body of {txid}"))),
+        RawTransaction::Inline(bytes) => Ok(([content_type], bytes).into_response()),
+        RawTransaction::External { len, pieces } => {
+            let permit = context.limits.open_stream()?;
+            let mut response = ([content_type], body_of(*pieces, permit)).into_response();
+            if let Some(len) = len {
+                response.headers_mut().insert(header::CONTENT_LENGTH, len.into());
+            }
+            Ok(response)
+        }
+    }
+}
+
+/// Makes a body of pieces; the permit ends with the body.
+fn body_of(pieces: TxPieces, permit: OwnedSemaphorePermit) -> Body {
+    let next = |(mut pieces, permit): (TxPieces, OwnedSemaphorePermit)| async move {
+        match pieces.next().await {
+            Ok(piece) => piece.map(|piece| (Ok(piece), (pieces, permit))),
+            Err(error) => {
+                tracing::error!(%error, "http: raw transaction cut short");
+                Some((Err(error), (pieces, permit)))
+            }
+        }
+    };
+    Body::from_stream(stream::unfold((pieces, permit), next))
+}
+
+/// Read the outputs that a transaction spends, in the order of its inputs.
+#[utoipa::path(
+    get,
+    path = "/v1/transactions/{txid}/previous-outputs",
+    tag = "transactions",
+    params(("txid" = String, Path, description = "Id of the transaction")),
+    responses(
+        (status = 200, description = "The outputs", body = PreviousOutputsAnswer),
+        (status = 404, description = "The store has no record, or no body, of the transaction", body = Problem),
+        (status = 409, description = "A previous output is not in the store", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn get_previous_outputs(
+    State(context): State<ApiContext>,
+    Path(txid): Path<String>,
+) -> Result<Json<PreviousOutputsAnswer>, Problem> {
+    let txid: Txid = parse(&txid)?;
+    let store = context.store()?;
+    let outputs = context.bound_store(previous_outputs_of(&store, txid)).await??;
+    Ok(Json(PreviousOutputsAnswer { previous_outputs: outputs.iter().map(AmountAndScript::from).collect() }))
+}
+
+async fn previous_outputs_of(store: &StateStore, txid: Txid) -> Result<Vec<crate::record::StoredOutput>, Problem> {
+    let reader = TxReader::of(store);
+    let stored = reader.get(txid, ReadFields { body: true, slots: false }).await?;
+    let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+    let Some(crate::record::Body::Transaction(bytes)) = &stored.body else {
+        return Err(Problem::not_found(format!("the store has no body of {txid}")));
+    };
+    let damaged = |error| ReadError::from(crate::store::body::BodyError::Damaged { txid, error });
+    let transaction = Transaction::parse(bytes).map_err(damaged)?;
+    Ok(reader.previous_outputs(&transaction).await?)
+}
+
+/// List the transactions that no block of the longest chain lists, one JSON object a line, in no particular order.
+///
+/// The last field of each line is the cursor with which the list continues after the line.
+#[utoipa::path(
+    get,
+    path = "/v1/transactions",
+    tag = "transactions",
+    params(ListParams),
+    responses(
+        (status = 200, description = "Lines of JSON", content_type = "application/x-ndjson", body = UnminedView),
+        (status = 400, description = "Malformed parameter", body = Problem),
+        (status = 429, description = "Too many open streams", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn list_transactions(
+    State(context): State<ApiContext>,
+    Params(params): Params<ListParams>,
+) -> Result<Response, Problem> {
+    if !params.unmined {
+        return Err(Problem::bad_request("unmined: the only list is `unmined=true`"));
+    }
+    let cursor = params.cursor.as_deref().map(parse::<UnminedCursor>).transpose()?;
+    let (store, permit) = (context.store()?, context.limits.open_stream()?);
+    let mut list = UnminedList::new(store, cursor, params.until.unwrap_or(u32::MAX));
+    let first = context.bound_store(list.next()).await??;
+    let start = UnminedLines { list, ready: Some(first), left: params.limit.unwrap_or(u64::MAX), _permit: permit };
+    let next = |mut lines: UnminedLines| async move {
+        match lines.next().await {
+            Ok(text) if text.is_empty() => None,
+            Ok(text) => Some((Ok(Bytes::from(text)), lines)),
+            Err(error) => {
+                tracing::warn!(%error, "http: list of unmined transactions cut short");
+                Some((Err(error), lines))
+            }
+        }
+    };
+    let body = Body::from_stream(stream::unfold(start, next));
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON))], body).into_response())
+}
+
+/// The lines of the list of unmined transactions, part by part.
+struct UnminedLines {
+    list: UnminedList,
+    /// Part that was read before the answer began.
+    ready: Option<Vec<(UnminedTx, UnminedCursor)>>,
+    /// Lines that the limit leaves.
+    left: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl UnminedLines {
+    /// Returns the lines of the next part; empty at the end.
+    async fn next(&mut self) -> Result<String, EngineError> {
+        let found = match self.ready.take() {
+            Some(found) => found,
+            None if self.left == 0 => Vec::new(),
+            None => self.list.next().await?,
+        };
+        let shown = usize::try_from(self.left).unwrap_or(usize::MAX).min(found.len());
+        self.left -= shown as u64;
+        let line = |(unmined, cursor): &(UnminedTx, UnminedCursor)| {
+            let view = UnminedView::new(unmined, cursor);
+            serde_json::to_string(&view).unwrap_or_else(|error| unreachable!("a view is JSON: {error}")) + "\n"
+        };
+        Ok(found[..shown].iter().map(line).collect())
+    }
+}
+
+/// A line of the list of unmined transactions.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnminedView {
+    /// Id of the transaction.
+    txid: String,
+    /// Height since which the transaction is unmined.
+    unmined_since: u32,
+    /// Time of the transaction's event, milliseconds since the epoch.
+    created_at: u64,
+    /// The transaction is half created.
+    creating: bool,
+    /// Cursor with which the list continues after this line.
+    cursor: String,
+}
+
+impl UnminedView {
+    fn new(unmined: &UnminedTx, cursor: &UnminedCursor) -> Self {
+        UnminedView {
+            txid: unmined.txid.to_string(),
+            unmined_since: unmined.unmined_since,
+            created_at: unmined.created_at,
+            creating: unmined.creating,
+            cursor: cursor.to_string(),
+        }
+    }
+}
