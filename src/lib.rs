@@ -8,7 +8,7 @@
 //! | task | items |
 //! |---|---|
 //! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
-//! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
+//! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`ChainInfo`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
 //! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
@@ -166,6 +166,7 @@ pub use prometheus::Error as MetricsError;
 pub use record::{MetaRecord, Reason, SpendingData, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
+    chain::ChainInfo,
     meta::MetaError,
     read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},
     spend_status::SpendStatus,

@@ -10,6 +10,7 @@ use crate::{
     record::{MetaRecord, Rules, SpendingData},
     store::{
         StateStore, StoreSettings,
+        chain::ChainInfo,
         meta::{LAYOUT_VERSION, MetaError, check_blobs},
         read::{ReadError, TxMeta, TxReader},
         spend_status::SpendStatus,
@@ -101,6 +102,14 @@ impl Store {
         let (status, slot) = reader.get_output(outpoint, None, height).await?;
         let (spender, utxo_hash) = (slot.and_then(|slot| slot.spender()), slot.and_then(|slot| slot.hash()));
         Ok(OutputState { outpoint, status, spender, utxo_hash })
+    }
+
+    /// Reads the state of the chain: height, hash and median time of the tip, retention, prune horizon.
+    ///
+    /// # Errors
+    /// The store does not answer, or an instance is making the store.
+    pub async fn chain(&self) -> Result<ChainInfo, MetaError> {
+        self.store.chain().await
     }
 
     /// Reads the meta record: network, page size, retention, replay floor, topic ids. `None`: an instance is making the

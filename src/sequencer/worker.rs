@@ -83,6 +83,8 @@ impl ChainWorker {
         );
         let mut log = self.handler.parts.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
+        // Another version of this program has recorded no tip.
+        self.handler.record_tip(self.position).await?;
             let (_, nothing) = watch::channel(FeedProgress::default());
             return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }

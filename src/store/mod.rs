@@ -3,6 +3,7 @@
 pub mod blob_status;
 pub mod body;
 pub mod canonical;
+pub mod chain;
 pub mod clearing;
 pub mod compare;
 pub mod create;

@@ -620,6 +620,11 @@ impl World {
     fn prunes(&self) -> bool {
         self.settings.sequencer.prune.is_some()
     }
+        let chain = async |store: &StateStore| {
+            let chain = store.chain().await.unwrap();
+            (chain.height, chain.hash, chain.median_time)
+        };
+        assert_eq!(chain(&rebuilt).await, chain(&self.store).await, "{what}: the chain of the rebuild");
 
     /// Returns the state of the chain as the group has committed it.
     pub async fn chain_state(&self) -> ChainState {
