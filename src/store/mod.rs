@@ -10,6 +10,7 @@ pub mod create;
 pub mod digest;
 pub mod dump;
 pub mod external;
+pub mod health_check;
 pub mod meta;
 pub mod ownership;
 pub mod prune;
