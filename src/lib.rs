@@ -179,8 +179,8 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret, Security,
-        Sequencer, Store, TopicName, Topics,
+        BackgroundRecovery, Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret,
+        Security, Sequencer, Store, TopicName, Topics,
     };
 }
 
