@@ -120,7 +120,7 @@ pub async fn run(
     settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
     // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
     let guard = start::bind_log(&parts, log).await?;
-    parts.health.set(Condition::StoreReachable, None);
+    parts.health.on_store_opened();
 
     let producer = parts.broker.producer().await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
@@ -143,6 +143,7 @@ pub async fn run(
         ended = Box::pin(run_loops(pipeline, sequencer, shutdown)) => ended,
         error = wait_until_store_is_behind(&settings, &parts) => Err(error),
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
+        never = probe_store(&parts.store, &parts.health) => match never {},
     }
 }
 
@@ -165,6 +166,21 @@ async fn report_outages(broker: &dyn Broker, topic: &str, health: &Health) -> In
     std::future::pending().await
 }
 
+/// Reports in the health conditions whether the store answers, also while no loop has work for the store. An outage
+/// shows within [`PROBE_INTERVAL`] and [`PROBE_TIMEOUT`] together, less than five seconds.
+async fn probe_store(store: &StateStore, health: &Health) -> Infallible {
+    let mut is_failing = false;
+    loop {
+        tokio::time::sleep(if is_failing { POLL_INTERVAL } else { PROBE_INTERVAL }).await;
+        let answer = store.probe(PROBE_TIMEOUT).await.map_err(|error| error.to_string());
+        // Like each task of the pipeline: a failure counts once, and so does its end.
+        if answer.is_err() != is_failing {
+            is_failing = answer.is_err();
+            health.on_store_answer(answer);
+        }
+    }
+}
+
 /// Returns once the store is behind the committed offsets of its group. The check covers every partition, whichever
 /// instance has it: one instance may have the validated transactions, and another, with another store, the chain.
 async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
@@ -179,6 +195,10 @@ async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &Instanc
     }
 }
 
+/// Time between two probes of the store.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// Time within which the store must answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Time between two comparisons of the store with the committed offsets of its group.
 const COVERAGE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Time between two requests of a loop that waits for an answer.

@@ -8,7 +8,7 @@
 //! | task | items |
 //! |---|---|
 //! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
-//! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
+//! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`ChainInfo`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
 //! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
@@ -166,6 +166,7 @@ pub use prometheus::Error as MetricsError;
 pub use record::{MetaRecord, Reason, SpendingData, StoredOutput, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
+    chain::ChainInfo,
     meta::MetaError,
     outputs::OutputState,
     read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},
@@ -179,8 +180,8 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret, Security,
-        Sequencer, Store, TopicName, Topics,
+        BackgroundRecovery, Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret,
+        Security, Sequencer, Store, TopicName, Topics,
     };
 }
 

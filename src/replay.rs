@@ -113,7 +113,7 @@ impl RebuildPlan {
     pub fn consumed(&self, chain: u64) -> ConsumedOffsets {
         let validated = self.raised.as_ref().map_or(&self.frontier, |raised| &raised.committed);
         let validated = validated.iter().map(|(number, offset)| (number.unsigned_abs(), *offset));
-        ConsumedOffsets { chain, validated: validated.collect() }
+        ConsumedOffsets { chain, validated: validated.collect(), height: 0 }
     }
 
     fn is_below(&self, partition: i32, offset: u64) -> bool {

@@ -143,6 +143,11 @@ metrics! {
     pub prune_examined: IntCounter = "utxo_prune_examined_total" [];
     /// Pruned transactions, by reason, and shrunk tombstones.
     pub pruned: Counters<PrunedKind> = "utxo_pruned_total" ["kind"];
+    /// Half-created transactions that the recovery in the background has completed.
+    pub recovered: IntCounter = "utxo_recovered_transactions_total" [];
+    /// Half-created transactions older than an hour, of the oldest thousand pages; 0 where another instance has the
+    /// chain.
+    pub half_created_old: IntGauge = "utxo_half_created_older_than_an_hour" [];
     /// Events read, by kind; events of the chain count when they are handled.
     pub events: Counters<EventKind> = "utxo_events_total" ["kind"];
     /// Events of validated partitions that an earlier assignment had read: events below the position that came with the

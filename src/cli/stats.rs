@@ -10,9 +10,11 @@ use crate::{
     record::MetaRecord,
     store::{
         StateStore,
+        chain::ChainInfo,
         digest::{StateDigest, Survey, survey},
         stats::{SeededStats, StoreStats},
     },
+    text::hex_reversed,
 };
 
 const AFTER_HELP: &str = "\
@@ -38,6 +40,9 @@ struct StatsSummary<'a> {
     store_id: String,
     network: &'a str,
     utxo_batch_size: u32,
+    height: u32,
+    tip: Option<String>,
+    median_time: Option<u32>,
     prune_horizon: u32,
     digest: StateDigest,
     #[serde(flatten)]
@@ -56,11 +61,15 @@ impl StatsArgs {
         let progress = Spinner::of_activity("counting");
         let survey = survey(store, |seen| progress.update(seen)).await?;
         drop(progress);
+        let chain = ChainInfo::of(meta);
         let shown = StatsSummary {
             store_id: hex::encode(meta.store_id),
             network: &meta.network,
             utxo_batch_size: meta.utxo_batch_size,
-            prune_horizon: meta.prune_horizon,
+            height: chain.height,
+            tip: chain.hash.map(|hash| hex_reversed(&hash)),
+            median_time: chain.median_time,
+            prune_horizon: chain.prune_horizon,
             digest: survey.digest,
             stats: &survey.stats,
         };
@@ -74,6 +83,7 @@ impl StatsArgs {
 
 fn write_table(shown: &StatsSummary<'_>, survey: &Survey, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "store {} of network {}", shown.store_id, shown.network)?;
+    writeln!(out, "height {}, tip {}", shown.height, shown.tip.as_deref().unwrap_or("none"))?;
     for (name, value) in count_rows(&survey.stats) {
         writeln!(out, "{name:<26}{value:>24}")?;
     }

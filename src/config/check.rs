@@ -8,7 +8,7 @@ use figment::{Figment, Profile, error::Kind as FigmentErrorKind};
 
 use super::{
     Config,
-    settings::{Blobs, Cluster, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
+    settings::{BackgroundRecovery, Blobs, Cluster, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
     types::{Range, SettingType},
     writable_blobs,
 };
@@ -257,6 +257,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
     let prune = Prune::take(checker);
+    let recovery = BackgroundRecovery::take(checker);
     let run = Run::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
@@ -286,7 +287,8 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
-    let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
+    let (ingest, sequencer, prune, recovery) = (ingest?, sequencer?, prune?, recovery?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
-    Some(Config { kafka, store, ingest, sequencer, prune, run, http, log, ignored_variables: Vec::new() })
+    let ignored_variables = Vec::new();
+    Some(Config { kafka, store, ingest, sequencer, prune, recovery, run, http, log, ignored_variables })
 }

@@ -20,7 +20,9 @@ use crate::{
 };
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
-pub use settings::{Blobs, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics};
+pub use settings::{
+    BackgroundRecovery, Blobs, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics,
+};
 
 pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
 
@@ -37,6 +39,8 @@ pub struct Config {
     pub sequencer: Sequencer,
     /// Settings of the pruning of transactions.
     pub prune: Prune,
+    /// Settings of the recovery of half-created transactions.
+    pub recovery: BackgroundRecovery,
     /// Settings of the watchdog of a process.
     pub run: Run,
     /// Settings of the HTTP server: metrics, health, state page, control.

@@ -432,6 +432,18 @@ settings! {
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 
+    /// Recovery of half-created transactions of several pages, in the background of the instance that has the chain.
+    /// The next read of the event completes the transaction, too; recovery is for events that are not read for long, as
+    /// those of a halted or paused partition.
+    ["recovery"] BackgroundRecovery {
+        /// Time between two passes. 0: no recovery in the background; `utxo-store recover` completes by hand.
+        interval_ms: u64 = 60_000, range 0 to 86_400_000, unit "ms";
+        /// Least age of a transaction that is completed: longer than a creation takes.
+        older_than_ms: u64 = 120_000, range 1_000 to 86_400_000, unit "ms";
+        /// Most pages, and so most transactions, that one pass looks at, oldest first.
+        batch_size: u32 = 100, range 1 to 65_536, unit "pages";
+    }
+
     /// Supervision of a process of `utxo-store run` by itself.
     ["run"] Run {
         /// Time without progress of a loop after which the process names the stalled loop and ends with exit code 4; no

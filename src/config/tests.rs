@@ -136,7 +136,8 @@ fn every_error_is_reported_at_once_with_its_key_and_source() {
             "ingest.commit_interval_ms must be a whole number from 10 to 600000, not \"soon\" \
              (UTXO_STORE__INGEST__COMMIT_INTERVAL_MS)",
             "ingest.dead_letter_ratio must be a number from 0 to 1, not 1.5 (FILE)",
-            "kafka.batch_size is unknown (there is ingest.batch_size, prune.batch_size) (FILE)",
+            "kafka.batch_size is unknown (there is ingest.batch_size, prune.batch_size, recovery.batch_size) \
+             (FILE)",
             "kafka.brokers has \"nowhere\", which has no port: write nowhere:9092 (FILE)",
             "kafka.colour is unknown (UTXO_STORE__KAFKA__COLOUR)",
             "kafka.topics.chian is unknown (FILE)",

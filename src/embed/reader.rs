@@ -10,6 +10,7 @@ use crate::{
     record::{MetaRecord, Rules},
     store::{
         StateStore, StoreSettings,
+        chain::ChainInfo,
         meta::{LAYOUT_VERSION, MetaError, check_blobs},
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
         read::{ReadError, TxMeta, TxReader},
@@ -91,6 +92,14 @@ impl Store {
     pub async fn output(&self, outpoint: Outpoint, height: Option<u32>) -> Result<OutputState, ReadError> {
         let options = OutputOptions { height, output: true };
         OutputReader::of(&self.store).read_one(OutputQuery { outpoint, hash: None }, options).await
+    }
+
+    /// Reads the state of the chain: height, hash and median time of the tip, retention, prune horizon.
+    ///
+    /// # Errors
+    /// The store does not answer, or an instance is making the store.
+    pub async fn chain(&self) -> Result<ChainInfo, MetaError> {
+        self.store.chain().await
     }
 
     /// Reads the meta record: network, page size, retention, replay floor, topic ids. `None`: an instance is making the

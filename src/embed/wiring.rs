@@ -11,7 +11,7 @@ use crate::{
     ingest::{dispatch::DispatchSettings, pipeline::PipelineSettings, plan::PlanSettings},
     instance::InstanceSettings,
     record::Rules,
-    sequencer::{PruneTask, SequencerSettings, SequencerTopics},
+    sequencer::{PruneTask, RecoveryTask, SequencerSettings, SequencerTopics},
     store::{StoreSettings, prune::PruneSettings},
     telemetry::Metrics,
 };
@@ -96,6 +96,7 @@ pub fn instance_settings(config: &Config) -> InstanceSettings {
             descendants_per_decision: config.sequencer.descendants_per_decision as usize,
             commit_interval: ms(config.ingest.commit_interval_ms),
             prune: config.prune.enabled.then(|| prune_task(config)),
+            recovery: recovery_task(config),
         },
         topics: sequencer_topics(config),
         sequencer_enabled: config.sequencer.enabled,
@@ -109,6 +110,15 @@ pub fn prune_task(config: &Config) -> PruneTask {
     let step_size = config.prune.batch_size as usize;
     let pass = PruneSettings { keep_tombstones, step_size, dry_run: false, is_exclusive: false };
     PruneTask { per_second: config.prune.per_second, pass }
+}
+
+fn recovery_task(config: &Config) -> Option<RecoveryTask> {
+    let recovery = &config.recovery;
+    (recovery.interval_ms > 0).then(|| RecoveryTask {
+        interval: ms(recovery.interval_ms),
+        older_than: ms(recovery.older_than_ms),
+        batch_size: recovery.batch_size as usize,
+    })
 }
 
 /// Makes the settings of the Kafka client.
@@ -269,6 +279,9 @@ mod tests {
             ("PRUNE__PER_SECOND", "33"),
             ("PRUNE__BATCH_SIZE", "34"),
             ("PRUNE__KEEP_TOMBSTONES", "35"),
+            ("RECOVERY__INTERVAL_MS", "36"),
+            ("RECOVERY__OLDER_THAN_MS", "1037"),
+            ("RECOVERY__BATCH_SIZE", "38"),
         ]);
 
         let InstanceSettings { pipeline, sequencer, topics, sequencer_enabled, durability_lag } =
@@ -291,6 +304,8 @@ mod tests {
         assert_eq!(sequencer.commit_interval, ms(23));
         let prune = sequencer.prune.unwrap();
         assert_eq!((prune.per_second, prune.pass.step_size, prune.pass.keep_tombstones), (33, 34, Some(35)));
+        let recovery = sequencer.recovery.unwrap();
+        assert_eq!((recovery.interval, recovery.older_than, recovery.batch_size), (ms(36), ms(1_037), 38));
         let names = [topics.block_mined, topics.reorgs, topics.chain, topics.decisions, topics.outcomes];
         assert_eq!(names, ["blocks", "reorgs", "chain", "decisions", "outcomes"]);
         assert_eq!(topics.dead_letters, "dead");
@@ -345,6 +360,12 @@ mod tests {
         let KafkaSecurity { protocol, mechanism, username, password, allows_any_host, .. } = kafka.security.unwrap();
         assert_eq!((protocol, mechanism), (SecurityProtocol::SaslPlaintext, Some(SaslMechanism::Plain)));
         assert_eq!((username.as_deref(), password.as_deref(), allows_any_host), (Some("me"), Some("word"), false));
+    }
+
+    #[test]
+    fn an_interval_of_0_turns_recovery_off() {
+        assert!(instance_settings(&config(&[("RECOVERY__INTERVAL_MS", "0")])).sequencer.recovery.is_none());
+        assert!(instance_settings(&Config::default()).sequencer.recovery.is_some());
     }
 
     #[test]

@@ -276,6 +276,7 @@ impl Pipeline {
                         PreparedEvent::Seeded(seed) => (EventKind::Seeded, SubmittedTx::Seeded(seed)),
                     };
                     self.services.metrics.events.of(kind).inc();
+                    self.reads.member.partitions.raise_height(work.page().height().unwrap_or(0));
                     let mode = self.services.modes.of(event.partition, event.offset, &work.txid());
                     self.planner.submit(event, work, mode, now_ms);
                 }

@@ -154,7 +154,7 @@ impl OffsetReset<'_> {
         let committed = read_committed(broker, self.group, self.topic).await?.into_iter();
         let validated = committed
             .filter_map(|(at, committed)| Some((at.partition.unsigned_abs(), committed_by_instance(&committed?)?)));
-        Ok(ConsumedOffsets { chain: 0, validated: validated.collect() })
+        Ok(ConsumedOffsets { validated: validated.collect(), ..ConsumedOffsets::default() })
     }
 
     /// Counts the messages of these ranges above the committed offsets of the group.

@@ -78,7 +78,7 @@ async fn impossible_ranges_are_refused_with_both_offsets() {
     assert!(ranges(&broker, &RereadBound::Time(1_031), &until).await.is_ok());
     let every = ranges(&broker, &offsets(&[(0, 9), (1, 6), (8, 0)]), &until).await.unwrap_err();
     assert_eq!(every.split("; ").count(), 3, "{every}");
-    let floor = ConsumedOffsets { chain: 0, validated: [(1, 4)].into() };
+    let floor = ConsumedOffsets { validated: [(1, 4)].into(), ..ConsumedOffsets::default() };
     let below = OFFSET_RESET.plan_ranges(&broker, &offsets(&[(1, 3)]), &until, &floor).await.unwrap_err().to_string();
     assert!(below.contains("offset 3") && below.contains("from 4 on"), "{below}");
     OFFSET_RESET.plan_ranges(&broker, &offsets(&[(1, 4)]), &until, &floor).await.unwrap();

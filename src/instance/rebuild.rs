@@ -113,7 +113,7 @@ async fn run(
     };
     let (_, log_identity) = identify_log(&settings, &parts).await?;
     let guard = bind_log(&parts, log_identity).await?;
-    parts.health.set(Condition::StoreReachable, None);
+    parts.health.on_store_opened();
     let topic = settings.pipeline.topic.clone();
     let sink: CommitSink = progress_sink(parts.store.clone(), rebuilder, settings.topics.chain.as_str().into());
     let consumer =

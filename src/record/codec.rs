@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::{
-    BlockRecord, BoundTopic, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, LogEnds, MetaRecord,
-    Rebuilding, Record,
+    BlockRecord, BoundTopic, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, LogEnds,
+    MetaRecord, Rebuilding, Record,
 };
 use fields::{RecordReader, RecordWriter};
 
@@ -193,6 +193,8 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
         replay_floor,
         reorg_floor,
         topics,
+        tip,
+        health_checks,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -204,7 +206,13 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     w.option(rebuilding.as_ref(), |w, rebuilding| write_rebuilding(rebuilding, w));
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
-    w.byte(u8::from(*has_blobs) | u8::from(*has_sentinels) << 1 | u8::from(!topics.is_empty()) << 2);
+    let has_chain = tip.is_some() || consumed.height > 0 || *health_checks > 0;
+    w.byte(
+        u8::from(*has_blobs)
+            | u8::from(*has_sentinels) << 1
+            | u8::from(!topics.is_empty()) << 2
+            | u8::from(has_chain) << 3,
+    );
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
     w.number(*reorg_floor);
@@ -212,6 +220,19 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     if !topics.is_empty() {
         write_topics(topics, w);
     }
+    // A record without these has the layout of earlier versions, which stored none of them.
+    if has_chain {
+        w.number(consumed.height);
+        w.number(*health_checks);
+        w.option(tip.as_ref(), |w, tip| write_tip(tip, w));
+    }
+}
+
+fn write_tip(ChainTip { chain_offset, height, hash, median_time }: &ChainTip, w: &mut RecordWriter) {
+    w.number(*chain_offset);
+    w.number(*height);
+    w.raw(hash);
+    w.number(*median_time);
 }
 
 /// Encodes bound topics, for engines that do not store a meta record as one value.
@@ -269,7 +290,8 @@ pub fn decode_rebuilding(bytes: impl Into<Bytes>) -> Result<Rebuilding, CodecErr
     if r.0.is_empty() { Ok(rebuilding) } else { Err(CodecError::Trailing) }
 }
 
-fn write_consumed(ConsumedOffsets { chain, validated }: &ConsumedOffsets, w: &mut RecordWriter) {
+/// Writes the offsets; only those of a meta record have a height, which follows at its end.
+fn write_consumed(ConsumedOffsets { chain, validated, height: _ }: &ConsumedOffsets, w: &mut RecordWriter) {
     w.number(*chain);
     w.count(validated.len());
     for (partition, offset) in validated {
@@ -291,7 +313,7 @@ fn write_rebuilding(rebuilding: &Rebuilding, w: &mut RecordWriter) {
 
 fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
     let flags;
-    let meta = MetaRecord {
+    let mut meta = MetaRecord {
         store_id: r.array()?,
         layout_version: r.u32()?,
         network: r.text()?,
@@ -311,8 +333,18 @@ fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
         replay_floor: read_consumed(r)?,
         reorg_floor: r.u32()?,
         topics: if flags & 4 != 0 { read_topics(r)? } else { BTreeMap::new() },
+        tip: None,
+        health_checks: 0,
     };
-    if flags < 8 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+    if flags & 8 != 0 {
+        (meta.consumed.height, meta.health_checks) = (r.u32()?, r.u64()?);
+        meta.tip = r.option(read_tip)?;
+    }
+    if flags < 16 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+}
+
+fn read_tip(r: &mut RecordReader) -> Result<ChainTip, CodecError> {
+    Ok(ChainTip { chain_offset: r.u64()?, height: r.u32()?, hash: r.array()?, median_time: r.u32()? })
 }
 
 fn read_rebuilding(r: &mut RecordReader) -> Result<Rebuilding, CodecError> {
@@ -326,7 +358,7 @@ fn read_rebuilding(r: &mut RecordReader) -> Result<Rebuilding, CodecError> {
 }
 
 fn read_consumed(r: &mut RecordReader) -> Result<ConsumedOffsets, CodecError> {
-    Ok(ConsumedOffsets { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))? })
+    Ok(ConsumedOffsets { chain: r.u64()?, validated: r.list(|r| Ok((r.u32()?, r.u64()?)))?, height: 0 })
 }
 
 #[cfg(test)]

@@ -41,6 +41,24 @@ pub struct MetaRecord {
     pub reorg_floor: u32,
     /// Topics whose events make the state, by default name. An absent topic was not read yet.
     pub topics: BTreeMap<String, BoundTopic>,
+    /// Tip of the longest chain, as of the last block or reorg that was handled; `None`: no block was handled yet.
+    pub tip: Option<ChainTip>,
+    /// Number of deep health checks: each check writes its number.
+    pub health_checks: u64,
+}
+
+/// Tip of the longest chain at one offset of the chain log. The tip follows from the log alone, so that a record with
+/// a greater offset is the later one, whichever sequencer wrote the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChainTip {
+    /// Chain offset, next to read: every block and reorg below is counted.
+    pub chain_offset: u64,
+    /// Height of the last block.
+    pub height: u32,
+    /// Hash of the last block, internal order; zeros: every block has left.
+    pub hash: [u8; 32],
+    /// Median of the header times of the last eleven blocks, seconds since the epoch; 0: no block is left.
+    pub median_time: u32,
 }
 
 /// Identity of a topic whose events make the state.
@@ -96,12 +114,16 @@ pub struct ConsumedOffsets {
     pub chain: u64,
     /// Offsets in the topic of validated transactions, by partition. A partition without an entry was not read yet.
     pub validated: BTreeMap<u32, u64>,
+    /// Greatest height that a consumed event names: the height of the chain until its first block. 0 in floors and end
+    /// offsets, which have no height.
+    pub height: u32,
 }
 
 impl ConsumedOffsets {
-    /// Raises each offset to the one in `other` where that is greater.
+    /// Raises each offset, and the height, to the one in `other` where that is greater.
     pub fn raise(&mut self, other: &ConsumedOffsets) {
         self.chain = self.chain.max(other.chain);
+        self.height = self.height.max(other.height);
         for (partition, offset) in &other.validated {
             let own = self.validated.entry(*partition).or_default();
             *own = (*own).max(*offset);

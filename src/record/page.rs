@@ -298,6 +298,14 @@ impl Page {
         self.master.as_ref().and_then(|master| master.unmined_since)
     }
 
+    /// Returns the height of a master in the chain: of its pruning, `unminedSince`, or the greatest height of the
+    /// blocks that list the transaction; `None` for a page that has none of these, as a stub.
+    pub fn height(&self) -> Option<u32> {
+        let master = self.master.as_ref().filter(|_| self.pruned.is_none());
+        let Some(master) = master else { return self.pruned };
+        master.unmined_since.or_else(|| master.mined.iter().map(|block| block.height).max())
+    }
+
     /// Returns the state by the flags of this page. The state of the master is that of the transaction.
     pub fn state(&self) -> TxState {
         if let Some(height) = self.pruned {

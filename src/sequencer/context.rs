@@ -82,10 +82,10 @@ impl<'a> HandlerContext<'a> {
     }
 
     /// Returns the block height for a decision on this transaction: the height of the tip, and before the first block
-    /// the height of its own event. With 0, a store without blocks would count every conflicting record as due for
-    /// pruning.
+    /// the height of its own record. With 0, a store without blocks would count every conflicting record, and the body
+    /// of every deleted one, as due for pruning.
     pub fn decision_height(&self, page: &Page) -> u32 {
-        self.state.tip.map_or(page.unmined_since().unwrap_or(0), |tip| tip.height)
+        self.state.tip.map_or(page.height().unwrap_or(0), |tip| tip.height)
     }
 
     /// Returns whether a transaction is live at the frontier of the present rebuild. Decisions before the frontier that

@@ -18,6 +18,7 @@ use crate::{
         dead_letters::RefusedMessage,
         decisions::DecisionLog,
         lost_records::RestartGrace,
+        member::until_meta_answers,
         reader_cache::ReaderCache,
         reorg::ReorgHandler,
         state::{ChainState, Tip},
@@ -100,10 +101,11 @@ impl Handler {
                 let block = &mined.block;
                 if self.is_next(mined.sequence)? {
                     Box::pin(BlockHandler::new(&cx, block, &message.payload).handle(log)).await?;
+                    self.state.sequence = mined.sequence;
                     if block.longest_chain {
                         self.move_tip(Some(Tip::of(block)), 0, slice::from_ref(block));
+                        self.record_tip(message.offset + 1).await?;
                     }
-                    self.state.sequence = mined.sequence;
                     advance_handled(&mut self.handled.0, message);
                 }
                 Ok(())
@@ -113,6 +115,7 @@ impl Handler {
                     let tip = Box::pin(ReorgHandler::new(&cx, &reorg, &message.payload).handle(log)).await?;
                     self.state.sequence = reorg.sequence;
                     self.move_tip(tip, reorg.disconnected.len(), &reorg.connected);
+                    self.record_tip(message.offset + 1).await?;
                     advance_handled(&mut self.handled.1, message);
                 }
                 Ok(())
@@ -171,6 +174,13 @@ impl Handler {
     fn move_tip(&mut self, tip: Option<Tip>, disconnected: usize, connected: &[Block<'_>]) {
         self.state.move_tip(tip, disconnected, connected);
         self.publish_tip();
+    }
+
+    /// Records the tip in the meta record, where every event below `chain_offset` is handled.
+    pub(super) async fn record_tip(&self, chain_offset: u64) -> Result<(), SequencerError> {
+        let Some(tip) = self.state.recorded_tip(chain_offset) else { return Ok(()) };
+        let parts = &self.parts;
+        Ok(until_meta_answers(parts, || parts.wait_for("the store", parts.ownership.record_tip(&tip))).await?)
     }
 
     /// Publishes the tip in the metrics and in `/state`.

@@ -31,6 +31,7 @@ mod parts;
 pub mod progress;
 mod prune;
 pub(crate) mod reader_cache;
+mod recovery;
 mod reorg;
 mod respend;
 mod second_chances;
@@ -46,6 +47,7 @@ pub use error::SequencerError;
 pub use member::Sequencer;
 pub use parts::{SequencerParts, SequencerSettings, SequencerTopics};
 pub use prune::{CommittedChain, PruneTask, read_replay_floor};
+pub use recovery::RecoveryTask;
 
 /// The mode in which a sequencer handles the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

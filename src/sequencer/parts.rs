@@ -8,7 +8,7 @@ use crate::{
     group::notify::TxNotifier,
     liveness::LoopMonitor,
     replay::LastVerdicts,
-    sequencer::{command::ValidatedSource, prune::PruneTask, waiting::ReportedWait},
+    sequencer::{command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, waiting::ReportedWait},
     status::{Health, health::Workload},
     store::{StateStore, create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
     telemetry::Metrics,
@@ -54,6 +54,8 @@ pub struct SequencerSettings {
     pub commit_interval: Duration,
     /// Rate of pruning; `None`: the sequencer does not prune.
     pub prune: Option<PruneTask>,
+    /// Recovery of half-created transactions in the background; `None`: none.
+    pub recovery: Option<RecoveryTask>,
 }
 
 /// The services and settings that the sequencer is made of.

@@ -246,7 +246,7 @@ pub async fn read_replay_floor(
 ) -> Result<ConsumedOffsets, BrokerError> {
     let committed = read_committed(broker, &validated.group, &validated.topic).await?.into_iter();
     let validated = committed.filter_map(|(at, committed)| Some((at.partition.unsigned_abs(), committed?.offset)));
-    Ok(ConsumedOffsets { chain, validated: validated.collect() })
+    Ok(ConsumedOffsets { chain, validated: validated.collect(), height: 0 })
 }
 
 #[cfg(test)]

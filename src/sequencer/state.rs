@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{engine::Incarnation, event::Block, text::one_line};
+use crate::{engine::Incarnation, event::Block, record::ChainTip, text::one_line};
 
 /// The state of the chain at a committed offset: the tip, and the positions in the source topics and in the decisions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -132,6 +132,14 @@ impl ChainState {
         let mut last = self.times[self.times.len().saturating_sub(MEDIAN_OF)..].to_vec();
         last.sort_unstable();
         last.get(last.len() / 2).copied()
+    }
+
+    /// Returns the tip for the meta record, where every event below `chain_offset` is handled; `None`: no block or
+    /// reorg was handled yet.
+    pub fn recorded_tip(&self, chain_offset: u64) -> Option<ChainTip> {
+        let (height, hash) = self.tip.map_or((0, [0; 32]), |tip| (tip.height, tip.hash));
+        let median_time = self.median_time().unwrap_or(0);
+        (self.sequence > 0).then_some(ChainTip { chain_offset, height, hash, median_time })
     }
 
     /// Refuses a state whose counters have their greatest value. No event could follow such a state, which only damage

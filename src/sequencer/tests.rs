@@ -68,6 +68,7 @@ pub(super) async fn parts() -> SequencerParts {
         validated: ValidatedSource { topic: "txs".into(), group: "g".into(), grace: Duration::from_secs(1) },
         settings: SequencerSettings {
             prune: None,
+            recovery: None,
             block_wait: Duration::from_secs(10),
             descendants_per_decision: 2,
             commit_interval: Duration::from_millis(100),

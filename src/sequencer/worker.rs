@@ -15,6 +15,7 @@ use crate::{
         handler::Handler,
         member::until_meta_answers,
         prune::{CommittedChain, Pruner},
+        recovery::run_recovery,
         state::ChainState,
         steps::DecisionMode,
         waiting::ReportedWait,
@@ -82,11 +83,13 @@ impl ChainWorker {
             self.position,
         );
         let mut log = self.handler.parts.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
+        // Another version of this program has recorded no tip.
+        self.handler.record_tip(self.position).await?;
         if let ChainMode::Rebuild { stop_at_frontier: true, .. } = self.mode {
             let (_, nothing) = watch::channel(FeedProgress::default());
             return Box::pin(self.handle_all(&mut log, messages, nothing)).await;
         }
-        // Without the monitor: a wait of the feed does not show that the worker is alive.
+        // Without the monitor: a wait of the feed or of the recovery does not show that the worker is alive.
         let feed_parts = SequencerParts { monitor: None, ..parts.clone() };
         let feed = self
             .handler
@@ -94,11 +97,19 @@ impl ChainWorker {
             .wait_for("the feed", ChainFeed::open(&feed_parts, &self.handler.state, self.position))
             .await?;
         let feed_progress = feed.subscribe_progress();
+        let task = feed_parts.settings.recovery.filter(|_| self.mode == ChainMode::Live);
+        let recovery = async {
+            match task {
+                Some(task) => run_recovery(&feed_parts, task).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             // A simulated run must repeat from its seed, and an unbiased select uses random numbers of its own.
             biased;
             fed = Box::pin(feed.run()) => fed,
             handled = Box::pin(self.handle_all(&mut log, messages, feed_progress)) => handled,
+            never = Box::pin(recovery) => match never {},
         }
     }
 

@@ -105,6 +105,8 @@ struct ConditionStates {
     unmet: BTreeMap<Condition, String>,
     /// Time of the last change of a condition, milliseconds since the epoch; absent: no change since the start.
     changed_ms: BTreeMap<Condition, u64>,
+    /// Number of tasks that get no answer from the store.
+    tasks_without_answer: usize,
 }
 
 /// Status of one condition.
@@ -187,6 +189,25 @@ impl Health {
         }
     }
 
+    /// Records that the store is open: it answers, and no task waits for an answer yet.
+    pub fn on_store_opened(&self) {
+        self.conditions().tasks_without_answer = 0;
+        self.set(Condition::StoreReachable, None);
+    }
+
+    /// Records that a task gets no answer from the store, with the reason, or gets answers again after that. The store
+    /// counts as reachable once no task is without an answer: one answer does not speak for other nodes.
+    pub fn on_store_answer(&self, answer: Result<(), String>) {
+        let without_answer = {
+            let tasks = &mut self.conditions().tasks_without_answer;
+            *tasks = if answer.is_ok() { tasks.saturating_sub(1) } else { *tasks + 1 };
+            *tasks
+        };
+        if answer.is_err() || without_answer == 0 {
+            self.set(Condition::StoreReachable, answer.err());
+        }
+    }
+
     /// Returns whether a condition is not met.
     pub fn is_unmet(&self, condition: Condition) -> bool {
         self.conditions().unmet.contains_key(&condition)
@@ -201,7 +222,7 @@ impl Health {
 
     /// Status of each condition, by name.
     pub fn condition_statuses(&self) -> BTreeMap<&'static str, ConditionStatus> {
-        let ConditionStates { unmet, changed_ms } = &*self.conditions();
+        let ConditionStates { unmet, changed_ms, .. } = &*self.conditions();
         let status_of = |condition: Condition| {
             let reason = unmet.get(&condition).cloned();
             let since_ms = changed_ms.get(&condition).copied().unwrap_or(self.status_registry.started_ms());

@@ -171,6 +171,17 @@ pub struct TipStatus {
     pub era: u32,
 }
 
+/// Result of the recovery of half-created transactions since this instance has the chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RecoveryStatus {
+    /// Number of transactions that were completed.
+    pub completed: u64,
+    /// Number of half-created transactions older than an hour, of the oldest thousand pages.
+    pub older_than_an_hour: u64,
+    /// End of the last pass, milliseconds since the epoch.
+    pub ended_ms: u64,
+}
+
 /// The event of the chain that the sequencer handles at the moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EventStatus {
@@ -211,6 +222,7 @@ struct PublishedStatus {
     chain: Option<(u64, ChainStatus)>,
     tip: Option<TipStatus>,
     event: Option<EventStatus>,
+    recovery: Option<RecoveryStatus>,
     waits: BTreeMap<u64, WaitStatus>,
 }
 
@@ -255,6 +267,8 @@ struct ChainPage {
     member: Option<Timed<ChainStatus>>,
     tip: Option<TipStatus>,
     event: Option<EventStatus>,
+    /// The last pass of the recovery; `null`: another instance has the chain, or no pass has ended.
+    recovery: Option<RecoveryStatus>,
     waits_for: Vec<WaitStatus>,
 }
 
@@ -311,6 +325,11 @@ impl StatusRegistry {
         self.published().event = event.map(|(offset, kind)| EventStatus { offset, kind, since_ms });
     }
 
+    /// Publishes the result of the recovery of half-created transactions; `None`: this instance has no chain.
+    pub fn publish_recovery(&self, recovery: Option<RecoveryStatus>) {
+        self.published().recovery = recovery;
+    }
+
     /// Returns a new number for a wait of the chain.
     pub fn start_wait(&self) -> u64 {
         self.next_wait.fetch_add(1, Relaxed)
@@ -359,6 +378,7 @@ impl StatusRegistry {
                 member: chain.map(|(at_ms, published)| Timed { age_seconds: age(at_ms), published }),
                 tip: published.tip.clone(),
                 event: published.event.clone(),
+                recovery: published.recovery,
                 waits_for: {
                     let long = published.waits.values().filter(|wait| wait.since_ms <= long_since_ms);
                     long.take(MAX_WAITS).cloned().collect()

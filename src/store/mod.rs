@@ -3,12 +3,14 @@
 pub mod blob_status;
 pub mod body;
 pub mod canonical;
+pub mod chain;
 pub mod clearing;
 pub mod compare;
 pub mod create;
 pub mod digest;
 pub mod dump;
 pub mod external;
+pub mod health_check;
 pub mod meta;
 pub mod outputs;
 pub mod ownership;

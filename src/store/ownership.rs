@@ -11,7 +11,7 @@ use super::{
     meta::{MetaError, StoreMeta, check_not_rebuilding},
     topics::{FoundTopic, verify_topic_binding},
 };
-use crate::record::{ConsumedOffsets, MetaRecord};
+use crate::record::{ChainTip, ConsumedOffsets, MetaRecord};
 
 /// The checks by which a group makes sure of its store.
 #[async_trait::async_trait]
@@ -34,6 +34,13 @@ pub trait StoreOwnership: Send + Sync {
     /// # Errors
     /// The store is bound to another chain; or the engine failed.
     async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError>;
+
+    /// Records the tip of the chain, unless the meta record has a tip at the same or at a greater chain offset. Called
+    /// before the event that moved the tip is completed.
+    ///
+    /// # Errors
+    /// The tip is not recorded.
+    async fn record_tip(&self, tip: &ChainTip) -> Result<(), MetaError>;
 
     /// Verifies that the store has consumed every offset that its group has committed. The commits must have been read
     /// before the call.
@@ -60,6 +67,15 @@ impl StoreOwnership for StateStore {
 
     async fn bind_chain(&self, chain_id: [u8; 32]) -> Result<(), MetaError> {
         StoreMeta::of(self).bind_chain(Some(chain_id)).await.map(drop)
+    }
+
+    async fn record_tip(&self, tip: &ChainTip) -> Result<(), MetaError> {
+        let is_later = |stored: &ChainTip| stored.chain_offset >= tip.chain_offset;
+        let move_to = |meta: MetaRecord| match meta.tip {
+            Some(stored) if is_later(&stored) => Ok(meta),
+            _ => Ok(MetaRecord { tip: Some(*tip), ..meta }),
+        };
+        StoreMeta::of(self).change(move_to).await.map(drop)
     }
 
     async fn verify_covers(&self, committed: &ConsumedOffsets) -> Result<(), MetaError> {
@@ -139,6 +155,10 @@ impl StoreOwnership for UnverifiedStore {
         Ok(())
     }
 
+    async fn record_tip(&self, _: &ChainTip) -> Result<(), MetaError> {
+        Ok(())
+    }
+
     async fn verify_covers(&self, _: &ConsumedOffsets) -> Result<(), MetaError> {
         Ok(())
     }
@@ -150,7 +170,7 @@ mod tests {
     use crate::store::{prune::PruneTerms, testing::store};
 
     fn consumed(chain: u64, validated: impl IntoIterator<Item = (u32, u64)>) -> ConsumedOffsets {
-        ConsumedOffsets { chain, validated: validated.into_iter().collect() }
+        ConsumedOffsets { chain, validated: validated.into_iter().collect(), height: 0 }
     }
 
     async fn new() -> StateStore {
@@ -164,8 +184,12 @@ mod tests {
         let store = new().await;
         store.record_consumed(&consumed(7, [(0, 5), (2, 9)])).await.unwrap();
         store.record_consumed(&consumed(3, [(0, 6), (2, 4), (1, 1)])).await.unwrap();
+        for height in [800_001, 9] {
+            store.record_consumed(&ConsumedOffsets { height, ..ConsumedOffsets::default() }).await.unwrap();
+        }
         let meta = store.meta().await.unwrap().unwrap();
-        assert_eq!(meta.consumed, consumed(7, [(0, 6), (1, 1), (2, 9)]));
+        let expected = ConsumedOffsets { height: 800_001, ..consumed(7, [(0, 6), (1, 1), (2, 9)]) };
+        assert_eq!(meta.consumed, expected);
     }
 
     #[tokio::test]
@@ -182,6 +206,23 @@ mod tests {
         ] {
             let error = store.verify_covers(&committed).await.unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn neither_a_repeat_nor_a_late_sequencer_moves_the_tip_back() {
+        let store = new().await;
+        let tip = |chain_offset, height| ChainTip { chain_offset, height, hash: [height as u8; 32], median_time: 9 };
+        for (written, stored) in [
+            (tip(5, 100), tip(5, 100)),
+            (tip(7, 102), tip(7, 102)),
+            (tip(6, 101), tip(7, 102)),
+            (tip(7, 103), tip(7, 102)),
+            // A reorg to a lower block.
+            (tip(8, 99), tip(8, 99)),
+        ] {
+            store.record_tip(&written).await.unwrap();
+            assert_eq!(store.meta().await.unwrap().unwrap().tip, Some(stored));
         }
     }
 

@@ -18,7 +18,7 @@ use super::{
 
 mod sweep;
 
-pub use sweep::{Sweep, Swept};
+pub use sweep::{Sweep, SweepCursor, Swept, count_old};
 
 /// Reason why a transaction cannot be completed.
 #[derive(Debug, Clone, thiserror::Error)]

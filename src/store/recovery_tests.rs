@@ -209,3 +209,39 @@ async fn the_sweep_finds_more_transactions_than_one_query_returns() {
     }
     assert_eq!(NOW.run(&store).await.unwrap().orphaned.len(), 350);
 }
+
+/// A half-created transaction on one page, creating since `since_ms`.
+async fn half_created_since(store: &StateStore, tag: u8, since_ms: u64) -> Txid {
+    let bytes = testing::transaction(&[(testing::outpoint(Txid([tag; 32]), 0), 1_000)], &[100; 2]);
+    for page in testing::pages(&bytes, &NewTxState::default(), 2) {
+        store.plant(Page { creating_at: Some(since_ms), ..page }).await;
+    }
+    testing::txid(&bytes)
+}
+
+/// Pages without a master are the oldest, and no pass can complete them. A pass that began at the oldest page each time
+/// would never see the others.
+#[tokio::test(start_paused = true)]
+async fn passes_complete_a_bounded_number_oldest_first_and_reach_every_page() {
+    let store = testing::store(2);
+    for number in 0..5 {
+        let orphan = Page::empty(Txid([100 + number; 32]));
+        store.plant(Page { number: 1, utxos: Some(vec![]), creating_at: Some(u64::from(number)), ..orphan }).await;
+    }
+    let mut txids = Vec::new();
+    for (tag, since_ms) in [(1, 30), (2, 10), (3, 20), (4, 40)] {
+        txids.push(half_created_since(&store, tag, since_ms).await);
+    }
+    half_created_since(&store, 5, NOW.now_ms).await;
+    let mut cursor = SweepCursor::new(3);
+    let mut completed = Vec::new();
+    for _ in 0..4 {
+        let swept = NOW.run_pass(&store, &mut cursor).await.unwrap();
+        assert!(swept.completed.len() + swept.orphaned.len() <= 3, "{swept:?}");
+        completed.extend(swept.completed);
+    }
+    assert_eq!(completed, [txids[1], txids[2], txids[0], txids[3]], "by age");
+    assert_eq!(NOW.run_pass(&store, &mut cursor).await.unwrap().orphaned.len(), 3, "from the oldest again");
+    assert_eq!(count_old(&store, NOW.now_ms).await.unwrap(), 5);
+    assert_eq!(count_old(&store, 3_600_002).await.unwrap(), 3);
+}

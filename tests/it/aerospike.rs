@@ -322,6 +322,35 @@ async fn writes_wait_for_room_in_a_full_namespace() {
     world.check("a full namespace").await;
 }
 
+/// The server keeps its connections open, and answers nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_server_is_named_within_5_s_and_the_instance_goes_on_after_it() {
+    let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else { return };
+    let world = world_on(&server).await;
+    let running = world.start();
+    world.seed(1, 2).await;
+    tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
+    let unmet = || running.health.ready().reasons.contains_key("store_reachable");
+    assert!(!unmet());
+    world.store.check_deep(Duration::from_secs(2)).await.unwrap();
+    server.freeze(true);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(unmet());
+    let error = world.store.check_deep(Duration::from_secs(2)).await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot write the meta record of the store: no answer within 2s");
+    server.freeze(false);
+    tokio::time::timeout(Duration::from_secs(30), async {
+        while unmet() || world.store.check_deep(Duration::from_secs(2)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await
+    .unwrap();
+    world.seed(2, 2).await;
+    tokio::time::timeout(Duration::from_secs(60), world.until_consumed()).await.unwrap();
+    running.stop().await;
+}
+
 /// A start detects records that were lost with a device or a node, whatever else is stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_detects_a_lost_part_of_the_namespace() {

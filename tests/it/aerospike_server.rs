@@ -94,6 +94,14 @@ impl AerospikeServer {
         }
     }
 
+    /// Stops the process without ending it, or lets it go on: its connections stay open, and no request is answered.
+    #[allow(dead_code, reason = "the bench, which shares this file, measures it")]
+    pub fn freeze(&self, is_frozen: bool) {
+        let id = self.process_id().expect("the server belongs to this test").to_string();
+        let signal = if is_frozen { "-STOP" } else { "-CONT" };
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
     /// Ends the server as a power cut would.
     pub fn kill(&mut self) {
         let Some(Own::Process { process, .. }) = &mut self.own else {

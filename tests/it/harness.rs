@@ -34,7 +34,8 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Body, Page, Record, Rules},
     sequencer::{
-        PruneTask, SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress, state::ChainState,
+        PruneTask, RecoveryTask, SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress,
+        state::ChainState,
     },
     status::Health,
     store::{
@@ -307,6 +308,11 @@ impl World {
             },
             sequencer: SequencerSettings {
                 prune: prune_after.map(|_| PruneTask { per_second: 10_000, pass: pruning(batch_size, false) }),
+                recovery: Some(RecoveryTask {
+                    interval: Duration::from_secs(10),
+                    older_than: Duration::from_secs(60),
+                    batch_size: 4,
+                }),
                 block_wait: Duration::from_secs(10),
                 descendants_per_decision,
                 commit_interval: Duration::from_millis(100),
@@ -614,6 +620,11 @@ impl World {
             let story = self.story(&rebuilt).await;
             panic!("{what}: the rebuild differs: live {differ:#?}\nrebuilt {instead:#?}\n{story}");
         }
+        let chain = async |store: &StateStore| {
+            let chain = store.chain().await.unwrap();
+            (chain.height, chain.hash, chain.median_time)
+        };
+        assert_eq!(chain(&rebuilt).await, chain(&self.store).await, "{what}: the chain of the rebuild");
         rebuilt
     }
 

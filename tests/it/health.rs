@@ -1,7 +1,10 @@
 //! Readiness and liveness during faults, and faults that end the instance.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,16 +29,25 @@ pub struct FailingEngine {
     reads: Mutex<FailureRule>,
     /// The key whose operations are never answered.
     pub hangs: Mutex<Option<Key>>,
+    /// True while no request is answered; the requests are answered afterwards.
+    is_frozen: AtomicBool,
 }
 
 impl FailingEngine {
     fn over(inner: Arc<dyn RecordEngine>) -> Arc<Self> {
         let none = || -> Mutex<FailureRule> { Mutex::new(Box::new(|_| None)) };
-        Arc::new(FailingEngine { inner, applies: none(), reads: none(), hangs: Mutex::default() })
+        let is_frozen = AtomicBool::new(false);
+        Arc::new(FailingEngine { inner, applies: none(), reads: none(), hangs: Mutex::default(), is_frozen })
     }
 
     pub fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
         *self.applies.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
+    }
+
+    async fn thaw(&self) {
+        while self.is_frozen.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
@@ -57,6 +69,7 @@ impl engine::EngineDecorator for FailingEngine {
     }
 
     async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        self.thaw().await;
         let hangs = *self.hangs.lock().unwrap();
         if rows.iter().any(|row| Some(row.key) == hangs) {
             std::future::pending::<()>().await;
@@ -73,6 +86,7 @@ impl engine::EngineDecorator for FailingEngine {
     }
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        self.thaw().await;
         let failed: Vec<_> = keys.iter().map(|key| self.reads.lock().unwrap()(key)).collect();
         let read = self.inner.read(keys).await;
         failed.into_iter().zip(read).map(|(failed, read)| failed.map_or(read, Err)).collect()
@@ -166,6 +180,36 @@ async fn the_store_is_reachable_once_every_row_has_an_answer() {
     assert!(running.health.live().ok);
     engine.fail_applies(|_| false);
     assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    world.until_consumed().await;
+    running.stop().await;
+}
+
+/// An idle instance sends no request of its own to the store.
+#[tokio::test(start_paused = true)]
+async fn an_idle_instance_names_a_store_that_stops_answering_within_5_s() {
+    let (world, engine) = failing_world().await;
+    let running = world.start();
+    let seed = world.seed(1, 1).await;
+    world.until_consumed().await;
+    assert_eq!(reasons_after(60, &running).await, [""; 0]);
+    for _ in 0..3 {
+        engine.is_frozen.store(true, Ordering::Relaxed);
+        assert_eq!(reasons_after(5, &running).await, ["store_reachable"]);
+        let why = running.health.ready().reasons["store_reachable"].clone();
+        assert!(why.contains("cannot read the meta record of the store: no answer within 2.5s"), "{why}");
+        assert!(running.health.live().ok, "a restart does not help the store");
+        assert_eq!(reasons_after(60, &running).await, ["store_reachable"]);
+        engine.is_frozen.store(false, Ordering::Relaxed);
+        assert_eq!(reasons_after(5, &running).await, [""; 0]);
+    }
+    // Work that waits for an answer of its own keeps the condition unmet, though the store answers the probe.
+    let child = spend(&[seed.coin(0)], 1, 1);
+    let waiting = child.txid;
+    engine.fail_applies(move |key| *key == Key::master(waiting));
+    world.validate(&child).await;
+    assert_eq!(reasons_after(30, &running).await, ["store_reachable"]);
+    engine.fail_applies(|_| false);
+    assert_eq!(reasons_after(10, &running).await, [""; 0]);
     world.until_consumed().await;
     running.stop().await;
 }

@@ -4,7 +4,7 @@
 use std::slice::from_ref;
 
 use utxo_store::{
-    event::PartialTxEvent,
+    event::{CommandAction, PartialOutput, PartialTxEvent},
     record::{Reason, Slot, TxState, Verdict},
     tx::Network,
 };
@@ -141,22 +141,57 @@ async fn a_conflict_before_the_first_block_is_due_by_its_own_height() {
     let world = World::new().await;
     let partial = World::partial(1, 2);
     let outputs = partial.outputs.iter().zip(0..);
-    let outputs = outputs.map(|((satoshis, script), vout)| utxo_store::event::PartialOutput {
-        vout,
-        satoshis: *satoshis,
-        script,
-    });
+    let outputs = outputs.map(|((satoshis, script), vout)| PartialOutput { vout, satoshis: *satoshis, script });
     let seeded = PartialTxEvent { txid: partial.txid, coinbase: false, height: 800_000, outputs: outputs.collect() };
     let running = world.start();
     world.produce("txs", &partial.txid.0, seeded.encode()).await;
+    world.until_consumed().await;
+    let height = async || world.store.chain().await.unwrap().height;
+    assert_eq!(height().await, 800_000);
+    let [first, rival, refused, deleted] =
+        [(0, 1), (0, 2), (1, 3), (0, 4)].map(|(vout, tag)| spend(&[partial.coin(vout)], 1, tag));
+    for made in [&first, &rival, &refused, &deleted] {
+        world.validate_at(made, 800_001).await;
+        world.until_consumed().await;
+    }
+    world.command(1, CommandAction::SetConflicting { txid: refused.txid }).await;
+    world.command(2, CommandAction::Delete { txid: deleted.txid }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    let page = world.page(&rival).await.unwrap();
+    assert!(matches!(reason(page.state()), Some(Reason::DoubleSpend { .. })));
+    for made in [&rival, &refused] {
+        assert_eq!(world.page(made).await.unwrap().delete_at_height, Some(800_001 + 288));
+    }
+    assert_eq!(state(&world, &deleted).await, TxState::Pruned(800_001));
+    assert_eq!((height().await, world.store.chain().await.unwrap().hash), (800_001, None));
+    world.check("a conflict before the first block").await;
+}
+
+/// Seeded at 800,000, with the default retention of 288 blocks. Protects: the first blocks prune nothing that became
+/// conflicting before them.
+#[tokio::test(start_paused = true)]
+async fn the_first_block_of_a_seeded_store_prunes_no_conflict_before_it() {
+    let world = World::with_settings(WorldSettings::pruned(288)).await;
+    let partial = World::partial(1, 1);
+    let [(satoshis, script)] = &partial.outputs[..] else { panic!("one output") };
+    let outputs = vec![PartialOutput { vout: 0, satoshis: *satoshis, script }];
+    let seeded = PartialTxEvent { txid: partial.txid, coinbase: false, height: 800_000, outputs };
+    world.produce("txs", &partial.txid.0, seeded.encode()).await;
     let (first, rival) = (spend(&[partial.coin(0)], 1, 1), spend(&[partial.coin(0)], 1, 2));
+    let running = world.start();
     for made in [&first, &rival] {
         world.validate_at(made, 800_001).await;
         world.until_consumed().await;
     }
+    let block = MadeBlock::new(1, 800_001, &coinbase(1), &[&first]);
+    world.bring(1, &block).await;
+    world.bring(2, &block.followed_by(2, &coinbase(2), &[])).await;
+    world.until_consumed().await;
+    while world.store.chain().await.unwrap().prune_horizon < 800_002 {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(reason(state(&world, &rival).await).is_some(), "not pruned");
     running.stop().await;
-    let page = world.page(&rival).await.unwrap();
-    assert!(matches!(reason(page.state()), Some(Reason::DoubleSpend { .. })));
-    assert_eq!(page.delete_at_height, Some(800_001 + 288));
-    world.check("a conflict before the first block").await;
+    world.check("the first blocks of a seeded store").await;
 }

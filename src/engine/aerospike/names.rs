@@ -119,4 +119,13 @@ pub mod meta {
     /// The height `reorg_floor` of the meta record; absent: 0.
     pub const REORG_FLOOR: &str = "reorgFloor";
     pub const TOPICS: &str = "topics";
+    /// The greatest height that a consumed event names; absent: 0.
+    pub const EVENT_HEIGHT: &str = "eventHeight";
+    /// The chain offset of the tip, with which the three bins of the tip exist.
+    pub const TIP_OFFSET: &str = "tipOffset";
+    pub const TIP_HEIGHT: &str = "tipHeight";
+    pub const TIP_HASH: &str = "tipHash";
+    pub const MEDIAN_TIME: &str = "medianTime";
+    /// The number of deep health checks; absent: 0.
+    pub const HEALTH_CHECKS: &str = "healthChecks";
 }

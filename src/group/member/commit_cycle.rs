@@ -56,7 +56,7 @@ pub trait CommitContent {
 /// The consumed offsets that this instance has recorded in the store.
 #[derive(Debug, Default)]
 pub struct DurableConsumed {
-    /// A rebuild records none.
+    /// A rebuild records no offset, only the height.
     is_rebuild: bool,
     /// Offsets of the last record.
     recorded: ConsumedOffsets,
@@ -67,11 +67,15 @@ pub struct DurableConsumed {
 }
 
 impl DurableConsumed {
-    /// Returns the offsets to record, if the store does not have all of them.
+    /// Returns the offsets and the height to record, if the store does not have all of them.
     fn missing(&self, consumed: &ConsumedOffsets) -> Option<ConsumedOffsets> {
         let mut raised = self.recorded.clone();
-        raised.raise(consumed);
-        (raised != self.recorded && !self.is_rebuild).then_some(raised)
+        match self.is_rebuild {
+            // The end of a rebuild records its offsets.
+            true => raised.height = raised.height.max(consumed.height),
+            false => raised.raise(consumed),
+        }
+        (raised != self.recorded).then_some(raised)
     }
 
     /// Notes offsets that the store has acknowledged.
@@ -455,7 +459,7 @@ mod tests {
 
     #[test]
     fn recorded_offsets_are_durable_after_the_lag() {
-        let consumed = |offset| ConsumedOffsets { chain: 0, validated: [(3, offset)].into() };
+        let consumed = |offset| ConsumedOffsets { validated: [(3, offset)].into(), ..ConsumedOffsets::default() };
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut consumed_offsets = DurableConsumed::default();
         (1..=4).for_each(|n| consumed_offsets.record(start + second * n, consumed(u64::from(n) * 10)));

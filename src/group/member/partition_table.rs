@@ -13,12 +13,24 @@ pub struct PartitionTable {
     pub states: BTreeMap<i32, PartitionState>,
     /// Start of the member: completion times count from here.
     started: Instant,
+    /// Greatest height that an event of any partition has named.
+    greatest_height: u32,
 }
 
 impl PartitionTable {
     /// Creates a table without partitions.
     pub fn new(topic: Arc<str>, started: Instant) -> Self {
-        PartitionTable { topic, states: BTreeMap::new(), started }
+        PartitionTable { topic, states: BTreeMap::new(), started, greatest_height: 0 }
+    }
+
+    /// Returns the greatest height that an event has named since the start of the member.
+    pub fn greatest_height(&self) -> u32 {
+        self.greatest_height
+    }
+
+    /// Raises the greatest height to the one that an event names.
+    pub fn raise_height(&mut self, height: u32) {
+        self.greatest_height = self.greatest_height.max(height);
     }
 
     /// Returns topic and number of a partition.

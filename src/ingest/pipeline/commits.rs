@@ -19,7 +19,7 @@ impl CommitContent for PipelineCommits<'_> {
     fn consumed(&self, partitions: &PartitionTable) -> ConsumedOffsets {
         let validated = partitions.states.iter();
         let validated = validated.filter_map(|(number, state)| Some((number.unsigned_abs(), state.consumed_offset()?)));
-        ConsumedOffsets { chain: 0, validated: validated.collect() }
+        ConsumedOffsets { chain: 0, validated: validated.collect(), height: partitions.greatest_height() }
     }
 
     fn mark_durable(&mut self, partitions: &mut PartitionTable, polled_at: Instant, lag: Duration) {

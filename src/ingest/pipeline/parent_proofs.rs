@@ -72,7 +72,10 @@ async fn take_proof_snapshot(
     let known = |(partition, at): (&TopicPartition, &Option<CommittedOffset>)| {
         Some((partition.partition.unsigned_abs(), committed_by_instance(at.as_ref()?)?))
     };
-    let consumed = ConsumedOffsets { chain: 0, validated: foreign.iter().zip(&committed).filter_map(known).collect() };
+    let consumed = ConsumedOffsets {
+        validated: foreign.iter().zip(&committed).filter_map(known).collect(),
+        ..ConsumedOffsets::default()
+    };
     // The progress of another instance proves nothing about this store unless both use the same store. A rebuild writes
     // into a store of its own.
     if matches!(services.modes, Modes::Live) {

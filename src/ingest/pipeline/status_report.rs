@@ -5,7 +5,7 @@ use crate::{
     clock::Clock,
     ingest::plan::Planner,
     status::{
-        Condition, Health,
+        Condition,
         health::Workload,
         registry::{DrainStatus, GroupStatus, PipelineStatus},
     },
@@ -19,8 +19,6 @@ pub(super) struct StatusReport {
     made_progress: bool,
     /// The wait that was last written to the log.
     last_logged_wait: Option<String>,
-    /// Number of tasks that get no answer from the store.
-    tasks_without_answer: usize,
     last_drain: Option<DrainStatus>,
 }
 
@@ -28,18 +26,6 @@ impl StatusReport {
     /// Notes that an event has made progress.
     pub(super) fn record_progress(&mut self) {
         self.made_progress = true;
-    }
-
-    /// Updates the readiness of the store. The store counts as reachable once no task is without an answer: one answer
-    /// does not speak for other nodes.
-    pub(super) fn on_store_answer(&mut self, answer: Result<(), String>, health: &Health) {
-        match answer {
-            Ok(()) => self.tasks_without_answer = self.tasks_without_answer.saturating_sub(1),
-            Err(_) => self.tasks_without_answer += 1,
-        }
-        if answer.is_err() || self.tasks_without_answer == 0 {
-            health.set(Condition::StoreReachable, answer.err());
-        }
     }
 
     /// Records a drain that has ended.

@@ -25,7 +25,8 @@ pub(super) fn compare_with_store(
 ) {
     let partition = assigned.partition.partition;
     let Some(offset) = assigned.committed.as_ref().and_then(committed_by_instance) else { return };
-    let committed = ConsumedOffsets { chain: 0, validated: [(partition.unsigned_abs(), offset)].into() };
+    let validated = [(partition.unsigned_abs(), offset)].into();
+    let committed = ConsumedOffsets { validated, ..ConsumedOffsets::default() };
     let (whole, messages) = (services.whole.clone(), sender.clone());
     spawn("comparing the store with its group", sender, async move {
         let answer = match compare_until_answered(whole.as_ref(), &committed).await {

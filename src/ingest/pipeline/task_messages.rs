@@ -84,7 +84,7 @@ impl Pipeline {
                     state.verify_consumed(offset);
                 }
             }
-            TaskMessage::StoreReachable(answer) => self.status.on_store_answer(answer, &self.services.health),
+            TaskMessage::StoreReachable(answer) => self.services.health.on_store_answer(answer),
             TaskMessage::Fatal(error) => return Err(error),
         }
         Ok(())

@@ -152,7 +152,7 @@ fn page() -> impl Strategy<Value = Page> {
 }
 
 fn consumed() -> impl Strategy<Value = ConsumedOffsets> {
-    any::<(u64, BTreeMap<u32, u64>)>().prop_map(|(chain, validated)| ConsumedOffsets { chain, validated })
+    any::<(u64, BTreeMap<u32, u64>)>().prop_map(|(chain, validated)| ConsumedOffsets { chain, validated, height: 0 })
 }
 
 fn rebuilding() -> impl Strategy<Value = Rebuilding> {
@@ -162,6 +162,15 @@ fn rebuilding() -> impl Strategy<Value = Rebuilding> {
             Rebuilding { frontier, log, nodes, reached, chain_state }
         },
     )
+}
+
+fn chain_tip() -> impl Strategy<Value = ChainTip> {
+    any::<(u64, u32, [u8; 32], u32)>().prop_map(|(chain_offset, height, hash, median_time)| ChainTip {
+        chain_offset,
+        height,
+        hash,
+        median_time,
+    })
 }
 
 fn topics() -> impl Strategy<Value = BTreeMap<String, BoundTopic>> {
@@ -184,11 +193,11 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
     );
     let meta = (
         any::<[u8; 16]>(),
-        any::<[u32; 5]>(),
+        any::<[u32; 6]>(),
         any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
         option::of(rebuilding()),
         consumed(),
-        topics(),
+        (topics(), option::of(chain_tip()), 0..3_u64),
     )
         .prop_map(
             |(
@@ -197,9 +206,9 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
                 consumed,
-                topics,
+                (topics, tip, health_checks),
             )| {
-                let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor] = numbers;
+                let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor, height] = numbers;
                 let meta = MetaRecord {
                     store_id,
                     layout_version,
@@ -213,10 +222,12 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     partitions,
                     has_blobs,
                     has_sentinels,
-                    consumed,
+                    consumed: ConsumedOffsets { height: if has_sentinels { height } else { 0 }, ..consumed },
                     replay_floor: Default::default(),
                     reorg_floor,
                     topics: if has_blobs { topics } else { Default::default() },
+                    tip,
+                    health_checks,
                 };
                 (Key::Meta, Record::Meta(meta))
             },

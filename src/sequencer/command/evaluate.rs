@@ -103,7 +103,7 @@ impl<'a> CommandEvaluator<'a> {
                     Outcome::Rejected(Rejection::NotPrunable)
                 }
                 TxState::Conflicting(Verdict::Conflicting(_)) => {
-                    on_master(Sequenced::Prune { height: self.cx.state.height(), keep_until: None })?
+                    on_master(Sequenced::Prune { height: self.cx.decision_height(master), keep_until: None })?
                 }
                 _ => return Ok(refuse_invalid_spend("only a transaction that is conflicting by verdict is deleted")),
             },

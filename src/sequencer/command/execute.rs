@@ -192,7 +192,7 @@ impl<'a> CommandExecutor<'a> {
             return Ok(());
         }
         settle_transactions(self.cx, slice::from_ref(&master)).await?;
-        let height = self.cx.state.height();
+        let height = self.cx.decision_height(&master);
         let keep = self.cx.parts.settings.prune.and_then(|task| task.pass.keep_tombstones);
         let prune = |keep_until| Sequenced::Prune { height, keep_until };
         apply_to_every_extra_page(self.cx, &master, &prune(None)).await?;

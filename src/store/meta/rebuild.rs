@@ -120,7 +120,8 @@ impl<'a> RebuildRecord<'a> {
             .await
     }
 
-    /// Records that the rebuild of this set has ended, with these consumed offsets.
+    /// Records that the rebuild of this set has ended, with these consumed offsets. The height that the rebuild has
+    /// recorded stays.
     ///
     /// # Errors
     /// [`MetaError::RebuildTakenOver`], or an error of [`StoreMeta::change`].
@@ -128,7 +129,8 @@ impl<'a> RebuildRecord<'a> {
         self.meta
             .change(|meta| {
                 check_rebuilder(&meta, rebuilder)?;
-                Ok(MetaRecord { rebuilding: None, consumed: consumed.clone(), ..meta })
+                let consumed = ConsumedOffsets { height: meta.consumed.height, ..consumed.clone() };
+                Ok(MetaRecord { rebuilding: None, consumed, ..meta })
             })
             .await
     }

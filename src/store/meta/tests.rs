@@ -36,7 +36,7 @@ async fn a_rebuild_resumes_where_it_was_until_a_node_restarts_or_it_ends() {
     let begun = RebuildAttempt { rebuilding: Rebuilding { nodes: "a".into(), ..rebuilding }, rebuilder: 1 };
     assert!(matches!(RebuildRecord::of(&store).resume(&nodes, 1, &log).await, Err(MetaError::NoMetaRecord)));
     RebuildRecord::of(&store).begin(begun, [1; 16]).await.unwrap();
-    let at = |chain: u64, validated: u64| ConsumedOffsets { chain, validated: [(0, validated)].into() };
+    let at = |chain: u64, validated: u64| ConsumedOffsets { chain, validated: [(0, validated)].into(), height: 0 };
     for (reached, state) in [(at(3, 9), "three"), (at(0, 12), ""), (at(2, 0), "two")] {
         RebuildRecord::of(&store).record_progress(1, &reached, state).await.unwrap();
     }
@@ -217,7 +217,7 @@ async fn an_unfinished_rebuild_is_refused() {
     RebuildRecord::of(&store).begin(rebuild(7, 1), [1; 16]).await.unwrap();
     let error = StoreMeta::of(&store).open(true, [2; 16]).await.unwrap_err();
     assert!(matches!(error, MetaError::UnfinishedRebuild { frontier: 7 }) && error.to_string().contains("rebuild"));
-    let consumed = ConsumedOffsets { chain: 7, validated: [(0, 3)].into() };
+    let consumed = ConsumedOffsets { chain: 7, validated: [(0, 3)].into(), height: 0 };
     for _ in 0..2 {
         RebuildRecord::of(&store).end(1, &consumed).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Sweep over half-created transactions.
+//! Sweep over half-created transactions: whole (`utxo-store recover`), or in bounded passes beside an instance.
 //!
 //! The sweep needs no log: an index finds half-created transactions by their age. The sweep never creates a master:
 //! pages without a master belong to an event that is not completed yet, and are only reported.
@@ -18,8 +18,10 @@ use super::{CompleteError, Recovery};
 
 /// Age from which a half-created transaction is counted as old, ms: no creation takes so long.
 const OLD_AFTER_MS: u64 = 3_600_000;
-/// Number of keys of one index query.
+/// Number of keys of one index query of a whole sweep.
 const QUERY_LIMIT: usize = 100;
+/// Largest number of pages that [`count_old`] counts.
+const OLD_LIMIT: usize = 1_000;
 
 /// Settings of a sweep.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +46,7 @@ pub struct Swept {
     /// Number of pruned transactions with a creating page: a node lost the tombstone of the page. The pruner writes the
     /// tombstone again before it shrinks the one of the master.
     pub pruned: u64,
-    /// Pages without a master, which the transaction's event creates.
+    /// Pages without a master, which the transaction's event creates, or that the master does not know.
     pub orphaned: Vec<OrphanedPages>,
     /// Transactions that cannot be completed, with the problem.
     pub damaged: Vec<DamagedTx>,
@@ -79,11 +81,72 @@ pub(super) struct HalfCreated {
     since_ms: u64,
 }
 
+/// Position in the index of half-created pages, from the oldest page on.
+#[derive(Debug, Clone)]
+pub struct SweepCursor {
+    from_ms: u64,
+    /// Number of keys of the next query.
+    limit: usize,
+    /// Number of keys of a query, but for one after too many keys of one millisecond.
+    usual_limit: usize,
+}
+
+impl SweepCursor {
+    /// Creates a cursor before the oldest page, which reads this many keys with one query.
+    pub fn new(limit: usize) -> Self {
+        SweepCursor { from_ms: 0, limit, usual_limit: limit }
+    }
+
+    /// Adds the pages of the next query, which are creating since `until_ms` or before, to `found`. Returns `true` at
+    /// the end of the index, where the cursor begins anew.
+    async fn read_next(
+        &mut self,
+        store: &StateStore,
+        until_ms: u64,
+        found: &mut BTreeMap<Txid, HalfCreated>,
+    ) -> Result<bool, EngineError> {
+        let keys = store.query(Index::CreatingAt, self.from_ms, until_ms, self.limit).await?;
+        let mut latest_ms = self.from_ms;
+        for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
+            for page in store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
+                let Some(since_ms) = page.creating_at else { continue };
+                latest_ms = latest_ms.max(since_ms);
+                let new = || HalfCreated { since_ms, ..HalfCreated::default() };
+                let half = found.entry(page.txid).or_insert_with(new);
+                half.since_ms = half.since_ms.min(since_ms);
+                half.pages.insert(page.number);
+            }
+        }
+        if keys.len() < self.limit {
+            *self = SweepCursor::new(self.usual_limit);
+            return Ok(true);
+        }
+        // The keys of one query may all be of one millisecond: then the next query is larger.
+        self.limit = if latest_ms == self.from_ms { self.limit * 2 } else { self.usual_limit };
+        self.from_ms = latest_ms;
+        Ok(false)
+    }
+}
+
 impl Sweep {
     /// Completes half-created transactions of the given age, oldest first, and lists the transactions that it skipped.
     pub async fn run(self, store: &StateStore) -> Result<Swept, EngineError> {
+        let found = read_half_created(store, self.now_ms.saturating_sub(self.older_than_ms)).await?;
+        self.sweep_all(store, found).await
+    }
+
+    /// Runs one pass of the sweep, over the pages of one query: completes the oldest transactions after the cursor. A
+    /// pass that ends before the end of the index leaves the rest to the next pass, so that transactions that cannot be
+    /// completed stop no other.
+    pub async fn run_pass(self, store: &StateStore, cursor: &mut SweepCursor) -> Result<Swept, EngineError> {
+        let mut found = BTreeMap::new();
+        cursor.read_next(store, self.now_ms.saturating_sub(self.older_than_ms), &mut found).await?;
+        self.sweep_all(store, sort_by_age(found)).await
+    }
+
+    async fn sweep_all(self, store: &StateStore, found: Vec<(Txid, HalfCreated)>) -> Result<Swept, EngineError> {
         let mut swept = Swept::default();
-        for (txid, half) in read_half_created(store, self.now_ms.saturating_sub(self.older_than_ms)).await? {
+        for (txid, half) in found {
             swept.older_than_an_hour += u64::from(self.now_ms.saturating_sub(half.since_ms) >= OLD_AFTER_MS);
             self.sweep_one(store, txid, half, &mut swept).await?;
         }
@@ -107,6 +170,8 @@ impl Sweep {
             swept.running.push(txid);
             return Ok(());
         }
+        // A page that its master does not know is never cleared, as a page without a master.
+        let master = master.filter(|master| half.pages.iter().any(|number| *number <= master.extra_pages()));
         match master.map(|master| master.state()) {
             Some(TxState::Creating | TxState::Live) if self.dry_run => swept.completed.push(txid),
             Some(TxState::Creating | TxState::Live) => match Recovery::of(store).complete(txid).await {
@@ -136,28 +201,21 @@ pub(super) async fn read_half_created(
     store: &StateStore,
     until_ms: u64,
 ) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
-    let mut found: BTreeMap<Txid, HalfCreated> = BTreeMap::new();
-    let (mut from_ms, mut limit) = (0, QUERY_LIMIT);
-    loop {
-        let keys = store.query(Index::CreatingAt, from_ms, until_ms, limit).await?;
-        let mut latest_ms = from_ms;
-        for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
-            for page in store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
-                let Some(since_ms) = page.creating_at else { continue };
-                latest_ms = latest_ms.max(since_ms);
-                let new = || HalfCreated { since_ms, ..HalfCreated::default() };
-                let half = found.entry(page.txid).or_insert_with(new);
-                half.since_ms = half.since_ms.min(since_ms);
-                half.pages.insert(page.number);
-            }
-        }
-        if keys.len() < limit {
-            let mut found: Vec<_> = found.into_iter().collect();
-            found.sort_by_key(|(_, half)| half.since_ms);
-            return Ok(found);
-        }
-        // A page of one query may hold keys of one millisecond only: then the next query is larger.
-        limit = if latest_ms == from_ms { limit * 2 } else { QUERY_LIMIT };
-        from_ms = latest_ms;
-    }
+    let (mut found, mut cursor) = (BTreeMap::new(), SweepCursor::new(QUERY_LIMIT));
+    while !cursor.read_next(store, until_ms, &mut found).await? {}
+    Ok(sort_by_age(found))
+}
+
+fn sort_by_age(found: BTreeMap<Txid, HalfCreated>) -> Vec<(Txid, HalfCreated)> {
+    let mut found: Vec<_> = found.into_iter().collect();
+    found.sort_by_key(|(_, half)| half.since_ms);
+    found
+}
+
+/// Counts the transactions with pages that have been creating for an hour or longer, by the index alone: of the oldest
+/// thousand pages.
+pub async fn count_old(store: &StateStore, now_ms: u64) -> Result<usize, EngineError> {
+    let until_ms = now_ms.saturating_sub(OLD_AFTER_MS);
+    let keys = store.query(Index::CreatingAt, 0, until_ms, OLD_LIMIT).await?;
+    Ok(keys.iter().filter_map(Key::txid).collect::<BTreeSet<_>>().len())
 }

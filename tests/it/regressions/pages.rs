@@ -6,9 +6,10 @@ use utxo_store::{
     broker::partitioner::partition_of,
     engine::Row,
     record::{
-        Key, Operation, Outcome, Reason, Record, Sequenced, TxState,
+        Key, Operation, Outcome, Page, Reason, Record, Sequenced, TxState,
         build::{NewTxState, PageParams, build_pages},
     },
+    sequencer::RecoveryTask,
     tx::{Outpoint, Transaction, Txid},
 };
 
@@ -434,4 +435,85 @@ async fn a_half_created_transaction_waits_for_a_parent_that_a_node_lost() {
     assert_eq!(holder(&world, &parent.coin(0)).await, Some(wide.txid));
     assert_eq!(reason(&world, &rival).await, Some(Reason::DoubleSpend { input: 0, winner: wide.txid }));
     world.check("a half created transaction without its parent").await;
+}
+
+/// The event of the transaction is completed and committed, and a node has lost the clearing of its pages since. No
+/// event is read again. Protects: the recovery in the background makes the transaction live once it is old enough, and
+/// a child that waits gets its slot; a younger transaction is left alone.
+#[tokio::test(start_paused = true)]
+async fn recovery_completes_a_transaction_whose_event_is_not_read_again() {
+    let mut world = paged(2).await;
+    let task = RecoveryTask { interval: seconds(10), older_than: seconds(60), batch_size: 4 };
+    world.settings.sequencer.recovery = Some(task);
+    let seed = world.seed(1, 2).await;
+    let [wide, other] = [(0, 1), (1, 2)].map(|(vout, tag)| spend(&[seed.coin(vout)], 5, tag));
+    world.validate(&wide).await;
+    world.validate(&other).await;
+    world.run_until_consumed().await;
+    let since_ms = world.clock.now_ms();
+    for number in 0..3 {
+        for (made, younger_ms) in [(&wide, 0), (&other, 40_000)] {
+            let page = world.store.read(vec![Key::Page(made.txid, number)]).await.unwrap().pop().flatten();
+            let page = page.and_then(|record| record.page().cloned()).unwrap();
+            let half = Page { creating_at: Some(since_ms + younger_ms), ..page };
+            world.memory.put(Key::Page(made.txid, number), Some(Record::Page(half.into())));
+        }
+    }
+    let running = world.start();
+    let child = spend(&[wide.coin(4)], 1, 3);
+    world.validate(&child).await;
+    tokio::time::sleep(seconds(50)).await;
+    let half_created = [Some(TxState::Creating); 3];
+    for made in [&wide, &other] {
+        assert_eq!(pages(&world, made, 3).await, half_created);
+    }
+    assert!(world.page(&child).await.is_none());
+    tokio::time::sleep(seconds(25)).await;
+    assert_eq!(pages(&world, &wide, 3).await, [Some(TxState::Live); 3]);
+    assert_eq!(pages(&world, &other, 3).await, half_created, "too young");
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    tokio::time::sleep(seconds(40)).await;
+    assert_eq!(pages(&world, &other, 3).await, [Some(TxState::Live); 3]);
+    assert_eq!((running.metrics.recovered.get(), running.metrics.half_created_old.get()), (2, 0));
+    let page = serde_json::to_value(running.health.status_registry().page(&running.health)).unwrap();
+    let recovery = &page["chain"]["recovery"];
+    assert_eq!((&recovery["completed"], &recovery["older_than_an_hour"]), (&2.into(), &0.into()), "{recovery}");
+    world.until_consumed().await;
+    running.stop().await;
+    world.check("a transaction that recovery has completed").await;
+}
+
+/// Recovery ends with the chain: another instance has it, or it is turned off. Protects: pages stay as they are without
+/// recovery; an old half-created transaction is counted.
+#[tokio::test(start_paused = true)]
+async fn recovery_counts_old_transactions_and_runs_only_with_the_chain() {
+    let mut world = paged(2).await;
+    let seed = world.seed(1, 1).await;
+    let wide = spend(&[seed.coin(0)], 3, 1);
+    world.validate(&wide).await;
+    world.run_until_consumed().await;
+    let page = |number| world.store.read(vec![Key::Page(wide.txid, number)]);
+    let orphan = page(1).await.unwrap().pop().flatten().and_then(|record| record.page().cloned()).unwrap();
+    // The seed is a transaction of one page.
+    for txid in [seed.txid, Txid([2; 32])] {
+        let orphan = Page { txid, creating_at: Some(world.clock.now_ms()), ..orphan.clone() };
+        world.memory.put(Key::Page(txid, 1), Some(Record::Page(orphan.into())));
+    }
+    let half = Page { creating_at: Some(world.clock.now_ms()), ..Page::clone(&world.page(&wide).await.unwrap()) };
+    world.memory.put(Key::master(wide.txid), Some(Record::Page(half.into())));
+    let recovery = world.settings.sequencer.recovery.take();
+    let running = world.start();
+    tokio::time::sleep(seconds(7_200)).await;
+    running.stop().await;
+    assert_eq!(state(&world, &wide).await, TxState::Creating, "turned off");
+    world.settings.sequencer.recovery = recovery;
+    let running = world.start();
+    tokio::time::sleep(seconds(30)).await;
+    assert_eq!(state(&world, &wide).await, TxState::Live);
+    assert_eq!((running.metrics.recovered.get(), running.metrics.half_created_old.get()), (1, 2));
+    running.stop().await;
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
 }

@@ -199,7 +199,7 @@ mod tests {
     };
 
     fn consumed(chain: u64, validated: u64) -> ConsumedOffsets {
-        ConsumedOffsets { chain, validated: [(0, validated)].into() }
+        ConsumedOffsets { chain, validated: [(0, validated)].into(), height: 0 }
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use super::{
     values::{BadRecord, BinReader, int},
 };
 use crate::record::{
-    BlockRecord, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, MetaRecord,
+    BlockRecord, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, MetaRecord,
     codec::{decode_rebuilding, decode_topics, encode_rebuilding, encode_topics},
 };
 
@@ -150,7 +150,7 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if !record.topics.is_empty() {
         bins.push((meta::TOPICS, Value::Blob(encode_topics(&record.topics))));
     }
-    for (ConsumedOffsets { chain, validated }, chain_bin, validated_bin) in [
+    for (ConsumedOffsets { chain, validated, .. }, chain_bin, validated_bin) in [
         (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
         (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
     ] {
@@ -161,6 +161,18 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
             let numbers = validated.iter().flat_map(|(partition, offset)| [int(*partition), int(*offset)]);
             bins.push((validated_bin, Value::List(numbers.collect())));
         }
+    }
+    if record.consumed.height > 0 {
+        bins.push((meta::EVENT_HEIGHT, int(record.consumed.height)));
+    }
+    if record.health_checks > 0 {
+        bins.push((meta::HEALTH_CHECKS, int(record.health_checks)));
+    }
+    if let Some(tip) = &record.tip {
+        bins.push((meta::TIP_OFFSET, int(tip.chain_offset)));
+        bins.push((meta::TIP_HEIGHT, int(tip.height)));
+        bins.push((meta::TIP_HASH, Value::Blob(tip.hash.to_vec())));
+        bins.push((meta::MEDIAN_TIME, int(tip.median_time)));
     }
     bins
 }
@@ -181,11 +193,22 @@ pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
         partitions: bins.optional(meta::PARTITIONS)?,
         has_blobs: bins.flag(meta::HAS_BLOBS)?,
         has_sentinels: bins.flag(meta::HAS_SENTINELS)?,
-        consumed: decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?,
+        consumed: ConsumedOffsets {
+            height: bins.number(meta::EVENT_HEIGHT)?,
+            ..decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?
+        },
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
         reorg_floor: bins.number(meta::REORG_FLOOR)?,
         topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
+        tip: decode_tip(bins)?,
+        health_checks: bins.number(meta::HEALTH_CHECKS)?,
     })
+}
+
+fn decode_tip(bins: &mut BinReader) -> Result<Option<ChainTip>, BadRecord> {
+    let Some(chain_offset) = bins.optional(meta::TIP_OFFSET)? else { return Ok(None) };
+    let (height, hash) = (bins.required(meta::TIP_HEIGHT)?, bins.array(meta::TIP_HASH)?);
+    Ok(Some(ChainTip { chain_offset, height, hash, median_time: bins.required(meta::MEDIAN_TIME)? }))
 }
 
 fn decode_consumed(
@@ -197,5 +220,5 @@ fn decode_consumed(
     let (pairs, rest) = numbers.as_chunks::<2>();
     let pair = |[partition, offset]: &[u64; 2]| Some((u32::try_from(*partition).ok()?, *offset));
     let pairs = pairs.iter().map(pair).collect::<Option<_>>().filter(|_| rest.is_empty());
-    Ok(ConsumedOffsets { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord(validated))? })
+    Ok(ConsumedOffsets { chain: bins.number(chain)?, validated: pairs.ok_or(BadRecord(validated))?, height: 0 })
 }

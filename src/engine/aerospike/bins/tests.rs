@@ -150,7 +150,7 @@ fn other_records_round_trip() {
     };
     assert_round_trip(Key::Block(7), &Record::Block(marked));
     assert_round_trip(Key::Meta, &Record::Meta(meta(8)));
-    let consumed = crate::record::ConsumedOffsets { chain: 7, validated: [(0, 12), (63, 1 << 40)].into() };
+    let consumed = crate::record::ConsumedOffsets { chain: 7, validated: [(0, 12), (63, 1 << 40)].into(), height: 0 };
     let rebuilding = crate::record::Rebuilding {
         frontier: 9,
         log: crate::record::LogEnds { committed: consumed.clone(), ends: consumed.clone(), decisions: 3 },
@@ -165,7 +165,9 @@ fn other_records_round_trip() {
         partitions: Some(64),
         has_blobs: true,
         has_sentinels: true,
-        consumed,
+        consumed: crate::record::ConsumedOffsets { height: 800_001, ..consumed },
+        tip: Some(crate::record::ChainTip { chain_offset: 9, height: 0, hash: [8; 32], median_time: u32::MAX }),
+        health_checks: 3,
         topics: [
             ("utxo.chain".to_owned(), crate::record::BoundTopic { id: Some([5; 16]), first: Default::default() }),
             ("utxo.reorgs".to_owned(), crate::record::BoundTopic { id: None, first: [(7, [6; 8])].into() }),
