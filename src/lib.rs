@@ -155,10 +155,10 @@ pub use config::{Config, ConfigError, ConfigErrors};
 pub use embed::{Instance, InstanceBuilder, OpeningError, OutputState, RunError, Stopper, Store, opening::open_broker};
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
-    Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
-    Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination, DestinationError, Event,
-    EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent, Reorg, Subtree,
-    SubtreeTransactions, Topic, Validated, from_json, to_json,
+    Block, BlockMined, BodyReference, Command, CommandAction, CommandResult, ContentHash, Contest, DeadLetter,
+    DeadLetterClass, DecidedInput, Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination,
+    DestinationError, Event, EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent,
+    PartialTxReference, Reorg, Subtree, SubtreeTransactions, Topic, Validated, ValidatedReference, from_json, to_json,
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
@@ -178,8 +178,8 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret, Security,
-        Sequencer, Store, TopicName, Topics,
+        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret,
+        Security, Sequencer, Store, TopicName, Topics,
     };
 }
 
