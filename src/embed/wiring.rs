@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
-    blob::{BlobAccess, BlobOptions},
+    blob::{BlobAccess, BlobOptions, BlobUrl, EventBodyLimits},
     broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
     config::{Config, Secret, Security},
     engine::{OpenOptions, aerospike::Access},
@@ -66,6 +66,19 @@ pub fn blob_settings(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, Bl
         metrics: metrics.clone(),
     };
     (access, options)
+}
+
+/// Returns the place of the objects with the transaction ids of large blocks; `None`: not configured.
+pub fn block_objects_url(config: &Config) -> Option<&BlobUrl> {
+    config.sequencer.objects_url.as_ref().or(config.objects.url.as_ref())
+}
+
+/// Makes the limits of events by reference.
+pub fn event_body_limits(config: &Config) -> EventBodyLimits {
+    EventBodyLimits {
+        inline_event_bytes: config.objects.inline_event_bytes as usize,
+        max_body_bytes: config.objects.max_body_bytes,
+    }
 }
 
 /// Returns the greatest size of an inline body, bytes. Larger bodies go to the blob store, if there is one.

@@ -9,6 +9,7 @@ mod aerospike_server;
 mod bad_input;
 mod blobs;
 mod bodies;
+mod by_reference;
 mod certificates;
 mod citations;
 mod cli;
