@@ -15,7 +15,7 @@ help: ## lists the recipes
 demo: setup ## reads real blocks, kills the process in between and compares the state with a rebuild
 	@[ -x "$${CARGO_TARGET_DIR:-target}/demo/utxo-store" ] || \
 		echo "demo: compiling 300 crates first: three to four minutes on two cores, once"
-	@cargo run --profile demo --locked -- demo
+	@cargo run --profile demo --locked --no-default-features -- demo
 
 test: ## checks format and lints, runs all tests; the last line counts passed, failed and skipped tests
 	@scripts/setup.sh tests

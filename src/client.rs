@@ -12,8 +12,8 @@ use std::time::Duration;
 
 pub(crate) use commands::CommandClient;
 pub use commands::{CommandAnswer, CommandOutcome, PendingCommand, submit_commands};
-pub(crate) use publisher::outgoing_message;
 pub use publisher::{EventPublisher, PublishError, PublishedEvent};
+pub(crate) use publisher::{outgoing_message, refer_if_large};
 
 use crate::{
     broker::{Broker, BrokerError},

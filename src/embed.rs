@@ -11,7 +11,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use opening::OpeningError;
-use opening::{Monitoring, build_parts};
+use opening::{LogObjects, Monitoring, build_parts};
 pub use reader::Store;
 
 use crate::{
@@ -302,9 +302,9 @@ impl PreparedInstance {
             None => opening::open_watched_broker(&config, monitoring.health.liveness())?,
         };
         let blobs = opening::open_blobs(&config, Intent::Write, &monitoring.metrics).await?;
-        let objects = opening::open_objects(&config, &monitoring.metrics).await?;
+        let objects = LogObjects::open(&config, &monitoring.metrics).await?;
         opening::with_store(&config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
-            let store = store.clone().with_blobs(blobs).with_objects(objects);
+            let store = objects.attach_to(store.clone().with_blobs(blobs));
             opened.send_replace(Some(Store::of(store.clone())));
             let parts = build_parts(broker, store, &monitoring).map_err(OpeningError::from)?;
             Box::pin(consume(&config, parts, shutdown)).await

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | run an instance in this process | [`Instance::builder`], [`InstanceBuilder`], [`Config`], [`settings`] |
 //! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`ChainInfo`], [`MetaRecord`] |
-//! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
+//! | publish events | [`Event`] and its bodies, [`EventPublisher`]; [`EventBodies`] for large transactions |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
 //! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
 //! | build transactions | [`TransactionBuilder`], [`Transaction`], [`Txid`], [`Outpoint`] |
@@ -55,8 +55,8 @@
 //! # Features
 //! | feature | content |
 //! |---|---|
-//! | `aws` | blobs in S3 (`s3://bucket/prefix`) |
-//! | `http` | blobs read over HTTP |
+//! | `aws` (default) | blobs and objects in S3 (`s3://bucket/prefix`) |
+//! | `http` (default) | blobs and objects read over HTTP |
 //! | `tls` | brokers over TLS, and logins by SCRAM or OAUTHBEARER |
 //! | `testkit` | public modules, fault injection and conformance suites for tests of this crate; no stable interface |
 //!
@@ -141,7 +141,7 @@ cfg_if::cfg_if! {
     }
 }
 
-pub use blob::{BlobUrl, BlobUrlError, OpenBlobError};
+pub use blob::{BlobError, BlobErrorKind, BlobUrl, BlobUrlError, EventBodies, EventBodyLimits, OpenBlobError};
 pub use broker::{
     AssignedPartition, Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
     Delivery, Message, MessageBatch, NewTopic, Outage, OutgoingMessage, PartitionEnd, PartitionReader, Producer,
@@ -152,13 +152,16 @@ pub use client::{
     submit_commands,
 };
 pub use config::{Config, ConfigError, ConfigErrors};
-pub use embed::{Instance, InstanceBuilder, OpeningError, RunError, Stopper, Store, opening::open_broker};
+pub use embed::{
+    Instance, InstanceBuilder, OpeningError, RunError, Stopper, Store,
+    opening::{open_broker, open_event_bodies},
+};
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
-    Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
-    Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination, DestinationError, Event,
-    EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent, Reorg, Subtree,
-    SubtreeTransactions, Topic, Validated, from_json, to_json,
+    Block, BlockMined, BodyReference, Command, CommandAction, CommandResult, ContentHash, Contest, DeadLetter,
+    DeadLetterClass, DecidedInput, Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination,
+    DestinationError, Event, EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent,
+    PartialTxReference, Reorg, Subtree, SubtreeTransactions, Topic, Validated, ValidatedReference, from_json, to_json,
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
@@ -180,8 +183,8 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        BackgroundRecovery, Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret,
-        Security, Sequencer, Store, TopicName, Topics,
+        BackgroundRecovery, Blobs, Brokers, EventObjects, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune,
+        Ratio, Run, Secret, Security, Sequencer, Store, TopicName, Topics,
     };
 }
 

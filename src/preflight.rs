@@ -2,6 +2,7 @@
 //! `cli::run::check` asks the brokers and the store.
 
 pub mod group;
+pub mod message_size;
 pub mod rights;
 pub mod times;
 pub mod topics;

@@ -1,10 +1,14 @@
-//! Preparation of a message: decode, check, hash. Pure; messages are prepared in any order, and handled in log order.
+//! Preparation of a message: decode, check, hash. Pure apart from the loading of a body that is an object. Messages are
+//! prepared in any order, and handled in log order.
 
 mod detach;
+mod load;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+
+pub use load::{BodyLoadError, load_body};
 
 use crate::{
     broker::{Message, partitioner::partition_of},
@@ -51,10 +55,12 @@ pub struct PreparedTx {
     pub others: Option<Arc<OtherPages>>,
     /// Message of the event, for a dead letter.
     pub source: Message,
+    /// The body was loaded from an object: its parts share no memory with `source`.
+    pub is_by_reference: bool,
 }
 
 /// The inputs that take slots of one page.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct InputGroup {
     /// Transaction whose outputs are spent.
     pub parent: Txid,
@@ -90,6 +96,8 @@ pub struct PreparedPartialTx {
     pub others: Option<Arc<OtherPages>>,
     /// Message of the event, for a dead letter.
     pub source: Message,
+    /// The outputs were loaded from an object: their scripts share no memory with `source`.
+    pub is_by_reference: bool,
 }
 
 /// A message that was decoded and checked.
@@ -128,17 +136,53 @@ impl Poison {
     }
 }
 
-/// Decodes and checks a message of the topic of validated transactions.
+/// Decodes and checks a message of the topic of validated transactions whose body is in the message.
 ///
 /// # Errors
-/// [`Poison`] for a message that is malformed, has a wrong key, or breaks a rule of its event.
+/// As [`prepare_loaded`].
 pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<PreparedEvent, Poison> {
+    prepare_loaded(settings, message, None)
+}
+
+/// Decodes and checks a message of the topic of validated transactions. `body`: the result of [`load_body`].
+///
+/// # Errors
+/// [`Poison`] for a message that is malformed, has a wrong key, breaks a rule of its event, or refers to a body that
+/// was not loaded.
+pub fn prepare_loaded(
+    settings: &PrepareSettings,
+    message: &Message,
+    body: Option<&Bytes>,
+) -> Result<PreparedEvent, Poison> {
     let decode_error = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
-    match Event::decode(&message.payload).map_err(|error| decode_error(&error))? {
-        Event::Validated(validated) => prepare_validated(settings, message, &validated).map(PreparedEvent::Validated),
-        Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(PreparedEvent::Seeded),
-        other => Err(decode_error(&format!("a {} event does not belong in this topic", other.kind().name()))),
+    let event = Event::decode(&message.payload).map_err(|error| decode_error(&error))?;
+    let buffer = body.unwrap_or(&message.payload);
+    let source = PreparationInput { settings, message, buffer, is_by_reference: body.is_some() };
+    match (event, body) {
+        (Event::Validated(validated), None) => prepare_validated(&source, &validated).map(PreparedEvent::Validated),
+        (Event::ValidatedReference(reference), Some(body)) => {
+            let prepared = prepare_validated(&source, &reference.with_body(body))?;
+            check_key(message, &reference.txid)?;
+            Ok(PreparedEvent::Validated(prepared))
+        }
+        (Event::Seeded(seeded), None) => prepare_seeded(&source, &seeded).map(PreparedEvent::Seeded),
+        (Event::SeededReference(reference), Some(body)) => {
+            let seeded = reference.with_body(body).map_err(|error| decode_error(&error))?;
+            prepare_seeded(&source, &seeded).map(PreparedEvent::Seeded)
+        }
+        (Event::ValidatedReference(_) | Event::SeededReference(_), None) => {
+            Err(decode_error(&"the body to which the event refers was not loaded"))
+        }
+        (other, _) => Err(decode_error(&format!("a {} event does not belong in this topic", other.kind().name()))),
     }
+}
+
+/// A message with the buffer that holds the body of its event.
+struct PreparationInput<'a> {
+    settings: &'a PrepareSettings,
+    message: &'a Message,
+    buffer: &'a Bytes,
+    is_by_reference: bool,
 }
 
 /// Verifies that a message is in the partition of its key. Events of one transaction thus share a partition, so that
@@ -179,11 +223,8 @@ fn abbreviate_key(key: &[u8]) -> String {
     }
 }
 
-fn prepare_validated(
-    settings: &PrepareSettings,
-    message: &Message,
-    validated: &Validated<'_>,
-) -> Result<Arc<PreparedTx>, Poison> {
+fn prepare_validated(source: &PreparationInput<'_>, validated: &Validated<'_>) -> Result<Arc<PreparedTx>, Poison> {
+    let PreparationInput { settings, message, buffer, is_by_reference } = *source;
     let tx = Transaction::parse(validated.tx).map_err(|error| Poison::new(DeadLetterClass::Decode, error))?;
     let txid = tx.txid();
     check_key(message, &txid)?;
@@ -196,7 +237,7 @@ fn prepare_validated(
         let why = format!("height: {} is not below {HEIGHT_LIMIT}", validated.height);
         return Err(Poison::new(DeadLetterClass::Invalid, why));
     }
-    let body = message.payload.slice_ref(validated.tx);
+    let body = buffer.slice_ref(validated.tx);
     let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
     let setting = build_setting(settings, validated.height, message);
     let start = build::NewTxState { locked: validated.locked, ..build::NewTxState::default() };
@@ -204,7 +245,8 @@ fn prepare_validated(
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
     let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
-    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page, others, source: message.clone() }))
+    let source = message.clone();
+    Ok(Arc::new(PreparedTx { txid, height: validated.height, groups, page, others, source, is_by_reference }))
 }
 
 /// Groups the inputs by the page whose slots they take, in the order of the first input of each group.
@@ -242,14 +284,14 @@ fn group_inputs(tx: &Transaction<'_>, body: &Bytes, utxo_batch_size: u32) -> Vec
 }
 
 fn prepare_seeded(
-    settings: &PrepareSettings,
-    message: &Message,
+    source: &PreparationInput<'_>,
     seeded: &PartialTxEvent<'_>,
 ) -> Result<Arc<PreparedPartialTx>, Poison> {
+    let PreparationInput { settings, message, buffer, is_by_reference } = *source;
     check_key(message, &seeded.txid)?;
     let outputs = seeded.outputs.iter().map(|output| build::KnownOutput {
         vout: output.vout,
-        output: StoredOutput { satoshis: output.satoshis, script: message.payload.slice_ref(output.script) },
+        output: StoredOutput { satoshis: output.satoshis, script: buffer.slice_ref(output.script) },
     });
     let partial = build::KnownOutputs { txid: seeded.txid, coinbase: seeded.coinbase, outputs: outputs.collect() };
     let setting = build_setting(settings, seeded.height, message);
@@ -257,7 +299,8 @@ fn prepare_seeded(
         build::build_partial_pages(&partial, &setting).map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
     let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
-    Ok(Arc::new(PreparedPartialTx { txid: seeded.txid, page, others, source: message.clone() }))
+    let source = message.clone();
+    Ok(Arc::new(PreparedPartialTx { txid: seeded.txid, page, others, source, is_by_reference }))
 }
 
 /// Builds the setting of the pages. `createdAt` is the time of the event, so that a rebuild writes the same records.

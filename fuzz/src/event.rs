@@ -5,7 +5,7 @@ use utxo_store::{
     broker::Message,
     cli::events,
     event::{Event, from_json, to_json},
-    prepare::{Poison, PrepareSettings, PreparedEvent, prepare},
+    prepare::{Poison, PrepareSettings, PreparedEvent, prepare_loaded},
     record::build::InlineBodies,
     tx::{Network, Transaction},
 };
@@ -45,11 +45,16 @@ fn assert_prepared(event: &Event<'_>, payload: &[u8]) {
     let txid = match event {
         Event::Validated(validated) => Transaction::parse(validated.tx).ok().map(|transaction| transaction.txid()),
         Event::Seeded(seeded) => Some(seeded.txid),
+        Event::ValidatedReference(reference) => Some(reference.txid),
+        Event::SeededReference(reference) => Some(reference.txid),
         _ => None,
     };
     let with_key = |key: &[u8]| {
         let (key, payload) = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(payload));
-        prepare(&settings, &Message { offset: 7, timestamp_ms: -1, key, payload, headers: vec![] })
+        // The message itself stands for a hostile object.
+        let body = event.body_reference().map(|_| payload.clone());
+        let message = Message { offset: 7, timestamp_ms: -1, key, payload, headers: vec![] };
+        prepare_loaded(&settings, &message, body.as_ref())
     };
     assert_poison(&with_key(payload).expect_err("an event is no transaction id"));
     let Some(txid) = txid else { return };

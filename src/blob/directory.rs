@@ -113,6 +113,15 @@ fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Syncs a file below `root` and every folder from the file's up to `root`.
+pub(super) async fn sync_file_and_folders(root: PathBuf, file: PathBuf) -> io::Result<()> {
+    let synced = tokio::task::spawn_blocking(move || {
+        // The ancestors of a relative path end with the empty path, which stands for `root`.
+        file.ancestors().try_for_each(|path| sync(&root.join(path)))
+    });
+    synced.await.map_err(io::Error::other)?
+}
+
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
     let Some(entries) = ignore_not_found(fs::read_dir(folder))? else { return Ok(()) };
     for entry in entries {

@@ -26,6 +26,7 @@ mod claim;
 pub mod conformance;
 mod directory;
 mod error;
+mod event_bodies;
 #[cfg(feature = "testkit")]
 pub mod fault;
 mod frame;
@@ -40,8 +41,9 @@ mod url;
 mod verified;
 
 pub use error::BlobError;
+pub use event_bodies::{EventBodies, EventBodyLimits};
 pub use name::BlobName;
-pub use open::{BlobAccess, Intent, OpenBlobError, open, open_objects};
+pub use open::{BlobAccess, Intent, OpenBlobError, open, open_event_bodies, open_objects};
 pub use outputs::PartialTx;
 pub use pieces::TxPieces;
 pub use store::{BlobOptions, BlobStore, PutOutcome, Reuse};

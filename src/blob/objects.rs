@@ -26,8 +26,8 @@ pub enum ObjectError {
     /// The place does not answer. After a retryable error the reading starts again at the first byte.
     #[error("cannot read object `{0}`: {1}")]
     Failed(String, BlobError),
-    /// The object differs from the announcement in its block.
-    #[error("object `{key}` does not match its announcement in the block: {problem}")]
+    /// The object differs from the announcement in its event.
+    #[error("object `{key}` does not match its event: {problem}")]
     Wrong { key: String, problem: String },
 }
 

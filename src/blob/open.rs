@@ -12,6 +12,7 @@ use super::{
     BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket,
     claim::{BlobLocation, MARK},
     directory::BlobDirectory,
+    event_bodies::{BodyWrites, EventBodies, EventBodyLimits},
     objects::Objects,
 };
 
@@ -110,16 +111,44 @@ pub async fn open(
 pub async fn open_objects(url: &BlobUrl, access: &BlobAccess, options: &BlobOptions) -> Result<Objects, OpenBlobError> {
     let store: Arc<dyn ObjectStore> = match url {
         BlobUrl::Memory => Arc::new(object_store::memory::InMemory::new()),
-        BlobUrl::Directory(path) => {
-            let root = path.clone();
-            let opened = tokio::task::spawn_blocking(move || LocalFileSystem::new_with_prefix(root));
-            let opened = opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))?;
-            Arc::new(opened.map_err(|error| OpenBlobError::Settings(error.to_string()))?)
-        }
+        BlobUrl::Directory(path) => Arc::new(open_files(path, Intent::Read).await?),
         BlobUrl::S3(bucket) => web::s3(bucket, access, options)?,
         BlobUrl::Web(url_text) => web::http(url_text, access, options)?,
     };
     Ok(Objects::new(store, options))
+}
+
+/// Opens the place that `url` names for the bodies of events, which producers write and instances read. To write, a
+/// directory is created; nothing else is checked.
+pub async fn open_event_bodies(
+    url: &BlobUrl,
+    intent: Intent,
+    access: &BlobAccess,
+    options: &BlobOptions,
+    limits: EventBodyLimits,
+) -> Result<EventBodies, OpenBlobError> {
+    let (store, writes): (Arc<dyn ObjectStore>, _) = match url {
+        BlobUrl::Memory => (Arc::new(object_store::memory::InMemory::new()), BodyWrites::Objects),
+        BlobUrl::Directory(path) => {
+            let files = open_files(path, intent).await?.with_fsync(true);
+            (Arc::new(files), BodyWrites::Directory(path.clone()))
+        }
+        BlobUrl::S3(bucket) => (web::s3(bucket, access, options)?, BodyWrites::Objects),
+        BlobUrl::Web(url_text) => (web::http(url_text, access, options)?, BodyWrites::ReadOnly),
+    };
+    Ok(EventBodies::with_writes(store, options, limits, writes))
+}
+
+/// Opens a directory of objects, and creates the directory to write.
+async fn open_files(root: &FilePath, intent: Intent) -> Result<LocalFileSystem, OpenBlobError> {
+    let root = root.to_owned();
+    let opened = tokio::task::spawn_blocking(move || {
+        if intent == Intent::Write {
+            fs::create_dir_all(&root).map_err(|error| OpenBlobError::Directory(root.clone(), error))?;
+        }
+        LocalFileSystem::new_with_prefix(root).map_err(|error| OpenBlobError::Settings(error.to_string()))
+    });
+    opened.await.map_err(|panic| OpenBlobError::Panicked(panic.to_string()))?
 }
 
 async fn open_directory(root: &FilePath, intent: Intent, options: BlobOptions) -> Result<BlobStore, OpenBlobError> {

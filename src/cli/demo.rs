@@ -33,7 +33,7 @@ use self::{
 use super::{
     CliResult, Failure, UsageError, block_on,
     command::list_commands,
-    generate::{EventSource, LoadedSource, SourceArgs, produce},
+    generate::{EventSink, EventSource, LoadedSource, SourceArgs, produce},
     opening::{self, Monitoring},
     stats::group_digits,
     wiring,
@@ -217,7 +217,8 @@ impl DemoArgs {
         let mut from = 0;
         for to in pauses.iter().copied().filter(|to| (1..count).contains(to)).chain([count]) {
             let phase = || messages().skip(from).take(to - from);
-            let produced = produce(producer.as_ref(), &config.kafka.topics, phase(), &bar).await?;
+            let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: None };
+            let produced = produce(&sink, phase(), &bar).await?;
             timeline.note(format!(
                 "{} events published ({} bytes)",
                 group_digits(produced.events.into()),

@@ -11,7 +11,7 @@ use std::{
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, output, topics::create_missing};
+use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, opening, output, topics::create_missing};
 use crate::{
     broker::{Broker, TopicPartition},
     config::{Brokers, Topics},
@@ -20,7 +20,7 @@ use crate::{
     preflight::topics::{NewTopicSettings, new_topics},
 };
 
-pub use produce::{ProducedTotals, produce, progress_bar};
+pub use produce::{EventSink, ProducedTotals, produce, progress_bar};
 pub use source::{EventSource, LoadedSource, SourceArgs};
 
 /// Wait of one read for the first block of the topic.
@@ -93,7 +93,7 @@ impl GenerateArgs {
         };
         let event_source = loaded.event_source()?;
         block_on(async {
-            let broker = super::opening::build_kafka(super::wiring::kafka_settings(&config))?;
+            let broker = opening::build_kafka(super::wiring::kafka_settings(&config))?;
             create_missing(
                 &broker,
                 &new_topics(&config.kafka.topics, NewTopicSettings::with_partitions(self.partitions)),
@@ -103,8 +103,9 @@ impl GenerateArgs {
                 check_same_chain(&broker, &config.kafka.topics, event_source.messages()).await?;
             }
             let bar = progress_bar("produced", event_source.messages().count() as u64);
-            let producer = broker.producer().await?;
-            let produced = produce(producer.as_ref(), &config.kafka.topics, event_source.messages(), &bar).await?;
+            let (producer, bodies) = (broker.producer().await?, opening::open_event_bodies(&config).await?);
+            let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: bodies.as_ref() };
+            let produced = produce(&sink, event_source.messages(), &bar).await?;
             bar.finish_and_clear();
             GenerateSummary { counts: event_source.counts(), produced, left_out: event_source.left_out().cloned() }
                 .print(self.json)?;
@@ -161,11 +162,15 @@ impl GenerateSummary {
     }
 
     fn line(&self) -> String {
-        let ProducedTotals { events, bytes } = self.produced;
+        let ProducedTotals { events, bytes, by_reference } = self.produced;
+        let objects = match by_reference {
+            0 => String::new(),
+            count => format!(", {count} bodies in objects"),
+        };
         match self.counts {
-            None => format!("{events} events, {bytes} bytes"),
+            None => format!("{events} events, {bytes} bytes{objects}"),
             Some(ChainCounts { blocks, transactions, seeded, .. }) => format!(
-                "{events} events, {bytes} bytes: {blocks} blocks with {transactions} transactions, \
+                "{events} events, {bytes} bytes{objects}: {blocks} blocks with {transactions} transactions, \
                  {seeded} partial parents"
             ),
         }

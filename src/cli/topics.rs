@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{CliResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
-    config::{Config, Topics},
+    config::Config,
     engine::StoreUrl,
     event::Topic,
     preflight::topics::{NewTopicSettings, ObservedTopic, TopicStatus, config_for_replicas, new_topics},
@@ -136,7 +136,7 @@ impl CreateArgs {
         block_on(async {
             let broker = opening::build_kafka(settings)?;
             let mut wrong = 0;
-            for (status, wanted) in describe_topics(&broker, &config.kafka.topics).await?.into_iter().zip(wanted) {
+            for (status, wanted) in describe_topics(&broker, &config).await?.into_iter().zip(wanted) {
                 let mut line = report(&wanted.name, status)?;
                 if line.partitions != 0 && line.partitions != wanted.partitions && line.problems.is_empty() {
                     line.problems
@@ -192,7 +192,7 @@ impl CheckArgs {
             let broker = opening::build_kafka(wiring::kafka_settings(&config))?;
             let meta = read_meta_record(&config).await;
             let mut wrong = 0;
-            for status in describe_topics(&broker, &config.kafka.topics).await? {
+            for status in describe_topics(&broker, &config).await? {
                 let (topic, name) = (status.topic, config.kafka.topics.name(status.topic));
                 let mut line = report(name, status)?;
                 if let Some(meta) = meta.as_ref().filter(|_| topic.is_state_source() && line.partitions > 0) {
@@ -234,13 +234,16 @@ async fn read_meta_record(config: &Config) -> Option<MetaRecord> {
 ///
 /// # Errors
 /// The brokers cannot be reached.
-pub(super) async fn describe_topics(broker: &KafkaBroker, topics: &Topics) -> Result<Vec<TopicStatus>, BrokerError> {
+pub(super) async fn describe_topics(broker: &KafkaBroker, config: &Config) -> Result<Vec<TopicStatus>, BrokerError> {
+    let (topics, limits) = (&config.kafka.topics, wiring::message_limits(config));
     let mut all = Vec::new();
     for topic in Topic::all() {
         all.push(match broker.describe_topic(topics.name(topic)).await {
-            Ok(found) => TopicStatus { topic, found: found.map(ObservedTopic::from_description), unknown: None },
+            Ok(found) => {
+                TopicStatus { topic, found: found.map(ObservedTopic::from_description), unknown: None, limits }
+            }
             Err(error) if error.kind == BrokerErrorKind::Refused => {
-                TopicStatus { topic, found: None, unknown: Some(error) }
+                TopicStatus { topic, found: None, unknown: Some(error), limits }
             }
             Err(error) => return Err(error),
         });

@@ -8,7 +8,10 @@ use figment::{Figment, Profile, error::Kind as FigmentErrorKind};
 
 use super::{
     Config,
-    settings::{BackgroundRecovery, Blobs, Cluster, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
+    settings::{
+        BackgroundRecovery, Blobs, Cluster, EventObjects, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store,
+        Topics,
+    },
     types::{Range, SettingType},
     writable_blobs,
 };
@@ -153,6 +156,16 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn check_objects(&mut self, objects: &EventObjects) {
+        let checked = objects.url.as_ref().map(|url| match url {
+            BlobUrl::Memory => Err("is memory://, where no other process writes: name a directory or S3".to_owned()),
+            url => check_openable(url),
+        });
+        if let Some(Err(problem)) = checked {
+            self.refuse("objects.url", problem);
+        }
+    }
+
     fn check_topics(&mut self, topics: &Topics) {
         let named = [
             ("kafka.topics.validated_txs", &topics.validated_txs),
@@ -252,6 +265,7 @@ enum Relation {
 /// Checks each section by itself, then the relations between sections; `None` after an error.
 pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let mut kafka = Kafka::take(checker);
+    let objects = EventObjects::take(checker);
     let mut store = Store::take(checker);
     checker.read_secrets(&mut kafka, &mut store);
     let ingest = Ingest::take(checker);
@@ -270,6 +284,9 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     if let Some(store) = &store {
         checker.check_store(store);
     }
+    if let Some(objects) = &objects {
+        checker.check_objects(objects);
+    }
     if let Some(ingest) = &ingest {
         checker.check_ingest(ingest);
     }
@@ -287,8 +304,8 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
-    let (ingest, sequencer, prune, recovery) = (ingest?, sequencer?, prune?, recovery?);
+    let (objects, ingest, sequencer, prune, recovery) = (objects?, ingest?, sequencer?, prune?, recovery?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
     let ignored_variables = Vec::new();
-    Some(Config { kafka, store, ingest, sequencer, prune, recovery, run, http, log, ignored_variables })
+    Some(Config { kafka, objects, store, ingest, sequencer, prune, recovery, run, http, log, ignored_variables })
 }

@@ -21,7 +21,7 @@ use crate::{
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
 pub use settings::{
-    BackgroundRecovery, Blobs, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics,
+    BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics,
 };
 
 pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
@@ -31,6 +31,8 @@ pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen
 pub struct Config {
     /// Settings of the broker connection, the groups and the topics.
     pub kafka: Kafka,
+    /// Settings of the objects to which events refer.
+    pub objects: EventObjects,
     /// Settings of the record engine and the blob store.
     pub store: Store,
     /// Settings of the pipeline.

@@ -261,6 +261,22 @@ settings! {
         dead_letters: TopicName = "utxo.dead-letters";
     }
 
+    /// Objects to which events refer: bodies of transactions that are too large for a message, and transaction ids of
+    /// large blocks. Objects are part of the log: producers write them, and they are kept as long as the events.
+    ["objects"] EventObjects {
+        /// Place of the objects: a URL as store.blobs.url accepts (https:// too, to read), reached by the settings of
+        /// the blob store. The store deletes nothing there. Not set: producers publish every transaction as one
+        /// message, and an event that refers to an object halts its partition.
+        url: Option<BlobUrl>, example "s3://events/objects?region=eu-1";
+        /// Largest event of a transaction that a producer (generate, the publisher of the library) publishes as one
+        /// message; the body of a larger one becomes an object. At least 64 KiB less than the max.message.bytes of the
+        /// topic. Without objects.url no event is too large before the topic refuses the event.
+        inline_event_bytes: u32 = 524_288, range 1_024 to 900_000_000, unit "bytes";
+        /// Largest body that an instance reads from an object; a larger one halts its partition. The body is in memory
+        /// from the read until its event is completed.
+        max_body_bytes: u64 = 268_435_456, range 1_048_576 to 4_294_967_295, unit "bytes";
+    }
+
     /// The state that the log produces.
     ["store"] Store {
         /// Store URL: fjall:///absolute/path (embedded, durable), aerospike://host:3000,host2/namespace?set=txmeta
@@ -317,9 +333,9 @@ settings! {
     /// blob store.
     ["store.blobs"] Blobs {
         /// Blob store URL: file:///absolute/path (one machine, or a shared file system),
-        /// s3://bucket/prefix?region=eu-1&endpoint=http://host:9000 (needs a build with --features aws), memory://
-        /// (only beside records in memory). An empty place becomes the blob store of this store, once and for good. The
-        /// parameter externalStore of the store URL says the same; where both are given they must be equal.
+        /// s3://bucket/prefix?region=eu-1&endpoint=http://host:9000, memory:// (only beside records in memory). An
+        /// empty place becomes the blob store of this store, once and for good. The parameter externalStore of the
+        /// store URL says the same; where both are given they must be equal.
         url: Option<BlobUrl>, example "file:///var/lib/utxo-store-blobs", reference "externalStore";
         /// Time that a request may take besides its bytes, and the longest time without a byte of an answer.
         timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms";
@@ -364,8 +380,9 @@ settings! {
         /// The same over all partitions of this instance. Each partition has an equal share of the sum, where the
         /// share is smaller than `unfinished_bytes_per_partition`. Where the unfinished events of a partition exceed
         /// its share when others are assigned, the others have less until the excess is completed. The limit counts
-        /// payloads; while an event waits, a usual transaction takes 7 times its payload of memory, the smallest 18
-        /// times. Outside the limit: one batch per partition, and events larger than the share.
+        /// payloads, and bodies in objects; while an event waits, a usual transaction takes 7 times its payload of
+        /// memory, the smallest 18 times. Outside the limit: one batch per partition, and events larger than the share.
+        /// Bodies are read from objects up to this sum, and the oldest event of a partition is always read.
         unfinished_bytes_total: u64 = 268_435_456, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// Time past the child's timestamp up to which every other partition must have been read before the parent
         /// counts as missing.
@@ -406,9 +423,9 @@ settings! {
         mined_batch_size: u32 = 1_024, range 1 to 65_536, unit "transactions", reference "MaxMinedBatchSize";
         /// Most batches on their way to the store at once. More than about sixteen take memory and are slower.
         concurrency: u32 = 8, range 1 to 4_096, unit "batches", reference "MaxMinedRoutines";
-        /// Place of the objects with the transaction ids of large blocks: a URL as store.blobs.url accepts (https://
-        /// too), reached by the settings of the blob store. The store writes nothing there. Not set: a block that
-        /// refers to an object halts the chain.
+        /// Place of the objects with the transaction ids of large blocks, where it is not objects.url: a URL as
+        /// store.blobs.url accepts (https:// too), reached by the settings of the blob store. The store writes nothing
+        /// there. Neither of the two set: a block that refers to an object halts the chain.
         objects_url: Option<BlobUrl>, example "s3://blocks/subtrees?region=eu-1";
         /// Most descendants of a transaction that one decision names.
         descendants_per_decision: u32 = 1_000, range 1 to 20_000, unit "transactions";

@@ -332,6 +332,7 @@ fn the_blob_store_is_named_by_either_setting() {
         ),
         (blobs("/b"), "store.blobs.url names no blob store"),
         (blobs("memory://"), "store.blobs.url is memory://, which is gone with the process"),
+        ("[objects]\nurl = \"memory://\"".into(), "objects.url is memory://, where no other process writes"),
         (blobs("http://host/a"), "store.blobs.url is a blob store behind a web server"),
         (
             "[store]\nurl = \"aerospike://a/ns?externalStore=memory://\"".into(),
@@ -352,11 +353,13 @@ fn a_blob_store_without_its_feature_is_refused_with_the_feature() {
     for (url, feature, is_built) in
         [("s3://bucket/p", "aws", cfg!(feature = "aws")), ("https://host/p", "http", cfg!(feature = "http"))]
     {
-        let objects = refused(format!("[sequencer]\nobjects_url = \"{url}\"\n"));
-        assert_eq!(objects.is_ok(), is_built, "{objects:?}");
-        if let Err(errors) = objects {
-            let says = format!("--features {feature}");
-            assert!(errors[0].starts_with("sequencer.objects_url ") && errors[0].contains(&says), "{errors:?}");
+        for (section, name) in [("sequencer", "objects_url"), ("objects", "url")] {
+            let objects = refused(format!("[{section}]\n{name} = \"{url}\"\n"));
+            assert_eq!(objects.is_ok(), is_built, "{objects:?}");
+            if let Err(errors) = objects {
+                let (begin, says) = (format!("{section}.{name} "), format!("--features {feature}"));
+                assert!(errors[0].starts_with(&begin) && errors[0].contains(&says), "{errors:?}");
+            }
         }
     }
     for toml in ["[store.blobs]\nurl = \"s3://b\"", "[store]\nurl = \"aerospike://a/ns?externalStore=s3://b\""] {

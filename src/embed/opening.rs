@@ -11,7 +11,7 @@ use std::{
 
 use super::wiring;
 use crate::{
-    blob::{self, BlobStore, BlobUrl, BlobUrlError, Intent, OpenBlobError, objects::Objects},
+    blob::{self, BlobStore, BlobUrl, BlobUrlError, EventBodies, Intent, OpenBlobError, objects::Objects},
     broker::{
         Broker,
         kafka::{KafkaBroker, KafkaSettings},
@@ -32,6 +32,9 @@ use crate::{
     telemetry::{LoggingError, Metrics, WatchedEngine, init_logging},
     tx::UnknownNetwork,
 };
+
+/// Setting that names the place of the objects to which events refer.
+const OBJECTS_URL: &str = "objects.url";
 
 /// Reasons why a store, a log or an instance cannot be opened; each message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -67,9 +70,14 @@ pub enum OpeningError {
     /// The blob store cannot be opened.
     #[error("cannot open the blob store: {0}")]
     Blobs(OpenBlobError),
-    /// The objects of large blocks cannot be opened.
-    #[error("cannot open the objects (sequencer.objects_url): {0}")]
-    Objects(OpenBlobError),
+    /// The objects to which events refer cannot be opened.
+    #[error("cannot open the objects ({setting}): {error}")]
+    Objects {
+        /// Key of the setting that names the place.
+        setting: &'static str,
+        /// Reason, in one line.
+        error: OpenBlobError,
+    },
     /// The file is not a saved log, or cannot be read.
     #[error("cannot open the saved log {}: {problem}", path.display())]
     SavedLog {
@@ -156,14 +164,62 @@ pub async fn open_blobs_at(
     })
 }
 
-/// Opens the objects of large blocks (`sequencer.objects_url`); `None`: the setting is not set.
+/// Opens the objects of large blocks (`sequencer.objects_url`, else `objects.url`); `None`: no setting names them.
 ///
 /// # Errors
 /// Every error of [`blob::OpenBlobError`], which names the problem.
 pub async fn open_objects(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Objects>, OpeningError> {
-    let Some(url) = &config.sequencer.objects_url else { return Ok(None) };
+    let Some(url) = wiring::block_objects_url(config) else { return Ok(None) };
     let (access, options) = wiring::blob_settings(config, metrics);
-    blob::open_objects(url, &access, &options).await.map(Some).map_err(OpeningError::Objects)
+    let setting = if config.sequencer.objects_url.is_some() { "sequencer.objects_url" } else { OBJECTS_URL };
+    let opened = blob::open_objects(url, &access, &options).await;
+    opened.map(Some).map_err(|error| OpeningError::Objects { setting, error })
+}
+
+/// Opens the object store of event bodies that a configuration names (`objects.url`), for a producer; `None`: the
+/// setting is not set. A directory is created.
+///
+/// # Errors
+/// The place cannot be opened.
+pub async fn open_event_bodies(config: &Config) -> Result<Option<EventBodies>, OpeningError> {
+    open_event_bodies_for(Intent::Write, config, &Arc::default()).await
+}
+
+/// Opens the object store of event bodies (`objects.url`); `None`: the setting is not set.
+///
+/// # Errors
+/// Every error of [`blob::OpenBlobError`], which names the problem.
+pub async fn open_event_bodies_for(
+    intent: Intent,
+    config: &Config,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<EventBodies>, OpeningError> {
+    let Some(url) = &config.objects.url else { return Ok(None) };
+    let (access, options) = wiring::blob_settings(config, metrics);
+    let opened = blob::open_event_bodies(url, intent, &access, &options, wiring::event_body_limits(config)).await;
+    opened.map(Some).map_err(|error| OpeningError::Objects { setting: OBJECTS_URL, error })
+}
+
+/// The objects to which events refer.
+pub struct LogObjects {
+    blocks: Option<Objects>,
+    bodies: Option<EventBodies>,
+}
+
+impl LogObjects {
+    /// Opens the configured places, to read.
+    ///
+    /// # Errors
+    /// A place cannot be opened.
+    pub async fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Self, OpeningError> {
+        let blocks = open_objects(config, metrics).await?;
+        Ok(LogObjects { blocks, bodies: open_event_bodies_for(Intent::Read, config, metrics).await? })
+    }
+
+    /// Returns the store with these objects.
+    pub fn attach_to(self, store: StateStore) -> StateStore {
+        store.with_objects(self.blocks).with_event_bodies(self.bodies)
+    }
 }
 
 /// Opens the store at `url`, runs `work` on it, and closes the store even if `work` fails.

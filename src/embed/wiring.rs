@@ -3,13 +3,14 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
-    blob::{BlobAccess, BlobOptions},
+    blob::{BlobAccess, BlobOptions, BlobUrl, EventBodyLimits},
     broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
     config::{Config, Secret, Security},
     engine::{OpenOptions, aerospike::Access},
     group::{dead_letters::DeadLetterLimits, partition::PartitionLimits},
     ingest::{dispatch::DispatchSettings, pipeline::PipelineSettings, plan::PlanSettings},
     instance::InstanceSettings,
+    preflight::message_size::MessageLimits,
     record::Rules,
     sequencer::{PruneTask, RecoveryTask, SequencerSettings, SequencerTopics},
     store::{StoreSettings, prune::PruneSettings},
@@ -18,6 +19,9 @@ use crate::{
 
 /// Longest time for a commit of offsets, or for leaving a group; at most a quarter of `kafka.max_poll_interval_ms`.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Default of librdkafka's `receive.message.max.bytes`.
+const DEFAULT_RECEIVE_BYTES: u64 = 100_000_000;
 
 /// Makes the rules of record operations: retention and network.
 fn record_rules(config: &Config) -> Rules {
@@ -66,6 +70,28 @@ pub fn blob_settings(config: &Config, metrics: &Arc<Metrics>) -> (BlobAccess, Bl
         metrics: metrics.clone(),
     };
     (access, options)
+}
+
+/// Returns the place of the objects with the transaction ids of large blocks; `None`: not configured.
+pub fn block_objects_url(config: &Config) -> Option<&BlobUrl> {
+    config.sequencer.objects_url.as_ref().or(config.objects.url.as_ref())
+}
+
+/// Makes the limits of events by reference.
+pub fn event_body_limits(config: &Config) -> EventBodyLimits {
+    EventBodyLimits {
+        inline_event_bytes: config.objects.inline_event_bytes as usize,
+        max_body_bytes: config.objects.max_body_bytes,
+    }
+}
+
+/// Returns the sizes of messages that the producer and the consumer are set to.
+pub fn message_limits(config: &Config) -> MessageLimits {
+    let receive_bytes = config.kafka.properties.get("receive.message.max.bytes").and_then(|bytes| bytes.parse().ok());
+    MessageLimits {
+        inline_event_bytes: config.objects.inline_event_bytes.into(),
+        receive_bytes: receive_bytes.unwrap_or(DEFAULT_RECEIVE_BYTES),
+    }
 }
 
 /// Returns the greatest size of an inline body, bytes. Larger bodies go to the blob store, if there is one.

@@ -22,6 +22,7 @@ use bincode::{
     error::DecodeError as BincodeError,
 };
 
+use super::ContentHash;
 use crate::tx::{Outpoint, Txid, UtxoHash};
 
 /// The oracle of tests: bincode's own derive and functions.
@@ -273,7 +274,7 @@ macro_rules! wire_by_hash {
         }
     )*};
 }
-wire_by_hash!(Txid, UtxoHash);
+wire_by_hash!(Txid, UtxoHash, ContentHash);
 
 impl<'a> Wire<'a> for Outpoint {
     const LEAST: usize = 36;

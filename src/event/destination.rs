@@ -35,6 +35,8 @@ impl Event<'_> {
                 (Topic::ValidatedTxs, Some(transaction.txid()))
             }
             Event::Seeded(seeded) => (Topic::ValidatedTxs, Some(seeded.txid)),
+            Event::ValidatedReference(validated) => (Topic::ValidatedTxs, Some(validated.txid)),
+            Event::SeededReference(seeded) => (Topic::ValidatedTxs, Some(seeded.txid)),
             Event::BlockMined(_) => (Topic::BlockMined, None),
             Event::Reorg(_) => (Topic::Reorgs, None),
             Event::Command(_) => (Topic::Chain, None),

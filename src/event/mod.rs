@@ -34,7 +34,9 @@ pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEven
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
 pub use topic::Topic;
-pub use transaction::{PartialOutput, PartialTxEvent, Validated};
+pub use transaction::{
+    BodyReference, ContentHash, PartialOutput, PartialTxEvent, PartialTxReference, Validated, ValidatedReference,
+};
 
 pub use crate::record::CommandResult;
 use crate::record::Reason;
@@ -159,6 +161,30 @@ events! {
     Decision(Decision) = 7, "decision";
     /// A result for clients, see [`OutcomeEvent`].
     Outcome(OutcomeEvent) = 8, "outcome";
+    /// A whole transaction whose body is an object, see [`ValidatedReference`].
+    ValidatedReference(ValidatedReference) = 9, "validated-reference";
+    /// A partial transaction whose outputs are an object, see [`PartialTxReference`].
+    SeededReference(PartialTxReference) = 10, "seeded-reference";
+}
+
+impl Event<'_> {
+    /// Returns the object with the body of the event's transaction; `None`: the body is in the message.
+    pub fn body_reference(&self) -> Option<&BodyReference> {
+        match self {
+            Event::ValidatedReference(event) => Some(&event.tx),
+            Event::SeededReference(event) => Some(&event.outputs),
+            _ => None,
+        }
+    }
+
+    /// Returns the length in bytes of the object to which a message refers; `None`: the message refers to no object.
+    pub fn referenced_length(message: &[u8]) -> Option<u64> {
+        let is_reference = message
+            .get(2)
+            .is_some_and(|kind| *kind == Kind::ValidatedReference as u8 || *kind == Kind::SeededReference as u8);
+        let event = if is_reference { Event::decode(message).ok() } else { None };
+        event.as_ref().and_then(Event::body_reference).map(|reference| reference.length)
+    }
 }
 
 /// Splits a message into its kind and its body.

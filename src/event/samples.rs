@@ -223,6 +223,22 @@ pub fn events() -> Vec<Event<'static>> {
             connected: vec![rival_block()],
         }),
     ];
+    let reference =
+        |key: &str, length, byte| BodyReference { key: key.into(), length, blake3: ContentHash([byte; 32]) };
+    let references = [
+        Event::ValidatedReference(ValidatedReference {
+            txid: txid(PAYMENT),
+            tx: reference("bodies/9c/9c00ff", 34_000_000, 0x9C),
+            height: 170,
+            locked: true,
+        }),
+        Event::SeededReference(PartialTxReference {
+            txid: txid(COINBASE_9),
+            coinbase: true,
+            height: 9,
+            outputs: reference("s\u{20bf}", u64::MAX, 0x1B),
+        }),
+    ];
     events.extend(reasons().into_iter().map(|reason| {
         Event::Contest(Contest { txid: txid(PAYMENT), position: position.clone(), body: [0xB0; 32], reason })
     }));
@@ -231,6 +247,7 @@ pub fn events() -> Vec<Event<'static>> {
     events.extend(
         kinds().into_iter().map(|kind| Event::Outcome(OutcomeEvent { txid: txid(PAYMENT), chain_offset: 7, kind })),
     );
+    events.extend(references);
     events
 }
 
@@ -285,6 +302,23 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
                 Event::Decision(Decision { chain_offset, step, body })
             }
         ),
+        1 => ("[a-z/]{1,40}", any::<u64>(), any::<[u8; 32]>(), any::<bool>()).prop_map(|(key, length, hash, whole)| {
+            let body = BodyReference { key, length, blake3: ContentHash(hash) };
+            match whole {
+                true => Event::ValidatedReference(ValidatedReference {
+                    txid: other(2),
+                    tx: body,
+                    height: 7,
+                    locked: false,
+                }),
+                false => Event::SeededReference(PartialTxReference {
+                    txid: other(2),
+                    coinbase: false,
+                    height: 7,
+                    outputs: body,
+                }),
+            }
+        }),
         1 => (any::<String>(), any::<i32>(), any::<u64>(), any::<i64>()).prop_map(
             |(topic, partition, offset, timestamp_ms)| {
                 let position = EventPosition { topic, partition, offset, timestamp_ms };

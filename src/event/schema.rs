@@ -94,6 +94,7 @@ leaves! {
     [u8; 32]: Shape::fixed("block hash", 32);
     Txid: Shape::fixed("txid", 32);
     UtxoHash: Shape::fixed("UTXO hash", 32);
+    ContentHash: Shape::fixed("BLAKE3", 32);
     Outpoint: Shape::fixed("outpoint", 36);
     &[u8]: Shape::variable("bytes", "8 + n");
     &str: Shape::variable("text", "8 + n");
@@ -224,6 +225,9 @@ fn tables() -> Vec<(&'static str, &'static str, String)> {
         ("validated", "Validated", structure::<Validated>()),
         ("seeded", "PartialTxEvent", structure::<PartialTxEvent>()),
         ("seeded", "PartialOutput", structure::<PartialOutput>()),
+        ("validated-reference", "ValidatedReference", structure::<ValidatedReference>()),
+        ("validated-reference", "BodyReference", structure::<BodyReference>()),
+        ("seeded-reference", "PartialTxReference", structure::<PartialTxReference>()),
         ("block-mined", "BlockMined", structure::<BlockMined>()),
         ("block-mined", "Block", structure::<Block>()),
         ("block-mined", "Subtree", structure::<Subtree>()),
@@ -365,6 +369,7 @@ fn widths_and_least_sizes_are_those_of_the_encoding() {
     check([0_u8; 32]);
     check(txid);
     check(UtxoHash([0; 32]));
+    check(ContentHash([0; 32]));
     check(outpoint);
     check::<&[u8]>(&[]);
     check("");

@@ -60,7 +60,7 @@ fn an_unknown_envelope_is_refused_by_name() {
     assert_eq!(refusal(b"{}\n"), "not an event: the first byte is 0x7b instead of 0xd7");
     assert_eq!(refusal(&[MAGIC, 2, 1]), "schema version 2 is unknown: this release reads version 1");
     assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 0]), "event kind 0 is unknown");
-    assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 9]), "event kind 9 is unknown");
+    assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 11]), "event kind 11 is unknown");
 }
 
 #[test]
@@ -120,6 +120,53 @@ fn partial_outputs_ascend_and_are_bounded() {
     assert_eq!(decode(&[0, 2, 1]), Err("seeded.outputs[2].vout: 1 is not above the one before it".into()));
     assert_eq!(decode(&[last + 1]), Err("seeded.outputs[0].vout: 1048576 is not below 1048576".into()));
     assert_eq!(decode(&[u32::MAX]), Err("seeded.outputs[0].vout: 4294967295 is not below 1048576".into()));
+}
+
+#[test]
+fn a_reference_becomes_its_event_with_the_content_of_the_object() {
+    let references = samples::events().into_iter().filter(|event| event.body_reference().is_some());
+    let [Event::ValidatedReference(whole), Event::SeededReference(partial)] = &references.collect::<Vec<_>>()[..]
+    else {
+        panic!("there is a sample of each")
+    };
+    assert_eq!(whole.with_body(b"tx"), Validated { tx: b"tx", height: whole.height, locked: whole.locked });
+    let seeded = samples::events().into_iter().find(|event| event.kind() == Kind::Seeded);
+    let Some(Event::Seeded(seeded)) = seeded else { panic!("there is a sample") };
+    let content = seeded.encode_outputs();
+    assert_eq!(content, seeded.encode()[3 + 37..], "the object holds the bytes of the field");
+    let PartialTxEvent { txid, coinbase, height, .. } = seeded;
+    let partial = PartialTxReference { txid, coinbase, height, ..partial.clone() };
+    assert_eq!(partial.with_body(&content), Ok(seeded.clone()));
+    let refused = |content: &[u8]| partial.with_body(content).unwrap_err().to_string();
+    assert_eq!(refused(&[content.as_slice(), &[0]].concat()), "1 bytes follow the last field");
+    assert_eq!(refused(&[0; 8]), "outputs: there is none");
+    assert_eq!(refused(&content[..content.len() - 1]), "[1].script: the message ends 1 bytes too early");
+}
+
+#[test]
+fn the_length_of_a_referenced_object_is_read_from_the_message() {
+    for event in samples::events() {
+        let expected = event.body_reference().map(|reference| reference.length);
+        assert_eq!(Event::referenced_length(&event.encode()), expected, "{}", event.kind().name());
+    }
+    for message in [&[][..], &[MAGIC, SCHEMA_VERSION], &[MAGIC, SCHEMA_VERSION, 9], &[0, 0, 10, 1]] {
+        assert_eq!(Event::referenced_length(message), None);
+    }
+}
+
+#[test]
+fn a_key_of_an_object_is_bounded_and_one_line() {
+    let decode = |key: String| {
+        let tx = BodyReference { key, length: 1, blake3: ContentHash([0; 32]) };
+        let event = ValidatedReference { txid: Txid([1; 32]), tx, height: 1, locked: false };
+        Event::decode(&event.encode()).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!((decode("k".into()), decode("k".repeat(1_024))), (Ok(()), Ok(())));
+    for length in [0, 1_025] {
+        let problem = format!("validated-reference.tx.key: has {length} bytes instead of 1 to 1024");
+        assert_eq!(decode("k".repeat(length)), Err(problem));
+    }
+    assert_eq!(decode("a\nb".into()), Err("validated-reference.tx.key: has a control character".into()));
 }
 
 fn sample_block() -> Block<'static> {
@@ -182,7 +229,7 @@ fn topics_admit_only_their_kinds() {
     for event in samples::events() {
         let admitting: Vec<_> = Topic::all().filter(|topic| topic.kinds().contains(&event.kind())).collect();
         let expected: &[Topic] = match event.kind() {
-            Kind::Validated | Kind::Seeded => &[Topic::ValidatedTxs],
+            Kind::Validated | Kind::Seeded | Kind::ValidatedReference | Kind::SeededReference => &[Topic::ValidatedTxs],
             Kind::BlockMined => &[Topic::BlockMined, Topic::Chain],
             Kind::Reorg => &[Topic::Reorgs, Topic::Chain],
             Kind::Contest | Kind::Command => &[Topic::Chain],
@@ -306,7 +353,8 @@ fn json_that_is_no_event_is_refused_naming_the_field() {
     assert_eq!(refused_json("{}"), "event: is missing");
     assert_eq!(
         refused_json("{\"event\":\"mined\"}"),
-        "event: `mined` is none of: validated, seeded, block-mined, reorg, contest, command, decision, outcome"
+        "event: `mined` is none of: validated, seeded, block-mined, reorg, contest, command, decision, outcome, \
+         validated-reference, seeded-reference"
     );
     let validated = |fields: &str| refused_json(&format!("{{\"event\":\"validated\",{fields}}}"));
     assert_eq!(validated("\"tx\":\"00\",\"height\":1"), "validated.locked: is missing");
@@ -407,7 +455,7 @@ proptest! {
 
     /// Neither decoding nor encoding panics.
     #[test]
-    fn any_bytes_are_refused_or_canonical(kind in 0..10_u8, body in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_are_refused_or_canonical(kind in 0..12_u8, body in prop::collection::vec(any::<u8>(), 0..300)) {
         let message = [&[MAGIC, SCHEMA_VERSION, kind], &body[..]].concat();
         if let Ok(event) = Event::decode(&message) {
             prop_assert_eq!(event.encode(), message);

@@ -63,7 +63,7 @@ impl Topic {
     #[cfg(test)]
     pub const fn kinds(self) -> &'static [Kind] {
         match self {
-            Topic::ValidatedTxs => &[Kind::Validated, Kind::Seeded],
+            Topic::ValidatedTxs => &[Kind::Validated, Kind::Seeded, Kind::ValidatedReference, Kind::SeededReference],
             Topic::BlockMined => &[Kind::BlockMined],
             Topic::Reorgs => &[Kind::Reorg],
             Topic::Chain => &[Kind::BlockMined, Kind::Reorg, Kind::Contest, Kind::Command],

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::{
     broker::{AssignedPartition, CommittedOffset, Message, TopicPartition},
     clock::Clock,
+    event::Event,
     group::{
         commit_metadata::{CommitMetadata, Halt, committed_by_instance, parse_view},
         dead_letters::DeadLetterGauge,
@@ -21,7 +22,7 @@ use crate::{
 pub struct PartitionLimits {
     /// Messages between the watermark and the position.
     pub span: u64,
-    /// Bytes of the messages (key, payload, headers) that are not completed.
+    /// Bytes of the messages (key, payload, headers) that are not completed, with the bodies to which they refer.
     pub bytes: u64,
 }
 
@@ -162,7 +163,10 @@ impl PartitionState {
     /// Registers a message; a timestamp after `latest_ms` does not count. Returns `false` for a message that was read
     /// before.
     pub fn deliver(&mut self, message: &Message, latest_ms: i64) -> bool {
-        let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, message.bytes());
+        // The body counts although the memory may not hold it yet: a partition is paused before it reads far ahead.
+        let body_bytes = Event::referenced_length(&message.payload).and_then(|length| usize::try_from(length).ok());
+        let bytes = message.bytes().saturating_add(body_bytes.unwrap_or(0));
+        let is_new = self.tracker.deliver(message.offset, message.timestamp_ms, bytes);
         if is_new {
             let is_future = message.timestamp_ms > latest_ms;
             self.future_messages = if is_future { self.future_messages.saturating_add(1) } else { 0 };
@@ -387,7 +391,13 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::{broker::MAX_COMMIT_METADATA, group::commit_metadata::reset_commit, telemetry::Metrics};
+    use crate::{
+        broker::MAX_COMMIT_METADATA,
+        event::{BodyReference, ContentHash, ValidatedReference},
+        group::commit_metadata::reset_commit,
+        telemetry::Metrics,
+        tx::Txid,
+    };
 
     fn describe_pause(limit: Option<&'static str>) -> &'static str {
         limit.map_or("all is full", |_| "too many messages are unfinished")
@@ -437,6 +447,21 @@ mod tests {
             let mut state = state(None);
             state.deliver(&message, i64::MAX);
             assert!(state.exceeded_limit(&limits).is_some(), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn a_referenced_body_counts_towards_the_byte_limit() {
+        let limits = PartitionLimits { span: 100, bytes: 1_000 };
+        let message_of = |length| {
+            let tx = BodyReference { key: "k".into(), length, blake3: ContentHash([0; 32]) };
+            let event = ValidatedReference { txid: Txid([1; 32]), tx, height: 1, locked: false };
+            Message { payload: event.encode().into(), ..message(0) }
+        };
+        for (length, exceeds) in [(500, false), (1_001, true), (u64::MAX, true)] {
+            let mut state = state(None);
+            state.deliver(&message_of(length), i64::MAX);
+            assert_eq!(state.exceeded_limit(&limits).is_some(), exceeds, "{length}");
         }
     }
 

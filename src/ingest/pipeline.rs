@@ -16,6 +16,7 @@ mod commits;
 mod drain;
 mod halt_partitions;
 mod interface;
+mod loads;
 mod operator_requests;
 mod out_of_range;
 mod parent_proofs;
@@ -27,9 +28,10 @@ mod store_group;
 mod task_messages;
 mod topic_id;
 
-use chunks::{ChunkQueue, PreparedChunk};
+use chunks::{ChunkQueue, PreparationFailure, PreparedChunk};
 use commits::PipelineCommits;
 pub use interface::{PipelineError, PipelineReport, PipelineServices, PipelineSettings};
+use loads::BodyLoads;
 pub use parent_proofs::ProofSnapshot;
 use parent_proofs::{LONG_WAIT_MS, ParentProofs};
 use partition_reads::PartitionReads;
@@ -93,9 +95,10 @@ impl Pipeline {
         let now = Instant::now();
         let topic = settings.topic.to_string();
         let store = services.creator.store();
+        let loads = BodyLoads::new(store.event_bodies.clone(), services.clock.clone(), settings.bytes_in_all);
         Pipeline {
             reads: PartitionReads::new(&settings, &services, consumer, now),
-            chunks: ChunkQueue::new(PrepareSettings::of(store), settings.partitions),
+            chunks: ChunkQueue::new(PrepareSettings::of(store), settings.partitions, loads),
             topic_confirmation: TopicConfirmation::new(services.guard.clone(), topic, sender.clone(), now),
             // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
             planner: Planner::new(settings.plan)
@@ -265,7 +268,8 @@ impl Pipeline {
             // An event that the live group has passed does not stop a rebuild.
             let replayed = self.services.modes.is_below_frontier(event.partition, event.offset);
             let limits = &self.settings.dead_letter_limits;
-            let halt_reason = state.dead_letters.count(limits, result.is_err(), now_ms).filter(|_| !replayed);
+            let is_dead_letter = matches!(result, Err(PreparationFailure::Poison(_)));
+            let halt_reason = state.dead_letters.count(limits, is_dead_letter, now_ms).filter(|_| !replayed);
             match result {
                 Ok(prepared) if self.services.modes.is_skipped(event.partition, event.offset, &prepared.txid()) => {
                     self.complete(event, Completion::PassedOver);
@@ -280,7 +284,11 @@ impl Pipeline {
                     let mode = self.services.modes.of(event.partition, event.offset, &work.txid());
                     self.planner.submit(event, work, mode, now_ms);
                 }
-                Err(poison) => self.publish_dead_letter(event, &message, poison),
+                Err(PreparationFailure::Poison(poison)) => self.publish_dead_letter(event, &message, poison),
+                Err(PreparationFailure::Halt(why)) if self.reads.ends_by_itself => {
+                    let _ = self.task_sender.send(TaskMessage::Fatal(PipelineError::Body(why)));
+                }
+                Err(PreparationFailure::Halt(why)) => self.reads.halt(chunk.partition, why),
             }
             if let Some(why) = halt_reason {
                 self.reads.halt(chunk.partition, why);
@@ -325,6 +333,8 @@ impl Pipeline {
             }
         }
         self.dispatcher.flush();
+        let partitions = &self.reads.member.partitions;
+        self.chunks.begin_loads(|number, epoch| partitions.running_watermark(number, epoch));
         self.reads.throttle(self.chunks.messages(), &mut self.planner);
     }
 
@@ -354,6 +364,7 @@ impl Pipeline {
         if now >= self.reads.member.commits.next() {
             let is_idle = self.is_idle();
             self.status.refresh(&self.settings, &self.services, &self.reads, &self.planner, is_idle);
+            self.status.report_body_wait(self.chunks.longest_wait(), &self.services);
             self.reads.equalize_shares(&mut self.planner);
             self.reads.query_stale_ends(now, &self.task_sender);
             self.planner.detach_parked_buffers();
@@ -372,13 +383,16 @@ impl Pipeline {
     }
 
     /// Returns whether no event has to complete by itself: every event is completed, except in halted partitions; or
-    /// only waiting transactions are left, which are retried or wait for a halted one.
+    /// only waiting transactions are left, which are retried, wait for a halted one, or wait for their body.
     fn is_idle(&self) -> bool {
         let in_motion = self.planner.flights().counts().active + self.chunks.messages() + self.publications.pending()
             > 0
             || !self.dispatcher.is_idle();
         self.reads.member.partitions.has_completed_all()
-            || (!in_motion && (self.planner.next_due_ms().is_some() || self.planner.flights().has_halted()))
+            || (!in_motion
+                && (self.planner.next_due_ms().is_some()
+                    || self.planner.flights().has_halted()
+                    || self.chunks.is_loading()))
     }
 }
 
@@ -390,6 +404,7 @@ impl Drop for Pipeline {
         member.remove(&member.partitions.places());
         // The pipeline of a rebuild may end before its chain: that is no stall.
         self.services.health.liveness().set_idle(Workload::Transactions, true);
+        self.services.health.set(Condition::ObjectsReadable, None);
         self.publish_status();
     }
 }

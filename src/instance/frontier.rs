@@ -20,19 +20,21 @@ use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
     blob::objects::AnnouncedObject,
     broker::{
-        Broker, BrokerError, CommittedOffset, Message, TopicPartition,
+        Broker, BrokerError, CommittedOffset, Message, PartitionReader, TopicPartition,
         committed::read_committed,
         retry::{read_or_reopen, until_answered},
     },
     event::{CommandResult, DecisionBody, Event, SubtreeTransactions, Topic},
     group::{commit_metadata::committed_by_instance, earlier_halts::EarlierHalts},
-    prepare::{PrepareSettings, PreparedEvent, prepare},
+    ingest::pipeline::PipelineError,
+    prepare::{BodyLoadError, PrepareSettings, PreparedEvent, load_body, prepare_loaded},
     record::{ConsumedOffsets, LogEnds, Reason},
     replay::{LastVerdicts, RaisedFrontier, RebuildPlan},
     sequencer::{
         chain_group,
         decisions::{DecisionError, DecisionTable},
     },
+    store::StateStore,
     tx::{Txid, TxidMap},
 };
 
@@ -49,6 +51,8 @@ pub(crate) struct Frontier {
     pub(crate) chain_commit: Option<CommittedOffset>,
 }
 
+/// Pause between two attempts to read an object.
+const OBJECT_PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait of one read of the log.
 const READ_WAIT: Duration = Duration::from_millis(100);
 
@@ -209,29 +213,32 @@ async fn raise_frontier(
         parents: Vec<Txid>,
     }
     let wants_parents = |txid: &Txid| rebuild.mode_of(txid).ends_live();
-    let preparing = PrepareSettings::of(&parts.store);
     let mut above: TxidMap<EventsAbove> = TxidMap::default();
     for (&number, &end) in ends {
         let partition = settings.partition(Topic::ValidatedTxs, number);
         let from = rebuild.frontier.get(&number).copied().unwrap_or(0);
-        read_range(parts.broker.as_ref(), &partition, from, end, |message| {
-            if let Some((txid, parents)) = txid_and_parents(&preparing, &message) {
+        let mut range = LogRange::open(parts.broker.as_ref(), &partition, from, end).await?;
+        while let Some(messages) = range.next().await? {
+            for message in messages {
+                let Some((txid, parents)) = txid_and_parents(&parts.store, &message).await? else { continue };
                 let entry = above.entry(txid).or_default();
                 entry.events.push((number, message.offset));
                 entry.parents.extend(parents.into_iter().filter(|_| wants_parents(&txid)));
             }
-        })
-        .await?;
+        }
     }
     let mut open: Vec<Txid> = roots.into_iter().filter(|txid| above.contains_key(txid)).collect();
     for (&number, &end) in &rebuild.frontier {
         let partition = settings.partition(Topic::ValidatedTxs, number);
-        read_range(parts.broker.as_ref(), &partition, 0, end, |message| {
-            if let Some((_, parents)) = txid_and_parents(&preparing, &message).filter(|(txid, _)| wants_parents(txid)) {
-                open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
+        let mut range = LogRange::open(parts.broker.as_ref(), &partition, 0, end).await?;
+        while let Some(messages) = range.next().await? {
+            for message in messages {
+                let found = txid_and_parents(&parts.store, &message).await?;
+                if let Some((_, parents)) = found.filter(|(txid, _)| wants_parents(txid)) {
+                    open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
+                }
             }
-        })
-        .await?;
+        }
     }
     let mut raised = RaisedFrontier { committed: rebuild.frontier.clone(), ..RaisedFrontier::default() };
     let mut frontier = rebuild.frontier.clone();
@@ -252,14 +259,26 @@ async fn raise_frontier(
     Ok(RebuildPlan { frontier, raised: Some(raised), ..rebuild })
 }
 
-/// Returns the transaction of an event and its parents; `None` for a dead letter, which cannot be prepared.
-fn txid_and_parents(settings: &PrepareSettings, message: &Message) -> Option<(Txid, Vec<Txid>)> {
-    let prepared = prepare(settings, message).ok()?;
+/// Returns the transaction of an event and its parents; `None` for a dead letter, which cannot be prepared. Waits for
+/// an object to which the event refers.
+async fn txid_and_parents(store: &StateStore, message: &Message) -> Result<Option<(Txid, Vec<Txid>)>, InstanceError> {
+    let body = loop {
+        match load_body(store.event_bodies.as_ref(), message).await {
+            Ok(body) => break body,
+            Err(BodyLoadError::Unavailable(why)) => {
+                tracing::warn!(why, offset = message.offset, "rebuild: cannot read a body; trying again");
+                tokio::time::sleep(OBJECT_PAUSE).await;
+            }
+            Err(BodyLoadError::Halt(why)) => return Err(PipelineError::Body(why).into()),
+            Err(BodyLoadError::Poison(_)) => return Ok(None),
+        }
+    };
+    let Ok(prepared) = prepare_loaded(&PrepareSettings::of(store), message, body.as_ref()) else { return Ok(None) };
     let parents = match &prepared {
         PreparedEvent::Validated(tx) => tx.groups.iter().map(|group| group.parent).collect(),
         PreparedEvent::Seeded(_) => Vec::new(),
     };
-    Some((prepared.txid(), parents))
+    Ok(Some((prepared.txid(), parents)))
 }
 
 /// Returns the transactions that must exist for a decision to be applied. A transaction that was passed over need not
@@ -327,7 +346,7 @@ async fn collect_from_objects(
     objects: Vec<ObjectRef>,
     roots: &mut BTreeSet<Txid>,
 ) -> Result<(), InstanceError> {
-    // Without `sequencer.objects_url` the chain halts at a block that refers to an object, with its own error.
+    // Without a setting for the objects the chain halts at a block that refers to an object, with its own error.
     let Some(object_store) = &parts.store.objects else { return Ok(()) };
     for ObjectRef { key, count, sha256 } in objects {
         let mut txids = object_store.txids(AnnouncedObject { key: &key, count, sha256 }).await?;
@@ -350,13 +369,41 @@ async fn read_range(
     end: u64,
     mut each: impl FnMut(Message),
 ) -> Result<(), BrokerError> {
-    if from >= end {
-        return Ok(());
-    }
-    let mut reader = until_answered(|| broker.read(partition, from)).await?;
-    while reader.position() < end {
-        let messages = read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?;
-        messages.into_iter().filter(|message| message.offset < end).for_each(&mut each);
+    let mut range = LogRange::open(broker, partition, from, end).await?;
+    while let Some(messages) = range.next().await? {
+        messages.into_iter().for_each(&mut each);
     }
     Ok(())
+}
+
+/// Reads the messages of a partition up to an end offset (exclusive).
+struct LogRange<'a> {
+    broker: &'a dyn Broker,
+    partition: &'a TopicPartition,
+    end: u64,
+    /// `None`: the range is empty.
+    reader: Option<Box<dyn PartitionReader>>,
+}
+
+impl<'a> LogRange<'a> {
+    async fn open(
+        broker: &'a dyn Broker,
+        partition: &'a TopicPartition,
+        from: u64,
+        end: u64,
+    ) -> Result<Self, BrokerError> {
+        let reader = match from < end {
+            true => Some(until_answered(|| broker.read(partition, from)).await?),
+            false => None,
+        };
+        Ok(LogRange { broker, partition, end, reader })
+    }
+
+    /// Returns the next messages; `None`: the end is reached.
+    async fn next(&mut self) -> Result<Option<Vec<Message>>, BrokerError> {
+        let Some(reader) = self.reader.as_mut().filter(|reader| reader.position() < self.end) else { return Ok(None) };
+        let mut messages = read_or_reopen(reader, self.broker, self.partition, READ_WAIT).await?;
+        messages.retain(|message| message.offset < self.end);
+        Ok(Some(messages))
+    }
 }

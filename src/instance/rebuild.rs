@@ -314,7 +314,9 @@ async fn wait_until_blocked(
             [Condition::PartitionsRunning, Condition::ChainRunning].into_iter().filter_map(reason).collect();
         let chain_is_done = u64::try_from(seen.1).is_ok_and(|offset| offset >= chain);
         let chain_waits = chain_is_done || reason(Condition::ChainRunning).is_some();
-        if seen != progress() || !chain_waits || waits.is_empty() || reason(Condition::StoreReachable).is_some() {
+        let is_outage =
+            [Condition::StoreReachable, Condition::ObjectsReadable].into_iter().any(|down| reason(down).is_some());
+        if seen != progress() || !chain_waits || waits.is_empty() || is_outage {
             (seen, since) = (progress(), Instant::now());
         } else if since.elapsed() >= grace.max(LEAST_BLOCKED_TIME) {
             let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");

@@ -6,7 +6,11 @@ use crate::{
     broker::{BrokerError, NewTopic, kafka::DescribedTopic},
     config::Topics,
     event::Topic,
-    preflight::{Finding, times},
+    preflight::{
+        Finding,
+        message_size::{MessageLimits, find_caution, find_problem, topic_limit},
+        times,
+    },
 };
 
 /// Settings for the creation of missing topics.
@@ -45,6 +49,7 @@ pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> 
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
         ];
+        config.push(topic_limit(topic));
         config.extend(times::topic_config(topic));
         config.extend(settings.replication_factor.and_then(min_in_sync_config));
         let partitions = if topic.is_single_partition() { 1 } else { settings.partitions };
@@ -187,17 +192,24 @@ pub struct TopicStatus {
     pub found: Option<ObservedTopic>,
     /// Error of the brokers on the topic or on its configuration.
     pub unknown: Option<BrokerError>,
+    /// Sizes of messages that the producer and the consumer are set to.
+    pub limits: MessageLimits,
 }
 
 impl TopicStatus {
     /// Describes the problems, which must be repaired before an instance starts.
     pub fn problems(&self) -> Vec<String> {
-        find_problems(self.topic, self.found.as_ref())
+        let mut problems = find_problems(self.topic, self.found.as_ref());
+        problems.extend(self.found.iter().filter_map(|found| find_problem(self.topic, &found.config, &self.limits)));
+        problems
     }
 
     /// Describes the weaknesses of a topic that works.
     pub fn cautions(&self) -> Vec<String> {
-        self.found.iter().flat_map(|found| find_cautions(self.topic, found)).collect()
+        let Some(found) = &self.found else { return Vec::new() };
+        let mut cautions = find_cautions(self.topic, found);
+        cautions.extend(find_caution(self.topic, &found.config, &self.limits));
+        cautions
     }
 
     /// Returns the finding on this topic of this name.
@@ -218,7 +230,7 @@ impl TopicStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::{config::Config, preflight::message_size::LIMITS};
 
     fn found(partitions: i32, config: &[(&str, &str)]) -> ObservedTopic {
         let config = config.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -325,6 +337,18 @@ mod tests {
             [""; 0],
             "the number of copies is unknown"
         );
+    }
+
+    #[test]
+    fn the_status_of_a_topic_compares_the_sizes_of_messages() {
+        let status = |topic, bytes: &str| {
+            let found = Some(found(1, &[("max.message.bytes", bytes)]));
+            TopicStatus { topic, found, unknown: None, limits: LIMITS }
+        };
+        let of_events = status(Topic::ValidatedTxs, "1000");
+        assert!(of_events.problems()[0].contains("lower objects.inline_event_bytes"), "{:?}", of_events.problems());
+        assert!(status(Topic::DeadLetters, "1000").cautions()[0].contains("max.message.bytes=1000"));
+        assert_eq!(status(Topic::ValidatedTxs, "1048588").problems(), [""; 0]);
     }
 
     #[test]

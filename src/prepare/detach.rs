@@ -15,6 +15,15 @@ impl PreparedTx {
     /// Returns a copy that shares no memory with the batch that the event was read with.
     pub fn detach_from_batch(&self) -> PreparedTx {
         let source = copy_message(&self.source);
+        if self.is_by_reference {
+            return PreparedTx {
+                groups: self.groups.clone(),
+                page: self.page.clone(),
+                others: self.others.clone(),
+                source,
+                ..*self
+            };
+        }
         let rebase = |part: &Bytes| rebase_slice(part, &self.source.payload, &source.payload);
         let slot = |slot: &SpendSlot| SpendSlot { script: rebase(&slot.script), ..slot.clone() };
         let group = |group: &InputGroup| InputGroup {
@@ -29,6 +38,7 @@ impl PreparedTx {
             page: Arc::new(rebase_page(&self.page, rebase)),
             others: self.others.as_ref().map(|others| Arc::new(others.with_bytes(rebase))),
             source,
+            is_by_reference: false,
         }
     }
 }
@@ -37,12 +47,16 @@ impl PreparedPartialTx {
     /// Returns a copy that shares no memory with the batch that the event was read with.
     pub fn detach_from_batch(&self) -> PreparedPartialTx {
         let source = copy_message(&self.source);
+        if self.is_by_reference {
+            return PreparedPartialTx { page: self.page.clone(), others: self.others.clone(), source, ..*self };
+        }
         let rebase = |part: &Bytes| rebase_slice(part, &self.source.payload, &source.payload);
         PreparedPartialTx {
             txid: self.txid,
             page: Arc::new(rebase_page(&self.page, rebase)),
             others: self.others.as_ref().map(|others| Arc::new(others.with_bytes(rebase))),
             source,
+            is_by_reference: false,
         }
     }
 }
@@ -83,9 +97,12 @@ fn rebase_slice(part: &Bytes, whole: &Bytes, copy: &Bytes) -> Bytes {
 mod tests {
     use super::*;
     use crate::{
-        event::{PartialOutput, PartialTxEvent, Validated},
+        event::{
+            BodyReference, ContentHash, PartialOutput, PartialTxEvent, PartialTxReference, Validated,
+            ValidatedReference,
+        },
         ingest::flight::SubmittedTx,
-        prepare::{PrepareSettings, PreparedEvent, prepare},
+        prepare::{PrepareSettings, PreparedEvent, prepare_loaded},
         record::build::InlineBodies,
         tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid},
     };
@@ -104,9 +121,20 @@ mod tests {
         let txid = Transaction::parse(&extended).unwrap().txid();
         let whole = Validated { tx: &extended, height: 200, locked: false }.encode();
         let output = |vout| PartialOutput { vout, satoshis: 9_000, script: &[0x51, 0x52] };
-        let partial =
-            PartialTxEvent { txid, coinbase: false, height: 200, outputs: vec![output(0), output(3)] }.encode();
-        for (utxo_batch_size, payload) in [(100, &whole), (2, &whole), (100, &partial), (2, &partial)] {
+        let seeded = PartialTxEvent { txid, coinbase: false, height: 200, outputs: vec![output(0), output(3)] };
+        let (outputs, partial) = (Bytes::from(seeded.encode_outputs()), seeded.encode());
+        let reference = || BodyReference { key: "k".into(), length: 9, blake3: ContentHash([0; 32]) };
+        let whole_reference = ValidatedReference { txid, tx: reference(), height: 200, locked: false }.encode();
+        let partial_reference =
+            PartialTxReference { txid, coinbase: false, height: 200, outputs: reference() }.encode();
+        let extended = Bytes::from(extended);
+        let events = [
+            (&whole, None),
+            (&partial, None),
+            (&whole_reference, Some(&extended)),
+            (&partial_reference, Some(&outputs)),
+        ];
+        for ((payload, body), utxo_batch_size) in events.into_iter().flat_map(|event| [(event, 100), (event, 2)]) {
             // The broker delivers a message like this: a slice of one allocation, behind other messages.
             let batch = Bytes::from([&[9; 40], &txid.0[..], payload, &[8; 300]].concat());
             let message = Message {
@@ -117,7 +145,7 @@ mod tests {
                 headers: vec![("h".into(), batch.slice(0..4))],
             };
             let settings = PrepareSettings { network: Network::Regtest, utxo_batch_size, inline: InlineBodies::All };
-            let (detached, before) = match prepare(&settings, &message).unwrap() {
+            let (detached, before) = match prepare_loaded(&settings, &message, body).unwrap() {
                 PreparedEvent::Validated(tx) => {
                     (SubmittedTx::Validated(tx.clone()).detach_from_batch(), SubmittedTx::Validated(tx))
                 }

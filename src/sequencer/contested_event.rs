@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::{
     broker::{BrokerErrorKind, Message, TopicPartition},
     event::{Contest, DeadLetterClass, Event, EventPosition},
-    prepare::{PrepareSettings, PreparedEvent, prepare},
+    prepare::{BodyLoadError, PrepareSettings, PreparedEvent, load_body, prepare_loaded},
     record::{Body, ClaimedBody, Page, Phase, Sequenced, TxState},
     sequencer::{
         SequencerError,
@@ -35,8 +37,36 @@ pub async fn find_differing_claims(
     if BodyHash::of(&Body::Transaction(stored)).hash() == contest.body {
         return Ok(None);
     }
+    reread_claimed_body(cx, contest).await
+}
+
+/// Reads the claims of the contested event again; `None`: a partial transaction claims nothing of the outputs that it
+/// spends.
+async fn reread_claimed_body(
+    cx: &HandlerContext<'_>,
+    contest: &Contest,
+) -> Result<Option<ClaimedBody>, SequencerError> {
     let message = reread_event(cx, &contest.position).await?;
-    decode_claimed_body(&message, contest).map_err(SequencerError::Halt)
+    let body = load_contested_body(cx, contest, &message).await?;
+    decode_claimed_body(&message, body, contest).map_err(SequencerError::Halt)
+}
+
+/// Loads the body to which the contested event refers, and waits for the object by name.
+async fn load_contested_body(
+    cx: &HandlerContext<'_>,
+    contest: &Contest,
+    message: &Message,
+) -> Result<Option<Bytes>, SequencerError> {
+    let mut waiting = ReportedWait::new(cx.parts, format!("the contest of {}", contest.txid));
+    loop {
+        match waiting.run_short(load_body(cx.parts.store.event_bodies.as_ref(), message)).await {
+            Ok(body) => return Ok(body),
+            Err(BodyLoadError::Unavailable(why)) => waiting.pause_for(&why).await,
+            Err(BodyLoadError::Halt(why)) => return Err(SequencerError::Halt(why)),
+            // The pipeline read the same object when the transaction was contested.
+            Err(BodyLoadError::Poison(poison)) => return Err(SequencerError::Halt(poison.message)),
+        }
+    }
 }
 
 /// Stores the transaction as the contested event has it. The body of a live transaction is replaced only if it won
@@ -71,7 +101,8 @@ pub async fn restore_contestant(cx: &HandlerContext<'_>, contest: &Contest) -> R
         return Ok(());
     }
     let message = reread_event(cx, &contest.position).await?;
-    let prepared = prepare(&PrepareSettings::of(&cx.parts.store), &message);
+    let body = load_contested_body(cx, contest, &message).await?;
+    let prepared = prepare_loaded(&PrepareSettings::of(&cx.parts.store), &message, body.as_ref());
     let (page, others) = match prepared.map_err(|poison| SequencerError::Halt(poison.message))? {
         PreparedEvent::Validated(tx) => (tx.page.clone(), tx.others.clone()),
         PreparedEvent::Seeded(seed) => (seed.page.clone(), seed.others.clone()),
@@ -108,8 +139,7 @@ pub async fn settle_slots_of_partial(cx: &HandlerContext<'_>, contest: &Contest)
     if cx.is_replay() || cx.master(contest.txid).await?.is_some_and(is_whole) {
         return Ok(());
     }
-    let message = reread_event(cx, &contest.position).await?;
-    let claimed = decode_claimed_body(&message, contest).map_err(SequencerError::Halt)?;
+    let claimed = reread_claimed_body(cx, contest).await?;
     let Some(Body::Transaction(body)) = claimed.map(|claimed| claimed.body) else { return Ok(()) };
     let inputs = list_held_slots(contest.txid, &parse_inputs(cx, &contest.txid, &body)?);
     settle_slots(cx, &inputs, |_| true).await
@@ -161,22 +191,28 @@ pub fn replace_claims(page: &mut Arc<Page>, claimed: ClaimedBody) {
     }
 }
 
-/// Decodes the claims of the contested event; `None`: a partial transaction claims nothing of the outputs that it
-/// spends.
-fn decode_claimed_body(message: &Message, contest: &Contest) -> Result<Option<ClaimedBody>, String> {
+/// Decodes the claims of the contested event; `None`: a partial transaction. `loaded`: the body to which the event
+/// refers.
+fn decode_claimed_body(
+    message: &Message,
+    loaded: Option<Bytes>,
+    contest: &Contest,
+) -> Result<Option<ClaimedBody>, String> {
     let EventPosition { topic, partition, offset, .. } = &contest.position;
     let wrong =
         |what: String| format!("the contest of {} names offset {offset} of {topic}/{partition}: {what}", contest.txid);
-    let validated = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
-        Event::Validated(validated) => validated,
-        Event::Seeded(_) => return Ok(None),
-        other => return Err(wrong(format!("the offset holds a {} event", other.kind().name()))),
+    let event = Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))?;
+    let body = match (event, loaded) {
+        (Event::Validated(validated), _) => message.payload.slice_ref(validated.tx),
+        (Event::ValidatedReference(_), Some(body)) => body,
+        (Event::Seeded(_) | Event::SeededReference(_), _) => return Ok(None),
+        (other, _) => return Err(wrong(format!("the offset holds a {} event", other.kind().name()))),
     };
-    let tx = Transaction::parse(validated.tx).map_err(|error| wrong(error.to_string()))?;
+    let tx = Transaction::parse(&body).map_err(|error| wrong(error.to_string()))?;
     if tx.txid() != contest.txid {
         return Err(wrong(format!("the offset holds the transaction {}", tx.txid())));
     }
     let fee = tx.fee().map_err(|error| wrong(error.to_string()))?;
-    let body = Body::Transaction(message.payload.slice_ref(validated.tx));
-    Ok(Some(ClaimedBody { body, fee, extended_size: validated.tx.len() as u64 }))
+    let extended_size = body.len() as u64;
+    Ok(Some(ClaimedBody { body: Body::Transaction(body), fee, extended_size }))
 }

@@ -149,7 +149,7 @@ pub async fn check_objects(cx: &HandlerContext<'_>, block: &Block<'_>) -> Result
 }
 
 fn objects<'a>(cx: &HandlerContext<'a>, block: &Block<'_>) -> Result<&'a Objects, SequencerError> {
-    let why = "refers to objects, and no object store is configured; set sequencer.objects_url";
+    let why = "refers to objects, and no object store is configured; set objects.url or sequencer.objects_url";
     let objects = cx.parts.store.objects.as_ref();
     objects.ok_or_else(|| SequencerError::Halt(format!("block {} {why}", hex_reversed(&block.hash))))
 }

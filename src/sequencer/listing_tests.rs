@@ -230,7 +230,7 @@ async fn a_wrong_object_halts_the_chain_before_the_first_write() {
     let store = bench.parts.store.clone().with_objects(None);
     let bench = Bench { parts: SequencerParts { store, ..bench.parts.clone() }, ..bench };
     let halted = bench.handle(0).await.unwrap().unwrap_err();
-    assert!(halted.to_string().contains("set sequencer.objects_url"), "{halted}");
+    assert!(halted.to_string().contains("set objects.url or sequencer.objects_url"), "{halted}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -34,6 +34,8 @@ pub enum Condition {
     ChainRunning,
     /// The chain waits for no missing block or reorg.
     ChainFed,
+    /// No event has waited long for an object with its body.
+    ObjectsReadable,
     /// The pipeline commits its completed events: a restart would repeat uncommitted events.
     OffsetsCommitted,
     /// The sequencer commits its completed events.

@@ -38,7 +38,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use crate::{
     backoff::Backoff,
-    blob::{BlobStore, objects::Objects},
+    blob::{BlobStore, EventBodies, objects::Objects},
     engine::{EngineError, ErrorKind, Index, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules, SelectedPage, Selection},
     tx::{Network, Outpoint, Txid},
@@ -79,12 +79,15 @@ pub struct StateStore {
     pub blob_status: BlobStatus,
     /// Objects to which block events can refer for their transaction lists; `None`: not configured.
     pub objects: Option<Objects>,
+    /// Bodies to which the events of transactions can refer; `None`: not configured.
+    pub event_bodies: Option<EventBodies>,
 }
 
 impl StateStore {
     /// Creates a store on an open engine, without a blob store and without objects.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
-        StateStore { engine, settings, blobs: None, blob_status: BlobStatus::default(), objects: None }
+        let blob_status = BlobStatus::default();
+        StateStore { engine, settings, blobs: None, blob_status, objects: None, event_bodies: None }
     }
 
     /// Returns the same store with this blob store.
@@ -95,6 +98,11 @@ impl StateStore {
     /// Returns the same store with these objects for block events.
     pub fn with_objects(self, objects: Option<Objects>) -> Self {
         StateStore { objects, ..self }
+    }
+
+    /// Returns the same store with these bodies for events of transactions.
+    pub fn with_event_bodies(self, event_bodies: Option<EventBodies>) -> Self {
+        StateStore { event_bodies, ..self }
     }
 
     /// Returns the same store with a blob status of its own, for a task that reports its waits for blobs separately.

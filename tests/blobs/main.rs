@@ -4,7 +4,11 @@
 // Clippy exempts tests from these lints, but not the helper functions of tests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[allow(dead_code, reason = "the tests of the engine need more of it")]
+#[path = "../it/aerospike_server.rs"]
+mod aerospike_server;
 mod killed_writer;
+mod large;
 mod memory;
 #[cfg(feature = "aws")]
 mod s3;

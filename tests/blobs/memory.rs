@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Returns the result of `work`, and the most bytes that were allocated during `work` beyond those allocated before.
-async fn measure_peak<T>(work: impl Future<Output = T>) -> (T, usize) {
+pub async fn measure_peak<T>(work: impl Future<Output = T>) -> (T, usize) {
     let before = ALLOCATED.load(Relaxed);
     PEAK.store(before, Relaxed);
     let result = work.await;

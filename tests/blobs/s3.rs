@@ -8,10 +8,13 @@ use axum::{
 };
 use utxo_store::{
     blob::{
-        BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, Intent, OpenBlobError, PutOutcome, Reuse,
+        BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, EventBodyLimits, Intent, OpenBlobError,
+        PutOutcome, Reuse,
         conformance::{self, transaction},
-        open,
+        objects::ObjectError,
+        open, open_event_bodies,
     },
+    event::{BodyReference, ContentHash},
     telemetry::Metrics,
 };
 
@@ -45,6 +48,7 @@ fn s3_store_conforms_and_reports_failures() {
     block_on(async {
         check_conformance(&server).await;
         check_blobs_in_parts(&server).await;
+        check_event_bodies(&server).await;
         check_missing_bucket(&server).await;
         // The unresponsive server comes last, because the check pauses the server for a while.
         check_unresponsive_server(&server).await;
@@ -138,6 +142,26 @@ async fn check_blobs_in_parts(server: &S3Server) {
         (PutOutcome::Stored, PutOutcome::OtherStored) => assert!(stored == one),
         (PutOutcome::OtherStored, PutOutcome::Stored) => assert!(stored == other),
         outcomes => panic!("{outcomes:?}"),
+    }
+}
+
+/// Bodies of events in one request and in parts; a bucket beside blobs.
+async fn check_event_bodies(server: &S3Server) {
+    let options = BlobOptions { part_bytes: Some(MIN_PART_BYTES), ..BlobOptions::default() };
+    let (url, limits) = (url(server, "objects"), EventBodyLimits::default());
+    let bodies = open_event_bodies(&url, Intent::Write, &access("test"), &options, limits).await.unwrap();
+    for (txid, bytes) in [transaction(905, 5, 30, 1), transaction(906, 6_000, 2_000, 1)] {
+        let reference = bodies.put(bytes.clone()).await.unwrap();
+        assert_eq!(bodies.put(bytes.clone()).await.unwrap(), reference, "{txid}");
+        assert!(bodies.read(&reference).await.unwrap() == bytes, "{txid}");
+        let shorter = BodyReference { length: reference.length - 1, ..reference.clone() };
+        let other = BodyReference { blake3: ContentHash([0; 32]), ..reference.clone() };
+        for wrong in [shorter, other] {
+            let error = bodies.read(&wrong).await.unwrap_err();
+            assert!(matches!(error, ObjectError::Wrong { .. }), "{error}");
+        }
+        let absent = BodyReference { key: "bodies/absent".into(), ..reference };
+        assert!(matches!(bodies.read(&absent).await, Err(ObjectError::Missing(_))));
     }
 }
 

@@ -18,8 +18,8 @@ use axum::{
     routing::get,
 };
 use utxo_store::blob::{
-    BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, Intent, OpenBlobError, Reuse,
-    conformance::transaction, open,
+    BlobAccess, BlobErrorKind, BlobName, BlobOptions, BlobStore, BlobUrl, EventBodyLimits, Intent, OpenBlobError,
+    Reuse, conformance::transaction, open, open_event_bodies,
 };
 
 use crate::{acquire_serial_guard, block_on};
@@ -93,6 +93,15 @@ fn blobs_behind_a_web_server_are_read_and_never_written() {
             status.store(0, Ordering::SeqCst);
             assert_eq!(store.get_tx(small, Reuse::Unlikely).await.unwrap(), Some(small_bytes.clone()), "after {code}");
         }
+        // Bodies of events are read the same way, and are refused before a request.
+        let (options, limits) = (BlobOptions::default(), EventBodyLimits::default());
+        let open_bodies =
+            async |url, intent| open_event_bodies(url, intent, &BlobAccess::default(), &options, limits).await.unwrap();
+        let reference = open_bodies(&directory, Intent::Write).await.put(small_bytes.clone()).await.unwrap();
+        let bodies = open_bodies(&url, Intent::Write).await;
+        assert_eq!(bodies.read(&reference).await.unwrap(), small_bytes);
+        let error = bodies.put(small_bytes).await.unwrap_err();
+        assert!(error.kind == BlobErrorKind::Denied && error.message.contains("set objects.url to s3://"), "{error}");
         server.abort();
     });
 }

@@ -405,8 +405,10 @@ impl World {
     pub async fn rebuild(&self) -> StateStore {
         let engine = Arc::new(MemoryEngine::new(self.store.settings.rules));
         let blobs = self.store.blobs.as_ref().map(|_| BlobStore::memory());
-        let store =
-            StateStore::new(engine, self.store.settings).with_blobs(blobs).with_objects(self.store.objects.clone());
+        let store = StateStore::new(engine, self.store.settings)
+            .with_blobs(blobs)
+            .with_objects(self.store.objects.clone())
+            .with_event_bodies(self.store.event_bodies.clone());
         let wrap = |wrap: &EngineWrapper| StateStore { engine: wrap(store.engine.clone()), ..store.clone() };
         let wrapped = self.rebuild_engine.as_ref().map(wrap);
         let parts = || self.parts(wrapped.as_ref().unwrap_or(&store));

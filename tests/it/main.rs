@@ -10,6 +10,7 @@ mod api;
 mod bad_input;
 mod blobs;
 mod bodies;
+mod by_reference;
 mod certificates;
 mod citations;
 mod cli;

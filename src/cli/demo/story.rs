@@ -13,7 +13,12 @@ use super::{
 use crate::cli::output;
 use crate::{
     broker::Broker,
-    cli::{CliResult, Failure, generate::produce, inspect::transaction::TransactionView, opening},
+    cli::{
+        CliResult, Failure,
+        generate::{EventSink, produce},
+        inspect::transaction::TransactionView,
+        opening,
+    },
     client::history,
     config::Config,
     generate::Story,
@@ -59,7 +64,8 @@ pub async fn run_story(
     let started = Instant::now();
     for (chapter, number) in story.chapters.iter().zip(1..) {
         let messages = chapter.messages.iter().cloned();
-        produce(producer.as_ref(), &config.kafka.topics, messages, &ProgressBar::hidden()).await?;
+        let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: None };
+        produce(&sink, messages, &ProgressBar::hidden()).await?;
         run_with_kills(directory, 0, &groups, 0, SplitMix64::new(number), &Timeline::silent()).await?;
         let store = opening::open_store(config, &config.store.url, &Default::default()).await?;
         let after = read_cast(&store, story).await?;

@@ -6,8 +6,9 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
+    blob::EventBodies,
     broker::{BrokerError, BrokerErrorKind, OutgoingMessage, Producer},
-    client::outgoing_message,
+    client::{PublishError, outgoing_message, refer_if_large},
     config::Topics,
     event::Destination,
     generate::Message,
@@ -24,8 +25,20 @@ const BATCH_BYTES: usize = 4 << 20;
 pub struct ProducedTotals {
     /// Number of events, one per message.
     pub events: u64,
-    /// Bytes of the payloads, without keys.
+    /// Bytes of the payloads, without keys and objects.
     pub bytes: u64,
+    /// Number of events that refer to an object with their body.
+    pub by_reference: u64,
+}
+
+/// Destination of the produced events.
+pub struct EventSink<'a> {
+    /// Producer of the log.
+    pub producer: &'a dyn Producer,
+    /// Names of the topics.
+    pub topics: &'a Topics,
+    /// Object store for the bodies of large transactions; `None`: every event is one message.
+    pub bodies: Option<&'a EventBodies>,
 }
 
 /// Makes a progress bar with rate and time left. The bar is hidden if standard error is not a terminal.
@@ -43,25 +56,27 @@ pub fn progress_bar(label: &'static str, length: u64) -> ProgressBar {
 /// Produces `messages` in their order.
 ///
 /// # Errors
-/// A batch is not acknowledged completely; all batches before are in the log.
+/// A batch is not acknowledged completely, or a body cannot be stored; all batches before are in the log.
 pub async fn produce(
-    producer: &dyn Producer,
-    topics: &Topics,
+    sink: &EventSink<'_>,
     messages: impl Iterator<Item = Message>,
     bar: &ProgressBar,
-) -> Result<ProducedTotals, BrokerError> {
+) -> Result<ProducedTotals, PublishError> {
     let mut produced = ProducedTotals::default();
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);
-    for message in messages {
-        if batch.len() >= BATCH_MESSAGES || batch_bytes + message.payload.len() > BATCH_BYTES {
-            produced.send(producer, &mut batch, bar).await?;
+    for Message { topic, key, payload } in messages {
+        let (destination, encoded_bytes) = (Destination { topic, key }, payload.len());
+        let payload = refer_if_large(sink.bodies, &destination, payload.into()).await?;
+        // A reference is smaller than the event.
+        produced.by_reference += u64::from(payload.len() < encoded_bytes);
+        if batch.len() >= BATCH_MESSAGES || batch_bytes + payload.len() > BATCH_BYTES {
+            produced.send(sink.producer, &mut batch, bar).await?;
             batch_bytes = 0;
         }
-        batch_bytes += message.payload.len();
-        let Message { topic, key, payload } = message;
-        batch.push(outgoing_message(topics, Destination { topic, key }, payload));
+        batch_bytes += payload.len();
+        batch.push(outgoing_message(sink.topics, destination, payload));
     }
-    produced.send(producer, &mut batch, bar).await?;
+    produced.send(sink.producer, &mut batch, bar).await?;
     Ok(produced)
 }
 
@@ -94,7 +109,8 @@ fn too_large(messages: &[OutgoingMessage], error: BrokerError) -> BrokerError {
         Err(_) => "a block".to_owned(),
     };
     let message = format!(
-        "{subject} makes an event of {} bytes, more than topic {} takes (raise its max.message.bytes): {}",
+        "{subject} makes an event of {} bytes, more than topic {} takes (raise its max.message.bytes; objects.url \
+         takes the bodies of large transactions): {}",
         largest.payload.len(),
         largest.topic,
         error.message

@@ -84,9 +84,10 @@ async fn all_events_arrive_once_and_in_order() {
     same(event_source.messages()).await.expect("no blocks are there");
     let producer = broker.producer().await.unwrap();
     let bar = indicatif::ProgressBar::hidden();
-    let produced = produce(producer.as_ref(), &config.kafka.topics, event_source.messages(), &bar).await.unwrap();
+    let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: None };
+    let produced = produce(&sink, event_source.messages(), &bar).await.unwrap();
     let bytes = event_source.messages().map(|message| message.payload.len() as u64).sum();
-    assert_eq!(produced, ProducedTotals { events: 58 + 4_313, bytes });
+    assert_eq!(produced, ProducedTotals { events: 58 + 4_313, bytes, by_reference: 0 });
     assert_eq!(bar.position(), produced.events);
 
     let mut validated = 0;
@@ -111,8 +112,11 @@ async fn all_events_arrive_once_and_in_order() {
 
 #[test]
 fn events_are_printed_without_counts_of_blocks() {
-    let produced = ProducedTotals { events: 2, bytes: 30 };
+    let produced = ProducedTotals { events: 2, bytes: 30, by_reference: 0 };
     assert_eq!(GenerateSummary { counts: None, produced, left_out: None }.line(), "2 events, 30 bytes");
+    let by_reference = ProducedTotals { by_reference: 1, ..produced };
+    let summary = GenerateSummary { counts: None, produced: by_reference, left_out: None };
+    assert_eq!(summary.line(), "2 events, 30 bytes, 1 bodies in objects");
     let counts = Some(ChainCounts { blocks: 1, seeded: 4, ..ChainCounts::default() });
     let line = GenerateSummary { counts, produced, left_out: None }.line();
     assert_eq!(line, "2 events, 30 bytes: 1 blocks with 0 transactions, 4 partial parents");

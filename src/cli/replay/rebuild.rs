@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         CliResult, Failure, inspect,
-        opening::{self, Monitoring},
+        opening::{self, LogObjects, Monitoring},
         serving::{self, HttpOptions},
         signals,
         spinner::Spinner,
@@ -108,9 +108,9 @@ impl Rebuild {
             Some(url) => Some(opening::open_blobs_at(config, url, Intent::Write, &monitoring.metrics).await?),
             None => None,
         };
-        let objects = opening::open_objects(config, &monitoring.metrics).await?;
+        let objects = LogObjects::open(config, &monitoring.metrics).await?;
         opening::with_store(config, &self.store, &monitoring.metrics, async |store: &StateStore| {
-            let store = store.clone().with_blobs(blobs).with_objects(objects);
+            let store = objects.attach_to(store.clone().with_blobs(blobs));
             let parts = opening::build_parts(broker, store.clone(), monitoring)?;
             let report = self.replay(config, parts, shutdown).await?;
             // Counting the store is no work of the loops: without this the stall check would report them.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         CliResult, Failure, FencedError,
-        opening::{self, Monitoring},
+        opening::{self, LogObjects, Monitoring},
         serving::{self, HttpOptions},
         signals, wiring,
     },
@@ -77,9 +77,9 @@ async fn replay(
     }
     let started = Instant::now();
     let blobs = opening::open_blobs(config, Intent::Write, &monitoring.metrics).await?;
-    let objects = opening::open_objects(config, &monitoring.metrics).await?;
+    let objects = LogObjects::open(config, &monitoring.metrics).await?;
     let done = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
-        let store = store.clone().with_blobs(blobs).with_objects(objects);
+        let store = objects.attach_to(store.clone().with_blobs(blobs));
         let topics = find_topics(broker.as_ref(), &wiring::instance_settings(config).state_topics()).await?;
         let consumed = reset.consumed_offsets(broker.as_ref()).await?;
         let meta = StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?;

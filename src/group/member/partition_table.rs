@@ -58,6 +58,12 @@ impl PartitionTable {
         self.states.get_mut(&number).filter(|state| state.epoch == epoch)
     }
 
+    /// Returns the watermark of a partition under this epoch; `None`: the epoch has ended, or the partition is halted.
+    pub fn running_watermark(&self, number: i32, epoch: u64) -> Option<u64> {
+        let state = self.states.get(&number).filter(|state| state.epoch == epoch && !state.reads.is_halted());
+        state.map(|state| state.tracker.watermark())
+    }
+
     /// Returns the partitions that are not halted.
     pub fn running(&self) -> impl Iterator<Item = &PartitionState> {
         self.states.values().filter(|state| !state.reads.is_halted())

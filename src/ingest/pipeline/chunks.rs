@@ -1,27 +1,65 @@
 //! Chunks: messages that were read together, and are prepared together in a task beside the loop.
+//!
+//! An event whose body is an object is a chunk of its own. Its body is loaded once the memory has room, and while the
+//! load lasts the later chunks of the same partition wait; the chunks of other partitions do not.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    task::{Context, Poll},
+};
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
-use super::{PipelineError, topic_id::TopicConfirmation};
+use super::{
+    PipelineError,
+    loads::{BodyLoad, BodyLoads},
+    topic_id::TopicConfirmation,
+};
 use crate::{
     broker::Message,
+    event::Event,
     prepare::{Poison, PrepareSettings, PreparedEvent, check_partition, prepare},
 };
 
-type PreparedMessages = Vec<(Message, Result<PreparedEvent, Poison>)>;
+/// Reasons why an event was not prepared.
+#[derive(Debug)]
+pub(super) enum PreparationFailure {
+    /// The event becomes a dead letter.
+    Poison(Poison),
+    /// The partition halts, for this reason.
+    Halt(String),
+}
+
+pub(super) type PreparedMessages = Vec<(Message, Result<PreparedEvent, PreparationFailure>)>;
 
 /// Messages that were read together and are prepared in one task.
 struct Chunk {
     partition: i32,
     epoch: u64,
-    /// Number in the order of reading, over all partitions.
+    /// Number in the order of reading, over all partitions; the parts of one batch share their number.
     number: u64,
     /// Least timestamp of the messages, and the first offset.
     oldest: (i64, u64),
     messages: usize,
-    prepared: JoinHandle<PreparedMessages>,
+    work: ChunkWork,
+}
+
+/// Preparation of a chunk.
+enum ChunkWork {
+    /// The bodies are in the messages.
+    Inline(JoinHandle<PreparedMessages>),
+    /// The body of the one message is an object.
+    Load(BodyLoad),
+}
+
+impl ChunkWork {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<PreparedMessages, JoinError>> {
+        match self {
+            ChunkWork::Inline(task) => std::pin::Pin::new(task).poll(cx),
+            ChunkWork::Load(load) => load.poll(cx),
+        }
+    }
 }
 
 /// Messages of one chunk, prepared.
@@ -39,53 +77,138 @@ pub(super) struct ChunkQueue {
     chunks: VecDeque<Chunk>,
     /// Number of messages of all chunks.
     messages: usize,
+    loads: BodyLoads,
 }
 
 impl ChunkQueue {
-    pub(super) fn new(settings: PrepareSettings, partitions: Option<i32>) -> Self {
-        ChunkQueue { settings, partitions, chunks: VecDeque::new(), messages: 0 }
+    pub(super) fn new(settings: PrepareSettings, partitions: Option<i32>, loads: BodyLoads) -> Self {
+        ChunkQueue { settings, partitions, chunks: VecDeque::new(), messages: 0, loads }
     }
 
-    /// Adds the messages of a partition and starts their preparation.
+    /// Adds the messages of a partition and starts their preparation. Events whose body is an object wait for
+    /// [`begin_loads`](Self::begin_loads).
     pub(super) fn push(&mut self, partition: i32, epoch: u64, number: u64, messages: Vec<Message>) {
-        let (settings, partitions) = (self.settings, self.partitions);
-        let count = messages.len();
-        let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
-        let oldest = (oldest_ms, messages.first().map_or(0, |message| message.offset));
-        let prepared = tokio::spawn(async move {
-            messages
-                .into_iter()
-                .map(|message| {
-                    let result = prepare(&settings, &message).and_then(|prepared| {
-                        partitions
-                            .map_or(Ok(()), |count| check_partition(partition, count, &message))
-                            .map(|()| prepared)
-                    });
-                    (message, result)
-                })
-                .collect()
-        });
-        self.messages += count;
-        self.chunks.push_back(Chunk { partition, epoch, number, oldest, messages: count, prepared });
+        let mut inline = Vec::new();
+        for message in messages {
+            let Some(length) = Event::referenced_length(&message.payload) else {
+                inline.push(message);
+                continue;
+            };
+            self.push_inline(partition, epoch, number, std::mem::take(&mut inline));
+            let oldest = (message.timestamp_ms, message.offset);
+            let work = ChunkWork::Load(self.loads.wait_for_room(message, length));
+            self.messages += 1;
+            self.chunks.push_back(Chunk { partition, epoch, number, oldest, messages: 1, work });
+        }
+        self.push_inline(partition, epoch, number, inline);
     }
 
-    /// Returns the oldest chunk, once the chunk is prepared and the topic confirmed: chunks are used in the order of
-    /// reading.
-    pub(super) async fn next(&mut self, confirmation: &TopicConfirmation) -> Result<PreparedChunk, PipelineError> {
-        let Some(chunk) = self.chunks.front_mut().filter(|chunk| confirmation.is_confirmed(chunk.number)) else {
-            return std::future::pending().await;
+    fn push_inline(&mut self, partition: i32, epoch: u64, number: u64, messages: Vec<Message>) {
+        let count = messages.len();
+        let Some(first) = messages.first() else { return };
+        let oldest_ms = messages.iter().map(|message| message.timestamp_ms).min().unwrap_or(i64::MIN);
+        let oldest = (oldest_ms, first.offset);
+        let (settings, partitions) = (self.settings, self.partitions);
+        let prepare_each = move |message: Message| {
+            let prepared = prepare(&settings, &message);
+            let placed = prepared.and_then(|prepared| {
+                partitions.map_or(Ok(()), |count| check_partition(partition, count, &message)).map(|()| prepared)
+            });
+            (message, placed.map_err(PreparationFailure::Poison))
         };
-        let messages = (&mut chunk.prepared).await.map_err(|error| PipelineError::Internal(error.to_string()))?;
-        let (partition, epoch) = (chunk.partition, chunk.epoch);
+        let task = tokio::spawn(async move { messages.into_iter().map(prepare_each).collect() });
+        self.messages += count;
+        let work = ChunkWork::Inline(task);
+        self.chunks.push_back(Chunk { partition, epoch, number, oldest, messages: count, work });
+    }
+
+    /// Begins to load the bodies for which the memory has room, in the order of reading. The body of the oldest
+    /// unfinished event of a partition is loaded in any case: its parents do not wait for any body, so that every
+    /// partition advances. Loads under an epoch that has ended are dropped, and those of halted partitions.
+    ///
+    /// `watermark_of`: watermark of a running partition under this epoch; `None`: the epoch has ended, or the partition
+    /// is halted.
+    pub(super) fn begin_loads(&mut self, watermark_of: impl Fn(i32, u64) -> Option<u64>) {
+        if self.loads.is_empty() {
+            return;
+        }
+        let (partitions, settings) = (self.partitions, self.settings);
+        let mut dropped = 0;
+        self.chunks.retain_mut(|chunk| {
+            let ChunkWork::Load(load) = &mut chunk.work else { return true };
+            let Some(watermark) = watermark_of(chunk.partition, chunk.epoch) else {
+                dropped += chunk.messages;
+                return false;
+            };
+            let is_oldest = chunk.oldest.1 <= watermark;
+            load.begin_if_room(is_oldest, settings, partitions.map(|count| (chunk.partition, count)));
+            true
+        });
+        self.messages -= dropped;
+    }
+
+    /// Returns the next chunk that is prepared, and whose topic is confirmed. Chunks are used in the order of reading;
+    /// a chunk that waits for its body lets the chunks of other partitions pass.
+    pub(super) async fn next(&mut self, confirmation: &TopicConfirmation) -> Result<PreparedChunk, PipelineError> {
+        let (index, messages) = poll_fn(|cx| self.poll_next(confirmation, cx)).await;
+        let messages = messages.map_err(|error| PipelineError::Internal(error.to_string()))?;
+        let Some(chunk) = self.chunks.remove(index) else { unreachable!("the chunk was just polled") };
         debug_assert_eq!(messages.len(), chunk.messages);
         self.messages -= chunk.messages;
-        self.chunks.pop_front();
-        Ok(PreparedChunk { partition, epoch, messages })
+        Ok(PreparedChunk { partition: chunk.partition, epoch: chunk.epoch, messages })
     }
 
-    /// Returns the number of messages that are read and not used yet.
+    fn poll_next(
+        &mut self,
+        confirmation: &TopicConfirmation,
+        cx: &mut Context<'_>,
+    ) -> Poll<(usize, Result<PreparedMessages, JoinError>)> {
+        let mut waiting: Vec<i32> = Vec::new();
+        for (index, chunk) in self.chunks.iter_mut().enumerate() {
+            if !confirmation.is_confirmed(chunk.number) {
+                break;
+            }
+            if waiting.contains(&chunk.partition) {
+                continue;
+            }
+            match (chunk.work.poll(cx), &chunk.work) {
+                (Poll::Ready(prepared), _) => return Poll::Ready((index, prepared)),
+                (Poll::Pending, ChunkWork::Load(_)) => waiting.push(chunk.partition),
+                (Poll::Pending, ChunkWork::Inline(_)) => break,
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Returns the number of messages that are read and not used yet, without those that wait for a body.
     pub(super) fn messages(&self) -> usize {
-        self.messages
+        if self.loads.is_empty() {
+            return self.messages;
+        }
+        let mut waiting: Vec<i32> = Vec::new();
+        let mut count = 0;
+        for chunk in &self.chunks {
+            if matches!(chunk.work, ChunkWork::Load(_)) && !waiting.contains(&chunk.partition) {
+                waiting.push(chunk.partition);
+            }
+            count += if waiting.contains(&chunk.partition) { 0 } else { chunk.messages };
+        }
+        count
+    }
+
+    /// Returns whether an event waits for its body.
+    pub(super) fn is_loading(&self) -> bool {
+        !self.loads.is_empty()
+    }
+
+    /// Returns the body that could not be read for the longest time: since when, by the steady clock, and why.
+    pub(super) fn longest_wait(&self) -> Option<(u64, String)> {
+        let failures = self.chunks.iter().filter_map(|chunk| match &chunk.work {
+            ChunkWork::Load(load) => Some((chunk, load.failure()?)),
+            ChunkWork::Inline(_) => None,
+        });
+        let (Chunk { partition, oldest, .. }, (since_ms, why)) = failures.min_by_key(|(_, (since_ms, _))| *since_ms)?;
+        Some((since_ms, format!("partition {partition} waits at offset {}: {why}", oldest.1)))
     }
 
     /// Returns timestamp and offset of the oldest event of a partition that is read and not prepared.

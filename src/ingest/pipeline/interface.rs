@@ -104,6 +104,10 @@ pub enum PipelineError {
     /// The topic is not the store's. Only a rebuild ends with this error; an instance halts.
     #[error("{0}")]
     OtherTopic(String),
+    /// The body of an event cannot be read before a setting is changed. Only a rebuild ends with this error; an
+    /// instance halts.
+    #[error("{0}")]
+    Body(String),
     /// A task of the pipeline has panicked.
     #[error("internal: {0}")]
     Internal(String),

@@ -12,6 +12,9 @@ use crate::{
     telemetry::{DrainReason, Metrics},
 };
 
+/// Time from the first failed read of an object, ms, from which readiness names the object.
+const LATE_OBJECT_MS: u64 = 10_000;
+
 /// Progress and waits for the next status, and the wait of the last one.
 #[derive(Debug, Default)]
 pub(super) struct StatusReport {
@@ -62,6 +65,14 @@ impl StatusReport {
             let waited = wait.map(|(since_ms, what)| (now_ms.saturating_sub(since_ms), what));
             self.report_long_wait(waited, settings.missing_parent_grace_ms, services);
         }
+    }
+
+    /// Updates the readiness of the objects. An object can be some seconds behind its event, so that only a longer wait
+    /// counts. `wait`: since when, by the steady clock, and why.
+    pub(super) fn report_body_wait(&self, wait: Option<(u64, String)>, services: &PipelineServices) {
+        let now_ms = services.clock.steady_ms();
+        let late = wait.filter(|(since_ms, _)| now_ms.saturating_sub(*since_ms) >= LATE_OBJECT_MS);
+        services.health.set(Condition::ObjectsReadable, late.map(|(_, why)| why));
     }
 
     /// Publishes the status of the pipeline, its partitions and the group.

@@ -62,7 +62,7 @@ pub(super) async fn check_log(
 /// Checks each topic, and returns the topics that exist.
 async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckReport) -> Result<Vec<Topic>, Failure> {
     let names = &config.kafka.topics;
-    match topics::describe_topics(broker, names).await {
+    match topics::describe_topics(broker, config).await {
         Ok(statuses) => {
             report.print(statuses.iter().map(|status| status.finding(names.name(status.topic))))?;
             Ok(statuses.iter().filter(|status| status.found.is_some()).map(|status| status.topic).collect())

@@ -5,7 +5,11 @@ use std::{path::Path, sync::Arc};
 use super::{CheckReport, LogState, with_timeout};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
-    cli::{CliResult, Failure, opening, wiring},
+    cli::{
+        CliResult, Failure,
+        opening::{self, OpeningError},
+        wiring,
+    },
     config::Config,
     engine::{OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceSettings,
@@ -54,12 +58,21 @@ pub(super) async fn check_state(
     };
     report.print(findings)?;
     report.print([check_blobs(config, &found, &metrics).await])?;
-    let objects = match opening::open_objects(config, &metrics).await {
-        Ok(None) => Finding::new("objects of large blocks", CheckOutcome::Skipped, "sequencer.objects_url is not set"),
-        Ok(Some(_)) => Finding::new("objects of large blocks", CheckOutcome::Ok, "sequencer.objects_url can be opened"),
-        Err(error) => Finding::failed("objects of large blocks", Failure::from(error).message()),
-    };
-    Ok(report.print([objects])?)
+    let blocks = opening::open_objects(config, &metrics).await.map(|objects| objects.is_some());
+    let bodies = opening::open_event_bodies_for(Intent::Read, config, &metrics).await.map(|bodies| bodies.is_some());
+    Ok(report.print([
+        check_objects("objects of large blocks", blocks, "objects.url and sequencer.objects_url are not set"),
+        check_objects("objects of large transactions", bodies, "objects.url is not set"),
+    ])?)
+}
+
+/// Returns the finding on a place of objects; `Ok(false)`: `unset` says which setting would name the place.
+fn check_objects(check: &'static str, opened: Result<bool, OpeningError>, unset: &str) -> Finding {
+    match opened {
+        Ok(true) => Finding::new(check, CheckOutcome::Ok, "the place of the objects can be opened"),
+        Ok(false) => Finding::new(check, CheckOutcome::Skipped, unset),
+        Err(error) => Finding::failed(check, Failure::from(error).message()),
+    }
 }
 
 /// Meta record of the store, as far as the store could be opened.
