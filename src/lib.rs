@@ -11,7 +11,7 @@
 //! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`] |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
-//! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
+//! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`OutcomeBatch`], [`DeadLetter`] |
 //! | build transactions | [`TransactionBuilder`], [`Transaction`], [`Txid`], [`Outpoint`] |
 //! | run without Kafka | [`MemoryBroker`]; [`Broker`] is the contract of a log |
 //!
@@ -157,8 +157,8 @@ pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEng
 pub use event::{
     Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
     Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination, DestinationError, Event,
-    EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent, Reorg, Subtree,
-    SubtreeTransactions, Topic, Validated, from_json, to_json,
+    EventPosition, HeaderError, OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, PartialOutput,
+    PartialTxEvent, Reorg, Subtree, SubtreeTransactions, Topic, TxidList, Validated, from_json, to_json,
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
@@ -178,7 +178,7 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune, Ratio, Run, Secret, Security,
+        Blobs, Brokers, Http, Ingest, Kafka, Log, LogFilter, Outcomes, Properties, Prune, Ratio, Run, Secret, Security,
         Sequencer, Store, TopicName, Topics,
     };
 }

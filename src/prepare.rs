@@ -120,11 +120,18 @@ pub struct Poison {
     pub class: DeadLetterClass,
     /// Fault, with the name of the field.
     pub message: String,
+    /// Transaction of the message: by its body, or else by its key; `None`: neither has a txid.
+    pub txid: Option<Txid>,
 }
 
 impl Poison {
     fn new(class: DeadLetterClass, message: impl ToString) -> Self {
-        Poison { stage: "prepare", class, message: message.to_string() }
+        Poison { stage: "prepare", class, message: message.to_string(), txid: None }
+    }
+
+    /// Returns the same fault of a message about this transaction.
+    pub fn about(self, txid: Txid) -> Self {
+        Poison { txid: Some(txid), ..self }
     }
 }
 
@@ -133,10 +140,25 @@ impl Poison {
 /// # Errors
 /// [`Poison`] for a message that is malformed, has a wrong key, or breaks a rule of its event.
 pub fn prepare(settings: &PrepareSettings, message: &Message) -> Result<PreparedEvent, Poison> {
+    decode_and_prepare(settings, message).map_err(|poison| match <[u8; 32]>::try_from(&message.key[..]) {
+        Ok(key) if poison.txid.is_none() => poison.about(Txid(key)),
+        _ => poison,
+    })
+}
+
+fn decode_and_prepare(settings: &PrepareSettings, message: &Message) -> Result<PreparedEvent, Poison> {
     let decode_error = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
     match Event::decode(&message.payload).map_err(|error| decode_error(&error))? {
-        Event::Validated(validated) => prepare_validated(settings, message, &validated).map(PreparedEvent::Validated),
-        Event::Seeded(seeded) => prepare_seeded(settings, message, &seeded).map(PreparedEvent::Seeded),
+        Event::Validated(validated) => {
+            let tx = Transaction::parse(validated.tx).map_err(|error| decode_error(&error))?;
+            let txid = tx.txid();
+            let prepared = prepare_validated(settings, message, &validated, (&tx, txid));
+            prepared.map(PreparedEvent::Validated).map_err(|poison| poison.about(txid))
+        }
+        Event::Seeded(seeded) => {
+            let prepared = prepare_seeded(settings, message, &seeded);
+            prepared.map(PreparedEvent::Seeded).map_err(|poison| poison.about(seeded.txid))
+        }
         other => Err(decode_error(&format!("a {} event does not belong in this topic", other.kind().name()))),
     }
 }
@@ -183,9 +205,8 @@ fn prepare_validated(
     settings: &PrepareSettings,
     message: &Message,
     validated: &Validated<'_>,
+    (tx, txid): (&Transaction<'_>, Txid),
 ) -> Result<Arc<PreparedTx>, Poison> {
-    let tx = Transaction::parse(validated.tx).map_err(|error| Poison::new(DeadLetterClass::Decode, error))?;
-    let txid = tx.txid();
     check_key(message, &txid)?;
     if tx.is_coinbase() {
         let why = "inputs: a coinbase comes with its block, not as a validated transaction";
@@ -197,10 +218,10 @@ fn prepare_validated(
         return Err(Poison::new(DeadLetterClass::Invalid, why));
     }
     let body = message.payload.slice_ref(validated.tx);
-    let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
+    let groups = group_inputs(tx, &body, settings.utxo_batch_size);
     let setting = build_setting(settings, validated.height, message);
     let start = build::NewTxState { locked: validated.locked, ..build::NewTxState::default() };
-    let pages = build::build_pages(&tx, body, txid, &setting, &start)
+    let pages = build::build_pages(tx, body, txid, &setting, &start)
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
     let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));

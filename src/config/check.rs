@@ -8,7 +8,7 @@ use figment::{Figment, Profile, error::Kind as FigmentErrorKind};
 
 use super::{
     Config,
-    settings::{Blobs, Cluster, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store, Topics},
+    settings::{Blobs, Cluster, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Sequencer, Store, Topics},
     types::{Range, SettingType},
     writable_blobs,
 };
@@ -246,6 +246,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     checker.read_secrets(&mut kafka, &mut store);
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
+    let outcomes = Outcomes::take(checker);
     let prune = Prune::take(checker);
     let run = Run::take(checker);
     let http = Http::take(checker);
@@ -273,7 +274,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
-    let (ingest, sequencer, prune) = (ingest?, sequencer?, prune?);
+    let (ingest, sequencer, outcomes, prune) = (ingest?, sequencer?, outcomes?, prune?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
-    Some(Config { kafka, store, ingest, sequencer, prune, run, http, log, ignored_variables: Vec::new() })
+    Some(Config { kafka, store, ingest, sequencer, outcomes, prune, run, http, log, ignored_variables: Vec::new() })
 }

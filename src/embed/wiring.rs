@@ -19,6 +19,10 @@ use crate::{
 /// Longest time for a commit of offsets, or for leaving a group; at most a quarter of `kafka.max_poll_interval_ms`.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time for which live transactions are gathered for one message: short for a client that waits, and long enough that
+/// the messages cost nothing beside the events.
+const LIVE_OUTCOME_AGE: Duration = Duration::from_millis(50);
+
 /// Makes the rules of record operations: retention and network.
 fn record_rules(config: &Config) -> Rules {
     Rules { retention: config.store.block_height_retention, network: config.store.network }
@@ -96,6 +100,7 @@ pub fn instance_settings(config: &Config) -> InstanceSettings {
             descendants_per_decision: config.sequencer.descendants_per_decision as usize,
             commit_interval: ms(config.ingest.commit_interval_ms),
             prune: config.prune.enabled.then(|| prune_task(config)),
+            mined_outcomes: config.outcomes.mined,
         },
         topics: sequencer_topics(config),
         sequencer_enabled: config.sequencer.enabled,
@@ -198,6 +203,7 @@ fn pipeline_settings(config: &Config) -> PipelineSettings {
         missing_parent_grace_ms: ingest.missing_parent_grace_ms,
         commit_interval: ms(ingest.commit_interval_ms),
         drain_timeout: ms(ingest.drain_timeout_ms),
+        live_outcomes: config.outcomes.live.then_some(LIVE_OUTCOME_AGE),
     }
 }
 
@@ -260,6 +266,8 @@ mod tests {
             ("INGEST__DRAIN_TIMEOUT_MS", "26"),
             ("INGEST__DURABILITY_LAG_MS", "31"),
             ("INGEST__MAX_NOT_DURABLE_TRANSACTIONS", "32"),
+            ("OUTCOMES__LIVE", "false"),
+            ("OUTCOMES__MINED", "false"),
             ("SEQUENCER__ENABLED", "false"),
             ("SEQUENCER__BLOCK_WAIT_MS", "27"),
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
@@ -286,6 +294,7 @@ mod tests {
         let limits = pipeline.dead_letter_limits;
         assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
         assert!(!sequencer_enabled);
+        assert_eq!((pipeline.live_outcomes, sequencer.mined_outcomes), (None, false));
         assert_eq!(durability_lag, Some(ms(31)));
         assert_eq!((sequencer.block_wait, sequencer.descendants_per_decision), (ms(27), 30));
         assert_eq!(sequencer.commit_interval, ms(23));

@@ -13,6 +13,7 @@ mod decision;
 mod declare;
 mod destination;
 mod json;
+mod outcome;
 mod topic;
 mod transaction;
 
@@ -30,9 +31,10 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
-pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEvent, OutcomeKind};
+pub use decision::{DecidedInput, Decision, DecisionBody, Descendant};
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
+pub use outcome::{OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, TxidList};
 pub use topic::Topic;
 pub use transaction::{PartialOutput, PartialTxEvent, Validated};
 
@@ -159,6 +161,8 @@ events! {
     Decision(Decision) = 7, "decision";
     /// A result for clients, see [`OutcomeEvent`].
     Outcome(OutcomeEvent) = 8, "outcome";
+    /// Transactions with one result, for clients, see [`OutcomeBatch`].
+    OutcomeBatch(OutcomeBatch<'a>) = 9, "outcome-batch";
 }
 
 /// Splits a message into its kind and its body.

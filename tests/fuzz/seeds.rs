@@ -25,7 +25,8 @@ const BLOCKS: [&str; 3] =
 /// Size limit in bytes: larger transactions only slow a fuzzer down.
 const LARGEST_TRANSACTION: usize = 1_500;
 
-const KINDS: [&str; 8] = ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome"];
+const KINDS: [&str; 9] =
+    ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome", "outcome-batch"];
 
 /// Returns the seeds of a target, in the order of their names.
 pub fn of(target: &str) -> Seeds {

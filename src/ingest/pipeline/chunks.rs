@@ -59,6 +59,7 @@ impl ChunkQueue {
                     let result = prepare(&settings, &message).and_then(|prepared| {
                         partitions
                             .map_or(Ok(()), |count| check_partition(partition, count, &message))
+                            .map_err(|poison| poison.about(prepared.txid()))
                             .map(|()| prepared)
                     });
                     (message, result)
