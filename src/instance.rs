@@ -15,10 +15,10 @@ use frontier::Frontier;
 pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
 
 use crate::{
-    broker::{Broker, Outage, Producer, TopicPartition, identity::TopicGuard},
+    broker::{Broker, BrokerError, Outage, Producer, TopicPartition, identity::TopicGuard},
     clock::Clock,
     event::Topic,
-    group::earlier_halts::EarlierHalts,
+    group::{earlier_halts::EarlierHalts, outcomes::OutcomeTopic},
     ingest::{
         pipeline::{Pipeline, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
@@ -110,7 +110,8 @@ pub async fn run(
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
     parts.health.status_registry().publish_store(parts.store.engine.name());
-    settings.pipeline.partitions = Some(start::check_topics(&settings, parts.broker.as_ref()).await?);
+    let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
+    settings.pipeline.partitions = Some(counts.validated);
     let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
     frontier.record_halts(&parts.earlier_halts);
     let mut nodes = start::restart_detector(&settings, &parts)?;
@@ -122,17 +123,17 @@ pub async fn run(
     let guard = start::bind_log(&parts, log).await?;
     parts.health.on_store_opened();
 
-    let producer = parts.broker.producer().await?;
+    let output = LogOutput::open(&settings, &parts, counts.outcomes).await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_services(&settings, &parts, producer.clone(), Modes::Live, (&nodes, guard.clone())),
+        pipeline_services(&settings, &parts, output.clone(), Modes::Live, (&nodes, guard.clone())),
         consumer,
     );
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        let parts = sequencer_parts(&settings, &parts, producer, (nodes, guard), &pipeline);
+        let parts = sequencer_parts(&settings, &parts, output, (nodes, guard), &pipeline);
         Some(Sequencer::new(parts, ChainMode::Live, consumer))
     } else {
         None
@@ -231,10 +232,25 @@ async fn cancel_on_error<T, E>(stop: &CancellationToken, work: impl Future<Outpu
     work.await.inspect_err(|_| stop.cancel())
 }
 
+/// Writer of an instance's messages.
+#[derive(Clone)]
+struct LogOutput {
+    producer: Arc<dyn Producer>,
+    outcomes: OutcomeTopic,
+}
+
+impl LogOutput {
+    /// Opens the writer of an instance whose topic of outcomes has this number of partitions.
+    async fn open(settings: &InstanceSettings, parts: &InstanceParts, partitions: i32) -> Result<Self, BrokerError> {
+        let outcomes = OutcomeTopic { name: settings.topics.outcomes.clone(), partitions };
+        Ok(LogOutput { producer: parts.broker.producer().await?, outcomes })
+    }
+}
+
 fn pipeline_services(
     settings: &InstanceSettings,
     parts: &InstanceParts,
-    producer: Arc<dyn Producer>,
+    LogOutput { producer, outcomes }: LogOutput,
     modes: Modes,
     (nodes, guard): (&RestartDetector, TopicGuard),
 ) -> PipelineServices {
@@ -246,6 +262,7 @@ fn pipeline_services(
             source_topic: settings.pipeline.topic.clone(),
             chain_topic: settings.topics.chain.clone(),
             dead_letter_topic: settings.topics.dead_letters.clone(),
+            outcomes,
             retry_pause: parts.store.settings.retry_pause,
             metrics: parts.metrics.clone(),
         },
@@ -272,7 +289,7 @@ fn new_creator(parts: &InstanceParts, store: &StateStore) -> Creator {
 fn sequencer_parts(
     settings: &InstanceSettings,
     parts: &InstanceParts,
-    producer: Arc<dyn Producer>,
+    LogOutput { producer, outcomes }: LogOutput,
     (nodes, guard): (RestartDetector, TopicGuard),
     pipeline: &Pipeline,
 ) -> SequencerParts {
@@ -283,6 +300,7 @@ fn sequencer_parts(
         creator: new_creator(parts, &store),
         store,
         topics: settings.topics.clone(),
+        outcomes,
         validated: ValidatedSource {
             topic: settings.pipeline.topic.clone(),
             group: settings.pipeline.group.clone(),

@@ -11,7 +11,7 @@
 //! | read a store | [`Store::open`], [`OutputState`], [`SpendStatus`], [`TxMeta`], [`ChainInfo`], [`MetaRecord`] |
 //! | publish events | [`Event`] and its bodies, [`EventPublisher`]; [`EventBodies`] for large transactions |
 //! | publish commands and wait for their results | [`PendingCommand`], [`submit_commands`], [`CommandOutcome`] |
-//! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`DeadLetter`] |
+//! | read outcomes and dead letters | [`Event::decode`], [`OutcomeEvent`], [`OutcomeBatch`], [`DeadLetter`] |
 //! | build transactions | [`TransactionBuilder`], [`Transaction`], [`Txid`], [`Outpoint`] |
 //! | run without Kafka | [`MemoryBroker`]; [`Broker`] is the contract of a log |
 //!
@@ -160,8 +160,9 @@ pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEng
 pub use event::{
     Block, BlockMined, BodyReference, Command, CommandAction, CommandResult, ContentHash, Contest, DeadLetter,
     DeadLetterClass, DecidedInput, Decision, DecisionBody, DecodeError, DecodeProblem, Descendant, Destination,
-    DestinationError, Event, EventPosition, HeaderError, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent,
-    PartialTxReference, Reorg, Subtree, SubtreeTransactions, Topic, Validated, ValidatedReference, from_json, to_json,
+    DestinationError, Event, EventPosition, HeaderError, OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind,
+    OutcomeSource, PartialOutput, PartialTxEvent, PartialTxReference, Reorg, Subtree, SubtreeTransactions, Topic,
+    TxidList, Validated, ValidatedReference, from_json, to_json,
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
@@ -183,8 +184,8 @@ pub use tx::{
 /// Settings of a [`Config`], section by section; `docs/reference/settings.md` describes each.
 pub mod settings {
     pub use crate::config::{
-        BackgroundRecovery, Blobs, Brokers, EventObjects, Http, Ingest, Kafka, Log, LogFilter, Properties, Prune,
-        Ratio, Run, Secret, Security, Sequencer, Store, TopicName, Topics,
+        BackgroundRecovery, Blobs, Brokers, EventObjects, Http, Ingest, Kafka, Log, LogFilter, Outcomes, Properties,
+        Prune, Ratio, Run, Secret, Security, Sequencer, Store, TopicName, Topics,
     };
 }
 

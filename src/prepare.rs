@@ -128,11 +128,18 @@ pub struct Poison {
     pub class: DeadLetterClass,
     /// Fault, with the name of the field.
     pub message: String,
+    /// Transaction of the message: by its body, or else by its key; `None`: neither has a txid.
+    pub txid: Option<Txid>,
 }
 
 impl Poison {
     fn new(class: DeadLetterClass, message: impl ToString) -> Self {
-        Poison { stage: "prepare", class, message: message.to_string() }
+        Poison { stage: "prepare", class, message: message.to_string(), txid: None }
+    }
+
+    /// Returns the same fault of a message about this transaction.
+    pub fn about(self, txid: Txid) -> Self {
+        Poison { txid: Some(txid), ..self }
     }
 }
 
@@ -154,6 +161,17 @@ pub fn prepare_loaded(
     message: &Message,
     body: Option<&Bytes>,
 ) -> Result<PreparedEvent, Poison> {
+    decode_and_prepare(settings, message, body).map_err(|poison| match <[u8; 32]>::try_from(&message.key[..]) {
+        Ok(key) if poison.txid.is_none() => poison.about(Txid(key)),
+        _ => poison,
+    })
+}
+
+fn decode_and_prepare(
+    settings: &PrepareSettings,
+    message: &Message,
+    body: Option<&Bytes>,
+) -> Result<PreparedEvent, Poison> {
     let decode_error = |error: &dyn ToString| Poison::new(DeadLetterClass::Decode, error.to_string());
     let event = Event::decode(&message.payload).map_err(|error| decode_error(&error))?;
     let buffer = body.unwrap_or(&message.payload);
@@ -162,12 +180,13 @@ pub fn prepare_loaded(
         (Event::Validated(validated), None) => prepare_validated(&source, &validated).map(PreparedEvent::Validated),
         (Event::ValidatedReference(reference), Some(body)) => {
             let prepared = prepare_validated(&source, &reference.with_body(body))?;
-            check_key(message, &reference.txid)?;
+            check_key(message, &reference.txid).map_err(|poison| poison.about(reference.txid))?;
             Ok(PreparedEvent::Validated(prepared))
         }
         (Event::Seeded(seeded), None) => prepare_seeded(&source, &seeded).map(PreparedEvent::Seeded),
         (Event::SeededReference(reference), Some(body)) => {
-            let seeded = reference.with_body(body).map_err(|error| decode_error(&error))?;
+            let named = |poison: Poison| poison.about(reference.txid);
+            let seeded = reference.with_body(body).map_err(|error| named(decode_error(&error)))?;
             prepare_seeded(&source, &seeded).map(PreparedEvent::Seeded)
         }
         (Event::ValidatedReference(_) | Event::SeededReference(_), None) => {
@@ -224,9 +243,18 @@ fn abbreviate_key(key: &[u8]) -> String {
 }
 
 fn prepare_validated(source: &PreparationInput<'_>, validated: &Validated<'_>) -> Result<Arc<PreparedTx>, Poison> {
-    let PreparationInput { settings, message, buffer, is_by_reference } = *source;
     let tx = Transaction::parse(validated.tx).map_err(|error| Poison::new(DeadLetterClass::Decode, error))?;
     let txid = tx.txid();
+    build_validated(source, validated, &tx, txid).map_err(|poison| poison.about(txid))
+}
+
+fn build_validated(
+    source: &PreparationInput<'_>,
+    validated: &Validated<'_>,
+    tx: &Transaction<'_>,
+    txid: Txid,
+) -> Result<Arc<PreparedTx>, Poison> {
+    let PreparationInput { settings, message, buffer, is_by_reference } = *source;
     check_key(message, &txid)?;
     if tx.is_coinbase() {
         let why = "inputs: a coinbase comes with its block, not as a validated transaction";
@@ -238,10 +266,10 @@ fn prepare_validated(source: &PreparationInput<'_>, validated: &Validated<'_>) -
         return Err(Poison::new(DeadLetterClass::Invalid, why));
     }
     let body = buffer.slice_ref(validated.tx);
-    let groups = group_inputs(&tx, &body, settings.utxo_batch_size);
+    let groups = group_inputs(tx, &body, settings.utxo_batch_size);
     let setting = build_setting(settings, validated.height, message);
     let start = build::NewTxState { locked: validated.locked, ..build::NewTxState::default() };
-    let pages = build::build_pages(&tx, body, txid, &setting, &start)
+    let pages = build::build_pages(tx, body, txid, &setting, &start)
         .map_err(|error| Poison::new(DeadLetterClass::Invalid, error))?;
     let Pages { master, others } = pages.place_body(settings.inline, &setting);
     let (page, others) = (Arc::new(master), others.map(Arc::new));
@@ -287,6 +315,10 @@ fn prepare_seeded(
     source: &PreparationInput<'_>,
     seeded: &PartialTxEvent<'_>,
 ) -> Result<Arc<PreparedPartialTx>, Poison> {
+    build_seeded(source, seeded).map_err(|poison| poison.about(seeded.txid))
+}
+
+fn build_seeded(source: &PreparationInput<'_>, seeded: &PartialTxEvent<'_>) -> Result<Arc<PreparedPartialTx>, Poison> {
     let PreparationInput { settings, message, buffer, is_by_reference } = *source;
     check_key(message, &seeded.txid)?;
     let outputs = seeded.outputs.iter().map(|output| build::KnownOutput {

@@ -23,7 +23,7 @@ pub use engine::WatchedEngine;
 pub use family::{Counters, Histograms, Label, OutcomeCounters};
 pub use labels::{
     BlobErrorKind, BlobKind, BlobOperation, CacheResult, CommitFailure, Completion, DrainReason, EventKind,
-    OperationKind, PrunedKind, RebalanceChange, TransferDirection, VerdictKind,
+    OperationKind, PrunedKind, PublishedOutcome, RebalanceChange, TransferDirection, VerdictKind,
 };
 pub use logging::{LogFormat, LoggingError, init_logging};
 
@@ -183,6 +183,8 @@ metrics! {
     pub contests: IntCounter = "utxo_contests_total" [];
     /// Dead letters published, by class.
     pub dead_letters: Counters<DeadLetterClass> = "utxo_dead_letters_total" ["class"];
+    /// Transactions in published outcomes, by content.
+    pub published_outcomes: Counters<PublishedOutcome> = "utxo_outcomes_published_total" ["outcome"];
     /// Height of the last block that was applied.
     pub chain_tip_height: IntGauge = "utxo_chain_tip_height" [];
     /// Median header time of the chain's last eleven blocks, seconds since the epoch.

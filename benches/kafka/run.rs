@@ -21,7 +21,7 @@ use crate::{
     feed::Feed,
     generator::Generator,
     growth::{self, Growth, GrowthResult},
-    pipeline::{self, Log, Measurement, POLLED, RULES, Stopwatch},
+    pipeline::{self, Log, Measurement, OUTCOMES, POLLED, RULES, Stopwatch},
     topic,
 };
 
@@ -101,7 +101,7 @@ async fn open_log(source: Source, bench_topic: &BenchTopic) -> (PipelineSettings
             (on_kafka, log)
         }
         Source::Log => {
-            let broker = pipeline::memory_broker(&[&bench_topic.topic]).await;
+            let broker = pipeline::memory_broker(&[&bench_topic.topic, OUTCOMES]).await;
             topic::produce_generated(bench_topic, broker.producer().await.expect("it has one").as_ref()).await;
             let consumer = broker.subscribe(&one_partition.group, std::slice::from_ref(&bench_topic.topic)).await;
             (one_partition, Log { broker: Arc::new(broker), consumer: consumer.expect("the topic is there") })

@@ -8,7 +8,11 @@ use utxo_store::broker::{
 use crate::{
     case::BenchTopic,
     generator::{Generator, Shape},
+    pipeline::OUTCOMES,
 };
+
+/// Number of partitions of the outcomes, whatever the partitions of the case.
+const OUTCOME_PARTITIONS: i32 = 12;
 
 /// Messages per produce call; librdkafka's own queue takes a hundred thousand.
 const MESSAGES_PER_CALL: usize = 50_000;
@@ -23,7 +27,9 @@ pub fn generator(bench_topic: &BenchTopic) -> Generator {
 /// Creates the topics that a pipeline names.
 pub async fn create(bench_topic: &BenchTopic) {
     let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: Vec::new() };
-    let topics = [new(&bench_topic.topic, bench_topic.partitions), new("utxo.chain", 1), new("utxo.dead-letters", 1)];
+    let own = [("utxo.chain", 1), ("utxo.dead-letters", 1), (OUTCOMES, OUTCOME_PARTITIONS)];
+    let own = own.map(|(name, partitions)| new(name, partitions));
+    let topics = [&[new(&bench_topic.topic, bench_topic.partitions)], &own[..]].concat();
     bench_topic.broker().create_topics(&topics).await.expect("the broker is ours");
 }
 

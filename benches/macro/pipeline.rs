@@ -20,7 +20,10 @@ use utxo_store::{
     config::Config,
     embed::wiring,
     engine::{RecordEngine, Row},
-    group::missing_parent::{ChainProgress, ChainView},
+    group::{
+        missing_parent::{ChainProgress, ChainView},
+        outcomes::OutcomeTopic,
+    },
     ingest::{
         pipeline::{Pipeline, PipelineError, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
@@ -52,6 +55,7 @@ pub const PREPARE: PrepareSettings =
     PrepareSettings { network: Network::Main, utxo_batch_size: 20_000, inline: InlineBodies::All };
 const CHAIN: &str = "utxo.chain";
 const DEAD_LETTERS: &str = "utxo.dead-letters";
+pub const OUTCOMES: &str = "utxo.outcomes";
 
 /// Returns the defaults of the configuration (`deploy/utxo-store.toml`), changed by the `MACRO_…` variables.
 pub fn settings() -> PipelineSettings {
@@ -60,6 +64,7 @@ pub fn settings() -> PipelineSettings {
     dispatch.batch_size = env_number("MACRO_BATCH", dispatch.batch_size as u64) as usize;
     settings.max_active = env_number("MACRO_MAX_ACTIVE", settings.max_active as u64) as usize;
     settings.bounds.bytes = env_number("MACRO_PARKED_BYTES", settings.bounds.bytes);
+    settings.live_outcomes = settings.live_outcomes.filter(|_| env_number("MACRO_LIVE_OUTCOMES", 1) > 0);
     settings.bytes_in_all = settings.bytes_in_all.max(settings.bounds.bytes);
     settings
 }
@@ -73,7 +78,7 @@ pub struct Log {
 impl Log {
     /// Creates a log that reads generated messages and publishes into memory.
     pub async fn of_feed(feed: Feed) -> Self {
-        let broker = memory_broker(&[CHAIN, DEAD_LETTERS]).await;
+        let broker = memory_broker(&[CHAIN, DEAD_LETTERS, OUTCOMES]).await;
         Log { broker: Arc::new(broker), consumer: Box::new(feed) }
     }
 }
@@ -216,11 +221,13 @@ async fn parts(
 ) -> PipelineServices {
     let store = StateStore::new(engine.clone(), wiring::store_settings(&Config::default()));
     let clock = Clock::System;
+    let partitions = broker.partitions(OUTCOMES).await.expect("the log answers").expect("the topic is there");
     let publisher = Publisher {
         producer: broker.producer().await.expect("the log has one"),
         source_topic: settings.topic.clone(),
         chain_topic: CHAIN.into(),
         dead_letter_topic: DEAD_LETTERS.into(),
+        outcomes: OutcomeTopic { name: OUTCOMES.into(), partitions },
         retry_pause: store.settings.retry_pause,
         metrics: metrics.clone(),
     };

@@ -139,6 +139,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     use super::*;
+    use crate::event::Kind;
 
     #[derive(Parser)]
     struct Program {
@@ -148,11 +149,8 @@ mod tests {
 
     fn golden(extension: &str) -> String {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/golden");
-        let names = ["validated", "seeded", "block-mined", "reorg", "contest", "command", "decision", "outcome"];
-        names
-            .iter()
-            .map(|name| std::fs::read_to_string(directory.join(format!("{name}.{extension}"))).unwrap())
-            .collect()
+        let file = |kind: Kind| directory.join(format!("{}.{extension}", kind.name()));
+        Kind::ALL.iter().map(|kind| std::fs::read_to_string(file(*kind)).unwrap()).collect()
     }
 
     fn to_text(result: Result<(), EventsError>, output: Vec<u8>) -> Result<String, String> {

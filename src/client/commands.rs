@@ -304,8 +304,9 @@ impl AnswerReaders {
     fn take(&mut self, message: &Message) {
         match Event::decode(&message.payload) {
             Ok(Event::Outcome(outcome)) => {
-                if let OutcomeKind::Command { id, result } = outcome.kind {
-                    self.results.insert((id, outcome.chain_offset), result.into());
+                let offset = outcome.source.chain_offset();
+                if let (OutcomeKind::Command { id, result }, Some(offset)) = (outcome.kind, offset) {
+                    self.results.insert((id, offset), result.into());
                 }
             }
             Ok(Event::Decision(Decision { chain_offset, body, .. })) => match body {

@@ -9,8 +9,8 @@ use figment::{Figment, Profile, error::Kind as FigmentErrorKind};
 use super::{
     Config,
     settings::{
-        BackgroundRecovery, Blobs, Cluster, EventObjects, Http, Ingest, Kafka, Log, Prune, Run, Sequencer, Store,
-        Topics,
+        BackgroundRecovery, Blobs, Cluster, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Sequencer,
+        Store, Topics,
     },
     types::{Range, SettingType},
     writable_blobs,
@@ -270,6 +270,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     checker.read_secrets(&mut kafka, &mut store);
     let ingest = Ingest::take(checker);
     let sequencer = Sequencer::take(checker);
+    let outcomes = Outcomes::take(checker);
     let prune = Prune::take(checker);
     let recovery = BackgroundRecovery::take(checker);
     let run = Run::take(checker);
@@ -304,8 +305,21 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
         checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
     }
-    let (objects, ingest, sequencer, prune, recovery) = (objects?, ingest?, sequencer?, prune?, recovery?);
+    let (objects, ingest, sequencer, outcomes) = (objects?, ingest?, sequencer?, outcomes?);
+    let (prune, recovery) = (prune?, recovery?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
-    let ignored_variables = Vec::new();
-    Some(Config { kafka, objects, store, ingest, sequencer, prune, recovery, run, http, log, ignored_variables })
+    Some(Config {
+        kafka,
+        objects,
+        store,
+        ingest,
+        sequencer,
+        outcomes,
+        prune,
+        recovery,
+        run,
+        http,
+        log,
+        ignored_variables: Vec::new(),
+    })
 }

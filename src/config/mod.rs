@@ -21,7 +21,8 @@ use crate::{
 pub use check::{ConfigError, ConfigErrors};
 pub use sample::sample;
 pub use settings::{
-    BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Prune, Run, Security, Sequencer, Store, Topics,
+    BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Security, Sequencer,
+    Store, Topics,
 };
 
 pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
@@ -39,6 +40,8 @@ pub struct Config {
     pub ingest: Ingest,
     /// Settings of the consumer of the chain log.
     pub sequencer: Sequencer,
+    /// Settings of the outcomes for validators and clients.
+    pub outcomes: Outcomes,
     /// Settings of the pruning of transactions.
     pub prune: Prune,
     /// Settings of the recovery of half-created transactions.

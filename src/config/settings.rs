@@ -255,7 +255,8 @@ settings! {
         chain: TopicName = "utxo.chain";
         /// The sequencer's decisions, written before they are applied; one partition.
         decisions: TopicName = "utxo.decisions";
-        /// Refusals, conflicts and results of commands, for validators and clients; many partitions, by txid.
+        /// Outcomes for validators and clients: refused, conflicting, live, mined, results of commands; many
+        /// partitions, by txid. The number of partitions is read at a start.
         outcomes: TopicName = "utxo.outcomes";
         /// Messages that cannot be applied, with source and reason.
         dead_letters: TopicName = "utxo.dead-letters";
@@ -429,6 +430,15 @@ settings! {
         objects_url: Option<BlobUrl>, example "s3://blocks/subtrees?region=eu-1";
         /// Most descendants of a transaction that one decision names.
         descendants_per_decision: u32 = 1_000, range 1 to 20_000, unit "transactions";
+    }
+
+    /// Outcomes besides refusals, conflicts and results of commands, which are always published. Each message names
+    /// many transactions.
+    ["outcomes"] Outcomes {
+        /// Publish the transactions that became live by their events.
+        live: bool = true;
+        /// Publish the transactions that a block has mined, and those that a reorg has made unmined.
+        mined: bool = true;
     }
 
     /// Pruning of transactions whose outputs are all spent by mined transactions, and of conflicting transactions,

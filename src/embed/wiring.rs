@@ -22,6 +22,9 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Default of librdkafka's `receive.message.max.bytes`.
 const DEFAULT_RECEIVE_BYTES: u64 = 100_000_000;
+/// Time for which live transactions are gathered for one message: short for a client that waits, and long enough that
+/// the messages cost nothing beside the events.
+const LIVE_OUTCOME_AGE: Duration = Duration::from_millis(50);
 
 /// Makes the rules of record operations: retention and network.
 fn record_rules(config: &Config) -> Rules {
@@ -123,6 +126,7 @@ pub fn instance_settings(config: &Config) -> InstanceSettings {
             commit_interval: ms(config.ingest.commit_interval_ms),
             prune: config.prune.enabled.then(|| prune_task(config)),
             recovery: recovery_task(config),
+            mined_outcomes: config.outcomes.mined,
         },
         topics: sequencer_topics(config),
         sequencer_enabled: config.sequencer.enabled,
@@ -234,6 +238,7 @@ fn pipeline_settings(config: &Config) -> PipelineSettings {
         missing_parent_grace_ms: ingest.missing_parent_grace_ms,
         commit_interval: ms(ingest.commit_interval_ms),
         drain_timeout: ms(ingest.drain_timeout_ms),
+        live_outcomes: config.outcomes.live.then_some(LIVE_OUTCOME_AGE),
     }
 }
 
@@ -296,6 +301,8 @@ mod tests {
             ("INGEST__DRAIN_TIMEOUT_MS", "26"),
             ("INGEST__DURABILITY_LAG_MS", "31"),
             ("INGEST__MAX_NOT_DURABLE_TRANSACTIONS", "32"),
+            ("OUTCOMES__LIVE", "false"),
+            ("OUTCOMES__MINED", "false"),
             ("SEQUENCER__ENABLED", "false"),
             ("SEQUENCER__BLOCK_WAIT_MS", "27"),
             ("SEQUENCER__MINED_BATCH_SIZE", "28"),
@@ -325,6 +332,7 @@ mod tests {
         let limits = pipeline.dead_letter_limits;
         assert_eq!((limits.consecutive, limits.ratio), (24, 0.25));
         assert!(!sequencer_enabled);
+        assert_eq!((pipeline.live_outcomes, sequencer.mined_outcomes), (None, false));
         assert_eq!(durability_lag, Some(ms(31)));
         assert_eq!((sequencer.block_wait, sequencer.descendants_per_decision), (ms(27), 30));
         assert_eq!(sequencer.commit_interval, ms(23));

@@ -15,7 +15,7 @@ use bincode::{
     BorrowDecode, Encode,
     config::{Configuration, Fixint, LittleEndian, NoLimit},
     de::{
-        DecoderImpl,
+        BorrowDecoder, DecoderImpl,
         read::{BorrowReader, Reader},
     },
     enc::{EncoderImpl, write::Writer},
@@ -202,6 +202,12 @@ impl<'a> BodyReader<'a> {
             Ok(fits) if fits <= left / least.max(1) => Ok(fits),
             _ => Err(DecodeProblem::Count { count, left }.into()),
         }
+    }
+
+    /// Reads a list whose elements have `width` bytes each, as the bytes of all elements.
+    pub fn take_elements(&mut self, width: usize) -> Result<&'a [u8], DecodeError> {
+        let count = self.take_count(width)?;
+        Ok(self.0.borrow_reader().take_bytes(count * width)?)
     }
 
     /// Returns the number of bytes that are not read yet.

@@ -1,4 +1,4 @@
-//! Messages of the sequencer: decisions, which are written before they are applied, and outcomes.
+//! Decisions of the sequencer, which are written before they are applied.
 
 use super::{
     declare,
@@ -143,44 +143,5 @@ declare! {
         txid: Txid,
         /// Index of the spending input.
         input: u32,
-    }
-}
-
-declare! {
-    /// Message to validators and clients: the result of a contest or a command.
-    pub struct OutcomeEvent {
-        /// The transaction; for a command, the transaction that the command names.
-        pub txid: Txid,
-        /// Offset in `utxo.chain` of the event that led to the outcome.
-        pub chain_offset: u64,
-        /// Content of the outcome.
-        pub kind: OutcomeKind,
-    }
-}
-
-declare! {
-    /// Content of an [`OutcomeEvent`].
-    pub enum OutcomeKind {
-        /// The transaction was contested and is live.
-        Accepted = 0, "accepted",
-        /// The transaction was contested and is conflicting, or became conflicting.
-        Conflicting = 1, "conflicting" {
-            /// Reason of the verdict.
-            reason: Reason,
-        },
-        /// The transaction was refused.
-        Refused = 2, "refused" {
-            /// Reason as a code: `INVALID`, …
-            code: String,
-            /// Reason in one line.
-            message: String,
-        },
-        /// The sequencer has handled a command.
-        Command = 3, "command" {
-            /// The command's own id.
-            id: [u8; 16] as "hex_array",
-            /// Result of the execution.
-            result: CommandResult,
-        },
     }
 }

@@ -13,6 +13,7 @@ mod decision;
 mod declare;
 mod destination;
 mod json;
+mod outcome;
 mod topic;
 mod transaction;
 
@@ -30,9 +31,10 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
-pub use decision::{DecidedInput, Decision, DecisionBody, Descendant, OutcomeEvent, OutcomeKind};
+pub use decision::{DecidedInput, Decision, DecisionBody, Descendant};
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
+pub use outcome::{OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, TxidList};
 pub use topic::Topic;
 pub use transaction::{
     BodyReference, ContentHash, PartialOutput, PartialTxEvent, PartialTxReference, Validated, ValidatedReference,
@@ -164,7 +166,9 @@ events! {
     /// A whole transaction whose body is an object, see [`ValidatedReference`].
     ValidatedReference(ValidatedReference) = 9, "validated-reference";
     /// A partial transaction whose outputs are an object, see [`PartialTxReference`].
-    SeededReference(PartialTxReference) = 10, "seeded-reference";
+    SeededReference(PartialTxReference) = 10, "seeded-reference",
+    /// Transactions with one result, for clients, see [`OutcomeBatch`].
+    OutcomeBatch(OutcomeBatch<'a>) = 11, "outcome-batch";
 }
 
 impl Event<'_> {

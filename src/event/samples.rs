@@ -192,14 +192,28 @@ fn bodies() -> Vec<DecisionBody> {
     bodies
 }
 
-fn kinds() -> Vec<OutcomeKind> {
-    let mut kinds = vec![
-        OutcomeKind::Accepted,
-        OutcomeKind::Refused { code: "INVALID".into(), message: "outputs exceed inputs by 1 satoshi".into() },
-    ];
-    kinds.extend(reasons().into_iter().map(|reason| OutcomeKind::Conflicting { reason }));
-    kinds.extend(results().into_iter().map(|result| OutcomeKind::Command { id: [0x1D; 16], result }));
-    kinds
+fn outcomes() -> Vec<(OutcomeSource, OutcomeKind)> {
+    let (chain, validated) =
+        (OutcomeSource::Chain { offset: 7 }, OutcomeSource::Validated { partition: 3, offset: 42 });
+    let refused = |class| OutcomeKind::refused(class, "outputs exceed inputs by 1 satoshi");
+    let mut outcomes = vec![(chain, OutcomeKind::Accepted)];
+    outcomes.extend(DeadLetterClass::iter().filter_map(|class| Some((validated, refused(class)?))));
+    outcomes.extend(reasons().into_iter().map(|reason| (chain, OutcomeKind::Conflicting { reason })));
+    outcomes.extend(results().into_iter().map(|result| (chain, OutcomeKind::Command { id: [0x1D; 16], result })));
+    outcomes
+}
+
+fn batches() -> Vec<OutcomeBatch<'static>> {
+    let (chain_offset, Block { block_id, height, hash, .. }) = (7, block_170());
+    let both: &[u8] = [txid(PAYMENT).0, txid(COINBASE_9).0].concat().leak();
+    let one = &both[..32];
+    [
+        (OutcomeChange::Live, both),
+        (OutcomeChange::Mined { chain_offset, block_id, height, hash }, one),
+        (OutcomeChange::Unmined { chain_offset, block_id, height, hash }, one),
+    ]
+    .map(|(change, txids)| OutcomeBatch { change, txids: TxidList::new(txids).unwrap() })
+    .into()
 }
 
 /// Returns every kind of event with every variant, in the order of [`Kind::ALL`].
@@ -245,9 +259,10 @@ pub fn events() -> Vec<Event<'static>> {
     events.extend(actions().into_iter().map(|action| Event::Command(Command { id: *b"0123456789abcdef", action })));
     events.extend((0..).zip(bodies()).map(|(step, body)| Event::Decision(Decision { chain_offset: 7, step, body })));
     events.extend(
-        kinds().into_iter().map(|kind| Event::Outcome(OutcomeEvent { txid: txid(PAYMENT), chain_offset: 7, kind })),
+        outcomes().into_iter().map(|(source, kind)| Event::Outcome(OutcomeEvent { txid: txid(PAYMENT), source, kind })),
     );
     events.extend(references);
+    events.extend(batches().into_iter().map(Event::OutcomeBatch));
     events
 }
 
@@ -325,6 +340,10 @@ pub fn any_event() -> impl Strategy<Value = Event<'static>> {
                 Event::Contest(Contest { txid: other(1), position, body: [3; 32], reason: Reason::Found })
             }
         ),
+        1 => vec(any::<[u8; 32]>(), 0..5).prop_map(|txids| {
+            let txids = TxidList::new(txids.concat().leak()).unwrap();
+            Event::OutcomeBatch(OutcomeBatch { change: OutcomeChange::Live, txids })
+        }),
     ]
 }
 

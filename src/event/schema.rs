@@ -100,6 +100,7 @@ leaves! {
     &str: Shape::variable("text", "8 + n");
     String: Shape::variable("text", "8 + n");
     SubtreeTransactions<'_>: Shape::choice("SubtreeTransactions");
+    TxidList<'_>: Shape::variable("list of txid", "8 + elements");
 }
 
 impl<T: Described> Described for Vec<T> {
@@ -245,7 +246,10 @@ fn tables() -> Vec<(&'static str, &'static str, String)> {
         ("decision", "Descendant", structure::<Descendant>()),
         ("decision", "CommandResult", choice::<CommandResult>()),
         ("outcome", "OutcomeEvent", structure::<OutcomeEvent>()),
+        ("outcome", "OutcomeSource", choice::<OutcomeSource>()),
         ("outcome", "OutcomeKind", choice::<OutcomeKind>()),
+        ("outcome-batch", "OutcomeBatch", structure::<OutcomeBatch>()),
+        ("outcome-batch", "OutcomeChange", choice::<OutcomeChange>()),
         ("dead-letter", "headers", headers()),
         ("dead-letter", "DeadLetterClass", classes()),
     ]
@@ -386,6 +390,9 @@ fn widths_and_least_sizes_are_those_of_the_encoding() {
     check(CommandResult::Applied);
     check(DecisionBody::Closed);
     check(CommandAction::Unlock { txid });
+    check(OutcomeSource::Chain { offset: 0 });
+    check(OutcomeChange::Live);
+    check(TxidList::default());
 }
 
 /// Checks that the memory allocated for a list before its elements are read is in proportion to the message.

@@ -68,7 +68,7 @@ impl Topic {
             Topic::Reorgs => &[Kind::Reorg],
             Topic::Chain => &[Kind::BlockMined, Kind::Reorg, Kind::Contest, Kind::Command],
             Topic::Decisions => &[Kind::Decision],
-            Topic::Outcomes => &[Kind::Outcome],
+            Topic::Outcomes => &[Kind::Outcome, Kind::OutcomeBatch],
             Topic::DeadLetters => &Kind::ALL,
         }
     }

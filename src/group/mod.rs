@@ -9,6 +9,7 @@
 //! | [`member`] | assigns, reads, halts, commits: the member that the loops of pipeline and sequencer drive |
 //! | [`missing_parent`] | proves a parent missing from the metadata of commits |
 //! | [`dead_letters`] | limits and publishes dead letters |
+//! | [`outcomes`] | gathers txids for the messages of the topic of outcomes |
 //! | [`earlier_halts`] | knows the halts that a start of an instance lifts |
 //! | [`notify`] | wakes parked children of transactions that the sequencer creates |
 
@@ -19,5 +20,6 @@ pub mod member;
 pub mod missing_parent;
 pub mod notify;
 pub mod offsets;
+pub mod outcomes;
 pub mod partition;
 pub mod reading;

@@ -25,6 +25,7 @@ use crate::{
         recovery::CompleteError,
     },
     tasks,
+    telemetry::Completion,
     tx::Txid,
 };
 
@@ -51,14 +52,10 @@ pub enum TaskMessage {
     CannotBeStored(Token, String),
     /// Master records that were read; `None`: absent.
     MastersRead(Vec<(MasterRead, Option<Record>)>),
-    /// A contest is acknowledged by the chain log.
-    ContestPublished(FlightId),
-    /// The dead letter of an event is acknowledged.
-    DeadLetterPublished(EventRef),
-    /// A contest cannot be published, and no retry would change that.
-    ContestNotPublished(FlightId, PipelineError),
-    /// A dead letter cannot be published, and no retry would change that.
-    DeadLetterNotPublished(EventRef, PipelineError),
+    /// A publication is acknowledged.
+    Published(Publication),
+    /// A publication is refused, and no retry would change that.
+    NotPublished(Publication, PipelineError),
     /// Answer to the question whether the topic is the store's.
     TopicIdChecked {
         /// Number of chunks that had been read at the time of the question.
@@ -84,6 +81,20 @@ pub enum TaskMessage {
     /// The pipeline cannot continue.
     Fatal(PipelineError),
 }
+
+/// Subject of a message that the pipeline publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Publication {
+    /// The contest of a flight.
+    Contest(FlightId),
+    /// The dead letter of an event, with the outcome of its transaction.
+    DeadLetter(EventRef),
+    /// The outcome of transactions that are live, with the events that have made them live.
+    Live(Vec<LiveEvent>),
+}
+
+/// Event whose transaction is live, and the result with which the event completes.
+pub type LiveEvent = (EventRef, Completion);
 
 /// Purpose of a read of a master record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

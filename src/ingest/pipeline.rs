@@ -3,7 +3,7 @@
 //! ```text
 //! PartitionReads ─► ChunkQueue ─► Planner ─► Dispatcher ─► store
 //!  pause, halt       prepared,      │             │
-//!                    confirmed      └─► Publications ─► contests, dead letters
+//!                    confirmed      └─► Publications ─► contests, dead letters, outcomes
 //!      ▲                                          │
 //!      └── complete ◄───────── task messages ◄────┘
 //!
@@ -104,7 +104,12 @@ impl Pipeline {
             planner: Planner::new(settings.plan)
                 .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live)),
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
-            publications: Publications::new(services.publisher.clone(), sender.clone()),
+            // A rebuild tells nothing: the live group has told, or will tell, everything.
+            publications: Publications::new(
+                services.publisher.clone(),
+                sender.clone(),
+                settings.live_outcomes.filter(|_| matches!(services.modes, Modes::Live)),
+            ),
             proofs: ParentProofs::new(&settings, sender.clone(), now),
             scans: ScanPace::new(now),
             status: StatusReport::default(),
@@ -186,7 +191,7 @@ impl Pipeline {
         let due =
             self.planner.next_due_ms().map(|due| Instant::now() + Duration::from_millis(due.saturating_sub(now_ms)));
         let proof = (self.planner.flights().counts().parked > 0).then_some(self.proofs.next());
-        [due, proof, self.dispatcher.deadline()]
+        [due, proof, self.dispatcher.deadline(), self.publications.live_deadline()]
             .into_iter()
             .flatten()
             .fold(self.reads.member.commits.next(), Instant::min)
@@ -329,12 +334,17 @@ impl Pipeline {
                     self.reads.count_root(&self.settings.dead_letter_limits, &self.services.modes, event, txid);
                     self.publish_dead_letter(event, work.source(), mismatch_poison(txid));
                 }
-                Action::Complete(event, how) => self.complete(event, how),
+                Action::Complete(event, txid, how) => {
+                    if !self.publications.gather_live(event, txid, how) {
+                        self.complete(event, how);
+                    }
+                }
             }
         }
         self.dispatcher.flush();
         let partitions = &self.reads.member.partitions;
         self.chunks.begin_loads(|number, epoch| partitions.running_watermark(number, epoch));
+        self.publications.flush_live();
         self.reads.throttle(self.chunks.messages(), &mut self.planner);
     }
 
@@ -385,9 +395,8 @@ impl Pipeline {
     /// Returns whether no event has to complete by itself: every event is completed, except in halted partitions; or
     /// only waiting transactions are left, which are retried, wait for a halted one, or wait for their body.
     fn is_idle(&self) -> bool {
-        let in_motion = self.planner.flights().counts().active + self.chunks.messages() + self.publications.pending()
-            > 0
-            || !self.dispatcher.is_idle();
+        let unfinished = self.chunks.messages() + self.publications.unfinished();
+        let in_motion = self.planner.flights().counts().active + unfinished > 0 || !self.dispatcher.is_idle();
         self.reads.member.partitions.has_completed_all()
             || (!in_motion
                 && (self.planner.next_due_ms().is_some()

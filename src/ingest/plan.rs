@@ -115,8 +115,8 @@ pub enum Action {
         /// Content of the event.
         work: SubmittedTx,
     },
-    /// Completes an event: the store has every change that the event asks for.
-    Complete(EventRef, Completion),
+    /// Completes an event of this transaction: the store has every change that the event asks for.
+    Complete(EventRef, Txid, Completion),
 }
 
 /// Settings of the planner: pauses, grace of a lock, and rules of the operations.

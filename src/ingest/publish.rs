@@ -1,4 +1,4 @@
-//! Publishes contests and dead letters beside the loop, until the broker acknowledges them.
+//! Publishes contests, dead letters and outcomes beside the loop, until the broker acknowledges them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,21 +7,28 @@ use tokio::sync::mpsc;
 
 use crate::{
     broker::{BrokerError, Message, OutgoingMessage, Producer, produce_until_acknowledged},
-    event::{Contest, DeadLetter, DeadLetterClass, Event, EventPosition},
-    group::dead_letters::publish_dead_letter,
+    event::{
+        Contest, DeadLetter, DeadLetterClass, Event, EventPosition, OutcomeChange, OutcomeEvent, OutcomeKind,
+        OutcomeSource,
+    },
+    group::{
+        dead_letters::publish_dead_letter,
+        outcomes::{OutcomeTopic, PartitionTxids},
+    },
     ingest::{
-        dispatch::{TaskMessage, spawn},
+        dispatch::{LiveEvent, Publication, TaskMessage, spawn},
         flight::FlightId,
         pipeline::PipelineError,
         plan::EventRef,
     },
     prepare::Poison,
     record::Reason,
-    telemetry::Metrics,
+    telemetry::{Metrics, PublishedOutcome},
     tx::Txid,
 };
 
-/// Publisher of the pipeline's own messages.
+/// Publisher of the pipeline's own messages. Each is answered with [`TaskMessage::Published`], or with
+/// [`TaskMessage::NotPublished`].
 #[derive(Clone)]
 pub struct Publisher {
     /// Producer whose acknowledgements complete events.
@@ -32,14 +39,16 @@ pub struct Publisher {
     pub chain_topic: String,
     /// Topic of dead letters, usually `utxo.dead-letters`.
     pub dead_letter_topic: String,
+    /// Topic of outcomes, usually `utxo.outcomes`.
+    pub outcomes: OutcomeTopic,
     /// First and longest pause between two attempts.
     pub retry_pause: (Duration, Duration),
-    /// Counters of contests and dead letters.
+    /// Counters of contests, dead letters and outcomes.
     pub metrics: Arc<Metrics>,
 }
 
 impl Publisher {
-    /// Publishes a contest to the chain log; answers with [`TaskMessage::ContestPublished`].
+    /// Publishes a contest to the chain log.
     pub fn publish_contest(
         &self,
         flight: FlightId,
@@ -66,16 +75,13 @@ impl Publisher {
         };
         let publisher = self.clone();
         let what = format!("the contest of {txid} (partition {}, offset {})", event.partition, event.offset);
-        let not_published = move |error| TaskMessage::ContestNotPublished(flight, error);
-        self.spawn_publish(messages, (what, &self.chain_topic), not_published, async move {
-            let producer = publisher.producer.as_ref();
-            produce_until_acknowledged(producer, &[message], publisher.retry_pause).await?;
-            Ok(TaskMessage::ContestPublished(flight))
+        spawn_publish(messages, Publication::Contest(flight), async move {
+            publisher.produce(message).await.map_err(|error| refuse(what, &publisher.chain_topic, error))
         });
     }
 
-    /// Publishes the unchanged message of an event as a dead letter with its source and the reason; answers with
-    /// [`TaskMessage::DeadLetterPublished`].
+    /// Publishes the unchanged message of an event as a dead letter with its source and the reason, then the outcome of
+    /// its transaction, if that is known.
     pub fn publish_dead_letter(
         &self,
         event: EventRef,
@@ -101,34 +107,77 @@ impl Publisher {
             "dead letter"
         );
         let publisher = self.clone();
-        let what = format!("the dead letter of partition {}, offset {}", event.partition, event.offset);
-        let not_published = move |error| TaskMessage::DeadLetterNotPublished(event, error);
-        self.spawn_publish(messages, (what, &self.dead_letter_topic), not_published, async move {
+        let of_event = format!("of partition {}, offset {}", event.partition, event.offset);
+        let outcome = poison.txid.and_then(|txid| self.refusal_of(txid, &letter));
+        spawn_publish(messages, Publication::DeadLetter(event), async move {
             let (producer, topic) = (publisher.producer.as_ref(), publisher.dead_letter_topic.as_str());
-            publish_dead_letter(producer, topic, source, &letter, publisher.retry_pause).await?;
-            Ok(TaskMessage::DeadLetterPublished(event))
+            publish_dead_letter(producer, topic, source, &letter, publisher.retry_pause)
+                .await
+                .map_err(|error| refuse(format!("the dead letter {of_event}"), topic, error))?;
+            if let Some(outcome) = outcome {
+                let topic = &publisher.outcomes.name;
+                let refuse = |error| refuse(format!("the outcome {of_event}"), topic, error);
+                publisher.produce(outcome).await.map_err(refuse)?;
+                publisher.metrics.published_outcomes.of(PublishedOutcome::Refused).inc();
+            }
+            Ok(())
         });
     }
 
-    fn spawn_publish(
-        &self,
-        messages: mpsc::UnboundedSender<TaskMessage>,
-        (what, topic): (String, &str),
-        not_published: impl FnOnce(PipelineError) -> TaskMessage + Send + 'static,
-        published: impl Future<Output = Result<TaskMessage, BrokerError>> + Send + 'static,
-    ) {
-        let topic = topic.to_owned();
-        let sender = messages.clone();
-        spawn("publishing", &sender, async move {
-            let answer = published.await.unwrap_or_else(|error| {
-                let ends = error.kind.is_client_unusable();
-                let error = PipelineError::NotPublished { what, topic, error };
-                if ends { TaskMessage::Fatal(error) } else { not_published(error) }
-            });
-            // A pipeline that has ended reads the event again at its next start.
-            let _ = messages.send(answer);
+    /// Returns the outcome of the transaction of a dead letter.
+    fn refusal_of(&self, txid: Txid, letter: &DeadLetter) -> Option<OutgoingMessage> {
+        let kind = OutcomeKind::refused(letter.class, &letter.message)?;
+        let source = OutcomeSource::Validated { partition: letter.partition, offset: letter.offset };
+        Some(OutgoingMessage {
+            topic: self.outcomes.name.clone(),
+            key: Bytes::copy_from_slice(&txid.0),
+            payload: OutcomeEvent { txid, source, kind }.encode().into(),
+            ..OutgoingMessage::default()
+        })
+    }
+
+    /// Publishes transactions of one partition of the outcomes as live.
+    pub fn publish_live(&self, live: PartitionTxids<LiveEvent>, messages: mpsc::UnboundedSender<TaskMessage>) {
+        let (message, events) = live.into_message(&self.outcomes.name, OutcomeChange::Live);
+        let (publisher, count) = (self.clone(), events.len());
+        spawn_publish(messages, Publication::Live(events), async move {
+            let refuse =
+                |error| refuse(format!("the outcome of {count} transactions"), &publisher.outcomes.name, error);
+            publisher.produce(message).await.map_err(refuse)?;
+            publisher.metrics.published_outcomes.of(PublishedOutcome::Live).inc_by(count as u64);
+            Ok(())
         });
     }
+
+    async fn produce(&self, message: OutgoingMessage) -> Result<(), BrokerError> {
+        produce_until_acknowledged(self.producer.as_ref(), &[message], self.retry_pause).await.map(drop)
+    }
+}
+
+/// Returns the error of a message that its topic refuses for good.
+fn refuse(what: String, topic: &str, error: BrokerError) -> PipelineError {
+    PipelineError::NotPublished { what, topic: topic.to_owned(), error }
+}
+
+fn spawn_publish(
+    messages: mpsc::UnboundedSender<TaskMessage>,
+    publication: Publication,
+    published: impl Future<Output = Result<(), PipelineError>> + Send + 'static,
+) {
+    let sender = messages.clone();
+    spawn("publishing", &sender, async move {
+        let answer = match published.await {
+            Ok(()) => TaskMessage::Published(publication),
+            Err(error @ PipelineError::NotPublished { error: BrokerError { kind, .. }, .. })
+                if kind.is_client_unusable() =>
+            {
+                TaskMessage::Fatal(error)
+            }
+            Err(error) => TaskMessage::NotPublished(publication, error),
+        };
+        // A pipeline that has ended reads the event again at its next start.
+        let _ = messages.send(answer);
+    });
 }
 
 /// Returns the reason of a dead letter for an event that contradicts the stored record.
@@ -137,6 +186,7 @@ pub fn mismatch_poison(txid: Txid) -> Poison {
         stage: "apply",
         class: DeadLetterClass::SeedMismatch,
         message: format!("outputs: transaction {txid} is stored with other content"),
+        txid: Some(txid),
     }
 }
 
@@ -176,6 +226,7 @@ mod tests {
             source_topic: "txs".into(),
             chain_topic: "chain".into(),
             dead_letter_topic: "dead".into(),
+            outcomes: OutcomeTopic { name: "outcomes".into(), partitions: 1 },
             retry_pause: (Duration::ZERO, Duration::ZERO),
             metrics: Arc::default(),
         }
@@ -188,7 +239,7 @@ mod tests {
         let (sender, mut messages) = mpsc::unbounded_channel();
         let (flight, txid) = (FlightId { index: 0, generation: 0 }, Txid([1; 32]));
         publisher.publish_contest(flight, txid, event, [0; 32], Reason::Found, sender.clone());
-        let Some(TaskMessage::ContestNotPublished(_, error)) = messages.recv().await else {
+        let Some(TaskMessage::NotPublished(Publication::Contest(_), error)) = messages.recv().await else {
             panic!("it was published")
         };
         let expected =
@@ -196,9 +247,9 @@ mod tests {
         assert_eq!(error.to_string(), expected);
         let source =
             Message { offset: 7, timestamp_ms: 9, key: Bytes::new(), payload: Bytes::new(), headers: Vec::new() };
-        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
+        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into(), txid: None };
         publisher.publish_dead_letter(event, source, poison, sender);
-        let Some(TaskMessage::DeadLetterNotPublished(_, error)) = messages.recv().await else {
+        let Some(TaskMessage::NotPublished(Publication::DeadLetter(_), error)) = messages.recv().await else {
             panic!("it was published")
         };
         let expected = "the dead letter of partition 3, offset 7 cannot be published to `dead`: produce: too large";
@@ -217,10 +268,10 @@ mod tests {
             headers: vec![("trace".into(), vec![3; header].into())],
         };
         let event = EventRef { partition: 3, offset: 7, timestamp_ms: 9, epoch: 1 };
-        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into() };
+        let poison = Poison { stage: "prepare", class: DeadLetterClass::Decode, message: "why".into(), txid: None };
         let (sender, mut messages) = mpsc::unbounded_channel();
         publisher.publish_dead_letter(event, source, poison, sender);
-        assert!(matches!(messages.recv().await, Some(TaskMessage::DeadLetterPublished(_))));
+        assert!(matches!(messages.recv().await, Some(TaskMessage::Published(Publication::DeadLetter(_)))));
         let produced = producer.1.lock().unwrap().pop().unwrap();
         assert_eq!(DeadLetter::from_headers(&produced.headers).unwrap().offset, 7);
         let trace = produced.headers.iter().find(|(name, _)| name == "trace").map_or(0, |(_, value)| value.len());

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    InstanceError, InstanceParts, InstanceSettings, POLL_INTERVAL,
+    InstanceError, InstanceParts, InstanceSettings, LogOutput, POLL_INTERVAL,
     frontier::{Frontier, plan_rebuild},
     pipeline_services, run_loops, sequencer_parts,
     start::{bind_log, check_decisions, check_topics, claim_blobs, identify_log, restart_detector},
@@ -87,7 +87,8 @@ async fn run(
     shutdown: CancellationToken,
 ) -> Result<RebuildReport, InstanceError> {
     let broker = parts.broker.clone();
-    settings.pipeline.partitions = Some(check_topics(&settings, broker.as_ref()).await?);
+    let counts = check_topics(&settings, broker.as_ref()).await?;
+    settings.pipeline.partitions = Some(counts.validated);
     // All refusals come before the first write, so that a refused rebuild can be tried again.
     let frontier = Frontier::read(&settings, broker.as_ref()).await?;
     let now = frontier.log_ends(&settings, broker.as_ref()).await?;
@@ -120,7 +121,7 @@ async fn run(
         ReplayConsumer::open(broker.clone(), &topic, &rebuild.frontier, &reached.validated, sink.clone()).await?;
     let chain_ends = BTreeMap::from([(0, chain_frontier)]);
     let chain = ReplayConsumer::open(broker.clone(), &settings.topics.chain, &chain_ends, &reached.chain, sink).await?;
-    let producer = broker.producer().await?;
+    let output = LogOutput::open(&settings, &parts, counts.outcomes).await?;
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
     let (verdicts, consumed) = (rebuild.verdicts.clone(), rebuild.consumed(chain_frontier));
     let blocked = wait_until_blocked(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
@@ -129,14 +130,14 @@ async fn run(
         pipeline_services(
             &settings,
             &parts,
-            producer.clone(),
+            output.clone(),
             Modes::Rebuild(Arc::new(rebuild)),
             (&nodes, guard.clone()),
         ),
         Box::new(consumer),
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
-    let chain_parts = sequencer_parts(&settings, &parts, producer, (nodes.clone(), guard), &pipeline);
+    let chain_parts = sequencer_parts(&settings, &parts, output, (nodes.clone(), guard), &pipeline);
     let sequencer = Sequencer::new(SequencerParts { verdicts, ..chain_parts }, mode, Box::new(chain));
     let report = tokio::select! {
         biased;

@@ -18,10 +18,22 @@ use crate::{
     },
 };
 
-/// Checks that every topic exists, with one partition where its messages have one order. Returns the number of
-/// partitions of the topic of validated transactions.
-pub(super) async fn check_topics(settings: &InstanceSettings, broker: &dyn Broker) -> Result<i32, BrokerError> {
-    let mut validated = 0;
+/// Numbers of partitions that an instance needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PartitionCounts {
+    /// Partitions of the validated transactions.
+    pub validated: i32,
+    /// Partitions of the outcomes.
+    pub outcomes: i32,
+}
+
+/// Checks that every topic exists, with one partition where its messages have one order. Returns the numbers of
+/// partitions.
+pub(super) async fn check_topics(
+    settings: &InstanceSettings,
+    broker: &dyn Broker,
+) -> Result<PartitionCounts, BrokerError> {
+    let mut counts = PartitionCounts::default();
     for topic in Topic::all() {
         let name = settings.topic_name(topic);
         let count = broker.partitions(name).await?;
@@ -29,11 +41,13 @@ pub(super) async fn check_topics(settings: &InstanceSettings, broker: &dyn Broke
             let message = format!("topic `{name}` {problem}");
             return Err(BrokerError { kind: BrokerErrorKind::Refused, operation: "check topics", message });
         }
-        if topic == Topic::ValidatedTxs {
-            validated = count.unwrap_or(0);
+        match topic {
+            Topic::ValidatedTxs => counts.validated = count.unwrap_or(0),
+            Topic::Outcomes => counts.outcomes = count.unwrap_or(0),
+            _ => {}
         }
     }
-    Ok(validated)
+    Ok(counts)
 }
 
 pub(super) fn restart_detector(

@@ -130,13 +130,15 @@ pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<String>
             problems.push(format!("has {property}={value}: a rebuild reads the whole topic, set {property}={keeps}"));
         }
     }
-    if topic == Topic::DeadLetters
+    let against_compaction = match topic {
+        Topic::DeadLetters => Some("a note on a dead letter has the same key and would replace it"),
+        Topic::Outcomes => Some("an outcome of many transactions has no key and would be refused"),
+        _ => None,
+    };
+    if let Some(why) = against_compaction
         && let Some(policy) = found.config.get(CLEANUP).filter(|policy| *policy != "delete")
     {
-        problems.push(format!(
-            "has {CLEANUP}={policy}: a note on a dead letter has the same key and would replace it, set \
-             {CLEANUP}=delete"
-        ));
+        problems.push(format!("has {CLEANUP}={policy}: {why}, set {CLEANUP}=delete"));
     }
     problems.extend(times::find_narrow_limits(topic, &found.config));
     if !found.leaderless.is_empty() {
@@ -286,8 +288,10 @@ mod tests {
         assert!(described(Topic::Reorgs, 1, &[(RETENTION_BYTES, "1000")]).contains("retention.bytes=1000"));
         assert_eq!(described(Topic::Outcomes, 3, &[(RETENTION_MS, "1")]), "");
         assert_eq!(described(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "", "retention is a caution");
-        let compacts = described(Topic::DeadLetters, 3, &[(CLEANUP, "compact")]);
-        assert!(compacts.contains("cleanup.policy=compact") && compacts.ends_with("set cleanup.policy=delete"));
+        for topic in [Topic::DeadLetters, Topic::Outcomes] {
+            let compacts = described(topic, 3, &[(CLEANUP, "compact")]);
+            assert!(compacts.contains("cleanup.policy=compact") && compacts.ends_with("set cleanup.policy=delete"));
+        }
         assert_eq!(described(Topic::DeadLetters, 3, &[(CLEANUP, "delete")]), "");
     }
 

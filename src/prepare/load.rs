@@ -31,7 +31,7 @@ pub async fn load_body(bodies: Option<&EventBodies>, message: &Message) -> Resul
         Ok(Event::SeededReference(event)) => (event.txid, event.outputs),
         _ => return Ok(None),
     };
-    check_key(message, &txid).map_err(BodyLoadError::Poison)?;
+    check_key(message, &txid).map_err(|poison| BodyLoadError::Poison(poison.about(txid)))?;
     let key = &reference.key;
     let Some(bodies) = bodies else {
         let why = format!("transaction {txid} refers to object `{key}`, and no object store is configured");
@@ -48,6 +48,7 @@ pub async fn load_body(bodies: Option<&EventBodies>, message: &Message) -> Resul
             stage: "load",
             class: DeadLetterClass::Invalid,
             message: format!("transaction {txid}: {error}"),
+            txid: Some(txid),
         })),
         Err(ObjectError::Failed(_, error)) if !error.may_be_retried() => {
             Err(BodyLoadError::Halt(format!("transaction {txid}: {error}")))

@@ -144,8 +144,10 @@ impl<'a> BlockHandler<'a> {
     async fn connect_begun(&self, steps: &mut Steps<'_>, begun: BegunBlock) -> Result<bool, SequencerError> {
         let BlockHandler { cx, block, .. } = *self;
         let BegunBlock { done, txid, coinbase } = begun;
-        let marker = MinedMarker::new(cx, block);
-        if coinbase != CoinbaseStatus::Created {
+        let mut marker = MinedMarker::new(cx, block);
+        if coinbase == CoinbaseStatus::Created {
+            marker.add_created_coinbase(txid);
+        } else {
             marker.set_all_mined(steps, vec![ListedTx { txid, subtree: 0 }]).await?;
             // Boxed: rare, and else a part of every future here.
             Box::pin(update_maturity(cx, steps, block, txid)).await?;

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use crate::{
     broker::{OutgoingMessage, produce_until_acknowledged},
     engine::Row,
-    event::{Event, OutcomeEvent, OutcomeKind},
+    event::{Event, OutcomeEvent, OutcomeKind, OutcomeSource},
     record::{Key, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, Stamp, TxState},
     sequencer::{
         SequencerError, SequencerParts,
@@ -22,7 +22,7 @@ use crate::{
         steps::{DecisionMode, Steps},
         waiting::{POLL_PAUSE, ReportedWait},
     },
-    telemetry::VerdictKind,
+    telemetry::{Metrics, PublishedOutcome, VerdictKind},
     tx::{Outpoint, Txid},
 };
 
@@ -202,15 +202,16 @@ impl<'a> HandlerContext<'a> {
             return Ok(());
         }
         let events = outcomes.into_iter().map(|(txid, kind)| {
-            let verdicts = &self.parts.metrics.verdicts;
+            let Metrics { verdicts, published_outcomes, .. } = self.parts.metrics.as_ref();
+            published_outcomes.of(PublishedOutcome::from(&kind)).inc();
             match kind {
                 OutcomeKind::Accepted => verdicts.of(VerdictKind::Accepted).inc(),
                 OutcomeKind::Conflicting { .. } => verdicts.of(VerdictKind::Conflicting).inc(),
                 OutcomeKind::Refused { .. } | OutcomeKind::Command { .. } => {}
             }
-            (txid, Event::Outcome(OutcomeEvent { txid, chain_offset: self.offset, kind }))
+            (txid, Event::Outcome(OutcomeEvent { txid, source: OutcomeSource::Chain { offset: self.offset }, kind }))
         });
-        self.produce(&self.parts.topics.outcomes, None, events).await
+        self.produce(&self.parts.outcomes.name, None, events).await
     }
 
     /// Publishes a dead letter and waits for the acknowledgement. A rebuild publishes none.

@@ -13,9 +13,9 @@ use crate::{
         BlobOptions,
         fault::{BlobFaults, FaultStore},
     },
-    broker::Message,
+    broker::{BrokerError, Delivery, Message, OutgoingMessage, Producer, TopicPartition},
     engine::{self, fault::FaultEngine},
-    event::{BlockMined, Event},
+    event::{BlockMined, Event, OutcomeBatch, OutcomeChange},
     liveness::{LivenessLimits, LivenessMonitor},
     record::{Key, Operation, Phase, Record, Sequenced, Stamp},
     sequencer::{
@@ -274,4 +274,58 @@ async fn the_worker_beats_while_an_object_is_read() {
     }
     assert!(handled.await.unwrap().unwrap());
     assert!(began.elapsed() > Duration::from_secs(120) && longest < Duration::from_secs(15), "{longest:?}");
+}
+
+/// A producer whose topic of outcomes acknowledges nothing.
+struct WithoutOutcomes(Arc<dyn Producer>);
+
+#[async_trait::async_trait]
+impl Producer for WithoutOutcomes {
+    async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
+        self.0.produce(message).await
+    }
+
+    async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
+        match messages.iter().any(|message| message.topic == "outcomes") {
+            true => std::future::pending().await,
+            false => self.0.produce_all(messages).await,
+        }
+    }
+}
+
+/// Returns the transactions that are published as mined in block 1, by their first byte, without the coinbase.
+async fn published_as_mined(parts: &SequencerParts) -> BTreeSet<u8> {
+    let outcomes = TopicPartition { topic: "outcomes".into(), partition: 0 };
+    let (_, end) = parts.broker.watermarks(&outcomes).await.unwrap();
+    let mut reader = parts.broker.read(&outcomes, 0).await.unwrap();
+    let mut mined = BTreeSet::new();
+    while reader.position() < end {
+        for message in reader.next(LONG).await.unwrap() {
+            let Ok(Event::OutcomeBatch(OutcomeBatch { change: OutcomeChange::Mined { block_id: 1, .. }, txids })) =
+                Event::decode(&message.payload)
+            else {
+                panic!("not mined in block 1")
+            };
+            mined.extend(txids.iter().filter(|txid| *txid == Txid([txid.0[0]; 32])).map(|txid| txid.0[0]));
+        }
+    }
+    mined
+}
+
+/// A repeat continues after the progress: outcomes of the transactions before would be lost.
+#[tokio::test(start_paused = true)]
+async fn no_progress_of_a_block_is_recorded_before_its_outcomes() {
+    let bench = Bench::new().await;
+    bench.put(&bench.content).await;
+    bench.plant(1..11).await;
+    let producer = Arc::new(WithoutOutcomes(bench.parts.producer.clone()));
+    let cut_off = Bench { parts: SequencerParts { producer, ..bench.parts.clone() }, ..bench };
+    let waiting = cut_off.handle(5);
+    tokio::time::sleep(LONG).await;
+    waiting.abort();
+    assert_eq!((cut_off.progress().await, mined_in(&cut_off.parts.store, 1).await), (Some(1), Some(0)));
+    let producer = cut_off.parts.broker.producer().await.unwrap();
+    let bench = Bench { parts: SequencerParts { producer, ..cut_off.parts.clone() }, ..cut_off };
+    bench.handled(5).await;
+    assert_eq!(published_as_mined(&bench.parts).await, (1..11).collect());
 }

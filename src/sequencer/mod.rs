@@ -26,6 +26,7 @@ mod holders;
 mod listing;
 mod lost_records;
 mod member;
+mod mined_outcomes;
 mod pages;
 mod parts;
 pub mod progress;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     broker::{Broker, Producer, identity::TopicGuard},
     clock::Clock,
-    group::notify::TxNotifier,
+    group::{notify::TxNotifier, outcomes::OutcomeTopic},
     liveness::LoopMonitor,
     replay::LastVerdicts,
     sequencer::{command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, waiting::ReportedWait},
@@ -25,7 +25,7 @@ pub struct SequencerTopics {
     pub chain: String,
     /// The topic `utxo.decisions`: decisions, written ahead.
     pub decisions: String,
-    /// The topic `utxo.outcomes`: verdicts and results for clients.
+    /// The topic `utxo.outcomes`: outcomes for validators and clients.
     pub outcomes: String,
     /// The topic `utxo.dead-letters`: events that cannot be applied.
     pub dead_letters: String,
@@ -52,6 +52,8 @@ pub struct SequencerSettings {
     pub descendants_per_decision: usize,
     /// Time between two commits of the chain offset.
     pub commit_interval: Duration,
+    /// True if the transactions of each block are published as mined, and those of a disconnected block as unmined.
+    pub mined_outcomes: bool,
     /// Rate of pruning; `None`: the sequencer does not prune.
     pub prune: Option<PruneTask>,
     /// Recovery of half-created transactions in the background; `None`: none.
@@ -71,6 +73,8 @@ pub struct SequencerParts {
     pub creator: Creator,
     /// Names of the topics that the sequencer reads and writes.
     pub topics: SequencerTopics,
+    /// The topic of outcomes, with its number of partitions.
+    pub outcomes: OutcomeTopic,
     /// Topic and consumer group of validated transactions.
     pub validated: ValidatedSource,
     /// Limits and intervals of the sequencer.

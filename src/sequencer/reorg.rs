@@ -20,6 +20,7 @@ use crate::{
         decisions::DecisionLog,
         holders::{HolderState, contest_holder},
         listing::{self, ListedTxReader, check_objects},
+        mined_outcomes::MinedOutcomes,
         state::Tip,
         steps::Steps,
         verdict::{apply_verdict, decided_txid},
@@ -113,8 +114,9 @@ async fn check_depth(cx: &HandlerContext<'_>, disconnected: &[Block<'_>]) -> Res
 async fn disconnect(cx: &HandlerContext<'_>, steps: &mut Steps<'_>, block: &Block<'_>) -> Result<(), SequencerError> {
     let coinbase = parse_coinbase(block)?.txid();
     let mut done = read_progress(cx, block, false).await?;
+    let mut outcomes = MinedOutcomes::of_disconnected(cx, block);
     cx.apply_decided(vec![put_block(cx, block, false, done + 1)]).await?;
-    unset_mined(cx, block, &[coinbase]).await?;
+    unset_mined(cx, block, &[coinbase], &mut outcomes).await?;
     let mut listing = ListedTxReader::new(block).skip(done);
     loop {
         let chunk = listing.read_next(cx).await?;
@@ -123,11 +125,13 @@ async fn disconnect(cx: &HandlerContext<'_>, steps: &mut Steps<'_>, block: &Bloc
         }
         done += chunk.len() as u64;
         let txids: Vec<Txid> = chunk.into_iter().map(|listed| listed.txid).collect();
-        unset_mined(cx, block, &txids).await?;
+        unset_mined(cx, block, &txids, &mut outcomes).await?;
+        outcomes.publish().await?;
         if done < listing::count_transactions(block) {
             cx.apply_decided(vec![put_block(cx, block, false, done + 1)]).await?;
         }
     }
+    outcomes.publish().await?;
     // Compared with the height, too: of two disconnected blocks with one coinbase only the earlier has a decision.
     let is_of_block = |body: &DecisionBody| match body {
         DecisionBody::Conflicting { txid, reason: Reason::Disconnected, height, .. } => {
@@ -148,10 +152,17 @@ async fn disconnect(cx: &HandlerContext<'_>, steps: &mut Steps<'_>, block: &Bloc
     apply_verdict(cx, steps, body).await
 }
 
-async fn unset_mined(cx: &HandlerContext<'_>, block: &Block<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
+async fn unset_mined(
+    cx: &HandlerContext<'_>,
+    block: &Block<'_>,
+    txids: &[Txid],
+    outcomes: &mut MinedOutcomes<'_>,
+) -> Result<(), SequencerError> {
     let unset = Sequenced::UnsetMined { block_id: block.block_id, height: block.height };
     let rows = txids.iter().map(|txid| cx.row(Phase::Apply, Key::master(*txid), unset.clone()));
-    cx.apply_decided(rows.collect()).await
+    cx.apply_decided(rows.collect()).await?;
+    txids.iter().for_each(|txid| outcomes.add(*txid));
+    Ok(())
 }
 
 async fn evaluate_disconnected(

@@ -21,7 +21,7 @@ use crate::{
         memory::MemoryEngine,
     },
     event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions},
-    group::notify::TxNotifier,
+    group::{notify::TxNotifier, outcomes::OutcomeTopic},
     status::Health,
     store::{
         create::{Creator, CreatorIdentity, ProcessVisibility},
@@ -65,6 +65,7 @@ pub(super) async fn parts() -> SequencerParts {
         broker: Arc::new(broker),
         store,
         topics: topics(),
+        outcomes: OutcomeTopic { name: "outcomes".into(), partitions: 1 },
         validated: ValidatedSource { topic: "txs".into(), group: "g".into(), grace: Duration::from_secs(1) },
         settings: SequencerSettings {
             prune: None,
@@ -72,6 +73,7 @@ pub(super) async fn parts() -> SequencerParts {
             block_wait: Duration::from_secs(10),
             descendants_per_decision: 2,
             commit_interval: Duration::from_millis(100),
+            mined_outcomes: true,
         },
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new(clock.clone(), Duration::from_secs(600))),

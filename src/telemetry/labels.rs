@@ -5,7 +5,7 @@ use strum::VariantNames;
 use super::Label;
 use crate::{
     engine::ErrorKind,
-    event::{Command, CommandAction, DeadLetterClass, Event},
+    event::{Command, CommandAction, DeadLetterClass, Event, OutcomeChange, OutcomeKind},
     record::{Operation, Sequenced},
 };
 
@@ -84,11 +84,25 @@ labels! {
     /// Result with which a transaction left the pipeline.
     Completion {
         Live,
+        /// The event was done before: the transaction was found live, or pruned since.
+        AlreadyLive,
         /// The transaction is stored as contested, and the sequencer decides.
         Contested,
         DeadLetter,
-        /// The event was done before: the transaction is pruned, or was passed over.
+        /// The event changes nothing: its transaction is conflicting, or stored by another event.
         PassedOver,
+    }
+
+    /// Content of a published outcome.
+    PublishedOutcome {
+        Accepted,
+        Conflicting,
+        Refused,
+        /// Result of a command.
+        Command,
+        Live,
+        Mined,
+        Unmined,
     }
 
     /// Verdict on a contested transaction.
@@ -189,6 +203,34 @@ impl From<&Operation> for OperationKind {
             ) => OperationKind::Mined,
             Operation::Sequenced(_, Sequenced::Prune { .. }) => OperationKind::Prune,
             Operation::Sequenced(..) => OperationKind::Sequenced,
+        }
+    }
+}
+
+impl Completion {
+    /// Returns whether the transaction is live by its event, or was live before it was pruned.
+    pub fn is_live(self) -> bool {
+        matches!(self, Completion::Live | Completion::AlreadyLive)
+    }
+}
+
+impl From<&OutcomeKind> for PublishedOutcome {
+    fn from(kind: &OutcomeKind) -> Self {
+        match kind {
+            OutcomeKind::Accepted => PublishedOutcome::Accepted,
+            OutcomeKind::Conflicting { .. } => PublishedOutcome::Conflicting,
+            OutcomeKind::Refused { .. } => PublishedOutcome::Refused,
+            OutcomeKind::Command { .. } => PublishedOutcome::Command,
+        }
+    }
+}
+
+impl From<OutcomeChange> for PublishedOutcome {
+    fn from(change: OutcomeChange) -> Self {
+        match change {
+            OutcomeChange::Live => PublishedOutcome::Live,
+            OutcomeChange::Mined { .. } => PublishedOutcome::Mined,
+            OutcomeChange::Unmined { .. } => PublishedOutcome::Unmined,
         }
     }
 }

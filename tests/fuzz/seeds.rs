@@ -25,7 +25,7 @@ const BLOCKS: [&str; 3] =
 /// Size limit in bytes: larger transactions only slow a fuzzer down.
 const LARGEST_TRANSACTION: usize = 1_500;
 
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 11] = [
     "validated",
     "seeded",
     "block-mined",
@@ -36,6 +36,7 @@ const KINDS: [&str; 10] = [
     "outcome",
     "validated-reference",
     "seeded-reference",
+    "outcome-batch",
 ];
 
 /// Returns the seeds of a target, in the order of their names.

@@ -30,7 +30,7 @@ impl World {
         let logs = Logs::read(&self.broker, &self.settings.pipeline.topic, &self.settings.topics).await.unwrap();
         let outcomes =
             logs.outcomes.iter().filter_map(|logged| match Event::decode(&logged.message.payload).unwrap() {
-                Event::Outcome(outcome) => Some((outcome.chain_offset, outcome.kind)),
+                Event::Outcome(outcome) => Some((outcome.source.chain_offset()?, outcome.kind)),
                 _ => None,
             });
         let mut outcomes: Vec<_> = outcomes

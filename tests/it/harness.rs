@@ -305,6 +305,7 @@ impl World {
                 missing_parent_grace_ms: 3_000,
                 commit_interval: Duration::from_millis(100),
                 drain_timeout: Duration::from_secs(5),
+                live_outcomes: Some(Duration::from_millis(5)),
             },
             sequencer: SequencerSettings {
                 prune: prune_after.map(|_| PruneTask { per_second: 10_000, pass: pruning(batch_size, false) }),
@@ -316,6 +317,7 @@ impl World {
                 block_wait: Duration::from_secs(10),
                 descendants_per_decision,
                 commit_interval: Duration::from_millis(100),
+                mined_outcomes: true,
             },
             topics,
             sequencer_enabled: true,
@@ -745,6 +747,8 @@ impl World {
                 || self.broker.generation(&self.settings.pipeline.group) > 1,
             pruned_to: if self.prunes() { Some(self.pruned_to().await) } else { None },
             partitions: PARTITIONS,
+            live_outcomes: self.settings.pipeline.live_outcomes.is_some(),
+            mined_outcomes: self.settings.sequencer.mined_outcomes,
         };
         match replay(&logs, &rules) {
             Ok(expected) => expected,

@@ -43,6 +43,7 @@ mod pipeline;
 mod planted_secrets;
 mod preflight;
 mod pruning;
+mod published_outcomes;
 mod real_blocks;
 mod real_kafka;
 mod reapplied_decisions;

@@ -34,6 +34,7 @@ async fn a_rejecting_topic_halts_its_writer_until_the_cause_is_gone() {
         ("dead-letters", "partitions_running"),
         ("decisions", "chain_running"),
         ("outcomes", "chain_running"),
+        ("outcomes", "partitions_running"),
     ] {
         let world = World::new().await;
         let seed = world.seed(1, 4).await;

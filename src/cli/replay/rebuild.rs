@@ -29,7 +29,7 @@ use crate::{
         digest::{self, StateDigest, Survey},
         stats::StoreStats,
     },
-    telemetry::{Completion, Metrics},
+    telemetry::Metrics,
 };
 
 /// Options of a rebuild.
@@ -183,14 +183,13 @@ async fn survey(store: &StateStore) -> Result<Survey, Failure> {
 
 /// Counts the completed events of the validated transactions and of the chain.
 fn count_completed(metrics: &Metrics) -> u64 {
-    let ways = [Completion::Live, Completion::Contested, Completion::DeadLetter, Completion::PassedOver];
-    let completed: u64 = ways.map(|how| metrics.completed.of(how).get()).iter().sum();
-    completed + u64::try_from(metrics.chain_offset.get()).unwrap_or(0)
+    metrics.completed.total() + u64::try_from(metrics.chain_offset.get()).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::Completion;
 
     #[test]
     fn a_store_with_limited_records_is_not_rebuilt_without_a_blob_store() {

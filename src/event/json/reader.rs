@@ -70,8 +70,7 @@ impl<'de> Deserializer<'de> for &'de Node {
         visitor.visit_borrowed_bytes(bytes.get_or_init(|| decoded))
     }
 
-    /// The only newtype is [`TxidList`](super::values::txid_list::TxidList): a list of ids that stands for their
-    /// concatenation.
+    /// The only newtype is [`TxidList`](crate::event::TxidList): a list of ids that stands for their concatenation.
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &str, visitor: V) -> Result<V::Value, DecodeError> {
         let Node::List(elements, bytes) = self else { return Err(self.mismatch(&"a list")) };
         let mut txids = Vec::with_capacity(32 * elements.len());

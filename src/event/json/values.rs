@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::tx::{Txid, read_text};
+use crate::{
+    event::TxidList,
+    tx::{Txid, read_text},
+};
 
 /// Bytes, as hexadecimal digits.
 pub mod hex_bytes {
@@ -48,16 +51,12 @@ pub mod block_hash {
 pub mod txid_list {
     use super::*;
 
-    /// Name by which the reader of JSON knows such a list.
-    #[derive(Deserialize)]
-    pub struct TxidList<'a>(&'a [u8]);
-
     pub fn serialize<S: Serializer>(txids: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(txids.as_chunks().0.iter().map(|txid| Txid(*txid)))
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'de [u8], D::Error> {
-        TxidList::deserialize(deserializer).map(|TxidList(txids)| txids)
+        TxidList::deserialize(deserializer).map(TxidList::as_bytes)
     }
 }
 

@@ -112,7 +112,8 @@ impl ChunkQueue {
         let prepare_each = move |message: Message| {
             let prepared = prepare(&settings, &message);
             let placed = prepared.and_then(|prepared| {
-                partitions.map_or(Ok(()), |count| check_partition(partition, count, &message)).map(|()| prepared)
+                let checked = partitions.map_or(Ok(()), |count| check_partition(partition, count, &message));
+                checked.map_err(|poison| poison.about(prepared.txid())).map(|()| prepared)
             });
             (message, placed.map_err(PreparationFailure::Poison))
         };

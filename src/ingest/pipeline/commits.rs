@@ -86,6 +86,7 @@ impl Pipeline {
         self.planner.abandon();
         self.dispatcher.cancel_all();
         self.chunks.clear();
+        self.publications.discard_live();
         self.reads.backpressure.clear_throttle();
         for number in self.reads.member.partitions.numbers() {
             tracing::warn!(partition = number, "pipeline: node restarted, partition rewound to its committed offset");

@@ -13,7 +13,8 @@ impl Pipeline {
         let deadline = begun + self.settings.drain_timeout;
         self.reads.member.commits.cancel_unsent();
         while self.has_work_in_flight(of) {
-            let flush = self.dispatcher.deadline().unwrap_or(deadline).min(deadline);
+            let due = [self.dispatcher.deadline(), self.publications.live_deadline()];
+            let flush = due.into_iter().flatten().fold(deadline, Instant::min);
             tokio::select! {
                 biased;
                 progress = self.reads.member.commits.next_progress() => self.on_commit_progress(progress).await?,
@@ -39,7 +40,7 @@ impl Pipeline {
         let any_in_flight = self.planner.flights().counts().active > 0
             || !self.dispatcher.is_idle()
             || self.chunks.messages() > 0
-            || self.publications.pending() > 0;
+            || self.publications.unfinished() > 0;
         let partitions = &self.reads.member.partitions;
         let is_in_flight = |number| partitions.has_work_in_flight(number, self.planner.flights().parked_of(number));
         any_in_flight && of.is_none_or(|partitions| partitions.iter().any(|one| is_in_flight(one.partition)))

@@ -51,6 +51,9 @@ pub struct PipelineSettings {
     pub commit_interval: Duration,
     /// Longest time of a drain.
     pub drain_timeout: Duration,
+    /// Age of the first gathered transaction at which live transactions are published as outcomes; `None`: they are not
+    /// published.
+    pub live_outcomes: Option<Duration>,
 }
 
 /// Services that the pipeline uses.
@@ -60,7 +63,7 @@ pub struct PipelineServices {
     pub broker: Arc<dyn Broker>,
     /// The store, with the creates that take more than one write.
     pub creator: Creator,
-    /// Publisher of contests and dead letters.
+    /// Publisher of contests, dead letters and outcomes.
     pub publisher: Publisher,
     /// Progress of the chain, for the proof of a missing parent.
     pub chain: Arc<dyn ChainProgress>,
@@ -91,10 +94,11 @@ pub enum PipelineError {
     /// The store cannot continue, or is not the group's.
     #[error("store: {0}")]
     Store(String),
-    /// A contest or a dead letter cannot be published, and no retry changes that: its event cannot complete.
+    /// A contest, a dead letter or an outcome cannot be published, and no retry changes that: its events cannot
+    /// complete.
     #[error("{what} cannot be published to `{topic}`: {error}")]
     NotPublished {
-        /// The message: a contest or dead letter with its transaction or offset.
+        /// The message: a contest, dead letter or outcome with its transaction, its offset or its size.
         what: String,
         /// Topic of the message.
         topic: String,

@@ -179,7 +179,8 @@ async fn load_and_prepare(
     let body = body.map(|body| Bytes::from_owner(HeldBody { body, _held: held }));
     let prepared = prepare_loaded(&settings, message, body.as_ref());
     let placed = prepared.and_then(|prepared| {
-        placed.map_or(Ok(()), |(partition, count)| check_partition(partition, count, message)).map(|()| prepared)
+        let checked = placed.map_or(Ok(()), |(partition, count)| check_partition(partition, count, message));
+        checked.map_err(|poison| poison.about(prepared.txid())).map(|()| prepared)
     });
     placed.map_err(PreparationFailure::Poison)
 }

@@ -1,12 +1,22 @@
-//! Contests and dead letters that are being published.
+//! Contests, dead letters and outcomes that are being published.
 
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     broker::Message,
-    ingest::{dispatch::TaskMessage, flight::FlightId, plan::EventRef, publish::Publisher},
+    group::outcomes::GatheredTxids,
+    ingest::{
+        dispatch::{LiveEvent, Publication, TaskMessage},
+        flight::FlightId,
+        plan::{EventRef, Planner},
+        publish::Publisher,
+    },
     prepare::Poison,
     record::Reason,
+    telemetry::Completion,
     tx::Txid,
 };
 
@@ -14,14 +24,38 @@ use crate::{
 pub(super) struct Publications {
     publisher: Publisher,
     sender: mpsc::UnboundedSender<TaskMessage>,
+    /// Contests and dead letters without an acknowledgement.
     pending: usize,
+    /// Messages about live transactions without an acknowledgement.
+    pending_live: usize,
+    live: Option<LiveOutcomes>,
     contests: u64,
     dead_letters: u64,
 }
 
+/// Live transactions that wait for their message.
+struct LiveOutcomes {
+    gathered: GatheredTxids<LiveEvent>,
+    /// Time at which the first of them was gathered.
+    oldest: Option<Instant>,
+    /// Age of the first at which all are published.
+    max_age: Duration,
+}
+
 impl Publications {
-    pub(super) fn new(publisher: Publisher, sender: mpsc::UnboundedSender<TaskMessage>) -> Self {
-        Publications { publisher, sender, pending: 0, contests: 0, dead_letters: 0 }
+    /// Creates publications without a message. `live`: age at which live transactions are published; `None`: they are
+    /// not.
+    pub(super) fn new(
+        publisher: Publisher,
+        sender: mpsc::UnboundedSender<TaskMessage>,
+        live: Option<Duration>,
+    ) -> Self {
+        let live = live.map(|max_age| LiveOutcomes {
+            gathered: GatheredTxids::new(publisher.outcomes.partitions),
+            oldest: None,
+            max_age,
+        });
+        Publications { publisher, sender, pending: 0, pending_live: 0, live, contests: 0, dead_letters: 0 }
     }
 
     pub(super) fn publish_contest(
@@ -43,14 +77,69 @@ impl Publications {
         self.publisher.publish_dead_letter(event, message, poison, self.sender.clone());
     }
 
-    /// Notes that a message is acknowledged, or refused for good.
-    pub(super) fn end_one(&mut self) {
-        self.pending -= 1;
+    /// Gathers a live transaction for its outcome, whose acknowledgement completes the event. Returns `false` where the
+    /// event has no such outcome and completes now.
+    pub(super) fn gather_live(&mut self, event: EventRef, txid: Txid, how: Completion) -> bool {
+        let Some(live) = self.live.as_mut().filter(|_| how.is_live()) else { return false };
+        live.oldest.get_or_insert_with(Instant::now);
+        if let Some(full) = live.gathered.add(txid, (event, how)) {
+            self.pending_live += 1;
+            self.publisher.publish_live(full, self.sender.clone());
+        }
+        true
     }
 
-    /// Returns the number of messages without an acknowledgement.
+    /// Publishes the gathered live transactions, once the first of them is old enough.
+    pub(super) fn flush_live(&mut self) {
+        let Some(live) = &mut self.live else { return };
+        if live.oldest.is_some_and(|since| since.elapsed() >= live.max_age) {
+            live.oldest = None;
+            for gathered in live.gathered.take_all() {
+                self.pending_live += 1;
+                self.publisher.publish_live(gathered, self.sender.clone());
+            }
+        }
+    }
+
+    /// Returns the time at which [`flush_live`](Self::flush_live) has work.
+    pub(super) fn live_deadline(&self) -> Option<Instant> {
+        self.live.as_ref().and_then(|live| Some(live.oldest? + live.max_age))
+    }
+
+    /// Drops the gathered live transactions: their events are read again.
+    pub(super) fn discard_live(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.oldest = None;
+            live.gathered.take_all().for_each(drop);
+        }
+    }
+
+    /// Notes that a message is acknowledged, or refused for good.
+    pub(super) fn end(&mut self, publication: &Publication) {
+        match publication {
+            Publication::Contest(_) | Publication::DeadLetter(_) => self.pending -= 1,
+            Publication::Live(_) => self.pending_live -= 1,
+        }
+    }
+
+    /// Notes that a message is refused for good. Returns its events, which cannot complete.
+    pub(super) fn fail(&mut self, publication: Publication, planner: &mut Planner, now_ms: u64) -> Vec<EventRef> {
+        self.end(&publication);
+        match publication {
+            Publication::Contest(flight) => planner.halt(flight, now_ms).map_or_else(Vec::new, |(_, events)| events),
+            Publication::DeadLetter(event) => vec![event],
+            Publication::Live(events) => events.into_iter().map(|(event, _)| event).collect(),
+        }
+    }
+
+    /// Returns the number of contests and dead letters without an acknowledgement.
     pub(super) fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Returns the number of all messages without an acknowledgement, and of gathered live transactions.
+    pub(super) fn unfinished(&self) -> usize {
+        self.pending + self.pending_live + self.live.as_ref().map_or(0, |live| live.gathered.count())
     }
 
     /// Returns the number of contests, and of dead letters.

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError};
 use crate::{
-    ingest::dispatch::{MasterRead, TaskMessage},
+    ingest::dispatch::{MasterRead, Publication, TaskMessage},
     record::Record,
     telemetry::Completion,
 };
@@ -43,28 +43,25 @@ impl Pipeline {
                     self.reads.halt_or_fail(&events, &why, PipelineError::Store(why.clone()))?;
                 }
             }
-            TaskMessage::ContestPublished(flight) => {
-                self.publications.end_one();
-                self.planner.contest_published(flight, now_ms);
-                // Other instances may wait for the commit, and the next transaction here may be proven now. One proof
-                // follows several contests.
-                if self.publications.pending() == 0 && self.planner.flights().counts().parked > 0 {
-                    self.proofs.prove_now(self.scans);
-                    self.reads.member.commits.commit_soon(self.scans.next_scan());
+            TaskMessage::Published(publication) => {
+                self.publications.end(&publication);
+                match publication {
+                    Publication::Contest(flight) => {
+                        self.planner.contest_published(flight, now_ms);
+                        // Other instances may wait for the commit, and the next transaction here may be proven now. One
+                        // proof follows several contests.
+                        if self.publications.pending() == 0 && self.planner.flights().counts().parked > 0 {
+                            self.proofs.prove_now(self.scans);
+                            self.reads.member.commits.commit_soon(self.scans.next_scan());
+                        }
+                    }
+                    Publication::DeadLetter(event) => self.complete(event, Completion::DeadLetter),
+                    Publication::Live(events) => events.into_iter().for_each(|(event, how)| self.complete(event, how)),
                 }
             }
-            TaskMessage::DeadLetterPublished(event) => {
-                self.publications.end_one();
-                self.complete(event, Completion::DeadLetter);
-            }
-            TaskMessage::ContestNotPublished(flight, error) => {
-                self.publications.end_one();
-                let events = self.planner.halt(flight, now_ms).map_or_else(Vec::new, |(_, events)| events);
+            TaskMessage::NotPublished(publication, error) => {
+                let events = self.publications.fail(publication, &mut self.planner, now_ms);
                 self.reads.halt_or_fail(&events, &error.to_string(), error)?;
-            }
-            TaskMessage::DeadLetterNotPublished(event, error) => {
-                self.publications.end_one();
-                self.reads.halt_or_fail(&[event], &error.to_string(), error)?;
             }
             TaskMessage::TopicIdChecked { up_to, other } => {
                 other.map_or(Ok(()), |why| self.reads.halt_in_other_topic(why))?;

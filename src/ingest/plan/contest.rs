@@ -26,6 +26,8 @@ pub(super) fn step_after_contested_create(flight: &Flight, outcome: &Outcome, ca
     match outcome {
         // A tombstone that keeps its body for longer stays a tombstone.
         Outcome::Applied(Reply::State(TxState::Pruned(_))) => Step::Finish(Completion::PassedOver),
+        // The tombstone of a conflicting transaction would have taken the create.
+        Outcome::Rejected(Rejection::Exists(TxState::Pruned(_))) => Step::Finish(Completion::AlreadyLive),
         Outcome::AlreadyApplied(Reply::State(state)) | Outcome::Rejected(Rejection::Exists(state)) => {
             step_as_stored(flight, reason, *state, can_lose_writes)
         }
@@ -77,10 +79,10 @@ fn step_as_stored(flight: &Flight, reason: Reason, state: TxState, can_lose_writ
         TxState::Creating => return Step::Pause,
         TxState::Pruned(_) => false,
     };
-    if publish {
-        contest_or_finish(flight, reason, Completion::PassedOver)
-    } else {
-        Step::Finish(Completion::PassedOver)
+    match (publish, state) {
+        (true, _) => contest_or_finish(flight, reason, Completion::PassedOver),
+        (false, TxState::Live) => Step::Finish(Completion::AlreadyLive),
+        (false, _) => Step::Finish(Completion::PassedOver),
     }
 }
 

@@ -218,7 +218,7 @@ impl FlightSteps {
         if self.can_lose_writes {
             flight.events.iter().for_each(|event| self.non_durable.record(flight.txid, *event));
         }
-        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, how)));
+        self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, flight.txid, how)));
         for child in flight.children {
             let Some(flight) = self.flights.get_mut(child) else { continue };
             if let Stage::AwaitingParents { remaining } = &mut flight.stage {

@@ -481,8 +481,9 @@ impl World {
                     assert_eq!(work.page().txid, seed_txid(TWO_CONTENTS), "only that one has two contents");
                     self.end(event, "mismatched");
                 }
-                Action::Complete(event, how) => {
+                Action::Complete(event, of, how) => {
                     let txid = self.end(event, "complete");
+                    assert_eq!(txid, of, "an event completes with its own transaction");
                     assert!(how != Completion::Contested || self.log.contested.contains(&txid), "{txid}: no contest");
                     let state = self.state(txid);
                     assert!(how != Completion::Live || state.is_some(), "{txid} is live and has no record");

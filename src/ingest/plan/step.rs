@@ -47,7 +47,7 @@ pub(super) enum Step {
 pub(super) fn step_after_spends(flight: &Flight) -> Step {
     match flight.obstacle() {
         Obstacle::None => Step::Create,
-        Obstacle::SpenderPruned => Step::Finish(Completion::PassedOver),
+        Obstacle::SpenderPruned => Step::Finish(Completion::AlreadyLive),
         Obstacle::Final(reason) => Step::StoreContested(reason),
         Obstacle::Temporary => {
             // A transaction that is live already must not wait for parents that were pruned since. In a rebuild a
@@ -82,11 +82,11 @@ pub(super) fn step_after_own_record(flight: &Flight, own: Option<&Page>, can_los
         }
         Some(TxState::Creating) if is_waiting && !can_lose_writes => Step::Create,
         Some(TxState::Live | TxState::Pruned(_)) if is_waiting && !can_lose_writes => {
-            Step::Finish(Completion::PassedOver)
+            Step::Finish(Completion::AlreadyLive)
         }
         _ if is_waiting => Step::Stay,
-        Some(TxState::Pruned(_)) => Step::Finish(Completion::PassedOver),
-        Some(TxState::Live) if !can_lose_writes => Step::Finish(Completion::PassedOver),
+        Some(TxState::Pruned(_)) => Step::Finish(Completion::AlreadyLive),
+        Some(TxState::Live) if !can_lose_writes => Step::Finish(Completion::AlreadyLive),
         // Every page is written, and the writer is gone: any instance may clear `creating`. Over a store that can lose
         // writes the record of the absent parent may be lost, and the spend with it.
         Some(TxState::Creating) if !can_lose_writes => Step::Create,

@@ -86,7 +86,7 @@ fn applied() -> Outcome {
 
 fn completed(planner: &mut Planner) -> Vec<(u64, Completion)> {
     let done = |action| match action {
-        Action::Complete(event, how) => Some((event.offset, how)),
+        Action::Complete(event, _, how) => Some((event.offset, how)),
         _ => None,
     };
     actions(planner).into_iter().filter_map(done).collect()
@@ -524,7 +524,7 @@ fn in_a_rebuild_true_claims_win_unless_a_verdict_accepted_the_others() {
         planner.own_record(id, None, 0);
         let actions = actions(&mut planner);
         assert!(
-            matches!(&actions[0], Action::Complete(event, Completion::PassedOver) if event.offset == 0),
+            matches!(&actions[0], Action::Complete(event, _, Completion::PassedOver) if event.offset == 0),
             "{actions:?}"
         );
         assert!(matches!(actions[1], Action::ReadOwn(..)), "the second event follows");
@@ -549,7 +549,7 @@ fn a_repeat_joins_and_an_event_with_other_claims_follows() {
     let done: Vec<u64> = actions
         .iter()
         .filter_map(|action| match action {
-            Action::Complete(event, Completion::Live) => Some(event.offset),
+            Action::Complete(event, _, Completion::Live) => Some(event.offset),
             _ => None,
         })
         .collect();
@@ -568,7 +568,7 @@ fn a_repeat_joins_and_an_event_with_other_claims_follows() {
 #[test]
 fn a_later_event_writes_no_record_over_a_store_that_can_lose_writes() {
     for (answer, done) in
-        [(applied(), Completion::Live), (Outcome::Rejected(Rejection::HashMismatch(0)), Completion::PassedOver)]
+        [(applied(), Completion::Live), (Outcome::Rejected(Rejection::HashMismatch(0)), Completion::AlreadyLive)]
     {
         let mut planner = Planner::new(SETTINGS).with_forgetful_store(true);
         let first = tx(&[outside(0)], 1);

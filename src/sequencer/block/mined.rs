@@ -14,6 +14,7 @@ use crate::{
         context::{BODIES_AT_ONCE, HandlerContext},
         listing::{self, ListedTx, ListedTxReader},
         lost_records::wait_for_bodies,
+        mined_outcomes::MinedOutcomes,
         pages::{complete, set_extra_pages_mined},
         second_chances::publish_chances_after_lifting,
         steps::Steps,
@@ -39,17 +40,24 @@ enum MinedStatus {
 pub struct MinedMarker<'a> {
     cx: &'a HandlerContext<'a>,
     block: &'a Block<'a>,
+    /// Transactions that are set mined and not published yet.
+    outcomes: MinedOutcomes<'a>,
 }
 
 impl<'a> MinedMarker<'a> {
     /// Makes a marker for one block.
     pub fn new(cx: &'a HandlerContext<'a>, block: &'a Block<'a>) -> Self {
-        MinedMarker { cx, block }
+        MinedMarker { cx, block, outcomes: MinedOutcomes::of_connected(cx, block) }
+    }
+
+    /// Adds the coinbase, which was created mined. The coinbase is published with the first listed transactions.
+    pub fn add_created_coinbase(&mut self, txid: Txid) {
+        self.outcomes.add(txid);
     }
 
     /// Sets the listed transactions of a block mined, from the first after `done` on, a chunk at a time. The block
     /// record has the progress.
-    pub async fn set_listed_mined(&self, steps: &mut Steps<'_>, mut done: u64) -> Result<(), SequencerError> {
+    pub async fn set_listed_mined(&mut self, steps: &mut Steps<'_>, mut done: u64) -> Result<(), SequencerError> {
         let (cx, block) = (self.cx, self.block);
         let count = listing::count_transactions(block);
         let mut listing = ListedTxReader::new(block).skip(done);
@@ -77,7 +85,7 @@ impl<'a> MinedMarker<'a> {
 
     /// Sets the listed transactions mined, accepts conflicting ones as soon as their parents are live, and waits for
     /// the absent ones.
-    pub async fn set_all_mined(&self, steps: &mut Steps<'_>, listed: Vec<ListedTx>) -> Result<(), SequencerError> {
+    pub async fn set_all_mined(&mut self, steps: &mut Steps<'_>, listed: Vec<ListedTx>) -> Result<(), SequencerError> {
         let (cx, block) = (self.cx, self.block);
         let mut open = listed;
         let about = format!("block {} at height {}", hex_reversed(&block.hash), block.height);
@@ -86,9 +94,10 @@ impl<'a> MinedMarker<'a> {
             if left.is_empty() {
                 return Ok(());
             }
+            let marker = &*self;
             cx.wait_until(&about, || async {
                 cx.parts.metrics.sequencer_waiting.set(left.len() as i64);
-                Ok(match self.can_any_be_mined(&left).await? {
+                Ok(match marker.can_any_be_mined(&left).await? {
                     true => Ok(()),
                     false => Err(format_missing_listed(&left.iter().map(|listed| listed.txid).collect::<Vec<_>>())),
                 })
@@ -99,9 +108,10 @@ impl<'a> MinedMarker<'a> {
         }
     }
 
-    /// Sets mined what can be set mined now. Returns the transactions that have to be waited for.
+    /// Sets mined what can be set mined now, and publishes these transactions. Returns the transactions that have to be
+    /// waited for.
     async fn set_mined_now(
-        &self,
+        &mut self,
         steps: &mut Steps<'_>,
         listed: Vec<ListedTx>,
     ) -> Result<Vec<ListedTx>, SequencerError> {
@@ -127,6 +137,7 @@ impl<'a> MinedMarker<'a> {
                 left.push(*listed);
             }
             if !changed {
+                self.outcomes.publish().await?;
                 return Ok(left);
             }
             open = left;
@@ -177,7 +188,7 @@ impl<'a> MinedMarker<'a> {
         Ok(false)
     }
 
-    async fn set_mined(&self, open: &[ListedTx]) -> Result<Vec<MinedStatus>, SequencerError> {
+    async fn set_mined(&mut self, open: &[ListedTx]) -> Result<Vec<MinedStatus>, SequencerError> {
         let (cx, block) = (self.cx, self.block);
         let mut statuses = Vec::with_capacity(open.len());
         let set_mined = |mined_in| Sequenced::SetMined { mined_in, longest_chain: true };
@@ -203,7 +214,11 @@ impl<'a> MinedMarker<'a> {
                 if has_conflicting_children(&outcome) {
                     parents.push(listed.txid);
                 }
-                statuses.push(mined_status(outcome, listed)?);
+                let status = mined_status(outcome, listed)?;
+                if let MinedStatus::Mined = status {
+                    self.outcomes.add(listed.txid);
+                }
+                statuses.push(status);
             }
             publish_chances_after_lifting(cx, &parents, None).await?;
         }

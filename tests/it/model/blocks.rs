@@ -47,6 +47,7 @@ impl Replay<'_> {
             self.mature_from(coinbase, block);
         }
         let listed = self.listed_transactions(block);
+        self.expect_mined(block, listed.iter().map(|(txid, _)| *txid).chain(coinbase));
         self.decide_on_block(block, coinbase, &listed);
         for (txid, subtree) in listed.into_iter().chain(coinbase.map(|txid| (txid, 0))) {
             if !self.history.require_live(&txid) {

@@ -160,7 +160,10 @@ impl Replay<'_> {
         self.history.tip = Some(Tip { hash: block.previous, height: block.height.saturating_sub(1) });
         self.history.blocks.insert(block.block_id, false);
         let coinbase = Transaction::parse(block.coinbase).map(|tx| tx.txid()).ok();
-        for txid in self.listed_transactions(block).into_iter().map(|(txid, _)| txid).chain(coinbase) {
+        let left: Vec<Txid> =
+            self.listed_transactions(block).into_iter().map(|(txid, _)| txid).chain(coinbase).collect();
+        self.expect_unmined(block, left.iter().copied());
+        for txid in left {
             let since = self.history.unmined_since(&txid);
             if let Some(tx_entry) = self.history.tx_entries.get_mut(&txid)
                 && tx_entry.mined.remove(&block.block_id).is_some()

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use utxo_store::{
-    event::{Contest, DeadLetter, DeadLetterClass, Event, OutcomeEvent, OutcomeKind},
+    event::{Contest, DeadLetter, DeadLetterClass, Event},
     record::Reason,
     tx::Txid,
 };
@@ -268,32 +268,6 @@ impl Replay<'_> {
             .collect();
         for (topic, partition, offset) in left_out {
             self.complain_of(format!("{topic} {partition}/{offset}"), "has no dead letter, but must have one");
-        }
-    }
-
-    /// Checks that exactly the expected outcomes are published.
-    fn check_outcomes(&mut self) {
-        let expected_outcomes = std::mem::take(&mut self.expected_outcomes);
-        let mut published: BTreeMap<(u64, Txid), Vec<OutcomeKind>> = BTreeMap::new();
-        let logs = self.logs;
-        for logged in &logs.outcomes {
-            let about = format!("outcome {}/{}", logged.partition, logged.message.offset);
-            let Ok(Event::Outcome(OutcomeEvent { txid, chain_offset, kind })) = Event::decode(&logged.message.payload)
-            else {
-                self.complain_of(about, "is not an outcome");
-                continue;
-            };
-            let subject = (chain_offset, txid);
-            if !expected_outcomes.get(&subject).is_some_and(|kinds| kinds.contains(&kind)) {
-                self.complain_of(about, format!("reports an unexpected outcome: {txid} at {chain_offset}: {kind:?}"));
-            }
-            published.entry(subject).or_default().push(kind);
-        }
-        for (subject @ (offset, txid), kinds) in expected_outcomes {
-            let published = published.remove(&subject).unwrap_or_default();
-            for kind in kinds.into_iter().filter(|kind| !published.contains(kind)) {
-                self.complain_of(txid, format!("has no outcome for chain offset {offset}: {kind:?}"));
-            }
         }
     }
 

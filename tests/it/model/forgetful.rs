@@ -172,6 +172,7 @@ impl Replay<'_> {
             self.forgetful_win(txid, height, &inputs, &losers);
         }
         for (block, listed) in connected {
+            self.expect_mined(block, listed.iter().map(|(txid, _)| *txid));
             for (txid, subtree) in listed {
                 match self.history.status(&txid) {
                     // A lost coinbase was created anew without a decision.

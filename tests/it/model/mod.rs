@@ -16,6 +16,7 @@ mod facts;
 mod forgetful;
 mod history;
 mod logs;
+mod outcomes;
 mod pruning;
 mod replay;
 mod tests;
@@ -33,8 +34,12 @@ pub use logs::{LogPosition, Logged, Logs};
 pub struct Rules {
     /// Decides which outputs get a slot.
     pub network: Network,
-    /// Partitions of the validated topic; the key decides the partition of an event. 0 disables this check.
+    /// Partitions of the validated topic and of the outcomes; the key decides the partition. 0 disables this check.
     pub partitions: i32,
+    /// Live transactions are published as outcomes.
+    pub live_outcomes: bool,
+    /// Transactions of connected and disconnected blocks are published as outcomes.
+    pub mined_outcomes: bool,
     /// Slots per page. The model has no pages; only the page offset of a reassigned slot depends on this.
     pub utxo_batch_size: u32,
     /// Blocks between a record's becoming due and its pruning; 0 disables pruning.

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use utxo_store::{
-    event::{CommandAction, DecidedInput, Decision, DecisionBody, Event, OutcomeKind},
+    event::{CommandAction, DecidedInput, Decision, DecisionBody, Event, OutcomeChange, OutcomeKind},
     record::Reason,
     tx::{Outpoint, Txid},
 };
@@ -54,6 +54,8 @@ pub struct Replay<'l> {
     pub contested_bodies: BTreeMap<Txid, BTreeSet<[u8; 32]>>,
     /// Outcomes that must be published, by chain offset and transaction.
     pub expected_outcomes: BTreeMap<(u64, Txid), Vec<OutcomeKind>>,
+    /// Transactions that blocks have mined or left unmined.
+    pub expected_changes: BTreeSet<(OutcomeChange, Txid)>,
     /// Events for which the sequencer must publish a dead letter.
     pub expected_dead_letters: BTreeSet<LogPosition>,
     /// Executed commands by id.
@@ -98,6 +100,7 @@ impl<'l> Replay<'l> {
             reconsidered: BTreeMap::new(),
             contested_bodies: BTreeMap::new(),
             expected_outcomes: BTreeMap::new(),
+            expected_changes: BTreeSet::new(),
             expected_dead_letters: BTreeSet::new(),
             commands: BTreeMap::new(),
             ever_contested: BTreeSet::new(),

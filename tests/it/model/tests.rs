@@ -5,11 +5,11 @@ mod regressions;
 
 use bytes::Bytes;
 use utxo_store::{
-    broker::Message,
+    broker::{Message, partitioner::partition_of},
     event::{
         Block, BlockMined, Command, CommandAction, Contest, DeadLetter, DeadLetterClass, DecidedInput, Decision,
-        DecisionBody, Descendant, Event, EventPosition, OutcomeEvent, OutcomeKind, PartialOutput, PartialTxEvent,
-        Subtree, SubtreeTransactions, Validated,
+        DecisionBody, Descendant, Event, EventPosition, OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind,
+        OutcomeSource, PartialOutput, PartialTxEvent, Subtree, SubtreeTransactions, TxidList, Validated,
     },
     record::{Body, MinedIn, Reason, Slot, SpendingData, StoredOutput, Verdict},
     sequencer::SequencerTopics,
@@ -25,6 +25,8 @@ use crate::harness::{Coin, Made, coinbase, spend};
 const RULES: Rules = Rules {
     network: Network::Regtest,
     partitions: 0,
+    live_outcomes: false,
+    mined_outcomes: false,
     utxo_batch_size: 100,
     retention: 288,
     forgetful: false,
@@ -159,7 +161,11 @@ impl LogWriter {
     }
 
     fn publish_outcome(&mut self, chain_offset: u64, txid: Txid, kind: OutcomeKind) {
-        self.write(|logs| &mut logs.outcomes, &txid.0, OutcomeEvent { txid, chain_offset, kind }.encode());
+        self.write(
+            |logs| &mut logs.outcomes,
+            &txid.0,
+            OutcomeEvent { txid, source: OutcomeSource::Chain { offset: chain_offset }, kind }.encode(),
+        );
     }
 
     fn publish_dead_letter(&mut self, offset: u64, class: DeadLetterClass) {
@@ -175,6 +181,20 @@ impl LogWriter {
         };
         let place = self.write(|logs| &mut logs.dead_letters, &source.key, source.payload.to_vec());
         self.logs.dead_letters[place as usize].message.headers = letter.to_headers();
+    }
+
+    /// Writes the outcome of a dead letter whose event names this transaction.
+    fn publish_refusal(&mut self, offset: u64, txid: Txid, class: DeadLetterClass) {
+        let source = OutcomeSource::Validated { partition: 0, offset };
+        let kind = OutcomeKind::refused(class, "test").expect("a class of the pipeline");
+        self.write(|logs| &mut logs.outcomes, &txid.0, OutcomeEvent { txid, source, kind }.encode());
+    }
+
+    /// Writes a batch of outcomes.
+    fn publish_batch(&mut self, change: OutcomeChange, txids: &[Txid]) {
+        let txids: Vec<u8> = txids.iter().flat_map(|txid| txid.0).collect();
+        let batch = OutcomeBatch { change, txids: TxidList::new(&txids).expect("whole txids") };
+        self.write(|logs| &mut logs.outcomes, b"", batch.encode());
     }
 
     fn replay(&self) -> Result<Expected, Vec<Complaint>> {
@@ -351,9 +371,39 @@ fn a_duplicate_changes_nothing_and_poison_is_a_dead_letter() {
     let poison = log.write(|logs| &mut logs.validated, &once.txid.0, vec![1, 2, 3]);
     log.assert_complaint("must have one");
     log.publish_dead_letter(poison, DeadLetterClass::Decode);
+    log.assert_complaint("has no outcome for its event");
+    log.publish_refusal(poison, once.txid, DeadLetterClass::Decode);
     assert_eq!(log.expected().digest(), digest);
     log.publish_dead_letter(0, DeadLetterClass::Decode);
     log.assert_complaint("is not explained");
+}
+
+/// The writer publishes an outcome only where a test says so: each rule is off in the other tests.
+#[test]
+fn outcomes_that_are_missing_unexpected_or_misplaced_are_found() {
+    let complaints = |log: &LogWriter, rules: Rules| {
+        let complaints = Model::replay(&log.logs, &rules).err().unwrap_or_default();
+        complaints.iter().map(Complaint::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let (live, mined) = (Rules { live_outcomes: true, ..RULES }, Rules { mined_outcomes: true, ..RULES });
+    let mut log = LogWriter::new();
+    let seed = log.seed(1, 1);
+    assert!(complaints(&log, live).contains("is live and has no outcome"));
+    log.publish_batch(OutcomeChange::Live, &[seed.txid]);
+    assert_eq!(complaints(&log, live), "");
+    assert!(complaints(&log, RULES).contains("reports an unexpected outcome"), "switched off");
+    let own = partition_of(&seed.txid.0, 2).unwrap();
+    let misplaced = complaints(&log, Rules { partitions: 2, ..live }).contains("is not in the partition of");
+    assert_eq!(misplaced, own != 0);
+
+    let mut log = LogWriter::new();
+    let (chain_offset, coinbase) = log.mine(&[]);
+    let change = OutcomeChange::Mined { chain_offset, block_id: 1, height: 101, hash: [1; 32] };
+    assert!(complaints(&log, mined).contains("has no outcome Mined"));
+    log.publish_batch(change, &[coinbase.txid]);
+    assert_eq!(complaints(&log, mined), "");
+    log.publish_batch(OutcomeChange::Live, &[coinbase.txid]);
+    assert!(complaints(&log, Rules { live_outcomes: true, ..mined }).contains("unexpected"), "a coinbase has no event");
 }
 
 #[test]

@@ -159,6 +159,8 @@ async fn expected(testbed: &TestBed) -> crate::model::Expected {
         forgetful: testbed.has_lost_writes,
         slow: true,
         pruned_to: None,
+        live_outcomes: true,
+        mined_outcomes: true,
     };
     let replay = if testbed.has_lost_writes { Model::replay_after_forgetting } else { Model::replay };
     replay(&logs, &rules).unwrap_or_else(|complaints| {
