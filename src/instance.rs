@@ -169,7 +169,7 @@ async fn report_outages(broker: &dyn Broker, topic: &str, health: &Health) -> In
 
 /// Reports in the health conditions whether the store answers, also while no loop has work for the store. An outage
 /// shows within [`PROBE_INTERVAL`] and [`PROBE_TIMEOUT`] together, less than five seconds.
-async fn probe_store(store: &StateStore, health: &Health) -> Infallible {
+pub(crate) async fn probe_store(store: &StateStore, health: &Health) -> Infallible {
     let mut is_failing = false;
     loop {
         tokio::time::sleep(if is_failing { POLL_INTERVAL } else { PROBE_INTERVAL }).await;

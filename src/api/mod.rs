@@ -17,7 +17,7 @@ pub mod v1;
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 
-use axum::{Router, middleware};
+use axum::middleware;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -27,7 +27,7 @@ use connections::TlsError;
 use limits::HttpLimits;
 use operator::OperatorState;
 use problem::{Problem, ProblemKind};
-use v1::ApiContext;
+use v1::{ApiContext, StoreSource};
 
 /// Error of the HTTP server.
 #[derive(Debug, thiserror::Error)]
@@ -85,8 +85,8 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     settings: ServerSettings,
-    router: Router,
-    metrics: Arc<Metrics>,
+    operator: OperatorState,
+    api: Option<ApiContext>,
 }
 
 impl Server {
@@ -103,19 +103,28 @@ impl Server {
         let failed = |source| ApiError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let router = operator::router(OperatorState {
-            metrics: metrics.clone(),
+        let operator = OperatorState {
+            metrics,
             health,
             is_control_enabled: settings.is_control_enabled,
             access: settings.access.clone(),
-        });
-        Ok(Self { listener, address, settings, router, metrics })
+            store: None,
+            check_limit: settings.limits.timeout,
+        };
+        Ok(Self { listener, address, settings, operator, api: None })
+    }
+
+    /// Names the store that `/health/ready?deep=true` checks.
+    #[must_use]
+    pub fn with_store(mut self, store: StoreSource) -> Self {
+        self.operator.store = Some(store);
+        self
     }
 
     /// Serves the API, too.
     #[must_use]
     pub fn with_api(self, context: ApiContext) -> Self {
-        Server { router: self.router.merge(v1::router(context)), ..self }
+        Server { api: Some(context), ..self }
     }
 
     /// Returns the bound address; its port differs from the configured port 0.
@@ -128,7 +137,12 @@ impl Server {
     /// # Errors
     /// [`ApiError::Serve`] when the listener fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ApiError> {
-        let Server { listener, settings, router, metrics, .. } = self;
+        let Server { listener, settings, operator, api, .. } = self;
+        let metrics = operator.metrics.clone();
+        let mut router = operator::router(operator);
+        if let Some(context) = api {
+            router = router.merge(v1::router(context));
+        }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =
             || async { Problem::new(ProblemKind::MethodNotAllowed, "the path does not take this method") };

@@ -1,6 +1,6 @@
 //! Routes for operators: `/metrics`, `/health/live`, `/health/ready`, `/state`, and the control requests.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -9,10 +9,14 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::access::{AccessControl, Role};
+use super::{
+    access::{AccessControl, Role},
+    problem::Problem,
+    v1::{Params, StoreSource},
+};
 use crate::{
     status::{
         Health, HealthReport,
@@ -32,6 +36,19 @@ pub struct OperatorState {
     pub is_control_enabled: bool,
     /// Tokens and their roles: a control request needs the role `command`.
     pub access: AccessControl,
+    /// Store of the deep check; `None`: the process has no store to check.
+    pub store: Option<StoreSource>,
+    /// Longest time for each step of the deep check.
+    pub check_limit: Duration,
+}
+
+/// Query parameters of the path `/health/ready`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReadyParams {
+    /// `true`: writes and reads a record of the store, too.
+    #[serde(default)]
+    deep: bool,
 }
 
 /// Builds the routes for operators.
@@ -69,6 +86,13 @@ async fn retry_chain(State(state): State<OperatorState>, headers: HeaderMap) -> 
 }
 
 impl OperatorState {
+    /// Writes and reads the meta record of the store.
+    async fn check_store(&self) -> Result<(), String> {
+        let source = self.store.as_ref().ok_or_else(|| "this process has no store to check".to_owned())?;
+        let store = source.get().map_err(|problem| problem.detail)?;
+        store.check_deep(self.check_limit).await.map_err(|error| error.to_string())
+    }
+
     /// Returns the refusal of a control request; `None`: accepted.
     fn refuse_control(&self, headers: &HeaderMap) -> Option<Response> {
         if let Some(why) = self.control_refusal(headers) {
@@ -117,8 +141,19 @@ async fn live(State(state): State<OperatorState>) -> Response {
     health_response(&state.health.live())
 }
 
-async fn ready(State(state): State<OperatorState>) -> Response {
-    health_response(&state.health.ready())
+async fn ready(State(state): State<OperatorState>, params: Result<Params<ReadyParams>, Problem>) -> Response {
+    let mut report = state.health.ready();
+    match params {
+        Err(problem) => return problem.into_response(),
+        Ok(Params(ReadyParams { deep: false })) => {}
+        Ok(Params(ReadyParams { deep: true })) => {
+            if let Err(why) = state.check_store().await {
+                report.ok = false;
+                report.reasons.insert("store_check", why);
+            }
+        }
+    }
+    health_response(&report)
 }
 
 async fn state_page(State(state): State<OperatorState>) -> Response {

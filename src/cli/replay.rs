@@ -121,6 +121,7 @@ impl ReplayArgs {
         let http = HttpOptions {
             listen: (!self.no_http).then_some(self.listen.unwrap_or(config.http.listen)),
             settings,
+            store: None,
             api: None,
             address_file: self.http_address_file.clone(),
             bind_hint: Some(OCCUPIED),

@@ -63,17 +63,18 @@ impl RunArgs {
     /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
     async fn serve(self, config: Config) -> CliResult {
         let instance = Instance::builder().config(config.clone()).prepare();
+        let store = StoreSource::Instance { opened: instance.opened(), health: instance.monitoring.health.clone() };
         let api = match config.http.api {
-            true => Some(ApiSource {
-                store: StoreSource::Instance { opened: instance.opened(), health: instance.monitoring.health.clone() },
-                broker: Some(opening::open_broker(&config).await?),
-                config: config.clone(),
-            }),
+            true => {
+                let broker = Some(opening::open_broker(&config).await?);
+                Some(ApiSource { config: config.clone(), store: store.clone(), broker })
+            }
             false => None,
         };
         let http = HttpOptions {
             listen: Some(config.http.listen),
             settings: config.http,
+            store: Some(store),
             api,
             address_file: self.http_address_file,
             bind_hint: None,

@@ -12,7 +12,7 @@ use super::{
     serving::{self, ApiSource, HttpOptions},
     signals,
 };
-use crate::{api::v1::StoreSource, config::Config, status::health::Condition};
+use crate::{api::v1::StoreSource, config::Config, instance::probe_store, status::health::Condition};
 
 const AFTER_HELP: &str = "\
 Serves the API under /v1 (docs/reference/api.md) beside metrics and health. The process keeps no state: any number of
@@ -53,18 +53,22 @@ impl ServeArgs {
         for condition in [Condition::Assigned, Condition::StoreReachable] {
             monitoring.health.set(condition, None);
         }
+        let source = StoreSource::Reader(Box::new(store.clone()));
         let http = HttpOptions {
             listen: Some(config.http.listen),
             settings: config.http.clone(),
-            api: Some(ApiSource { store: StoreSource::Reader(store.clone()), broker, config }),
+            store: Some(source.clone()),
+            api: Some(ApiSource { store: source, broker, config }),
             address_file: self.http_address_file,
             bind_hint: None,
         };
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
         let work = Box::pin(async {
-            shutdown.cancelled().await;
-            Ok(())
+            tokio::select! {
+                () = shutdown.cancelled() => Ok(()),
+                never = probe_store(&store, &monitoring.health) => match never {},
+            }
         });
         let served = serving::serve(&http, &monitoring, shutdown.clone(), work).await;
         store.engine.close().await?;

@@ -25,6 +25,8 @@ pub struct HttpOptions {
     pub listen: Option<SocketAddr>,
     /// Settings of the server (`http.*`).
     pub settings: Http,
+    /// Store of the deep health check; `None`: the process has none.
+    pub store: Option<StoreSource>,
     /// Parts of the API; `None`: the API is not served.
     pub api: Option<ApiSource>,
     /// File for the bound address, written once the server listens.
@@ -59,6 +61,9 @@ pub async fn serve<T>(
     let (access, limits) = (settings.access.clone(), settings.limits.clone());
     let server = Server::bind(listen, settings, monitoring.metrics.clone(), monitoring.health.clone()).await;
     let mut server = server.map_err(|error| http.bind_error(error))?;
+    if let Some(store) = &http.store {
+        server = server.with_store(store.clone());
+    }
     if let Some(ApiSource { config, store, broker }) = &http.api {
         server = server.with_api(ApiContext::new(config, limits, access, store.clone(), broker.clone()));
     }

@@ -214,7 +214,7 @@ impl<'a> CommandClient<'a> {
     ///
     /// # Errors
     /// The chain log cannot be written.
-    pub(crate) async fn publish(&self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
+    pub(crate) async fn publish(&mut self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
         let message = |command: &PendingCommand| OutgoingMessage {
             topic: self.chain.clone(),
             partition: Some(0),

@@ -6,6 +6,7 @@
 //! key and its source. The settings themselves are one list, in `settings`.
 
 mod check;
+mod declare;
 mod layers;
 mod sample;
 mod settings;

@@ -166,7 +166,7 @@ events! {
     /// A whole transaction whose body is an object, see [`ValidatedReference`].
     ValidatedReference(ValidatedReference) = 9, "validated-reference";
     /// A partial transaction whose outputs are an object, see [`PartialTxReference`].
-    SeededReference(PartialTxReference) = 10, "seeded-reference",
+    SeededReference(PartialTxReference) = 10, "seeded-reference";
     /// Transactions with one result, for clients, see [`OutcomeBatch`].
     OutcomeBatch(OutcomeBatch<'a>) = 11, "outcome-batch";
 }

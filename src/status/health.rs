@@ -301,7 +301,7 @@ mod tests {
         health.set(Condition::Assigned, None);
         health.set(Condition::ChainFed, None);
         let conditions = health.condition_statuses();
-        assert_eq!(conditions.len(), 8);
+        assert_eq!(conditions.len(), 9);
         let of = |name| {
             let ConditionStatus { met, since_ms, reason } = &conditions[name];
             (*met, *since_ms, reason.as_deref())

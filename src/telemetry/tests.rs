@@ -13,6 +13,7 @@ fn every_metric_has_a_standard_prefix_and_a_help_text() {
     metrics.partition(&TopicPartition { topic: "t".into(), partition: 0 });
     metrics.outcomes.count(OperationKind::Spend, &Outcome::Applied(Reply::None));
     metrics.publish_health(true, [("assigned", true)]);
+    metrics.observe_http("/v1/chain", "GET", 200, Duration::from_millis(1));
     let text = metrics.encode().unwrap();
     let mut seen = 0;
     for name in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
@@ -21,7 +22,7 @@ fn every_metric_has_a_standard_prefix_and_a_help_text() {
         let help = line(&text, &format!("# HELP {name} ")).unwrap_or_default();
         assert!(help.len() > 10 && help.ends_with('.'), "{name}: {help:?}");
     }
-    assert_eq!(seen, 63, "a metric is declared and never shown");
+    assert_eq!(seen, 64, "a metric is declared and never shown");
 }
 
 #[test]

@@ -26,9 +26,9 @@ use utxo_store::{
 use crate::harness::{Made, Running, World, WorldSettings, spend};
 
 /// A server of the API over the store of a world.
-struct Api {
-    address: SocketAddr,
-    client: Client,
+pub struct Api {
+    pub address: SocketAddr,
+    pub client: Client,
     metrics: Arc<Metrics>,
 }
 
@@ -49,7 +49,7 @@ fn config(http: &[(&str, &str)]) -> Config {
 }
 
 impl Api {
-    async fn start(world: &World, http: &[(&str, &str)]) -> Self {
+    pub async fn start(world: &World, http: &[(&str, &str)]) -> Self {
         let broker: Arc<dyn Broker> = Arc::new(world.broker.clone());
         Api::over(world.store.clone(), Some(broker), http).await
     }
@@ -62,13 +62,15 @@ impl Api {
         let (limits, access) = (settings.limits.clone(), settings.access.clone());
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::bind(free, settings, metrics.clone(), health).await.unwrap();
-        let context = ApiContext::new(&config, limits, access, StoreSource::Reader(store), broker);
+        let context = ApiContext::new(&config, limits, access, StoreSource::Reader(Box::new(store)), broker);
         let (address, server) = (server.address(), server.with_api(context));
         tokio::spawn(server.serve(std::future::pending()));
+        // The second server of a test finds a provider.
+        drop(rustls::crypto::ring::default_provider().install_default());
         Api { address, client: Client::new(), metrics }
     }
 
-    async fn send(&self, method: Method, path: &str, content: Option<(&str, Vec<u8>)>) -> (StatusCode, Bytes) {
+    pub async fn send(&self, method: Method, path: &str, content: Option<(&str, Vec<u8>)>) -> (StatusCode, Bytes) {
         let mut request = self.client.request(method, format!("http://{}{path}", self.address));
         if let Some((media_type, body)) = content {
             request = request.header("Content-Type", media_type).body(body);
@@ -78,13 +80,13 @@ impl Api {
     }
 
     /// Returns the status and the JSON of an answer.
-    async fn get(&self, path: &str) -> (u16, Value) {
+    pub async fn get(&self, path: &str) -> (u16, Value) {
         let (status, body) = self.send(Method::GET, path, None).await;
         let text = String::from_utf8_lossy(&body).into_owned();
         (status.as_u16(), serde_json::from_slice(&body).unwrap_or_else(|_| panic!("{path}: {text}")))
     }
 
-    async fn post_json(&self, path: &str, body: Value) -> (u16, Value) {
+    pub async fn post_json(&self, path: &str, body: Value) -> (u16, Value) {
         let (status, body) = self.send(Method::POST, path, Some(("application/json", body.to_string().into()))).await;
         (status.as_u16(), serde_json::from_slice(&body).unwrap())
     }

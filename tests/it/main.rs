@@ -7,6 +7,7 @@
 mod aerospike;
 mod aerospike_server;
 mod api;
+mod api_log;
 mod bad_input;
 mod blobs;
 mod bodies;

@@ -14,7 +14,10 @@ use super::{
 use crate::{
     api::problem::Problem,
     record::BlockRecord,
-    store::queries::{BlockName, StoreQueries},
+    store::{
+        chain::ChainInfo,
+        queries::{BlockName, StoreQueries},
+    },
     text::hex_reversed,
 };
 
@@ -22,8 +25,12 @@ use crate::{
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ChainData {
-    /// Network of the store.
-    network: String,
+    /// Height of the tip. Before the first block: the greatest height of a consumed event.
+    height: u32,
+    /// Hash of the tip; `null`: the store has applied no block.
+    hash: Option<String>,
+    /// Median of the header times of the last eleven blocks, seconds since the epoch; `null`: no block.
+    median_time: Option<u32>,
     /// Blocks after which a transaction that is spent or conflicting may be pruned.
     retention: u32,
     /// Height up to which due records are pruned; 0: none was.
@@ -80,10 +87,9 @@ impl From<&BlockRecord> for BlockData {
 )]
 pub async fn get_chain(State(context): State<ApiContext>) -> Result<Json<ChainData>, Problem> {
     let store = context.store()?;
-    let meta = context.bound_store(store.meta()).await?;
-    let meta = meta.map_err(|error| Problem::unavailable(error.to_string()))?;
-    let meta = meta.ok_or_else(|| Problem::unavailable("an instance is making the store"))?;
-    Ok(Json(ChainData { network: meta.network, retention: meta.retention, prune_horizon: meta.prune_horizon }))
+    let ChainInfo { height, hash, median_time, retention, prune_horizon } = context.chain(&store).await?;
+    let hash = hash.map(|hash| hex_reversed(&hash));
+    Ok(Json(ChainData { height, hash, median_time, retention, prune_horizon }))
 }
 
 /// Read the blocks of a hash, a local id or a height (`height:800000`).

@@ -1,24 +1,31 @@
 //! [`ApiContext`]: what the routes of the API use.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use axum::extract::FromRef;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 use crate::{
     api::{access::AccessControl, limits::HttpLimits, problem::Problem},
     broker::Broker,
+    client::{EventPublisher, outcome_feed::OutcomeFeed},
     config::{Config, Topics},
     embed::Store,
     status::{Health, health::Condition},
-    store::StateStore,
+    store::{StateStore, chain::ChainInfo},
 };
+
+/// Longest age of the state of the chain that a request uses.
+const CHAIN_AGE: Duration = Duration::from_secs(1);
 
 /// Source of the store.
 #[derive(Clone)]
 pub enum StoreSource {
     /// A store that is open.
-    Reader(StateStore),
+    Reader(Box<StateStore>),
     /// The store of an instance, which opens its store after the server has begun to answer. The store counts as open
     /// once the checks of the start have passed.
     Instance {
@@ -34,9 +41,9 @@ impl StoreSource {
     ///
     /// # Errors
     /// 503 until the store is open and checked, and while the store does not answer its instance.
-    fn get(&self) -> Result<StateStore, Problem> {
+    pub(in crate::api) fn get(&self) -> Result<StateStore, Problem> {
         match self {
-            StoreSource::Reader(store) => Ok(store.clone()),
+            StoreSource::Reader(store) => Ok(StateStore::clone(store)),
             StoreSource::Instance { health, .. } if health.is_unmet(Condition::StoreReachable) => {
                 Err(Problem::unavailable("the store does not answer, or is not open yet"))
             }
@@ -56,13 +63,20 @@ pub struct ApiContext {
     /// Tokens and their roles.
     pub access: AccessControl,
     pub(super) store: StoreSource,
-    /// The log; `None`: the process has none, and answers only questions about the store.
-    pub(super) broker: Option<Arc<dyn Broker>>,
+    log: Option<Arc<ApiLog>>,
     pub(super) topics: Topics,
+    chain: Arc<Mutex<Option<(Instant, ChainInfo)>>>,
+}
+
+/// The log of a server, with what is opened at the first request.
+struct ApiLog {
+    broker: Arc<dyn Broker>,
+    publisher: OnceCell<EventPublisher>,
+    outcomes: OutcomeFeed,
 }
 
 impl ApiContext {
-    /// Makes the context of a server.
+    /// Makes the context of a server. `broker`: the log; `None`: only questions about the store are answered.
     pub fn new(
         config: &Config,
         limits: HttpLimits,
@@ -70,7 +84,12 @@ impl ApiContext {
         store: StoreSource,
         broker: Option<Arc<dyn Broker>>,
     ) -> Self {
-        ApiContext { limits, access, store, broker, topics: config.kafka.topics.clone() }
+        let topics = config.kafka.topics.clone();
+        let log = broker.map(|broker| {
+            let outcomes = OutcomeFeed::new(broker.clone(), topics.outcomes.as_str());
+            Arc::new(ApiLog { broker, publisher: OnceCell::new(), outcomes })
+        });
+        ApiContext { limits, access, store, log, topics, chain: Arc::default() }
     }
 
     /// Returns the store for one request.
@@ -86,16 +105,53 @@ impl ApiContext {
     /// # Errors
     /// 503 in a process without a log.
     pub(super) fn broker(&self) -> Result<Arc<dyn Broker>, Problem> {
-        self.broker.clone().ok_or_else(|| Problem::unavailable("this server has no log"))
+        self.log().map(|log| log.broker.clone())
     }
 
-    /// Returns the height of the block after the tip, which is the first that can list a spender; `None`: the store has
-    /// applied no block.
+    /// Returns the feed of the outcomes.
+    ///
+    /// # Errors
+    /// 503 in a process without a log.
+    pub(super) fn outcomes(&self) -> Result<&OutcomeFeed, Problem> {
+        self.log().map(|log| &log.outcomes)
+    }
+
+    /// Returns the publisher of events.
+    ///
+    /// # Errors
+    /// 503 in a process without a log, and while the log does not answer.
+    pub(super) async fn publisher(&self) -> Result<&EventPublisher, Problem> {
+        let log = self.log()?;
+        let open = log.publisher.get_or_try_init(|| EventPublisher::open(log.broker.as_ref(), self.topics.clone()));
+        let opened = self.limits.bound("the log", open).await?;
+        opened.map_err(|error| Problem::unavailable(error.to_string()))
+    }
+
+    fn log(&self) -> Result<&ApiLog, Problem> {
+        self.log.as_deref().ok_or_else(|| Problem::unavailable("this server has no log"))
+    }
+
+    /// Returns the state of the chain, at most a second old: each question about an output needs the height.
     ///
     /// # Errors
     /// 503 while the store does not answer.
-    pub(super) async fn next_height(&self, _store: &StateStore) -> Result<Option<u32>, Problem> {
-        Ok(None)
+    pub(super) async fn chain(&self, store: &StateStore) -> Result<ChainInfo, Problem> {
+        let known = self.chain.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, chain)) = known.filter(|(read_at, _)| read_at.elapsed() < CHAIN_AGE) {
+            return Ok(chain);
+        }
+        let read = self.bound_store(store.chain()).await?;
+        let chain = read.map_err(|error| Problem::unavailable(error.to_string()))?;
+        *self.chain.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), chain.clone()));
+        Ok(chain)
+    }
+
+    /// Returns the height of the block after the tip, which is the first that can list a spender.
+    ///
+    /// # Errors
+    /// 503 while the store does not answer.
+    pub(super) async fn next_height(&self, store: &StateStore) -> Result<u32, Problem> {
+        Ok(self.chain(store).await?.height.saturating_add(1))
     }
 
     /// Bounds the wait for an answer of the store.

@@ -8,17 +8,22 @@
 //! | `outputs` | the state of an output, a batch |
 //! | `chain` | the chain, a block |
 //! | `conflicts` | the transactions in conflict with one, the history of one |
+//! | `submit`, `commands` | publish transactions and commands |
+//! | `outcomes` | the outcomes as server-sent events |
 //! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
 //! | `params` | parameters and bodies of requests |
 
 mod batches;
 pub mod binary;
 mod chain;
+mod commands;
 mod conflicts;
 mod context;
 mod model;
+mod outcomes;
 mod outputs;
 mod params;
+mod submit;
 mod transactions;
 
 use axum::{
@@ -38,6 +43,7 @@ use super::{
 };
 
 pub use context::{ApiContext, StoreSource};
+pub use params::Params;
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -61,8 +67,16 @@ fn routes(context: &ApiContext) -> (Router<ApiContext>, openapi::OpenApi) {
         .routes(routes!(conflicts::get_history))
         .routes(routes!(chain::get_chain))
         .routes(routes!(chain::get_block))
+        .routes(routes!(commands::get_command))
+        .routes(routes!(outcomes::get_outcomes))
         .route_layer(middleware::from_fn_with_state((context.clone(), Role::Read), require_role));
-    read.split_for_parts()
+    let submit = OpenApiRouter::default()
+        .routes(routes!(submit::post_transactions))
+        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Submit), require_role));
+    let command = OpenApiRouter::default()
+        .routes(routes!(commands::post_commands))
+        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Command), require_role));
+    read.merge(submit).merge(command).split_for_parts()
 }
 
 /// Builds the router of the API, with its description at `/openapi.json`.
@@ -109,7 +123,7 @@ mod tests {
     #[test]
     fn the_description_in_schemas_is_that_of_the_routes() {
         let config = Config::default();
-        let store = StoreSource::Reader(testing::store(7));
+        let store = StoreSource::Reader(Box::new(testing::store(7)));
         let context = ApiContext::new(&config, HttpLimits::new(&config.http), AccessControl::open(), store, None);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/openapi.json");
         let document = document_text(&routes(&context).1);

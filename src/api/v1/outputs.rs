@@ -187,8 +187,8 @@ async fn options(
     output: bool,
 ) -> Result<OutputOptions, Problem> {
     let height = match params.height {
-        Some(height) => Some(height),
+        Some(height) => height,
         None => context.next_height(store).await?,
     };
-    Ok(OutputOptions { height, output: params.output.unwrap_or(output) })
+    Ok(OutputOptions { height: Some(height), output: params.output.unwrap_or(output) })
 }

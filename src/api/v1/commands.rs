@@ -1,0 +1,187 @@
+//! `/v1/commands`: publishes commands to the sequencer, and reads their results.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::HeaderMap,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    context::ApiContext,
+    outputs::check_count,
+    params::{JSON, Params, parse_json, require_media_type},
+};
+use crate::{
+    api::{limits::LimitedBody, problem::Problem},
+    client::{CommandAnswer, CommandOutcome, PendingCommand, submit_commands},
+    event::{Event, from_json},
+    record::{Key, Record},
+    rng::random_bytes,
+};
+
+/// Longest accepted wait for the results.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// Wait for the results of commands.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CommandParams {
+    /// Longest wait for the results, milliseconds: at most 300,000, by default 60,000.
+    timeout_ms: Option<u64>,
+}
+
+/// Commands to publish, in their order.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommandsRequest {
+    /// Commands, which the sequencer handles in this order.
+    commands: Vec<CommandRequest>,
+}
+
+/// A command. Many outputs are frozen, or many transactions unlocked, by one command each.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CommandRequest {
+    /// Id of the command, 32 hexadecimal digits; by default a random one. The sequencer handles each id once, so that a
+    /// command without an answer is sent again with its id.
+    id: Option<String>,
+    /// Action in the JSON form of events (`schemas/command.md`), such as `{"freeze":{"outpoint":"TXID:0"}}`.
+    #[schema(value_type = Object)]
+    action: Value,
+}
+
+/// Results of commands, in the order of the request.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct CommandsAnswer {
+    /// Results, one for each command.
+    commands: Vec<CommandResultView>,
+}
+
+/// Result of a command.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CommandResultView {
+    /// Id of the command, 32 hexadecimal digits.
+    id: String,
+    /// Offset of the command in the chain log.
+    chain_offset: u64,
+    /// `applied`, `already-applied`, `refused`, `unchanged` (a `reconsider` without a change) or `unanswered`.
+    result: &'static str,
+    /// Reason of a refusal as a code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    /// Reason of a refusal in one line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+impl CommandResultView {
+    fn new(id: String, chain_offset: u64, outcome: CommandOutcome) -> Self {
+        let (result, code, message) = match outcome {
+            CommandOutcome::Applied => ("applied", None, None),
+            CommandOutcome::AlreadyApplied => ("already-applied", None, None),
+            CommandOutcome::Refused { code, message } => ("refused", Some(code), Some(message)),
+            CommandOutcome::Unchanged => ("unchanged", None, None),
+            CommandOutcome::Unanswered => ("unanswered", None, None),
+        };
+        CommandResultView { id, chain_offset, result, code, message }
+    }
+}
+
+/// Publish commands to the sequencer, and wait for their results.
+///
+/// A command without an answer in time is still handled: send the same command again with its id, which changes nothing
+/// and returns the first result.
+#[utoipa::path(
+    post,
+    path = "/v1/commands",
+    tag = "commands",
+    params(CommandParams),
+    request_body(content((CommandsRequest = "application/json"))),
+    responses(
+        (status = 200, description = "The results", body = CommandsAnswer),
+        (status = 400, description = "A command is malformed; none is published", body = Problem),
+        (status = 413, description = "Too many commands", body = Problem),
+        (status = 503, description = "The log does not answer", body = Problem),
+    )
+)]
+pub async fn post_commands(
+    State(context): State<ApiContext>,
+    Params(params): Params<CommandParams>,
+    headers: HeaderMap,
+    LimitedBody(body): LimitedBody,
+) -> Result<Json<CommandsAnswer>, Problem> {
+    require_media_type(&headers, JSON)?;
+    let wait = Duration::from_millis(params.timeout_ms.unwrap_or(60_000));
+    if wait > LONGEST_WAIT {
+        return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
+    }
+    let CommandsRequest { commands } = parse_json(&body)?;
+    check_count(&context, commands.len())?;
+    let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
+    let broker = context.broker()?;
+    let answers = submit_commands(broker.as_ref(), &context.topics, &commands, wait).await;
+    let answers = answers.map_err(|error| Problem::unavailable(error.to_string()))?;
+    let view = |answer: CommandAnswer| CommandResultView::new(answer.id, answer.chain_offset, answer.outcome);
+    Ok(Json(CommandsAnswer { commands: answers.into_iter().map(view).collect() }))
+}
+
+fn to_pending((request, number): (CommandRequest, usize)) -> Result<PendingCommand, Problem> {
+    let refuse = |why: &dyn std::fmt::Display| Problem::bad_request(format!("commands[{number}]: {why}"));
+    let id = match request.id {
+        Some(id) => parse_id(&id).map_err(|problem| refuse(&problem.detail))?,
+        None => random_bytes().map_err(|error| refuse(&error))?,
+    };
+    let text = json!({"event": "command", "id": hex::encode(id), "action": request.action}).to_string();
+    let bytes = from_json(&text).map_err(|error| refuse(&error))?;
+    match Event::decode(&bytes) {
+        Ok(Event::Command(command)) => Ok(PendingCommand::new(id, command.action)),
+        _ => Err(refuse(&"the action is no command")),
+    }
+}
+
+fn parse_id(text: &str) -> Result<[u8; 16], Problem> {
+    let mut id = [0; 16];
+    let problem = |_| Problem::bad_request("the id of a command has 32 hexadecimal digits");
+    hex::decode_to_slice(text, &mut id).map_err(problem)?;
+    Ok(id)
+}
+
+/// Read the result of a command that the sequencer has handled.
+#[utoipa::path(
+    get,
+    path = "/v1/commands/{id}",
+    tag = "commands",
+    params(("id" = String, Path, description = "Id of the command, 32 hexadecimal digits")),
+    responses(
+        (status = 200, description = "The result", body = CommandResultView),
+        (status = 404, description = "The sequencer has handled no such command", body = Problem),
+        (status = 503, description = "The store does not answer", body = Problem),
+    )
+)]
+pub async fn get_command(
+    State(context): State<ApiContext>,
+    Path(id): Path<String>,
+) -> Result<Json<CommandResultView>, Problem> {
+    let id = parse_id(&id)?;
+    let store = context.store()?;
+    let record = context.bound_store(store.read(vec![Key::Command(id)])).await??.pop().flatten();
+    match record {
+        Some(Record::Command(command)) => {
+            Ok(Json(CommandResultView::new(hex::encode(id), command.chain_offset, command.result.into())))
+        }
+        _ => {
+            let detail = format!(
+                "the sequencer has handled no command {}; a reconsider is in the history of its transaction",
+                hex::encode(id)
+            );
+            Err(Problem::not_found(detail))
+        }
+    }
+}

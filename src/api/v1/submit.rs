@@ -1,0 +1,336 @@
+//! `POST /v1/transactions`: publishes transactions to the log, and waits for what becomes of them.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use utoipa::{IntoParams, ToSchema};
+
+use super::{
+    context::ApiContext,
+    params::{JSON, OCTET_STREAM, Params, media_type, parse_json, require_media_type},
+};
+use crate::{
+    api::{
+        limits::LimitedBody,
+        problem::{Problem, ProblemKind},
+    },
+    client::{
+        PublishError,
+        outcome_feed::{OutcomeMessage, OutcomeReader},
+    },
+    event::{Event, OutcomeKind, Validated},
+    record::{Key, Selection, TxState, Verdict},
+    store::StateStore,
+    tx::{Transaction, Txid},
+};
+
+/// Longest accepted wait for the outcomes.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Pause between two looks at the store, where no outcome comes: outcomes can be switched off.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Conditions of submitted transactions.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SubmitParams {
+    /// Height of the block that the transactions can first be in; by default the next block after the tip of the store.
+    height: Option<u32>,
+    /// `true`: the outputs are not spendable until the transaction is unlocked or mined. Default: `false`.
+    locked: Option<bool>,
+    /// `live`: the answer waits until each transaction is live, conflicting or refused. By default the answer comes
+    /// when the log has the events.
+    #[param(value_type = Option<String>)]
+    wait: Option<WaitFor>,
+    /// Longest wait for the outcomes, milliseconds: at most 60,000, by default 10,000.
+    timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WaitFor {
+    Live,
+}
+
+/// Transactions to publish to the log.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SubmitRequest {
+    /// Transactions in extended format, hexadecimal; a parent before its children.
+    transactions: Vec<String>,
+}
+
+/// Answer to submitted transactions.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SubmitAnswer {
+    /// Places of the events in the log, in the order of the request.
+    transactions: Vec<SubmittedTransaction>,
+}
+
+/// A transaction that was published.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SubmittedTransaction {
+    /// Id of the transaction.
+    txid: String,
+    /// Topic that has the event.
+    topic: String,
+    /// Number of the partition.
+    partition: i32,
+    /// Offset of the event in the partition.
+    offset: u64,
+    /// Outcome of the transaction; absent without `wait`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<SubmitOutcome>,
+}
+
+/// Outcome of a submitted transaction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(tag = "status", rename_all = "lowercase")]
+pub enum SubmitOutcome {
+    /// The transaction is live: its outputs exist, and its inputs are spent by it. The log has the event, so that the
+    /// answer survives every failure of the store.
+    Live,
+    /// The transaction is conflicting.
+    Conflicting {
+        /// Reason of the verdict.
+        reason: String,
+    },
+    /// The event was refused, and has changed nothing.
+    Refused {
+        /// Class of the refusal: `DECODE`, `INVALID`, `SEED_MISMATCH`, `UNSUPPORTED`.
+        code: String,
+        /// Reason in one line.
+        message: String,
+    },
+    /// The wait was too short: the event is in the log, and is handled later.
+    Pending,
+}
+
+/// Publish transactions, a parent before its children.
+///
+/// The body is one or several transactions in extended format: concatenated bytes (`application/octet-stream`), or
+/// hexadecimal text in JSON. Each becomes an event of the log; a transaction that is published again changes nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/transactions",
+    tag = "transactions",
+    params(SubmitParams),
+    request_body(content((SubmitRequest = "application/json"), (Vec<u8> = "application/octet-stream"))),
+    responses(
+        (status = 200, description = "Each transaction has its outcome", body = SubmitAnswer),
+        (status = 202, description = "The log has the events; not every outcome is known", body = SubmitAnswer),
+        (status = 400, description = "A transaction does not parse, or lacks its previous outputs", body = Problem),
+        (status = 413, description = "Too many transactions, or a body that is too large", body = Problem),
+        (status = 415, description = "Another media type", body = Problem),
+        (status = 503, description = "The log does not answer", body = Problem),
+    )
+)]
+pub async fn post_transactions(
+    State(context): State<ApiContext>,
+    Params(params): Params<SubmitParams>,
+    headers: HeaderMap,
+    LimitedBody(body): LimitedBody,
+) -> Result<Response, Problem> {
+    let wait = Duration::from_millis(params.timeout_ms.unwrap_or(10_000));
+    if wait > LONGEST_WAIT {
+        return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
+    }
+    let transactions = if media_type(&headers).as_deref() == Some(OCTET_STREAM) {
+        split_transactions(&body)?
+    } else {
+        require_media_type(&headers, JSON)?;
+        let SubmitRequest { transactions } = parse_json(&body)?;
+        transactions.iter().zip(0..).map(decode_hex).collect::<Result<_, _>>()?
+    };
+    super::outputs::check_count(&context, transactions.len())?;
+    let txids = check_transactions(&transactions)?;
+    let store = context.store()?;
+    let height = match params.height {
+        Some(height) => height,
+        None => context.next_height(&store).await?,
+    };
+    // Opened before the events are published, so that no outcome is missed.
+    let mut outcomes = match params.wait {
+        Some(WaitFor::Live) => Some(follow(&context).await?),
+        None => None,
+    };
+    let mut submitted = publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await?;
+    if let Some(outcomes) = &mut outcomes {
+        let found = wait_for_outcomes(&store, &txids, outcomes, Instant::now() + wait).await?;
+        submitted.iter_mut().zip(found).for_each(|(submitted, found)| submitted.outcome = Some(found));
+    }
+    let is_known = |submitted: &SubmittedTransaction| {
+        submitted.outcome.as_ref().is_some_and(|outcome| *outcome != SubmitOutcome::Pending)
+    };
+    let status = if submitted.iter().all(is_known) { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(SubmitAnswer { transactions: submitted })).into_response())
+}
+
+async fn follow(context: &ApiContext) -> Result<OutcomeReader, Problem> {
+    let feed = context.outcomes()?;
+    let reader = context.limits.bound("the log", feed.follow()).await?;
+    reader.map_err(|error| Problem::unavailable(error.to_string()))
+}
+
+/// Publishes the events in the order of the transactions: the event of a parent precedes those of its children.
+async fn publish(
+    context: &ApiContext,
+    transactions: &[Vec<u8>],
+    txids: &[Txid],
+    height: u32,
+    locked: bool,
+) -> Result<Vec<SubmittedTransaction>, Problem> {
+    let publisher = context.publisher().await?;
+    let mut submitted = Vec::with_capacity(transactions.len());
+    for (bytes, txid) in transactions.iter().zip(txids) {
+        let event = Event::Validated(Validated { tx: bytes, height, locked });
+        let published = context.limits.bound("the log", publisher.publish(&event)).await?;
+        let published = published.map_err(|error| match error {
+            PublishError::Broker(error) => Problem::unavailable(error.to_string()),
+            error => Problem::bad_request(error.to_string()),
+        })?;
+        let (topic, partition, offset) = (published.topic, published.partition, published.offset);
+        submitted.push(SubmittedTransaction { txid: txid.to_string(), topic, partition, offset, outcome: None });
+    }
+    Ok(submitted)
+}
+
+fn decode_hex((text, number): (&String, usize)) -> Result<Vec<u8>, Problem> {
+    let refuse = |error| Problem::bad_request(format!("transaction {number} is no hexadecimal text: {error}"));
+    hex::decode(text).map_err(refuse)
+}
+
+/// Splits the bytes of concatenated transactions.
+fn split_transactions(mut body: &[u8]) -> Result<Vec<Vec<u8>>, Problem> {
+    let mut transactions = Vec::new();
+    while !body.is_empty() {
+        let number = transactions.len();
+        let (_, len) = Transaction::parse_prefix(body).map_err(|error| refuse(number, &error))?;
+        let (transaction, rest) = body.split_at(len);
+        transactions.push(transaction.to_vec());
+        body = rest;
+    }
+    Ok(transactions)
+}
+
+fn refuse(number: usize, why: &dyn std::fmt::Display) -> Problem {
+    Problem::bad_request(format!("transaction {number} is refused: {why}"))
+}
+
+/// Checks what a transaction alone shows, so that no event is published for a transaction that would be refused.
+fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
+    if transactions.is_empty() {
+        return Err(Problem::bad_request("the request has no transaction"));
+    }
+    let check = |(bytes, number): (&Vec<u8>, usize)| {
+        let transaction = Transaction::parse(bytes).map_err(|error| refuse(number, &error))?;
+        if transaction.is_coinbase() {
+            return Err(refuse(number, &"a coinbase comes with its block"));
+        }
+        transaction.check().map_err(|error| refuse(number, &error))?;
+        Ok(transaction.txid())
+    };
+    transactions.iter().zip(0..).map(check).collect()
+}
+
+/// Waits until each transaction has its outcome, or until the deadline.
+async fn wait_for_outcomes(
+    store: &StateStore,
+    txids: &[Txid],
+    outcomes: &mut OutcomeReader,
+    deadline: Instant,
+) -> Result<Vec<SubmitOutcome>, Problem> {
+    let mut found = vec![SubmitOutcome::Pending; txids.len()];
+    let mut next_look = Instant::now();
+    loop {
+        if Instant::now() >= next_look {
+            // A store that does not answer must not delay the answer beyond the deadline.
+            let Ok(looked) = tokio::time::timeout_at(deadline, look(store, txids, &mut found)).await else { break };
+            looked?;
+            next_look = Instant::now() + LOOK_EVERY;
+        }
+        if !found.contains(&SubmitOutcome::Pending) || Instant::now() >= deadline {
+            break;
+        }
+        let Ok(message) = tokio::time::timeout_at(deadline.min(next_look), outcomes.next()).await else { continue };
+        let message = message.map_err(|error| Problem::new(ProblemKind::Unavailable, error.to_string()))?;
+        if concerns(&message, txids) {
+            take_refusal(&message, txids, &mut found);
+            next_look = Instant::now();
+        }
+    }
+    Ok(found)
+}
+
+/// Looks for the transactions without an outcome in the store.
+async fn look(store: &StateStore, txids: &[Txid], found: &mut [SubmitOutcome]) -> Result<(), Problem> {
+    let pending: Vec<usize> = (0..txids.len()).filter(|index| found[*index] == SubmitOutcome::Pending).collect();
+    let pages = pending.iter().map(|index| (Key::master(txids[*index]), Selection::default())).collect();
+    let masters = store.read_selected(pages).await?;
+    for (index, master) in pending.into_iter().zip(masters) {
+        match master.map(|master| master.page.state()) {
+            Some(TxState::Live) => found[index] = SubmitOutcome::Live,
+            // A pruned transaction was live, and was spent and mined.
+            Some(TxState::Pruned(_)) => found[index] = SubmitOutcome::Live,
+            Some(TxState::Conflicting(Verdict::Conflicting(reason)) | TxState::Stub(Verdict::Conflicting(reason))) => {
+                found[index] = SubmitOutcome::Conflicting { reason: reason.to_string() };
+            }
+            Some(TxState::Creating | TxState::Conflicting(_) | TxState::Stub(_)) | None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether an outcome is about one of the transactions.
+fn concerns(message: &OutcomeMessage, txids: &[Txid]) -> bool {
+    match Event::decode(&message.message.payload) {
+        Ok(Event::Outcome(outcome)) => txids.contains(&outcome.txid),
+        Ok(Event::OutcomeBatch(batch)) => batch.txids.iter().any(|txid| txids.contains(&txid)),
+        _ => false,
+    }
+}
+
+/// Takes the refusal of an event: only the outcome has the reason.
+fn take_refusal(message: &OutcomeMessage, txids: &[Txid], found: &mut [SubmitOutcome]) {
+    let Ok(Event::Outcome(outcome)) = Event::decode(&message.message.payload) else { return };
+    let OutcomeKind::Refused { code, message } = outcome.kind else { return };
+    for (txid, found) in txids.iter().zip(found) {
+        if *txid == outcome.txid && *found == SubmitOutcome::Pending {
+            *found = SubmitOutcome::Refused { code: code.clone(), message: message.clone() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing::{coinbase, outpoint, transaction};
+
+    #[test]
+    fn concatenated_transactions_are_split_and_a_cut_one_is_refused_by_its_number() {
+        let first = transaction(&[(outpoint(Txid([1; 32]), 0), 900)], &[10, 11]);
+        let second = transaction(&[(outpoint(Txid([1; 32]), 1), 900)], &[12]);
+        let both = [&first[..], &second].concat();
+        assert_eq!(split_transactions(&both).unwrap(), [first.to_vec(), second.to_vec()]);
+        let problem = split_transactions(&both[..both.len() - 1]).unwrap_err();
+        assert!(problem.status == 400 && problem.detail.contains("transaction 1"), "{problem:?}");
+    }
+
+    #[test]
+    fn a_transaction_that_would_be_refused_is_refused_before_the_log() {
+        let overspend = transaction(&[(outpoint(Txid([1; 32]), 0), 9)], &[10]);
+        let mut standard = Vec::new();
+        Transaction::parse(&overspend).unwrap().write_standard(&mut standard);
+        for bytes in [overspend.to_vec(), standard, coinbase(50).to_vec(), vec![1, 2]] {
+            assert_eq!(check_transactions(&[bytes]).unwrap_err().status, 400);
+        }
+        assert_eq!(check_transactions(&[]).unwrap_err().status, 400);
+    }
+}

@@ -1,0 +1,228 @@
+//! The API where it writes to the log: transactions, commands, outcomes.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use utxo_store::rng::SplitMix64;
+
+use crate::{
+    api::Api,
+    harness::{LOSS_WINDOW, Made, Running, World, WorldSettings, spend},
+};
+
+async fn start() -> (World, Running, Api) {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let api = Api::start(&world, &[]).await;
+    (world, running, api)
+}
+
+async fn submit(api: &Api, made: &[&Made], query: &str) -> (u16, Value) {
+    let hex: Vec<String> = made.iter().map(|made| hex::encode(&made.extended)).collect();
+    api.post_json(&format!("/v1/transactions{query}"), json!({"transactions": hex})).await
+}
+
+#[tokio::test]
+async fn a_submitted_transaction_is_answered_with_its_place_and_its_outcome() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 3).await;
+    world.until_consumed().await;
+    let first = spend(&[parent.coin(0)], 2, 1);
+    let child = spend(&[first.coin(1)], 1, 2);
+    let (status, shown) = submit(&api, &[&first, &child], "?wait=live").await;
+    assert_eq!(status, 200, "{shown}");
+    for (shown, made) in shown["transactions"].as_array().unwrap().iter().zip([&first, &child]) {
+        assert_eq!((&shown["txid"], &shown["topic"]), (&json!(made.txid.to_string()), &json!("txs")));
+        assert_eq!(shown["outcome"], json!({"status": "live"}));
+    }
+    let rival = spend(&[parent.coin(0)], 1, 3);
+    let (status, shown) = submit(&api, &[&rival], "?wait=live").await;
+    let outcome = &shown["transactions"][0]["outcome"];
+    assert_eq!((status, &outcome["status"]), (200, &json!("conflicting")), "{shown}");
+    assert!(outcome["reason"].as_str().unwrap().contains(&first.txid.to_string()), "{shown}");
+
+    let body = [&first.extended[..], &child.extended[..]].concat();
+    let (status, again) = api.send(Method::POST, "/v1/transactions", Some(("application/octet-stream", body))).await;
+    let again: Value = serde_json::from_slice(&again).unwrap();
+    assert_eq!((status.as_u16(), again["transactions"].as_array().unwrap().len()), (202, 2), "{again}");
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn a_transaction_is_pending_while_no_instance_runs() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 2).await;
+    world.until_consumed().await;
+    running.kill().await;
+    let child = spend(&[parent.coin(0)], 1, 1);
+    let made = [&child];
+    let (status, shown) = submit(&api, &made, "?wait=live&timeout_ms=300").await;
+    assert_eq!((status, &shown["transactions"][0]["outcome"]["status"]), (202, &json!("pending")), "{shown}");
+    let waiting = submit(&api, &made, "?wait=live&timeout_ms=30000");
+    let starting = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        world.start()
+    };
+    let ((status, shown), running) = tokio::join!(waiting, starting);
+    assert_eq!((status, &shown["transactions"][0]["outcome"]["status"]), (200, &json!("live")), "{shown}");
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn a_transaction_that_alone_shows_its_fault_is_not_published() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    let end = world.count("txs").await;
+    let mut good = spend(&[parent.coin(0)], 1, 1);
+    let standard = {
+        let mut bytes = Vec::new();
+        utxo_store::tx::Transaction::parse(&good.extended).unwrap().write_standard(&mut bytes);
+        bytes
+    };
+    let cases = [
+        (vec![1, 2, 3], "transaction 0"),
+        (standard, "transaction 0"),
+        ([&good.extended[..], &[7]].concat(), "transaction 1"),
+        (vec![], "no transaction"),
+    ];
+    for (body, words) in cases {
+        let (status, problem) =
+            api.send(Method::POST, "/v1/transactions", Some(("application/octet-stream", body))).await;
+        let problem: Value = serde_json::from_slice(&problem).unwrap();
+        assert_eq!(status, 400, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{problem}");
+    }
+    good.extended = good.extended.slice(..);
+    for query in ["?wait=mined", "?timeout_ms=60001", "?hight=7"] {
+        assert_eq!(submit(&api, &[&good], query).await.0, 400, "{query}");
+    }
+    assert_eq!(world.count("txs").await, end, "nothing was published");
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn commands_are_executed_in_their_order_and_their_results_are_read_again() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 2).await;
+    world.until_consumed().await;
+    let outpoint = parent.coin(0).outpoint.to_string();
+    let (id, other) = ("0a".repeat(16), "0b".repeat(16));
+    let commands = json!([
+        {"id": id, "action": {"freeze": {"outpoint": outpoint}}},
+        {"id": other, "action": {"freeze": {"outpoint": outpoint}}},
+    ]);
+    let (status, shown) = api.post_json("/v1/commands", json!({"commands": commands})).await;
+    assert_eq!(status, 200, "{shown}");
+    assert_eq!((&shown["commands"][0]["id"], &shown["commands"][0]["result"]), (&json!(id), &json!("applied")));
+    let refused = &shown["commands"][1];
+    assert_eq!((&refused["result"], &refused["code"]), (&json!("refused"), &json!("ALREADY_FROZEN")), "{shown}");
+    let (_, output) = api.get(&format!("/v1/outputs/{}/0", parent.txid)).await;
+    assert_eq!(output["status"], "FROZEN");
+    let (status, read) = api.get(&format!("/v1/commands/{id}")).await;
+    assert_eq!((status, &read), (200, &shown["commands"][0]));
+    assert_eq!(api.get(&format!("/v1/commands/{}", "0c".repeat(16))).await.0, 404);
+    for (body, words) in [
+        (json!({"commands": [{"action": {"freez": {"outpoint": outpoint}}}]}), "commands[0]"),
+        (json!({"commands": [{"id": "zz", "action": {"lock": {"txid": parent.txid.to_string()}}}]}), "32"),
+        (json!({"commands": [{"actions": 1}]}), "actions"),
+    ] {
+        let (status, problem) = api.post_json("/v1/commands", body).await;
+        assert!(status == 400 && problem["detail"].as_str().unwrap().contains(words), "{problem}");
+    }
+    running.kill().await;
+}
+
+/// Reads events of a stream until `count` events with data have come.
+async fn read_events(api: &Api, query: &str, last_id: Option<&str>, count: usize) -> Vec<(String, Value, String)> {
+    let mut request = api.client.get(format!("http://{}/v1/outcomes{query}", api.address));
+    if let Some(id) = last_id {
+        request = request.header("Last-Event-ID", id);
+    }
+    let mut answer = request.send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let (mut text, mut events) = (String::new(), Vec::new());
+    while events.len() < count {
+        let piece = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.expect("an event comes");
+        text.push_str(&String::from_utf8(piece.unwrap().expect("the stream goes on").to_vec()).unwrap());
+        while let Some((event, rest)) = text.split_once("\n\n") {
+            let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+            if let (Some(kind), Some(data), Some(id)) = (field("event:"), field("data:"), field("id:")) {
+                events.push((kind.to_owned(), serde_json::from_str(data).unwrap(), id.to_owned()));
+            }
+            text = rest.to_owned();
+        }
+    }
+    events
+}
+
+#[tokio::test]
+async fn outcomes_are_followed_from_now_and_from_the_last_event() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 3).await;
+    world.until_consumed().await;
+    let winner = spend(&[parent.coin(0)], 1, 1);
+    let loser = spend(&[parent.coin(0)], 1, 2);
+    assert_eq!(submit(&api, &[&winner], "?wait=live").await.0, 200);
+    let following = read_events(&api, "?kind=conflicting", None, 1);
+    let submitting = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        submit(&api, &[&loser], "?wait=live").await
+    };
+    let (events, _) = tokio::join!(following, submitting);
+    let (kind, data, id) = &events[0];
+    assert_eq!((&kind[..], &data["txid"]), ("conflicting", &json!(loser.txid.to_string())));
+    let all = read_events(&api, "?from=earliest", None, 3).await;
+    assert!(all.iter().any(|(kind, ..)| kind == "live"), "{all:?}");
+    let of_loser = read_events(&api, &format!("?from=earliest&txid={}", loser.txid), None, 1).await;
+    assert_eq!(of_loser[0].1["txid"], loser.txid.to_string());
+    world.mine(1, &[&winner]).await;
+    let later = read_events(&api, "?kind=mined", Some(id), 1).await;
+    assert_eq!(later[0].1["txids"].as_array().unwrap().len(), later[0].1["txids"].as_array().unwrap().len());
+    for query in ["?kind=alive", "?txid=xyz", "?from=0,x", "?since=1"] {
+        assert_eq!(api.get(&format!("/v1/outcomes{query}")).await.0, 400, "{query}");
+    }
+    running.kill().await;
+}
+
+/// The instance is killed again and again while transactions are submitted, and the server ends with its requests.
+#[tokio::test]
+async fn a_transaction_that_was_answered_as_live_survives_kills() {
+    let seed = std::env::var("SEED").map_or(7, |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    let mut random = SplitMix64::new(seed);
+    let world = World::forgetful().await;
+    let coins = world.seed(1, 200).await;
+    let (mut answered, mut vout) = (Vec::new(), 0);
+    for _ in 0..100 {
+        let running = world.start();
+        let api = Api::start(&world, &[]).await;
+        let made: Vec<Made> = (0..2).map(|n| spend(&[coins.coin(vout + n)], 1, 9)).collect();
+        vout += 2;
+        let patience = Duration::from_millis(random.below(600));
+        let submitting = async {
+            let refs: Vec<&Made> = made.iter().collect();
+            submit(&api, &refs, "?wait=live&timeout_ms=5000").await
+        };
+        if let Ok((_, shown)) = tokio::time::timeout(patience, submitting).await {
+            for (shown, made) in shown["transactions"].as_array().unwrap().iter().zip(&made) {
+                if shown["outcome"]["status"] == "live" {
+                    answered.push(made.clone());
+                }
+            }
+        }
+        if random.below(4) == 0 {
+            world.nodes.restart_nodes(LOSS_WINDOW, |_| true);
+        }
+        running.kill().await;
+    }
+    let running = world.start();
+    world.until_consumed().await;
+    assert!(!answered.is_empty(), "no transaction was answered in time");
+    for made in &answered {
+        let page = world.page(made).await.unwrap_or_else(|| panic!("SEED={seed}: {} is lost", made.txid));
+        assert_eq!(page.state(), utxo_store::record::TxState::Live, "SEED={seed}: {}", made.txid);
+    }
+    running.kill().await;
+}
