@@ -167,6 +167,7 @@ pub use record::{MetaRecord, Reason, SpendingData, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
     chain::ChainInfo,
+    health_check::{CheckError, CheckStep},
     meta::MetaError,
     read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},
     spend_status::SpendStatus,
