@@ -22,7 +22,10 @@ use crate::{
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError, InstanceParts},
     status::{Health, HealthReport, StatePage, health::Condition},
-    store::StateStore,
+    store::{
+        StateStore,
+        health_check::{CheckError, CheckStep},
+    },
 };
 
 /// Pause between two attempts to reach a broker.
@@ -233,6 +236,19 @@ impl Instance {
             tokio::time::sleep(READY_POLL).await;
         }
         store
+    }
+
+    /// Checks that the store takes a write and gives it back: a write and a read of the meta record, each within
+    /// `limit`. Readiness tells without a write whether the store answers.
+    ///
+    /// # Errors
+    /// The step that failed, with the reason: the store is not open yet, fails, or gives no answer in time.
+    pub async fn check_store(&self, limit: Duration) -> Result<(), CheckError> {
+        let store = self.opened.borrow().clone();
+        match store {
+            Some(store) => store.check_deep(limit).await,
+            None => Err(CheckError { step: CheckStep::Write, why: "the store is not open".to_owned() }),
+        }
     }
 
     /// Waits until the instance is ready; `false`: the instance has ended before, and [`join`](Self::join) has the

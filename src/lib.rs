@@ -171,6 +171,7 @@ pub use record::{MetaRecord, Reason, SpendingData, StoredOutput, Verdict};
 pub use status::{HealthReport, StatePage};
 pub use store::{
     chain::ChainInfo,
+    health_check::{CheckError, CheckStep},
     meta::MetaError,
     outputs::OutputState,
     read::{FROZEN_SPENDER, ReadError, TxInpoints, TxMeta},

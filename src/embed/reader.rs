@@ -11,6 +11,7 @@ use crate::{
     store::{
         StateStore, StoreSettings,
         chain::ChainInfo,
+        health_check::CheckError,
         meta::{LAYOUT_VERSION, MetaError, check_blobs},
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
         read::{ReadError, TxMeta, TxReader},
@@ -109,6 +110,14 @@ impl Store {
     /// The store does not answer.
     pub async fn meta(&self) -> Result<Option<MetaRecord>, MetaError> {
         self.store.meta().await
+    }
+
+    /// Checks that the store of a running instance takes a write and gives it back.
+    ///
+    /// # Errors
+    /// See [`StateStore::check_deep`].
+    pub(crate) async fn check_deep(&self, limit: Duration) -> Result<(), CheckError> {
+        self.store.check_deep(limit).await
     }
 
     /// Closes the store, for this reader and its clones. The store of a running instance

@@ -21,6 +21,9 @@ async fn an_instance_that_has_ended_is_neither_ready_nor_live() {
     let (instance, _broker) = start().await;
     assert!(instance.wait_until_ready().await);
     assert!(instance.liveness().ok && instance.metrics().unwrap().contains("# HELP"));
+    instance.check_store(PATIENCE).await.unwrap();
+    let meta = instance.store().await.unwrap().meta().await.unwrap().unwrap();
+    assert_eq!(meta.health_checks, 1);
     instance.stopper().stop();
     let ended = async {
         while !instance.liveness().reasons.contains_key("ended") {
@@ -31,6 +34,8 @@ async fn an_instance_that_has_ended_is_neither_ready_nor_live() {
     assert!(!instance.liveness().ok);
     assert!(!instance.readiness().ok, "{:?}", instance.readiness());
     assert!(!instance.wait_until_ready().await);
+    let error = instance.check_store(PATIENCE).await.unwrap_err().to_string();
+    assert!(error.starts_with("cannot write the meta record of the store: "), "{error}");
     instance.join().await.unwrap();
 }
 
