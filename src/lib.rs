@@ -141,7 +141,9 @@ cfg_if::cfg_if! {
     }
 }
 
-pub use blob::{BlobError, BlobErrorKind, BlobUrl, BlobUrlError, EventBodies, EventBodyLimits, OpenBlobError};
+pub use blob::{
+    BlobError, BlobErrorKind, BlobUrl, BlobUrlError, EventBodies, EventBodyLimits, OpenBlobError, objects::ObjectError,
+};
 pub use broker::{
     AssignedPartition, Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
     Delivery, Message, MessageBatch, NewTopic, Outage, OutgoingMessage, PartitionEnd, PartitionReader, Producer,

@@ -56,6 +56,7 @@ pub(super) enum BodyWrites {
 
 impl EventBodies {
     /// Uses the objects in `store`, with the time limits and the part size of `options`.
+    #[cfg(feature = "testkit")]
     pub fn new(store: Arc<dyn ObjectStore>, options: &BlobOptions, limits: EventBodyLimits) -> Self {
         Self::with_writes(store, options, limits, BodyWrites::Objects)
     }

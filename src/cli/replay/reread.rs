@@ -90,7 +90,7 @@ async fn replay(
         reset.reset_offsets(broker.as_ref(), &ranges).await?;
         tracing::info!(?ranges, "replay: committed offsets set back");
         let parts = opening::build_parts(broker.clone(), store, monitoring)?;
-        let report = run_until_read(config, parts, &reset, &ranges, shutdown).await?;
+        let report = Box::pin(run_until_read(config, parts, &reset, &ranges, shutdown)).await?;
         Ok((ranges, report))
     });
     let (partitions, PipelineReport { contests, dead_letters, .. }) = Box::pin(done).await?;

@@ -50,7 +50,7 @@ enum ChunkWork {
     /// The bodies are in the messages.
     Inline(JoinHandle<PreparedMessages>),
     /// The body of the one message is an object.
-    Load(BodyLoad),
+    Load(Box<BodyLoad>),
 }
 
 impl ChunkWork {
@@ -96,7 +96,7 @@ impl ChunkQueue {
             };
             self.push_inline(partition, epoch, number, std::mem::take(&mut inline));
             let oldest = (message.timestamp_ms, message.offset);
-            let work = ChunkWork::Load(self.loads.wait_for_room(message, length));
+            let work = ChunkWork::Load(Box::new(self.loads.wait_for_room(message, length)));
             self.messages += 1;
             self.chunks.push_back(Chunk { partition, epoch, number, oldest, messages: 1, work });
         }
