@@ -145,7 +145,7 @@ async fn read_events(api: &Api, query: &str, last_id: Option<&str>, count: usize
     let (mut text, mut events) = (String::new(), Vec::new());
     while events.len() < count {
         let piece = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.expect("an event comes");
-        text.push_str(&String::from_utf8(piece.unwrap().expect("the stream goes on").to_vec()).unwrap());
+        text.push_str(std::str::from_utf8(&piece.unwrap().expect("the stream goes on")).unwrap());
         while let Some((event, rest)) = text.split_once("\n\n") {
             let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
             if let (Some(kind), Some(data), Some(id)) = (field("event:"), field("data:"), field("id:")) {
