@@ -209,13 +209,13 @@ async fn an_absent_object_is_waited_for_and_other_partitions_go_on() {
     by_reference.refer(&late, reference.clone()).await;
     world.validate(&behind).await;
     world.validate(&elsewhere).await;
-    world.validate(&child).await;
     until("the transaction elsewhere", async || by_reference.state(&elsewhere).await.is_some()).await;
     until("the reason", async || reasons(&running).contains(&reference.key)).await;
     assert!(reasons(&running).contains("objects_readable"), "{}", reasons(&running));
     // Longer than the time after which a loop without progress counts as stalled.
     tokio::time::sleep(Duration::from_secs(620)).await;
     assert!(running.health.live().ok, "{:?}", running.health.live());
+    world.validate(&child).await;
     assert_eq!((by_reference.state(&late).await, by_reference.state(&behind).await), (None, None));
     by_reference.objects.put(&Path::from(reference.key.as_str()), late.extended.clone().into()).await.unwrap();
     world.until_consumed().await;

@@ -223,3 +223,31 @@ impl ChunkQueue {
         self.messages = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        clock::Clock,
+        event::{BodyReference, ContentHash, ValidatedReference},
+        record::build::InlineBodies,
+        tx::{Network, Txid},
+    };
+
+    #[tokio::test]
+    async fn a_load_ends_with_the_epoch_of_its_partition() {
+        let settings = PrepareSettings { network: Network::Main, utxo_batch_size: 20, inline: InlineBodies::All };
+        let mut queue = ChunkQueue::new(settings, None, BodyLoads::new(None, Clock::System, 10));
+        let tx = BodyReference { key: "k".into(), length: 9, blake3: ContentHash([0; 32]) };
+        let event = ValidatedReference { txid: Txid([1; 32]), tx, height: 1, locked: false };
+        let payload = event.encode().into();
+        let message =
+            |payload| Message { offset: 7, timestamp_ms: 5, key: Default::default(), payload, headers: vec![] };
+        queue.push(3, 1, 1, vec![message(Default::default()), message(payload), message(Default::default())]);
+        assert_eq!((queue.messages(), queue.oldest_of(3)), (1, Some((5, 7))), "later events wait for the body");
+        queue.begin_loads(|number, epoch| (number == 3 && epoch == 1).then_some(7));
+        assert!(queue.is_loading());
+        queue.begin_loads(|_, _| None);
+        assert_eq!((queue.is_loading(), queue.messages()), (false, 2));
+    }
+}
