@@ -8,7 +8,7 @@ use std::{
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequest, MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -39,7 +39,11 @@ pub struct HttpLimits {
     pub max_connections: usize,
     requests: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    scans: Arc<Semaphore>,
 }
+
+/// Requests that read a log from an earlier offset at the same time: each has a consumer of its own.
+const MAX_SCANS: usize = 8;
 
 impl HttpLimits {
     /// Takes the limits from the settings.
@@ -51,6 +55,7 @@ impl HttpLimits {
             max_connections: http.max_connections as usize,
             requests: Arc::new(Semaphore::new(http.max_requests as usize)),
             streams: Arc::new(Semaphore::new(http.max_streams as usize)),
+            scans: Arc::new(Semaphore::new(MAX_SCANS)),
         }
     }
 
@@ -61,6 +66,15 @@ impl HttpLimits {
     pub fn open_stream(&self) -> Result<OwnedSemaphorePermit, Problem> {
         let permit = self.streams.clone().try_acquire_owned();
         permit.map_err(|_| Problem::new(ProblemKind::TooManyRequests, "too many open streams (http.max_streams)"))
+    }
+
+    /// Takes the right to read a log from an earlier offset; the right ends with the permit.
+    ///
+    /// # Errors
+    /// 429 where as many requests read the log as permitted.
+    pub fn open_scan(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let permit = self.scans.clone().try_acquire_owned();
+        permit.map_err(|_| Problem::new(ProblemKind::TooManyRequests, "too many requests read the log; try again"))
     }
 
     /// Bounds a request that reads a whole log by a minute.
@@ -95,20 +109,34 @@ pub async fn limit_requests(State(limits): State<HttpLimits>, request: Request, 
 pub async fn observe(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
-    let method = request.method().clone();
+    let method = known_method(request.method());
     let id = request_id(request.headers());
     let mut response = next.run(request).await;
     let (status, elapsed) = (response.status(), started.elapsed());
-    metrics.observe_http(&route, method.as_str(), status.as_u16(), elapsed);
+    metrics.observe_http(&route, method, status.as_u16(), elapsed);
     if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
-        tracing::error!(request = %id, %method, route, %status, ?elapsed, "http: request failed");
+        tracing::error!(request = %id, method, route, %status, ?elapsed, "http: request failed");
     } else {
-        tracing::debug!(request = %id, %method, route, %status, ?elapsed, "http: request answered");
+        tracing::debug!(request = %id, method, route, %status, ?elapsed, "http: request answered");
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// Returns the name of a method for the metrics: a client can send any word as a method.
+fn known_method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        Method::PATCH => "PATCH",
+        _ => "other",
+    }
 }
 
 /// Returns the id that the client gives, or a random one.

@@ -110,6 +110,7 @@ impl Server {
             access: settings.access.clone(),
             store: None,
             check_limit: settings.limits.timeout,
+            last_check: Default::default(),
         };
         Ok(Self { listener, address, settings, operator, api: None })
     }
@@ -141,7 +142,9 @@ impl Server {
         let metrics = operator.metrics.clone();
         let mut router = operator::router(operator);
         if let Some(context) = api {
-            router = router.merge(v1::router(context));
+            // Probes and metrics are answered however many requests the API has.
+            let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
+            router = router.merge(v1::router(context).layer(limit));
         }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =
@@ -149,7 +152,6 @@ impl Server {
         let router = router
             .fallback(unknown)
             .method_not_allowed_fallback(other_method)
-            .layer(middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests))
             .layer(middleware::from_fn_with_state(metrics, limits::observe));
         let max_connections = settings.limits.max_connections;
         connections::serve(listener, settings.tls, max_connections, router, shutdown).await.map_err(ApiError::Serve)

@@ -1,6 +1,9 @@
 //! Routes for operators: `/metrics`, `/health/live`, `/health/ready`, `/state`, and the control requests.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
@@ -11,6 +14,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::sync::Mutex;
 
 use super::{
     access::{AccessControl, Role},
@@ -40,7 +44,15 @@ pub struct OperatorState {
     pub store: Option<StoreSource>,
     /// Longest time for each step of the deep check.
     pub check_limit: Duration,
+    /// The last deep check.
+    pub last_check: LastCheck,
 }
+
+/// Time and result of the last deep check.
+pub type LastCheck = Arc<Mutex<Option<(Instant, Result<(), String>)>>>;
+
+/// Age up to which the result of a deep check answers the next request.
+const CHECK_AGE: Duration = Duration::from_secs(1);
 
 /// Query parameters of the path `/health/ready`.
 #[derive(Debug, Deserialize)]
@@ -86,8 +98,21 @@ async fn retry_chain(State(state): State<OperatorState>, headers: HeaderMap) -> 
 }
 
 impl OperatorState {
-    /// Writes and reads the meta record of the store.
+    /// Writes and reads the meta record of the store. Requests share one check a second: every commit needs the record,
+    /// too.
     async fn check_store(&self) -> Result<(), String> {
+        let mut last = self.last_check.lock().await;
+        if let Some((checked_at, result)) = &*last
+            && checked_at.elapsed() < CHECK_AGE
+        {
+            return result.clone();
+        }
+        let result = self.check_store_now().await;
+        *last = Some((Instant::now(), result.clone()));
+        result
+    }
+
+    async fn check_store_now(&self) -> Result<(), String> {
         let source = self.store.as_ref().ok_or_else(|| "this process has no store to check".to_owned())?;
         let store = source.get().map_err(|problem| problem.detail)?;
         store.check_deep(self.check_limit).await.map_err(|error| error.to_string())

@@ -63,7 +63,7 @@ impl RunArgs {
     /// Runs the instance. The HTTP server answers from before the store is opened until all offsets are committed.
     async fn serve(self, config: Config) -> CliResult {
         let instance = Instance::builder().config(config.clone()).prepare();
-        let store = StoreSource::Instance { opened: instance.opened(), health: instance.monitoring.health.clone() };
+        let store = StoreSource::of_instance(instance.opened(), instance.monitoring.health.clone());
         let api = match config.http.api {
             true => {
                 let broker = Some(opening::open_broker(&config).await?);

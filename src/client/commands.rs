@@ -182,7 +182,7 @@ pub async fn submit_commands(
 }
 
 /// Longest wait for the acknowledgements of the published commands.
-const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Wait for new messages in all partitions.
 const WAIT: Duration = Duration::from_millis(100);
 

@@ -66,6 +66,17 @@ impl FromStr for FeedPosition {
     }
 }
 
+/// Reasons why a reader cannot follow the outcomes from a position.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FollowError {
+    /// The position is not one of this topic.
+    #[error(transparent)]
+    Position(#[from] InvalidPosition),
+    /// The topic cannot be read.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
+
 /// The outcomes as they come, for all readers of a process. The topic is read from its end, and from the first
 /// subscription on.
 pub(crate) struct OutcomeFeed {
@@ -104,9 +115,12 @@ impl OutcomeFeed {
     /// first. `None`: from the beginning of the topic.
     ///
     /// # Errors
-    /// The topic does not exist, or cannot be read.
-    pub(crate) async fn follow_from(&self, from: Option<FeedPosition>) -> Result<OutcomeReader, BrokerError> {
+    /// The position has another number of partitions, or the topic does not exist or cannot be read.
+    pub(crate) async fn follow_from(&self, from: Option<FeedPosition>) -> Result<OutcomeReader, FollowError> {
         let mut reader = self.follow().await?;
+        if from.as_ref().is_some_and(|from| from.0.len() != reader.next.0.len()) {
+            return Err(FollowError::Position(InvalidPosition));
+        }
         for (index, next) in reader.next.0.iter_mut().enumerate() {
             let partition = self.partition(index);
             let (low, _) = self.broker.watermarks(&partition).await?;
@@ -176,6 +190,14 @@ async fn feed_partition(
             Err(error) => {
                 tracing::warn!(%partition, %error, "outcomes: cannot read; trying again");
                 tokio::time::sleep(RETRY_PAUSE).await;
+                // The offset is gone, as it is after the topic was created again: the feed follows the new end.
+                if let Ok((_, end)) = broker.watermarks(&partition).await
+                    && end < reader.position()
+                    && let Ok(reopened) = broker.read(&partition, end).await
+                {
+                    reader = reopened;
+                    target.positions[target.index].store(end, Ordering::Release);
+                }
             }
         }
     }

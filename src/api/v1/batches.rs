@@ -10,6 +10,7 @@ use axum::{
 };
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
 use utoipa::ToSchema;
 
 use super::{
@@ -143,6 +144,9 @@ struct BatchReader {
     keys: Vec<BatchKey>,
 }
 
+/// The reader of a batch with the keys that are not read yet, and the right to stream.
+type BatchState = (BatchReader, vec::IntoIter<BatchKey>, OwnedSemaphorePermit);
+
 /// Answer of the store to one key.
 type Found = Result<Option<StoredTransaction>, Problem>;
 
@@ -162,7 +166,9 @@ impl BatchReader {
             head.extend_from_slice(self.close());
             return Ok(([(header::CONTENT_TYPE, content_type)], head).into_response());
         }
-        let next = move |(reader, mut keys): (BatchReader, vec::IntoIter<BatchKey>)| async move {
+        // A slow reader of the answer keeps a part of it in memory.
+        let permit = self.context.limits.open_stream()?;
+        let next = move |(reader, mut keys, permit): BatchState| async move {
             if keys.len() == 0 {
                 return None;
             }
@@ -178,10 +184,10 @@ impl BatchReader {
                 tracing::warn!(problem = problem.detail, "http: batch cut short");
                 std::io::Error::other(problem.detail)
             });
-            Some((encoded, (reader, keys)))
+            Some((encoded, (reader, keys, permit)))
         };
         let head = stream::iter([Ok(Bytes::from(head))]);
-        let body = Body::from_stream(futures_util::StreamExt::chain(head, stream::unfold((self, keys), next)));
+        let body = Body::from_stream(futures_util::StreamExt::chain(head, stream::unfold((self, keys, permit), next)));
         Ok(([(header::CONTENT_TYPE, content_type)], body).into_response())
     }
 

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::{
     context::ApiContext,
-    params::{parse, parse_number},
+    params::{NoParams, Params, parse, parse_number},
 };
 use crate::{
     api::problem::Problem,
@@ -85,7 +85,10 @@ impl From<&BlockRecord> for BlockData {
         (status = 503, description = "The store does not answer", body = Problem),
     )
 )]
-pub async fn get_chain(State(context): State<ApiContext>) -> Result<Json<ChainData>, Problem> {
+pub async fn get_chain(
+    State(context): State<ApiContext>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Json<ChainData>, Problem> {
     let store = context.store()?;
     let ChainInfo { height, hash, median_time, retention, prune_horizon } = context.chain(&store).await?;
     let hash = hash.map(|hash| hex_reversed(&hash));
@@ -108,6 +111,7 @@ pub async fn get_chain(State(context): State<ApiContext>) -> Result<Json<ChainDa
 pub async fn get_block(
     State(context): State<ApiContext>,
     Path(name): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<BlocksView>, Problem> {
     let name = match name.strip_prefix("height:") {
         Some(height) => BlockName::Height(parse_number("height", height)?),

@@ -14,16 +14,18 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     context::ApiContext,
     outputs::check_count,
-    params::{JSON, Params, parse_json, require_media_type},
+    params::{JSON, NoParams, Params, parse_json, require_media_type},
 };
 use crate::{
     api::{limits::LimitedBody, problem::Problem},
-    client::{CommandAnswer, CommandOutcome, PendingCommand, submit_commands},
+    client::{CommandAnswer, CommandOutcome, PUBLISH_TIMEOUT, PendingCommand, submit_commands},
     event::{Event, from_json},
     record::{Key, Record},
     rng::random_bytes,
 };
 
+/// Ids of commands that a problem names, at most.
+const IDS_IN_PROBLEM: usize = 100;
 /// Longest accepted wait for the results.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
@@ -126,8 +128,17 @@ pub async fn post_commands(
     check_count(&context, commands.len())?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     let broker = context.broker()?;
-    let answers = submit_commands(broker.as_ref(), &context.topics, &commands, wait).await;
-    let answers = answers.map_err(|error| Problem::unavailable(error.to_string()))?;
+    let submitted = submit_commands(broker.as_ref(), &context.topics, &commands, wait);
+    // The wait of the request, and the time to publish the commands.
+    let limit = wait + PUBLISH_TIMEOUT + context.limits.timeout;
+    let ids: Vec<String> = commands.iter().take(IDS_IN_PROBLEM).map(|command| hex::encode(command.id())).collect();
+    let unavailable = |why: String| {
+        let detail = format!("{why}; send the same commands again with their ids: {}", ids.join(", "));
+        Problem::unavailable(detail)
+    };
+    let answers = tokio::time::timeout(limit, submitted).await;
+    let answers = answers.map_err(|_| unavailable("the log does not answer".to_owned()))?;
+    let answers = answers.map_err(|error| unavailable(error.to_string()))?;
     let view = |answer: CommandAnswer| CommandResultView::new(answer.id, answer.chain_offset, answer.outcome);
     Ok(Json(CommandsAnswer { commands: answers.into_iter().map(view).collect() }))
 }
@@ -168,6 +179,7 @@ fn parse_id(text: &str) -> Result<[u8; 16], Problem> {
 pub async fn get_command(
     State(context): State<ApiContext>,
     Path(id): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<CommandResultView>, Problem> {
     let id = parse_id(&id)?;
     let store = context.store()?;

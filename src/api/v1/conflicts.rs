@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     context::ApiContext,
-    params::{Params, parse, unknown_transaction},
+    params::{NoParams, Params, parse, unknown_transaction},
 };
 use crate::{
     api::problem::Problem,
@@ -143,13 +143,14 @@ pub async fn get_conflicts(
 pub async fn get_history(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<HistoryView>, Problem> {
     let txid: Txid = parse(&txid)?;
     let (store, broker) = (context.store()?, context.broker()?);
     if context.bound_store(store.master(txid)).await??.is_none() {
         return Err(unknown_transaction(txid));
     }
-    let _permit = context.limits.open_stream()?;
+    let _permit = context.limits.open_scan()?;
     let history = read_history(broker.as_ref(), &context.topics, txid);
     let history = context.limits.bound_scan("the log", history).await?;
     let history = history.map_err(|error| Problem::unavailable(error.to_string()))?;

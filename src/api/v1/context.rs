@@ -1,7 +1,10 @@
 //! [`ApiContext`]: what the routes of the API use.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,7 +16,7 @@ use crate::{
     broker::Broker,
     client::{EventPublisher, outcome_feed::OutcomeFeed},
     config::{Config, Topics},
-    embed::Store,
+    embed::{Store, opening::open_event_bodies},
     status::{Health, health::Condition},
     store::{StateStore, chain::ChainInfo},
 };
@@ -33,24 +36,34 @@ pub enum StoreSource {
         opened: watch::Receiver<Option<Store>>,
         /// Health of the instance.
         health: Arc<Health>,
+        /// The checks of the start have passed.
+        is_checked: Arc<AtomicBool>,
     },
 }
 
 impl StoreSource {
+    /// Makes the source of the store that an instance opens.
+    pub fn of_instance(opened: watch::Receiver<Option<Store>>, health: Arc<Health>) -> Self {
+        StoreSource::Instance { opened, health, is_checked: Arc::default() }
+    }
+
     /// Returns the store for one request.
     ///
     /// # Errors
-    /// 503 until the store is open and checked, and while the store does not answer its instance.
+    /// 503 until the store is open and checked. Later each request finds for itself whether the store answers.
     pub(in crate::api) fn get(&self) -> Result<StateStore, Problem> {
         match self {
             StoreSource::Reader(store) => Ok(StateStore::clone(store)),
-            StoreSource::Instance { health, .. } if health.is_unmet(Condition::StoreReachable) => {
-                Err(Problem::unavailable("the store does not answer, or is not open yet"))
+            StoreSource::Instance { opened, health, is_checked } => {
+                let is_open = is_checked.load(Ordering::Relaxed) || !health.is_unmet(Condition::StoreReachable);
+                match opened.borrow().as_ref().filter(|_| is_open) {
+                    Some(store) => {
+                        is_checked.store(true, Ordering::Relaxed);
+                        Ok(store.state_store().clone())
+                    }
+                    None => Err(Problem::unavailable("the store is not open yet")),
+                }
             }
-            StoreSource::Instance { opened, .. } => match &*opened.borrow() {
-                Some(store) => Ok(store.state_store().clone()),
-                None => Err(Problem::unavailable("the store is not open yet")),
-            },
         }
     }
 }
@@ -71,8 +84,27 @@ pub struct ApiContext {
 /// The log of a server, with what is opened at the first request.
 struct ApiLog {
     broker: Arc<dyn Broker>,
+    config: Config,
     publisher: OnceCell<EventPublisher>,
     outcomes: OutcomeFeed,
+}
+
+impl ApiLog {
+    /// Opens the publisher, with the object store for the bodies of large transactions.
+    ///
+    /// # Errors
+    /// 503 while the log does not answer, or the object store cannot be opened.
+    async fn open_publisher(&self) -> Result<EventPublisher, Problem> {
+        let topics = self.config.kafka.topics.clone();
+        let publisher = EventPublisher::open(self.broker.as_ref(), topics).await;
+        let publisher = publisher.map_err(|error| Problem::unavailable(error.to_string()))?;
+        let bodies = open_event_bodies(&self.config).await;
+        let bodies = bodies.map_err(|error| Problem::unavailable(error.to_string()))?;
+        Ok(match bodies {
+            Some(bodies) => publisher.with_bodies(bodies),
+            None => publisher,
+        })
+    }
 }
 
 impl ApiContext {
@@ -87,7 +119,7 @@ impl ApiContext {
         let topics = config.kafka.topics.clone();
         let log = broker.map(|broker| {
             let outcomes = OutcomeFeed::new(broker.clone(), topics.outcomes.as_str());
-            Arc::new(ApiLog { broker, publisher: OnceCell::new(), outcomes })
+            Arc::new(ApiLog { broker, config: config.clone(), publisher: OnceCell::new(), outcomes })
         });
         ApiContext { limits, access, store, log, topics, chain: Arc::default() }
     }
@@ -122,9 +154,7 @@ impl ApiContext {
     /// 503 in a process without a log, and while the log does not answer.
     pub(super) async fn publisher(&self) -> Result<&EventPublisher, Problem> {
         let log = self.log()?;
-        let open = log.publisher.get_or_try_init(|| EventPublisher::open(log.broker.as_ref(), self.topics.clone()));
-        let opened = self.limits.bound("the log", open).await?;
-        opened.map_err(|error| Problem::unavailable(error.to_string()))
+        self.limits.bound("the log", log.publisher.get_or_try_init(|| log.open_publisher())).await?
     }
 
     fn log(&self) -> Result<&ApiLog, Problem> {

@@ -59,7 +59,7 @@ pub struct TransactionData {
     pub unmined_since: Option<u32>,
     /// Time of the transaction's event, milliseconds since the epoch.
     pub created_at: u64,
-    /// Number of outputs, without those that can never be spent at the end.
+    /// Number of slots of all pages, with those of outputs that can never be spent.
     pub total_utxos: u32,
     /// Height from which the transaction may be pruned; `null`: not known yet.
     pub delete_at_height: Option<u32>,
@@ -190,7 +190,7 @@ impl TransactionData {
             _ => None,
         };
         let tx = match &stored.body {
-            Some(Body::Transaction(bytes)) => Some(hex::encode(bytes)),
+            Some(Body::Transaction(bytes)) if fields.has("tx") => Some(hex::encode(bytes)),
             _ => None,
         };
         let reason = match page.verdict() {

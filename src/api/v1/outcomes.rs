@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use super::{context::ApiContext, params::Params};
 use crate::{
     api::problem::Problem,
-    client::outcome_feed::{FeedPosition, OutcomeMessage, OutcomeReader},
+    client::outcome_feed::{FeedPosition, FollowError, OutcomeMessage, OutcomeReader},
     event::{Event, OutcomeChange, OutcomeKind, to_json},
     tx::Txid,
 };
@@ -77,13 +77,16 @@ pub async fn get_outcomes(
     let permit = context.limits.open_stream()?;
     let open = async {
         match start {
-            None => feed.follow().await,
+            None => feed.follow().await.map_err(FollowError::Broker),
             Some(from) => feed.follow_from(from).await,
         }
     };
-    let reader = context.limits.bound("the log", open).await?;
-    let reader = reader.map_err(|error| Problem::unavailable(error.to_string()))?;
-    let stream = OutcomeStream { reader, filter, skipped: 0, _permit: permit };
+    let reader = context.limits.bound("the log", open).await?.map_err(|error| match error {
+        FollowError::Position(_) => bad_position(),
+        FollowError::Broker(error) => Problem::unavailable(error.to_string()),
+    })?;
+    let scan = if reader.is_catching_up() { Some(context.limits.open_scan()?) } else { None };
+    let stream = OutcomeStream { reader, filter, skipped: 0, scan, _permit: permit };
     let events = stream::unfold(stream, |mut stream| async move {
         stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
     });
@@ -100,6 +103,8 @@ struct OutcomeStream {
     filter: OutcomeFilter,
     /// Messages that the filter has skipped since the last event.
     skipped: u32,
+    /// Right to read the log from an earlier offset, until the stream follows the present.
+    scan: Option<OwnedSemaphorePermit>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -114,6 +119,9 @@ impl OutcomeStream {
                     return None;
                 }
             };
+            if !self.reader.is_catching_up() {
+                self.scan = None;
+            }
             let id = || self.reader.position().to_string();
             if let Some((kind, json)) = self.filter.select(&message) {
                 self.skipped = 0;

@@ -29,6 +29,9 @@ use crate::{
     tx::Outpoint,
 };
 
+/// Outputs that are read at the same time with their scripts.
+const WITH_OUTPUT_AT_A_TIME: usize = 256;
+
 /// Conditions of a question about outputs.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -165,9 +168,24 @@ async fn read_batch(
     outpoints: &[Outpoint],
     options: OutputOptions,
 ) -> Result<Vec<Result<OutputState, ReadError>>, Problem> {
-    let queries: Vec<OutputQuery> =
-        outpoints.iter().map(|outpoint| OutputQuery { outpoint: *outpoint, hash: None }).collect();
-    Ok(context.bound_store(OutputReader::of(store).read(&queries, options)).await??)
+    let query = |outpoint: &Outpoint| OutputQuery { outpoint: *outpoint, hash: None };
+    let queries: Vec<OutputQuery> = outpoints.iter().map(query).collect();
+    let at_a_time = if options.output { WITH_OUTPUT_AT_A_TIME } else { queries.len().max(1) };
+    let (mut states, mut bytes) = (Vec::with_capacity(queries.len()), 0);
+    for queries in queries.chunks(at_a_time) {
+        let read = context.bound_store(OutputReader::of(store).read(queries, options)).await??;
+        let scripts = read.iter().flatten().filter_map(|state| Some(state.output.as_ref()?.script.len()));
+        bytes += scripts.sum::<usize>();
+        if bytes > context.limits.max_body {
+            let detail = format!(
+                "the scripts of the outputs have more than {} bytes (http.max_body_bytes); ask for fewer outputs",
+                context.limits.max_body
+            );
+            return Err(Problem::new(ProblemKind::TooLarge, detail));
+        }
+        states.extend(read);
+    }
+    Ok(states)
 }
 
 /// Refuses a batch of more keys than permitted.

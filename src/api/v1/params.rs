@@ -33,6 +33,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     }
 }
 
+/// Parameters of a path that takes none.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoParams {}
+
 /// Parses a body in JSON.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! `POST /v1/transactions`: publishes transactions to the log, and waits for what becomes of them.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use axum::{
     Json,
@@ -21,12 +21,14 @@ use crate::{
         limits::LimitedBody,
         problem::{Problem, ProblemKind},
     },
+    broker::BrokerErrorKind,
     client::{
-        PublishError,
+        PublishError, PublishedEvent,
         outcome_feed::{OutcomeMessage, OutcomeReader},
     },
-    event::{Event, OutcomeKind, Validated},
-    record::{Key, Selection, TxState, Verdict},
+    engine::EngineError,
+    event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
+    record::{Key, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
     store::StateStore,
     tx::{Transaction, Txid},
 };
@@ -153,17 +155,20 @@ pub async fn post_transactions(
     let txids = check_transactions(&transactions)?;
     let store = context.store()?;
     let height = match params.height {
+        Some(height) if height >= HEIGHT_LIMIT => {
+            return Err(Problem::bad_request(format!("height: {height} is not below {HEIGHT_LIMIT}")));
+        }
         Some(height) => height,
         None => context.next_height(&store).await?,
     };
     // Opened before the events are published, so that no outcome is missed.
-    let mut outcomes = match params.wait {
+    let outcomes = match params.wait {
         Some(WaitFor::Live) => Some(follow(&context).await?),
         None => None,
     };
     let mut submitted = publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await?;
-    if let Some(outcomes) = &mut outcomes {
-        let found = wait_for_outcomes(&store, &txids, outcomes, Instant::now() + wait).await?;
+    if let Some(outcomes) = outcomes {
+        let found = wait_for_outcomes(&store, &submitted, &txids, outcomes, Instant::now() + wait).await;
         submitted.iter_mut().zip(found).for_each(|(submitted, found)| submitted.outcome = Some(found));
     }
     let is_known = |submitted: &SubmittedTransaction| {
@@ -188,18 +193,36 @@ async fn publish(
     locked: bool,
 ) -> Result<Vec<SubmittedTransaction>, Problem> {
     let publisher = context.publisher().await?;
-    let mut submitted = Vec::with_capacity(transactions.len());
+    let mut submitted: Vec<SubmittedTransaction> = Vec::with_capacity(transactions.len());
     for (bytes, txid) in transactions.iter().zip(txids) {
         let event = Event::Validated(Validated { tx: bytes, height, locked });
-        let published = context.limits.bound("the log", publisher.publish(&event)).await?;
-        let published = published.map_err(|error| match error {
-            PublishError::Broker(error) => Problem::unavailable(error.to_string()),
-            error => Problem::bad_request(error.to_string()),
+        let published = match context.limits.bound("the log", publisher.publish(&event)).await {
+            Ok(published) => published.map_err(|error| refuse_publishing(txid, &error)),
+            Err(problem) => Err(problem),
+        };
+        let PublishedEvent { topic, partition, offset } = published.map_err(|mut problem| {
+            let (done, all) = (submitted.len(), transactions.len());
+            problem.detail +=
+                &format!(" ({done} of {all} transactions are published; submit all again: a repeat changes nothing)");
+            problem
         })?;
-        let (topic, partition, offset) = (published.topic, published.partition, published.offset);
         submitted.push(SubmittedTransaction { txid: txid.to_string(), topic, partition, offset, outcome: None });
     }
     Ok(submitted)
+}
+
+fn refuse_publishing(txid: &Txid, error: &PublishError) -> Problem {
+    let kind = match error {
+        PublishError::Destination(_) => ProblemKind::BadRequest,
+        PublishError::Broker(error) if error.kind == BrokerErrorKind::TooLarge => {
+            let detail = format!("transaction {txid} is too large for its topic; set objects.url: {error}");
+            return Problem::new(ProblemKind::TooLarge, detail);
+        }
+        PublishError::Broker(error) if error.kind != BrokerErrorKind::Retryable => ProblemKind::Internal,
+        PublishError::Body(error) if !error.may_be_retried() => ProblemKind::Internal,
+        PublishError::Broker(_) | PublishError::Body(_) => ProblemKind::Unavailable,
+    };
+    Problem::new(kind, format!("cannot publish transaction {txid}: {error}"))
 }
 
 fn decode_hex((text, number): (&String, usize)) -> Result<Vec<u8>, Problem> {
@@ -240,70 +263,111 @@ fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
     transactions.iter().zip(0..).map(check).collect()
 }
 
-/// Waits until each transaction has its outcome, or until the deadline.
+/// Waits until each transaction has its outcome, or until the deadline. The store is asked, too: outcomes can be
+/// switched off. Once the events are in the log no failure takes their places back: what is not known is pending.
 async fn wait_for_outcomes(
     store: &StateStore,
+    submitted: &[SubmittedTransaction],
     txids: &[Txid],
-    outcomes: &mut OutcomeReader,
+    mut outcomes: OutcomeReader,
     deadline: Instant,
-) -> Result<Vec<SubmitOutcome>, Problem> {
-    let mut found = vec![SubmitOutcome::Pending; txids.len()];
+) -> Vec<SubmitOutcome> {
+    let mut awaited = AwaitedTransactions::new(submitted, txids);
+    let mut is_following = true;
     let mut next_look = Instant::now();
     loop {
         if Instant::now() >= next_look {
-            // A store that does not answer must not delay the answer beyond the deadline.
-            let Ok(looked) = tokio::time::timeout_at(deadline, look(store, txids, &mut found)).await else { break };
-            looked?;
+            match tokio::time::timeout_at(deadline, awaited.look(store)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "http: cannot look for submitted transactions"),
+                Err(_) => break,
+            }
             next_look = Instant::now() + LOOK_EVERY;
         }
-        if !found.contains(&SubmitOutcome::Pending) || Instant::now() >= deadline {
+        if awaited.is_done() || Instant::now() >= deadline {
             break;
         }
-        let Ok(message) = tokio::time::timeout_at(deadline.min(next_look), outcomes.next()).await else { continue };
-        let message = message.map_err(|error| Problem::new(ProblemKind::Unavailable, error.to_string()))?;
-        if concerns(&message, txids) {
-            take_refusal(&message, txids, &mut found);
-            next_look = Instant::now();
-        }
-    }
-    Ok(found)
-}
-
-/// Looks for the transactions without an outcome in the store.
-async fn look(store: &StateStore, txids: &[Txid], found: &mut [SubmitOutcome]) -> Result<(), Problem> {
-    let pending: Vec<usize> = (0..txids.len()).filter(|index| found[*index] == SubmitOutcome::Pending).collect();
-    let pages = pending.iter().map(|index| (Key::master(txids[*index]), Selection::default())).collect();
-    let masters = store.read_selected(pages).await?;
-    for (index, master) in pending.into_iter().zip(masters) {
-        match master.map(|master| master.page.state()) {
-            Some(TxState::Live) => found[index] = SubmitOutcome::Live,
-            // A pruned transaction was live, and was spent and mined.
-            Some(TxState::Pruned(_)) => found[index] = SubmitOutcome::Live,
-            Some(TxState::Conflicting(Verdict::Conflicting(reason)) | TxState::Stub(Verdict::Conflicting(reason))) => {
-                found[index] = SubmitOutcome::Conflicting { reason: reason.to_string() };
+        let next = async { if is_following { outcomes.next().await } else { std::future::pending().await } };
+        match tokio::time::timeout_at(deadline.min(next_look), next).await {
+            Ok(Ok(message)) => awaited.take(&message),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "http: outcomes of submitted transactions are looked up in the store");
+                is_following = false;
             }
-            Some(TxState::Creating | TxState::Conflicting(_) | TxState::Stub(_)) | None => {}
+            Err(_) => {}
         }
     }
-    Ok(())
+    awaited.found
 }
 
-/// Returns whether an outcome is about one of the transactions.
-fn concerns(message: &OutcomeMessage, txids: &[Txid]) -> bool {
-    match Event::decode(&message.message.payload) {
-        Ok(Event::Outcome(outcome)) => txids.contains(&outcome.txid),
-        Ok(Event::OutcomeBatch(batch)) => batch.txids.iter().any(|txid| txids.contains(&txid)),
-        _ => false,
+/// Submitted transactions that wait for their outcomes.
+struct AwaitedTransactions<'a> {
+    txids: &'a [Txid],
+    /// Indexes of each transaction, and partition and offset of each event.
+    indexes: HashMap<Txid, Vec<(usize, i32, u64)>>,
+    found: Vec<SubmitOutcome>,
+}
+
+impl<'a> AwaitedTransactions<'a> {
+    fn new(submitted: &[SubmittedTransaction], txids: &'a [Txid]) -> Self {
+        let mut indexes: HashMap<Txid, Vec<(usize, i32, u64)>> = HashMap::new();
+        for (index, (txid, submitted)) in txids.iter().zip(submitted).enumerate() {
+            indexes.entry(*txid).or_default().push((index, submitted.partition, submitted.offset));
+        }
+        AwaitedTransactions { txids, indexes, found: vec![SubmitOutcome::Pending; txids.len()] }
     }
-}
 
-/// Takes the refusal of an event: only the outcome has the reason.
-fn take_refusal(message: &OutcomeMessage, txids: &[Txid], found: &mut [SubmitOutcome]) {
-    let Ok(Event::Outcome(outcome)) = Event::decode(&message.message.payload) else { return };
-    let OutcomeKind::Refused { code, message } = outcome.kind else { return };
-    for (txid, found) in txids.iter().zip(found) {
-        if *txid == outcome.txid && *found == SubmitOutcome::Pending {
-            *found = SubmitOutcome::Refused { code: code.clone(), message: message.clone() };
+    fn is_done(&self) -> bool {
+        !self.found.contains(&SubmitOutcome::Pending)
+    }
+
+    fn set(&mut self, txid: &Txid, outcome: &SubmitOutcome) {
+        for (index, ..) in self.indexes.get(txid).into_iter().flatten() {
+            self.found[*index] = outcome.clone();
+        }
+    }
+
+    /// Looks for the transactions without an outcome in the store.
+    async fn look(&mut self, store: &StateStore) -> Result<(), EngineError> {
+        let is_pending = |index: &usize| self.found[*index] == SubmitOutcome::Pending;
+        let pending: Vec<usize> = (0..self.txids.len()).filter(is_pending).collect();
+        let pages = pending.iter().map(|index| (Key::master(self.txids[*index]), Selection::default())).collect();
+        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await?) {
+            self.found[index] = match master.map(|master| master.page.state()) {
+                // A pruned transaction was live, and was spent and mined.
+                Some(TxState::Live | TxState::Pruned(_)) => SubmitOutcome::Live,
+                Some(
+                    TxState::Conflicting(Verdict::Conflicting(reason)) | TxState::Stub(Verdict::Conflicting(reason)),
+                ) => SubmitOutcome::Conflicting { reason: reason.to_string() },
+                _ => continue,
+            };
+        }
+        Ok(())
+    }
+
+    /// Takes what an outcome says of the transactions. A refusal counts only for the submitted event: another event of
+    /// the transaction may have been refused.
+    fn take(&mut self, message: &OutcomeMessage) {
+        match Event::decode(&message.message.payload) {
+            Ok(Event::Outcome(outcome)) => match outcome.kind {
+                OutcomeKind::Accepted => self.set(&outcome.txid, &SubmitOutcome::Live),
+                OutcomeKind::Conflicting { reason } => {
+                    let reason = reason.to_string();
+                    self.set(&outcome.txid, &SubmitOutcome::Conflicting { reason });
+                }
+                OutcomeKind::Refused { code, message } => {
+                    let OutcomeSource::Validated { partition, offset } = outcome.source else { return };
+                    let places = self.indexes.get(&outcome.txid).into_iter().flatten();
+                    for (index, ..) in places.filter(|place| (place.1, place.2) == (partition, offset)) {
+                        self.found[*index] = SubmitOutcome::Refused { code: code.clone(), message: message.clone() };
+                    }
+                }
+                OutcomeKind::Command { .. } => {}
+            },
+            Ok(Event::OutcomeBatch(batch)) if batch.change == OutcomeChange::Live => {
+                batch.txids.iter().for_each(|txid| self.set(&txid, &SubmitOutcome::Live));
+            }
+            _ => {}
         }
     }
 }

@@ -15,12 +15,12 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     context::ApiContext,
     model::{AmountAndScript, SelectedFields, TransactionData},
-    params::{OCTET_STREAM, Params, parse, unknown_transaction},
+    params::{NoParams, OCTET_STREAM, Params, parse, unknown_transaction},
 };
 use crate::{
-    api::problem::Problem,
+    api::{limits::HttpLimits, problem::Problem},
     blob::TxPieces,
-    engine::EngineError,
+    engine::ErrorKind,
     store::{
         StateStore,
         queries::UnminedTx,
@@ -185,6 +185,7 @@ fn body_of(pieces: TxPieces, permit: OwnedSemaphorePermit) -> Body {
 pub async fn get_previous_outputs(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<PreviousOutputsAnswer>, Problem> {
     let txid: Txid = parse(&txid)?;
     let store = context.store()?;
@@ -229,15 +230,28 @@ pub async fn list_transactions(
     let cursor = params.cursor.as_deref().map(parse::<UnminedCursor>).transpose()?;
     let (store, permit) = (context.store()?, context.limits.open_stream()?);
     let mut list = UnminedList::new(store, cursor, params.until.unwrap_or(u32::MAX));
-    let first = context.bound_store(list.next()).await??;
-    let start = UnminedLines { list, ready: Some(first), left: params.limit.unwrap_or(u64::MAX), _permit: permit };
+    let first = context.bound_store(list.next()).await?.map_err(|error| match error.kind {
+        // Only the cursor can make the first part of the list fail for good.
+        ErrorKind::Fatal if params.cursor.is_some() => Problem::bad_request(format!(
+            "cursor: {} is no cursor of this store",
+            params.cursor.clone().unwrap_or_default()
+        )),
+        _ => Problem::from(error),
+    })?;
+    let start = UnminedLines {
+        list,
+        limits: context.limits.clone(),
+        ready: Some(first),
+        left: params.limit.unwrap_or(u64::MAX),
+        _permit: permit,
+    };
     let next = |mut lines: UnminedLines| async move {
         match lines.next().await {
             Ok(text) if text.is_empty() => None,
             Ok(text) => Some((Ok(Bytes::from(text)), lines)),
-            Err(error) => {
-                tracing::warn!(%error, "http: list of unmined transactions cut short");
-                Some((Err(error), lines))
+            Err(problem) => {
+                tracing::warn!(why = problem.detail, "http: list of unmined transactions cut short");
+                Some((Err(std::io::Error::other(problem.detail)), lines))
             }
         }
     };
@@ -248,6 +262,7 @@ pub async fn list_transactions(
 /// The lines of the list of unmined transactions, part by part.
 struct UnminedLines {
     list: UnminedList,
+    limits: HttpLimits,
     /// Part that was read before the answer began.
     ready: Option<Vec<(UnminedTx, UnminedCursor)>>,
     /// Lines that the limit leaves.
@@ -257,11 +272,11 @@ struct UnminedLines {
 
 impl UnminedLines {
     /// Returns the lines of the next part; empty at the end.
-    async fn next(&mut self) -> Result<String, EngineError> {
+    async fn next(&mut self) -> Result<String, Problem> {
         let found = match self.ready.take() {
             Some(found) => found,
             None if self.left == 0 => Vec::new(),
-            None => self.list.next().await?,
+            None => self.limits.bound("the store", self.list.next()).await??,
         };
         let shown = usize::try_from(self.left).unwrap_or(usize::MAX).min(found.len());
         self.left -= shown as u64;

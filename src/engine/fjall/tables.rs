@@ -106,7 +106,11 @@ impl Tables {
         }
         let first = from.to_be_bytes();
         let after_last = to.checked_add(1).map(u64::to_be_bytes);
-        let start = after.map_or(Bound::Included(&first[..]), Bound::Excluded);
+        // A cursor of another query can lie outside of the range.
+        if after.is_some_and(|after| after_last.is_some_and(|end| after >= &end[..])) {
+            return Ok(KeyPage::default());
+        }
+        let start = after.filter(|after| *after >= &first[..]).map_or(Bound::Included(&first[..]), Bound::Excluded);
         let end = after_last.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
         let (mut keys, mut last) = (Vec::new(), None);
         for entry in self.indexes[index as usize].range::<&[u8], _>((start, end)).take(limit) {
