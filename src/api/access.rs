@@ -19,6 +19,7 @@ use std::{
 };
 
 use axum::http::{HeaderMap, header};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use strum::{EnumString, IntoStaticStr};
 
 use super::problem::{Problem, ProblemKind};
@@ -152,7 +153,7 @@ impl AccessControl {
     /// 401 without a known token, 403 with a token of a lesser role.
     pub fn permit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Problem> {
         let Some(file) = &self.0 else { return Ok(()) };
-        let Some(role) = bearer_token(headers).and_then(|token| file.tokens().role_of(token)) else {
+        let Some(role) = given_token(headers).and_then(|token| file.tokens().role_of(&token)) else {
             return Err(Problem::new(ProblemKind::Unauthorized, "the request needs a known bearer token"));
         };
         if role >= needed {
@@ -163,9 +164,18 @@ impl AccessControl {
     }
 }
 
-fn bearer_token(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+/// Returns the token of a request: a bearer token, or the password that a browser sends for the page.
+fn given_token(headers: &HeaderMap) -> Option<String> {
+    let (scheme, value) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let value = value.trim();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Some(value.to_owned());
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let login = String::from_utf8(BASE64_STANDARD.decode(value).ok()?).ok()?;
+    login.split_once(':').map(|(_, password)| password.to_owned())
 }
 
 impl TokenFile {
@@ -236,6 +246,8 @@ mod tests {
         assert_eq!(status(&format!("Bearer {READER}"), Role::Read), None);
         assert_eq!(status(&format!("bearer {READER}"), Role::Submit), Some(403));
         assert_eq!(status(&format!("Bearer {COMMANDER}"), Role::Submit), None);
+        let login = BASE64_STANDARD.encode(format!("me:{READER}"));
+        assert_eq!(status(&format!("Basic {login}"), Role::Read), None, "a browser sends the token as a password");
         for unknown in ["Bearer x", "Basic abc", &format!("Bearer {READER}0"), READER] {
             assert_eq!(status(unknown, Role::Read), Some(401), "{unknown}");
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `operator` | metrics, health, the state page, control requests |
 //! | `v1` | the API: questions about the store, transactions and commands for the log |
+//! | `page` | the page for people at `/` |
 //! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
 //! | `connections` | connections, with or without TLS |
 //! | `problem` | problem documents (RFC 9457) |
@@ -12,6 +13,7 @@ pub mod access;
 mod connections;
 pub mod limits;
 mod operator;
+mod page;
 mod problem;
 pub mod v1;
 
@@ -140,11 +142,13 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ApiError> {
         let Server { listener, settings, operator, api, .. } = self;
         let metrics = operator.metrics.clone();
+        let health = operator.health.clone();
         let mut router = operator::router(operator);
         if let Some(context) = api {
             // Probes and metrics are answered however many requests the API has.
             let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
-            router = router.merge(v1::router(context).layer(limit));
+            let page = page::router(context.clone(), health);
+            router = router.merge(v1::router(context).merge(page).layer(limit));
         }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =

@@ -360,3 +360,38 @@ async fn a_slow_sender_gets_a_408_and_delays_nobody() {
     slow.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
 }
+
+#[tokio::test]
+async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
+    let Scene { world, running, parent, mined, child, loser } = scene().await;
+    let api = Api::start(&world, &[]).await;
+    let page = async |path: &str| {
+        let (status, body) = api.send(Method::GET, path, None).await;
+        (status.as_u16(), String::from_utf8(body.to_vec()).unwrap())
+    };
+    let (status, home) = page("/").await;
+    assert!(status == 200 && home.contains("The chain") && home.contains("/blocks/"), "{home}");
+    let (_, shown) = page(&format!("/transactions/{}", mined.txid)).await;
+    let input = format!("/transactions/{}#output-0", parent.txid);
+    let spender = format!("<a href=\"/transactions/{}\"", child.txid);
+    assert!(shown.contains(&input) && shown.contains(&spender) && shown.contains("SPENT"), "{shown}");
+    let (_, lost) = page(&format!("/transactions/{}", loser.txid)).await;
+    assert!(lost.contains("conflicting") && lost.contains("Reason"), "{lost}");
+    let (_, partial) = page(&format!("/transactions/{}", parent.txid)).await;
+    assert!(partial.contains("only the outputs"), "{partial}");
+    let (_, unmined) = page("/unmined").await;
+    assert!(unmined.contains(&child.txid.to_string()) && !unmined.contains(&mined.txid.to_string()), "{unmined}");
+    for (q, words) in [
+        (mined.txid.to_string(), "Inputs"),
+        (format!("{}:0", parent.txid), "Outputs"),
+        ("  1 ".replace(' ', "%20"), "Block"),
+    ] {
+        let (_, found) = page(&format!("/search?q={q}")).await;
+        assert!(found.contains(words), "{q}: {found}");
+    }
+    for (path, status) in [("/search?q=xyz", 400), ("/transactions/xyz", 400), ("/blocks/77", 404), ("/?x=1", 400)] {
+        let (found, body) = page(path).await;
+        assert!(found == status && body.contains("class=\"problem\""), "{path}: {found} {body}");
+    }
+    running.kill().await;
+}

@@ -128,7 +128,7 @@ impl ApiContext {
     ///
     /// # Errors
     /// 503 while the store is not open, or does not answer.
-    pub(super) fn store(&self) -> Result<StateStore, Problem> {
+    pub(in crate::api) fn store(&self) -> Result<StateStore, Problem> {
         self.store.get()
     }
 
@@ -165,7 +165,7 @@ impl ApiContext {
     ///
     /// # Errors
     /// 503 while the store does not answer.
-    pub(super) async fn chain(&self, store: &StateStore) -> Result<ChainInfo, Problem> {
+    pub(in crate::api) async fn chain(&self, store: &StateStore) -> Result<ChainInfo, Problem> {
         let known = self.chain.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, chain)) = known.filter(|(read_at, _)| read_at.elapsed() < CHAIN_AGE) {
             return Ok(chain);
@@ -180,7 +180,7 @@ impl ApiContext {
     ///
     /// # Errors
     /// 503 while the store does not answer.
-    pub(super) async fn next_height(&self, store: &StateStore) -> Result<u32, Problem> {
+    pub(in crate::api) async fn next_height(&self, store: &StateStore) -> Result<u32, Problem> {
         Ok(self.chain(store).await?.height.saturating_add(1))
     }
 
@@ -188,7 +188,7 @@ impl ApiContext {
     ///
     /// # Errors
     /// 503 after the time limit of a request.
-    pub(super) async fn bound_store<T>(&self, answer: impl Future<Output = T>) -> Result<T, Problem> {
+    pub(in crate::api) async fn bound_store<T>(&self, answer: impl Future<Output = T>) -> Result<T, Problem> {
         self.limits.bound("the store", answer).await
     }
 }

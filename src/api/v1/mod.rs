@@ -43,7 +43,8 @@ use super::{
 };
 
 pub use context::{ApiContext, StoreSource};
-pub use params::Params;
+pub use model::{OutputView, status_code};
+pub use params::{NoParams, Params};
 
 #[derive(OpenApi)]
 #[openapi(info(

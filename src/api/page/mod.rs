@@ -1,0 +1,247 @@
+//! The page for people at `/`: the chain, transactions, outputs and blocks, rendered by the server. The page works
+//! without scripts and asks no other host.
+//!
+//! | file | content |
+//! |---|---|
+//! | `layout` | the frame of every page |
+//! | `home` | the chain, the instance, halts, lists |
+//! | `transaction` | one transaction with its inputs, outputs and conflicts |
+
+mod home;
+mod layout;
+mod transaction;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::{HeaderValue, header},
+    middleware::{self, Next},
+    response::{Html, IntoResponse, Redirect, Response},
+    routing::get,
+};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::{
+    access::Role,
+    problem::{Problem, ProblemKind},
+    v1::{ApiContext, NoParams, Params},
+};
+use crate::{
+    record::BlockRecord,
+    status::Health,
+    store::{
+        queries::{BlockName, StoreQueries},
+        unmined::{UnminedCursor, UnminedList},
+    },
+    text::hex_reversed,
+    tx::{Outpoint, Txid},
+};
+
+/// Permits nothing but the page itself: no script, no other host, no frame around the page.
+const CONTENT_SECURITY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'";
+
+/// Parts that the page uses.
+#[derive(Clone)]
+struct PageContext {
+    api: ApiContext,
+    health: Arc<Health>,
+}
+
+/// Words of a search.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SearchParams {
+    /// A txid, an outpoint, the hash of a block, or a height.
+    q: String,
+}
+
+/// Place in a list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CursorParams {
+    cursor: Option<String>,
+}
+
+/// Builds the routes of the page.
+pub fn router(api: ApiContext, health: Arc<Health>) -> Router {
+    let context = PageContext { api, health };
+    Router::new()
+        .route("/", get(home_page))
+        .route("/search", get(search))
+        .route("/transactions/{txid}", get(transaction_page))
+        .route("/blocks/{block}", get(block_page))
+        .route("/unmined", get(unmined_page))
+        .route_layer(middleware::from_fn_with_state(context.clone(), require_reader))
+        .with_state(context)
+}
+
+/// Refuses a request without a token of a reader. A browser asks for the token, as the password of any name.
+async fn require_reader(State(context): State<PageContext>, request: Request, next: Next) -> Response {
+    let mut response = match context.api.access.permit(request.headers(), Role::Read) {
+        Ok(()) => next.run(request).await,
+        Err(problem) if problem.status == ProblemKind::Unauthorized.status().as_u16() => {
+            let mut response = problem.into_response();
+            let asks = HeaderValue::from_static("Basic realm=\"utxo-store\", charset=\"UTF-8\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, asks);
+            response
+        }
+        Err(problem) => problem.into_response(),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Answer of a page: the page, or a page that shows the problem.
+type PageResult = Result<Html<String>, PageProblem>;
+
+/// A problem that is shown as a page.
+struct PageProblem(Problem);
+
+impl From<Problem> for PageProblem {
+    fn from(problem: Problem) -> Self {
+        PageProblem(problem)
+    }
+}
+
+impl IntoResponse for PageProblem {
+    fn into_response(self) -> Response {
+        let PageProblem(problem) = self;
+        let body = html! {
+            h1 { (problem.title) }
+            p.problem { (problem.detail) }
+        };
+        let mut response = Html(layout::page(&problem.title, &body)).into_response();
+        *response.status_mut() = problem.clone().into_response().status();
+        response
+    }
+}
+
+fn page(title: &str, body: &Markup) -> Html<String> {
+    Html(layout::page(title, body))
+}
+
+async fn home_page(State(context): State<PageContext>, Params(NoParams {}): Params<NoParams>) -> PageResult {
+    let store = context.api.store()?;
+    let chain = context.api.chain(&store).await?;
+    let status = serde_json::to_value(context.health.status_registry().page(&context.health)).unwrap_or_default();
+    Ok(page("utxo-store", &home::render(&chain, &context.health.ready(), &status)))
+}
+
+/// Sends the reader to the page of what was written.
+async fn search(Params(SearchParams { q }): Params<SearchParams>) -> Result<Redirect, PageProblem> {
+    let q = q.trim();
+    let is_digits = !q.is_empty() && q.bytes().all(|byte| byte.is_ascii_digit());
+    if let Ok(Outpoint { txid, vout }) = q.parse::<Outpoint>() {
+        Ok(Redirect::to(&format!("/transactions/{txid}#output-{vout}")))
+    } else if q.parse::<Txid>().is_ok() {
+        // A hash of a block and a txid look alike: the page of the transaction looks for a block, too.
+        Ok(Redirect::to(&format!("/transactions/{}", q.to_ascii_lowercase())))
+    } else if is_digits && q.len() < 10 {
+        Ok(Redirect::to(&format!("/blocks/height:{q}")))
+    } else {
+        let detail = "write a txid, an outpoint (txid:vout), the hash of a block, or a height";
+        Err(Problem::bad_request(detail).into())
+    }
+}
+
+async fn transaction_page(
+    State(context): State<PageContext>,
+    Path(name): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Result<Response, PageProblem> {
+    let txid: Txid =
+        name.parse().map_err(|_| Problem::bad_request("the page needs a txid of 64 hexadecimal digits"))?;
+    let store = context.api.store()?;
+    let height = context.api.next_height(&store).await?;
+    let read = Box::pin(transaction::read(&store, txid, height));
+    match context.api.bound_store(read).await?? {
+        Some(shown) => Ok(page(&format!("Transaction {txid}"), &transaction::render(&shown)).into_response()),
+        None => {
+            let queries = StoreQueries::of(&store);
+            match context
+                .api
+                .bound_store(queries.find_blocks(BlockName::Hash(txid.0)))
+                .await?
+                .map_err(Problem::from)?
+                .is_empty()
+            {
+                false => Ok(Redirect::to(&format!("/blocks/{txid}")).into_response()),
+                true => Err(Problem::not_found(format!("the store has neither transaction nor block {txid}")).into()),
+            }
+        }
+    }
+}
+
+async fn block_page(
+    State(context): State<PageContext>,
+    Path(name): Path<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> PageResult {
+    let refuse = || Problem::bad_request("the page needs the hash of a block, a local id, or `height:` and a height");
+    let block = match name.strip_prefix("height:") {
+        Some(height) => BlockName::Height(height.parse().map_err(|_| refuse())?),
+        None => name.parse().map_err(|_| refuse())?,
+    };
+    let store = context.api.store()?;
+    let blocks = context.api.bound_store(StoreQueries::of(&store).find_blocks(block)).await?;
+    let blocks = blocks.map_err(Problem::from)?;
+    if blocks.is_empty() {
+        return Err(Problem::not_found(format!("the store has no block {block}")).into());
+    }
+    Ok(page(&format!("Block {block}"), &render_blocks(&blocks)))
+}
+
+fn render_blocks(blocks: &[BlockRecord]) -> Markup {
+    html! {
+        @for block in blocks {
+            h1 { "Block at height " (block.height) }
+            dl {
+                dt { "Hash" } dd.mono { (hex_reversed(&block.hash)) }
+                dt { "Block below" } dd.mono {
+                    @let previous = hex_reversed(&block.previous);
+                    a href={ "/blocks/" (previous) } { (previous) }
+                }
+                dt { "Local id" } dd { (block.block_id) }
+                dt { "Time of the header" } dd { (layout::time_text(u64::from(block.time) * 1_000)) }
+                dt { "Longest chain" }
+                dd { (if block.longest_chain { "yes" } else { "no: on a side chain, or disconnected" }) }
+            }
+        }
+    }
+}
+
+async fn unmined_page(State(context): State<PageContext>, Params(params): Params<CursorParams>) -> PageResult {
+    let cursor = params.cursor.as_deref().map(str::parse::<UnminedCursor>).transpose();
+    let cursor = cursor.map_err(|error| Problem::bad_request(error.to_string()))?;
+    let store = context.api.store()?;
+    let mut list = UnminedList::new(store, cursor, u32::MAX);
+    let found = context.api.bound_store(list.next()).await?.map_err(Problem::from)?;
+    let body = html! {
+        h1 { "Unmined transactions" }
+        p { "Transactions that no block of the longest chain lists, in no particular order." }
+        @if found.is_empty() { p { "None" @if params.cursor.is_some() { " more" } "." } }
+        @else {
+            table {
+                tr { th { "Transaction" } th { "Unmined since" } th { "Time of the event" } }
+                @for (unmined, _) in &found {
+                    tr {
+                        td.mono { (layout::transaction_link(&unmined.txid)) }
+                        td { (unmined.unmined_since) }
+                        td { (layout::time_text(unmined.created_at)) }
+                    }
+                }
+            }
+            @if let Some((_, cursor)) = found.last() {
+                p { a href={ "/unmined?cursor=" (cursor) } { "Further transactions" } }
+            }
+        }
+    };
+    Ok(page("Unmined transactions", &body))
+}
