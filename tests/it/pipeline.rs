@@ -297,7 +297,7 @@ async fn a_redelivered_loser_releases_its_last_slot() {
     let mut page = Page::clone(&tx.page);
     page.conflicting = true;
     page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);
-    let reason = Reason::ConflictingParent { parent: winner.txid };
+    let reason = Reason::DoubleSpend { input: 1, winner: winner.txid };
     let mark_conflicting = Sequenced::MarkConflicting { reason, height: 100 };
     let stamp = Stamp { offset: 0, phase: Phase::Apply };
     let master = Key::master(loser.txid);
