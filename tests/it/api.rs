@@ -381,10 +381,11 @@ async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
     assert!(partial.contains("only the outputs"), "{partial}");
     let (_, unmined) = page("/unmined").await;
     assert!(unmined.contains(&child.txid.to_string()) && !unmined.contains(&mined.txid.to_string()), "{unmined}");
+    let (_, chain) = api.get("/v1/chain").await;
     for (q, words) in [
         (mined.txid.to_string(), "Inputs"),
         (format!("{}:0", parent.txid), "Outputs"),
-        ("  1 ".replace(' ', "%20"), "Block"),
+        (format!("%20{}%20", chain["height"]), "Longest chain"),
     ] {
         let (_, found) = page(&format!("/search?q={q}")).await;
         assert!(found.contains(words), "{q}: {found}");

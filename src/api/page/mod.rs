@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Path, Request, State},
-    http::{HeaderValue, header},
+    extract::{FromRequestParts, Path, Request, State},
+    http::{HeaderValue, header, request::Parts},
     middleware::{self, Next},
     response::{Html, IntoResponse, Redirect, Response},
     routing::get,
 };
 use maud::{Markup, html};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     access::Role,
@@ -84,12 +84,12 @@ async fn require_reader(State(context): State<PageContext>, request: Request, ne
     let mut response = match context.api.access.permit(request.headers(), Role::Read) {
         Ok(()) => next.run(request).await,
         Err(problem) if problem.status == ProblemKind::Unauthorized.status().as_u16() => {
-            let mut response = problem.into_response();
+            let mut response = PageProblem(problem).into_response();
             let asks = HeaderValue::from_static("Basic realm=\"utxo-store\", charset=\"UTF-8\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, asks);
             response
         }
-        Err(problem) => problem.into_response(),
+        Err(problem) => PageProblem(problem).into_response(),
     };
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY));
@@ -123,11 +123,23 @@ impl IntoResponse for PageProblem {
     }
 }
 
+/// Query parameters of a page: [`Params`], whose refusal is shown as a page.
+struct PageParams<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for PageParams<T> {
+    type Rejection = PageProblem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let Params(params) = Params::from_request_parts(parts, state).await?;
+        Ok(PageParams(params))
+    }
+}
+
 fn page(title: &str, body: &Markup) -> Html<String> {
     Html(layout::page(title, body))
 }
 
-async fn home_page(State(context): State<PageContext>, Params(NoParams {}): Params<NoParams>) -> PageResult {
+async fn home_page(State(context): State<PageContext>, PageParams(NoParams {}): PageParams<NoParams>) -> PageResult {
     let store = context.api.store()?;
     let chain = context.api.chain(&store).await?;
     let status = serde_json::to_value(context.health.status_registry().page(&context.health)).unwrap_or_default();
@@ -135,7 +147,7 @@ async fn home_page(State(context): State<PageContext>, Params(NoParams {}): Para
 }
 
 /// Sends the reader to the page of what was written.
-async fn search(Params(SearchParams { q }): Params<SearchParams>) -> Result<Redirect, PageProblem> {
+async fn search(PageParams(SearchParams { q }): PageParams<SearchParams>) -> Result<Redirect, PageProblem> {
     let q = q.trim();
     let is_digits = !q.is_empty() && q.bytes().all(|byte| byte.is_ascii_digit());
     if let Ok(Outpoint { txid, vout }) = q.parse::<Outpoint>() {
@@ -154,7 +166,7 @@ async fn search(Params(SearchParams { q }): Params<SearchParams>) -> Result<Redi
 async fn transaction_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    Params(NoParams {}): Params<NoParams>,
+    PageParams(NoParams {}): PageParams<NoParams>,
 ) -> Result<Response, PageProblem> {
     let txid: Txid =
         name.parse().map_err(|_| Problem::bad_request("the page needs a txid of 64 hexadecimal digits"))?;
@@ -182,7 +194,7 @@ async fn transaction_page(
 async fn block_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    Params(NoParams {}): Params<NoParams>,
+    PageParams(NoParams {}): PageParams<NoParams>,
 ) -> PageResult {
     let refuse = || Problem::bad_request("the page needs the hash of a block, a local id, or `height:` and a height");
     let block = match name.strip_prefix("height:") {
@@ -217,7 +229,7 @@ fn render_blocks(blocks: &[BlockRecord]) -> Markup {
     }
 }
 
-async fn unmined_page(State(context): State<PageContext>, Params(params): Params<CursorParams>) -> PageResult {
+async fn unmined_page(State(context): State<PageContext>, PageParams(params): PageParams<CursorParams>) -> PageResult {
     let cursor = params.cursor.as_deref().map(str::parse::<UnminedCursor>).transpose();
     let cursor = cursor.map_err(|error| Problem::bad_request(error.to_string()))?;
     let store = context.api.store()?;
