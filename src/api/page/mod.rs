@@ -123,15 +123,15 @@ impl IntoResponse for PageProblem {
     }
 }
 
-/// Query parameters of a page: [`Params`], whose refusal is shown as a page.
-struct PageParams<T>(T);
+/// Query parameters of a page for people: [`Params`], whose refusal is shown as a page.
+struct ShownParams<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for PageParams<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ShownParams<T> {
     type Rejection = PageProblem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
         let Params(params) = Params::from_request_parts(parts, state).await?;
-        Ok(PageParams(params))
+        Ok(ShownParams(params))
     }
 }
 
@@ -139,7 +139,7 @@ fn page(title: &str, body: &Markup) -> Html<String> {
     Html(layout::page(title, body))
 }
 
-async fn home_page(State(context): State<PageContext>, PageParams(NoParams {}): PageParams<NoParams>) -> PageResult {
+async fn home_page(State(context): State<PageContext>, ShownParams(NoParams {}): ShownParams<NoParams>) -> PageResult {
     let store = context.api.store()?;
     let chain = context.api.chain(&store).await?;
     let status = serde_json::to_value(context.health.status_registry().page(&context.health)).unwrap_or_default();
@@ -147,7 +147,7 @@ async fn home_page(State(context): State<PageContext>, PageParams(NoParams {}): 
 }
 
 /// Sends the reader to the page of what was written.
-async fn search(PageParams(SearchParams { q }): PageParams<SearchParams>) -> Result<Redirect, PageProblem> {
+async fn search(ShownParams(SearchParams { q }): ShownParams<SearchParams>) -> Result<Redirect, PageProblem> {
     let q = q.trim();
     let is_digits = !q.is_empty() && q.bytes().all(|byte| byte.is_ascii_digit());
     if let Ok(Outpoint { txid, vout }) = q.parse::<Outpoint>() {
@@ -166,7 +166,7 @@ async fn search(PageParams(SearchParams { q }): PageParams<SearchParams>) -> Res
 async fn transaction_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    PageParams(NoParams {}): PageParams<NoParams>,
+    ShownParams(NoParams {}): ShownParams<NoParams>,
 ) -> Result<Response, PageProblem> {
     let txid: Txid =
         name.parse().map_err(|_| Problem::bad_request("the page needs a txid of 64 hexadecimal digits"))?;
@@ -194,7 +194,7 @@ async fn transaction_page(
 async fn block_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    PageParams(NoParams {}): PageParams<NoParams>,
+    ShownParams(NoParams {}): ShownParams<NoParams>,
 ) -> PageResult {
     let refuse = || Problem::bad_request("the page needs the hash of a block, a local id, or `height:` and a height");
     let block = match name.strip_prefix("height:") {
@@ -229,7 +229,10 @@ fn render_blocks(blocks: &[BlockRecord]) -> Markup {
     }
 }
 
-async fn unmined_page(State(context): State<PageContext>, PageParams(params): PageParams<CursorParams>) -> PageResult {
+async fn unmined_page(
+    State(context): State<PageContext>,
+    ShownParams(params): ShownParams<CursorParams>,
+) -> PageResult {
     let cursor = params.cursor.as_deref().map(str::parse::<UnminedCursor>).transpose();
     let cursor = cursor.map_err(|error| Problem::bad_request(error.to_string()))?;
     let store = context.api.store()?;
