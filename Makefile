@@ -12,10 +12,10 @@ TIME ?= 600
 help: ## lists the recipes
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile
 
-demo: setup ## reads real blocks, kills the process in between and compares the state with a rebuild
+demo: setup ## reads real blocks, kills a process, compares with a rebuild: KEEP=1 leaves an instance to ask
 	@[ -x "$${CARGO_TARGET_DIR:-target}/demo/utxo-store" ] || \
 		echo "demo: compiling 300 crates first: three to four minutes on two cores, once"
-	@cargo run --profile demo --locked --no-default-features -- demo
+	@cargo run --profile demo --locked --no-default-features -- demo $(if $(KEEP),--contended --keep)
 
 test: ## checks format and lints, runs all tests; the last line counts passed, failed and skipped tests
 	@scripts/setup.sh tests

@@ -3,6 +3,7 @@
 
 mod child;
 mod directory;
+mod kept;
 mod kills;
 mod log;
 mod progress;
@@ -13,6 +14,7 @@ mod timeline;
 
 use std::{
     fs,
+    net::SocketAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -58,6 +60,7 @@ Example:
   utxo-store demo --contended
   utxo-store demo --reorgs 100 --seed 7
   utxo-store demo --scenario double-spend
+  utxo-store demo --contended --keep
   utxo-store demo --blocks tests/data/mainnet-277647.block --prevouts tests/data/mainnet-277647.prevouts.csv
   utxo-store demo --brokers 127.0.0.1:9092 --events events.jsonl --json
 
@@ -70,6 +73,9 @@ Without --blocks or --events the demo feeds blocks 0 to 4,312 of the main networ
 Without --brokers the demo starts a mock broker, which holds little and is no evidence for Kafka. The exit code is 0
 only if the store and its rebuild have the same digest, no invariant is broken, and at least one kill came before every
 event was consumed.";
+
+/// Address of `--keep` without a value.
+const KEPT_ADDRESS: &str = "127.0.0.1:8080";
 
 /// Blocks 0 to 4,312 of the main network; `tests/data/PROVENANCE.md` has their origin.
 static FIRST_BLOCKS: &[u8] = include_bytes!("../../tests/data/mainnet-0-4312.blk");
@@ -118,6 +124,11 @@ pub struct DemoArgs {
     /// Store the body of every transaction in a blob store in the data directory
     #[arg(long)]
     externalize_all: bool,
+    /// At the end start an instance that serves the page and the API at this address, until Ctrl-C
+    #[arg(
+        long, value_name = "HOST:PORT", num_args = 0..=1, default_missing_value = KEPT_ADDRESS, conflicts_with = "json"
+    )]
+    keep: Option<SocketAddr>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -129,6 +140,7 @@ impl DemoArgs {
     /// # Errors
     /// The digests differ, an invariant is broken, or a step of the demo failed.
     pub fn run(self) -> CliResult {
+        self.keep.map(kept::check_address).transpose()?;
         block_on(self.show())
     }
 
@@ -155,19 +167,15 @@ impl DemoArgs {
         let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, network_of(&loaded)?);
         let config = begin(&directory, &settings).await?;
-        let result =
-            Box::pin(self.feed_and_compare(&config, &log, &directory, messages, &pauses, rivals.as_ref(), blocks))
-                .await;
-        if result.is_err() {
-            directory.keep();
-        }
-        let saved = log.save(&config, &directory, &settings).await;
-        // The mock broker ends after its clients.
-        drop(log);
-        let report = result.map_err(|failure| directory.with_path(failure))?.with_left_out(event_source.left_out());
-        saved?;
-        report.print(self.json)?;
-        report.verdict()
+        let result = async {
+            let fed = self.feed_and_compare(&config, &log, &directory, messages, &pauses, rivals.as_ref(), blocks);
+            let report = Box::pin(fed).await?.with_left_out(event_source.left_out());
+            report.print(self.json)?;
+            report.verdict()?;
+            self.serve_if_kept(&directory).await
+        };
+        let result = result.await;
+        Self::end(result, &log, &config, &mut directory, &settings).await
     }
 
     async fn play(&self, story: &Story) -> CliResult {
@@ -175,12 +183,32 @@ impl DemoArgs {
         let mut directory = DemoDirectory::new(self.data_dir.as_deref())?;
         let settings = self.settings(&log, Network::default());
         let config = begin(&directory, &settings).await?;
-        let result = Box::pin(story::run_story(story, &config, &log, &directory, self.inspect)).await;
+        let result = match Box::pin(story::run_story(story, &config, &log, &directory, self.inspect)).await {
+            Ok(()) => self.serve_if_kept(&directory).await,
+            failed => failed,
+        };
+        Self::end(result, &log, &config, &mut directory, &settings).await
+    }
+
+    async fn serve_if_kept(&self, directory: &DemoDirectory) -> CliResult {
+        match self.keep {
+            Some(listen) => kept::serve_until_signal(directory, listen).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Saves the log. The directory of a failed demo stays.
+    async fn end(
+        result: CliResult,
+        log: &DemoLog,
+        config: &Config,
+        directory: &mut DemoDirectory,
+        settings: &DemoSettings<'_>,
+    ) -> CliResult {
         if result.is_err() {
             directory.keep();
         }
-        let saved = log.save(&config, &directory, &settings).await;
-        drop(log);
+        let saved = log.save(config, directory, settings).await;
         result.map_err(|failure| directory.with_path(failure)).and(saved)
     }
 

@@ -249,6 +249,11 @@ fn bad_demo_input_is_refused_in_one_line() {
     assert_refused(&["--store", "memory://"], 2, &["--store memory://", "outlives"]);
     assert_refused(&["--data-dir", "/dev/null/x"], 1, &["/dev/null/x"]);
     assert_refused(&["--kills", "many"], 2, &["--kills"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken_address = taken.local_addr().unwrap().to_string();
+    assert_refused(&["--keep", "here"], 2, &["--keep"]);
+    assert_refused(&["--keep", "0.0.0.0:0"], 2, &["--keep 0.0.0.0:0", "http.tokens_file"]);
+    assert_refused(&["--keep", &taken_address], 1, &[&taken_address, "Address already in use"]);
 }
 
 /// Two files of a node of Bitcoin Core 28 or later, as a kill leaves them: obfuscated, with reserved space, blocks in

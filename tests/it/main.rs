@@ -8,6 +8,7 @@ mod aerospike;
 mod aerospike_server;
 mod api;
 mod api_log;
+mod ask;
 mod bad_input;
 mod blobs;
 mod bodies;

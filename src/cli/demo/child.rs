@@ -38,14 +38,15 @@ pub struct ChildInstance {
 pub struct Scrape(String);
 
 impl ChildInstance {
-    /// Starts process `number`. The child ends with this process, whatever ends this process, because its standard
-    /// input ends then.
+    /// Starts a process whose files in the directory have `name`; `settings` are environment variables that override
+    /// the configuration. The child ends with this process, whatever ends this process, because its standard input ends
+    /// then.
     ///
     /// # Errors
     /// The process cannot be started.
-    pub fn start(directory: &DemoDirectory, number: u32) -> Result<Self, Failure> {
+    pub fn start(directory: &DemoDirectory, name: &str, settings: &[(&str, &str)]) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::new(format!("cannot start `utxo-store run`: {error}"));
-        let (address_file, log_file) = (directory.address_file(number), directory.log_file(number));
+        let (address_file, log_file) = (directory.address_file(name), directory.log_file(name));
         // A directory that is used again has an address file of the last demo.
         match fs::remove_file(&address_file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -58,6 +59,8 @@ impl ChildInstance {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UTXO_STORE__")) {
             command.env_remove(name);
         }
+        // Ctrl-C in a terminal signals the whole process group: only this process stops the child.
+        command.envs(settings.iter().copied()).process_group(0);
         let log = File::create(&log_file).map_err(failed)?;
         let mut child = command
             .stdin(Stdio::piped())
@@ -77,6 +80,12 @@ impl ChildInstance {
     /// Reads the metrics of the instance; `None` while the instance does not answer.
     pub async fn scrape(&mut self) -> Option<Scrape> {
         self.get("/metrics").await.map(Scrape)
+    }
+
+    /// Returns the HTTP address of the instance; `None` unless the instance says that it is ready.
+    pub async fn find_ready_address(&mut self) -> Option<String> {
+        let answer = self.get_answer("/health/ready").await?;
+        if answer.split_whitespace().nth(1) == Some("200") { self.address.clone() } else { None }
     }
 
     /// Reads the reasons why the instance is not ready; empty if the instance is ready or does not answer.
@@ -145,11 +154,15 @@ impl ChildInstance {
     }
 
     async fn get(&mut self, path: &str) -> Option<String> {
+        let answer = self.get_answer(path).await?;
+        answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+    }
+
+    async fn get_answer(&mut self, path: &str) -> Option<String> {
         if self.address.is_none() {
             self.address = Some(fs::read_to_string(&self.address_file).ok()?.trim().to_owned());
         }
-        let answer = timeout(HTTP_PATIENCE, get(self.address.as_deref()?, path)).await.ok()?.ok()?;
-        answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+        timeout(HTTP_PATIENCE, get(self.address.as_deref()?, path)).await.ok()?.ok()
     }
 }
 

@@ -114,13 +114,13 @@ impl DemoDirectory {
     }
 
     /// Returns the file into which a process writes its HTTP address.
-    pub fn address_file(&self, number: u32) -> PathBuf {
-        self.path.join(format!("run-{number}.address"))
+    pub fn address_file(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.address"))
     }
 
     /// Returns the file for the log records of a process.
-    pub fn log_file(&self, number: u32) -> PathBuf {
-        self.path.join(format!("run-{number}.log"))
+    pub fn log_file(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.log"))
     }
 
     /// Returns the URL of the rebuilt store, which is compared.

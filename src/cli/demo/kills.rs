@@ -142,7 +142,7 @@ impl<'a> WatchedInstance<'a> {
         bar: &'a ProgressBar,
     ) -> Result<Self, Failure> {
         Ok(WatchedInstance {
-            instance: ChildInstance::start(directory, number)?,
+            instance: ChildInstance::start(directory, &format!("run-{number}"), &[])?,
             bar,
             start,
             completed: start.committed,
