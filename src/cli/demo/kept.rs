@@ -26,8 +26,8 @@ pub fn check_address(listen: SocketAddr) -> CliResult {
     let mut settings = Config::default().http;
     (settings.api, settings.listen) = (true, listen);
     settings.check_access().map_err(|problem| UsageError(format!("--keep {listen}: http.api {problem}")))?;
-    let bound = TcpListener::bind(listen).map(drop);
-    Ok(bound.map_err(|error| Failure::new(format!("--keep {listen}: cannot listen: {error}")))?)
+    TcpListener::bind(listen).map_err(|error| Failure::new(format!("--keep {listen}: cannot listen: {error}")))?;
+    Ok(())
 }
 
 /// Starts an instance with the API at `listen`, prints what to ask, and stops the instance at SIGINT or SIGTERM.
