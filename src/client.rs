@@ -5,6 +5,7 @@ pub(crate) mod command_line;
 mod commands;
 pub(crate) mod history;
 pub(crate) mod outcome_feed;
+mod outcome_ring;
 pub(crate) mod partitions;
 mod publisher;
 pub(crate) mod steps;

@@ -105,6 +105,11 @@ impl Problem {
         Problem::new(ProblemKind::NotFound, detail)
     }
 
+    /// Returns whether the store or the log did not answer.
+    pub fn is_unavailable(&self) -> bool {
+        self.status == ProblemKind::Unavailable.status().as_u16()
+    }
+
     /// Makes the document for a store or a log that does not answer.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Problem::new(ProblemKind::Unavailable, detail)

@@ -54,7 +54,7 @@ impl Api {
         Api::over(world.store.clone(), Some(broker), http).await
     }
 
-    async fn over(store: StateStore, broker: Option<Arc<dyn Broker>>, http: &[(&str, &str)]) -> Self {
+    pub async fn over(store: StateStore, broker: Option<Arc<dyn Broker>>, http: &[(&str, &str)]) -> Self {
         let config = config(http);
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Clock::System, Duration::from_secs(60)));
@@ -232,7 +232,7 @@ async fn a_batch_answers_in_the_order_of_its_keys() {
     running.kill().await;
 }
 
-fn split_records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+pub fn split_records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     while let Some((len, rest)) = bytes.split_first_chunk() {
         let (record, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);

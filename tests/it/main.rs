@@ -7,6 +7,7 @@
 mod aerospike;
 mod aerospike_server;
 mod api;
+mod api_faults;
 mod api_log;
 mod ask;
 mod bad_input;

@@ -24,9 +24,8 @@ use crate::{
     broker::BrokerErrorKind,
     client::{
         PublishError, PublishedEvent,
-        outcome_feed::{OutcomeMessage, OutcomeReader},
+        outcome_feed::{OutcomeContent, OutcomeMessage, OutcomeReader},
     },
-    engine::EngineError,
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
     record::{Key, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
     store::StateStore,
@@ -278,8 +277,7 @@ async fn wait_for_outcomes(
     loop {
         if Instant::now() >= next_look {
             match tokio::time::timeout_at(deadline, awaited.look(store)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "http: cannot look for submitted transactions"),
+                Ok(()) => {}
                 Err(_) => break,
             }
             next_look = Instant::now() + LOOK_EVERY;
@@ -328,11 +326,15 @@ impl<'a> AwaitedTransactions<'a> {
     }
 
     /// Looks for the transactions without an outcome in the store.
-    async fn look(&mut self, store: &StateStore) -> Result<(), EngineError> {
+    async fn look(&mut self, store: &StateStore) {
         let is_pending = |index: &usize| self.found[*index] == SubmitOutcome::Pending;
         let pending: Vec<usize> = (0..self.txids.len()).filter(is_pending).collect();
         let pages = pending.iter().map(|index| (Key::master(self.txids[*index]), Selection::default())).collect();
-        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await?) {
+        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await) {
+            let master = master.unwrap_or_else(|error| {
+                tracing::warn!(%error, "http: cannot look for a submitted transaction");
+                None
+            });
             self.found[index] = match master.map(|master| master.page.state()) {
                 // A pruned transaction was live, and was spent and mined.
                 Some(TxState::Live | TxState::Pruned(_)) => SubmitOutcome::Live,
@@ -342,14 +344,13 @@ impl<'a> AwaitedTransactions<'a> {
                 _ => continue,
             };
         }
-        Ok(())
     }
 
     /// Takes what an outcome says of the transactions. A refusal counts only for the submitted event: another event of
     /// the transaction may have been refused.
     fn take(&mut self, message: &OutcomeMessage) {
-        match Event::decode(&message.message.payload) {
-            Ok(Event::Outcome(outcome)) => match outcome.kind {
+        match &message.content {
+            OutcomeContent::One(outcome) => match &outcome.kind {
                 OutcomeKind::Accepted => self.set(&outcome.txid, &SubmitOutcome::Live),
                 OutcomeKind::Conflicting { reason } => {
                     let reason = reason.to_string();
@@ -364,10 +365,10 @@ impl<'a> AwaitedTransactions<'a> {
                 }
                 OutcomeKind::Command { .. } => {}
             },
-            Ok(Event::OutcomeBatch(batch)) if batch.change == OutcomeChange::Live => {
-                batch.txids.iter().for_each(|txid| self.set(&txid, &SubmitOutcome::Live));
+            OutcomeContent::Many { change: OutcomeChange::Live, .. } => {
+                message.content.txids().for_each(|txid| self.set(&txid, &SubmitOutcome::Live));
             }
-            _ => {}
+            OutcomeContent::Many { .. } | OutcomeContent::Unknown => {}
         }
     }
 }
