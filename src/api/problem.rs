@@ -122,7 +122,7 @@ pub struct ExtendedProblem<T> {
     /// The problem, with the first reason.
     #[serde(flatten)]
     pub problem: Problem,
-    /// What was done, and what was not.
+    /// Members for each item: done, or not done with the reason.
     #[serde(flatten)]
     pub members: T,
 }

@@ -150,8 +150,8 @@ impl From<CommandResult> for CommandOutcome {
 
 /// Publishes commands together, in their order, within a minute, and waits at most `timeout` for their results. The
 /// result is the command's outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain
-/// offset. A command that the log has not acknowledged is [`CommandOutcome::Unacknowledged`]: the same command, with the
-/// same id, may be submitted again.
+/// offset. A command that the log has not acknowledged is [`CommandOutcome::Unacknowledged`]: the same command may be
+/// submitted again, with the same id.
 ///
 /// # Errors
 /// A topic is missing, or cannot be read.

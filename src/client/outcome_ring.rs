@@ -53,7 +53,7 @@ pub(crate) enum OutcomeContent {
 }
 
 impl OutcomeMessage {
-    /// Decodes a message.
+    /// Decodes a message of the topic of outcomes.
     pub(crate) fn decode(partition: i32, message: &Message) -> Self {
         let content = match Event::decode(&message.payload) {
             Ok(Event::Outcome(outcome)) => OutcomeContent::One(outcome),
@@ -109,7 +109,7 @@ impl OutcomeContent {
     }
 }
 
-/// The newest outcomes.
+/// The newest outcomes, for all readers of a process.
 pub(crate) struct OutcomeRing {
     messages: Mutex<RingMessages>,
     /// Number of the next message; wakes the readers.

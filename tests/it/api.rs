@@ -29,7 +29,7 @@ use crate::harness::{Made, Running, World, WorldSettings, spend};
 pub struct Api {
     pub address: SocketAddr,
     pub client: Client,
-    metrics: Arc<Metrics>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// Returns a configuration with the topics of a world and these settings of the server.
@@ -327,6 +327,10 @@ async fn a_request_needs_the_token_of_its_role() {
     assert_eq!(answer.status(), 404);
     let live = api.send(Method::GET, "/health/live", None).await;
     assert_eq!(live.0, 200, "probes need no token");
+    assert_eq!(api.get("/state").await.0, 401, "the state page names transactions");
+    let request = api.client.get(format!("http://{}/state", api.address));
+    let answer = request.header("Authorization", "Bearer 0123456789abcdef0123456789abcdef").send().await.unwrap();
+    assert_eq!(answer.status(), 200);
 }
 
 /// A store that does not answer.

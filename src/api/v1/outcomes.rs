@@ -48,7 +48,7 @@ pub struct OutcomesParams {
 ///
 /// The name of an event is its kind, the data is the event in JSON (`schemas/outcome.md`, `schemas/outcome-batch.md`),
 /// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. An
-/// outcome can come more than once. A reader that is too slow gets the event `end` with the reason, and is disconnected.
+/// outcome can come more than once. A reader that is too slow gets the event `end` with the reason, and then no more.
 #[utoipa::path(
     get,
     path = "/v1/outcomes",
