@@ -80,20 +80,13 @@ impl<'a> OutputReader<'a> {
     /// # Errors
     /// The engine answers with an error that no retry heals, a page is missing, or the body cannot be read.
     pub async fn read_one(&self, query: OutputQuery, options: OutputOptions) -> Result<OutputState, ReadError> {
-        let mut states = self.read(&[query], options).await?;
+        let mut states = self.read(&[query], options).await;
         states.pop().unwrap_or_else(|| unreachable!("one state for one query"))
     }
 
     /// Reads the states of outputs, with one batch of reads for all records. `state[i]` belongs to `queries[i]`; an
-    /// output whose records are damaged has an error of its own.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
-    pub async fn read(
-        &self,
-        queries: &[OutputQuery],
-        options: OutputOptions,
-    ) -> Result<Vec<Result<OutputState, ReadError>>, EngineError> {
+    /// output whose records or body cannot be read has an error of its own.
+    pub async fn read(&self, queries: &[OutputQuery], options: OutputOptions) -> Vec<Result<OutputState, ReadError>> {
         let mut pages = Vec::with_capacity(queries.len());
         for Outpoint { txid, vout } in queries.iter().map(|query| query.outpoint) {
             let (number, offset) = self.store.locate_slot(Outpoint { txid, vout });
@@ -104,18 +97,20 @@ impl<'a> OutputReader<'a> {
             let slot = Selection { slot: Some(offset), output: options.output, meta: false };
             pages.push((Key::Page(txid, number), slot));
         }
-        let mut read = self.store.read_selected(pages).await?.into_iter();
+        let mut read = self.store.read_selected(pages).await.into_iter();
         let mut take = |query: &OutputQuery| {
             let (number, offset) = self.store.locate_slot(query.outpoint);
-            let master = read.next().flatten();
-            let page = (number > 0).then(|| (number, read.next().flatten()));
+            // Both are taken before either can end the answer with its error.
+            let (master, page) = (read.next(), (number > 0).then(|| read.next()));
+            let master = master.transpose()?.flatten();
+            let page = page.map(|page| Ok::<_, EngineError>((number, page.transpose()?.flatten()))).transpose()?;
             OutputRecords { master, page, offset }.state(query, options.height)
         };
         let mut states: Vec<_> = queries.iter().map(&mut take).collect();
         if options.output {
             self.load_outputs(&mut states).await;
         }
-        Ok(states)
+        states
     }
 
     /// Loads the outputs that no record holds from the bodies of their transactions.
@@ -131,7 +126,9 @@ impl<'a> OutputReader<'a> {
         }
         let load = |(txid, outputs): (Txid, Vec<(usize, u32)>)| async move {
             let vouts = outputs.iter().map(|(_, vout)| *vout).collect();
-            (outputs, TxReader::of(self.store).outputs_of_body(txid, vouts).await)
+            let reader = TxReader::of(self.store);
+            let read = reader.outputs_of_body(txid, vouts);
+            (outputs, self.store.within_limit(txid, read).await.unwrap_or_else(|error| Err(error.into())))
         };
         let mut loading = stream::iter(missing).map(load).buffer_unordered(BODIES_AT_A_TIME);
         while let Some((outputs, loaded)) = loading.next().await {

@@ -121,7 +121,7 @@ async fn a_batch_has_one_state_for_each_query() {
         [outpoint(id, 6), outpoint(txid(&broken), 2), outpoint(txid(&broken), 4), outpoint(PARENT, 0), outpoint(id, 5)];
     let queries = outpoints.map(|outpoint| OutputQuery { outpoint, hash: None });
     let options = OutputOptions { height: None, output: true };
-    let states = OutputReader::of(&store).read(&queries, options).await.unwrap();
+    let states = OutputReader::of(&store).read(&queries, options).await;
     let output = |index: usize| states[index].as_ref().unwrap().output.as_ref().map(|output| output.satoshis);
     assert_eq!((output(0), output(4)), (Some(16), Some(99)), "output 5 was reassigned");
     assert!(matches!(states[1], Err(ReadError::MissingPage { page: 1, .. })), "{:?}", states[1]);

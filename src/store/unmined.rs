@@ -83,7 +83,8 @@ impl UnminedList {
                 continue;
             }
             let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
-            let selected = self.store.read_selected(pages).await?.into_iter().flatten();
+            let selected: Result<Vec<_>, _> = self.store.read_selected(pages).await.into_iter().collect();
+            let selected = selected?.into_iter().flatten();
             let cursor = |txid| UnminedCursor { part: self.part.clone(), after: txid };
             let found: Vec<_> = selected
                 .filter_map(|selected| find_unmined(&selected.page))

@@ -57,7 +57,7 @@ pub async fn read(store: &StateStore, txid: Txid, height: u32) -> Result<Option<
     let query = |vout| OutputQuery { outpoint: Outpoint { txid, vout }, hash: None };
     let queries: Vec<OutputQuery> = (0..shown).map(query).collect();
     let options = OutputOptions { height: Some(height), output: fields.body };
-    let outputs = OutputReader::of(store).read(&queries, options).await?;
+    let outputs = OutputReader::of(store).read(&queries, options).await;
     let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, CONFLICTS).await?;
     Ok(Some(ShownTransaction { stored, inputs, outputs, conflicting_descendants }))
 }
