@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     engine::EngineError,
     record::{Body, Key, Page, Selection, Slot, SpendingData, StoredOutput},
-    tx::{Outpoint, Output, Transaction, Txid},
+    tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
 };
 
 use super::{
@@ -219,15 +219,22 @@ impl<'a> TxReader<'a> {
         Ok(page.and_then(|page| slot_at(&page, offset)))
     }
 
-    /// Reads these outputs of the body of a transaction, as far as they exist; none if the transaction has no record or
-    /// no body.
-    pub(super) async fn outputs_of_body(
+    /// Reads outputs of the body of a transaction by the hashes of their slots, as far as they exist; none if the
+    /// transaction has no record or no body.
+    pub(super) async fn outputs_by_hash(
         &self,
         txid: Txid,
-        vouts: Vec<u32>,
+        hashes: &BTreeMap<u32, UtxoHash>,
     ) -> Result<BTreeMap<u32, StoredOutput>, ReadError> {
+        let master = self.get(txid, ReadFields::default()).await?.map(|stored| stored.master);
+        if let Some(master) = master.filter(|master| !master.is_partial())
+            && let Some(Body::External(blob)) = master.body()
+        {
+            let bodies = BlobBodies::of_reader(self.store, txid)?;
+            return Ok(Box::pin(bodies.find_outputs(txid, *blob, hashes)).await?);
+        }
         match self.store.master(txid).await?.filter(|master| master.body().is_some()) {
-            Some(master) => Ok(self.outputs_at(&master, vouts).await?),
+            Some(master) => Ok(self.outputs_at(&master, hashes.keys().copied().collect()).await?),
             None => Ok(BTreeMap::new()),
         }
     }
