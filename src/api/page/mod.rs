@@ -33,7 +33,7 @@ use crate::{
     record::BlockRecord,
     status::Health,
     store::{
-        queries::{BlockName, StoreQueries},
+        queries::BlockName,
         unmined::{UnminedCursor, UnminedList},
     },
     text::hex_reversed,
@@ -175,19 +175,10 @@ async fn transaction_page(
     let read = Box::pin(transaction::read(&store, txid, height));
     match context.api.bound_store(read).await?? {
         Some(shown) => Ok(page(&format!("Transaction {txid}"), &transaction::render(&shown)).into_response()),
-        None => {
-            let queries = StoreQueries::of(&store);
-            match context
-                .api
-                .bound_store(queries.find_blocks(BlockName::Hash(txid.0)))
-                .await?
-                .map_err(Problem::from)?
-                .is_empty()
-            {
-                false => Ok(Redirect::to(&format!("/blocks/{txid}")).into_response()),
-                true => Err(Problem::not_found(format!("the store has neither transaction nor block {txid}")).into()),
-            }
-        }
+        None => match context.api.find_blocks(&store, BlockName::Hash(txid.0)).await?.is_empty() {
+            false => Ok(Redirect::to(&format!("/blocks/{txid}")).into_response()),
+            true => Err(Problem::not_found(format!("the store has neither transaction nor block {txid}")).into()),
+        },
     }
 }
 
@@ -202,8 +193,7 @@ async fn block_page(
         None => name.parse().map_err(|_| refuse())?,
     };
     let store = context.api.store()?;
-    let blocks = context.api.bound_store(StoreQueries::of(&store).find_blocks(block)).await?;
-    let blocks = blocks.map_err(Problem::from)?;
+    let blocks = context.api.find_blocks(&store, block).await?;
     if blocks.is_empty() {
         return Err(Problem::not_found(format!("the store has no block {block}")).into());
     }

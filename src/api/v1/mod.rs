@@ -11,7 +11,7 @@
 //! | `submit`, `commands` | publish transactions and commands |
 //! | `outcomes` | the outcomes as server-sent events |
 //! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
-//! | `params` | parameters and bodies of requests |
+//! | `params`, `memory` | parameters and bodies of requests; the memory that answers need |
 
 mod batches;
 pub mod binary;
@@ -19,6 +19,7 @@ mod chain;
 mod commands;
 mod conflicts;
 mod context;
+mod memory;
 mod model;
 mod outcomes;
 mod outputs;
