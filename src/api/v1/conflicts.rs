@@ -145,7 +145,16 @@ pub async fn get_history(
     Path(txid): Path<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<HistoryView>, Problem> {
-    let txid: Txid = parse(&txid)?;
+    let history = load_history(&context, parse(&txid)?).await?;
+    Ok(Json(HistoryView { history: history.into_iter().map(HistoryLine::from).collect() }))
+}
+
+/// Reads the history of a transaction, within the limits of a scan.
+///
+/// # Errors
+/// 404 for a transaction without a record; 429 where other requests read the log; 503 while the log or the store does
+/// not answer.
+pub async fn load_history(context: &ApiContext, txid: Txid) -> Result<Vec<HistoryEntry>, Problem> {
     let (store, broker) = (context.store()?, context.broker()?);
     if context.bound_store(store.master(txid)).await??.is_none() {
         return Err(unknown_transaction(txid));
@@ -153,6 +162,5 @@ pub async fn get_history(
     let _permit = context.limits.open_scan()?;
     let history = read_history(broker.as_ref(), &context.topics, txid);
     let history = context.limits.bound_scan("the log", history).await?;
-    let history = history.map_err(|error| Problem::unavailable(error.to_string()))?;
-    Ok(Json(HistoryView { history: history.into_iter().map(HistoryLine::from).collect() }))
+    history.map_err(|error| Problem::unavailable(error.to_string()))
 }

@@ -1,0 +1,36 @@
+//! The history of a transaction: its contests, the decisions on the transaction, the commands that name the
+//! transaction.
+
+use maud::{Markup, html};
+
+use super::layout;
+use crate::{client::history::HistoryEntry, tx::Txid};
+
+/// Renders the history of a transaction as a page.
+pub fn render(txid: &Txid, history: &[HistoryEntry]) -> Markup {
+    html! {
+        h1 { "History of " span.mono { (txid) } }
+        p { a href={ "/transactions/" (txid) } { "The transaction" } }
+        p { "Contests, decisions and commands in the order of the chain log." }
+        @if history.is_empty() { p.empty { "None: the transaction was never contested, and no command names it." } }
+        @else {
+            table {
+                thead { tr { th.number { "Chain offset" } th { "Step" } th { "Time" } th { "Event or decision" } } }
+                tbody {
+                    @for entry in history {
+                        tr {
+                            td.number data-label="Chain offset" { (entry.chain_offset) }
+                            td data-label="Step" {
+                                @match entry.step { Some(step) => { (step) }, None => { "the event" } }
+                            }
+                            td data-label="Time" {
+                                (layout::time_text(u64::try_from(entry.timestamp_ms).unwrap_or_default()))
+                            }
+                            td { (layout::linked_text(&entry.what)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
