@@ -34,8 +34,8 @@ pub enum TxSelection {
 }
 
 impl TxSelection {
-    /// Returns the queries of the list. A transaction whose verdict comes while the list is read moves to a later query,
-    /// so that none is missed.
+    /// Returns the queries of the list. A transaction whose verdict comes while the list is read moves to a later
+    /// query, so that none is missed.
     fn queries(self) -> Vec<ListQuery> {
         let verdict = |section, verdict: Verdict| {
             let number = verdict.number().into();

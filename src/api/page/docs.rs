@@ -75,6 +75,7 @@ fn render_operation(operation: &DescribedOperation<'_>, document: &Value) -> Mar
         @for paragraph in text_of(&operation.content["description"]).split("\n\n").filter(|text| !text.is_empty()) {
             p { (coded(paragraph)) }
         }
+        @if let Some(role) = role_of(operation) { p { "Role of the token: " code { (role) } } }
         @if !parameters.is_empty() {
             table {
                 thead { tr { th { "Parameter" } th { "Type" } th { "Meaning" } } }
@@ -113,6 +114,12 @@ fn render_operation(operation: &DescribedOperation<'_>, document: &Value) -> Mar
             }
         }
     }
+}
+
+/// Returns the role that a token needs; `None`: the operation takes no token.
+fn role_of<'a>(operation: &DescribedOperation<'a>) -> Option<&'a str> {
+    let requirements = operation.content["security"].as_array()?.iter().filter_map(Value::as_object);
+    requirements.flat_map(Map::values).find_map(|roles| roles[0].as_str())
 }
 
 fn render_content(content: &Map<String, Value>) -> Markup {
@@ -184,7 +191,8 @@ fn example_request(operation: &DescribedOperation<'_>, document: &Value) -> Stri
     let path = path.replace("{id}", &"ab".repeat(16));
     let mut query = Vec::new();
     for parameter in operation.content["parameters"].as_array().into_iter().flatten() {
-        if let ("query", Some(example)) = (text_of(&parameter["in"]), parameter["example"].as_str()) {
+        if let ("query", Some(example)) = (text_of(&parameter["in"]), find_example(parameter)) {
+            let example = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
             query.push(format!("{}={example}", text_of(&parameter["name"])));
         }
     }
@@ -195,6 +203,10 @@ fn example_request(operation: &DescribedOperation<'_>, document: &Value) -> Stri
         example => format!(" \\\n  -H 'Content-Type: application/json' -d '{example}'"),
     };
     format!("curl \"$STORE{path}{query}\"{body}")
+}
+
+fn find_example(parameter: &Value) -> Option<&Value> {
+    [&parameter["example"], &parameter["schema"]["example"]].into_iter().find(|example| !example.is_null())
 }
 
 /// Returns an example of a schema: its own, or one of its required fields.
@@ -234,4 +246,58 @@ fn coded(text: &str) -> Markup {
 
 fn text_of(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_and_schema_has_its_place_and_every_link_its_target() {
+        let document: Value = serde_json::from_str(include_str!("../../../schemas/openapi.json")).unwrap();
+        let shown = render(&document).into_string();
+        let mut links: Vec<&str> =
+            shown.split("href=\"#").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        links.sort_unstable();
+        links.dedup();
+        assert!(links.len() > 30, "{links:?}");
+        for link in links {
+            assert_eq!(shown.matches(&format!(" id=\"{link}\"")).count(), 1, "{link}");
+        }
+        for operation in operations_of(&document) {
+            assert!(shown.contains(&format!("<h2 id=\"{}\">", operation.id())), "{}", operation.path);
+        }
+        for name in document["components"]["schemas"].as_object().unwrap().keys() {
+            assert!(shown.contains(&format!("<h3 id=\"schema-{name}\">")), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_example_has_the_path_the_parameters_and_the_required_fields() {
+        let document = json!({
+            "paths": {"/v1/things/{txid}": {"post": {
+                "operationId": "post_thing",
+                "parameters": [
+                    {"name": "wait", "in": "query", "example": "live", "schema": {"type": "string"}},
+                    {"name": "all", "in": "query", "schema": {"type": "boolean", "example": true}},
+                ],
+                "security": [{}, {"token": ["submit"]}],
+                "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Thing"}}}},
+                "responses": {"200": {"description": "<b>`done`</b>"}},
+            }}},
+            "components": {"schemas": {"Thing": {
+                "type": "object",
+                "required": ["names"],
+                "properties": {"names": {"type": "array", "items": {"type": "string"}}, "more": {"type": "boolean"}},
+            }}},
+        });
+        let operation = operations_of(&document).remove(0);
+        let url = format!("\"$STORE/v1/things/{}?wait=live&all=true\"", "12".repeat(32));
+        let expected = format!("curl {url} \\\n  -H 'Content-Type: application/json' -d '{{\"names\":[\"…\"]}}'");
+        assert_eq!(example_request(&operation, &document), expected);
+        let shown = render(&document).into_string();
+        assert!(shown.contains("&lt;b&gt;<code>done</code>&lt;/b&gt;"), "{shown}");
+        assert!(shown.contains("Role of the token: <code>submit</code>"), "{shown}");
+        assert!(shown.contains("more (optional)") && shown.contains("list of string"), "{shown}");
+    }
 }

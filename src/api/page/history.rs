@@ -23,7 +23,7 @@ pub fn render(txid: &Txid, history: &[HistoryEntry]) -> Markup {
                             td data-label="Step" {
                                 @match entry.step { Some(step) => { (step) }, None => { "the event" } }
                             }
-                            td data-label="Time" {
+                            td.time data-label="Time" {
                                 (layout::time_text(u64::try_from(entry.timestamp_ms).unwrap_or_default()))
                             }
                             td { (layout::linked_text(&entry.what)) }

@@ -98,7 +98,7 @@ fn render_halts(status: &Value) -> Markup {
                         tr {
                             td { (text_of(&halted["topic"])) }
                             td.number data-label="Partition" { (halted["partition"]) }
-                            td data-label="Since" { (time_of(&halted["halted"]["since_ms"])) }
+                            td.time data-label="Since" { (time_of(&halted["halted"]["since_ms"])) }
                             td.bad { (layout::linked_text(text_of(&halted["halted"]["why"]))) }
                             td.mono data-label="Request" {
                                 @if std::ptr::eq(halted, chain) { "POST /chain/retry" }
@@ -124,7 +124,7 @@ fn render_waits(status: &Value) -> Markup {
                     @for wait in waits {
                         tr {
                             td { (text_of(&wait["about"])) }
-                            td data-label="Since" { (time_of(&wait["since_ms"])) }
+                            td.time data-label="Since" { (time_of(&wait["since_ms"])) }
                             td data-label="Missing" { (layout::linked_text(text_of(&wait["missing"]))) }
                         }
                     }

@@ -53,7 +53,7 @@ fn render_entry(entry: &TxListEntry, columns: &[&str]) -> Markup {
                     td data-label=(columns[1]) {
                         "height " (unmined.unmined_since) @if unmined.creating { ", half created" }
                     }
-                    td data-label=(columns[2]) { (layout::time_text(unmined.created_at)) }
+                    td.time data-label=(columns[2]) { (layout::time_text(unmined.created_at)) }
                 }
             },
             TxListEntry::Conflicting(ConflictingEntry { txid, reason, created_at, delete_at_height }) => {
@@ -65,7 +65,7 @@ fn render_entry(entry: &TxListEntry, columns: &[&str]) -> Markup {
                             None => { "no verdict yet" },
                         }
                     }
-                    td data-label=(columns[2]) {
+                    td.time data-label=(columns[2]) {
                         @match created_at {
                             Some(created_at) => { (layout::time_text(*created_at)) },
                             None => { "no event yet" },

@@ -77,7 +77,7 @@ pub struct PreviousOutputsAnswer {
 pub struct ListParams {
     /// `true`: transactions that no block of the longest chain lists, without conflicting ones.
     #[serde(default)]
-    #[param(required = false)]
+    #[param(required = false, example = true)]
     unmined: bool,
     /// `true`: contested transactions without a verdict, then conflicting ones.
     #[serde(default)]
