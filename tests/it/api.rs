@@ -127,6 +127,12 @@ pub async fn scene() -> Scene {
     Scene { world, running, parent, mined, child, loser }
 }
 
+/// Stores a contested transaction without an event and without a verdict.
+pub async fn plant_undecided(store: &StateStore, txid: Txid) {
+    let contested = Operation::Sequenced(Stamp::in_era(0, 1_000, Phase::Evaluate), Sequenced::MarkContested);
+    store.apply(vec![Row { key: Key::master(txid), operation: contested }]).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_transaction_is_read_by_its_fields() {
     let Scene { world, running, parent, mined, child, loser } = scene().await;
@@ -293,8 +299,7 @@ async fn unmined_and_conflicting_transactions_are_listed_line_by_line() {
     let undecided = Txid([7; 32]);
     world.validate(&of_loser).await;
     world.until_consumed().await;
-    let stub = Operation::Sequenced(Stamp::in_era(0, 1_000, Phase::Evaluate), Sequenced::MarkContested);
-    world.store.apply(vec![Row { key: Key::master(undecided), operation: stub }]).await.unwrap();
+    plant_undecided(&world.store, undecided).await;
     let conflicting = list("conflicting=true").await;
     let shown: Vec<(&str, &Value)> =
         conflicting.iter().map(|line| (line["txid"].as_str().unwrap(), &line["winner"])).collect();

@@ -1,6 +1,6 @@
 //! The page for people: as HTML, and in a browser.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use reqwest::Method;
 use utxo_store::{
@@ -9,9 +9,10 @@ use utxo_store::{
 };
 
 use crate::{
-    api::{Api, Scene, scene},
+    api::{Api, Scene, plant_undecided, scene},
     ask::KeptDemo,
     chromium::Browser,
+    harness::World,
 };
 
 /// Text that a browser would run, if the page did not escape the text.
@@ -58,8 +59,11 @@ async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
         let (_, found) = page(&format!("/search?q={q}")).await;
         assert!(found.contains(words), "{q}: {found}");
     }
+    let undecided = Txid([7; 32]);
+    plant_undecided(&world.store, undecided).await;
     let (_, conflicting) = page("/conflicting").await;
-    for txid in [loser.txid, mined.txid] {
+    assert!(conflicting.contains("no verdict yet") && !conflicting.contains("Further"), "{conflicting}");
+    for txid in [undecided, loser.txid, mined.txid] {
         assert!(conflicting.contains(&format!("<a href=\"/transactions/{txid}\">")), "{conflicting}");
     }
     let (_, history) = page(&format!("/transactions/{}/history", loser.txid)).await;
@@ -86,6 +90,31 @@ async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
         assert!(found == status && body.contains("class=\"problem\""), "{path}: {found} {body}");
     }
     running.kill().await;
+}
+
+#[tokio::test]
+async fn a_long_list_is_shown_in_pages() {
+    let world = World::new().await;
+    let api = Api::start(&world, &[]).await;
+    let mut missing: BTreeSet<String> = BTreeSet::new();
+    for number in 1..=450_u32 {
+        let txid = Txid(std::array::from_fn(|byte| number.to_be_bytes()[byte % 4]));
+        plant_undecided(&world.store, txid).await;
+        missing.insert(txid.to_string());
+    }
+    let mut path = "/conflicting".to_owned();
+    for shown in [200, 200, 50] {
+        let (_, body) = api.send(Method::GET, &path, None).await;
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let before = missing.len();
+        missing.retain(|txid| !body.contains(&format!("/transactions/{txid}\"")));
+        assert_eq!(before - missing.len(), shown, "{path}");
+        match body.split_once("/conflicting?cursor=") {
+            Some((_, rest)) => path = format!("/conflicting?cursor={}", rest.split('"').next().unwrap()),
+            None => assert!(missing.is_empty(), "the list ends too early: {missing:?}"),
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Runs a test of the page in a browser, beside the server.

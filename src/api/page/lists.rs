@@ -4,40 +4,76 @@ use maud::{Markup, html};
 
 use super::layout;
 use crate::{
-    api::v1::ListPart,
-    store::tx_list::{ConflictingEntry, TxListEntry},
+    api::{
+        problem::Problem,
+        v1::{ApiContext, ListPart, begin_list},
+    },
+    engine::EngineError,
+    store::tx_list::{ConflictingEntry, TxListEntry, TxSelection},
 };
 
-/// Renders the list of unmined transactions. `is_continued`: the part is not the first.
-pub fn render_unmined(part: &ListPart, is_continued: bool) -> Markup {
+/// Transactions that a page of a list shows, at most.
+const SHOWN: usize = 200;
+
+/// A part of a list as a page shows it.
+pub struct ShownList {
+    entries: ListPart,
+    has_more: bool,
+    /// True unless the part is the first.
+    is_continued: bool,
+}
+
+/// Reads the part of a list that begins after a cursor. The parts of the index can be smaller than a page.
+///
+/// # Errors
+/// 400 for a text that is no cursor of this list and this store; 503 while the store does not answer.
+pub async fn read(context: &ApiContext, selection: TxSelection, cursor: Option<&str>) -> Result<ShownList, Problem> {
+    let (mut list, mut entries) = begin_list(context, context.store()?, selection, cursor).await?;
+    let mut has_more = !entries.is_empty();
+    let fill = async {
+        while has_more && entries.len() <= SHOWN {
+            let found = list.next().await?;
+            has_more = !found.is_empty();
+            entries.extend(found);
+        }
+        Ok::<(), EngineError>(())
+    };
+    context.bound_store(fill).await??;
+    has_more |= entries.len() > SHOWN;
+    entries.truncate(SHOWN);
+    Ok(ShownList { entries, has_more, is_continued: cursor.is_some() })
+}
+
+/// Renders the list of unmined transactions.
+pub fn render_unmined(list: &ShownList) -> Markup {
     html! {
         h1 { "Unmined transactions" }
         p { "Transactions that no block of the longest chain lists, in no particular order." }
-        (render_list(part, is_continued, "/unmined", &["Transaction", "Unmined since", "Time of the event"]))
+        (render_list(list, "/unmined", &["Transaction", "Unmined since", "Time of the event"]))
     }
 }
 
-/// Renders the list of conflicting transactions. `is_continued`: the part is not the first.
-pub fn render_conflicting(part: &ListPart, is_continued: bool) -> Markup {
+/// Renders the list of conflicting transactions.
+pub fn render_conflicting(list: &ShownList) -> Markup {
     html! {
         h1 { "Conflicting transactions" }
         p {
             "Transactions that a verdict has refused, and contested ones that wait for their verdict, in no particular "
             "order. The reason names the winner or the parent."
         }
-        (render_list(part, is_continued, "/conflicting", &["Transaction", "Reason", "Time of the event", "Kept until"]))
+        (render_list(list, "/conflicting", &["Transaction", "Reason", "Time of the event", "Kept until"]))
     }
 }
 
-fn render_list(part: &ListPart, is_continued: bool, path: &str, columns: &[&str]) -> Markup {
+fn render_list(list: &ShownList, path: &str, columns: &[&str]) -> Markup {
     html! {
-        @if part.is_empty() { p.empty { "None" @if is_continued { " more" } "." } }
+        @if list.entries.is_empty() { p.empty { "None" @if list.is_continued { " more" } "." } }
         @else {
             table {
                 thead { tr { @for column in columns { th { (column) } } } }
-                tbody { @for (entry, _) in part { (render_entry(entry, columns)) } }
+                tbody { @for (entry, _) in &list.entries { (render_entry(entry, columns)) } }
             }
-            @if let Some((_, cursor)) = part.last() {
+            @if let Some((_, cursor)) = list.entries.last().filter(|_| list.has_more) {
                 p { a href={ (path) "?cursor=" (cursor) } { "Further transactions" } }
             }
         }

@@ -283,8 +283,8 @@ async fn unmined_page(
     ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
     let selection = TxSelection::Unmined { until: u32::MAX };
-    let (_, part) = v1::begin_list(&context.api, context.api.store()?, selection, params.cursor.as_deref()).await?;
-    Ok(page("Unmined transactions", &lists::render_unmined(&part, params.cursor.is_some())))
+    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    Ok(page("Unmined transactions", &lists::render_unmined(&list)))
 }
 
 async fn conflicting_page(
@@ -292,8 +292,8 @@ async fn conflicting_page(
     ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
     let selection = TxSelection::Conflicting;
-    let (_, part) = v1::begin_list(&context.api, context.api.store()?, selection, params.cursor.as_deref()).await?;
-    Ok(page("Conflicting transactions", &lists::render_conflicting(&part, params.cursor.is_some())))
+    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    Ok(page("Conflicting transactions", &lists::render_conflicting(&list)))
 }
 
 async fn docs_page(State(context): State<PageContext>, ShownParams(NoParams {}): ShownParams<NoParams>) -> PageResult {
