@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture kill-test soak lint fuzz setup pictures
-.PHONY: bench bench-chain bench-aerospike bench-kafka bench-all
+.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-all
 
 TARGET ?= transaction
 # Recipes that run for long compile with optimisation: ten minutes on two cores, once.
@@ -76,7 +76,12 @@ bench-kafka: setup ## compares the way from Kafka to the state with a bare consu
 	@scripts/setup.sh tests
 	@cargo bench --locked --bench kafka
 
-bench-all: setup ## runs all benches with smaller sizes, some 25 minutes
+# Starts its own broker and, with `asd` in PATH, its own Aerospike server; without `asd` nothing is measured.
+bench-api: setup ## measures batches, single outputs, outcomes, memory of long answers and streams, a large transaction
+	@scripts/setup.sh tests
+	@cargo bench --locked --bench api
+
+bench-all: setup ## runs all benches with smaller sizes, some 30 minutes
 	@scripts/setup.sh tests
 	@scripts/bench-all.sh
 

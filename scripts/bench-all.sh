@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all benches, with sizes that take two cores some 25 minutes. Variables of the environment override the sizes.
+# Runs all benches, with sizes that take two cores some 30 minutes. Variables of the environment override the sizes.
 # A missing server is named, and the benches on that server are skipped.
 set -uo pipefail
 failed=0
@@ -20,6 +20,11 @@ default KAFKA_TRANSACTIONS 500000
 default KAFKA_FAR_TRANSACTIONS 400000
 default KAFKA_LATENCY_SECONDS 15
 default KAFKA_KILLS 3
+default API_OUTPUTS 100000
+default API_ROUNDS 2
+default API_SINGLE_SECONDS 10
+default API_TRANSACTIONS 200000
+default API_LARGE_OUTPUTS 200000
 
 # bench NAME [CASE...]: runs one bench and prints its duration.
 bench() {
@@ -45,6 +50,7 @@ if command -v asd >/dev/null; then
     bench chain
     # The widest case is left out: its spends alone take ten minutes.
     bench aerospike create spend set-mined get wide-45000
+    bench api
 else
     echo "bench-all: \`asd\` is not in PATH: benches on Aerospike are skipped" >&2
     bench chain /memory /fjall

@@ -5,14 +5,16 @@ pub(crate) mod command_line;
 mod commands;
 pub(crate) mod history;
 pub(crate) mod outcome_feed;
+mod outcome_ring;
 pub(crate) mod partitions;
 mod publisher;
+mod publishing;
 pub(crate) mod steps;
 
 use std::time::Duration;
 
 pub use commands::{CommandAnswer, CommandOutcome, PendingCommand, submit_commands};
-pub(crate) use commands::{CommandClient, PUBLISH_TIMEOUT};
+pub(crate) use commands::{CommandClient, PUBLISH_TIMEOUT, submit_following};
 pub use publisher::{EventPublisher, PublishError, PublishedEvent};
 pub(crate) use publisher::{outgoing_message, refer_if_large};
 

@@ -2,6 +2,7 @@
 
 mod error;
 pub(crate) mod frontier;
+pub(crate) mod log_probe;
 pub mod offset_reset;
 mod rebuild;
 pub(crate) mod start;

@@ -1,6 +1,6 @@
 //! Accepts connections, with or without TLS, and serves them until the shutdown.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -8,10 +8,6 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::{GracefulShutdown, Watcher},
     service::TowerToHyperService,
-};
-use rustls::{
-    ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
@@ -22,6 +18,8 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::certificate::ServerCertificate;
+
 /// Longest time for the handshake and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without an acknowledgement of sent bytes after which the peer counts as gone.
@@ -31,48 +29,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time for which open connections delay a shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reasons why the certificate of the server cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// A file cannot be read, or holds no certificate or key.
-    #[error("cannot read {path} ({setting}): {error}")]
-    Pem {
-        /// Setting that names the file.
-        setting: &'static str,
-        /// Path of the file.
-        path: String,
-        /// Reason without a part of the key.
-        error: String,
-    },
-    /// Certificate and key do not belong together.
-    #[error("cannot use http.tls_certificate_file with http.tls_key_file: {0}")]
-    Pair(#[from] rustls::Error),
-}
-
-/// Reads certificate and key of the server.
-///
-/// # Errors
-/// See [`TlsError`].
-pub fn load_tls(certificate_file: &Path, key_file: &Path) -> Result<TlsAcceptor, TlsError> {
-    let fail = |setting, path: &Path, error: String| TlsError::Pem { setting, path: path.display().to_string(), error };
-    let certificate_error = |error: String| fail("http.tls_certificate_file", certificate_file, error);
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate_file)
-        .and_then(Iterator::collect)
-        .map_err(|error| certificate_error(error.to_string()))?;
-    if chain.is_empty() {
-        return Err(certificate_error("the file holds no certificate".to_owned()));
-    }
-    let key = PrivateKeyDer::from_pem_file(key_file)
-        .map_err(|error| fail("http.tls_key_file", key_file, error.to_string()))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(chain, key)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
 /// Serves connections until `shutdown` completes, then finishes open requests for at most 2 s. At most
 /// `max_connections` are open at the same time; the next connection waits.
 ///
@@ -80,7 +36,7 @@ pub fn load_tls(certificate_file: &Path, key_file: &Path) -> Result<TlsAcceptor,
 /// The listener fails for another reason than a lack of resources.
 pub async fn serve(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    certificate: Option<&ServerCertificate>,
     max_connections: usize,
     router: Router,
     shutdown: impl Future<Output = ()> + Send,
@@ -109,7 +65,8 @@ pub async fn serve(
             }
             Err(error) => return Err(error),
         };
-        let (router, tls, watcher, closing) = (router.clone(), tls.clone(), graceful.watcher(), closing.clone());
+        let (router, tls, watcher, closing) =
+            (router.clone(), certificate.map(ServerCertificate::acceptor), graceful.watcher(), closing.clone());
         tokio::spawn(async move {
             let _slot = slot;
             tokio::select! {

@@ -86,6 +86,21 @@ impl HttpLimits {
         limits.bound(what, answer).await
     }
 
+    /// Returns the time for which a key is read again while its node does not answer.
+    pub fn read_limit(&self) -> Duration {
+        self.timeout / 3
+    }
+
+    /// Bounds the read of a part of a batch by twice the time of a request: the keys of a node that is away fail after
+    /// [`read_limit`](Self::read_limit) and the time limit of the store, and the others are answered.
+    ///
+    /// # Errors
+    /// 503 after that time.
+    pub async fn bound_batch<T>(&self, answer: impl Future<Output = T>) -> Result<T, Problem> {
+        let limits = HttpLimits { timeout: self.timeout * 2, ..self.clone() };
+        limits.bound("the store", answer).await
+    }
+
     /// Bounds the wait for an answer of the store, the blob store or the log.
     ///
     /// # Errors

@@ -6,10 +6,11 @@
 //! | `v1` | the API: questions about the store, transactions and commands for the log |
 //! | `page` | the page for people at `/`, and the description of the API at `/docs` |
 //! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
-//! | `connections` | connections, with or without TLS |
+//! | `connections`, `certificate` | connections, with or without TLS |
 //! | `problem` | problem documents (RFC 9457) |
 
 pub mod access;
+mod certificate;
 mod connections;
 pub mod limits;
 mod operator;
@@ -21,11 +22,10 @@ use std::{io, net::SocketAddr, path::Path, sync::Arc};
 
 use axum::middleware;
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
 use crate::{config::Http, status::Health, telemetry::Metrics};
 use access::{AccessControl, TokenFileError};
-use connections::TlsError;
+use certificate::{ServerCertificate, TlsError};
 use limits::HttpLimits;
 use operator::OperatorState;
 use problem::{Problem, ProblemKind};
@@ -60,7 +60,7 @@ pub struct ServerSettings {
     pub access: AccessControl,
     /// Limits of the server.
     pub limits: HttpLimits,
-    tls: Option<TlsAcceptor>,
+    certificate: Option<Arc<ServerCertificate>>,
     is_control_enabled: bool,
 }
 
@@ -74,11 +74,13 @@ impl ServerSettings {
             Some(path) => AccessControl::from_file(Path::new(path))?,
             None => AccessControl::open(),
         };
-        let tls = match (&http.tls_certificate_file, &http.tls_key_file) {
-            (Some(certificate), Some(key)) => Some(connections::load_tls(Path::new(certificate), Path::new(key))?),
+        let certificate = match (&http.tls_certificate_file, &http.tls_key_file) {
+            (Some(certificate), Some(key)) => {
+                Some(Arc::new(ServerCertificate::load(Path::new(certificate), Path::new(key))?))
+            }
             _ => None,
         };
-        Ok(ServerSettings { access, limits: HttpLimits::new(http), tls, is_control_enabled: http.control })
+        Ok(ServerSettings { access, limits: HttpLimits::new(http), certificate, is_control_enabled: http.control })
     }
 }
 
@@ -156,9 +158,20 @@ impl Server {
         let router = router
             .fallback(unknown)
             .method_not_allowed_fallback(other_method)
-            .layer(middleware::from_fn_with_state(metrics, limits::observe));
-        let max_connections = settings.limits.max_connections;
-        connections::serve(listener, settings.tls, max_connections, router, shutdown).await.map_err(ApiError::Serve)
+            .layer(middleware::from_fn_with_state(metrics.clone(), limits::observe));
+        let (certificate, max_connections) = (settings.certificate, settings.limits.max_connections);
+        let watch = async {
+            match &certificate {
+                Some(certificate) => certificate.clone().watch(&metrics).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            served = connections::serve(listener, certificate.as_deref(), max_connections, router, shutdown) => {
+                served.map_err(ApiError::Serve)
+            }
+            never = watch => match never {},
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub struct OperatorState {
     pub health: Arc<Health>,
     /// True if the control requests are enabled.
     pub is_control_enabled: bool,
-    /// Tokens and their roles: a control request needs the role `command`.
+    /// Tokens and their roles: the state page needs the role `read`, a control request the role `command`.
     pub access: AccessControl,
     /// Store of the deep check; `None`: the process has no store to check.
     pub store: Option<StoreSource>,
@@ -181,7 +181,11 @@ async fn ready(State(state): State<OperatorState>, params: Result<Params<ReadyPa
     health_response(&report)
 }
 
-async fn state_page(State(state): State<OperatorState>) -> Response {
+async fn state_page(State(state): State<OperatorState>, headers: HeaderMap) -> Response {
+    // The page names transactions, as the API does.
+    if let Err(refusal) = state.access.permit(&headers, Role::Read) {
+        return refusal.into_response();
+    }
     json_response(StatusCode::OK, &state.health.status_registry().page(&state.health))
 }
 

@@ -105,26 +105,52 @@ impl Problem {
         Problem::new(ProblemKind::NotFound, detail)
     }
 
+    /// Returns whether the store or the log did not answer.
+    pub fn is_unavailable(&self) -> bool {
+        self.status == ProblemKind::Unavailable.status().as_u16()
+    }
+
     /// Makes the document for a store or a log that does not answer.
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Problem::new(ProblemKind::Unavailable, detail)
     }
 }
 
+/// Problem document with further members (RFC 9457, section 3.2): a request of which a part was done.
+#[derive(Debug, Serialize)]
+pub struct ExtendedProblem<T> {
+    /// The problem, with the first reason.
+    #[serde(flatten)]
+    pub problem: Problem,
+    /// Members for each item: done, or not done with the reason.
+    #[serde(flatten)]
+    pub members: T,
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let json = serde_json::to_string(&self).unwrap_or_default();
-        let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], json).into_response();
-        let headers = response.headers_mut();
-        if ProblemKind::ALL.iter().any(|kind| kind.status() == status && kind.may_be_retried()) {
-            headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());
-        }
-        if status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        respond(self.status, &self)
     }
+}
+
+impl<T: Serialize> IntoResponse for ExtendedProblem<T> {
+    fn into_response(self) -> Response {
+        respond(self.problem.status, &self)
+    }
+}
+
+fn respond(status: u16, document: &impl Serialize) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let json = serde_json::to_string(document).unwrap_or_default();
+    let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], json).into_response();
+    let headers = response.headers_mut();
+    if ProblemKind::ALL.iter().any(|kind| kind.status() == status && kind.may_be_retried()) {
+        headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }
 
 impl ProblemKind {

@@ -288,6 +288,21 @@ struct MemoryProducer {
     shared: Arc<SharedBroker>,
 }
 
+impl MemoryProducer {
+    async fn append_all(&self, messages: Vec<OutgoingMessage>) -> Vec<Result<Delivery, BrokerError>> {
+        coop::consume_budget().await;
+        let mut delivered = Vec::with_capacity(messages.len());
+        {
+            let mut state = self.shared.lock();
+            for message in messages {
+                delivered.push(state.append(&self.shared.settings, message));
+            }
+        }
+        self.shared.changed.notify_waiters();
+        delivered
+    }
+}
+
 #[async_trait]
 impl Producer for MemoryProducer {
     async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
@@ -298,16 +313,11 @@ impl Producer for MemoryProducer {
     }
 
     async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError> {
-        coop::consume_budget().await;
-        let mut delivered = Vec::with_capacity(messages.len());
-        {
-            let mut state = self.shared.lock();
-            for message in messages {
-                delivered.push(state.append(&self.shared.settings, message));
-            }
-        }
-        self.shared.changed.notify_waiters();
-        delivered.into_iter().collect()
+        self.append_all(messages).await.into_iter().collect()
+    }
+
+    async fn produce_each(&self, messages: &[OutgoingMessage], _: Instant) -> Vec<Result<Delivery, BrokerError>> {
+        self.append_all(messages.to_vec()).await
     }
 }
 

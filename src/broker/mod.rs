@@ -20,7 +20,7 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 #[cfg(feature = "testkit")]
 pub use decorator::BrokerDecorator;
@@ -241,6 +241,22 @@ pub trait Producer: Send + Sync {
 
     /// Produces messages, in order within a partition. Waits for all answers and returns the first failure, if any.
     async fn produce_all(&self, messages: Vec<OutgoingMessage>) -> Result<Vec<Delivery>, BrokerError>;
+
+    /// Produces messages, in order within a partition, and waits for the answers until `deadline`. `result[i]` belongs
+    /// to `messages[i]`. A message without an answer by then may be in the log; its error may be retried. The default
+    /// implementation produces one message after the other.
+    async fn produce_each(
+        &self,
+        messages: &[OutgoingMessage],
+        deadline: Instant,
+    ) -> Vec<Result<Delivery, BrokerError>> {
+        let mut results = Vec::with_capacity(messages.len());
+        for message in messages {
+            let produced = tokio::time::timeout_at(deadline, self.produce(message.clone())).await;
+            results.push(produced.unwrap_or_else(|_| Err(BrokerError::unacknowledged(&message.topic))));
+        }
+        results
+    }
 }
 
 /// Produces messages until all are acknowledged. A retry may repeat messages that were acknowledged. `pause`: the first
@@ -410,6 +426,12 @@ impl BrokerError {
 
     pub(crate) fn unknown_topic(operation: &'static str, topic: &str) -> Self {
         Self::new(BrokerErrorKind::Refused, operation, format!("topic {topic} does not exist"))
+    }
+
+    /// The error of a message that was not acknowledged in time.
+    fn unacknowledged(topic: &str) -> Self {
+        let message = format!("topic {topic}: not acknowledged in time; the message may be in the log");
+        Self::new(BrokerErrorKind::Retryable, "produce", message)
     }
 
     fn unknown_partition(operation: &'static str, at: &TopicPartition) -> Self {

@@ -12,7 +12,13 @@ use super::{
     serving::{self, ApiSource, HttpOptions},
     signals,
 };
-use crate::{api::v1::StoreSource, config::Config, instance::probe_store, status::health::Condition};
+use crate::{
+    api::v1::StoreSource,
+    config::Config,
+    embed::wiring,
+    instance::{log_probe::probe_log, probe_store},
+    status::health::Condition,
+};
 
 const AFTER_HELP: &str = "\
 Serves the API under /v1 (docs/reference/api.md) beside metrics and health. The process keeps no state: any number of
@@ -53,21 +59,29 @@ impl ServeArgs {
         for condition in [Condition::Assigned, Condition::StoreReachable] {
             monitoring.health.set(condition, None);
         }
+        let topics = wiring::instance_settings(&config).state_topics();
         let source = StoreSource::Reader(Box::new(store.clone()));
         let http = HttpOptions {
             listen: Some(config.http.listen),
             settings: config.http.clone(),
             store: Some(source.clone()),
-            api: Some(ApiSource { store: source, broker, config }),
+            api: Some(ApiSource { store: source, broker: broker.clone(), config }),
             address_file: self.http_address_file,
             bind_hint: None,
         };
         let shutdown = CancellationToken::new();
         signals::cancel_on_signals(shutdown.clone())?;
+        let watch_log = async {
+            match &broker {
+                Some(broker) => probe_log(&store, broker.as_ref(), &topics, &monitoring.health).await,
+                None => std::future::pending().await,
+            }
+        };
         let work = Box::pin(async {
             tokio::select! {
                 () = shutdown.cancelled() => Ok(()),
                 never = probe_store(&store, &monitoring.health) => match never {},
+                never = watch_log => match never {},
             }
         });
         let served = serving::serve(&http, &monitoring, shutdown.clone(), work).await;

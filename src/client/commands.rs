@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io, slice,
+    fmt, io,
     sync::Arc,
     time::Duration,
 };
@@ -11,14 +11,18 @@ use bytes::Bytes;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::PRODUCE_RETRY_PAUSE;
+use super::{
+    PRODUCE_RETRY_PAUSE,
+    outcome_feed::{OutcomeContent, OutcomeFeed, OutcomeReader},
+    publishing::{ResendOrder, produce_until},
+};
 use crate::{
     broker::{
-        Broker, BrokerError, BrokerErrorKind, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
+        Broker, BrokerError, Delivery, Message, OutgoingMessage, PartitionReader, Producer, TopicPartition,
         partitioner::partition_of, produce_until_acknowledged, retry::read_or_reopen,
     },
     config::Topics,
-    event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeKind},
+    event::{Command, CommandAction, CommandResult, Decision, DecisionBody, Event, OutcomeEvent, OutcomeKind},
     rng::random_bytes,
     tx::Txid,
 };
@@ -78,6 +82,11 @@ pub enum CommandOutcome {
     Unchanged,
     /// No answer in time; the sequencer still handles the command.
     Unanswered,
+    /// The log has not acknowledged the command, which may be in the log all the same.
+    Unacknowledged {
+        /// Reason in one line.
+        message: String,
+    },
 }
 
 /// The answer to one command.
@@ -87,8 +96,8 @@ pub struct CommandAnswer {
     pub id: String,
     /// Transaction that the command names.
     pub txid: Txid,
-    /// Offset of the command in the chain log.
-    pub chain_offset: u64,
+    /// Offset of the command in the chain log; `None`: the log has not acknowledged the command.
+    pub chain_offset: Option<u64>,
     /// Result of the command.
     #[serde(flatten)]
     pub outcome: CommandOutcome,
@@ -113,13 +122,19 @@ impl fmt::Display for CommandOutcome {
             CommandOutcome::Unanswered => {
                 f.write_str("no answer in time; submit the same command again, with the same id")
             }
+            CommandOutcome::Unacknowledged { message } => {
+                write!(f, "not acknowledged by the log: {message}; submit the same command again, with the same id")
+            }
         }
     }
 }
 
 impl fmt::Display for CommandAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (id {}, chain offset {}): {}", self.txid, self.id, self.chain_offset, self.outcome)
+        match self.chain_offset {
+            Some(offset) => write!(f, "{} (id {}, chain offset {offset}): {}", self.txid, self.id, self.outcome),
+            None => write!(f, "{} (id {}): {}", self.txid, self.id, self.outcome),
+        }
     }
 }
 
@@ -133,12 +148,13 @@ impl From<CommandResult> for CommandOutcome {
     }
 }
 
-/// Publishes commands in their order, within a minute, and waits at most `timeout` for their results. The result is the
-/// command's outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain offset.
+/// Publishes commands together, in their order, within a minute, and waits at most `timeout` for their results. The
+/// result is the command's outcome; the result of a `Reconsider` is the verdict that the decisions have for its chain
+/// offset. A command that the log has not acknowledged is [`CommandOutcome::Unacknowledged`]: the same command may be
+/// submitted again, with the same id.
 ///
 /// # Errors
-/// A topic is missing, or cannot be read or written. The commands were not acknowledged within a minute: the same
-/// commands, with the same ids, may be submitted again.
+/// A topic is missing, or cannot be read.
 pub async fn submit_commands(
     broker: &dyn Broker,
     topics: &Topics,
@@ -149,36 +165,25 @@ pub async fn submit_commands(
         commands.iter().filter(|command| !command.is_reconsider).map(|command| command.subject).collect();
     let by_decision = commands.iter().any(|command| command.is_reconsider);
     let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
-    let mut client =
-        CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
-    let publishing = async {
-        let mut published = Vec::new();
-        for command in commands {
-            let at = client.publish(slice::from_ref(command)).await?;
-            published.push((command, at.first().copied().unwrap_or(0)));
-        }
-        Ok::<_, BrokerError>(published)
-    };
-    let published = tokio::time::timeout(PUBLISH_TIMEOUT, publishing).await.map_err(|_| {
-        let why = format!(
-            "no acknowledgement within {PUBLISH_TIMEOUT:?}; the commands may be in the log: submit the same commands \
-             again, with the same ids"
-        );
-        BrokerError::new(BrokerErrorKind::Retryable, "publish commands", why)
-    })??;
-    let deadline = Instant::now() + timeout;
-    let is_answered =
-        |client: &CommandClient<'_>, (command, at): &(&PendingCommand, u64)| client.outcome(command, *at).is_some();
-    while !published.iter().all(|command| is_answered(&client, command)) && Instant::now() < deadline {
-        client.read_next(|_| ()).await?;
-    }
-    let answer = |(command, chain_offset): (&PendingCommand, u64)| CommandAnswer {
-        id: hex::encode(command.id),
-        txid: command.subject,
-        chain_offset,
-        outcome: client.outcome(command, chain_offset).unwrap_or(CommandOutcome::Unanswered),
-    };
-    Ok(published.into_iter().map(answer).collect())
+    let client = CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
+    client.submit(commands, timeout).await
+}
+
+/// Like [`submit_commands`], with a producer and a feed of outcomes that several requests share.
+///
+/// # Errors
+/// A topic is missing, or cannot be read.
+pub(crate) async fn submit_following(
+    broker: &dyn Broker,
+    (producer, feed): (Arc<dyn Producer>, &OutcomeFeed),
+    topics: &Topics,
+    commands: &[PendingCommand],
+    timeout: Duration,
+) -> Result<Vec<CommandAnswer>, BrokerError> {
+    let by_decision = commands.iter().any(|command| command.is_reconsider);
+    let mut answers = AnswerReaders::open(broker, topics, &[], by_decision).await?;
+    answers.feed = Some(feed.follow().await?);
+    CommandClient { broker, producer, chain: topics.chain.to_string(), answers }.submit(commands, timeout).await
 }
 
 /// Longest wait for the acknowledgements of the published commands.
@@ -215,6 +220,12 @@ impl<'a> CommandClient<'a> {
     /// # Errors
     /// The chain log cannot be written.
     pub(crate) async fn publish(&mut self, commands: &[PendingCommand]) -> Result<Vec<u64>, BrokerError> {
+        let messages = self.messages_of(commands);
+        let delivered = produce_until_acknowledged(self.producer.as_ref(), &messages, PRODUCE_RETRY_PAUSE).await?;
+        Ok(delivered.into_iter().map(|delivered| delivered.offset).collect())
+    }
+
+    fn messages_of(&self, commands: &[PendingCommand]) -> Vec<OutgoingMessage> {
         let message = |command: &PendingCommand| OutgoingMessage {
             topic: self.chain.clone(),
             partition: Some(0),
@@ -222,9 +233,42 @@ impl<'a> CommandClient<'a> {
             payload: command.payload.clone(),
             ..OutgoingMessage::default()
         };
-        let messages: Vec<OutgoingMessage> = commands.iter().map(message).collect();
-        let delivered = produce_until_acknowledged(self.producer.as_ref(), &messages, PRODUCE_RETRY_PAUSE).await?;
-        Ok(delivered.into_iter().map(|delivered| delivered.offset).collect())
+        commands.iter().map(message).collect()
+    }
+
+    /// Publishes commands and waits for the results of those that the log has acknowledged.
+    async fn submit(
+        mut self,
+        commands: &[PendingCommand],
+        timeout: Duration,
+    ) -> Result<Vec<CommandAnswer>, BrokerError> {
+        let messages = self.messages_of(commands);
+        let deadline = Instant::now() + PUBLISH_TIMEOUT;
+        let published = produce_until(self.producer.as_ref(), &messages, ResendOrder::Given, deadline).await;
+        let deadline = Instant::now() + timeout;
+        let acknowledged = commands.iter().zip(&published);
+        let acknowledged: Vec<_> =
+            acknowledged.filter_map(|(command, at)| Some((command, at.as_ref().ok()?.offset))).collect();
+        // Results come about in the order of the commands.
+        let mut next = 0;
+        while next < acknowledged.len() && Instant::now() < deadline && !self.answers.has_ended() {
+            let (command, at) = acknowledged[next];
+            if self.outcome(command, at).is_some() {
+                next += 1;
+            } else {
+                self.read_next(|_| ()).await?;
+            }
+        }
+        let answer = |(command, at): (&PendingCommand, Result<Delivery, BrokerError>)| CommandAnswer {
+            id: hex::encode(command.id),
+            txid: command.subject,
+            chain_offset: at.as_ref().ok().map(|at| at.offset),
+            outcome: match at {
+                Ok(at) => self.outcome(command, at.offset).unwrap_or(CommandOutcome::Unanswered),
+                Err(error) => CommandOutcome::Unacknowledged { message: error.to_string() },
+            },
+        };
+        Ok(commands.iter().zip(published).map(answer).collect())
     }
 
     /// Waits at most 100 ms for new messages, and passes them to `show`.
@@ -242,7 +286,7 @@ impl<'a> CommandClient<'a> {
 
     /// Drops all results that were read, since the commands before are settled.
     pub(crate) fn clear(&mut self) {
-        let AnswerReaders { readers: _, results, verdicts, closed } = &mut self.answers;
+        let AnswerReaders { readers: _, feed: _, results, verdicts, closed } = &mut self.answers;
         results.clear();
         verdicts.clear();
         closed.clear();
@@ -252,6 +296,8 @@ impl<'a> CommandClient<'a> {
 /// Readers of the outcomes and decisions, with the results that were read.
 struct AnswerReaders {
     readers: Vec<(TopicPartition, Box<dyn PartitionReader>)>,
+    /// Outcomes of the process, instead of readers of their partitions.
+    feed: Option<OutcomeReader>,
     /// Results of commands by id and chain offset.
     results: BTreeMap<([u8; 16], u64), CommandOutcome>,
     /// Last verdict on a transaction, by chain offset.
@@ -287,7 +333,13 @@ impl AnswerReaders {
             let (_, end) = broker.watermarks(&partition).await?;
             readers.push((partition.clone(), broker.read(&partition, end).await?));
         }
-        Ok(AnswerReaders { readers, results: BTreeMap::new(), verdicts: BTreeMap::new(), closed: BTreeSet::new() })
+        let (results, verdicts, closed) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Ok(AnswerReaders { readers, feed: None, results, verdicts, closed })
+    }
+
+    /// Returns whether no further answer can come.
+    fn has_ended(&self) -> bool {
+        self.readers.is_empty() && self.feed.is_none()
     }
 
     async fn read_next(&mut self, broker: &dyn Broker, show: impl FnMut(&Message)) -> Result<(), BrokerError> {
@@ -298,17 +350,41 @@ impl AnswerReaders {
         }
         read.iter().for_each(|message| self.take(message));
         read.iter().for_each(show);
+        let wait = if self.readers.is_empty() { WAIT } else { Duration::ZERO };
+        self.take_outcomes(Instant::now() + wait).await;
         Ok(())
+    }
+
+    /// Takes the outcomes of the feed that have come, and waits for the first until the deadline. A feed that is lost
+    /// leaves the commands without an answer: the client submits them again.
+    async fn take_outcomes(&mut self, mut deadline: Instant) {
+        while let Some(feed) = &mut self.feed {
+            match tokio::time::timeout_at(deadline, feed.next()).await {
+                Ok(Ok(message)) => {
+                    if let OutcomeContent::One(outcome) = &message.content {
+                        self.take_outcome(outcome.clone());
+                    }
+                    deadline = Instant::now();
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "client: the results of commands are not followed any more");
+                    self.feed = None;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn take_outcome(&mut self, outcome: OutcomeEvent) {
+        let offset = outcome.source.chain_offset();
+        if let (OutcomeKind::Command { id, result }, Some(offset)) = (outcome.kind, offset) {
+            self.results.insert((id, offset), result.into());
+        }
     }
 
     fn take(&mut self, message: &Message) {
         match Event::decode(&message.payload) {
-            Ok(Event::Outcome(outcome)) => {
-                let offset = outcome.source.chain_offset();
-                if let (OutcomeKind::Command { id, result }, Some(offset)) = (outcome.kind, offset) {
-                    self.results.insert((id, offset), result.into());
-                }
-            }
+            Ok(Event::Outcome(outcome)) => self.take_outcome(outcome),
             Ok(Event::Decision(Decision { chain_offset, body, .. })) => match body {
                 DecisionBody::Accepted { txid, .. } | DecisionBody::AcceptedPart { txid, .. } => {
                     self.verdicts.insert((chain_offset, txid), CommandOutcome::Applied);

@@ -17,28 +17,18 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{OnceCell, broadcast},
-    task::JoinSet,
-};
+use tokio::{sync::OnceCell, task::JoinSet};
 
+pub(crate) use super::outcome_ring::{OutcomeContent, OutcomeMessage};
+use super::outcome_ring::{OutcomeRing, RingReader};
 use crate::broker::{Broker, BrokerError, Message, PartitionReader, TopicPartition, retry::read_or_reopen};
 
-/// Messages that a slow reader may lag behind the feed.
-const BACKLOG: usize = 4_096;
+/// Bytes of memory by which a slow reader may lag behind the feed.
+const BACKLOG_BYTES: usize = 16 << 20;
 /// Wait for the next messages of a partition.
 const WAIT: Duration = Duration::from_millis(500);
 /// Pause after a partition could not be read.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// A message of the topic of outcomes.
-#[derive(Debug, Clone)]
-pub(crate) struct OutcomeMessage {
-    /// Number of the partition.
-    pub partition: i32,
-    /// The message with its offset.
-    pub message: Message,
-}
 
 /// Offsets of a reader, one for each partition of the topic of outcomes. The text `12,7,0` has the offsets in the order
 /// of the partitions.
@@ -86,7 +76,7 @@ pub(crate) struct OutcomeFeed {
 }
 
 struct RunningFeed {
-    sender: broadcast::Sender<Arc<OutcomeMessage>>,
+    ring: Arc<OutcomeRing>,
     /// Next offset of each partition.
     positions: Arc<[AtomicU64]>,
     /// Tasks, one for each partition, which end with the feed.
@@ -105,8 +95,8 @@ impl OutcomeFeed {
     /// The topic does not exist, or cannot be read.
     pub(crate) async fn follow(&self) -> Result<OutcomeReader, BrokerError> {
         let feed = self.running.get_or_try_init(|| self.start()).await?;
-        let receiver = feed.sender.subscribe();
-        // Read after the subscription: what comes later is in the channel, too.
+        let receiver = feed.ring.follow();
+        // Read after the subscription: what comes later is in the ring, too.
         let next = feed.positions.iter().map(|position| position.load(Ordering::Acquire)).collect();
         Ok(OutcomeReader { receiver, next: FeedPosition(next), missed: VecDeque::new(), current: None })
     }
@@ -141,7 +131,7 @@ impl OutcomeFeed {
     async fn start(&self) -> Result<RunningFeed, BrokerError> {
         let count = self.broker.partitions(&self.topic).await?;
         let count = count.ok_or_else(|| BrokerError::unknown_topic("read", &self.topic))?;
-        let (sender, _) = broadcast::channel(BACKLOG);
+        let ring = OutcomeRing::new(BACKLOG_BYTES);
         let mut readers = Vec::new();
         for index in 0..usize::try_from(count).unwrap_or(0) {
             let partition = self.partition(index);
@@ -151,27 +141,26 @@ impl OutcomeFeed {
         let positions: Arc<[AtomicU64]> = readers.iter().map(|(_, reader)| AtomicU64::new(reader.position())).collect();
         let mut tasks = JoinSet::new();
         for (index, (partition, reader)) in readers.into_iter().enumerate() {
-            let target = FeedTarget { sender: sender.clone(), positions: positions.clone(), index };
+            let target = FeedTarget { ring: ring.clone(), positions: positions.clone(), index };
             tasks.spawn(feed_partition(self.broker.clone(), partition, reader, target));
         }
-        Ok(RunningFeed { sender, positions, _tasks: tasks })
+        Ok(RunningFeed { ring, positions, _tasks: tasks })
     }
 }
 
 /// Readers of the feed, and the place of one partition in its positions.
 struct FeedTarget {
-    sender: broadcast::Sender<Arc<OutcomeMessage>>,
+    ring: Arc<OutcomeRing>,
     positions: Arc<[AtomicU64]>,
     index: usize,
 }
 
 impl FeedTarget {
     /// Sends a message to the readers. The position moves first: a reader that subscribes in between either finds the
-    /// message in the channel, or counts the message as published before.
-    fn send(&self, partition: i32, message: Message) {
+    /// message in the ring, or counts the message as published before.
+    fn send(&self, partition: i32, message: &Message) {
         self.positions[self.index].store(message.offset + 1, Ordering::Release);
-        // Without a reader the message is not needed.
-        let _ = self.sender.send(Arc::new(OutcomeMessage { partition, message }));
+        self.ring.push(OutcomeMessage::decode(partition, message));
     }
 }
 
@@ -185,7 +174,7 @@ async fn feed_partition(
     loop {
         match read_or_reopen(&mut reader, broker.as_ref(), &partition, WAIT).await {
             Ok(messages) => {
-                messages.into_iter().for_each(|message| target.send(partition.partition, message));
+                messages.iter().for_each(|message| target.send(partition.partition, message));
             }
             Err(error) => {
                 tracing::warn!(%partition, %error, "outcomes: cannot read; trying again");
@@ -220,7 +209,7 @@ struct OpenPart {
 
 /// Reader of the outcomes.
 pub(crate) struct OutcomeReader {
-    receiver: broadcast::Receiver<Arc<OutcomeMessage>>,
+    receiver: RingReader,
     /// Next offset of each partition.
     next: FeedPosition,
     missed: VecDeque<MissedPart>,
@@ -260,9 +249,9 @@ impl OutcomeReader {
             }
         }
         loop {
-            let found = self.receiver.recv().await.map_err(|_| OutcomeReaderError::Lagging)?;
-            // Messages around the start are both in the missed part and in the channel.
-            if self.advance(found.partition, found.message.offset) {
+            let found = self.receiver.next().await.map_err(|_| OutcomeReaderError::Lagging)?;
+            // Messages around the start are both in the missed part and in the ring.
+            if self.advance(found.partition, found.offset) {
                 return Ok(found);
             }
         }
@@ -284,7 +273,7 @@ impl OutcomeReader {
         match open.ready.pop_front().filter(|message| message.offset < open.part.end) {
             Some(message) => {
                 self.advance(partition, message.offset);
-                Ok(Some(Arc::new(OutcomeMessage { partition, message })))
+                Ok(Some(Arc::new(OutcomeMessage::decode(partition, &message))))
             }
             None => {
                 let end = open.part.end;
@@ -315,7 +304,11 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::broker::{NewTopic, OutgoingMessage, memory::MemoryBroker};
+    use crate::{
+        broker::{NewTopic, OutgoingMessage, memory::MemoryBroker},
+        event::{Event, OutcomeEvent, OutcomeKind, OutcomeSource},
+        tx::Txid,
+    };
 
     async fn topic() -> (Arc<dyn Broker>, OutcomeFeed) {
         let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
@@ -324,7 +317,9 @@ mod tests {
     }
 
     async fn publish(broker: &dyn Broker, partition: i32, text: &'static str) {
-        let payload = Bytes::from_static(text.as_bytes());
+        let txid = Txid([text.as_bytes()[0]; 32]);
+        let outcome = OutcomeEvent { txid, source: OutcomeSource::Chain { offset: 0 }, kind: OutcomeKind::Accepted };
+        let payload = Bytes::from(Event::Outcome(outcome).encode());
         let message =
             OutgoingMessage { topic: "outcomes".into(), partition: Some(partition), payload, ..Default::default() };
         broker.producer().await.unwrap().produce(message).await.unwrap();
@@ -334,7 +329,7 @@ mod tests {
         let mut texts = Vec::new();
         for _ in 0..count {
             let next = tokio::time::timeout(Duration::from_secs(60), reader.next()).await.unwrap().unwrap();
-            texts.push(String::from_utf8(next.message.payload.to_vec()).unwrap());
+            texts.extend(next.content.txids().map(|txid| char::from(txid.0[0]).to_string()));
         }
         texts
     }

@@ -1,10 +1,15 @@
 //! Publishes events to the topics of their kinds.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, stream};
+use tokio::time::Instant;
 
-use super::PRODUCE_RETRY_PAUSE;
+use super::{
+    PRODUCE_RETRY_PAUSE,
+    publishing::{ResendOrder, produce_until},
+};
 use crate::{
     backoff::Backoff,
     blob::{BlobError, BlobErrorKind, EventBodies},
@@ -12,6 +17,9 @@ use crate::{
     config::Topics,
     event::{Destination, DestinationError, Event, PartialTxReference, ValidatedReference},
 };
+
+/// Bodies that one call stores as objects at the same time.
+const BODIES_AT_A_TIME: usize = 4;
 
 /// Producer of events. Topic, key and partition follow from the event: a transaction goes to the partition of its txid,
 /// blocks, reorgs and commands go to the one partition of their topics.
@@ -81,6 +89,51 @@ impl EventPublisher {
         let unacknowledged = || BrokerError::new(BrokerErrorKind::Fatal, "produce", "the event has no offset");
         let delivery = delivered.into_iter().next().ok_or_else(unacknowledged)?;
         Ok(PublishedEvent { topic, partition: delivery.partition, offset: delivery.offset })
+    }
+
+    /// Publishes events together and waits for their acknowledgements, at most `limit`. `result[i]` belongs to
+    /// `events[i]`: an acknowledged event is in the log for good, and an event with an error may be in the log. An event
+    /// that is published again changes nothing. While the brokers or the object store do not answer, within the limit,
+    /// the call tries again; events that were sent again can be behind events that followed them.
+    pub async fn publish_all(
+        &self,
+        events: &[Event<'_>],
+        limit: Duration,
+    ) -> Vec<Result<PublishedEvent, PublishError>> {
+        let deadline = Instant::now() + limit;
+        let encode = |event: &Event<'_>| Ok((event.destination()?, Bytes::from(event.encode())));
+        let encoded: Vec<Result<(Destination, Bytes), PublishError>> = events.iter().map(encode).collect();
+        let prepared = encoded.into_iter().map(|encoded| self.prepare(encoded, deadline).boxed());
+        let prepared: Vec<Result<OutgoingMessage, PublishError>> =
+            stream::iter(prepared).buffered(BODIES_AT_A_TIME).collect().await;
+        let messages: Vec<OutgoingMessage> = prepared.iter().flatten().cloned().collect();
+        let delivered = produce_until(self.producer.as_ref(), &messages, ResendOrder::Any, deadline).await;
+        let mut delivered = delivered.into_iter();
+        let mut place = |message: OutgoingMessage| {
+            let delivery = delivered.next().unwrap_or_else(|| unreachable!("one result for one message"))?;
+            Ok(PublishedEvent { topic: message.topic, partition: delivery.partition, offset: delivery.offset })
+        };
+        prepared.into_iter().map(|message| message.and_then(&mut place)).collect()
+    }
+
+    /// Returns the message of an encoded event, with a large body stored as an object until the deadline.
+    async fn prepare(
+        &self,
+        encoded: Result<(Destination, Bytes), PublishError>,
+        deadline: Instant,
+    ) -> Result<OutgoingMessage, PublishError> {
+        let (destination, payload) = encoded?;
+        let stored = refer_if_large(self.bodies.as_ref(), &destination, payload);
+        let payload = tokio::time::timeout_at(deadline, stored).await.map_err(|_| {
+            let why = "the object store does not answer in time";
+            BrokerError::new(BrokerErrorKind::Retryable, "store the body of the event", why)
+        })??;
+        Ok(outgoing_message(&self.topics, destination, payload))
+    }
+
+    /// Returns the producer of the events.
+    pub(crate) fn producer(&self) -> Arc<dyn Producer> {
+        self.producer.clone()
     }
 }
 

@@ -423,7 +423,8 @@ settings! {
         /// File of bearer tokens, one a line: a role (read, submit, command), a space, the token. Read again when the
         /// file changes. Without the file the API is served on loopback only.
         tokens_file: Option<String>, example "/etc/utxo-store/tokens";
-        /// Certificate chain (PEM) of the server: HTTPS instead of HTTP. Needs http.tls_key_file.
+        /// Certificate chain (PEM) of the server: HTTPS instead of HTTP. Needs http.tls_key_file. Both files are read
+        /// again when one changes.
         tls_certificate_file: Option<String>, example "/etc/utxo-store/http.pem";
         /// Private key (PEM) of http.tls_certificate_file.
         tls_key_file: Option<String>, example "/etc/utxo-store/http-key.pem";

@@ -113,8 +113,12 @@ struct RestartableNodes {
     clock: Clock,
 }
 
+/// Decides which reads fail, and how.
+type FailingReads = Arc<dyn Fn(&Key) -> Option<ErrorKind> + Send + Sync>;
+
 struct EngineFaultState {
     rng: SplitMix64,
+    failing_reads: Option<FailingReads>,
     faults: EngineFaults,
     script: BTreeMap<u64, EngineFault>,
     calls: u64,
@@ -147,6 +151,7 @@ impl FaultEngine {
     pub fn new(inner: Arc<dyn RecordEngine>, seed: u64) -> Self {
         let state = EngineFaultState {
             rng: SplitMix64::new(seed),
+            failing_reads: None,
             faults: EngineFaults::default(),
             script: BTreeMap::new(),
             calls: 0,
@@ -177,6 +182,12 @@ impl FaultEngine {
     /// later are still applied.
     pub fn set(&self, faults: EngineFaults) {
         self.state().faults = faults;
+    }
+
+    /// Fails each read of a record for which `failing` names a kind, from now on: `Retryable` stands for the records of
+    /// a node that is away, `Fatal` for damaged records. The other records of the same call are read.
+    pub fn fail_reads(&self, failing: impl Fn(&Key) -> Option<ErrorKind> + Send + Sync + 'static) {
+        self.state().failing_reads = Some(Arc::new(failing));
     }
 
     /// Strikes the `k`-th call of `apply` from now on (1 is the next) with this fault, instead of a random one.
@@ -441,7 +452,15 @@ impl engine::EngineDecorator for FaultEngine {
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         match self.prepare_read("read", keys.first().map_or("nothing".into(), Key::to_string)).await {
-            Ok(()) => self.inner.read(keys).await,
+            Ok(()) => {
+                let failing = self.state().failing_reads.clone();
+                let kind = |key: &Key| failing.as_ref().and_then(|failing| failing(key));
+                let answer = |(answer, key): (_, &Key)| match kind(key) {
+                    Some(kind) => Err(injected_error("read", key, kind, "record not readable")),
+                    None => answer,
+                };
+                self.inner.read(keys).await.into_iter().zip(keys).map(answer).collect()
+            }
             Err(error) => vec![Err(error); keys.len()],
         }
     }

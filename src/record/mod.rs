@@ -29,7 +29,7 @@ pub use operation::*;
 pub use ops::{Effect, apply, respend_refusal, spend_all};
 pub use outcome::{Outcome, Rejection, Reply};
 pub use page::*;
-pub use selection::{SelectedPage, Selection};
+pub use selection::{SelectedPage, Selection, SlotRange};
 pub use verdict::{Reason, Verdict};
 
 use crate::tx::Txid;

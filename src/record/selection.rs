@@ -8,15 +8,24 @@ use crate::tx::{Output, Transaction};
 pub struct Selection {
     /// Reads the stored data of the transaction: version, fee, sizes, blocks, conflicting children, place of the body.
     pub meta: bool,
-    /// Reads the slot with this offset in the page.
-    pub slot: Option<u32>,
-    /// Reads the output of that slot, where the page has its outputs inline.
+    /// Reads these slots of the page.
+    pub slots: Option<SlotRange>,
+    /// Reads the outputs of those slots, where the page has its outputs inline.
     pub output: bool,
+}
+
+/// Slots of a page with successive offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotRange {
+    /// Offset of the first slot in its page.
+    pub first: u32,
+    /// Number of slots, at least 1.
+    pub count: u32,
 }
 
 impl Selection {
     /// The stored data of a transaction, without slots and body.
-    pub const META: Selection = Selection { meta: true, slot: None, output: false };
+    pub const META: Selection = Selection { meta: true, slots: None, output: false };
 }
 
 /// The selected parts of a page.
@@ -25,19 +34,37 @@ pub struct SelectedPage {
     /// The page without its slots, and without the inputs and outputs of an inline body. A field that was not selected
     /// is as in [`Page::empty`]. `utxos` is an empty list if the page has slots.
     pub page: Page,
-    /// The selected slot; `None`: not selected, or beyond the last slot.
-    pub slot: Option<Slot>,
-    /// The output of the selected slot; `None`: not selected, absent, or in a body that has to be read as a whole.
-    pub output: Option<StoredOutput>,
+    /// Offset of the first selected slot; 0 without selected slots.
+    pub first: u32,
+    /// The selected slots; fewer than selected, where the page ends before.
+    pub slots: Vec<Slot>,
+    /// The outputs of the selected slots; empty: not selected, or in a body that has to be read as a whole.
+    pub outputs: Vec<Option<StoredOutput>>,
 }
 
 impl SelectedPage {
     /// Selects parts of a page.
     pub fn of(page: &Page, selection: Selection) -> Self {
-        let slot = selection.slot.and_then(|offset| page.utxos.as_ref()?.get(offset as usize).copied());
-        let wanted = selection.slot.filter(|_| selection.output);
-        let output = wanted.and_then(|offset| output_at(page.body()?, offset));
-        SelectedPage { page: select_fields(page, selection), slot, output }
+        let SlotRange { first, count } = selection.slots.unwrap_or(SlotRange { first: 0, count: 0 });
+        let in_range = |slots: &Vec<Slot>| slots.iter().skip(first as usize).take(count as usize).copied().collect();
+        let slots = page.utxos.as_ref().map(in_range).unwrap_or_default();
+        let body = page.body().filter(|_| selection.output && count > 0);
+        let outputs = body.map(|body| outputs_in(body, first as usize, count as usize)).unwrap_or_default();
+        SelectedPage { page: select_fields(page, selection), first, slots, outputs }
+    }
+
+    /// Returns the slot at an offset of the page; `None`: not selected, or beyond the last slot.
+    pub fn slot(&self, offset: u32) -> Option<Slot> {
+        self.slots.get(self.index(offset)?).copied()
+    }
+
+    /// Returns the output of the slot at an offset of the page; `None`: not selected, absent, or not inline.
+    pub fn output(&self, offset: u32) -> Option<&StoredOutput> {
+        self.outputs.get(self.index(offset)?)?.as_ref()
+    }
+
+    fn index(&self, offset: u32) -> Option<usize> {
+        offset.checked_sub(self.first).map(|index| index as usize)
     }
 }
 
@@ -76,15 +103,16 @@ fn select_fields(page: &Page, selection: Selection) -> Page {
     }
 }
 
-/// Returns an output of an inline body; `None`: the body has no such output, or is elsewhere.
-fn output_at(body: &Body, offset: u32) -> Option<StoredOutput> {
+/// Returns outputs of an inline body; none: the body has none in this range, or is elsewhere.
+fn outputs_in(body: &Body, first: usize, count: usize) -> Vec<Option<StoredOutput>> {
     match body {
-        Body::Outputs(outputs) => outputs.get(offset as usize)?.clone(),
+        Body::Outputs(outputs) => outputs.iter().skip(first).take(count).cloned().collect(),
         Body::Transaction(bytes) => {
-            let Output { satoshis, script } = Transaction::parse(bytes).ok()?.outputs().nth(offset as usize)?;
-            Some(StoredOutput { satoshis, script: bytes.slice_ref(script) })
+            let stored = |Output { satoshis, script }| Some(StoredOutput { satoshis, script: bytes.slice_ref(script) });
+            let parsed = Transaction::parse(bytes).ok();
+            parsed.iter().flat_map(|tx| tx.outputs().skip(first).take(count).map(stored)).collect()
         }
-        Body::External(_) => None,
+        Body::External(_) => Vec::new(),
     }
 }
 
@@ -99,14 +127,20 @@ mod tests {
         let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 900)], &[10, 11]);
         let whole = page(&bytes);
         let status = SelectedPage::of(&whole, Selection::default());
-        assert_eq!((status.page.fee, status.page.utxos.as_deref(), status.slot), (0, Some(&[][..]), None));
+        assert_eq!((status.page.fee, status.page.utxos.as_deref(), status.slot(0)), (0, Some(&[][..]), None));
         assert_eq!(status.page.state(), whole.state());
         let meta = SelectedPage::of(&whole, Selection::META);
         assert_eq!((meta.page.fee, meta.page.body()), (whole.fee, None));
-        let second = SelectedPage::of(&whole, Selection { slot: Some(1), output: true, meta: false });
-        assert_eq!(second.slot, whole.utxos.as_ref().map(|slots| slots[1]));
-        assert_eq!(second.output.unwrap().satoshis, 11);
-        let beyond = SelectedPage::of(&whole, Selection { slot: Some(2), output: true, meta: false });
-        assert_eq!((beyond.slot, beyond.output), (None, None));
+        let select = |first, count| Selection { slots: Some(SlotRange { first, count }), output: true, meta: false };
+        let slots = whole.utxos.as_deref().unwrap();
+        for (first, count) in [(0, 1), (0, 2), (1, 1), (1, 5), (2, 1)] {
+            let selected = SelectedPage::of(&whole, select(first, count));
+            for offset in 0..4 {
+                let expected = slots.get(offset as usize).filter(|_| (first..first + count).contains(&offset));
+                assert_eq!(selected.slot(offset).as_ref(), expected, "{first}, {count}, {offset}");
+                let satoshis = selected.output(offset).map(|output| output.satoshis);
+                assert_eq!(satoshis, expected.map(|_| u64::from(offset) + 10), "{first}, {count}, {offset}");
+            }
+        }
     }
 }

@@ -89,7 +89,7 @@ async fn accept_claims_before_reassignment(
 
 /// Stores a transaction with its proven claims before the transaction becomes live: a live transaction keeps the
 /// claims that made it live. Its slots are its own by then, so the parents exist; a parent that a node lost since
-/// is waited for.
+/// is waited for. A verdict that is applied again leaves the claims on a parent that was deleted since.
 pub fn store_proven_claims<'a>(cx: &'a HandlerContext<'_>, txid: Txid) -> BoxFuture<'a, Result<(), SequencerError>> {
     Box::pin(async move {
         let grace = RestartGrace::new(cx.applied_again);
@@ -100,6 +100,10 @@ pub fn store_proven_claims<'a>(cx: &'a HandlerContext<'_>, txid: Txid) -> BoxFut
             };
             Ok(match check_claims(cx, &page).await? {
                 ClaimCheck::MissingParent(parent) => {
+                    // A later event deleted the parent, so that this decision has been applied before.
+                    if cx.master(parent).await?.is_some_and(|page| page.pruned.is_some()) {
+                        return Ok(Ok(ClaimCheck::Matches));
+                    }
                     if grace.has_expired() {
                         create_missing_stubs(cx, vec![parent]).await?;
                     }

@@ -9,6 +9,7 @@ pub mod compare;
 pub mod create;
 pub mod digest;
 pub mod dump;
+mod each;
 pub mod external;
 pub mod health_check;
 pub mod meta;
@@ -40,7 +41,7 @@ use crate::{
     backoff::Backoff,
     blob::{BlobStore, EventBodies, objects::Objects},
     engine::{EngineError, ErrorKind, Index, RecordEngine, Row},
-    record::{Key, Outcome, Page, Record, Rules, SelectedPage, Selection},
+    record::{Key, Outcome, Page, Record, Rules},
     tx::{Network, Outpoint, Txid},
 };
 
@@ -81,13 +82,15 @@ pub struct StateStore {
     pub objects: Option<Objects>,
     /// Bodies to which the events of transactions can refer; `None`: not configured.
     pub event_bodies: Option<EventBodies>,
+    /// Longest time for which a read with an answer for each key tries a key again; `None`: until the engine answers.
+    pub read_limit: Option<Duration>,
 }
 
 impl StateStore {
     /// Creates a store on an open engine, without a blob store and without objects.
     pub fn new(engine: Arc<dyn RecordEngine>, settings: StoreSettings) -> Self {
         let blob_status = BlobStatus::default();
-        StateStore { engine, settings, blobs: None, blob_status, objects: None, event_bodies: None }
+        StateStore { engine, settings, blobs: None, blob_status, objects: None, event_bodies: None, read_limit: None }
     }
 
     /// Returns the same store with this blob store.
@@ -155,18 +158,6 @@ impl StateStore {
         let backoff = self.new_backoff(keys.first().copied());
         self.retry_until_done(backoff, keys, |keys| async move { engine.read(&keys).await }, externalize_body, |_| {})
             .await
-    }
-
-    /// Reads parts of pages with retries; `page[i]` belongs to `pages[i]`, and `None` stands for an absent page.
-    pub(crate) async fn read_selected(
-        &self,
-        pages: Vec<(Key, Selection)>,
-    ) -> Result<Vec<Option<SelectedPage>>, EngineError> {
-        let engine = &self.engine;
-        let externalize_body = |_: (Key, Selection), too_big| std::future::ready(Err(too_big));
-        let backoff = self.new_backoff(pages.first().map(|(key, _)| *key));
-        let read = |pages: Vec<(Key, Selection)>| async move { engine.read_selected(&pages).await };
-        self.retry_until_done(backoff, pages, read, externalize_body, |_| {}).await
     }
 
     /// Reads the masters of several transactions; `None` stands for an absent master.

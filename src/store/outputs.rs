@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::{
     engine::EngineError,
-    record::{Key, SelectedPage, Selection, Slot, SpendingData, StoredOutput, TxState, Verdict},
+    record::{Key, SelectedPage, Selection, Slot, SlotRange, SpendingData, StoredOutput, TxState, Verdict},
     tx::{Outpoint, Txid, UtxoHash},
 };
 
@@ -19,6 +19,10 @@ use super::{
 
 /// Number of bodies that one read of outputs loads at the same time.
 const BODIES_AT_A_TIME: usize = 4;
+
+/// Slots that nobody asked for and that a read takes along, at most, between two slots that were asked for: a slot
+/// costs less than a row of its own.
+const GAP: u32 = 16;
 
 /// State of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,13 +64,70 @@ pub struct OutputReader<'a> {
     store: &'a StateStore,
 }
 
+/// The rows of one read that answer queries: each master and each run of slots is read once.
+#[derive(Debug, PartialEq, Eq)]
+struct ReadPlan {
+    rows: Vec<(Key, Selection)>,
+    /// Rows of each query, in the order of the queries.
+    places: Vec<RowIndexes>,
+}
+
+/// Rows of one query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct RowIndexes {
+    /// Row of the master; `None`: the master has the slot.
+    master: Option<usize>,
+    /// Row of the page that has the slot.
+    page: usize,
+}
+
 /// The records of one output.
-struct OutputRecords {
-    master: Option<SelectedPage>,
+struct OutputRecords<'a> {
+    master: Option<&'a SelectedPage>,
     /// Number of the page that has the slot, and that page; `None`: the master has the slot.
-    page: Option<(u32, Option<SelectedPage>)>,
+    page: Option<(u32, Option<&'a SelectedPage>)>,
     /// Offset of the slot in its page.
     offset: u32,
+}
+
+impl ReadPlan {
+    /// Plans the read of outputs; `locate` returns the page and the offset of an output's slot.
+    fn of(queries: &[OutputQuery], output: bool, locate: impl Fn(Outpoint) -> (u32, u32)) -> Self {
+        let mut sorted: Vec<(Txid, u32, u32, usize)> = Vec::with_capacity(queries.len());
+        sorted.extend(queries.iter().enumerate().map(|(index, query)| {
+            let (number, offset) = locate(query.outpoint);
+            (query.outpoint.txid, number, offset, index)
+        }));
+        sorted.sort_unstable();
+        let mut plan = ReadPlan { rows: Vec::new(), places: vec![RowIndexes::default(); queries.len()] };
+        // An output may have a script of megabytes: none is read that nobody asked for.
+        let gap = if output { 0 } else { GAP };
+        let mut master: Option<(Txid, usize)> = None;
+        for (txid, number, offset, index) in sorted {
+            if number > 0 && master.is_none_or(|(known, _)| known != txid) {
+                // The master tells a page that is missing from a page that no transaction of this size has.
+                master = Some((txid, plan.rows.len()));
+                plan.rows.push((Key::master(txid), Selection::META));
+            }
+            plan.select_slot(Key::Page(txid, number), offset, gap, output);
+            let master = master.filter(|_| number > 0).map(|(_, row)| row);
+            plan.places[index] = RowIndexes { master, page: plan.rows.len() - 1 };
+        }
+        plan
+    }
+
+    /// Widens the last row by a slot, or adds a row. The slots of a page come in ascending order.
+    fn select_slot(&mut self, key: Key, offset: u32, gap: u32, output: bool) {
+        if let Some((last, Selection { slots: Some(slots), .. })) = self.rows.last_mut()
+            && *last == key
+            && offset - slots.first <= slots.count.saturating_add(gap)
+        {
+            slots.count = slots.count.max(offset - slots.first + 1);
+            return;
+        }
+        let slots = Some(SlotRange { first: offset, count: 1 });
+        self.rows.push((key, Selection { slots, output, meta: false }));
+    }
 }
 
 impl<'a> OutputReader<'a> {
@@ -80,42 +141,31 @@ impl<'a> OutputReader<'a> {
     /// # Errors
     /// The engine answers with an error that no retry heals, a page is missing, or the body cannot be read.
     pub async fn read_one(&self, query: OutputQuery, options: OutputOptions) -> Result<OutputState, ReadError> {
-        let mut states = self.read(&[query], options).await?;
+        let mut states = self.read(&[query], options).await;
         states.pop().unwrap_or_else(|| unreachable!("one state for one query"))
     }
 
     /// Reads the states of outputs, with one batch of reads for all records. `state[i]` belongs to `queries[i]`; an
-    /// output whose records are damaged has an error of its own.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
-    pub async fn read(
-        &self,
-        queries: &[OutputQuery],
-        options: OutputOptions,
-    ) -> Result<Vec<Result<OutputState, ReadError>>, EngineError> {
-        let mut pages = Vec::with_capacity(queries.len());
-        for Outpoint { txid, vout } in queries.iter().map(|query| query.outpoint) {
-            let (number, offset) = self.store.locate_slot(Outpoint { txid, vout });
-            if number > 0 {
-                // The master tells a page that is missing from a page that no transaction of this size has.
-                pages.push((Key::master(txid), Selection::META));
-            }
-            let slot = Selection { slot: Some(offset), output: options.output, meta: false };
-            pages.push((Key::Page(txid, number), slot));
-        }
-        let mut read = self.store.read_selected(pages).await?.into_iter();
-        let mut take = |query: &OutputQuery| {
-            let (number, offset) = self.store.locate_slot(query.outpoint);
-            let master = read.next().flatten();
-            let page = (number > 0).then(|| (number, read.next().flatten()));
-            OutputRecords { master, page, offset }.state(query, options.height)
+    /// output whose records or body cannot be read has an error of its own.
+    pub async fn read(&self, queries: &[OutputQuery], options: OutputOptions) -> Vec<Result<OutputState, ReadError>> {
+        let locate = |outpoint| self.store.locate_slot(outpoint);
+        let ReadPlan { rows, places } = ReadPlan::of(queries, options.output, locate);
+        let read = self.store.read_selected(rows).await;
+        let page_of = |row: usize| read[row].as_ref().map(Option::as_ref).map_err(EngineError::clone);
+        let state = |(query, places): (&OutputQuery, RowIndexes)| {
+            let (number, offset) = locate(query.outpoint);
+            let page = page_of(places.page)?;
+            let records = match places.master {
+                None => OutputRecords { master: page, page: None, offset },
+                Some(row) => OutputRecords { master: page_of(row)?, page: Some((number, page)), offset },
+            };
+            records.state(query, options.height)
         };
-        let mut states: Vec<_> = queries.iter().map(&mut take).collect();
+        let mut states: Vec<_> = queries.iter().zip(places).map(state).collect();
         if options.output {
             self.load_outputs(&mut states).await;
         }
-        Ok(states)
+        states
     }
 
     /// Loads the outputs that no record holds from the bodies of their transactions.
@@ -131,7 +181,9 @@ impl<'a> OutputReader<'a> {
         }
         let load = |(txid, outputs): (Txid, Vec<(usize, u32)>)| async move {
             let vouts = outputs.iter().map(|(_, vout)| *vout).collect();
-            (outputs, TxReader::of(self.store).outputs_of_body(txid, vouts).await)
+            let reader = TxReader::of(self.store);
+            let read = reader.outputs_of_body(txid, vouts);
+            (outputs, self.store.within_limit(txid, read).await.unwrap_or_else(|error| Err(error.into())))
         };
         let mut loading = stream::iter(missing).map(load).buffer_unordered(BODIES_AT_A_TIME);
         while let Some((outputs, loaded)) = loading.next().await {
@@ -146,17 +198,17 @@ impl<'a> OutputReader<'a> {
     }
 }
 
-impl OutputRecords {
+impl OutputRecords<'_> {
     /// Returns the state of the output by its records.
     fn state(self, query: &OutputQuery, height: Option<u32>) -> Result<OutputState, ReadError> {
         let OutputQuery { outpoint, hash } = *query;
         let state = |status, page: Option<&SelectedPage>| {
-            let slot = page.and_then(|page| page.slot).filter(|slot| *slot != Slot::Nil);
+            let slot = page.and_then(|page| page.slot(self.offset)).filter(|slot| *slot != Slot::Nil);
             let reassigned =
                 page.and_then(|found| found.page.reassignments.iter().rev().find(|entry| entry.offset == self.offset));
             let output = match reassigned {
                 Some(entry) => Some(entry.output.clone()),
-                None => page.and_then(|page| page.output.clone()),
+                None => page.and_then(|page| page.output(self.offset)).cloned(),
             };
             OutputState {
                 outpoint,
@@ -166,16 +218,16 @@ impl OutputRecords {
                 output: output.filter(|_| slot.is_some()),
             }
         };
-        let Some(master) = &self.master else { return Ok(state(SpendStatus::NotFound, None)) };
+        let Some(master) = self.master else { return Ok(state(SpendStatus::NotFound, None)) };
         let verdict = master.page.verdict().unwrap_or(Verdict::Pending);
-        let page = match &self.page {
+        let page = match self.page {
             None => master,
             Some((_, Some(page))) => page,
             Some((number, None)) => {
-                let has_page = master.page.extra_pages() >= *number;
+                let has_page = master.page.extra_pages() >= number;
                 return match record_status(master, verdict, height) {
                     Some(status) => Ok(state(status, None)),
-                    None if has_page => Err(ReadError::MissingPage { txid: outpoint.txid, page: *number }),
+                    None if has_page => Err(ReadError::MissingPage { txid: outpoint.txid, page: number }),
                     None => Ok(state(SpendStatus::NoSuchOutput, None)),
                 };
             }
@@ -210,7 +262,7 @@ fn record_status(selected: &SelectedPage, verdict: Verdict, height: Option<u32>)
 /// Returns the obstacle that the slot is. A slot with a history is as free as any other: the sequencer decides about a
 /// spend of such a slot, and accepts the spend of a free one.
 fn slot_status(selected: &SelectedPage, offset: u32, hash: Option<UtxoHash>, height: Option<u32>) -> SpendStatus {
-    let slot = selected.slot.unwrap_or(Slot::Nil);
+    let slot = selected.slot(offset).unwrap_or(Slot::Nil);
     let Some(found) = slot.hash() else { return SpendStatus::NoSuchOutput };
     if hash.is_some_and(|hash| hash != found) {
         return SpendStatus::HashMismatch(found);

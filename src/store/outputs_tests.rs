@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
     record::{Page, Reason, Sequenced, build::NewTxState},
+    rng::SplitMix64,
     store::{
         read::tests::{PARENT, holder, paged_store},
         testing::*,
@@ -121,10 +122,52 @@ async fn a_batch_has_one_state_for_each_query() {
         [outpoint(id, 6), outpoint(txid(&broken), 2), outpoint(txid(&broken), 4), outpoint(PARENT, 0), outpoint(id, 5)];
     let queries = outpoints.map(|outpoint| OutputQuery { outpoint, hash: None });
     let options = OutputOptions { height: None, output: true };
-    let states = OutputReader::of(&store).read(&queries, options).await.unwrap();
+    let states = OutputReader::of(&store).read(&queries, options).await;
     let output = |index: usize| states[index].as_ref().unwrap().output.as_ref().map(|output| output.satoshis);
     assert_eq!((output(0), output(4)), (Some(16), Some(99)), "output 5 was reassigned");
     assert!(matches!(states[1], Err(ReadError::MissingPage { page: 1, .. })), "{:?}", states[1]);
     assert_eq!(states[2].as_ref().unwrap().status, SpendStatus::NoSuchOutput);
     assert_eq!(states[3].as_ref().unwrap().status, SpendStatus::NotFound);
+}
+
+#[test]
+fn a_read_of_outputs_has_each_master_and_each_run_of_slots_once() {
+    let at = |txid, vout| OutputQuery { outpoint: Outpoint { txid: Txid([txid; 32]), vout }, hash: None };
+    let locate = |outpoint: Outpoint| (outpoint.vout / 100, outpoint.vout % 100);
+    let meta = |txid| (Key::master(Txid([txid; 32])), Selection::META);
+    let run = |txid, page, first, count, output| {
+        let slots = Some(SlotRange { first, count });
+        (Key::Page(Txid([txid; 32]), page), Selection { slots, output, meta: false })
+    };
+    // Out of order, with a repeated outpoint, a gap that is read along, and a gap that is not.
+    let queries = [at(2, 150), at(1, 7), at(1, 5), at(1, 7), at(2, 151), at(1, 99), at(1, 24), at(2, 250)];
+    let plan = ReadPlan::of(&queries, false, locate);
+    let rows =
+        [run(1, 0, 5, 20, false), run(1, 0, 99, 1, false), meta(2), run(2, 1, 50, 2, false), run(2, 2, 50, 1, false)];
+    assert_eq!(plan.rows, rows);
+    let (master, alone) = (|page| RowIndexes { master: Some(2), page }, |page| RowIndexes { master: None, page });
+    assert_eq!(plan.places, [master(3), alone(0), alone(0), alone(0), master(3), alone(1), alone(0), master(4)]);
+    let with_outputs = ReadPlan::of(&queries[1..3], true, locate);
+    assert_eq!(with_outputs.rows, [run(1, 0, 5, 1, true), run(1, 0, 7, 1, true)]);
+}
+
+/// Each answer of a batch is that of the output alone, whatever the batch reads together.
+#[tokio::test]
+async fn a_batch_answers_as_single_reads_do() {
+    let (store, bytes) = paged_store().await;
+    let mut random = SplitMix64::new(31);
+    for options in [OutputOptions::default(), OutputOptions { height: Some(200), output: true }] {
+        let (known, unknown) = (txid(&bytes), Txid([77; 32]));
+        let queries: Vec<OutputQuery> = (0..60)
+            .map(|_| {
+                let txid = if random.below(8) == 0 { unknown } else { known };
+                OutputQuery { outpoint: Outpoint { txid, vout: random.below(12) as u32 }, hash: None }
+            })
+            .collect();
+        let reader = OutputReader::of(&store);
+        let batch = reader.read(&queries, options).await;
+        for (query, state) in queries.into_iter().zip(batch) {
+            assert_eq!(state.unwrap(), reader.read_one(query, options).await.unwrap(), "{query:?}");
+        }
+    }
 }

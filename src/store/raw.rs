@@ -34,7 +34,7 @@ impl StateStore {
     /// # Errors
     /// The engine or the blob store answers with an error that no retry heals, or the body is missing or damaged.
     pub async fn read_raw(&self, txid: Txid, format: WireFormat) -> Result<RawTransaction, ReadError> {
-        let master = self.read_selected(vec![(Key::master(txid), Selection::META)]).await?.pop().flatten();
+        let master = self.read_selected(vec![(Key::master(txid), Selection::META)]).await.pop().transpose()?.flatten();
         let Some(master) = master.map(|master| master.page) else { return Ok(RawTransaction::NotFound) };
         if master.is_partial() || master.utxos.is_none() {
             return Ok(RawTransaction::NoBody);

@@ -143,56 +143,68 @@ impl<'a> TxReader<'a> {
 
     /// Reads a transaction. `None`: the transaction has no record.
     pub async fn get(&self, txid: Txid, fields: ReadFields) -> Result<Option<StoredTransaction>, ReadError> {
-        let mut stored = self.get_many(&[txid], fields).await?;
+        let mut stored = self.get_many(&[txid], fields).await;
         stored.pop().unwrap_or_else(|| unreachable!("one answer for one txid"))
     }
 
     /// Reads transactions, with one batch of reads for all masters. `answer[i]` belongs to `txids[i]`; `None`: the
-    /// transaction has no record. A transaction whose pages or body cannot be read has an error of its own.
-    ///
-    /// # Errors
-    /// The engine answers with an error that no retry heals.
+    /// transaction has no record. A transaction whose records or body cannot be read has an error of its own.
     pub async fn get_many(
         &self,
         txids: &[Txid],
         fields: ReadFields,
-    ) -> Result<Vec<Result<Option<StoredTransaction>, ReadError>>, EngineError> {
-        let masters = match fields {
-            ReadFields { slots: false, body: false } => {
-                let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
-                let selected = self.store.read_selected(pages).await?.into_iter();
-                selected.map(|master| master.map(|master| Arc::new(master.page))).collect()
-            }
-            _ => self.store.masters(txids).await?,
+    ) -> Vec<Result<Option<StoredTransaction>, ReadError>> {
+        let masters = self.masters_for(txids, fields).await;
+        let slots =
+            if fields.slots { self.slots_of(&masters).await } else { masters.iter().map(|_| Ok(vec![])).collect() };
+        let add_parts = |(master, slots): (Result<_, EngineError>, Result<Vec<Slot>, ReadError>)| async move {
+            let Some(master): Option<Arc<Page>> = master? else { return Ok(None) };
+            let has_body = fields.body && master.master.is_some() && master.utxos.is_some();
+            let body = if has_body {
+                let body = self.store.within_limit(master.txid, self.store.body(&master)).await??;
+                Some(body.into_owned())
+            } else {
+                None
+            };
+            Ok(Some(StoredTransaction { slots: slots?, body, master }))
         };
-        let add_parts = |master: Option<Arc<Page>>| async move {
-            match master {
-                Some(master) => self.read_parts(master, fields).await.map(Some),
-                None => Ok(None),
-            }
-        };
-        Ok(stream::iter(masters).map(add_parts).buffered(TRANSACTIONS_AT_A_TIME).collect().await)
+        let with_slots = stream::iter(masters.into_iter().zip(slots));
+        with_slots.map(add_parts).buffered(TRANSACTIONS_AT_A_TIME).collect().await
     }
 
-    /// Reads the parts of a transaction that are not in its master.
-    async fn read_parts(&self, master: Arc<Page>, fields: ReadFields) -> Result<StoredTransaction, ReadError> {
-        let mut stored = StoredTransaction { slots: Vec::new(), body: None, master };
-        let Some(bins) = stored.master.master.as_deref().filter(|_| stored.master.utxos.is_some()) else {
-            return Ok(stored);
+    /// Reads masters, as much of each as the fields need.
+    async fn masters_for(&self, txids: &[Txid], fields: ReadFields) -> Vec<Result<Option<Arc<Page>>, EngineError>> {
+        let keys = txids.iter().map(|txid| Key::master(*txid));
+        if fields == ReadFields::default() {
+            let selected = self.store.read_selected(keys.map(|key| (key, Selection::META)).collect()).await.into_iter();
+            selected.map(|master| Ok(master?.map(|master| Arc::new(master.page)))).collect()
+        } else {
+            self.store.read_records(keys.collect()).await.into_iter().map(|record| Ok(into_page(record?))).collect()
+        }
+    }
+
+    /// Returns the slots of all pages of these transactions, with one batch of reads for the pages besides the masters.
+    async fn slots_of(&self, masters: &[Result<Option<Arc<Page>>, EngineError>]) -> Vec<Result<Vec<Slot>, ReadError>> {
+        let numbers = |master: &Page| {
+            let extra = master.master.as_deref().filter(|_| master.utxos.is_some()).map(|bins| bins.total_extra_recs);
+            1..extra.unwrap_or(0).saturating_add(1)
         };
-        if fields.body {
-            stored.body = Some(self.store.body(&stored.master).await?.into_owned());
-        }
-        if fields.slots {
-            let txid = stored.master.txid;
-            let pages = self.store.pages(txid, 1, bins.total_extra_recs.saturating_add(1)).await?;
-            stored.slots.extend(stored.master.utxos.iter().flatten());
-            for (page, number) in pages.into_iter().zip(1..) {
-                let page = page.ok_or(ReadError::MissingPage { txid, page: number })?;
-                stored.slots.extend(page.utxos.iter().flatten());
+        let found = masters.iter().flatten().flatten();
+        let keys = found.flat_map(|master| numbers(master).map(|number| Key::Page(master.txid, number))).collect();
+        let mut pages = self.store.read_records(keys).await.into_iter();
+        let slots = |master: &Result<Option<Arc<Page>>, EngineError>| {
+            let Ok(Some(master)) = master else { return Ok(Vec::new()) };
+            let (txid, numbers) = (master.txid, numbers(master));
+            let pages: Vec<_> = pages.by_ref().take(numbers.len()).collect();
+            let mut slots: Vec<Slot> =
+                if master.master.is_some() { master.utxos.iter().flatten().copied().collect() } else { Vec::new() };
+            for (page, number) in pages.into_iter().zip(numbers) {
+                let page = into_page(page?).ok_or(ReadError::MissingPage { txid, page: number })?;
+                slots.extend(page.utxos.iter().flatten());
             }
-        }
-        Ok(stored)
+            Ok(slots)
+        };
+        masters.iter().map(slots).collect()
     }
 
     /// Reads all stored data of a transaction. `None`: the transaction has no record.

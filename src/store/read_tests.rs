@@ -183,10 +183,10 @@ async fn a_batch_has_one_answer_for_each_transaction() {
     store.plant(first).await;
     store.plant(pages(&broken, &NewTxState::default(), 2).remove(0)).await;
     let txids = [txid(&broken), absent, PARENT, PARENT];
-    let metas = TxReader::of(&store).get_many(&txids, ReadFields::default()).await.unwrap();
+    let metas = TxReader::of(&store).get_many(&txids, ReadFields::default()).await;
     let fees: Vec<_> = metas.into_iter().map(|meta| meta.unwrap().map(|stored| stored.master.fee)).collect();
     assert_eq!(fees, [Some(894), None, Some(0), Some(0)]);
-    let whole = TxReader::of(&store).get_many(&txids, ReadFields::ALL).await.unwrap();
+    let whole = TxReader::of(&store).get_many(&txids, ReadFields::ALL).await;
     assert!(matches!(whole[0], Err(ReadError::MissingPage { page: 1, .. })), "{:?}", whole[0]);
     assert!(whole[1].as_ref().unwrap().is_none());
     assert_eq!(whole[2].as_ref().unwrap().as_ref().unwrap().slots.len(), 2);

@@ -33,15 +33,38 @@ pub struct FoundTopic {
 /// # Errors
 /// The broker does not answer, or a topic does not exist.
 pub async fn find_topics(broker: &dyn Broker, names: &[(Topic, String)]) -> Result<Vec<FoundTopic>, BrokerError> {
-    let names_only: Vec<String> = names.iter().map(|(_, name)| name.clone()).collect();
-    let mut found = Vec::with_capacity(names.len());
-    for ((topic, name), identity) in names.iter().zip(broker.identify(&names_only).await?) {
-        let unknown = || BrokerError::unknown_topic("look up topic ids", name);
-        let TopicIdentity { id, partitions } = identity.ok_or_else(unknown)?;
-        let first = if id.is_some() { BTreeMap::new() } else { first_records(broker, name, partitions).await? };
-        found.push(FoundTopic { topic: *topic, name: name.clone(), id, partitions, first });
+    let mut found = look_up_topics(broker, names).await?;
+    for topic in found.iter_mut().filter(|topic| topic.id.is_none()) {
+        topic.first = first_records(broker, &topic.name, topic.partitions).await?;
     }
     Ok(found)
+}
+
+/// Reads the ids and the numbers of partitions of these topics, without their first records.
+///
+/// # Errors
+/// The broker does not answer, or a topic does not exist.
+pub(crate) async fn look_up_topics(
+    broker: &dyn Broker,
+    names: &[(Topic, String)],
+) -> Result<Vec<FoundTopic>, BrokerError> {
+    let names_only: Vec<String> = names.iter().map(|(_, name)| name.clone()).collect();
+    let identities = broker.identify(&names_only).await?;
+    let found = names.iter().zip(identities).map(|((topic, name), identity)| {
+        let unknown = || BrokerError::unknown_topic("look up topic ids", name);
+        let TopicIdentity { id, partitions } = identity.ok_or_else(unknown)?;
+        Ok(FoundTopic { topic: *topic, name: name.clone(), id, partitions, first: BTreeMap::new() })
+    });
+    found.collect()
+}
+
+/// Returns why topics are not those that the store was made from; `None`: their ids, as far as the cluster gives ids, and
+/// the number of partitions are those of the store.
+pub(crate) fn find_topic_difference(meta: &MetaRecord, found: &[FoundTopic]) -> Option<MetaError> {
+    let topics = found.iter().map(|topic| verify_topic_binding(meta, topic));
+    let validated = found.iter().filter(|found| found.topic == Topic::ValidatedTxs);
+    let counts = validated.map(|found| check_partition_count(meta, found.partitions.unsigned_abs()));
+    topics.chain(counts).find_map(Result::err)
 }
 
 async fn first_records(

@@ -193,7 +193,8 @@ impl TxList {
                 continue;
             }
             let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
-            let selected = self.store.read_selected(pages).await?.into_iter().flatten();
+            let selected: Result<Vec<_>, _> = self.store.read_selected(pages).await.into_iter().collect();
+            let selected = selected?.into_iter().flatten();
             let cursor = |after| TxListCursor { section: self.query.section, part: self.part.clone(), after };
             let find = |page: &Page| self.query.find(page).map(|listed| (listed, cursor(page.txid)));
             let found: Vec<_> = selected.filter_map(|selected| find(&selected.page)).collect();

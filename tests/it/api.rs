@@ -35,7 +35,7 @@ pub struct Api {
     pub address: SocketAddr,
     pub client: Client,
     pub health: Arc<Health>,
-    metrics: Arc<Metrics>,
+    pub metrics: Arc<Metrics>,
 }
 
 /// Returns a configuration with the topics of a world and these settings of the server.
@@ -60,7 +60,7 @@ impl Api {
         Api::over(world.store.clone(), Some(broker), http).await
     }
 
-    async fn over(store: StateStore, broker: Option<Arc<dyn Broker>>, http: &[(&str, &str)]) -> Self {
+    pub async fn over(store: StateStore, broker: Option<Arc<dyn Broker>>, http: &[(&str, &str)]) -> Self {
         let config = config(http);
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Clock::System, Duration::from_secs(60)));
@@ -246,7 +246,7 @@ async fn a_batch_answers_in_the_order_of_its_keys() {
     running.kill().await;
 }
 
-fn split_records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+pub fn split_records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     while let Some((len, rest)) = bytes.split_first_chunk() {
         let (record, rest) = rest.split_at(u32::from_le_bytes(*len) as usize);
@@ -383,6 +383,10 @@ async fn a_request_needs_the_token_of_its_role() {
     assert_eq!(answer.status(), 404);
     let live = api.send(Method::GET, "/health/live", None).await;
     assert_eq!(live.0, 200, "probes need no token");
+    assert_eq!(api.get("/state").await.0, 401, "the state page names transactions");
+    let request = api.client.get(format!("http://{}/state", api.address));
+    let answer = request.header("Authorization", "Bearer 0123456789abcdef0123456789abcdef").send().await.unwrap();
+    assert_eq!(answer.status(), 200);
 }
 
 /// A store that does not answer.

@@ -669,6 +669,33 @@ async fn a_verdict_on_a_transaction_deleted_since_is_reapplied() {
     world.check("a verdict on what was deleted").await;
 }
 
+/// A command makes a parent conflicting together with its live child. The parent is deleted, the child is not. The
+/// sequencer dies before it commits any of this (simulator, seeds 1543 and 1559).
+/// Protects: a verdict that is applied again does not wait for the outputs of a parent deleted since.
+#[tokio::test(start_paused = true)]
+async fn a_verdict_on_the_child_of_a_parent_deleted_since_is_reapplied() {
+    let mut world = World::new().await;
+    world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
+    let parent = spend(&[world.seed(1, 1).await.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let running = world.start();
+    world.validate(&parent).await;
+    world.validate(&child).await;
+    while world.page(&child).await.is_none_or(|page| page.state() != TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.command(1, CommandAction::SetConflicting { txid: parent.txid }).await;
+    world.command(2, CommandAction::Delete { txid: parent.txid }).await;
+    while !matches!(state(&world, &parent).await, TxState::Pruned(_)) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    running.kill().await;
+    world.settings.sequencer.commit_interval = Duration::from_millis(100);
+    world.run_until_consumed().await;
+    assert_eq!(conflict_reason(&world, &child).await, Some(Reason::ConflictingParent { parent: parent.txid }));
+    world.check("a verdict on the child of a deleted parent").await;
+}
+
 /// Two transactions spend one coin, and an operator makes both conflicting.
 /// Protects: a transaction that an operator made conflicting has no second chance when its rival becomes conflicting
 /// too.

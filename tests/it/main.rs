@@ -7,7 +7,9 @@
 mod aerospike;
 mod aerospike_server;
 mod api;
+mod api_faults;
 mod api_log;
+mod api_tls;
 mod ask;
 mod bad_input;
 mod blobs;

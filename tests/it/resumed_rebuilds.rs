@@ -209,17 +209,17 @@ async fn the_blob_store_is_claimed_once_the_rebuild_is_durable() {
     resume(&world, &store).await.unwrap();
 }
 
-/// A verdict makes a transaction conflicting with its child, later commands delete both; the rebuild dies when all of
-/// that is applied and little of it committed.
+/// A verdict makes a transaction conflicting with its children, later commands delete all but one child; the rebuild
+/// dies when all of that is applied and little of it committed.
 /// Protects: verdicts that are applied again pass over transactions deleted since.
 #[tokio::test(start_paused = true)]
 async fn a_resumed_rebuild_reapplies_verdicts_on_deleted_transactions() {
     let mut world = World::new().await;
     let seed = world.seed(1, 2).await;
-    let (parent, mined) = (spend(&[seed.coin(0)], 2, 1), spend(&[seed.coin(1)], 1, 2));
-    let (child, other) = (spend(&[parent.coin(0)], 1, 3), spend(&[parent.coin(1)], 1, 4));
+    let (parent, mined) = (spend(&[seed.coin(0)], 3, 1), spend(&[seed.coin(1)], 1, 2));
+    let [child, other, kept] = [0, 1, 2].map(|vout| spend(&[parent.coin(vout)], 1, 3 + vout as u8));
     let running = world.start();
-    for event in [&parent, &child, &other, &mined] {
+    for event in [&parent, &child, &other, &kept, &mined] {
         world.validate(event).await;
     }
     world.until_consumed().await;

@@ -1,7 +1,7 @@
 //! Transactions that become conflicting before their events have stored a body, and the second chances that make them
 //! live.
 
-use std::{process::Command, slice::from_ref};
+use std::{process::Command, slice::from_ref, time::Duration};
 
 use serde_json::Value;
 use utxo_store::{event::CommandAction, record::TxState};
@@ -9,6 +9,7 @@ use utxo_store::{event::CommandAction, record::TxState};
 use crate::{
     harness::{Made, World, coinbase, spend},
     made_blocks::MadeBlock,
+    regressions::holding_engine::{HoldingEngine, is_spend},
 };
 
 async fn state(world: &World, made: &Made) -> Option<TxState> {
@@ -26,7 +27,8 @@ enum Fall {
     Command,
 }
 
-/// A child holds a slot of its first parent and waits for its second when the first parent becomes conflicting.
+/// A child holds a slot of its first parent and waits for its second when the first parent becomes conflicting. The
+/// second is in flight and waits for a lock: a parent that is not in flight would be missing within a commit interval.
 /// Protects: a contest that is passed over publishes a `Reconsider` once the reason of its verdict no longer holds.
 #[tokio::test(start_paused = true)]
 async fn a_child_without_a_body_is_live_once_its_parents_are() {
@@ -44,17 +46,27 @@ async fn play_child_without_body(fall: Fall, is_late: bool) {
     let block = MadeBlock::new(1, 101, &coinbase(1), &[]);
     let coin = if let Fall::Coinbase = fall { block.coinbase.coin(0) } else { seed.coin(0) };
     let parent = spend(from_ref(&coin), 1, 1);
-    let second = spend(&[seed.coin(1)], 1, 2);
+    let locked = spend(&[seed.coin(1)], 1, 6);
+    let second = spend(&[locked.coin(0)], 1, 2);
     let child = spend(&[parent.coin(0), second.coin(0)], 1, 3);
     let grandchild = spend(&[child.coin(0)], 1, 4);
     let rival = spend(&[seed.coin(0)], 1, 5);
-    let running = world.start();
-    let settled = || tokio::time::sleep(std::time::Duration::from_millis(800));
+    let (slot_of, spender) = (second.txid, child.txid);
+    let holding = HoldingEngine::hold_first(&world, move |row| is_spend(row, slot_of, spender));
+    let running = holding.in_front_of(&world).start();
+    let settled = || tokio::time::sleep(Duration::from_millis(800));
     world.bring(1, &block).await;
-    for made in [&parent, &child, &grandchild] {
+    world.validate_locked(&locked).await;
+    world.validate_at(&parent, 300).await;
+    settled().await;
+    world.validate_at(&child, 300).await;
+    holding.wait_for_held(1).await;
+    for made in [&second, &grandchild] {
         world.validate_at(made, 300).await;
-        settled().await;
     }
+    settled().await;
+    holding.release().await;
+    settled().await;
     match fall {
         Fall::Coinbase => world.reorganise(2, from_ref(&block), &[]).await,
         Fall::Rival => {
@@ -64,8 +76,11 @@ async fn play_child_without_body(fall: Fall, is_late: bool) {
         Fall::Command => world.command(1, CommandAction::SetConflicting { txid: parent.txid }).await,
     }
     settled().await;
+    let is_stub = world.page(&child).await.is_some_and(|page| page.utxos.is_none());
+    assert!(is_stub, "{fall:?}, late: {is_late}: the child has no body when its first parent falls");
+    let unlock = || world.command(3, CommandAction::Unlock { txid: locked.txid });
     if is_late {
-        world.validate_at(&second, 300).await;
+        unlock().await;
         settled().await;
     }
     match fall {
@@ -79,11 +94,11 @@ async fn play_child_without_body(fall: Fall, is_late: bool) {
     }
     settled().await;
     if !is_late {
-        world.validate_at(&second, 300).await;
+        unlock().await;
     }
     world.until_consumed().await;
     running.stop().await;
-    for made in [&parent, &child, &grandchild] {
+    for made in [&parent, &second, &child, &grandchild] {
         assert_eq!(state(&world, made).await, Some(TxState::Live), "{fall:?}, late: {is_late}");
     }
     world.check(&format!("{fall:?}, late: {is_late}")).await;

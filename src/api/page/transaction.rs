@@ -71,7 +71,7 @@ pub async fn read(
     let end = range.outputs.saturating_add(ROWS).min(total_outputs(&stored));
     let queries: Vec<OutputQuery> = (range.outputs..end).map(query).collect();
     let options = OutputOptions { height: Some(height), output: fields.body };
-    let outputs = OutputReader::of(store).read(&queries, options).await?;
+    let outputs = OutputReader::of(store).read(&queries, options).await;
     let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, CONFLICTS).await?;
     Ok(Some(ShownTransaction { stored, range, inputs, outputs, conflicting_descendants }))
 }

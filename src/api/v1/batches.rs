@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::{
     binary,
-    context::ApiContext,
+    context::{ApiContext, refuse_unavailable},
     model::{SelectedFields, TransactionData},
     outputs::check_count,
     params::{JSON, OCTET_STREAM, Params, media_type, parse, parse_json, require_media_type},
@@ -199,7 +199,9 @@ impl BatchReader {
     ) -> Result<Vec<(String, Found)>, Problem> {
         let part: Vec<BatchKey> = keys.take(at_a_time).collect();
         let txids: Vec<Txid> = part.iter().filter_map(|(_, txid)| txid.as_ref().ok().copied()).collect();
-        let mut found = self.context.bound_store(self.read(&txids)).await??.into_iter();
+        let found = self.context.limits.bound_batch(self.read(&txids)).await?;
+        refuse_unavailable(&found)?;
+        let mut found = found.into_iter();
         let answer = |(key, txid): BatchKey| {
             let found = txid.and_then(|_| found.next().unwrap_or_else(|| unreachable!("one answer for one txid")));
             (key, found)
@@ -207,26 +209,27 @@ impl BatchReader {
         Ok(part.into_iter().map(answer).collect())
     }
 
-    /// Reads transactions; one that is too large for a batch has an error of its own.
-    async fn read(&self, txids: &[Txid]) -> Result<Vec<Found>, Problem> {
+    /// Reads transactions; one that cannot be read, or is too large for a batch, has an error of its own.
+    async fn read(&self, txids: &[Txid]) -> Vec<Found> {
         let (reader, parts) = (TxReader::of(&self.store), self.fields.parts());
-        let masters = reader.get_many(txids, ReadFields::default()).await?;
+        let masters = reader.get_many(txids, ReadFields::default()).await;
+        let masters = masters.into_iter().map(|found| found.map_err(Problem::from));
         if parts == ReadFields::default() {
-            return Ok(masters.into_iter().map(|found| found.map_err(Problem::from)).collect());
+            return masters.collect();
         }
-        let refusal = |found: &Result<Option<StoredTransaction>, ReadError>| match found {
-            Ok(Some(stored)) => find_excess(stored, parts),
-            _ => None,
+        let refusal = |found: Found| match found {
+            Ok(stored) => stored.and_then(|stored| find_excess(&stored, parts)),
+            Err(problem) => Some(problem),
         };
-        let refusals: Vec<Option<Problem>> = masters.iter().map(refusal).collect();
+        let refusals: Vec<Option<Problem>> = masters.map(refusal).collect();
         let whole: Vec<Txid> =
             txids.iter().zip(&refusals).filter(|(_, refusal)| refusal.is_none()).map(|(txid, _)| *txid).collect();
-        let mut whole = reader.get_many(&whole, parts).await?.into_iter();
+        let mut whole = reader.get_many(&whole, parts).await.into_iter();
         let answer = |refusal: Option<Problem>| match refusal {
             Some(problem) => Err(problem),
             None => Ok(whole.next().unwrap_or_else(|| unreachable!("one answer for one txid"))?),
         };
-        Ok(refusals.into_iter().map(answer).collect())
+        refusals.into_iter().map(answer).collect()
     }
 
     fn open(&self) -> &'static [u8] {
@@ -256,7 +259,7 @@ impl BatchReader {
     }
 
     fn encode_record(&self, found: &Found, to: &mut Vec<u8>) {
-        let found = found.as_ref().map(Option::as_ref).map_err(|problem| problem.detail.as_str());
+        let found = found.as_ref().map(Option::as_ref);
         binary::encode_transaction(found, self.fields.has("txInpoints"), self.fields.has("tx"), to);
     }
 

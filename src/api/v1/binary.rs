@@ -8,6 +8,7 @@
 //! ```
 
 use crate::{
+    api::problem::Problem,
     record::{Body, StoredOutput},
     store::{
         body::ParsedBody,
@@ -23,7 +24,7 @@ const OUTPOINT_LEN: usize = 36;
 /// Bytes of a txid.
 const TXID_LEN: usize = 32;
 
-/// Status byte of a key that could not be read; the message follows as text.
+/// First byte of the record of a key that could not be read; the status of the problem and its text follow.
 const FAILED: u8 = 255;
 
 /// Reason why a binary batch is refused.
@@ -66,17 +67,17 @@ pub fn decode_txids(body: &[u8]) -> Result<Vec<Txid>, KeyLengthError> {
 }
 
 /// Appends the record of an output.
-pub fn encode_output(state: &Result<OutputState, ReadError>, to: &mut Vec<u8>) {
+pub fn encode_output(state: &Result<OutputState, Problem>, to: &mut Vec<u8>) {
     append_record(to, |to| match state {
         Ok(state) => write_output(state, to),
-        Err(error) => write_failure(&error.to_string(), to),
+        Err(problem) => write_failure(problem, to),
     });
 }
 
 /// Appends the record of a transaction; `None`: the store has no record of it. `has_inpoints` and `has_tx` select the
 /// parts of the body.
 pub fn encode_transaction(
-    stored: Result<Option<&StoredTransaction>, &str>,
+    stored: Result<Option<&StoredTransaction>, &Problem>,
     has_inpoints: bool,
     has_tx: bool,
     to: &mut Vec<u8>,
@@ -84,7 +85,7 @@ pub fn encode_transaction(
     append_record(to, |to| match stored {
         Ok(None) => to.push(0),
         Ok(Some(stored)) => write_transaction(stored, has_inpoints, has_tx, to),
-        Err(why) => write_failure(why, to),
+        Err(problem) => write_failure(problem, to),
     });
 }
 
@@ -98,9 +99,10 @@ fn append_record(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     to[start..start + 4].copy_from_slice(&len.to_le_bytes());
 }
 
-fn write_failure(why: &str, to: &mut Vec<u8>) {
+fn write_failure(problem: &Problem, to: &mut Vec<u8>) {
     to.push(FAILED);
-    to.extend_from_slice(why.as_bytes());
+    to.extend(problem.status.to_le_bytes());
+    to.extend_from_slice(problem.detail.as_bytes());
 }
 
 /// Returns the status byte of an output.
@@ -187,7 +189,7 @@ fn write_transaction(stored: &StoredTransaction, has_inpoints: bool, has_tx: boo
     };
     let parsed = stored.body.as_ref().filter(|_| has_inpoints).map(|body| ParsedBody::parse(page.txid, body));
     let inpoints = match parsed {
-        Some(Err(error)) => return write_failure(&error.to_string(), to),
+        Some(Err(error)) => return write_failure(&ReadError::from(error).into(), to),
         Some(Ok(parsed)) => parsed.transaction().map(inpoints_of),
         None => None,
     };
@@ -277,7 +279,7 @@ mod tests {
         expected.extend([5, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0x51]);
         assert_eq!(record, expected);
         let mut failed = Vec::new();
-        encode_output(&Err(ReadError::MissingPage { txid: Txid([7; 32]), page: 2 }), &mut failed);
-        assert_eq!((failed[4], &failed[5..12]), (FAILED, &b"page 2 "[..]));
+        encode_output(&Err(ReadError::MissingPage { txid: Txid([7; 32]), page: 2 }.into()), &mut failed);
+        assert_eq!((failed[4], &failed[5..7], &failed[7..14]), (FAILED, &500_u16.to_le_bytes()[..], &b"page 2 "[..]));
     }
 }

@@ -6,6 +6,7 @@ use axum::{
     Json,
     extract::{Path, State},
     http::HeaderMap,
+    response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -17,8 +18,11 @@ use super::{
     params::{JSON, NoParams, Params, parse_json, require_media_type},
 };
 use crate::{
-    api::{limits::LimitedBody, problem::Problem},
-    client::{CommandAnswer, CommandOutcome, PUBLISH_TIMEOUT, PendingCommand, submit_commands},
+    api::{
+        limits::LimitedBody,
+        problem::{ExtendedProblem, Problem},
+    },
+    client::{CommandAnswer, CommandOutcome, PUBLISH_TIMEOUT, PendingCommand, submit_following},
     event::{Event, from_json},
     record::{Key, Record},
     rng::random_bytes,
@@ -71,26 +75,29 @@ pub struct CommandsAnswer {
 pub struct CommandResultView {
     /// Id of the command, 32 hexadecimal digits.
     id: String,
-    /// Offset of the command in the chain log.
-    chain_offset: u64,
-    /// `applied`, `already-applied`, `refused`, `unchanged` (a `reconsider` without a change) or `unanswered`.
+    /// Offset of the command in the chain log; absent: the log has not acknowledged the command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chain_offset: Option<u64>,
+    /// `applied`, `already-applied`, `refused`, `unchanged` (a `reconsider` without a change), `unanswered` or
+    /// `unacknowledged`.
     result: &'static str,
     /// Reason of a refusal as a code.
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
-    /// Reason of a refusal in one line.
+    /// Reason of a refusal, or of a missing acknowledgement, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
 
 impl CommandResultView {
-    fn new(id: String, chain_offset: u64, outcome: CommandOutcome) -> Self {
+    fn new(id: String, chain_offset: Option<u64>, outcome: CommandOutcome) -> Self {
         let (result, code, message) = match outcome {
             CommandOutcome::Applied => ("applied", None, None),
             CommandOutcome::AlreadyApplied => ("already-applied", None, None),
             CommandOutcome::Refused { code, message } => ("refused", Some(code), Some(message)),
             CommandOutcome::Unchanged => ("unchanged", None, None),
             CommandOutcome::Unanswered => ("unanswered", None, None),
+            CommandOutcome::Unacknowledged { message } => ("unacknowledged", None, Some(message)),
         };
         CommandResultView { id, chain_offset, result, code, message }
     }
@@ -110,7 +117,12 @@ impl CommandResultView {
         (status = 200, description = "The results", body = CommandsAnswer),
         (status = 400, description = "A command is malformed; none is published", body = Problem),
         (status = 413, description = "Too many commands", body = Problem),
-        (status = 503, description = "The log does not answer", body = Problem),
+        (
+            status = 503,
+            description = "The log has not acknowledged every command; the problem has these further members",
+            body = CommandsAnswer,
+            content_type = "application/problem+json"
+        ),
     )
 )]
 pub async fn post_commands(
@@ -118,7 +130,7 @@ pub async fn post_commands(
     Params(params): Params<CommandParams>,
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,
-) -> Result<Json<CommandsAnswer>, Problem> {
+) -> Result<Response, Problem> {
     require_media_type(&headers, JSON)?;
     let wait = Duration::from_millis(params.timeout_ms.unwrap_or(60_000));
     if wait > LONGEST_WAIT {
@@ -128,7 +140,8 @@ pub async fn post_commands(
     check_count(&context, commands.len())?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     let broker = context.broker()?;
-    let submitted = submit_commands(broker.as_ref(), &context.topics, &commands, wait);
+    let sharing = (context.publisher().await?.producer(), context.outcomes()?);
+    let submitted = submit_following(broker.as_ref(), sharing, &context.topics, &commands, wait);
     // The wait of the request, and the time to publish the commands.
     let limit = wait + PUBLISH_TIMEOUT + context.limits.timeout;
     let ids: Vec<String> = commands.iter().take(IDS_IN_PROBLEM).map(|command| hex::encode(command.id())).collect();
@@ -139,8 +152,18 @@ pub async fn post_commands(
     let answers = tokio::time::timeout(limit, submitted).await;
     let answers = answers.map_err(|_| unavailable("the log does not answer".to_owned()))?;
     let answers = answers.map_err(|error| unavailable(error.to_string()))?;
+    let published = answers.iter().filter(|answer| answer.chain_offset.is_some()).count();
+    let all = answers.len();
     let view = |answer: CommandAnswer| CommandResultView::new(answer.id, answer.chain_offset, answer.outcome);
-    Ok(Json(CommandsAnswer { commands: answers.into_iter().map(view).collect() }))
+    let members = CommandsAnswer { commands: answers.into_iter().map(view).collect() };
+    if published == all {
+        return Ok(Json(members).into_response());
+    }
+    let detail = format!(
+        "the log has acknowledged {published} of {all} commands; send the same commands again, with \
+                          their ids: a repeat changes nothing"
+    );
+    Ok(ExtendedProblem { problem: Problem::unavailable(detail), members }.into_response())
 }
 
 fn to_pending((request, number): (CommandRequest, usize)) -> Result<PendingCommand, Problem> {
@@ -186,7 +209,7 @@ pub async fn get_command(
     let record = context.bound_store(store.read(vec![Key::Command(id)])).await??.pop().flatten();
     match record {
         Some(Record::Command(command)) => {
-            Ok(Json(CommandResultView::new(hex::encode(id), command.chain_offset, command.result.into())))
+            Ok(Json(CommandResultView::new(hex::encode(id), Some(command.chain_offset), command.result.into())))
         }
         _ => {
             let detail = format!(

@@ -129,7 +129,7 @@ impl ApiContext {
     /// # Errors
     /// 503 while the store is not open, or does not answer.
     pub(in crate::api) fn store(&self) -> Result<StateStore, Problem> {
-        self.store.get()
+        Ok(self.store.get()?.with_read_limit(self.limits.read_limit()))
     }
 
     /// Returns the log for one request.
@@ -190,6 +190,20 @@ impl ApiContext {
     /// 503 after the time limit of a request.
     pub(in crate::api) async fn bound_store<T>(&self, answer: impl Future<Output = T>) -> Result<T, Problem> {
         self.limits.bound("the store", answer).await
+    }
+}
+
+/// Refuses a part of a batch of which no key could be read because the store does not answer: the client repeats the
+/// request.
+///
+/// # Errors
+/// The 503 of the first key.
+pub(super) fn refuse_unavailable<T>(answers: &[Result<T, Problem>]) -> Result<(), Problem> {
+    let unavailable =
+        |answer: &Result<T, Problem>| answer.as_ref().err().filter(|problem| problem.is_unavailable()).cloned();
+    match answers.first().and_then(unavailable) {
+        Some(first) if answers.iter().all(|answer| unavailable(answer).is_some()) => Err(first),
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `GET /v1/outcomes`: the outcomes of transactions and commands, as server-sent events.
 
-use std::{convert::Infallible, time::Duration};
+use std::{borrow::Cow, convert::Infallible, time::Duration};
 
 use axum::{
     extract::State,
@@ -12,15 +12,16 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Deserialize;
-use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 
 use super::{context::ApiContext, params::Params};
 use crate::{
     api::problem::Problem,
-    client::outcome_feed::{FeedPosition, FollowError, OutcomeMessage, OutcomeReader},
-    event::{Event, OutcomeChange, OutcomeKind, to_json},
+    client::outcome_feed::{
+        FeedPosition, FollowError, OutcomeContent, OutcomeMessage, OutcomeReader, OutcomeReaderError,
+    },
+    event::{Event, OutcomeBatch, TxidList, to_json},
     tx::Txid,
 };
 
@@ -47,7 +48,7 @@ pub struct OutcomesParams {
 ///
 /// The name of an event is its kind, the data is the event in JSON (`schemas/outcome.md`, `schemas/outcome-batch.md`),
 /// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. An
-/// outcome can come more than once. A reader that is too slow is disconnected.
+/// outcome can come more than once. A reader that is too slow gets the event `end` with the reason, and then no more.
 #[utoipa::path(
     get,
     path = "/v1/outcomes",
@@ -86,7 +87,7 @@ pub async fn get_outcomes(
         FollowError::Broker(error) => Problem::unavailable(error.to_string()),
     })?;
     let scan = if reader.is_catching_up() { Some(context.limits.open_scan()?) } else { None };
-    let stream = OutcomeStream { reader, filter, skipped: 0, scan, _permit: permit };
+    let stream = OutcomeStream { reader, filter, skipped: 0, has_ended: false, scan, _permit: permit };
     let events = stream::unfold(stream, |mut stream| async move {
         stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
     });
@@ -103,6 +104,8 @@ struct OutcomeStream {
     filter: OutcomeFilter,
     /// Messages that the filter has skipped since the last event.
     skipped: u32,
+    /// The client has got its last event.
+    has_ended: bool,
     /// Right to read the log from an earlier offset, until the stream follows the present.
     scan: Option<OwnedSemaphorePermit>,
     _permit: OwnedSemaphorePermit,
@@ -111,12 +114,12 @@ struct OutcomeStream {
 impl OutcomeStream {
     /// Returns the next event; `None`: the client is disconnected, and continues after its last event.
     async fn next(&mut self) -> Option<sse::Event> {
-        loop {
+        while !self.has_ended {
             let message = match self.reader.next().await {
                 Ok(message) => message,
                 Err(error) => {
-                    tracing::warn!(%error, "http: stream of outcomes ended");
-                    return None;
+                    self.has_ended = true;
+                    return Some(self.end(&error));
                 }
             };
             if !self.reader.is_catching_up() {
@@ -133,15 +136,49 @@ impl OutcomeStream {
                 return Some(sse::Event::default().id(id()).comment("position"));
             }
         }
+        None
+    }
+
+    /// Returns the last event of a stream that the server ends, with the position after the last outcome.
+    fn end(&self, error: &OutcomeReaderError) -> sse::Event {
+        tracing::warn!(%error, "http: stream of outcomes ended");
+        let data = serde_json::json!({"reason": error.to_string()});
+        sse::Event::default().event("end").id(self.reader.position().to_string()).data(data.to_string())
     }
 }
 
 /// Selects outcomes by kind and txid. Pure.
 struct OutcomeFilter {
-    /// First digits of the txids, lower case; empty: every transaction.
-    prefix: String,
+    /// First digits of the txids; `None`: every transaction.
+    prefix: Option<TxidPrefix>,
     /// Kinds to select; `None`: all.
     kinds: Option<Vec<&'static str>>,
+}
+
+/// First hexadecimal digits of a txid as it is displayed.
+struct TxidPrefix {
+    /// Whole bytes, in the order of the digits.
+    bytes: Vec<u8>,
+    /// Value of the last digit of an odd number of digits.
+    last: Option<u8>,
+}
+
+impl TxidPrefix {
+    fn parse(digits: &str) -> Option<Self> {
+        let (pairs, rest) = digits.as_bytes().split_at_checked(digits.len() & !1)?;
+        let last = match rest {
+            [digit] => Some(u8::try_from(char::from(*digit).to_digit(16)?).ok()?),
+            _ => None,
+        };
+        (digits.len() <= 64).then_some(TxidPrefix { bytes: hex::decode(pairs).ok()?, last })
+    }
+
+    fn matches(&self, txid: &Txid) -> bool {
+        // The digits of a txid begin with its last byte.
+        let mut bytes = txid.0.iter().rev();
+        self.bytes.iter().all(|wanted| bytes.next() == Some(wanted))
+            && self.last.is_none_or(|wanted| bytes.next().is_some_and(|byte| byte >> 4 == wanted))
+    }
 }
 
 /// Names of the kinds, as events of the stream.
@@ -149,62 +186,77 @@ const KINDS: [&str; 7] = ["live", "mined", "unmined", "accepted", "conflicting",
 
 impl OutcomeFilter {
     fn parse(params: &OutcomesParams) -> Result<Self, Problem> {
-        let prefix = params.txid.clone().unwrap_or_default().to_ascii_lowercase();
-        if prefix.len() > 64 || !prefix.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(Problem::bad_request("txid: write the first hexadecimal digits of a txid, at most 64"));
-        }
+        let prefix = params.txid.as_deref().filter(|digits| !digits.is_empty()).map(|digits| {
+            let problem = || Problem::bad_request("txid: write the first hexadecimal digits of a txid, at most 64");
+            TxidPrefix::parse(digits).ok_or_else(problem)
+        });
         let find = |name: &str| {
             KINDS.iter().copied().find(|kind| *kind == name).ok_or_else(|| {
                 Problem::bad_request(format!("kind: unknown kind `{name}`; known: {}", KINDS.join(", ")))
             })
         };
         let kinds = params.kind.as_deref().map(|kinds| kinds.split(',').map(find).collect()).transpose()?;
-        Ok(OutcomeFilter { prefix, kinds })
-    }
-
-    fn has_kind(&self, kind: &str) -> bool {
-        self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
-    }
-
-    fn has_txid(&self, txid: &Txid) -> bool {
-        self.prefix.is_empty() || txid.to_string().starts_with(&self.prefix)
+        Ok(OutcomeFilter { prefix: prefix.transpose()?, kinds })
     }
 
     /// Returns the kind and the JSON of a selected message. A batch keeps only the selected transactions.
-    fn select(&self, message: &OutcomeMessage) -> Option<(&'static str, String)> {
-        let event = Event::decode(&message.message.payload).ok()?;
-        match &event {
-            Event::Outcome(outcome) => {
-                let kind = match outcome.kind {
-                    OutcomeKind::Accepted => "accepted",
-                    OutcomeKind::Conflicting { .. } => "conflicting",
-                    OutcomeKind::Refused { .. } => "refused",
-                    OutcomeKind::Command { .. } => "command",
-                };
-                (self.has_kind(kind) && self.has_txid(&outcome.txid)).then(|| (kind, to_json(&event)))
-            }
-            Event::OutcomeBatch(batch) => {
-                let kind = match batch.change {
-                    OutcomeChange::Live => "live",
-                    OutcomeChange::Mined { .. } => "mined",
-                    OutcomeChange::Unmined { .. } => "unmined",
-                };
-                if !self.has_kind(kind) {
-                    return None;
-                }
-                if self.prefix.is_empty() {
-                    return Some((kind, to_json(&event)));
-                }
-                let selected: Vec<Value> =
-                    batch.txids.iter().filter(|txid| self.has_txid(txid)).map(|txid| txid.to_string().into()).collect();
-                if selected.is_empty() {
-                    return None;
-                }
-                let mut json: Value = serde_json::from_str(&to_json(&event)).ok()?;
-                *json.get_mut("txids")? = Value::Array(selected);
-                Some((kind, json.to_string()))
-            }
-            _ => None,
+    fn select<'a>(&self, message: &'a OutcomeMessage) -> Option<(&'static str, Cow<'a, str>)> {
+        let kind = message.content.kind()?;
+        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(&kind)) {
+            return None;
         }
+        let Some(prefix) = &self.prefix else { return Some((kind, message.json()?.into())) };
+        let selected: Vec<Txid> = message.content.txids().filter(|txid| prefix.matches(txid)).collect();
+        match &message.content {
+            _ if selected.is_empty() => None,
+            OutcomeContent::Many { change, txids } if selected.len() * size_of::<Txid>() < txids.len() => {
+                let txids: Vec<u8> = selected.iter().flat_map(|txid| txid.0).collect();
+                let batch = OutcomeBatch { change: *change, txids: TxidList::new(&txids)? };
+                Some((kind, to_json(&Event::OutcomeBatch(batch)).into()))
+            }
+            _ => Some((kind, message.json()?.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{broker::Message, event::OutcomeChange};
+
+    #[test]
+    fn a_prefix_selects_the_txids_whose_text_begins_with_it() {
+        let mut bytes = [7; 32];
+        (bytes[31], bytes[30]) = (0xab, 0xcd);
+        let txid = Txid(bytes);
+        let text = txid.to_string();
+        for len in 0..=64 {
+            let prefix = TxidPrefix::parse(&text[..len]).unwrap();
+            assert!(prefix.matches(&txid), "{len}");
+            assert_eq!(prefix.matches(&Txid([7; 32])), len == 0, "{len}");
+        }
+        assert!(TxidPrefix::parse("ABC").unwrap().matches(&txid), "digits of either case");
+        assert!(!TxidPrefix::parse("abd").unwrap().matches(&txid));
+        for wrong in ["x", "0x", "a ", "ä", &"0".repeat(65)] {
+            assert!(TxidPrefix::parse(wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_batch_keeps_only_the_selected_transactions() {
+        let txids = [[0xaa; 32], [0xbb; 32], [0xaa; 32]].concat();
+        let batch = OutcomeBatch { change: OutcomeChange::Live, txids: TxidList::new(&txids).unwrap() };
+        let payload: Bytes = Event::OutcomeBatch(batch).encode().into();
+        let message = Message { offset: 0, timestamp_ms: 0, key: Bytes::new(), payload, headers: vec![] };
+        let message = OutcomeMessage::decode(0, &message);
+        let count = |txid: Option<&str>, kind: Option<&str>| {
+            let params = OutcomesParams { from: None, txid: txid.map(str::to_owned), kind: kind.map(str::to_owned) };
+            let selected = OutcomeFilter::parse(&params).unwrap().select(&message)?.1.into_owned();
+            Some(serde_json::from_str::<serde_json::Value>(&selected).unwrap()["txids"].as_array().unwrap().len())
+        };
+        assert_eq!((count(None, None), count(Some("aaa"), Some("mined,live"))), (Some(3), Some(2)));
+        assert_eq!((count(Some("c"), None), count(None, Some("mined"))), (None, None));
     }
 }

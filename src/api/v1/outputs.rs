@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     binary,
-    context::ApiContext,
+    context::{ApiContext, refuse_unavailable},
     model::OutputView,
     params::{JSON, OCTET_STREAM, Params, media_type, parse, parse_json, parse_number, require_media_type},
 };
@@ -24,7 +24,6 @@ use crate::{
     store::{
         StateStore,
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
-        read::ReadError,
     },
     tx::Outpoint,
 };
@@ -167,13 +166,15 @@ async fn read_batch(
     store: &StateStore,
     outpoints: &[Outpoint],
     options: OutputOptions,
-) -> Result<Vec<Result<OutputState, ReadError>>, Problem> {
+) -> Result<Vec<Result<OutputState, Problem>>, Problem> {
     let query = |outpoint: &Outpoint| OutputQuery { outpoint: *outpoint, hash: None };
     let queries: Vec<OutputQuery> = outpoints.iter().map(query).collect();
     let at_a_time = if options.output { WITH_OUTPUT_AT_A_TIME } else { queries.len().max(1) };
     let (mut states, mut bytes) = (Vec::with_capacity(queries.len()), 0);
     for queries in queries.chunks(at_a_time) {
-        let read = context.bound_store(OutputReader::of(store).read(queries, options)).await??;
+        let read = context.limits.bound_batch(OutputReader::of(store).read(queries, options)).await?;
+        let read: Vec<Result<OutputState, Problem>> = read.into_iter().map(|state| Ok(state?)).collect();
+        refuse_unavailable(&read)?;
         let scripts = read.iter().flatten().filter_map(|state| Some(state.output.as_ref()?.script.len()));
         bytes += scripts.sum::<usize>();
         if bytes > context.limits.max_body {

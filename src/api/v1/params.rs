@@ -111,8 +111,10 @@ impl From<ReadError> for Problem {
 
 impl From<EngineError> for Problem {
     fn from(error: EngineError) -> Self {
-        let kind = if error.may_be_retried() { ProblemKind::Unavailable } else { ProblemKind::Internal };
-        Problem::new(kind, error.to_string())
+        if error.may_be_retried() {
+            return Problem::unavailable(format!("the store does not answer: {error}"));
+        }
+        Problem::new(ProblemKind::Internal, error.to_string())
     }
 }
 

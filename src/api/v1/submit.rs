@@ -19,14 +19,13 @@ use super::{
 use crate::{
     api::{
         limits::LimitedBody,
-        problem::{Problem, ProblemKind},
+        problem::{ExtendedProblem, Problem, ProblemKind},
     },
     broker::BrokerErrorKind,
     client::{
         PublishError, PublishedEvent,
-        outcome_feed::{OutcomeMessage, OutcomeReader},
+        outcome_feed::{OutcomeContent, OutcomeMessage, OutcomeReader},
     },
-    engine::EngineError,
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
     record::{Key, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
     store::StateStore,
@@ -92,6 +91,30 @@ pub struct SubmittedTransaction {
     outcome: Option<SubmitOutcome>,
 }
 
+/// Further members of a problem where the log has not acknowledged every transaction: the whole problem document has
+/// these members.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PublishedTransactions {
+    /// Places of the events in the log, or the reasons why the log has not acknowledged them, in the order of the
+    /// request.
+    transactions: Vec<PublishedTransaction>,
+}
+
+/// A transaction of a request of which a part was published.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum PublishedTransaction {
+    /// The log has acknowledged the event.
+    Published(SubmittedTransaction),
+    /// The log has not acknowledged the event, which may be in the log.
+    Failed {
+        /// Id of the transaction.
+        txid: String,
+        /// Reason as a problem document.
+        error: Problem,
+    },
+}
+
 /// Outcome of a submitted transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(tag = "status", rename_all = "lowercase")]
@@ -131,7 +154,12 @@ pub enum SubmitOutcome {
         (status = 400, description = "A transaction does not parse, or lacks its previous outputs", body = Problem),
         (status = 413, description = "Too many transactions, or a body that is too large", body = Problem),
         (status = 415, description = "Another media type", body = Problem),
-        (status = 503, description = "The log does not answer", body = Problem),
+        (
+            status = 503,
+            description = "The log has not acknowledged every transaction; the problem has these further members",
+            body = PublishedTransactions,
+            content_type = "application/problem+json"
+        ),
     )
 )]
 pub async fn post_transactions(
@@ -166,7 +194,10 @@ pub async fn post_transactions(
         Some(WaitFor::Live) => Some(follow(&context).await?),
         None => None,
     };
-    let mut submitted = publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await?;
+    let mut submitted = match publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await? {
+        Ok(submitted) => submitted,
+        Err(partly) => return Ok(partly.into_response()),
+    };
     if let Some(outcomes) = outcomes {
         let found = wait_for_outcomes(&store, &submitted, &txids, outcomes, Instant::now() + wait).await;
         submitted.iter_mut().zip(found).for_each(|(submitted, found)| submitted.outcome = Some(found));
@@ -184,31 +215,35 @@ async fn follow(context: &ApiContext) -> Result<OutcomeReader, Problem> {
     reader.map_err(|error| Problem::unavailable(error.to_string()))
 }
 
-/// Publishes the events in the order of the transactions: the event of a parent precedes those of its children.
+/// Publishes the events together, in the order of the transactions. A transaction that the log has not acknowledged
+/// makes the whole answer a problem, which names what is published.
 async fn publish(
     context: &ApiContext,
     transactions: &[Vec<u8>],
     txids: &[Txid],
     height: u32,
     locked: bool,
-) -> Result<Vec<SubmittedTransaction>, Problem> {
+) -> Result<Result<Vec<SubmittedTransaction>, ExtendedProblem<PublishedTransactions>>, Problem> {
     let publisher = context.publisher().await?;
-    let mut submitted: Vec<SubmittedTransaction> = Vec::with_capacity(transactions.len());
-    for (bytes, txid) in transactions.iter().zip(txids) {
-        let event = Event::Validated(Validated { tx: bytes, height, locked });
-        let published = match context.limits.bound("the log", publisher.publish(&event)).await {
-            Ok(published) => published.map_err(|error| refuse_publishing(txid, &error)),
-            Err(problem) => Err(problem),
-        };
-        let PublishedEvent { topic, partition, offset } = published.map_err(|mut problem| {
-            let (done, all) = (submitted.len(), transactions.len());
-            problem.detail +=
-                &format!(" ({done} of {all} transactions are published; submit all again: a repeat changes nothing)");
-            problem
-        })?;
-        submitted.push(SubmittedTransaction { txid: txid.to_string(), topic, partition, offset, outcome: None });
-    }
-    Ok(submitted)
+    let event = |bytes| Event::Validated(Validated { tx: bytes, height, locked });
+    let events: Vec<Event<'_>> = transactions.iter().map(|bytes| event(bytes)).collect();
+    let published = publisher.publish_all(&events, context.limits.timeout).await;
+    let submitted = published.into_iter().zip(txids).map(|(published, txid)| {
+        let PublishedEvent { topic, partition, offset } = published.map_err(|error| refuse_publishing(txid, &error))?;
+        Ok(SubmittedTransaction { txid: txid.to_string(), topic, partition, offset, outcome: None })
+    });
+    let submitted: Vec<Result<SubmittedTransaction, Problem>> = submitted.collect();
+    let Some(mut problem) = submitted.iter().find_map(|submitted| submitted.as_ref().err()).cloned() else {
+        return Ok(Ok(submitted.into_iter().flatten().collect()));
+    };
+    let (done, all) = (submitted.iter().flatten().count(), submitted.len());
+    problem.detail +=
+        &format!(" ({done} of {all} transactions are published; submit all again: a repeat changes nothing)");
+    let transactions = submitted.into_iter().zip(txids).map(|(submitted, txid)| match submitted {
+        Ok(submitted) => PublishedTransaction::Published(submitted),
+        Err(error) => PublishedTransaction::Failed { txid: txid.to_string(), error },
+    });
+    Ok(Err(ExtendedProblem { problem, members: PublishedTransactions { transactions: transactions.collect() } }))
 }
 
 fn refuse_publishing(txid: &Txid, error: &PublishError) -> Problem {
@@ -278,8 +313,7 @@ async fn wait_for_outcomes(
     loop {
         if Instant::now() >= next_look {
             match tokio::time::timeout_at(deadline, awaited.look(store)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "http: cannot look for submitted transactions"),
+                Ok(()) => {}
                 Err(_) => break,
             }
             next_look = Instant::now() + LOOK_EVERY;
@@ -328,11 +362,15 @@ impl<'a> AwaitedTransactions<'a> {
     }
 
     /// Looks for the transactions without an outcome in the store.
-    async fn look(&mut self, store: &StateStore) -> Result<(), EngineError> {
+    async fn look(&mut self, store: &StateStore) {
         let is_pending = |index: &usize| self.found[*index] == SubmitOutcome::Pending;
         let pending: Vec<usize> = (0..self.txids.len()).filter(is_pending).collect();
         let pages = pending.iter().map(|index| (Key::master(self.txids[*index]), Selection::default())).collect();
-        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await?) {
+        for (index, master) in pending.into_iter().zip(store.read_selected(pages).await) {
+            let master = master.unwrap_or_else(|error| {
+                tracing::warn!(%error, "http: cannot look for a submitted transaction");
+                None
+            });
             self.found[index] = match master.map(|master| master.page.state()) {
                 // A pruned transaction was live, and was spent and mined.
                 Some(TxState::Live | TxState::Pruned(_)) => SubmitOutcome::Live,
@@ -342,14 +380,13 @@ impl<'a> AwaitedTransactions<'a> {
                 _ => continue,
             };
         }
-        Ok(())
     }
 
     /// Takes what an outcome says of the transactions. A refusal counts only for the submitted event: another event of
     /// the transaction may have been refused.
     fn take(&mut self, message: &OutcomeMessage) {
-        match Event::decode(&message.message.payload) {
-            Ok(Event::Outcome(outcome)) => match outcome.kind {
+        match &message.content {
+            OutcomeContent::One(outcome) => match &outcome.kind {
                 OutcomeKind::Accepted => self.set(&outcome.txid, &SubmitOutcome::Live),
                 OutcomeKind::Conflicting { reason } => {
                     let reason = reason.to_string();
@@ -364,10 +401,10 @@ impl<'a> AwaitedTransactions<'a> {
                 }
                 OutcomeKind::Command { .. } => {}
             },
-            Ok(Event::OutcomeBatch(batch)) if batch.change == OutcomeChange::Live => {
-                batch.txids.iter().for_each(|txid| self.set(&txid, &SubmitOutcome::Live));
+            OutcomeContent::Many { change: OutcomeChange::Live, .. } => {
+                message.content.txids().for_each(|txid| self.set(&txid, &SubmitOutcome::Live));
             }
-            _ => {}
+            OutcomeContent::Many { .. } | OutcomeContent::Unknown => {}
         }
     }
 }

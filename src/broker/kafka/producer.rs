@@ -14,7 +14,7 @@ use rdkafka::{
 };
 use tokio::{
     sync::{Mutex, OnceCell},
-    time::sleep,
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{
@@ -170,6 +170,38 @@ impl Producer for KafkaProducer {
         let mut results = [await_delivery(&message.topic, delivery).await];
         self.resend_unbatched(&[message], &mut results).await?;
         let [results] = results;
+        results
+    }
+
+    async fn produce_each(
+        &self,
+        messages: &[OutgoingMessage],
+        deadline: Instant,
+    ) -> Vec<Result<Delivery, BrokerError>> {
+        let mut deliveries = Vec::with_capacity(messages.len());
+        {
+            let Ok(mut known) = timeout_at(deadline, self.gate.lock()).await else {
+                return messages.iter().map(|message| Err(BrokerError::unacknowledged(&message.topic))).collect();
+            };
+            for message in messages {
+                let enqueued = timeout_at(deadline, self.enqueue(&mut known, message)).await;
+                deliveries.push(enqueued.unwrap_or_else(|_| Err(BrokerError::unacknowledged(&message.topic))));
+            }
+        }
+        let mut results = Vec::with_capacity(messages.len());
+        for (message, delivery) in messages.iter().zip(deliveries) {
+            results.push(match delivery {
+                Ok(delivery) => timeout_at(deadline, await_delivery(&message.topic, delivery))
+                    .await
+                    .unwrap_or_else(|_| Err(BrokerError::unacknowledged(&message.topic))),
+                Err(error) => Err(error),
+            });
+        }
+        // A batch that was too large leaves each of its messages with its own error, where there is no time to resend.
+        if let Ok(Err(error)) = timeout_at(deadline, self.resend_unbatched(messages, &mut results)).await {
+            let unsent = results.iter_mut().filter(|result| result.is_err());
+            unsent.for_each(|result| *result = Err(error.clone()));
+        }
         results
     }
 

@@ -6,7 +6,7 @@ use aerospike::{
 };
 
 use super::names;
-use crate::record::Selection;
+use crate::record::{Selection, SlotRange};
 
 /// Bins that decide whether an output can be spent. `recordUtxos` tells a page with slots from a stub.
 const STATUS: [&str; 11] = [
@@ -50,14 +50,15 @@ const META: [&str; 20] = [
 /// Builds the read of the selected parts of one page.
 pub fn read(policy: &BatchReadPolicy, key: ServerKey, selection: Selection) -> BatchOperation {
     let bins = STATUS.iter().chain(selection.meta.then_some(&META).into_iter().flatten());
-    let Some(offset) = selection.slot.map(i64::from) else {
+    let Some(SlotRange { first, count }) = selection.slots else {
         return BatchOperation::read(policy, key, Bins::Some(bins.map(|name| (*name).to_owned()).collect()));
     };
     // A range outside the list is empty; an index outside the list would fail the whole read.
+    let range = |bin| lists::get_range(bin, first.into(), count.into());
     let mut operations: Vec<Operation> = bins.map(|name| get_bin(*name)).collect();
-    operations.push(lists::get_range(names::UTXOS, offset, 1));
+    operations.push(range(names::UTXOS));
     if selection.output {
-        operations.push(lists::get_range(names::OUTPUTS, offset, 1));
+        operations.push(range(names::OUTPUTS));
         operations.push(get_bin(names::REASSIGNMENTS));
     }
     BatchOperation::read_ops(policy, key, operations)

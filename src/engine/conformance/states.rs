@@ -280,9 +280,10 @@ pub(super) async fn selected_parts_of_every_state(bench: EngineBench) {
         for operation in states.swap_remove(number as usize).1 {
             bench.apply_one(Row { key, operation }).await;
         }
-        for slot in [None, Some(0), Some(3), Some(9)] {
+        for slots in [None, Some((0, 1)), Some((1, 2)), Some((3, 9)), Some((9, 1))] {
+            let slots = slots.map(|(first, count)| SlotRange { first, count });
             for (meta, output) in [(false, false), (false, true), (true, false), (true, true)] {
-                pages.push((key, Selection { meta, slot, output }));
+                pages.push((key, Selection { meta, slots, output }));
             }
         }
     }

@@ -64,7 +64,7 @@ async fn a_created_transaction_is_live_on_all_pages_and_create_is_idempotent() {
     assert_eq!(missing.count(), 0, "{violations:?}");
     let txid = paged(InitialState::Live).others.txid();
     let query = |vout| OutputQuery { outpoint: Outpoint { txid, vout }, hash: None };
-    let states = OutputReader::of(&store).read(&[query(4), query(7)], OutputOptions::default()).await.unwrap();
+    let states = OutputReader::of(&store).read(&[query(4), query(7)], OutputOptions::default()).await;
     let statuses: Vec<SpendStatus> = states.into_iter().map(|state| state.unwrap().status).collect();
     assert_eq!(statuses, [SpendStatus::Unspent, SpendStatus::NoSuchOutput]);
 }

@@ -125,21 +125,28 @@ async fn a_block_that_unlocks_a_parent_reconsiders_the_refused_children() {
     world.check("a block unlocks the parent of who was refused for it").await;
 }
 
-/// Both parents of a child wait for a lock, longer than the grace of a missing parent: one was produced after the
-/// child, the other before. Protects: a child is contested only after every older parent has ended; else such a parent
-/// would count as missing.
+/// The first try of a child ends when its parents have been read. Both parents wait for a lock, longer than five graces
+/// of a missing parent: the event of one is older than the event of the child, the event of the other is later.
+/// Protects: a child is contested only after every older parent has ended; else the later parent would count as missing.
 #[tokio::test(start_paused = true)]
 async fn an_older_parent_ends_before_a_later_one_counts_as_missing() {
-    let world = World::new().await;
+    let mut world = World::new().await;
+    (world.settings.pipeline.missing_parent_grace_ms, world.settings.pipeline.plan.flag_grace_ms) = (500, 9_000);
     let locked = spend(&[world.seed(1, 1).await.coin(0)], 2, 1);
     let (older, behind) = (spend(&[locked.coin(0)], 1, 2), spend(&[locked.coin(1)], 1, 3));
     let child = spend(&[older.coin(0), behind.coin(0)], 1, 4);
-    let running = world.start();
+    let (slot_of, spender) = (older.txid, child.txid);
+    let holding = HoldingEngine::hold_first(&world, move |row| is_spend(row, slot_of, spender));
+    let running = holding.in_front_of(&world).start();
     world.validate_locked(&locked).await;
-    for made in [&older, &child, &behind] {
-        world.validate(made).await;
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.validate(&child).await;
+    holding.wait_for_held(1).await;
+    world.clock.step(-500);
+    world.validate(&older).await;
+    world.clock.step(500);
+    world.validate(&behind).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    holding.release().await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(reason(&world, &older).await, Some(Reason::Locked { parent: locked.txid }));

@@ -283,15 +283,16 @@ pub fn decode_selected(
     selection: Selection,
     bins: &mut BinReader,
 ) -> Result<SelectedPage, BadRecord> {
-    // The lists hold the selected element, or none where the whole list has no such element.
-    let slot = bins.list(names::UTXOS)?.into_iter().next().map(decode_slot).transpose()?;
-    let output = match selection.output {
-        true => bins.list(names::OUTPUTS)?.into_iter().next().map(body::decode_output).transpose()?.flatten(),
-        false => None,
+    // The lists hold the selected elements, or fewer where the whole list ends before.
+    let slots = bins.list(names::UTXOS)?.into_iter().map(decode_slot).collect::<Result<_, _>>()?;
+    let outputs = match selection.output {
+        true => bins.list(names::OUTPUTS)?.into_iter().map(body::decode_output).collect::<Result<_, _>>()?,
+        false => Vec::new(),
     };
+    let first = selection.slots.map_or(0, |slots| slots.first);
     // A stub and a tombstone have no count of slots.
     let utxos = bins.has(names::RECORD_UTXOS).then(Vec::new);
-    Ok(SelectedPage { page: decode_fields(txid, number, utxos, bins)?, slot, output })
+    Ok(SelectedPage { page: decode_fields(txid, number, utxos, bins)?, first, slots, outputs })
 }
 
 fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut BinReader) -> Result<Page, BadRecord> {

@@ -1,0 +1,169 @@
+//! The API over a store and a log that fail in parts.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use utxo_store::{
+    broker::{Broker, Message, TopicPartition, memory::MemoryFaults},
+    engine::{ErrorKind, fault::FaultEngine},
+    event::Event,
+    store::StateStore,
+    tx::Txid,
+};
+
+use crate::{
+    api::{Api, split_records},
+    harness::{Made, World, WorldSettings, spend},
+};
+
+const OCTET_STREAM: &str = "application/octet-stream";
+
+#[tokio::test]
+async fn a_key_of_a_batch_that_cannot_be_read_has_an_error_of_its_own() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let mut txids = Vec::new();
+    for tag in 1..=3 {
+        txids.push(world.seed(tag, 1).await.txid);
+    }
+    world.until_consumed().await;
+    let [good, damaged, away]: [Txid; 3] = txids.try_into().unwrap();
+    let engine = Arc::new(FaultEngine::new(world.store.engine.clone(), 1));
+    engine.fail_reads(move |key| match key.txid() {
+        Some(txid) if txid == damaged => Some(ErrorKind::Fatal),
+        Some(txid) if txid == away => Some(ErrorKind::Retryable),
+        _ => None,
+    });
+    let api = Api::over(StateStore { engine, ..world.store.clone() }, None, &[("HTTP__TIMEOUT_MS", "300")]).await;
+
+    let keys = [away, good, damaged, good];
+    let statuses = [Some(503), None, Some(500), None];
+    let of_json = |answers: &Value| -> Vec<Option<u64>> {
+        answers.as_array().unwrap().iter().map(|answer| answer["error"]["status"].as_u64()).collect()
+    };
+    let of_binary = |bytes: &[u8]| -> Vec<Option<u64>> {
+        let status = |record: Vec<u8>| {
+            let status = u64::from(u16::from_le_bytes([record[1], record[2]]));
+            (record[0] == 255).then_some(status)
+        };
+        split_records(bytes).into_iter().map(status).collect()
+    };
+    for query in ["", "?output=true"] {
+        let outpoints: Vec<String> = keys.iter().map(|txid| format!("{txid}:0")).collect();
+        let path = format!("/v1/outputs:batch{query}");
+        let (status, answer) = api.post_json(&path, json!({"outpoints": outpoints})).await;
+        assert_eq!((status, of_json(&answer["outputs"])), (200, statuses.to_vec()), "{answer}");
+        assert_eq!(answer["outputs"][0]["outpoint"], json!(outpoints[0]));
+        let body: Vec<u8> = keys.iter().flat_map(|txid| [&txid.0[..], &[0; 4]].concat()).collect();
+        let (status, answer) = api.send(reqwest::Method::POST, &path, Some((OCTET_STREAM, body))).await;
+        assert_eq!((status.as_u16(), of_binary(&answer)), (200, statuses.to_vec()));
+    }
+    for query in ["", "?fields=spendingData,fee"] {
+        let txids: Vec<String> = keys.iter().map(Txid::to_string).collect();
+        let path = format!("/v1/transactions:batch{query}");
+        let (status, answer) = api.post_json(&path, json!({"txids": txids})).await;
+        assert_eq!((status, of_json(&answer["transactions"])), (200, statuses.to_vec()), "{answer}");
+        let body: Vec<u8> = keys.iter().flat_map(|txid| txid.0).collect();
+        let (status, answer) = api.send(reqwest::Method::POST, &path, Some((OCTET_STREAM, body))).await;
+        assert_eq!((status.as_u16(), of_binary(&answer)), (200, statuses.to_vec()));
+    }
+    let all_away = json!({"txids": [away.to_string(), away.to_string()]});
+    assert_eq!(api.post_json("/v1/transactions:batch", all_away).await.0, 503, "no key was read");
+    running.kill().await;
+}
+
+/// Returns all messages of a partition.
+async fn read_log(world: &World, topic: &str, partition: i32) -> Vec<Message> {
+    let partition = TopicPartition { topic: topic.into(), partition };
+    let (_, end) = world.broker.watermarks(&partition).await.unwrap();
+    let mut reader = world.broker.read(&partition, 0).await.unwrap();
+    let mut log = Vec::new();
+    while reader.position() < end {
+        log.extend(reader.next(Duration::from_secs(1)).await.unwrap());
+    }
+    log
+}
+
+#[tokio::test]
+async fn ten_thousand_commands_of_one_request_are_answered_in_their_order() {
+    const COUNT: usize = 10_000;
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, COUNT).await;
+    world.until_consumed().await;
+    let api = Api::start(&world, &[]).await;
+    let command = |vout| json!({"action": {"freeze": {"outpoint": parent.coin(vout).outpoint.to_string()}}});
+    let commands: Vec<Value> = (0..COUNT as u32).map(command).collect();
+    let (status, answer) = api.post_json("/v1/commands?timeout_ms=300000", json!({"commands": commands})).await;
+    let answers = answer["commands"].as_array().unwrap_or_else(|| panic!("{answer}"));
+    assert_eq!((status, answers.len()), (200, COUNT));
+    assert!(answers.iter().all(|answer| answer["result"] == "applied"));
+    let offsets: Vec<u64> = answers.iter().map(|answer| answer["chainOffset"].as_u64().unwrap()).collect();
+    assert!(offsets.is_sorted(), "the order of the request");
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn the_answer_says_which_commands_a_failing_log_has_acknowledged() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let api = Api::start(&world, &[]).await;
+    let commands: Vec<Value> =
+        (0..200).map(|n| json!({"id": format!("{n:032x}"), "action": {"lock": {"txid": "11".repeat(32)}}})).collect();
+    let faults = MemoryFaults { seed: 3, produce_refused: 0.2, produce_unacknowledged: 0.1, ..MemoryFaults::default() };
+    world.broker.set_faults(faults);
+    let (status, answer) = api.post_json("/v1/commands?timeout_ms=0", json!({"commands": commands})).await;
+    world.broker.set_faults(MemoryFaults::default());
+    assert_eq!((status, &answer["title"]), (503, &json!("Service Unavailable")), "{answer}");
+    let chain = read_log(&world, "chain", 0).await;
+    let (mut published, mut failed) = (Vec::new(), 0);
+    for (answer, command) in answer["commands"].as_array().unwrap().iter().zip(&commands) {
+        assert_eq!(answer["id"], command["id"]);
+        let Some(offset) = answer["chainOffset"].as_u64() else {
+            assert_eq!(answer["result"], "unacknowledged");
+            failed += 1;
+            continue;
+        };
+        assert_eq!(answer["result"], "unanswered", "no instance runs");
+        let Ok(Event::Command(found)) = Event::decode(&chain[offset as usize].payload) else { panic!("{offset}") };
+        assert_eq!(hex::encode(found.id), answer["id"]);
+        published.push(offset);
+    }
+    assert!(published.len() > 100 && failed > 20 && published.is_sorted(), "{published:?}, {failed}");
+}
+
+#[tokio::test]
+async fn the_answer_says_which_transactions_the_log_has_acknowledged() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, 100).await;
+    world.until_consumed().await;
+    let api = Api::start(&world, &[("HTTP__TIMEOUT_MS", "1000")]).await;
+    let made: Vec<Made> = (0..100).map(|vout| spend(&[parent.coin(vout)], 1, 1)).collect();
+    let hex: Vec<String> = made.iter().map(|made| hex::encode(&made.extended)).collect();
+    let body = json!({"transactions": hex});
+    let faults = |refused| MemoryFaults { seed: 3, produce_refused: refused, ..MemoryFaults::default() };
+
+    world.broker.set_faults(faults(1.0));
+    let (status, answer) = api.post_json("/v1/transactions", body.clone()).await;
+    assert!(status == 503 && answer["detail"].as_str().unwrap().contains("0 of 100"), "{answer}");
+    let errors = answer["transactions"].as_array().unwrap();
+    assert!(
+        errors
+            .iter()
+            .zip(&made)
+            .all(|(answer, made)| answer["txid"] == made.txid.to_string() && answer["error"]["status"] == 503)
+    );
+
+    world.broker.set_faults(faults(0.3));
+    let (status, answer) = api.post_json("/v1/transactions", body.clone()).await;
+    world.broker.set_faults(MemoryFaults::default());
+    assert_eq!(status, 202, "what failed was sent again: {answer}");
+    for (answer, made) in answer["transactions"].as_array().unwrap().iter().zip(&made) {
+        let log = read_log(&world, "txs", i32::try_from(answer["partition"].as_i64().unwrap()).unwrap()).await;
+        let message = &log[answer["offset"].as_u64().unwrap() as usize];
+        assert_eq!(message.key, made.txid.0[..], "the place is that of the event");
+    }
+    let (status, _) = api.post_json("/v1/transactions?wait=live&timeout_ms=60000", body).await;
+    assert_eq!(status, 200, "a repeat changes nothing, and all are live");
+    running.kill().await;
+}
