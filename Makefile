@@ -1,7 +1,7 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test soak lint fuzz setup
+.PHONY: help demo test sim mutations torture kill-test soak lint fuzz setup pictures
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-all
 
 TARGET ?= transaction
@@ -50,6 +50,11 @@ soak: setup ## runs the torture for hours; memory, files and threads must stay f
 	@SOAK_SECONDS="$(or $(SECONDS),$(shell echo $$(( $(or $(HOURS),1) * 3600 ))))" STORE="$(or $(STORE),fjall)" \
 		RATE="$(or $(RATE),50)" $(if $(SEED),SEED="$(SEED)") \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::soak::a_long_soak -- --ignored --nocapture
+
+# The pictures of docs/operating/ask.md, on the store of the demo.
+pictures: setup ## takes the pictures of the page in docs/pictures again: needs Chromium
+	@scripts/setup.sh tests
+	@cargo test --locked --test it page::take_the_pictures -- --ignored --nocapture
 
 lint: setup ## checks format, lints and house rules only
 	@scripts/lint.sh

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the packages that the build needs with apt-get. Without root or apt-get, the missing packages are named.
 # librdkafka is built from source by ./configure (bash) and make; the build compiles a C++ wrapper and the C library.
-# `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), and Java and Maven for Apache Kafka. Tests that
-# need a missing package are skipped.
+# `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), Java and Maven for Apache Kafka, Chromium for
+# the page, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a missing package
+# are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then
@@ -50,4 +51,10 @@ if [ "${1:-}" = tests ]; then
     need default-jre-headless java
     need maven mvn
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests on Apache Kafka are skipped" >&2
+    packages=()
+    need chromium chromium
+    install ${packages[@]+"${packages[@]}"} || echo "setup: tests of the page in a browser are skipped" >&2
+    packages=()
+    python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+    install ${packages[@]+"${packages[@]}"} || echo "setup: tests with packages of PyPI are skipped" >&2
 fi

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `operator` | metrics, health, the state page, control requests |
 //! | `v1` | the API: questions about the store, transactions and commands for the log |
-//! | `page` | the page for people at `/` |
+//! | `page` | the page for people at `/`, and the description of the API at `/docs` |
 //! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
 //! | `byte_budget` | the memory that all requests hold together |
 //! | `connections`, `certificate` | connections, with or without TLS |
@@ -151,7 +151,7 @@ impl Server {
         if let Some(context) = api {
             // Probes and metrics are answered however many requests the API has.
             let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
-            let page = page::router(context.clone(), health);
+            let page = page::router(context.clone(), health, metrics.clone());
             router = router.merge(v1::router(context).merge(page).layer(limit));
         }
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };

@@ -9,7 +9,7 @@ use strum::IntoStaticStr;
 use utoipa::ToSchema;
 
 /// Media type of a problem document.
-const PROBLEM_JSON: &str = "application/problem+json";
+pub const PROBLEM_JSON: &str = "application/problem+json";
 /// Pause that a client is asked to make before the next attempt, seconds.
 const RETRY_AFTER_S: u16 = 1;
 

@@ -1,18 +1,18 @@
 //! Helpers of the engines that call the pure function in their own process.
 
 use crate::{
-    engine::{EngineError, ErrorKind},
+    engine::{EngineError, ErrorKind, Index},
     record::Record,
 };
 
-/// Value of each index for one record, in the order of [`Index::ALL`](crate::engine::Index::ALL).
-pub(crate) type IndexValues = [Option<u64>; 3];
+/// Value of each index for one record, in the order of [`Index::ALL`].
+pub(crate) type IndexValues = [Option<u64>; Index::ALL.len()];
 
 /// Returns the indexed values of a record.
 pub(crate) fn index_values(record: Option<&Record>) -> IndexValues {
-    let Some(page) = record.and_then(Record::page) else { return [None; 3] };
-    let unmined_since = page.unmined_since();
-    [page.delete_at_height.map(u64::from), unmined_since.map(u64::from), page.creating_at]
+    let Some(page) = record.and_then(Record::page) else { return [None; Index::ALL.len()] };
+    let verdict = page.verdict().filter(|_| page.pruned.is_none()).map(|verdict| verdict.number().into());
+    [page.delete_at_height.map(u64::from), page.unmined_since().map(u64::from), page.creating_at, verdict]
 }
 
 /// Builds the error of every call after `close`.

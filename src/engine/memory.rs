@@ -50,7 +50,7 @@ struct Shard {
     /// Records that are no pages.
     others: BTreeMap<Key, Record>,
     /// Pages by indexed value. The values are heights and therefore few, and a hash set is faster than an ordered set.
-    indexes: [BTreeMap<u64, PageSet>; 3],
+    indexes: [BTreeMap<u64, PageSet>; Index::ALL.len()],
     #[cfg(feature = "testkit")]
     undo_log: losses::UndoLog,
 }

@@ -92,11 +92,14 @@ pub enum Index {
     UnminedSince,
     /// Time since which a page is creating, in ms since the epoch (`creatingAt`).
     CreatingAt,
+    /// Number of the verdict of a contested master that is not pruned (`verdict`,
+    /// [`Verdict::number`](crate::record::Verdict::number)).
+    Verdict,
 }
 
 impl Index {
     /// All indexes, each of which every store has, in the order of the enum.
-    pub const ALL: [Index; 3] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt];
+    pub const ALL: [Index; 4] = [Index::DeleteAtHeight, Index::UnminedSince, Index::CreatingAt, Index::Verdict];
 }
 
 /// Sets of records that can be scanned.

@@ -15,6 +15,17 @@ pub enum Verdict {
     Conflicting(Reason),
 }
 
+impl Verdict {
+    /// Returns the number of the verdict in the bin `verdict`.
+    pub const fn number(self) -> u8 {
+        match self {
+            Verdict::Pending => 0,
+            Verdict::Accepted => 1,
+            Verdict::Conflicting(_) => 2,
+        }
+    }
+}
+
 /// Reason of a verdict or of a contest. Encoded in the `reason` bin, in contests, decisions and outcomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -69,6 +80,14 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Returns the transaction that spends the output instead; `None`: the reason is another one.
+    pub fn winner(self) -> Option<Txid> {
+        match self {
+            Reason::DoubleSpend { winner, .. } => Some(winner),
+            _ => None,
+        }
+    }
+
     /// Returns whether only an operator can open the verdict again, because an operator made the transaction
     /// conflicting.
     pub fn is_permanent(self) -> bool {

@@ -27,7 +27,7 @@ pub mod sentinels;
 pub mod spend_status;
 pub mod stats;
 pub mod topics;
-pub mod unmined;
+pub mod tx_list;
 pub mod verify;
 
 pub(crate) mod pages;

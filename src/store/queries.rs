@@ -22,7 +22,7 @@ use super::{
     into_page,
     read::{ReadError, ReadFields, StoredTransaction, TxReader, inpoints_of},
     scan::SetScan,
-    unmined::find_unmined,
+    tx_list::find_unmined,
 };
 
 /// A transaction that no block of the longest chain lists.

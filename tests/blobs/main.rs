@@ -11,6 +11,8 @@ mod killed_writer;
 mod large;
 mod memory;
 #[cfg(feature = "aws")]
+mod python;
+#[cfg(feature = "aws")]
 mod s3;
 #[cfg(feature = "aws")]
 mod s3_server;

@@ -1,17 +1,17 @@
-//! A server with the protocol of S3, for tests: `moto` from PyPI. The first use installs `moto` into a virtual
-//! environment. The server is a child process on a free loopback port and is killed on drop.
+//! A server with the protocol of S3, for tests: `moto` from PyPI. The server is a child process on a free
+//! loopback port and is killed on drop.
 
 use std::{
-    fs,
     net::{TcpListener, TcpStream},
-    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
+use crate::python;
+
 /// This version honours `If-None-Match: *`, also when an upload in parts is completed.
 const PACKAGE: &str = "moto[server]==5.2.5";
-const VERSION: &str = "5.2.5";
+const FOLDER: &str = ".moto/5.2.5";
 /// Time for the server's start, long because many processes may share two cores.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -49,7 +49,7 @@ pub struct S3Server {
 impl S3Server {
     /// Starts a server. Prints a line `SKIPPED: …` and returns `None` where `moto` cannot be installed.
     pub fn start(conditions: Conditions) -> Option<Self> {
-        let python = match install_moto() {
+        let python = match python::install(FOLDER, &[PACKAGE]) {
             Ok(python) => python,
             Err(problem) => {
                 eprintln!("SKIPPED: tests on S3: {problem}");
@@ -120,33 +120,5 @@ impl Drop for S3Server {
         // Errors do not matter: the server has no state that outlives the test.
         let _ = self.process.kill();
         let _ = self.process.wait();
-    }
-}
-
-/// Returns the Python interpreter of a virtual environment with `moto`, which the first call installs.
-///
-/// # Errors
-/// Returns the command that failed and the last line of its error output.
-fn install_moto() -> Result<PathBuf, String> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(".moto").join(VERSION);
-    let python = directory.join("bin/python");
-    if directory.join("complete").exists() {
-        return Ok(python);
-    }
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
-    run(Command::new(&python).args(["-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGE]))?;
-    fs::write(directory.join("complete"), "").map_err(|error| error.to_string())?;
-    Ok(python)
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let command_line = format!("{command:?}");
-    match command.stdin(Stdio::null()).output() {
-        Err(error) => Err(format!("{command_line}: {error}")),
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{command_line}: {}", stderr.lines().last().unwrap_or("failed without a message")))
-        }
     }
 }

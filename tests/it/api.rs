@@ -17,18 +17,24 @@ use utxo_store::{
     broker::Broker,
     clock::Clock,
     config::Config,
+    engine::Row,
+    record::{Key, Operation, Phase, Sequenced, Stamp},
     status::Health,
     store::StateStore,
     telemetry::Metrics,
-    tx::{Outpoint, Transaction},
+    tx::{Outpoint, Transaction, Txid},
 };
 
-use crate::harness::{Made, Running, World, WorldSettings, spend};
+use crate::{
+    harness::{Made, Running, World, WorldSettings, spend},
+    openapi,
+};
 
 /// A server of the API over the store of a world.
 pub struct Api {
     pub address: SocketAddr,
     pub client: Client,
+    pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
 }
 
@@ -61,21 +67,23 @@ impl Api {
         let settings = ServerSettings::load(&config.http).unwrap();
         let (limits, access) = (settings.limits.clone(), settings.access.clone());
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::bind(free, settings, metrics.clone(), health).await.unwrap();
+        let server = Server::bind(free, settings, metrics.clone(), health.clone()).await.unwrap();
         let context = ApiContext::new(&config, limits, access, StoreSource::Reader(Box::new(store)), broker);
         let (address, server) = (server.address(), server.with_api(context));
         tokio::spawn(server.serve(std::future::pending()));
         // The second server of a test finds a provider.
         drop(rustls::crypto::ring::default_provider().install_default());
-        Api { address, client: Client::new(), metrics }
+        Api { address, client: Client::new(), health, metrics }
     }
 
+    /// Sends a request; the description of the API must have the status of the answer.
     pub async fn send(&self, method: Method, path: &str, content: Option<(&str, Vec<u8>)>) -> (StatusCode, Bytes) {
-        let mut request = self.client.request(method, format!("http://{}{path}", self.address));
+        let mut request = self.client.request(method.clone(), format!("http://{}{path}", self.address));
         if let Some((media_type, body)) = content {
             request = request.header("Content-Type", media_type).body(body);
         }
         let answer = request.send().await.unwrap();
+        openapi::assert_described(&method, path, answer.status());
         (answer.status(), answer.bytes().await.unwrap())
     }
 
@@ -93,16 +101,16 @@ impl Api {
 }
 
 /// A world with a partial transaction, two live transactions, a rival that lost, and a block with the first.
-struct Scene {
-    world: World,
-    running: Running,
-    parent: Made,
-    mined: Made,
-    child: Made,
-    loser: Made,
+pub struct Scene {
+    pub world: World,
+    pub running: Running,
+    pub parent: Made,
+    pub mined: Made,
+    pub child: Made,
+    pub loser: Made,
 }
 
-async fn scene() -> Scene {
+pub async fn scene() -> Scene {
     let world = World::with_settings(WorldSettings::with_blobs(3, 2_000)).await;
     let running = world.start();
     let parent = world.seed(1, 4).await;
@@ -117,6 +125,12 @@ async fn scene() -> Scene {
     world.mine(1, &[&mined]).await;
     world.until_consumed().await;
     Scene { world, running, parent, mined, child, loser }
+}
+
+/// Stores a contested transaction without an event and without a verdict.
+pub async fn plant_undecided(store: &StateStore, txid: Txid) {
+    let contested = Operation::Sequenced(Stamp::in_era(0, 1_000, Phase::Evaluate), Sequenced::MarkContested);
+    store.apply(vec![Row { key: Key::master(txid), operation: contested }]).await.unwrap();
 }
 
 #[tokio::test]
@@ -244,7 +258,7 @@ pub fn split_records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn conflicts_history_blocks_and_unmined_transactions_are_read() {
+async fn conflicts_history_and_blocks_are_read() {
     let Scene { world, running, mined, child, loser, .. } = scene().await;
     let api = Api::start(&world, &[]).await;
     let (_, conflicts) = api.get(&format!("/v1/conflicts/{}", loser.txid)).await;
@@ -267,12 +281,54 @@ async fn conflicts_history_blocks_and_unmined_transactions_are_read() {
     assert_eq!((status, &block["height"], &block["longestChain"]), (200, &shown["blockHeights"][0], &json!(true)));
     assert_eq!(api.get(&format!("/v1/blocks/{}", block["hash"].as_str().unwrap())).await.1, by_id);
     assert_eq!(api.get(&format!("/v1/blocks/height:{}", block["height"])).await.1, by_id);
-    let (_, lines) = api.send(Method::GET, "/v1/transactions?unmined=true", None).await;
-    let lines: Vec<Value> =
-        String::from_utf8(lines.to_vec()).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!((lines.len(), &lines[0]["txid"]), (1, &json!(child.txid.to_string())));
-    let next = format!("/v1/transactions?unmined=true&cursor={}", lines[0]["cursor"].as_str().unwrap());
-    assert_eq!(api.send(Method::GET, &next, None).await, (StatusCode::OK, Bytes::new()));
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn unmined_and_conflicting_transactions_are_listed_line_by_line() {
+    let Scene { world, running, mined, child, loser, .. } = scene().await;
+    let api = Api::start(&world, &[]).await;
+    let list = async |query: &str| -> Vec<Value> {
+        let (status, lines) = api.send(Method::GET, &format!("/v1/transactions?{query}"), None).await;
+        assert_eq!(status, 200);
+        String::from_utf8(lines.to_vec()).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let unmined = list("unmined=true").await;
+    assert_eq!((unmined.len(), &unmined[0]["txid"]), (1, &json!(child.txid.to_string())));
+    assert_eq!(
+        list(&format!("unmined=true&cursor={}", unmined[0]["cursor"].as_str().unwrap())).await,
+        [Value::Null; 0]
+    );
+
+    let of_loser = spend(&[loser.coin(0)], 1, 4);
+    let undecided = Txid([7; 32]);
+    world.validate(&of_loser).await;
+    world.until_consumed().await;
+    plant_undecided(&world.store, undecided).await;
+    let conflicting = list("conflicting=true").await;
+    let shown: Vec<(&str, &Value)> =
+        conflicting.iter().map(|line| (line["txid"].as_str().unwrap(), &line["winner"])).collect();
+    let (mined, none) = (json!(mined.txid.to_string()), Value::Null);
+    let (undecided, loser, of_loser) = (undecided.to_string(), loser.txid.to_string(), of_loser.txid.to_string());
+    assert_eq!(shown[0], (undecided.as_str(), &none), "{conflicting:?}");
+    for expected in [(loser.as_str(), &mined), (of_loser.as_str(), &none)] {
+        assert!(shown[1..].contains(&expected), "{expected:?}: {conflicting:?}");
+    }
+    assert_eq!((shown.len(), &conflicting[0]["reason"]), (3, &none), "{conflicting:?}");
+    for (index, line) in conflicting.iter().enumerate() {
+        let rest = list(&format!("conflicting=true&cursor={}", line["cursor"].as_str().unwrap())).await;
+        assert_eq!(rest, conflicting[index + 1..]);
+        let next = list(&format!("conflicting=true&limit=1&cursor={}", line["cursor"].as_str().unwrap())).await;
+        assert_eq!(next, conflicting[index + 1..].iter().take(1).cloned().collect::<Vec<_>>());
+    }
+    for query in [
+        "conflicting=true&unmined=true".to_owned(),
+        "conflicting=true&until=7".to_owned(),
+        format!("conflicting=true&cursor={}", unmined[0]["cursor"].as_str().unwrap()),
+        format!("unmined=true&cursor={}", conflicting[0]["cursor"].as_str().unwrap()),
+    ] {
+        assert_eq!(api.get(&format!("/v1/transactions?{query}")).await.0, 400, "{query}");
+    }
     running.kill().await;
 }
 
@@ -370,40 +426,4 @@ async fn a_slow_sender_gets_a_408_and_delays_nobody() {
     let mut answer = String::new();
     slow.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
-}
-
-#[tokio::test]
-async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
-    let Scene { world, running, parent, mined, child, loser } = scene().await;
-    let api = Api::start(&world, &[]).await;
-    let page = async |path: &str| {
-        let (status, body) = api.send(Method::GET, path, None).await;
-        (status.as_u16(), String::from_utf8(body.to_vec()).unwrap())
-    };
-    let (status, home) = page("/").await;
-    assert!(status == 200 && home.contains("The chain") && home.contains("/blocks/"), "{home}");
-    let (_, shown) = page(&format!("/transactions/{}", mined.txid)).await;
-    let input = format!("/transactions/{}#output-0", parent.txid);
-    let spender = format!("<a href=\"/transactions/{}\"", child.txid);
-    assert!(shown.contains(&input) && shown.contains(&spender) && shown.contains("SPENT"), "{shown}");
-    let (_, lost) = page(&format!("/transactions/{}", loser.txid)).await;
-    assert!(lost.contains("conflicting") && lost.contains("Reason"), "{lost}");
-    let (_, partial) = page(&format!("/transactions/{}", parent.txid)).await;
-    assert!(partial.contains("only the outputs"), "{partial}");
-    let (_, unmined) = page("/unmined").await;
-    assert!(unmined.contains(&child.txid.to_string()) && !unmined.contains(&mined.txid.to_string()), "{unmined}");
-    let (_, chain) = api.get("/v1/chain").await;
-    for (q, words) in [
-        (mined.txid.to_string(), "Inputs"),
-        (format!("{}:0", parent.txid), "Outputs"),
-        (format!("%20{}%20", chain["height"]), "Longest chain"),
-    ] {
-        let (_, found) = page(&format!("/search?q={q}")).await;
-        assert!(found.contains(words), "{q}: {found}");
-    }
-    for (path, status) in [("/search?q=xyz", 400), ("/transactions/xyz", 400), ("/blocks/77", 404), ("/?x=1", 400)] {
-        let (found, body) = page(path).await;
-        assert!(found == status && body.contains("class=\"problem\""), "{path}: {found} {body}");
-    }
-    running.kill().await;
 }

@@ -58,11 +58,11 @@ fn find_missing<'a>(expected: &'a str, answer: &str) -> Option<&'a str> {
 }
 
 /// A demo that has left an instance; the demo ends with this value.
-struct KeptDemo(Child);
+pub struct KeptDemo(Child);
 
 impl KeptDemo {
     /// Starts the demo, and waits for the instance. Returns the demo and the address.
-    fn start() -> (Self, String) {
+    pub fn start() -> (Self, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_utxo-store"));
         command.args(["demo", "--contended", "--kills", "0", "--keep", "127.0.0.1:0"]);
         let mut demo = KeptDemo(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
@@ -74,7 +74,8 @@ impl KeptDemo {
         (demo, address)
     }
 
-    fn stop(&mut self) -> bool {
+    /// Stops the demo as Ctrl-C does; returns whether the demo ended with success.
+    pub fn stop(&mut self) -> bool {
         // SAFETY: no memory is involved, and the process has not been waited for.
         unsafe { libc::kill(i32::try_from(self.0.id()).unwrap(), libc::SIGINT) };
         self.0.wait().unwrap().success()

@@ -4,11 +4,18 @@
 //! | file | content |
 //! |---|---|
 //! | `layout` | the frame of every page |
-//! | `home` | the chain, the instance, halts, lists |
-//! | `transaction` | one transaction with its inputs, outputs and conflicts |
+//! | `home` | the chain, the instance with its rates, halts, waits |
+//! | `transaction`, `history` | one transaction: inputs, outputs and conflicts; what was decided |
+//! | `lists` | unmined and conflicting transactions |
+//! | `docs` | the description of the API |
+//! | `rate` | rate of a counter |
 
+mod docs;
+mod history;
 mod home;
 mod layout;
+mod lists;
+mod rate;
 mod transaction;
 
 use std::sync::Arc;
@@ -24,31 +31,37 @@ use axum::{
 use maud::{Markup, html};
 use serde::{Deserialize, de::DeserializeOwned};
 
+use home::Progress;
+use rate::RateMeter;
+use transaction::ShownRange;
+
 use super::{
     access::Role,
     problem::{Problem, ProblemKind},
-    v1::{ApiContext, NoParams, Params},
+    v1::{self, ApiContext, NoParams, Params},
 };
 use crate::{
     record::BlockRecord,
     status::Health,
-    store::{
-        queries::BlockName,
-        unmined::{UnminedCursor, UnminedList},
-    },
+    store::{queries::BlockName, tx_list::TxSelection},
+    telemetry::Metrics,
     text::hex_reversed,
     tx::{Outpoint, Txid},
 };
 
 /// Permits nothing but the page itself: no script, no other host, no frame around the page.
 const CONTENT_SECURITY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'";
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; frame-ancestors 'none'";
 
 /// Parts that the page uses.
 #[derive(Clone)]
 struct PageContext {
     api: ApiContext,
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
+    rate: Arc<RateMeter>,
+    /// The page `/docs`, rendered once at the start.
+    docs: Arc<str>,
 }
 
 /// Words of a search.
@@ -59,6 +72,18 @@ struct SearchParams {
     q: String,
 }
 
+/// Rows of a transaction.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RowParams {
+    /// First input, by default 0.
+    #[serde(default)]
+    inputs: u32,
+    /// First output, by default 0.
+    #[serde(default)]
+    outputs: u32,
+}
+
 /// Place in a list.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,14 +92,19 @@ struct CursorParams {
 }
 
 /// Builds the routes of the page.
-pub fn router(api: ApiContext, health: Arc<Health>) -> Router {
-    let context = PageContext { api, health };
+pub fn router(api: ApiContext, health: Arc<Health>, metrics: Arc<Metrics>) -> Router {
+    let rate = Arc::new(RateMeter::new(metrics.completed.total()));
+    let docs = layout::page("The API", &docs::render(&v1::document(&api))).into();
+    let context = PageContext { api, health, metrics, rate, docs };
     Router::new()
         .route("/", get(home_page))
         .route("/search", get(search))
         .route("/transactions/{txid}", get(transaction_page))
         .route("/blocks/{block}", get(block_page))
+        .route("/transactions/{txid}/history", get(history_page))
         .route("/unmined", get(unmined_page))
+        .route("/conflicting", get(conflicting_page))
+        .route("/docs", get(docs_page))
         .route_layer(middleware::from_fn_with_state(context.clone(), require_reader))
         .with_state(context)
 }
@@ -143,15 +173,17 @@ async fn home_page(State(context): State<PageContext>, ShownParams(NoParams {}):
     let store = context.api.store()?;
     let chain = context.api.chain(&store).await?;
     let status = serde_json::to_value(context.health.status_registry().page(&context.health)).unwrap_or_default();
-    Ok(page("utxo-store", &home::render(&chain, &context.health.ready(), &status)))
+    let completed = context.metrics.completed.total();
+    let progress = Progress { status, completed, rate: context.rate.look(completed) };
+    Ok(page("utxo-store", &home::render(&chain, &context.health.ready(), &progress)))
 }
 
 /// Sends the reader to the page of what was written.
 async fn search(ShownParams(SearchParams { q }): ShownParams<SearchParams>) -> Result<Redirect, PageProblem> {
     let q = q.trim();
     let is_digits = !q.is_empty() && q.bytes().all(|byte| byte.is_ascii_digit());
-    if let Ok(Outpoint { txid, vout }) = q.parse::<Outpoint>() {
-        Ok(Redirect::to(&format!("/transactions/{txid}#output-{vout}")))
+    if let Ok(outpoint) = q.parse::<Outpoint>() {
+        Ok(Redirect::to(&layout::output_path(&outpoint)))
     } else if q.parse::<Txid>().is_ok() {
         // A hash of a block and a txid look alike: the page of the transaction looks for a block, too.
         Ok(Redirect::to(&format!("/transactions/{}", q.to_ascii_lowercase())))
@@ -166,13 +198,12 @@ async fn search(ShownParams(SearchParams { q }): ShownParams<SearchParams>) -> R
 async fn transaction_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    ShownParams(NoParams {}): ShownParams<NoParams>,
+    ShownParams(RowParams { inputs, outputs }): ShownParams<RowParams>,
 ) -> Result<Response, PageProblem> {
-    let txid: Txid =
-        name.parse().map_err(|_| Problem::bad_request("the page needs a txid of 64 hexadecimal digits"))?;
+    let txid = parse_txid(&name)?;
     let store = context.api.store()?;
     let height = context.api.next_height(&store).await?;
-    let read = Box::pin(transaction::read(&store, txid, height));
+    let read = Box::pin(transaction::read(&store, txid, height, ShownRange { inputs, outputs }));
     match context.api.bound_store(read).await?? {
         Some(shown) => Ok(page(&format!("Transaction {txid}"), &transaction::render(&shown)).into_response()),
         None => match context.api.find_blocks(&store, BlockName::Hash(txid.0)).await?.is_empty() {
@@ -219,34 +250,39 @@ fn render_blocks(blocks: &[BlockRecord]) -> Markup {
     }
 }
 
+fn parse_txid(name: &str) -> Result<Txid, Problem> {
+    name.parse().map_err(|_| Problem::bad_request("the page needs a txid of 64 hexadecimal digits"))
+}
+
+/// Shows the history on a page of its own: the log may be slow or away, and the page of the transaction is not.
+async fn history_page(
+    State(context): State<PageContext>,
+    Path(name): Path<String>,
+    ShownParams(params): ShownParams<CursorParams>,
+) -> PageResult {
+    let txid = parse_txid(&name)?;
+    let history = v1::load_history(&context.api, txid, params.cursor.as_deref()).await?;
+    Ok(page(&format!("History of {txid}"), &history::render(&txid, &history)))
+}
+
 async fn unmined_page(
     State(context): State<PageContext>,
     ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
-    let cursor = params.cursor.as_deref().map(str::parse::<UnminedCursor>).transpose();
-    let cursor = cursor.map_err(|error| Problem::bad_request(error.to_string()))?;
-    let store = context.api.store()?;
-    let mut list = UnminedList::new(store, cursor, u32::MAX);
-    let found = context.api.bound_store(list.next()).await?.map_err(Problem::from)?;
-    let body = html! {
-        h1 { "Unmined transactions" }
-        p { "Transactions that no block of the longest chain lists, in no particular order." }
-        @if found.is_empty() { p { "None" @if params.cursor.is_some() { " more" } "." } }
-        @else {
-            table {
-                tr { th { "Transaction" } th { "Unmined since" } th { "Time of the event" } }
-                @for (unmined, _) in &found {
-                    tr {
-                        td.mono { (layout::transaction_link(&unmined.txid)) }
-                        td { (unmined.unmined_since) }
-                        td { (layout::time_text(unmined.created_at)) }
-                    }
-                }
-            }
-            @if let Some((_, cursor)) = found.last() {
-                p { a href={ "/unmined?cursor=" (cursor) } { "Further transactions" } }
-            }
-        }
-    };
-    Ok(page("Unmined transactions", &body))
+    let selection = TxSelection::Unmined { until: u32::MAX };
+    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    Ok(page("Unmined transactions", &lists::render_unmined(&list)))
+}
+
+async fn conflicting_page(
+    State(context): State<PageContext>,
+    ShownParams(params): ShownParams<CursorParams>,
+) -> PageResult {
+    let selection = TxSelection::Conflicting;
+    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    Ok(page("Conflicting transactions", &lists::render_conflicting(&list)))
+}
+
+async fn docs_page(State(context): State<PageContext>, ShownParams(NoParams {}): ShownParams<NoParams>) -> PageResult {
+    Ok(Html(context.docs.to_string()))
 }

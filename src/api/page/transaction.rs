@@ -2,38 +2,48 @@
 
 use maud::{Markup, html};
 
-use super::layout;
+use super::layout::{self, ROWS};
 use crate::{
     api::{
         problem::Problem,
         v1::{OutputView, status_code},
     },
-    record::{Body, Verdict},
+    record::{Body, StoredOutput, TxState, Verdict},
     store::{
         StateStore,
         body::{BodyError, ParsedBody},
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
         queries::{RelatedTxs, StoreQueries},
-        read::{ReadError, ReadFields, StoredTransaction, TxReader},
+        read::{FROZEN_SPENDER, ReadError, ReadFields, StoredTransaction, TxReader},
     },
     tx::{Outpoint, Txid},
 };
 
-/// Inputs and outputs that the page shows, at most.
-const SHOWN: usize = 200;
 /// Largest body of which the page shows the inputs, bytes.
 const LARGEST_BODY: u64 = 4 << 20;
 /// Transactions in conflict that the page shows, at most.
 const CONFLICTS: usize = 50;
+/// Bytes of a locking script that the page shows, at most.
+const SCRIPT: usize = 256;
 
 /// An input as the page shows it: the outpoint that the input spends, and the satoshis of that output.
 type ShownInput = (Outpoint, Option<u64>);
 
+/// First input and first output that the page shows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ShownRange {
+    /// Index of the first input.
+    pub inputs: u32,
+    /// Index of the first output.
+    pub outputs: u32,
+}
+
 /// A transaction as the page shows it.
 pub struct ShownTransaction {
     stored: StoredTransaction,
-    /// Inputs of the transaction; `None`: the body is not read.
-    inputs: Option<Vec<ShownInput>>,
+    range: ShownRange,
+    /// Shown inputs, and the number of all inputs; `None`: the body is not read.
+    inputs: Option<(Vec<ShownInput>, u32)>,
     outputs: Vec<Result<OutputState, ReadError>>,
     conflicting_descendants: RelatedTxs,
 }
@@ -43,83 +53,118 @@ pub struct ShownTransaction {
 ///
 /// # Errors
 /// The store does not answer, or a record is damaged.
-pub async fn read(store: &StateStore, txid: Txid, height: u32) -> Result<Option<ShownTransaction>, Problem> {
+pub async fn read(
+    store: &StateStore,
+    txid: Txid,
+    height: u32,
+    range: ShownRange,
+) -> Result<Option<ShownTransaction>, Problem> {
     let reader = TxReader::of(store);
     let Some(master) = reader.get(txid, ReadFields::default()).await? else { return Ok(None) };
     let fields = ReadFields { body: master.master.extended_size <= LARGEST_BODY, slots: false };
     let stored = reader.get(txid, fields).await?.unwrap_or(master);
     let inputs = match &stored.body {
-        Some(body) => read_inputs(txid, body).map_err(ReadError::from)?,
+        Some(body) => read_inputs(txid, body, range.inputs).map_err(ReadError::from)?,
         None => None,
     };
-    let total = stored.master.master.as_ref().map_or(0, |bins| bins.total_utxos);
-    let shown = u32::try_from(SHOWN).unwrap_or(u32::MAX).min(total);
     let query = |vout| OutputQuery { outpoint: Outpoint { txid, vout }, hash: None };
-    let queries: Vec<OutputQuery> = (0..shown).map(query).collect();
+    let end = range.outputs.saturating_add(ROWS).min(total_outputs(&stored));
+    let queries: Vec<OutputQuery> = (range.outputs..end).map(query).collect();
     let options = OutputOptions { height: Some(height), output: fields.body };
     let outputs = OutputReader::of(store).read(&queries, options).await;
     let conflicting_descendants = StoreQueries::of(store).conflicting_descendants(txid, CONFLICTS).await?;
-    Ok(Some(ShownTransaction { stored, inputs, outputs, conflicting_descendants }))
+    Ok(Some(ShownTransaction { stored, range, inputs, outputs, conflicting_descendants }))
 }
 
-/// Returns the inputs of a body, as many as the page shows; `None`: a partial transaction.
-fn read_inputs(txid: Txid, body: &Body) -> Result<Option<Vec<ShownInput>>, BodyError> {
+fn total_outputs(stored: &StoredTransaction) -> u32 {
+    stored.master.master.as_ref().map_or(0, |bins| bins.total_utxos)
+}
+
+/// Returns the inputs of a body from `first`, as many as the page shows, and the number of all inputs; `None`: a
+/// partial transaction.
+fn read_inputs(txid: Txid, body: &Body, first: u32) -> Result<Option<(Vec<ShownInput>, u32)>, BodyError> {
     let parsed = ParsedBody::parse(txid, body)?;
     let Some(transaction) = parsed.transaction() else { return Ok(None) };
-    let inputs = transaction.inputs().take(SHOWN);
-    Ok(Some(inputs.map(|input| (input.outpoint, input.previous.map(|previous| previous.satoshis))).collect()))
+    let shown = transaction.inputs().skip(first as usize).take(ROWS as usize);
+    let inputs = shown.map(|input| (input.outpoint, input.previous.map(|previous| previous.satoshis))).collect();
+    Ok(Some((inputs, u32::try_from(transaction.inputs().count()).unwrap_or(u32::MAX))))
 }
 
-/// Renders the page.
+/// Renders a transaction as a page.
 pub fn render(shown: &ShownTransaction) -> Markup {
     let master = &*shown.stored.master;
-    let state: &'static str = master.state().into();
     html! {
         h1 { "Transaction " span.mono { (master.txid) } }
-        (render_state(shown, state))
-        h2 { "Inputs" }
-        (render_inputs(shown))
-        h2 { "Outputs" }
-        (render_outputs(shown))
+        (render_state(shown))
+        p {
+            a href={ "/transactions/" (master.txid) "/history" } { "History" } " · "
+            a href={ "/v1/transactions/" (master.txid) "?fields=*" } { "JSON" } " · "
+            a href={ "/v1/transactions/" (master.txid) "/raw" } { "Raw transaction" } " · "
+            a href={ "/v1/conflicts/" (master.txid) } { "Conflicts" }
+        }
+        @if !matches!(master.state(), TxState::Pruned(_) | TxState::Stub(_)) {
+            h2 id="inputs" { "Inputs" }
+            (render_inputs(shown))
+            h2 id="outputs" { "Outputs" }
+            (render_outputs(shown))
+        }
         @if !shown.conflicting_descendants.txids.is_empty() {
             h2 { "Conflicting descendants" }
             ul { @for txid in &shown.conflicting_descendants.txids { li.mono { (layout::transaction_link(txid)) } } }
             @if shown.conflicting_descendants.more { p { "and more" } }
         }
-        p {
-            a href={ "/v1/transactions/" (master.txid) "?fields=*" } { "JSON" } " · "
-            a href={ "/v1/transactions/" (master.txid) "/raw" } { "raw transaction" } " · "
-            a href={ "/v1/transactions/" (master.txid) "/history" } { "history" } " · "
-            a href={ "/v1/conflicts/" (master.txid) } { "conflicts" }
+    }
+}
+
+fn render_state(shown: &ShownTransaction) -> Markup {
+    let master = &*shown.stored.master;
+    let state: &'static str = master.state().into();
+    let flags = [("coinbase", master.is_coinbase), ("locked", master.locked), ("frozen", master.frozen)];
+    let flags: Vec<&str> = flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    let is_conflicting = matches!(master.state(), TxState::Conflicting(_) | TxState::Stub(_));
+    html! {
+        dl {
+            dt { "State" } dd {
+                span class=[is_conflicting.then_some("bad")] { (state) } @for flag in flags { ", " (flag) }
+            }
+            @match (master.state(), master.verdict()) {
+                (TxState::Pruned(height), _) => {
+                    dt { "Pruned" }
+                    dd { "at height " (height) ": the store keeps that the transaction existed, and not its outputs" }
+                },
+                (_, Some(Verdict::Conflicting(reason))) => {
+                    dt { "Reason" } dd { (layout::linked_text(&reason.to_string())) }
+                },
+                (_, Some(Verdict::Pending)) => { dt { "Verdict" } dd { "not yet: the sequencer has to decide" } },
+                _ => {},
+            }
+            @if matches!(master.state(), TxState::Stub(_)) {
+                dt { "Content" } dd { "not known: the transaction's own event has not come" }
+            } @else if master.is_partial() {
+                dt { "Content" } dd { "outputs only: inputs, fee and size are not known" }
+            } @else if !matches!(master.state(), TxState::Pruned(_)) {
+                @if !master.is_coinbase { dt { "Fee" } dd { (layout::number_text(master.fee)) " satoshis" } }
+                dt { "Size" } dd { (layout::number_text(master.size_in_bytes)) " bytes" }
+                dt { "Lock time" } dd { (master.lock_time) }
+            }
+            (render_blocks(shown))
         }
     }
 }
 
-fn render_state(shown: &ShownTransaction, state: &str) -> Markup {
+fn render_blocks(shown: &ShownTransaction) -> Markup {
     let master = &*shown.stored.master;
-    let bins = master.master.as_deref();
-    let flags = [("coinbase", master.is_coinbase), ("locked", master.locked), ("frozen", master.frozen)];
-    let flags: Vec<&str> = flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    let has_event = !matches!(master.state(), TxState::Stub(_) | TxState::Pruned(_));
     html! {
-        dl {
-            dt { "State" } dd { (state) @for flag in flags { ", " (flag) } }
-            @if let Some(Verdict::Conflicting(reason)) = master.verdict() {
-                dt { "Reason" } dd.bad { (reason.to_string()) }
+        @if let Some(bins) = master.master.as_deref().filter(|_| has_event) {
+            dt { "Time of the event" } dd { (layout::time_text(bins.created_at)) }
+            dt { "Blocks" } dd {
+                @if bins.mined.is_empty() { "none" }
+                @for block in &bins.mined { a href={ "/blocks/" (block.block_id) } { "height " (block.height) } " " }
             }
-            dt { "Fee" } dd { (master.fee) " satoshis" }
-            dt { "Size" } dd { (master.size_in_bytes) " bytes" }
-            dt { "Lock time" } dd { (master.lock_time) }
-            @if let Some(bins) = bins {
-                dt { "Time of the event" } dd { (layout::time_text(bins.created_at)) }
-                dt { "Blocks" } dd {
-                    @if bins.mined.is_empty() { "none" }
-                    @for block in &bins.mined {
-                        a href={ "/blocks/" (block.block_id) } { "height " (block.height) } " "
-                    }
-                }
-                @if let Some(height) = bins.unmined_since { dt { "Unmined since" } dd { "height " (height) } }
-            }
+            @if let Some(height) = bins.unmined_since { dt { "Unmined since" } dd { "height " (height) } }
         }
+        @if let Some(height) = master.delete_at_height { dt { "Kept until" } dd { "height " (height) } }
     }
 }
 
@@ -127,27 +172,28 @@ fn render_inputs(shown: &ShownTransaction) -> Markup {
     html! {
         @match &shown.inputs {
             None if shown.stored.master.is_partial() => {
-                p { "The store knows only the outputs of this transaction." }
+                p.empty { "The store knows only the outputs of this transaction." }
             },
-            None => { p { "The body is too large for this page, or absent." } },
-            Some(inputs) => {
+            None => { p.empty { "The body is too large for this page, or absent." } },
+            Some((inputs, total)) => {
                 table {
-                    tr { th { "Previous output" } th.number { "Satoshis" } }
-                    @for (outpoint, satoshis) in inputs {
-                        tr {
-                            td.mono {
-                                @if *outpoint == Outpoint::NULL { "coinbase" }
-                                @else {
-                                    a href={ "/transactions/" (outpoint.txid) "#output-" (outpoint.vout) } {
-                                        (outpoint)
-                                    }
+                    thead { tr { th { "Input" } th { "Output that the input spends" } th.number { "Satoshis" } } }
+                    tbody {
+                        @for ((outpoint, satoshis), number) in inputs.iter().zip(shown.range.inputs..) {
+                            tr id={ "input-" (number) } {
+                                td data-label="Input" { (number) }
+                                td.mono {
+                                    @if *outpoint == Outpoint::NULL { "coinbase" }
+                                    @else { a href=(layout::output_path(outpoint)) { (outpoint) } }
+                                }
+                                td.number data-label="Satoshis" {
+                                    @if let Some(satoshis) = satoshis { (layout::number_text(*satoshis)) }
                                 }
                             }
-                            td.number { @if let Some(satoshis) = satoshis { (satoshis) } }
                         }
                     }
                 }
-                @if inputs.len() == SHOWN { p { "The page shows the first " (SHOWN) " inputs." } }
+                (render_neighbours(shown, "inputs", shown.range.inputs, *total))
             },
         }
     }
@@ -156,27 +202,64 @@ fn render_inputs(shown: &ShownTransaction) -> Markup {
 fn render_outputs(shown: &ShownTransaction) -> Markup {
     html! {
         table {
-            tr { th { "Output" } th { "Status" } th.number { "Satoshis" } th { "Spender" } }
-            @for (state, vout) in shown.outputs.iter().zip(0_u32..) {
-                tr id={ "output-" (vout) } {
-                    td { (vout) }
-                    @match state {
-                        Err(error) => { td.bad { (error.to_string()) } td {} td {} },
-                        Ok(state) => {
-                            @let view = OutputView::from(state);
-                            td {
-                                (status_code(&state.status))
-                                @if let Some(height) = view.height { " (height " (height) ")" }
-                            }
-                            td.number { @if let Some(satoshis) = view.satoshis { (satoshis) } }
-                            td.mono {
-                                @if let Some(spender) = state.spender { (layout::transaction_link(&spender.txid)) }
-                            }
-                        },
+            thead { tr { th { "Output" } th { "Status" } th.number { "Satoshis" } th { "Spender" } th { "Script" } } }
+            tbody {
+                @for (state, vout) in shown.outputs.iter().zip(shown.range.outputs..) {
+                    tr id={ "output-" (vout) } {
+                        td data-label="Output" { (vout) }
+                        @match state {
+                            Err(error) => { td.bad { (error.to_string()) } td {} td {} td {} },
+                            Ok(state) => { (render_output(state)) },
+                        }
                     }
                 }
             }
         }
-        @if shown.outputs.len() == SHOWN { p { "The page shows the first " (SHOWN) " outputs." } }
+        (render_neighbours(shown, "outputs", shown.range.outputs, total_outputs(&shown.stored)))
+    }
+}
+
+fn render_output(state: &OutputState) -> Markup {
+    let view = OutputView::from(state);
+    let spender = state.spender.filter(|spender| *spender != FROZEN_SPENDER);
+    html! {
+        td data-label="Status" {
+            span title=(view.detail) { (status_code(&state.status)) }
+            @if let Some(height) = view.height { " (height " (height) ")" }
+        }
+        td.number data-label="Satoshis" { @if let Some(satoshis) = view.satoshis { (layout::number_text(satoshis)) } }
+        td.mono data-label="Spender" {
+            @if let Some(spender) = spender {
+                a href={ "/transactions/" (spender.txid) } { (spender.txid) } " input " (spender.input)
+            }
+        }
+        td { @if let Some(StoredOutput { script, .. }) = &state.output { (render_script(script)) } }
+    }
+}
+
+/// Renders a locking script, closed until a reader opens it.
+fn render_script(script: &[u8]) -> Markup {
+    html! {
+        details {
+            summary { (script.len()) " bytes" }
+            span.mono {
+                (hex::encode(&script[..script.len().min(SCRIPT)])) @if script.len() > SCRIPT { "…" }
+            }
+        }
+    }
+}
+
+/// Renders the links to the rows before and after the shown ones. `name`: the parameter of the rows.
+fn render_neighbours(shown: &ShownTransaction, name: &str, first: u32, total: u32) -> Markup {
+    let path = |first: u32| format!("/transactions/{}?{name}={first}#{name}", shown.stored.master.txid);
+    let end = first.saturating_add(ROWS).min(total);
+    html! {
+        @if first > 0 || end < total {
+            p {
+                "The page shows the " (name) " " (first) " to " (end.saturating_sub(1)) " of " (total) ". "
+                @if first > 0 { a href=(path(first.saturating_sub(ROWS))) { "Earlier" } " " }
+                @if end < total { a href=(path(end)) { "Further" } }
+            }
+        }
     }
 }

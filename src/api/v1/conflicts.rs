@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     api::{byte_budget::RequestBytes, problem::Problem},
-    client::history::{HistoryEntry, HistoryPosition, find_history_start, read_history_part},
+    client::history::{HistoryEntry, HistoryPart, HistoryPosition, find_history_start, read_history_part},
     store::{
         queries::{RelatedTxs, StoreQueries},
         read::{ReadFields, TxReader},
@@ -171,8 +171,18 @@ pub async fn get_history(
     Path(txid): Path<String>,
     Params(params): Params<HistoryParams>,
 ) -> Result<Json<HistoryView>, Problem> {
-    let txid: Txid = parse(&txid)?;
-    let cursor: Option<HistoryPosition> = match params.cursor.as_deref() {
+    let HistoryPart { entries, next } = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;
+    let cursor = next.as_ref().map(ToString::to_string);
+    Ok(Json(HistoryView { history: entries.into_iter().map(HistoryLine::from).collect(), cursor }))
+}
+
+/// Reads a part of the history of a transaction, within the limits of a scan. `cursor`: that of [`HistoryParams`].
+///
+/// # Errors
+/// 400 for a malformed cursor; 404 for a transaction without a record; 429 where other requests read the log; 503 while
+/// the log or the store does not answer.
+pub async fn load_history(context: &ApiContext, txid: Txid, cursor: Option<&str>) -> Result<HistoryPart, Problem> {
+    let cursor: Option<HistoryPosition> = match cursor {
         Some("earliest") => Some(HistoryPosition::default()),
         cursor => cursor.map(parse_cursor).transpose()?,
     };
@@ -190,9 +200,7 @@ pub async fn get_history(
         read_history_part(broker.as_ref(), &context.topics, txid, from, deadline).await
     };
     let part = context.limits.bound_scan("the log", read).await?;
-    let part = part.map_err(|error| Problem::unavailable(error.to_string()))?;
-    let cursor = part.next.as_ref().map(ToString::to_string);
-    Ok(Json(HistoryView { history: part.entries.into_iter().map(HistoryLine::from).collect(), cursor }))
+    part.map_err(|error| Problem::unavailable(error.to_string()))
 }
 
 fn parse_cursor(text: &str) -> Result<HistoryPosition, Problem> {

@@ -3,13 +3,14 @@
 //!
 //! | file | routes |
 //! |---|---|
-//! | `transactions` | a transaction, its raw bytes, its previous outputs, unmined transactions |
+//! | `transactions` | a transaction, its raw bytes, its previous outputs, unmined and conflicting transactions |
 //! | `batches` | many transactions |
 //! | `outputs` | the state of an output, a batch |
 //! | `chain` | the chain, a block |
 //! | `conflicts` | the transactions in conflict with one, the history of one |
 //! | `submit`, `commands` | publish transactions and commands |
 //! | `outcomes` | the outcomes as server-sent events |
+//! | `description` | what the description of all routes shares |
 //! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
 //! | `params`, `memory` | parameters and bodies of requests; the memory that answers need |
 
@@ -19,6 +20,7 @@ mod chain;
 mod commands;
 mod conflicts;
 mod context;
+mod description;
 mod memory;
 mod model;
 mod outcomes;
@@ -43,9 +45,11 @@ use super::{
     problem::{Problem, ProblemKind},
 };
 
+pub use conflicts::load_history;
 pub use context::{ApiContext, StoreSource};
 pub use model::{OutputView, status_code};
 pub use params::{NoParams, Params};
+pub use transactions::{ListPart, begin_list};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -57,7 +61,7 @@ struct ApiDocument;
 
 /// Builds the routes of the API and their description.
 fn routes(context: &ApiContext) -> (Router<ApiContext>, openapi::OpenApi) {
-    let read = OpenApiRouter::with_openapi(ApiDocument::openapi())
+    let read = OpenApiRouter::new()
         .routes(routes!(transactions::get_transaction))
         .routes(routes!(transactions::get_raw_transaction))
         .routes(routes!(transactions::get_previous_outputs))
@@ -70,31 +74,38 @@ fn routes(context: &ApiContext) -> (Router<ApiContext>, openapi::OpenApi) {
         .routes(routes!(chain::get_chain))
         .routes(routes!(chain::get_block))
         .routes(routes!(commands::get_command))
-        .routes(routes!(outcomes::get_outcomes))
-        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Read), require_role));
-    let submit = OpenApiRouter::default()
-        .routes(routes!(submit::post_transactions))
-        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Submit), require_role));
-    let command = OpenApiRouter::default()
-        .routes(routes!(commands::post_commands))
-        .route_layer(middleware::from_fn_with_state((context.clone(), Role::Command), require_role));
-    read.merge(submit).merge(command).split_for_parts()
+        .routes(routes!(outcomes::get_outcomes));
+    let submit = OpenApiRouter::new().routes(routes!(submit::post_transactions));
+    let command = OpenApiRouter::new().routes(routes!(commands::post_commands));
+    OpenApiRouter::with_openapi(ApiDocument::openapi())
+        .merge(with_role(read, context, Role::Read))
+        .merge(with_role(submit, context, Role::Submit))
+        .merge(with_role(command, context, Role::Command))
+        .split_for_parts()
+}
+
+/// Requires a role for each of these routes, and says so in the description.
+fn with_role(mut routes: OpenApiRouter<ApiContext>, context: &ApiContext, role: Role) -> OpenApiRouter<ApiContext> {
+    description::require_role(routes.get_openapi_mut(), role);
+    routes.route_layer(middleware::from_fn_with_state((context.clone(), role), require_role))
 }
 
 /// Builds the router of the API, with its description at `/openapi.json`.
 pub fn router(context: ApiContext) -> Router {
     let (router, document) = routes(&context);
-    let json = document_text(&document);
+    let json = document_text(&description::complete(&document));
     router
         .route("/openapi.json", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], json) }))
         .with_state(context)
 }
 
-fn document_text(document: &openapi::OpenApi) -> String {
-    document
-        .to_pretty_json()
-        .map(|json| json + "\n")
-        .unwrap_or_else(|error| unreachable!("a document is JSON: {error}"))
+/// Returns the description of the API.
+pub fn document(context: &ApiContext) -> serde_json::Value {
+    description::complete(&routes(context).1)
+}
+
+fn document_text(document: &serde_json::Value) -> String {
+    format!("{document:#}\n")
 }
 
 /// Refuses a request whose token has not the role. Without tokens a web page in a browser on this machine must not be
@@ -128,7 +139,7 @@ mod tests {
         let store = StoreSource::Reader(Box::new(testing::store(7)));
         let context = ApiContext::new(&config, HttpLimits::new(&config.http), AccessControl::open(), store, None);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas/openapi.json");
-        let document = document_text(&routes(&context).1);
+        let document = document_text(&document(&context));
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             fs::write(&path, &document).unwrap();
         }

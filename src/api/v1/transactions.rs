@@ -1,4 +1,4 @@
-//! `/v1/transactions`: the stored data of transactions.
+//! `/v1/transactions`: the stored data of transactions, and lists.
 
 use axum::{
     Json,
@@ -22,13 +22,13 @@ use crate::{
     api::{byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
     blob::TxPieces,
     engine::ErrorKind,
+    record::Reason,
     store::{
         StateStore,
         previous_outputs::GROUP_BYTES,
-        queries::UnminedTx,
         raw::RawTransaction,
         read::{ReadError, ReadFields, TxReader},
-        unmined::{UnminedCursor, UnminedList},
+        tx_list::{ConflictingEntry, InvalidCursor, TxList, TxListCursor, TxListEntry, TxSelection},
     },
     tx::{Transaction, Txid, WireFormat},
 };
@@ -80,9 +80,15 @@ pub struct PreviousOutputsAnswer {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListParams {
-    /// `true`: transactions that no block of the longest chain lists. The only list so far.
+    /// `true`: transactions that no block of the longest chain lists, without conflicting ones.
+    #[serde(default)]
+    #[param(required = false, example = true)]
     unmined: bool,
-    /// Greatest height since which a listed transaction is unmined; by default every height.
+    /// `true`: contested transactions without a verdict, then conflicting ones.
+    #[serde(default)]
+    #[param(required = false)]
+    conflicting: bool,
+    /// Greatest height since which an unmined transaction is unmined; by default every height.
     until: Option<u32>,
     /// Cursor of the last line of the list before; by default the list begins at the start.
     cursor: Option<String>,
@@ -233,7 +239,24 @@ async fn previous_outputs_of(
     Ok(reader.outputs_of_parents(parents).await?)
 }
 
-/// List the transactions that no block of the longest chain lists, one JSON object a line, in no particular order.
+impl ListParams {
+    /// Returns the list that the parameters select.
+    ///
+    /// # Errors
+    /// 400 unless the parameters select one list.
+    fn selection(&self) -> Result<TxSelection, Problem> {
+        match (self.unmined, self.conflicting) {
+            (true, false) => Ok(TxSelection::Unmined { until: self.until.unwrap_or(u32::MAX) }),
+            (false, true) if self.until.is_some() => {
+                Err(Problem::bad_request("until: only `unmined=true` has heights"))
+            }
+            (false, true) => Ok(TxSelection::Conflicting),
+            _ => Err(Problem::bad_request("name one list: `unmined=true` or `conflicting=true`")),
+        }
+    }
+}
+
+/// List the unmined or the conflicting transactions, one JSON object a line, in no particular order.
 ///
 /// The last field of each line is the cursor with which the list continues after the line.
 #[utoipa::path(
@@ -242,7 +265,7 @@ async fn previous_outputs_of(
     tag = "transactions",
     params(ListParams),
     responses(
-        (status = 200, description = "Lines of JSON", content_type = "application/x-ndjson", body = UnminedView),
+        (status = 200, description = "Lines of JSON", content_type = "application/x-ndjson", body = ListLine),
         (status = 400, description = "Malformed parameter", body = Problem),
         (status = 429, description = "Too many open streams", body = Problem),
         (status = 503, description = "The store does not answer", body = Problem),
@@ -252,33 +275,22 @@ pub async fn list_transactions(
     State(context): State<ApiContext>,
     Params(params): Params<ListParams>,
 ) -> Result<Response, Problem> {
-    if !params.unmined {
-        return Err(Problem::bad_request("unmined: the only list is `unmined=true`"));
-    }
-    let cursor = params.cursor.as_deref().map(parse::<UnminedCursor>).transpose()?;
+    let selection = params.selection()?;
     let (store, permit) = (context.store()?, context.limits.open_stream()?);
-    let mut list = UnminedList::new(store, cursor, params.until.unwrap_or(u32::MAX));
-    let first = context.bound_store(list.next()).await?.map_err(|error| match error.kind {
-        // Only the cursor can make the first part of the list fail for good.
-        ErrorKind::Fatal if params.cursor.is_some() => Problem::bad_request(format!(
-            "cursor: {} is no cursor of this store",
-            params.cursor.clone().unwrap_or_default()
-        )),
-        _ => Problem::from(error),
-    })?;
-    let start = UnminedLines {
+    let (list, first) = begin_list(&context, store, selection, params.cursor.as_deref()).await?;
+    let start = ListedLines {
         list,
         limits: context.limits.clone(),
         ready: Some(first),
         left: params.limit.unwrap_or(u64::MAX),
         _permit: permit,
     };
-    let next = |mut lines: UnminedLines| async move {
+    let next = |mut lines: ListedLines| async move {
         match lines.next().await {
             Ok(text) if text.is_empty() => None,
             Ok(text) => Some((Ok(Bytes::from(text)), lines)),
             Err(problem) => {
-                tracing::warn!(why = problem.detail, "http: list of unmined transactions cut short");
+                tracing::warn!(why = problem.detail, "http: list of transactions cut short");
                 Some((Err(std::io::Error::other(problem.detail)), lines))
             }
         }
@@ -287,18 +299,42 @@ pub async fn list_transactions(
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(NDJSON))], body).into_response())
 }
 
-/// The lines of the list of unmined transactions, part by part.
-struct UnminedLines {
-    list: UnminedList,
+/// Transactions of a list, each with the cursor after itself.
+pub type ListPart = Vec<(TxListEntry, TxListCursor)>;
+
+/// Begins a list, or continues the list after a cursor; returns the list with its first part.
+///
+/// # Errors
+/// 400 for a text that is no cursor of this list and this store; 503 while the store does not answer.
+pub async fn begin_list(
+    context: &ApiContext,
+    store: StateStore,
+    selection: TxSelection,
+    cursor: Option<&str>,
+) -> Result<(TxList, ListPart), Problem> {
+    let refuse = |error: InvalidCursor| Problem::bad_request(error.to_string());
+    let parsed = cursor.map(str::parse::<TxListCursor>).transpose().map_err(refuse)?;
+    let mut list = TxList::new(store, selection, parsed).map_err(refuse)?;
+    let first = context.bound_store(list.next()).await?.map_err(|error| match (error.kind, cursor) {
+        // Only the cursor can make the first part of the list fail for good.
+        (ErrorKind::Fatal, Some(cursor)) => refuse(InvalidCursor(cursor.to_owned())),
+        _ => Problem::from(error),
+    })?;
+    Ok((list, first))
+}
+
+/// The lines of a list, part by part.
+struct ListedLines {
+    list: TxList,
     limits: HttpLimits,
     /// Part that was read before the answer began.
-    ready: Option<Vec<(UnminedTx, UnminedCursor)>>,
+    ready: Option<ListPart>,
     /// Lines that the limit leaves.
     left: u64,
     _permit: OwnedSemaphorePermit,
 }
 
-impl UnminedLines {
+impl ListedLines {
     /// Returns the lines of the next part; empty at the end.
     async fn next(&mut self) -> Result<String, Problem> {
         let found = match self.ready.take() {
@@ -308,12 +344,22 @@ impl UnminedLines {
         };
         let shown = usize::try_from(self.left).unwrap_or(usize::MAX).min(found.len());
         self.left -= shown as u64;
-        let line = |(unmined, cursor): &(UnminedTx, UnminedCursor)| {
-            let view = UnminedView::new(unmined, cursor);
-            serde_json::to_string(&view).unwrap_or_else(|error| unreachable!("a view is JSON: {error}")) + "\n"
+        let line = |(entry, cursor): &(TxListEntry, TxListCursor)| {
+            let line = ListLine::new(entry, cursor);
+            serde_json::to_string(&line).unwrap_or_else(|error| unreachable!("a view is JSON: {error}")) + "\n"
         };
         Ok(found[..shown].iter().map(line).collect())
     }
+}
+
+/// A line of a list.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ListLine {
+    /// A line of the list of unmined transactions.
+    Unmined(UnminedView),
+    /// A line of the list of conflicting transactions.
+    Conflicting(ConflictingView),
 }
 
 /// A line of the list of unmined transactions.
@@ -332,14 +378,45 @@ pub struct UnminedView {
     cursor: String,
 }
 
-impl UnminedView {
-    fn new(unmined: &UnminedTx, cursor: &UnminedCursor) -> Self {
-        UnminedView {
-            txid: unmined.txid.to_string(),
-            unmined_since: unmined.unmined_since,
-            created_at: unmined.created_at,
-            creating: unmined.creating,
-            cursor: cursor.to_string(),
+/// A line of the list of conflicting transactions.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ConflictingView {
+    /// Id of the transaction.
+    txid: String,
+    /// Reason of the verdict; `null`: contested, without a verdict yet.
+    reason: Option<String>,
+    /// Transaction that spends the output instead; `null`: the reason is another one.
+    winner: Option<String>,
+    /// Time of the transaction's event, milliseconds since the epoch; `null`: the store has the verdict only.
+    created_at: Option<u64>,
+    /// Height from which the transaction may be pruned; `null`: not known yet.
+    delete_at_height: Option<u32>,
+    /// Cursor with which the list continues after this line.
+    cursor: String,
+}
+
+impl ListLine {
+    fn new(entry: &TxListEntry, cursor: &TxListCursor) -> Self {
+        let cursor = cursor.to_string();
+        match entry {
+            TxListEntry::Unmined(unmined) => ListLine::Unmined(UnminedView {
+                txid: unmined.txid.to_string(),
+                unmined_since: unmined.unmined_since,
+                created_at: unmined.created_at,
+                creating: unmined.creating,
+                cursor,
+            }),
+            TxListEntry::Conflicting(ConflictingEntry { txid, reason, created_at, delete_at_height }) => {
+                ListLine::Conflicting(ConflictingView {
+                    txid: txid.to_string(),
+                    reason: reason.map(|reason| reason.to_string()),
+                    winner: reason.and_then(Reason::winner).map(|winner| winner.to_string()),
+                    created_at: *created_at,
+                    delete_at_height: *delete_at_height,
+                    cursor,
+                })
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use super::{
     errors::{RequestKind, damaged, engine_error},
     names,
     scan::PARTITIONS,
+    template::absent,
 };
 use crate::{
     engine::{Cursor, EngineError, Index, KeyPage, local::bad_cursor_error},
@@ -25,6 +26,7 @@ pub fn bin_of(index: Index) -> &'static str {
         Index::DeleteAtHeight => names::DELETE_AT_HEIGHT,
         Index::UnminedSince => names::UNMINED_SINCE,
         Index::CreatingAt => names::CREATING_AT,
+        Index::Verdict => names::VERDICT,
     }
 }
 
@@ -90,7 +92,12 @@ impl ConnectedCluster {
         let mut statement = Statement::new(self.location.namespace.as_str(), self.location.transactions.as_str(), bins);
         statement.set_filter(Filter::range(bin, from as i64, to.min(greatest) as i64));
         let to_error = |error: &aerospike::Error| engine_error("query", bin, error, RequestKind::Read);
-        let query = self.client.query(&self.policies.query, partitions, statement).await;
+        let mut policy = self.policies.query.clone();
+        if index == Index::Verdict {
+            // The bin stays in the tombstone of a pruned transaction.
+            policy.base_policy.filter_expression = Some(absent(names::PRUNED));
+        }
+        let query = self.client.query(&policy, partitions, statement).await;
         let mut stream = query.map_err(|error| to_error(&error))?.into_stream();
         while let Some(record) = stream.next().await {
             let record = record.map_err(|error| to_error(&error))?;

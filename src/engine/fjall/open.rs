@@ -11,10 +11,12 @@ use std::{
 use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
 use super::{tables::Tables, txid_filter::TxidFilter};
-use crate::text::join_lines;
+use crate::{engine::Index, text::join_lines};
 
 /// The layout of keyspaces, keys and values that this program reads and writes.
-const LAYOUT: &[u8] = b"utxo-store fjall 1";
+const LAYOUT: &[u8] = b"utxo-store fjall 2";
+/// The layout without the index of verdicts; the first opening adds the index.
+const LAYOUT_WITHOUT_VERDICTS: &[u8] = b"utxo-store fjall 1";
 const LAYOUT_KEY: &[u8] = b"layout";
 /// The file that fjall writes at the end of its first opening; it tells a store from any other directory.
 const MARKER: &str = "version";
@@ -139,6 +141,7 @@ fn open_tables(directory: &Path, options: FjallOptions) -> ::fjall::Result<Table
             keyspace("index_delete_at_height")?,
             keyspace("index_unmined_since")?,
             keyspace("index_creating_at")?,
+            keyspace("index_verdict")?,
         ],
         groups_written: AtomicU64::new(0),
         database,
@@ -150,6 +153,16 @@ fn check_layout(directory: &Path, tables: &Tables) -> Result<(), OpenFjallError>
     let explain = |error| explain(directory, &error);
     match tables.meta.get(LAYOUT_KEY).map_err(explain)? {
         Some(found) if *found == *LAYOUT => Ok(()),
+        Some(found) if *found == *LAYOUT_WITHOUT_VERDICTS => {
+            tracing::info!(directory = %directory.display(), "fjall: adding the index of verdicts to the store");
+            let indexed = tables.fill_index(Index::Verdict);
+            indexed.map_err(|error| OpenFjallError::Damaged {
+                directory: directory.to_owned(),
+                message: error.to_string(),
+            })?;
+            tables.meta.insert(LAYOUT_KEY, LAYOUT).map_err(explain)?;
+            tables.database.persist(PersistMode::SyncAll).map_err(explain)
+        }
         None if tables.meta.is_empty().map_err(explain)? && tables.records.is_empty().map_err(explain)? => {
             tables.meta.insert(LAYOUT_KEY, LAYOUT).map_err(explain)?;
             tables.database.persist(PersistMode::SyncAll).map_err(explain)

@@ -19,10 +19,13 @@ use crate::{
     engine::{
         Cursor, EngineError, ErrorKind, Index, KeyPage, Set,
         key::{self, KeyBytes},
-        local::IndexValues,
+        local::{IndexValues, index_values},
     },
     record::{Key, Record, codec},
 };
+
+/// Records that [`Tables::fill_index`] reads at a time.
+const FILL_BATCH: usize = 256;
 
 pub(super) struct Tables {
     pub database: Database,
@@ -30,7 +33,7 @@ pub(super) struct Tables {
     pub blocks: Keyspace,
     pub meta: Keyspace,
     /// The indexes, in the order of [`Index::ALL`].
-    pub indexes: [Keyspace; 3],
+    pub indexes: [Keyspace; Index::ALL.len()],
     pub txid_filter: TxidFilter,
     /// Write groups that were written whole since the store was opened.
     pub groups_written: AtomicU64,
@@ -135,6 +138,25 @@ impl Tables {
             decode_record("scan", &key, value).map(|record| (key, record))
         };
         keyspace.range::<KeyBytes, _>((from, Bound::Unbounded)).take(limit).map(record_of).collect()
+    }
+
+    /// Adds the entries of all records to an index. A repeat changes nothing.
+    pub fn fill_index(&self, index: Index) -> Result<(), EngineError> {
+        let mut after = None;
+        loop {
+            let records = self.scan(Set::Transactions, after, FILL_BATCH)?;
+            let mut batch = WriteBatch::with_capacity(self.database.clone(), records.len());
+            for (key, record) in &records {
+                if let Some(value) = index_values(Some(record))[index as usize] {
+                    batch.insert(&self.indexes[index as usize], index_entry(value, key), &[][..]);
+                }
+            }
+            batch.commit().map_err(|error| disk_error("fill", "index", &error))?;
+            match records.last() {
+                Some((key, _)) => after = Some(*key),
+                None => return Ok(()),
+            }
+        }
     }
 }
 

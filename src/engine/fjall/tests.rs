@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    engine::conformance::fixtures::{create, page, spend, txid},
-    record::{Operation, Outcome, Page, Rejection},
+    engine::conformance::fixtures::{create, page, sequenced_at, spend, txid},
+    record::{Operation, Outcome, Page, Reason, Rejection, Sequenced},
 };
 
 const RULES: Rules = Rules::main(288);
@@ -84,7 +84,32 @@ async fn a_store_of_another_layout_is_refused_with_both_names() {
     tables.meta.insert("layout", "utxo-store fjall 9").unwrap();
     drop(tables);
     let refused = open(directory.path()).err().unwrap().to_string();
-    assert!(refused.contains("utxo-store fjall 9") && refused.contains("utxo-store fjall 1"), "{refused}");
+    assert!(refused.contains("utxo-store fjall 9") && refused.contains("utxo-store fjall 2"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_store_without_the_index_of_verdicts_gets_the_index() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path()).unwrap();
+    let mark = |n| Row {
+        key: Key::master(txid(n)),
+        operation: sequenced_at(n.into(), Sequenced::MarkConflicting { reason: Reason::Command, height: 7 }),
+    };
+    let rows: Vec<Row> = (1..=3).map(mark).collect();
+    for result in engine.apply(&rows).await {
+        result.unwrap();
+    }
+    engine.close().await.unwrap();
+    drop(engine);
+    let tables = open::open(directory.path(), FjallOptions::default()).unwrap();
+    let entries: Vec<_> = tables.query(Index::Verdict, 0, 9, 9).unwrap();
+    assert_eq!(entries.len(), 3);
+    tables.indexes[Index::Verdict as usize].clear().unwrap();
+    tables.meta.insert("layout", "utxo-store fjall 1").unwrap();
+    drop(tables);
+    let tables = open::open(directory.path(), FjallOptions::default()).unwrap();
+    assert_eq!(tables.query(Index::Verdict, 2, 2, 9).unwrap(), entries);
+    assert_eq!(&*tables.meta.get("layout").unwrap().unwrap(), b"utxo-store fjall 2");
 }
 
 #[tokio::test]

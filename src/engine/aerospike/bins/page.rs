@@ -125,16 +125,11 @@ fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
 }
 
 fn encode_verdict(verdict: Option<Verdict>, bins: &mut Bins) {
-    let number = match verdict {
-        None => return,
-        Some(Verdict::Pending) => 0_u8,
-        Some(Verdict::Accepted) => 1,
-        Some(Verdict::Conflicting(reason)) => {
-            bins.push((names::REASON, Value::Blob(encode_reason(&reason))));
-            2
-        }
-    };
-    bins.push((names::VERDICT, int(number)));
+    let Some(verdict) = verdict else { return };
+    if let Verdict::Conflicting(reason) = verdict {
+        bins.push((names::REASON, Value::Blob(encode_reason(&reason))));
+    }
+    bins.push((names::VERDICT, int(verdict.number())));
 }
 
 fn encode_slots(slots: &[Slot]) -> Value {

@@ -1,0 +1,110 @@
+//! The parts of the description that all routes share: tokens, statuses, problem documents, bodies of bytes.
+
+use serde_json::{Map, Value, json};
+use utoipa::openapi::{OpenApi, security::SecurityRequirement};
+
+use super::params::OCTET_STREAM;
+use crate::api::{access::Role, problem::PROBLEM_JSON};
+
+/// Name of the security scheme.
+const TOKEN: &str = "token";
+/// Statuses that every route can answer, with their meaning.
+const EVERY_ROUTE: [(&str, &str); 6] = [
+    ("400", "Malformed parameter, or an unknown one"),
+    ("401", "The request needs a known bearer token"),
+    ("403", "The token has a lesser role, or the request is one of a web page"),
+    ("429", "Too many requests, or streams, at the same time"),
+    ("500", "A record or a body of the store is damaged"),
+    ("503", "The store or the log does not answer"),
+];
+/// Statuses that every route with a body can answer, with their meaning.
+const WITH_BODY: [(&str, &str); 3] = [
+    ("408", "The body did not arrive in time"),
+    ("413", "The body is too large"),
+    ("415", "The route takes another media type"),
+];
+
+/// Notes on each operation of a part of the routes the role that a token needs. Without a token file no token is
+/// needed.
+pub fn require_role(document: &mut OpenApi, role: Role) {
+    let role: &'static str = role.into();
+    for item in document.paths.paths.values_mut() {
+        for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+            operation.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new(TOKEN, [role])]);
+        }
+    }
+}
+
+/// Returns the description with the parts that all routes share.
+pub fn complete(document: &OpenApi) -> Value {
+    let mut document =
+        serde_json::to_value(document).unwrap_or_else(|error| unreachable!("a document is JSON: {error}"));
+    document["components"]["securitySchemes"] = json!({TOKEN: {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Needed where the server has a token file (`http.tokens_file`). An operation names the role of \
+                        the token: `read`, `submit` or `command`; a role includes the ones before.",
+    }});
+    // A field that `fields` does not select is absent.
+    if let Some(schema) = document["components"]["schemas"]["TransactionData"].as_object_mut() {
+        schema.remove("required");
+    }
+    let methods = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
+    for operation in methods.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
+        let has_body = operation.get("requestBody").is_some();
+        if has_body {
+            describe_bytes(&mut operation["requestBody"]["content"]);
+            operation["requestBody"]["required"] = json!(true);
+        }
+        let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else { continue };
+        for (status, meaning) in EVERY_ROUTE.iter().chain(WITH_BODY.iter().filter(|_| has_body)) {
+            responses.entry(*status).or_insert_with(|| json!({"description": meaning}));
+        }
+        for (status, response) in responses {
+            if status.starts_with(['4', '5']) {
+                response["content"] = json!({PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}});
+            } else if response.get("content").is_some() {
+                describe_bytes(&mut response["content"]);
+            }
+            if ["429", "503"].contains(&status.as_str()) {
+                let header = json!({"description": "Pause before the next attempt, s", "schema": {"type": "integer"}});
+                response["headers"] = json!({"Retry-After": header});
+            }
+        }
+    }
+    document
+}
+
+/// Describes bytes as bytes, and not as a list of numbers in JSON.
+fn describe_bytes(content: &mut Value) {
+    if let Some(bytes) = content.get_mut(OCTET_STREAM) {
+        *bytes = json!({"schema": {"type": "string", "format": "binary"}});
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_has_a_role_and_the_statuses_of_every_route() {
+        let text = include_str!("../../../schemas/openapi.json");
+        let document: Value = serde_json::from_str(text).unwrap();
+        let mut roles = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let statuses = operation["responses"].as_object().unwrap();
+                for (status, _) in EVERY_ROUTE.iter().chain(WITH_BODY.iter().filter(|_| method == "post")) {
+                    let content = &statuses[*status]["content"][PROBLEM_JSON]["schema"]["$ref"];
+                    assert_eq!(content, "#/components/schemas/Problem", "{method} {path} {status}");
+                }
+                assert_eq!(operation["requestBody"]["required"] == true, method == "post", "{method} {path}");
+                assert_eq!(operation["security"][0], json!({}), "{method} {path}");
+                roles.push((path.as_str(), method.as_str(), operation["security"][1][TOKEN][0].as_str().unwrap()));
+            }
+        }
+        roles.retain(|(.., role)| *role != "read");
+        assert_eq!(roles, [("/v1/commands", "post", "command"), ("/v1/transactions", "post", "submit")]);
+        assert!(document["components"]["schemas"]["TransactionData"]["required"].is_null());
+    }
+}
