@@ -1,7 +1,7 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test soak lint fuzz setup pictures
+.PHONY: help demo test sim mutations torture kill-test kill-test-api soak lint fuzz setup pictures
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-all
 
 TARGET ?= transaction
@@ -42,6 +42,12 @@ kill-test: setup ## kills instances and the Aerospike server under load, then ve
 	@scripts/setup.sh tests
 	@KILLS="$(or $(KILLS),200)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") $(if $(KIND),KIND="$(KIND)") \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::kills::a_long_kill_test -- \
+		--ignored --nocapture
+
+kill-test-api: setup ## kills `run`, `serve` and the Aerospike server while the API is used: KILLS=100 SEED=n
+	@scripts/setup.sh tests
+	@KILLS="$(or $(KILLS),100)" $(if $(SEED),SEED="$(SEED)") \
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::api_kills::a_long_kill_test -- \
 		--ignored --nocapture
 
 # SECONDS=n instead of HOURS=n; STORE=fjall|aerospike.

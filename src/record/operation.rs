@@ -271,7 +271,7 @@ pub enum Sequenced {
         /// Height of the next attempt.
         until: u32,
     },
-    /// Strips an expired tombstone to the few bytes that identify it. Every other record refuses.
+    /// Strips an expired tombstone to the few bytes that identify it and its pages. Every other record refuses.
     ForgetTombstone {
         /// Height at which the tombstone expired. A tombstone that is kept beyond that height refuses.
         height: u32,

@@ -1,7 +1,7 @@
 //! Handles `Contest` and `Reconsider`: evaluates, writes the decision ahead, applies it.
 
 use crate::{
-    event::{Contest, DecisionBody},
+    event::{Contest, DecisionBody, OutcomeKind},
     record::{Page, Phase, Reason, RespendChecks, TxState, Verdict},
     sequencer::{
         SequencerError,
@@ -53,8 +53,22 @@ impl<'a> ContestHandler<'a> {
         }
         if let DecisionBody::PassedOver { .. } = body {
             reconsider_unless_barred(self.cx, contest.txid).await?;
+            self.publish_live_contestant(contest.txid).await?;
         }
         steps.close().await
+    }
+
+    /// Publishes the outcome of a contestant that is live by its own event and keeps its slots. A node can lose the
+    /// slot of a live transaction before the outcome `live` is acknowledged. Its event then finds a rival in the slot,
+    /// is contested and completes.
+    async fn publish_live_contestant(&self, txid: Txid) -> Result<(), SequencerError> {
+        if !self.cx.parts.nodes.can_lose_writes() {
+            return Ok(());
+        }
+        match self.cx.master(txid).await?.map(|page| page.state()) {
+            Some(TxState::Live) => self.cx.publish_outcomes(vec![(txid, OutcomeKind::Accepted)]).await,
+            _ => Ok(()),
+        }
     }
 
     /// Handles a `Reconsider`: decides, applies the verdict and writes `Closed`.

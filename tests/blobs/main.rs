@@ -1,5 +1,5 @@
-//! Tests of blob stores on S3 and behind a web server, of killed writers, and of the memory that a large transaction
-//! takes. The tests are a binary of their own, because its allocator counts every allocation.
+//! Tests of blobs and event bodies on S3 and behind a web server, of killed writers, and of the memory that a large
+//! transaction takes. The tests are a binary of their own, because its allocator counts every allocation.
 
 // Clippy exempts tests from these lints, but not the helper functions of tests.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -10,6 +10,8 @@ mod aerospike_server;
 mod killed_writer;
 mod large;
 mod memory;
+#[cfg(any(feature = "aws", feature = "http"))]
+mod referred;
 #[cfg(feature = "aws")]
 mod python;
 #[cfg(feature = "aws")]

@@ -222,7 +222,7 @@ fn filled(configuration: &str, folder: &str, [service, fabric, heartbeat]: [u16;
         .replace("{HEARTBEAT}", &heartbeat.to_string())
 }
 
-fn configuration(setup: Setup<'_>) -> String {
+pub fn configuration(setup: Setup<'_>) -> String {
     let storage = match setup.durable {
         false => "storage-engine memory {\n    data-size 2G\n    flush-max-ms 100\n  }",
         true => "storage-engine device {\n    file {FOLDER}/test.dat\n    filesize 1G\n  }",

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use utxo_store::{record::TxState, rng::SplitMix64};
 
 use crate::{
     api::Api,
@@ -182,42 +181,6 @@ async fn outcomes_are_followed_from_now_and_from_the_last_event() {
     assert_eq!(later[0].1["txids"].as_array().unwrap().len(), later[0].1["txids"].as_array().unwrap().len());
     for query in ["?kind=alive", "?txid=xyz", "?from=0,x", "?since=1"] {
         assert_eq!(api.get(&format!("/v1/outcomes{query}")).await.0, 400, "{query}");
-    }
-    running.kill().await;
-}
-
-/// Kills the instance and ends the server again and again while transactions are submitted.
-#[tokio::test]
-async fn a_transaction_that_was_answered_as_live_survives_100_kills() {
-    const KILLS: u32 = 100;
-    let seed = std::env::var("SEED").map_or(7, |seed| seed.parse().unwrap());
-    println!("SEED={seed}");
-    let mut random = SplitMix64::new(seed);
-    let world = World::with_settings(WorldSettings::calm()).await;
-    let coins = world.seed(1, 2 * KILLS as usize).await;
-    let mut answered = Vec::new();
-    for kill in 0..KILLS {
-        let running = world.start();
-        let api = Api::start(&world, &[]).await;
-        let made: Vec<Made> = (0..2).map(|n| spend(&[coins.coin(2 * kill + n)], 1, 9)).collect();
-        let submitting = async {
-            let refs: Vec<&Made> = made.iter().collect();
-            submit(&api, &refs, "?wait=live&timeout_ms=5000").await
-        };
-        let patience = Duration::from_millis(random.below(400));
-        if let Ok((_, shown)) = tokio::time::timeout(patience, submitting).await {
-            let outcomes = shown["transactions"].as_array().unwrap().iter().map(|shown| &shown["outcome"]["status"]);
-            answered.extend(made.into_iter().zip(outcomes).filter(|(_, is)| **is == "live").map(|(made, _)| made));
-        }
-        running.kill().await;
-    }
-    let running = world.start();
-    world.until_consumed().await;
-    println!("{} of {} transactions were answered before a kill", answered.len(), 2 * KILLS);
-    assert!(!answered.is_empty(), "no transaction was answered in time");
-    for made in &answered {
-        let page = world.page(made).await.unwrap_or_else(|| panic!("SEED={seed}: {} is lost", made.txid));
-        assert_eq!(page.state(), TxState::Live, "SEED={seed}: {}", made.txid);
     }
     running.kill().await;
 }

@@ -349,6 +349,10 @@ impl World {
 
     /// Returns a world whose store can lose writes, by [`FaultEngine::restart_nodes`] on its `nodes` or by their
     /// faults.
+    ///
+    /// The first start takes two durability lags of 5 × [`LOSS_WINDOW`] each before it reads an event: the meta record
+    /// must be durable, and then the sentinels. The offset of an event is committed one lag after its completion. A
+    /// start that is killed within its two lags begins them again. With a paused clock none of this takes time.
     pub async fn forgetful() -> Self {
         Self::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::calm() }).await
     }

@@ -8,6 +8,8 @@ mod aerospike;
 mod aerospike_server;
 mod api;
 mod api_faults;
+mod api_kills;
+mod api_load;
 mod api_log;
 mod api_tls;
 mod ask;

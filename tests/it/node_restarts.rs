@@ -229,6 +229,32 @@ async fn a_lost_spend_of_a_live_transaction_is_decided_again() {
     }
 }
 
+/// A node loses the spend of a mined transaction whose outcome `live` is not published yet. A rival takes the slot, and
+/// the event that is read again is contested: the rival loses, and the transaction stays live (simulator, seed 568).
+/// Protects: a live transaction whose contest is passed over has an outcome.
+#[tokio::test(start_paused = true)]
+async fn a_live_transaction_whose_slot_was_lost_has_an_outcome() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.live_outcomes = Some(Duration::from_secs(20));
+    let seed = world.seed(1, 1).await;
+    let running = world.start();
+    until(async || is_stored(&world, &seed).await).await;
+    tokio::time::sleep(LOSS_WINDOW * 2).await;
+    let (one, other) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    world.validate(&one).await;
+    until(async || is_stored(&world, &one).await).await;
+    world.mine(1, &[&one]).await;
+    until(async || world.page(&one).await.unwrap().master.as_ref().unwrap().unmined_since.is_none()).await;
+    assert_eq!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == Key::master(seed.txid)), Some(1));
+    world.validate(&other).await;
+    until(async || is_stored(&world, &other).await).await;
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(other.txid), "the rival takes the slot");
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &one).await, TxState::Live);
+    world.check("a lost slot before the outcome").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_verdict_lost_with_its_slot_is_applied_again() {
     let world = World::forgetful().await;
@@ -508,4 +534,33 @@ async fn everything_completes_through_repeated_node_restarts() {
         assert_eq!(state(&world, made).await, TxState::Live);
     }
     world.check("restart after restart").await;
+}
+
+/// Protects: the first start reads no event before the meta record and then the sentinels are durable, and the offset
+/// of an event is committed once the event is durable.
+#[tokio::test(start_paused = true)]
+async fn a_first_start_takes_two_durability_lags() {
+    let world = World::forgetful().await;
+    let lag = 5 * LOSS_WINDOW;
+    let seed = world.seed(1, 1).await;
+    let began = tokio::time::Instant::now();
+    let running = world.start();
+    while world.page(&seed).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let stored = began.elapsed();
+    world.until_consumed().await;
+    let committed = began.elapsed();
+    running.kill().await;
+    let began = tokio::time::Instant::now();
+    let later = world.seed(2, 1).await;
+    let running = world.start();
+    while world.page(&later).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let again = began.elapsed();
+    running.kill().await;
+    assert!((2 * lag..3 * lag).contains(&stored), "stored after {stored:?}");
+    assert!((stored + lag..stored + 2 * lag).contains(&committed), "stored after {stored:?}, committed {committed:?}");
+    assert!(again < lag, "another start took {again:?}");
 }

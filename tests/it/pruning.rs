@@ -245,6 +245,43 @@ async fn a_block_restores_a_pruned_conflicting_transaction() {
     }
 }
 
+/// A block lists a conflicting transaction of three pages of which only the name is left, and its event comes after the
+/// block (simulator, seed 5864).
+/// Protects: the block revives every page, so that every output can be spent.
+#[tokio::test(start_paused = true)]
+async fn a_block_revives_every_page_of_a_name() {
+    let world = World::with_settings(WorldSettings { page_size: 2, ..WorldSettings::pruned(RETENTION) }).await;
+    let seed = world.seed(1, 2).await;
+    let (made, mined) = (spend(&[seed.coin(0)], 5, 1), spend(&[seed.coin(1)], 1, 2));
+    let running = world.start();
+    for event in [&made, &mined] {
+        world.validate(event).await;
+    }
+    world.mine(1, &[&mined]).await;
+    world.until_consumed().await;
+    world.command(1, CommandAction::SetConflicting { txid: made.txid }).await;
+    for sequence in 2..=3 {
+        world.mine(sequence, &[]).await;
+    }
+    until("the pruning", async || is_pruned(&world, &made).await).await;
+    for sequence in 4..=6 {
+        world.mine(sequence, &[]).await;
+    }
+    until("the name", async || world.page(&made).await.unwrap().body().is_none()).await;
+    world.mine(7, &[&made]).await;
+    until("the revival", async || !is_pruned(&world, &made).await).await;
+    world.validate(&made).await;
+    world.until_consumed().await;
+    let child = spend(&[made.coin(2), made.coin(4)], 1, 3);
+    world.validate(&child).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&made, &child] {
+        assert_eq!(state(&world, made).await, Some(TxState::Live));
+    }
+    world.check("a name with several pages").await;
+}
+
 /// A page returned without a flag, or a slot of the parent names the deleted transaction again; the repeated deletion
 /// corrects both.
 #[tokio::test(start_paused = true)]

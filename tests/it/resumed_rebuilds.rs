@@ -8,7 +8,10 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::{BlobOptions, BlobStore},
     broker::Broker,
-    engine::{fault::FaultEngine, memory::MemoryEngine},
+    engine::{
+        fault::{EngineFaults, FaultEngine},
+        memory::MemoryEngine,
+    },
     event::CommandAction,
     instance::{self, InstanceError, RebuildReport},
     record::{Key, Rebuilding, Rules, TxState},
@@ -31,6 +34,12 @@ async fn digest(store: &StateStore) -> String {
 
 fn empty(world: &World) -> StateStore {
     StateStore::new(Arc::new(MemoryEngine::new(RULES)), world.store.settings)
+}
+
+/// Returns the same store behind an engine that is slow.
+fn slow(store: &StateStore) -> StateStore {
+    let faults = EngineFaults { delayed: 1.0, delay_within: Duration::from_millis(200), ..EngineFaults::default() };
+    StateStore { engine: Arc::new(FaultEngine::new(store.engine.clone(), 7).with(faults)), ..store.clone() }
 }
 
 async fn resume(world: &World, store: &StateStore) -> Result<RebuildReport, InstanceError> {
@@ -80,14 +89,6 @@ async fn a_killed_rebuild_resumes_to_the_same_state_and_reads_less() {
     // The rebuild is slow enough to be killed on the way.
     world.settings.pipeline.dispatch.batch_size = 4;
     let whole = resume(&world, &empty(&world)).await.unwrap().pipeline.completed;
-    let slow = |store: &StateStore| {
-        let faults = utxo_store::engine::fault::EngineFaults {
-            delayed: 1.0,
-            delay_within: Duration::from_millis(200),
-            ..Default::default()
-        };
-        StateStore { engine: Arc::new(FaultEngine::new(store.engine.clone(), 7).with(faults)), ..store.clone() }
-    };
     let mut stores = Vec::new();
     for after_ms in (1_100..).step_by(200) {
         let store = empty(&world);
@@ -249,6 +250,15 @@ async fn a_resumed_rebuild_reapplies_verdicts_on_deleted_transactions() {
             assert_eq!(digest(&store).await, digest(&world.store).await, "killed after {after_ms} ms");
         }
     }
+    // Nothing is committed when the last deletion is applied.
+    let store = empty(&world);
+    let first = begin(&world, &slow(&store));
+    while store.master(parent.txid).await.unwrap().is_none_or(|page| page.pruned.is_none()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    kill(first).await;
+    resume(&world, &store).await.unwrap();
+    assert_eq!(digest(&store).await, digest(&world.store).await, "killed after the last deletion");
 }
 
 /// The command resumes a rebuild on Apache Kafka and fjall.

@@ -117,6 +117,8 @@ pub(super) fn forget_tombstone(record: &mut Option<Record>, height: u32) -> Resu
         master: page.master.as_ref().map(|old| {
             let mut master = Box::<crate::record::Master>::default();
             master.verdict = old.verdict;
+            // A block that revives the transaction revives every page.
+            master.total_extra_recs = old.total_extra_recs;
             master
         }),
         ..Page::empty(page.txid)
@@ -253,7 +255,9 @@ mod tests {
 
     #[test]
     fn a_due_tombstone_is_stripped() {
-        for stored in [contested(2, LOST), prunable()] {
+        for mut stored in [contested(2, LOST), prunable()] {
+            master(&mut stored).total_extra_recs = 3;
+            master(&mut stored).spent_pages = (1..=3).collect();
             let mut record = record(stored);
             let forget = sequenced(2, Sequenced::ForgetTombstone { height: 544 });
             assert_eq!(refused(on_master(&mut record, &forget)), Rejection::NotPrunable);
@@ -262,6 +266,7 @@ mod tests {
             assert_eq!(on_master(&mut record, &forget).outcome, already(Reply::None));
             let page = page(&record);
             assert_eq!((page.state(), page.delete_at_height, page.body()), (TxState::Pruned(400), None, None));
+            assert_eq!(page.extra_pages(), 3);
         }
     }
 

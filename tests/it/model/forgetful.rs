@@ -69,6 +69,9 @@ impl Replay<'_> {
             self.check_contest(contest);
         }
         let verdict = self.forgetful_verdicts(contest.txid);
+        if let Some(DecisionBody::PassedOver { .. }) = verdict {
+            self.passed_over.insert((self.offset, contest.txid));
+        }
         if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. }) = verdict {
             let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;
             self.expected_dead_letters.insert(LogPosition { timestamp_ms, partition, offset });

@@ -79,7 +79,8 @@ impl Replay<'_> {
         let is_expected = match source {
             OutcomeSource::Chain { offset } => {
                 published.of_chain.entry((offset, txid)).or_default().push(kind.clone());
-                self.expected_outcomes.get(&(offset, txid)).is_some_and(|kinds| kinds.contains(&kind))
+                let is_again = kind == OutcomeKind::Accepted && self.passed_over.contains(&(offset, txid));
+                is_again || self.expected_outcomes.get(&(offset, txid)).is_some_and(|kinds| kinds.contains(&kind))
             }
             OutcomeSource::Validated { partition, offset } => {
                 published.refused.insert((partition, offset, txid));

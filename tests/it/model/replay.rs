@@ -54,6 +54,9 @@ pub struct Replay<'l> {
     pub contested_bodies: BTreeMap<Txid, BTreeSet<[u8; 32]>>,
     /// Outcomes that must be published, by chain offset and transaction.
     pub expected_outcomes: BTreeMap<(u64, Txid), Vec<OutcomeKind>>,
+    /// Contests that were passed over, by chain offset and transaction. Over a store that can lose writes, a live
+    /// contestant has the outcome `Accepted`.
+    pub passed_over: BTreeSet<(u64, Txid)>,
     /// Transactions that blocks have mined or left unmined.
     pub expected_changes: BTreeSet<(OutcomeChange, Txid)>,
     /// Events for which the sequencer must publish a dead letter.
@@ -100,6 +103,7 @@ impl<'l> Replay<'l> {
             reconsidered: BTreeMap::new(),
             contested_bodies: BTreeMap::new(),
             expected_outcomes: BTreeMap::new(),
+            passed_over: BTreeSet::new(),
             expected_changes: BTreeSet::new(),
             expected_dead_letters: BTreeSet::new(),
             commands: BTreeMap::new(),

@@ -171,9 +171,11 @@ impl Replay<'_> {
     }
 
     pub fn apply_passed_over(&mut self, txid: Txid, trigger: VerdictTrigger) {
-        if matches!(self.history.status(&txid), Some(TxStatus::Conflicting(_))) && trigger != VerdictTrigger::Reconsider
-        {
-            self.record_with_parents(&txid);
+        match self.history.status(&txid) {
+            _ if trigger == VerdictTrigger::Reconsider => {}
+            Some(TxStatus::Conflicting(_)) => self.record_with_parents(&txid),
+            Some(TxStatus::Live | TxStatus::Uncontested) => drop(self.passed_over.insert((self.offset, txid))),
+            _ => {}
         }
     }
 
@@ -304,7 +306,9 @@ impl Replay<'_> {
                     trigger,
                     VerdictTrigger::Reconsider | VerdictTrigger::Contest(Reason::MissingParent { .. })
                 );
-                let position = self.history.tx_entries.get(&txid).and_then(|tx_entry| tx_entry.contest.clone());
+                let contested = self.history.tx_entries.get(&txid).and_then(|tx_entry| tx_entry.contest.clone());
+                // A `Reconsider` can come after a contestant is stored and before its contest (simulator, seed 6963).
+                let position = contested.or_else(|| self.first_version(&txid));
                 let names = self.history.inputs(&txid).iter().any(|input| input.txid == parent);
                 !waits && names && position.is_some_and(|position| self.was_missing(&parent, &position))
             }
@@ -316,6 +320,14 @@ impl Replay<'_> {
                 self.history.reasons_against(&txid, height).contains(&reason)
             }
         }
+    }
+
+    /// Returns the position of the first event of a transaction.
+    fn first_version(&self, txid: &Txid) -> Option<EventPosition> {
+        let Origin::Validated(versions) = &self.history.tx(txid)?.origin else { return None };
+        let order = |place: &LogPosition| (place.timestamp_ms, place.partition, place.offset);
+        let (timestamp_ms, partition, offset) = versions.iter().map(|version| order(&version.place)).min()?;
+        Some(EventPosition { topic: self.logs.validated_topic.clone(), partition, offset, timestamp_ms })
     }
 
     /// Whether a parent was missing: none of its events precedes the event at this position. A coinbase comes with its

@@ -127,7 +127,8 @@ async fn a_block_that_unlocks_a_parent_reconsiders_the_refused_children() {
 
 /// The first try of a child ends when its parents have been read. Both parents wait for a lock, longer than five graces
 /// of a missing parent: the event of one is older than the event of the child, the event of the other is later.
-/// Protects: a child is contested only after every older parent has ended; else the later parent would count as missing.
+/// Protects: a child is contested only after every older parent has ended; else the later parent would count as
+/// missing.
 #[tokio::test(start_paused = true)]
 async fn an_older_parent_ends_before_a_later_one_counts_as_missing() {
     let mut world = World::new().await;

@@ -5,6 +5,7 @@
 //! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer`; a short run of each is
 //! in `make test`. HOLD=1 keeps everything running after a failure.
 
+mod api_kills;
 mod host;
 mod instances;
 mod judge;

@@ -1,0 +1,152 @@
+//! Kills under load of the API, with processes: `run`, `serve` and the Aerospike server end by SIGKILL while
+//! transactions and commands are submitted to `serve` and outcomes are followed. No answer is lost
+//! ([`ApiLoad::check`]), and the store equals the model and, in the long test, a rebuild.
+
+use std::{
+    fs::{self, File},
+    panic::{self, AssertUnwindSafe},
+    path::PathBuf,
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+use utxo_store::{
+    broker::{Broker, OutgoingMessage},
+    event::{PartialOutput, PartialTxEvent},
+    rng::SplitMix64,
+};
+
+use super::{
+    TestBed, env_number, env_seed,
+    instances::{INSTANCES, InstanceProcesses, InstanceSet},
+    judge, report_failure,
+};
+use crate::{
+    aerospike_server::{AerospikeServer, FIT, Setup, configuration},
+    api_load::ApiLoad,
+    harness::{Made, World},
+    kafka_server::KafkaServer,
+    run::{block_on, until},
+};
+
+/// A `serve` process, which the drop kills.
+struct ServeProcess {
+    child: Child,
+    address: String,
+}
+
+impl ServeProcess {
+    /// Starts the process, and returns once it listens.
+    fn start(testbed: &TestBed) -> Self {
+        let file: PathBuf = testbed.bench.path("serve-address");
+        fs::remove_file(&file).ok();
+        let log = File::options().create(true).append(true).open(testbed.bench.path("serve.log")).unwrap();
+        let mut command = testbed.command(&["serve", "--http-address-file", file.to_str().unwrap()]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let mut process = ServeProcess { child, address: String::new() };
+        until("the server listens", || {
+            assert!(process.child.try_wait().unwrap().is_none(), "`serve` ended by itself");
+            file.exists()
+        });
+        process.address = fs::read_to_string(&file).unwrap().trim().to_owned();
+        process
+    }
+}
+
+impl Drop for ServeProcess {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Publishes the partial transaction whose outputs the load spends.
+fn seed(testbed: &TestBed, count: usize) -> Made {
+    let made = World::partial(1, count);
+    let outputs = made.outputs.iter().zip(0..);
+    let outputs = outputs.map(|((satoshis, script), vout)| PartialOutput { vout, satoshis: *satoshis, script });
+    let event = PartialTxEvent { txid: made.txid, coinbase: false, height: 1, outputs: outputs.collect() };
+    let message = OutgoingMessage {
+        topic: testbed.bench.topic("validated-txs"),
+        key: made.txid.0.to_vec().into(),
+        payload: event.encode().into(),
+        ..OutgoingMessage::default()
+    };
+    block_on(async { testbed.bench.broker().producer().await.unwrap().produce(message).await.unwrap() });
+    made
+}
+
+/// Kills `kills` processes in turn: an instance, the server of the API, and the Aerospike server, which loses the
+/// writes that are not in its file. Every second load is answered before the kill.
+fn kill_under_load(testbed: &TestBed, asd: &mut AerospikeServer, kills: u64, seed_of_run: u64) {
+    let mut rng = SplitMix64::new(seed_of_run ^ u64::from_be_bytes(*b"apikills"));
+    let mut instances = InstanceProcesses::new(testbed, true);
+    let coins = seed(testbed, kills as usize * ApiLoad::COINS as usize);
+    judge::wait_until_all_is_handled(testbed, &mut instances);
+    let mut serve = ServeProcess::start(testbed);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let mut load = ApiLoad::start(coins, &serve.address);
+    for kill in 0..kills {
+        load.submit(&serve.address);
+        if kill % 2 == 1 {
+            runtime.block_on(load.finish());
+        } else {
+            thread::sleep(Duration::from_millis(rng.below(500)));
+        }
+        instances.check_alive();
+        match kill % 3 {
+            0 => drop(instances.kill(rng.below(INSTANCES as u64) as usize)),
+            1 => {
+                drop(serve);
+                serve = ServeProcess::start(testbed);
+            }
+            _ => {
+                asd.kill();
+                thread::sleep(Duration::from_millis(rng.below(1_000)));
+                asd.restart();
+            }
+        }
+        for slot in 0..INSTANCES {
+            instances.start(slot);
+        }
+    }
+    runtime.block_on(load.check(&serve.address, testbed.has_lost_writes));
+    judge::wait_until_all_is_handled(testbed, &mut instances);
+    instances.stop_all();
+    drop(serve);
+}
+
+/// A rebuild takes three durability lags of its own, which only the long test waits for.
+fn run_api_kills(kills: u64, seed_of_run: u64, is_rebuilt: bool) {
+    let Some(kafka) = KafkaServer::shared() else { return };
+    let setup = Setup { durable: true, namespace: FIT };
+    // The durability lag is 5.5 s instead of 10 s.
+    let configuration = configuration(setup).replace("filesize 1G", "filesize 1G\n    flush-max-ms 100");
+    let Some(mut asd) = AerospikeServer::start_configured(&configuration) else { return };
+    let mut testbed = TestBed::aerospike(kafka, &asd);
+    testbed.has_lost_writes = true;
+    eprintln!("kills under load of the API: SEED={seed_of_run} KILLS={kills}");
+    let killed = panic::catch_unwind(AssertUnwindSafe(|| {
+        kill_under_load(&testbed, &mut asd, kills, seed_of_run);
+        if is_rebuilt {
+            judge::judge(&testbed);
+        } else {
+            judge::judge_store(&testbed);
+        }
+    }));
+    killed.unwrap_or_else(|why| report_failure(&testbed, seed_of_run, why));
+}
+
+#[test]
+fn an_answer_survives_kills_of_processes() {
+    run_api_kills(3, 3, false);
+}
+
+/// Entry of `make kill-test-api`.
+#[test]
+#[ignore = "takes some minutes"]
+fn a_long_kill_test_of_the_api() {
+    run_api_kills(env_number("KILLS", 100), env_seed(), true);
+}
