@@ -211,7 +211,9 @@ metrics! {
     http_requests: IntCounterVec = "utxo_http_requests_total" ["route", "method", "status"];
     /// Time until the answer to a request over HTTP begins, in seconds, by route.
     http_seconds: HistogramVec = "utxo_http_seconds" ["route"];
-    /// 1 while the files of the server's certificate are refused, and the last certificate that could be read is in use.
+    /// Bytes that the requests of the API hold at the moment: bodies, and what their answers need.
+    pub http_bytes_in_flight: IntGauge = "utxo_http_bytes_in_flight" [];
+    /// 1 while the files of the server's certificate are refused, and the last good certificate is in use.
     pub http_certificate_refused: IntGauge = "utxo_http_certificate_refused" [];
     /// Always 1; the label has the version of the program.
     build_info: IntGaugeVec = "utxo_build_info" ["version"];

@@ -1,6 +1,7 @@
 //! Fuzz targets: properties that hold for any bytes. Both runners share this file: `cargo fuzz` (`fuzz_targets/`), and
 //! the smoke test of the stable toolchain (`tests/fuzz.rs`), which includes this file by its path.
 
+mod api_batch;
 mod block_file;
 mod budget;
 mod commit_metadata;
@@ -27,13 +28,14 @@ pub struct Target {
 const USUAL_MEMORY: (usize, usize) = (64 << 10, 64);
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "transaction", check: transaction::check, memory: USUAL_MEMORY },
     Target { name: "extended", check: extended::check, memory: USUAL_MEMORY },
     Target { name: "event", check: event::binary, memory: USUAL_MEMORY },
     Target { name: "json_event", check: event::json, memory: USUAL_MEMORY },
     Target { name: "dead_letter", check: dead_letter::check, memory: USUAL_MEMORY },
     Target { name: "block_file", check: block_file::check, memory: USUAL_MEMORY },
+    Target { name: "api_batch", check: api_batch::check, memory: USUAL_MEMORY },
     // The defaults are TOML, too, and are parsed in each run.
     Target { name: "configuration", check: configuration::check, memory: (4 << 20, 256) },
     Target { name: "store_url", check: store_url::check, memory: USUAL_MEMORY },

@@ -64,7 +64,7 @@ fn metric_of(series: &str) -> &str {
 }
 
 /// Histograms: the names of their series have suffixes.
-const HISTOGRAMS: [&str; 7] = [
+const HISTOGRAMS: [&str; 8] = [
     "utxo_create_batch_size",
     "utxo_spend_batch_size",
     "utxo_engine_batch_size",
@@ -72,6 +72,7 @@ const HISTOGRAMS: [&str; 7] = [
     "utxo_blob_seconds",
     "utxo_create_external",
     "utxo_drain_seconds",
+    "utxo_http_seconds",
 ];
 
 /// Splits a text into words of letters, digits and underscores.

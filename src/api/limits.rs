@@ -15,7 +15,10 @@ use axum::{
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::problem::{Problem, ProblemKind};
+use super::{
+    byte_budget::{ByteBudget, RequestBytes},
+    problem::{Problem, ProblemKind},
+};
 use crate::{config::Http, rng::random_bytes, telemetry::Metrics};
 
 /// Header with the id of a request; a client may choose the id.
@@ -37,6 +40,8 @@ pub struct HttpLimits {
     pub timeout: Duration,
     /// Most connections that are open at the same time.
     pub max_connections: usize,
+    /// Bytes that all requests hold together.
+    pub bytes: ByteBudget,
     requests: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     scans: Arc<Semaphore>,
@@ -53,6 +58,7 @@ impl HttpLimits {
             max_batch: http.max_batch as usize,
             timeout: Duration::from_millis(http.timeout_ms),
             max_connections: http.max_connections as usize,
+            bytes: ByteBudget::new(http.max_bytes_in_flight),
             requests: Arc::new(Semaphore::new(http.max_requests as usize)),
             streams: Arc::new(Semaphore::new(http.max_streams as usize)),
             scans: Arc::new(Semaphore::new(MAX_SCANS)),
@@ -111,10 +117,15 @@ impl HttpLimits {
     }
 }
 
-/// Bounds the number of requests that are handled at the same time.
-pub async fn limit_requests(State(limits): State<HttpLimits>, request: Request, next: Next) -> Response {
+/// Bounds the number of requests that are handled at the same time, and counts the bytes of each.
+pub async fn limit_requests(State(limits): State<HttpLimits>, mut request: Request, next: Next) -> Response {
     match limits.requests.try_acquire() {
-        Ok(_permit) => next.run(request).await,
+        Ok(_permit) => {
+            let bytes = limits.bytes.begin_request();
+            request.extensions_mut().insert(bytes.clone());
+            let answer = next.run(request).await;
+            bytes.keep_until_sent(answer)
+        }
         Err(_) => Problem::new(ProblemKind::TooManyRequests, "too many requests at the same time (http.max_requests)")
             .into_response(),
     }
@@ -178,20 +189,32 @@ where
         if announced.is_some_and(|len: u64| len > limits.max_body as u64) {
             return Err(too_large(&limits));
         }
-        let read = read_body(request.into_body(), &limits);
+        let begun = request.extensions().get::<RequestBytes>().cloned();
+        let bytes = begun.unwrap_or_else(|| limits.bytes.begin_request());
+        let read = read_body(request.into_body(), &limits, &bytes);
         let slow = || format!("the body did not arrive within {:?} (http.timeout_ms)", limits.timeout);
         let read = tokio::time::timeout(limits.timeout, read).await;
         read.map_err(|_| Problem::new(ProblemKind::RequestTimeout, slow()))?.map(LimitedBody)
     }
 }
 
-async fn read_body(body: Body, limits: &HttpLimits) -> Result<Bytes, Problem> {
+/// Copies of a body that a request holds: as it came, parsed, and as the events that it becomes.
+const BODY_COPIES: u64 = 3;
+
+async fn read_body(body: Body, limits: &HttpLimits, bytes: &RequestBytes) -> Result<Bytes, Problem> {
     let mut pieces = body.into_data_stream();
     let mut whole: Vec<u8> = Vec::new();
     while let Some(piece) = pieces.next().await {
         let piece = piece.map_err(|error| Problem::bad_request(format!("cannot read the body: {error}")))?;
-        if whole.len() + piece.len() > limits.max_body {
+        let needed = whole.len() + piece.len();
+        if needed > limits.max_body {
             return Err(too_large(limits));
+        }
+        if needed > whole.capacity() {
+            // Reserved as the body comes: a client that only announces a body holds nothing.
+            let capacity = needed.max(whole.capacity() * 2).min(limits.max_body);
+            bytes.reserve((capacity - whole.capacity()) as u64 * BODY_COPIES)?;
+            whole.reserve_exact(capacity - whole.len());
         }
         whole.extend_from_slice(&piece);
     }

@@ -6,10 +6,12 @@
 //! | `v1` | the API: questions about the store, transactions and commands for the log |
 //! | `page` | the page for people at `/`, and the description of the API at `/docs` |
 //! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
+//! | `byte_budget` | the memory that all requests hold together |
 //! | `connections`, `certificate` | connections, with or without TLS |
 //! | `problem` | problem documents (RFC 9457) |
 
 pub mod access;
+pub mod byte_budget;
 mod certificate;
 mod connections;
 pub mod limits;
@@ -113,7 +115,7 @@ impl Server {
             is_control_enabled: settings.is_control_enabled,
             access: settings.access.clone(),
             store: None,
-            check_limit: settings.limits.timeout,
+            limits: settings.limits.clone(),
             last_check: Default::default(),
         };
         Ok(Self { listener, address, settings, operator, api: None })

@@ -18,6 +18,7 @@ use tokio::sync::Mutex;
 
 use super::{
     access::{AccessControl, Role},
+    limits::HttpLimits,
     problem::Problem,
     v1::{Params, StoreSource},
 };
@@ -42,8 +43,8 @@ pub struct OperatorState {
     pub access: AccessControl,
     /// Store of the deep check; `None`: the process has no store to check.
     pub store: Option<StoreSource>,
-    /// Longest time for each step of the deep check.
-    pub check_limit: Duration,
+    /// Limits of the server: the time of each step of the deep check, and the bytes that requests hold.
+    pub limits: HttpLimits,
     /// The last deep check.
     pub last_check: LastCheck,
 }
@@ -115,7 +116,7 @@ impl OperatorState {
     async fn check_store_now(&self) -> Result<(), String> {
         let source = self.store.as_ref().ok_or_else(|| "this process has no store to check".to_owned())?;
         let store = source.get().map_err(|problem| problem.detail)?;
-        store.check_deep(self.check_limit).await.map_err(|error| error.to_string())
+        store.check_deep(self.limits.timeout).await.map_err(|error| error.to_string())
     }
 
     /// Returns the refusal of a control request; `None`: accepted.
@@ -156,6 +157,7 @@ async fn metrics_text(State(state): State<OperatorState>) -> Response {
     let conditions = state.health.condition_statuses();
     let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
     state.metrics.publish_health(state.health.live().ok, conditions);
+    state.metrics.http_bytes_in_flight.set(i64::try_from(state.limits.bytes.held()).unwrap_or(i64::MAX));
     match state.metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -13,12 +13,12 @@ use super::{
     BlobError, BlobErrorKind, BlobName, BlobStore, PartialTx, PutOutcome, Reuse,
     check::{blob_error, check_tx},
     frame::Framed,
-    store::{encode_outputs, to_stored_outputs},
+    store::{encode_outputs, to_outputs, to_stored_outputs},
 };
 use crate::{
     record::{Blob, StoredOutput},
     telemetry::BlobOperation,
-    tx::Txid,
+    tx::{Txid, UtxoHash, utxo_hash},
 };
 
 impl BlobStore {
@@ -90,6 +90,28 @@ impl BlobStore {
             }
         }
     }
+}
+
+/// Returns outputs of a transaction by the hashes of their slots; `None`: no such blob exists. The blob is read up to
+/// the last of the outputs. Outputs that match their hashes need no other check; otherwise the whole blob is read and
+/// verified. For readers only: a blob that was made to collide ([`utxo_hash`]) passes.
+pub(crate) async fn find_outputs_by_hash(
+    store: &BlobStore,
+    txid: Txid,
+    blob: Blob,
+    hashes: &BTreeMap<u32, UtxoHash>,
+) -> Result<Option<BTreeMap<u32, StoredOutput>>, BlobError> {
+    let vouts: Vec<u32> = hashes.keys().copied().collect();
+    let peeked = store.blobs().peek_outputs(BlobName::tx(txid).of_blob(blob), &vouts);
+    let found = to_outputs(store.measure(BlobOperation::GetTx, peeked).await?.unwrap_or_default());
+    let is_right = |(vout, hash): (&u32, &UtxoHash)| {
+        let output = found.get(vout);
+        output.is_some_and(|output| utxo_hash(&txid, *vout, &output.script, output.satoshis) == *hash)
+    };
+    if hashes.iter().all(is_right) {
+        return Ok(Some(found));
+    }
+    store.load_tx_outputs(txid, blob, &vouts, Reuse::Unlikely).await
 }
 
 /// Returns whether a put blob is the first blob of its transaction. A damaged first blob is not: a good copy is stored

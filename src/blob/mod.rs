@@ -40,6 +40,7 @@ mod store;
 mod url;
 mod verified;
 
+pub(crate) use by_reference::find_outputs_by_hash;
 pub use error::BlobError;
 pub use event_bodies::{EventBodies, EventBodyLimits};
 pub use name::BlobName;

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     record::{Blob, StoredOutput},
     telemetry::{BlobOperation, Metrics},
-    tx::{StreamedTransaction, Txid},
+    tx::{FoundOutput, StreamedTransaction, Txid},
 };
 
 /// Outcome of a put.
@@ -284,8 +284,12 @@ impl BlobStore {
 }
 
 pub(super) fn to_stored_outputs(found: StreamedTransaction) -> BTreeMap<u32, StoredOutput> {
+    to_outputs(found.outputs)
+}
+
+pub(super) fn to_outputs(found: BTreeMap<u32, FoundOutput>) -> BTreeMap<u32, StoredOutput> {
     let stored = |(vout, (satoshis, script))| (vout, StoredOutput { satoshis, script: Bytes::from(script) });
-    found.outputs.into_iter().map(stored).collect()
+    found.into_iter().map(stored).collect()
 }
 
 /// Returns the name of a partial transaction's first blob, and the blob's content.

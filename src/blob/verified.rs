@@ -1,5 +1,7 @@
 //! [`VerifiedBlobs`]: writes each blob once, and verifies the bytes of a blob at each read.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use object_store::path::Path;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -8,10 +10,10 @@ use super::{
     BlobError, BlobErrorKind, BlobKind, BlobName, BlobOptions, PartialTx, PutOutcome,
     check::{self, Damage, blob_error},
     claim::BlobPlace,
-    frame::Framed,
+    frame::{FrameVerifier, Framed},
     requests::{CreateOutcome, ObjectStream},
 };
-use crate::tx::StreamedTransaction;
+use crate::tx::{FoundOutput, StreamedTransaction, TransactionStream};
 
 /// The blobs of a place, without cache and metrics.
 pub(super) struct VerifiedBlobs {
@@ -172,6 +174,25 @@ impl VerifiedBlobs {
             }
         };
         retry_damaged(name, read).await
+    }
+
+    /// Reads a `.tx` up to the last of the outputs `vouts`. The bytes are **not** verified: the caller compares the
+    /// outputs with hashes of its own. `None`: the blob does not exist, or is no transaction so far.
+    pub async fn peek_outputs(
+        &self,
+        name: BlobName,
+        vouts: &[u32],
+    ) -> Result<Option<BTreeMap<u32, FoundOutput>>, BlobError> {
+        let Some(mut object) = self.open_object(name).await? else { return Ok(None) };
+        let Some(mut verifier) = FrameVerifier::new(object.len) else { return Ok(None) };
+        let mut stream = TransactionStream::new(verifier.content_left(), vouts.iter().copied());
+        while !stream.has_wanted() {
+            let Some(piece) = object.next().await? else { break };
+            if stream.push(verifier.push(&piece)).is_err() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(stream.into_outputs()))
     }
 
     /// Opens the object of a blob; `None`: the blob does not exist.

@@ -1,17 +1,18 @@
 //! History of one transaction in the log: its contests, the decisions on it, the commands that name it.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, num::ParseIntError, str::FromStr, time::Duration};
 
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::{
     CommandOutcome,
     command_line::CommandLine,
-    partitions::{read_partition, single_partition},
+    partitions::single_partition,
     steps::{DecisionStatus, StepTracker},
 };
 use crate::{
-    broker::{Broker, BrokerError, Message},
+    broker::{Broker, BrokerError, Message, TopicPartition, retry::read_or_reopen},
     config::Topics,
     event::{Contest, Decision, DecisionBody, Event},
     tx::Txid,
@@ -40,16 +41,191 @@ impl fmt::Display for HistoryEntry {
     }
 }
 
+/// Wait for the next messages of a topic.
+const WAIT: Duration = Duration::from_millis(100);
+/// Greatest difference between the clocks of producers, ms: events about a transaction can have timestamps that are so
+/// much earlier than the event of the transaction.
+const CLOCK_DIFFERENCE_MS: u64 = 3_600_000;
+
+/// Position in the history: the next offsets of the chain log and of the decisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HistoryPosition {
+    chain: u64,
+    /// Offset at or before the first decision on the chain offset.
+    decisions: u64,
+}
+
+/// Part of the history of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryPart {
+    /// Entries in the order of the chain log.
+    pub entries: Vec<HistoryEntry>,
+    /// Position at which the history continues; `None`: the logs were read to their ends.
+    pub next: Option<HistoryPosition>,
+}
+
+impl fmt::Display for HistoryPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.chain, self.decisions)
+    }
+}
+
+impl FromStr for HistoryPosition {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let (chain, decisions) = text.split_once(',').unwrap_or((text, ""));
+        Ok(HistoryPosition { chain: chain.parse()?, decisions: decisions.parse()? })
+    }
+}
+
 /// Reads the history of a transaction from the whole chain and decisions topics.
 ///
 /// # Errors
 /// A topic cannot be read.
 pub async fn read_history(broker: &dyn Broker, topics: &Topics, txid: Txid) -> Result<Vec<HistoryEntry>, BrokerError> {
+    let part = read_history_part(broker, topics, txid, HistoryPosition::default(), None).await?;
+    Ok(part.entries)
+}
+
+/// Finds the position from which the history of a transaction is complete, by the time of the transaction's event (ms
+/// since the epoch; 0: not known). Only a command that named the transaction before can be missed.
+///
+/// # Errors
+/// A topic cannot be read.
+pub async fn find_history_start(
+    broker: &dyn Broker,
+    topics: &Topics,
+    created_at: u64,
+) -> Result<HistoryPosition, BrokerError> {
+    if created_at == 0 {
+        return Ok(HistoryPosition::default());
+    }
+    let first_at = async |topic: &str, differences: u64| {
+        let time = created_at.saturating_sub(differences * CLOCK_DIFFERENCE_MS);
+        let offsets = broker.offsets_at(topic, i64::try_from(time).unwrap_or(i64::MAX)).await?;
+        match offsets.first().copied().flatten() {
+            Some(offset) => Ok(offset),
+            None => Ok(broker.watermarks(&single_partition(topic)).await?.1),
+        }
+    };
+    // A decision is published after its event, by another clock.
+    let chain = first_at(topics.chain.as_str(), 1).await?;
+    Ok(HistoryPosition { chain, decisions: first_at(topics.decisions.as_str(), 2).await? })
+}
+
+/// Reads a part of the history of a transaction: from a position until the end of the logs, or until the deadline. A
+/// part that reaches the deadline covers at least one chain offset.
+///
+/// # Errors
+/// A topic cannot be read.
+pub async fn read_history_part(
+    broker: &dyn Broker,
+    topics: &Topics,
+    txid: Txid,
+    from: HistoryPosition,
+    deadline: Option<Instant>,
+) -> Result<HistoryPart, BrokerError> {
+    let now = Instant::now();
+    // The chain log gets half of the time: for each of its events there are some decisions.
+    let halfway = deadline.map(|deadline| now + deadline.saturating_duration_since(now) / 2);
+    let is_late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| Instant::now() >= deadline);
     let mut history = History::new(txid);
-    read_partition(broker, &single_partition(topics.chain.as_str()), |message| history.take_event(message)).await?;
-    read_partition(broker, &single_partition(topics.decisions.as_str()), |message| history.take_decision(message))
-        .await?;
-    Ok(history.finish())
+    let mut chain = LogPart::open(broker, &single_partition(topics.chain.as_str()), from.chain).await?;
+    while let Some(messages) = chain.next().await? {
+        messages.iter().for_each(|message| history.take_event(message));
+        if !messages.is_empty() && is_late(halfway) {
+            break;
+        }
+    }
+    let mut covered = CoveredDecisions { from: from.chain, below: chain.position, next: None };
+    let mut decisions = LogPart::open(broker, &single_partition(topics.decisions.as_str()), from.decisions).await?;
+    let mut position = decisions.position;
+    'log: while let Some(messages) = decisions.next().await? {
+        for message in &messages {
+            if covered.take(message, &mut history) {
+                break 'log;
+            }
+        }
+        position = decisions.position;
+        if is_late(deadline) && covered.shorten() {
+            break;
+        }
+    }
+    let next = HistoryPosition { chain: covered.below, decisions: covered.next.map_or(position, |(_, at)| at) };
+    let is_end = covered.below >= chain.end;
+    Ok(HistoryPart { entries: history.finish(covered.below), next: (!is_end).then_some(next) })
+}
+
+/// Messages of a partition from an offset to the end offset at the time of the opening.
+struct LogPart<'a> {
+    broker: &'a dyn Broker,
+    partition: TopicPartition,
+    reader: Box<dyn crate::broker::PartitionReader>,
+    /// Next offset to read.
+    position: u64,
+    end: u64,
+}
+
+impl<'a> LogPart<'a> {
+    async fn open(broker: &'a dyn Broker, partition: &TopicPartition, from: u64) -> Result<Self, BrokerError> {
+        let (low, end) = broker.watermarks(partition).await?;
+        let position = from.clamp(low, end.max(low));
+        let reader = broker.read(partition, position).await?;
+        Ok(LogPart { broker, partition: partition.clone(), reader, position, end })
+    }
+
+    /// Returns the next messages, possibly none; `None`: the end.
+    async fn next(&mut self) -> Result<Option<Vec<Message>>, BrokerError> {
+        if self.position >= self.end {
+            return Ok(None);
+        }
+        let mut messages = read_or_reopen(&mut self.reader, self.broker, &self.partition, WAIT).await?;
+        messages.retain(|message| message.offset < self.end);
+        self.position = self.reader.position().min(self.end);
+        Ok(Some(messages))
+    }
+}
+
+/// Decisions on the chain offsets of a part.
+struct CoveredDecisions {
+    from: u64,
+    /// Chain offset at which the part ends.
+    below: u64,
+    /// Greatest chain offset with a decision, and the offset of its first decision.
+    next: Option<(u64, u64)>,
+}
+
+impl CoveredDecisions {
+    /// Takes the next decision of the log, and returns whether it is beyond the part. Decisions are in the order of the
+    /// chain; a late record on an earlier chain offset does not count.
+    fn take(&mut self, message: &Message, history: &mut History) -> bool {
+        let Ok(Event::Decision(decision)) = Event::decode(&message.payload) else { return false };
+        let offset = decision.chain_offset;
+        if offset < self.from {
+            return false;
+        }
+        if self.next.is_none_or(|(greatest, _)| offset > greatest) {
+            self.next = Some((offset, message.offset));
+        }
+        if offset >= self.below {
+            return true;
+        }
+        history.take_decision(decision, message.timestamp_ms);
+        false
+    }
+
+    /// Ends the part before the chain offset whose decisions were read last. Returns whether the part covers another
+    /// chain offset then.
+    fn shorten(&mut self) -> bool {
+        match self.next {
+            Some((greatest, _)) if greatest > self.from => {
+                self.below = greatest;
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Collects the history of a transaction. Pure.
@@ -83,14 +259,13 @@ impl History {
     }
 
     /// Adds a decision that counts: the first record of its step.
-    fn take_decision(&mut self, message: &Message) {
-        let Ok(Event::Decision(decision)) = Event::decode(&message.payload) else { return };
-        if self.steps.classify(&decision, message.timestamp_ms) != DecisionStatus::Counts {
+    fn take_decision(&mut self, decision: Decision, timestamp_ms: i64) {
+        if self.steps.classify(&decision, timestamp_ms) != DecisionStatus::Counts {
             return;
         }
         let Decision { chain_offset, step, body } = decision;
         if let Some(what) = self.describe(chain_offset, body) {
-            self.add(chain_offset, Some(step), message.timestamp_ms, what);
+            self.add(chain_offset, Some(step), timestamp_ms, what);
         }
     }
 
@@ -131,7 +306,9 @@ impl History {
         self.events.push(HistoryEntry { chain_offset, step, timestamp_ms, what });
     }
 
-    fn finish(mut self) -> Vec<HistoryEntry> {
+    /// Returns the entries of chain offsets below the end of the part.
+    fn finish(mut self, below: u64) -> Vec<HistoryEntry> {
+        self.events.retain(|entry| entry.chain_offset < below);
         self.events.sort();
         self.events
     }
@@ -141,6 +318,9 @@ impl History {
 mod tests {
     use super::*;
     use crate::{
+        broker::{OutgoingMessage, memory::MemoryBroker},
+        client::create_topics,
+        config::Config,
         event::{Command, CommandAction, CommandResult, Descendant, EventPosition},
         record::Reason,
     };
@@ -187,8 +367,9 @@ mod tests {
             decision(7, 0, wins),
             decision(9, 0, done),
         ];
-        log.iter().for_each(|message| history.take_decision(message));
-        let entries: Vec<String> = history.finish().iter().map(HistoryEntry::to_string).collect();
+        let mut covered = CoveredDecisions { from: 0, below: 10, next: None };
+        assert!(!log.iter().any(|message| covered.take(message, &mut history)));
+        let entries: Vec<String> = history.finish(10).iter().map(HistoryEntry::to_string).collect();
         let expected = [
             "chain offset 4, at 4 ms: contested by its event in partition 2 offset 7: \
              the output that input 0 spends is spent by",
@@ -202,5 +383,76 @@ mod tests {
         for (entry, expected) in entries.iter().zip(expected) {
             assert!(entry.starts_with(expected), "{entry}");
         }
+    }
+
+    const TIME: i64 = 1_700_000_000_000;
+
+    /// A chain log with a command on the transaction at every tenth offset, one an hour, and a decision on each offset,
+    /// in two steps. Late records repeat earlier steps.
+    async fn logs() -> (MemoryBroker, Topics) {
+        let (broker, topics) = (MemoryBroker::default(), Config::default().kafka.topics);
+        create_topics(&broker, &topics, 1).await.unwrap();
+        let producer = broker.producer().await.unwrap();
+        let publish = async |topic: &str, event: Event<'_>, timestamp_ms| {
+            let payload = event.encode().into();
+            let timestamp_ms = Some(timestamp_ms);
+            let message = OutgoingMessage {
+                topic: topic.into(),
+                partition: Some(0),
+                payload,
+                timestamp_ms,
+                ..Default::default()
+            };
+            producer.produce(message).await.unwrap();
+        };
+        for offset in 0..200 {
+            let txid = if offset % 10 == 5 { ME } else { OTHER };
+            let time = TIME + offset * 3_600_000;
+            let command = Command { id: [offset as u8; 16], action: CommandAction::Lock { txid } };
+            publish(topics.chain.as_str(), Event::Command(command), time).await;
+            let chain_offset = offset as u64;
+            let done =
+                DecisionBody::CommandDone { id: [offset as u8; 16], executed_at: 0, result: CommandResult::Applied };
+            for (step, body) in [(0, done.clone()), (1, DecisionBody::Closed), (0, done)] {
+                let decision = Decision { chain_offset, step, body };
+                publish(topics.decisions.as_str(), Event::Decision(decision), time + 5_000).await;
+            }
+        }
+        (broker, topics)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_of_the_history_are_the_whole_history() {
+        let (broker, topics) = logs().await;
+        let whole = read_history(&broker, &topics, ME).await.unwrap();
+        assert_eq!(whole.len(), 40, "a command and its result, twenty times: {whole:#?}");
+        // Without any time each part covers what one read returns, or one chain offset.
+        let (mut entries, mut from, mut parts) = (Vec::new(), HistoryPosition::default(), 0);
+        loop {
+            let now = Some(Instant::now());
+            let part = read_history_part(&broker, &topics, ME, from, now).await.unwrap();
+            entries.extend(part.entries);
+            parts += 1;
+            let Some(next) = part.next else { break };
+            assert!(next.chain > from.chain, "{next} after {from}");
+            from = next.to_string().parse().unwrap();
+        }
+        assert_eq!(entries, whole);
+        assert!(parts > 1, "one read returned everything");
+        assert!("1".parse::<HistoryPosition>().is_err() && "1,x".parse::<HistoryPosition>().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_history_begins_at_the_creation() {
+        let (broker, topics) = logs().await;
+        let created_at = (TIME + 100 * 3_600_000) as u64;
+        let start = find_history_start(&broker, &topics, created_at).await.unwrap();
+        assert_eq!((start.chain, start.decisions), (99, 98 * 3));
+        let part = read_history_part(&broker, &topics, ME, start, None).await.unwrap();
+        let whole = read_history(&broker, &topics, ME).await.unwrap();
+        assert_eq!((part.entries, part.next), (whole[20..].to_vec(), None));
+        assert_eq!(find_history_start(&broker, &topics, 0).await.unwrap(), HistoryPosition::default());
+        let later = find_history_start(&broker, &topics, created_at * 2).await.unwrap();
+        assert_eq!((later.chain, later.decisions), (200, 600), "no message is so late");
     }
 }

@@ -92,9 +92,9 @@ impl EventPublisher {
     }
 
     /// Publishes events together and waits for their acknowledgements, at most `limit`. `result[i]` belongs to
-    /// `events[i]`: an acknowledged event is in the log for good, and an event with an error may be in the log. An event
-    /// that is published again changes nothing. While the brokers or the object store do not answer, within the limit,
-    /// the call tries again; events that were sent again can be behind events that followed them.
+    /// `events[i]`: an acknowledged event is in the log for good, and an event with an error may be in the log. An
+    /// event that is published again changes nothing. While the brokers or the object store do not answer, the call
+    /// tries again within the limit; events that were sent again can be behind events that followed them.
     pub async fn publish_all(
         &self,
         events: &[Event<'_>],

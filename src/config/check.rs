@@ -235,6 +235,10 @@ impl<'a> Checker<'a> {
         if let Err(problem) = http.check_access() {
             self.refuse("http.api", problem);
         }
+        if http.max_bytes_in_flight / 3 < http.max_body_bytes {
+            let why = "is less than three times http.max_body_bytes: the largest body would never fit";
+            self.refuse("http.max_bytes_in_flight", why.to_owned());
+        }
     }
 
     fn check_ingest(&mut self, ingest: &Ingest) {

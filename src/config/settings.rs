@@ -430,6 +430,9 @@ settings! {
         tls_key_file: Option<String>, example "/etc/utxo-store/http-key.pem";
         /// Largest body of a request.
         max_body_bytes: u64 = 67_108_864, range 1_024 to 4_294_967_296, unit "bytes";
+        /// Memory of all requests of the API together: the bodies, three times, and what the answers need. A request
+        /// without room is answered with status 429.
+        max_bytes_in_flight: u64 = 536_870_912, range 1_048_576 to 1_099_511_627_776, unit "bytes";
         /// Most keys of a batch request.
         max_batch: u32 = 10_000, range 1 to 100_000;
         /// Longest time for one request, without the wait that the request asks for.

@@ -28,7 +28,7 @@ pub(crate) async fn probe_log(
         );
         let why = match (found, meta) {
             (Err(_), _) => Some(format!("the broker does not answer within {PROBE_TIMEOUT:?}")),
-            (Ok(Err(error)), _) => Some(format!("the broker does not answer: {error}")),
+            (Ok(Err(error)), _) => Some(format!("cannot look up the topics: {error}")),
             (Ok(Ok(found)), Ok(Ok(Some(meta)))) => find_topic_difference(&meta, &found).map(|error| error.to_string()),
             // The store has a condition of its own.
             (Ok(Ok(_)), _) => None,

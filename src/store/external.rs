@@ -6,10 +6,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse, TxPieces},
+    blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse, TxPieces, find_outputs_by_hash},
     engine::{EngineError, ErrorKind, Row},
     record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::InlineBodies},
-    tx::{Txid, WireFormat},
+    tx::{Txid, UtxoHash, WireFormat},
 };
 
 use super::{StateStore, body::BodyError};
@@ -132,6 +132,17 @@ impl<'a> BlobBodies<'a> {
         vouts: &[u32],
     ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         self.retry(txid, || self.blobs.load_tx_outputs(txid, blob, vouts, Reuse::Likely)).await
+    }
+
+    /// Reads some outputs of an external whole transaction by the hashes of their slots. The blob is read up to the
+    /// last of these outputs.
+    pub(super) async fn find_outputs(
+        &self,
+        txid: Txid,
+        blob: Blob,
+        hashes: &BTreeMap<u32, UtxoHash>,
+    ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
+        self.retry(txid, || find_outputs_by_hash(self.blobs, txid, blob, hashes)).await
     }
 
     /// Repeats a request for the blob of a transaction until the blob store answers.

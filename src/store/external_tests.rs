@@ -18,10 +18,12 @@ use crate::{
     store::{
         create::{Creator, CreatorIdentity, InitialState, PagedTx, ProcessVisibility},
         digest::{StateDigest, SurveyError, survey},
+        outputs::{OutputOptions, OutputQuery, OutputReader},
         read::{ReadError, TxReader},
         testing::{self, outpoint, transaction, txid},
         verify::{Violation, verify},
     },
+    telemetry::{Metrics, TransferDirection},
     tx::Transaction,
 };
 
@@ -270,4 +272,44 @@ fn replace(of: &Bytes, claimed: ClaimedBody) -> Row {
     let stamp = crate::record::Stamp { offset: 1, phase: crate::record::Phase::Apply };
     let operation = Operation::Sequenced(stamp, Sequenced::ReplaceBody(claimed));
     Row { key: Key::master(txid(of)), operation }
+}
+
+#[tokio::test]
+async fn an_output_needs_the_blob_up_to_it_and_a_damaged_one_is_not_returned() {
+    let (objects, metrics) = (FaultStore::new(Arc::new(InMemory::new()), 1), Arc::new(Metrics::new()));
+    let options = BlobOptions { metrics: metrics.clone(), ..Default::default() };
+    let mut store = testing::store(100).with_blobs(Some(BlobStore::new(Arc::new(objects.clone()), options)));
+    store.settings.inline_limit = NONE_INLINE;
+    store.plant(testing::seeded(1, 2)).await;
+    let bytes = transaction(&[(outpoint(Txid([1; 32]), 0), 3_000)], &[1; 2_000]);
+    create(&store, &bytes, InitialState::Live).await;
+    let reader = OutputReader::of(&store);
+    let query = |vout| OutputQuery { outpoint: outpoint(txid(&bytes), vout), hash: None };
+    let options = OutputOptions { height: None, output: true };
+    objects.fail_all(Some(BlobFault::Dripping(Duration::ZERO)));
+    let mut read = Vec::new();
+    for vout in [0, 1_999] {
+        let before = metrics.blob_bytes.of(TransferDirection::Read).get();
+        let state = reader.read_one(query(vout), options).await.unwrap();
+        assert_eq!(state.output.unwrap().script, testing::script(vout));
+        read.push(metrics.blob_bytes.of(TransferDirection::Read).get() - before);
+    }
+    // A dripping read has pieces of 4 KiB.
+    assert!(read[0] <= 4_096 && read[1] > bytes.len() as u64 - 4_096, "{read:?} of {}", bytes.len());
+
+    objects.fail_all(Some(BlobFault::OtherBytes));
+    let (mut right, mut refused) = (0, 0);
+    for vout in (0..2_000).step_by(7) {
+        match reader.read_one(query(vout), options).await {
+            Ok(state) => {
+                assert_eq!(state.output.unwrap().script, testing::script(vout));
+                right += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error, ReadError::Body(_)), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(right > 50 && refused > 10, "{right} right, {refused} refused");
 }

@@ -1,6 +1,7 @@
 //! Protocols that change several records, built on operations on one record, and the reads of the state.
 
 pub mod blob_status;
+pub mod block_index;
 pub mod body;
 pub mod canonical;
 pub mod chain;
@@ -15,6 +16,7 @@ pub mod health_check;
 pub mod meta;
 pub mod outputs;
 pub mod ownership;
+pub mod previous_outputs;
 pub mod prune;
 pub mod queries;
 pub mod raw;

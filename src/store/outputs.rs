@@ -170,24 +170,24 @@ impl<'a> OutputReader<'a> {
 
     /// Loads the outputs that no record holds from the bodies of their transactions.
     async fn load_outputs(&self, states: &mut [Result<OutputState, ReadError>]) {
-        let mut missing: BTreeMap<Txid, Vec<(usize, u32)>> = BTreeMap::new();
+        let mut missing: BTreeMap<Txid, Vec<(usize, u32, UtxoHash)>> = BTreeMap::new();
         for (index, state) in states.iter().enumerate() {
             if let Ok(state) = state
-                && state.utxo_hash.is_some()
+                && let Some(hash) = state.utxo_hash
                 && state.output.is_none()
             {
-                missing.entry(state.outpoint.txid).or_default().push((index, state.outpoint.vout));
+                missing.entry(state.outpoint.txid).or_default().push((index, state.outpoint.vout, hash));
             }
         }
-        let load = |(txid, outputs): (Txid, Vec<(usize, u32)>)| async move {
-            let vouts = outputs.iter().map(|(_, vout)| *vout).collect();
+        let load = |(txid, outputs): (Txid, Vec<(usize, u32, UtxoHash)>)| async move {
+            let hashes: BTreeMap<u32, UtxoHash> = outputs.iter().map(|(_, vout, hash)| (*vout, *hash)).collect();
             let reader = TxReader::of(self.store);
-            let read = reader.outputs_of_body(txid, vouts);
+            let read = reader.outputs_by_hash(txid, &hashes);
             (outputs, self.store.within_limit(txid, read).await.unwrap_or_else(|error| Err(error.into())))
         };
         let mut loading = stream::iter(missing).map(load).buffer_unordered(BODIES_AT_A_TIME);
         while let Some((outputs, loaded)) = loading.next().await {
-            for (index, vout) in outputs {
+            for (index, vout, _) in outputs {
                 match (&loaded, &mut states[index]) {
                     (Ok(loaded), Ok(state)) => state.output = loaded.get(&vout).cloned(),
                     (Err(error), state) => *state = Err(error.clone()),

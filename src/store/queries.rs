@@ -218,7 +218,7 @@ impl<'a> StoreQueries<'a> {
     }
 }
 
-fn into_block(record: Option<Record>) -> Option<BlockRecord> {
+pub(super) fn into_block(record: Option<Record>) -> Option<BlockRecord> {
     match record {
         Some(Record::Block(block)) => Some(block),
         _ => None,

@@ -1,9 +1,6 @@
 //! Reads of transactions, spends and previous outputs, over any number of pages (`docs/semantics.md`, "Reads").
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -12,7 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     engine::EngineError,
     record::{Body, Key, Page, Selection, Slot, SpendingData, StoredOutput},
-    tx::{Outpoint, Output, Transaction, Txid},
+    tx::{Outpoint, Output, Transaction, Txid, UtxoHash},
 };
 
 use super::{
@@ -132,7 +129,7 @@ pub struct TxInpoints {
 /// Reader of transactions and outputs of a store.
 #[derive(Clone, Copy)]
 pub struct TxReader<'a> {
-    store: &'a StateStore,
+    pub(super) store: &'a StateStore,
 }
 
 impl<'a> TxReader<'a> {
@@ -222,78 +219,33 @@ impl<'a> TxReader<'a> {
         Ok(page.and_then(|page| slot_at(&page, offset)))
     }
 
-    /// Reads the outputs that a transaction spends, in the order of its inputs, as extended format needs them. The body
-    /// of each parent is hashed again; a reassigned output is that of the new owner. A coinbase spends no output.
-    ///
-    /// # Errors
-    /// The first input whose previous output cannot be read, with the reason.
-    pub async fn previous_outputs(&self, transaction: &Transaction<'_>) -> Result<Vec<StoredOutput>, ReadError> {
-        if transaction.is_coinbase() {
-            return Ok(Vec::new());
-        }
-        let named: Vec<Outpoint> = transaction.inputs().map(|input| input.outpoint).collect();
-        let mut parents: BTreeMap<Txid, Vec<(u32, Outpoint)>> = BTreeMap::new();
-        for (outpoint, input) in named.iter().zip(0..) {
-            parents.entry(outpoint.txid).or_default().push((input, *outpoint));
-        }
-        let mut keys: BTreeSet<Key> = parents.keys().map(|txid| Key::master(*txid)).collect();
-        keys.extend(named.iter().map(|outpoint| Key::Page(outpoint.txid, self.store.locate_slot(*outpoint).0)));
-        let keys: Vec<Key> = keys.into_iter().collect();
-        let pages: BTreeMap<Key, Arc<Page>> = self
-            .store
-            .read(keys.clone())
-            .await?
-            .into_iter()
-            .zip(keys)
-            .filter_map(|(record, key)| Some((key, into_page(record)?)))
-            .collect();
-        let mut outputs = vec![None; named.len()];
-        for (parent, inputs) in parents {
-            self.outputs_of(parent, &inputs, &pages, &mut outputs).await?;
-        }
-        Ok(outputs.into_iter().flatten().collect())
-    }
-
-    async fn outputs_of(
-        &self,
-        parent: Txid,
-        inputs: &[(u32, Outpoint)],
-        pages: &BTreeMap<Key, Arc<Page>>,
-        outputs: &mut [Option<StoredOutput>],
-    ) -> Result<(), ReadError> {
-        let master = pages.get(&Key::master(parent)).filter(|master| master.utxos.is_some());
-        let stored = match master {
-            Some(master) => {
-                Some(self.outputs_at(master, inputs.iter().map(|(_, outpoint)| outpoint.vout).collect()).await?)
-            }
-            None => None,
-        };
-        for &(input, outpoint) in inputs {
-            let stored = stored.as_ref().ok_or(ReadError::NoPreviousTransaction { input, outpoint })?;
-            let (number, offset) = self.store.locate_slot(outpoint);
-            let page = pages.get(&Key::Page(parent, number));
-            let output = page.and_then(|page| output_of(page, offset, stored.get(&outpoint.vout)));
-            outputs[input as usize] = Some(output.ok_or(ReadError::NoPreviousOutput { input, outpoint })?);
-        }
-        Ok(())
-    }
-
-    /// Reads these outputs of the body of a transaction, as far as they exist; none if the transaction has no record or
-    /// no body.
-    pub(super) async fn outputs_of_body(
+    /// Reads outputs of the body of a transaction by the hashes of their slots, as far as they exist; none if the
+    /// transaction has no record or no body.
+    pub(super) async fn outputs_by_hash(
         &self,
         txid: Txid,
-        vouts: Vec<u32>,
+        hashes: &BTreeMap<u32, UtxoHash>,
     ) -> Result<BTreeMap<u32, StoredOutput>, ReadError> {
+        let master = self.get(txid, ReadFields::default()).await?.map(|stored| stored.master);
+        if let Some(master) = master.filter(|master| !master.is_partial())
+            && let Some(Body::External(blob)) = master.body()
+        {
+            let bodies = BlobBodies::of_reader(self.store, txid)?;
+            return Ok(Box::pin(bodies.find_outputs(txid, *blob, hashes)).await?);
+        }
         match self.store.master(txid).await?.filter(|master| master.body().is_some()) {
-            Some(master) => Ok(self.outputs_at(&master, vouts).await?),
+            Some(master) => Ok(self.outputs_at(&master, hashes.keys().copied().collect()).await?),
             None => Ok(BTreeMap::new()),
         }
     }
 
     /// Reads these outputs of a stored transaction, as far as they exist. The body is hashed again; only these outputs
     /// of a blob are kept in memory.
-    async fn outputs_at(&self, master: &Page, vouts: Vec<u32>) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
+    pub(super) async fn outputs_at(
+        &self,
+        master: &Page,
+        vouts: Vec<u32>,
+    ) -> Result<BTreeMap<u32, StoredOutput>, BodyError> {
         let txid = master.txid;
         if let (Some(Body::External(blob)), false) = (master.body(), master.is_partial()) {
             return Box::pin(BlobBodies::of_reader(self.store, txid)?.load_outputs(txid, *blob, &vouts)).await;
@@ -307,16 +259,6 @@ impl<'a> TxReader<'a> {
         };
         Ok(vouts.into_iter().filter_map(at).collect())
     }
-}
-
-/// The output of a slot: the output of the body, unless the slot was reassigned.
-fn output_of(page: &Page, offset: u32, stored: Option<&StoredOutput>) -> Option<StoredOutput> {
-    let slot = page.utxos.as_ref()?.get(offset as usize)?;
-    slot.hash()?;
-    if let Some(entry) = page.reassignments.iter().rev().find(|entry| entry.offset == offset) {
-        return Some(entry.output.clone());
-    }
-    stored.cloned()
 }
 
 /// Returns the slot of an output in its page; `None`: the output has no slot.

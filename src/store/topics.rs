@@ -58,8 +58,8 @@ pub(crate) async fn look_up_topics(
     found.collect()
 }
 
-/// Returns why topics are not those that the store was made from; `None`: their ids, as far as the cluster gives ids, and
-/// the number of partitions are those of the store.
+/// Returns why topics are not those that the store was made from; `None`: their ids, as far as the cluster gives ids,
+/// and the number of partitions are those of the store.
 pub(crate) fn find_topic_difference(meta: &MetaRecord, found: &[FoundTopic]) -> Option<MetaError> {
     let topics = found.iter().map(|topic| verify_topic_binding(meta, topic));
     let validated = found.iter().filter(|found| found.topic == Topic::ValidatedTxs);

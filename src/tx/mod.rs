@@ -25,7 +25,7 @@ pub(crate) use id::read_text;
 pub use id::{Outpoint, ParseIdError, Txid, TxidMap, UtxoHash};
 pub use parts::{Input, Inputs, Output, Outputs, PreviousOutput, RawOutputs};
 pub use slots::{Network, UnknownNetwork, has_slot};
-pub use stream::{StreamedTransaction, TransactionStream, WireFormat};
+pub use stream::{FoundOutput, StreamedTransaction, TransactionStream, WireFormat};
 pub use transaction::Transaction;
 
 #[cfg(test)]

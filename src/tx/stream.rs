@@ -111,6 +111,7 @@ impl TransactionStream {
     pub fn new(len: u64, wanted: impl IntoIterator<Item = u32>) -> Self {
         let mut wanted: Vec<u32> = wanted.into_iter().collect();
         wanted.sort_unstable();
+        wanted.dedup();
         TransactionStream {
             len,
             at: 0,
@@ -155,6 +156,16 @@ impl TransactionStream {
             self.leave_finished_script();
         }
         Ok(())
+    }
+
+    /// Returns whether every wanted output was read.
+    pub fn has_wanted(&self) -> bool {
+        self.wanted.last().is_none_or(|last| self.vout > *last)
+    }
+
+    /// Returns the wanted outputs that were read so far. Nothing tells yet whether the bytes are those of the txid.
+    pub fn into_outputs(self) -> BTreeMap<u32, FoundOutput> {
+        self.outputs
     }
 
     /// Returns the result after the last byte.

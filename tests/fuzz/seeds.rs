@@ -48,6 +48,7 @@ pub fn of(target: &str) -> Seeds {
         "json_event" => KINDS.iter().map(|kind| (format!("{kind}.jsonl"), golden(kind, "jsonl").into())).collect(),
         "dead_letter" => dead_letters(),
         "block_file" => block_files(),
+        "api_batch" => api_batches(),
         "configuration" => configurations(),
         "store_url" => numbered("url", STORE_URLS),
         "commit_metadata" => numbered("metadata", COMMIT_METADATA),
@@ -55,6 +56,25 @@ pub fn of(target: &str) -> Seeds {
     };
     seeds.sort();
     seeds
+}
+
+/// Returns the keys of the inputs of a block's transactions, in both forms, and a cut key.
+fn api_batches() -> Seeds {
+    let block = data(BLOCKS[0]);
+    let block = blocks(&block).next().unwrap();
+    let outpoints: Vec<Outpoint> = block
+        .transactions()
+        .skip(1)
+        .flat_map(|tx| tx.inputs().map(|input| input.outpoint).collect::<Vec<_>>())
+        .collect();
+    let keys = |outpoints: &[Outpoint]| -> Vec<u8> {
+        let key = |outpoint: &Outpoint| [&outpoint.txid.0[..], &outpoint.vout.to_le_bytes()].concat();
+        outpoints.iter().flat_map(key).collect()
+    };
+    let txids: Vec<u8> = outpoints[..8].iter().flat_map(|outpoint| outpoint.txid.0).collect();
+    let cut = keys(&outpoints[..2])[..71].to_vec();
+    let seeds = [("cut", cut), ("outpoints", keys(&outpoints[..8])), ("one", keys(&outpoints[..1])), ("txids", txids)];
+    seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
 }
 
 fn path(name: &str) -> PathBuf {

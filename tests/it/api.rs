@@ -270,6 +270,11 @@ async fn conflicts_history_and_blocks_are_read() {
     let lines = history["history"].as_array().unwrap();
     assert!(lines.iter().any(|line| line["what"].as_str().unwrap().starts_with("contested by")), "{history}");
     assert!(lines.iter().any(|line| line["what"].as_str().unwrap().starts_with("conflicting")), "{history}");
+    assert_eq!(history["cursor"], Value::Null, "the logs were read to their ends");
+    let (_, whole) = api.get(&format!("/v1/transactions/{}/history?cursor=earliest", loser.txid)).await;
+    assert_eq!(whole, history);
+    let (_, rest) = api.get(&format!("/v1/transactions/{}/history?cursor=1000,1000", loser.txid)).await;
+    assert_eq!(rest, json!({"history": [], "cursor": null}));
     let (_, shown) = api.get(&format!("/v1/transactions/{}?fields=blockIDs,blockHeights", mined.txid)).await;
     let (status, by_id) = api.get(&format!("/v1/blocks/{}", shown["blockIDs"][0])).await;
     let block = &by_id["blocks"][0];
@@ -342,7 +347,9 @@ async fn bad_requests_are_answered_with_problems_that_name_the_fault() {
         (format!("/v1/outputs/{}/-1", mined.txid), 400, "`-1`"),
         (format!("/v1/outputs/{}/0?height=x", mined.txid), 400, "height"),
         (format!("/v1/conflicts/{}?limit=0", mined.txid), 400, "limit"),
+        (format!("/v1/transactions/{}/history?cursor=late", mined.txid), 400, "earliest"),
         ("/v1/blocks/height:x".to_owned(), 400, "`x`"),
+        ("/v1/blocks/height:77".to_owned(), 404, "77"),
         ("/v1/blocks/77".to_owned(), 404, "77"),
         ("/v1/transactions".to_owned(), 400, "unmined"),
         ("/v1/transactions?unmined=true&cursor=zz".to_owned(), 400, "zz"),

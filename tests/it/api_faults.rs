@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 use utxo_store::{
     broker::{Broker, Message, TopicPartition, memory::MemoryFaults},
     engine::{ErrorKind, fault::FaultEngine},
@@ -166,4 +168,64 @@ async fn the_answer_says_which_transactions_the_log_has_acknowledged() {
     let (status, _) = api.post_json("/v1/transactions?wait=live&timeout_ms=60000", body).await;
     assert_eq!(status, 200, "a repeat changes nothing, and all are live");
     running.kill().await;
+}
+
+#[tokio::test]
+async fn requests_beyond_the_bytes_in_flight_are_refused() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, 1_000).await;
+    let large = world.seed(2, 8_000).await;
+    world.until_consumed().await;
+    let limits =
+        [("HTTP__MAX_BODY_BYTES", "600000"), ("HTTP__MAX_BYTES_IN_FLIGHT", "2000000"), ("HTTP__TIMEOUT_MS", "60000")];
+    let api = Api::start(&world, &limits).await;
+    let path = "/v1/outputs:batch";
+    let batch = |keys: usize| api.send(Method::POST, path, Some((OCTET_STREAM, vec![7; keys * 36])));
+    assert_eq!(batch(1_000).await.0, 200);
+
+    // A client that sends half of a body, and waits.
+    let mut slow = TcpStream::connect(api.address).await.unwrap();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTET_STREAM}\r\nContent-Length: 540000\r\n\r\n");
+    slow.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(batch(10_000).await.0, 413, "10,000 answers of a kibibyte need more than all requests have");
+    slow.write_all(&[7; 500_000]).await.unwrap();
+    until("the body arrives", async || bytes_in_flight(&api).await >= 1_500_000).await;
+    let (status, _) = batch(5_000).await;
+    assert_eq!(status, 429, "the body alone has no room");
+    assert_eq!(batch(10).await.0, 200, "a small one has");
+    drop(slow);
+    until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;
+
+    let (status, problem) = api.get(&format!("/v1/transactions/{}?fields=spendingData", large.txid)).await;
+    assert!(status == 413 && problem["detail"].as_str().unwrap().contains("max_bytes_in_flight"), "{problem}");
+    assert_eq!(api.get(&format!("/v1/transactions/{}", large.txid)).await.0, 200);
+    // 300 kB each, in several parts.
+    let keys: Vec<String> = (0..40).map(|_| parent.txid.to_string()).collect();
+    let fields = "/v1/transactions:batch?fields=txid,spendingData";
+    let (status, answer) = api.post_json(fields, json!({"txids": keys})).await;
+    let found = answer["transactions"].as_array().unwrap();
+    assert_eq!((status, found.len()), (200, 40));
+    assert!(found.iter().all(|found| found["spendingData"].as_array().unwrap().len() == 1_000));
+    until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;
+    running.kill().await;
+}
+
+/// Reads the gauge of the bytes that requests hold.
+async fn bytes_in_flight(api: &Api) -> u64 {
+    let (_, metrics) = api.send(Method::GET, "/metrics", None).await;
+    let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+    let gauge = metrics.lines().find_map(|line| line.strip_prefix("utxo_http_bytes_in_flight "));
+    gauge.unwrap().parse().unwrap()
+}
+
+async fn until(what: &str, mut is_met: impl AsyncFnMut() -> bool) {
+    for _ in 0..600 {
+        if is_met().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{what}: not within 30 s");
 }

@@ -322,8 +322,7 @@ async fn a_missing_object_store_and_a_body_above_the_limit_halt_the_partition() 
 }
 
 /// Bodies are far larger than the memory for them, and children come before their parents.
-/// Protects: the oldest event of each partition is loaded in any case, so that every partition advances; not more
-/// bodies than that are in memory at once.
+/// Protects: the oldest event of each partition is loaded at last, so that every partition advances.
 #[tokio::test(start_paused = true)]
 async fn bodies_beyond_the_memory_bound_are_loaded_one_after_the_other() {
     let mut by_reference = ReferenceWorld::new(WorldSettings::calm()).await;

@@ -4,20 +4,31 @@
 use maud::{Markup, html};
 
 use super::layout;
-use crate::{client::history::HistoryEntry, tx::Txid};
+use crate::{client::history::HistoryPart, tx::Txid};
+
+/// A part of the history of a transaction.
+pub struct ShownHistory {
+    /// Id of the transaction.
+    pub txid: Txid,
+    /// Entries of the part.
+    pub part: HistoryPart,
+    /// True where a cursor names the begin of the part.
+    pub is_continued: bool,
+}
 
 /// Renders the history of a transaction as a page.
-pub fn render(txid: &Txid, history: &[HistoryEntry]) -> Markup {
+pub fn render(history: &ShownHistory) -> Markup {
+    let ShownHistory { txid, part, is_continued } = history;
     html! {
         h1 { "History of " span.mono { (txid) } }
         p { a href={ "/transactions/" (txid) } { "The transaction" } }
         p { "Contests, decisions and commands in the order of the chain log." }
-        @if history.is_empty() { p.empty { "None: the transaction was never contested, and no command names it." } }
+        @if part.entries.is_empty() { p.empty { "None in this part of the log." } }
         @else {
             table {
                 thead { tr { th.number { "Chain offset" } th { "Step" } th { "Time" } th { "Event or decision" } } }
                 tbody {
-                    @for entry in history {
+                    @for entry in &part.entries {
                         tr {
                             td.number data-label="Chain offset" { (entry.chain_offset) }
                             td data-label="Step" {
@@ -30,6 +41,15 @@ pub fn render(txid: &Txid, history: &[HistoryEntry]) -> Markup {
                         }
                     }
                 }
+            }
+        }
+        p {
+            @if let Some(cursor) = &part.next {
+                a href={ "/transactions/" (txid) "/history?cursor=" (cursor) } { "Later entries" } " "
+            }
+            @if !is_continued {
+                a href={ "/transactions/" (txid) "/history?cursor=earliest" } { "From the begin of the log" }
+                " (commands that named the transaction before its event)"
             }
         }
     }

@@ -31,6 +31,7 @@ use axum::{
 use maud::{Markup, html};
 use serde::{Deserialize, de::DeserializeOwned};
 
+use history::ShownHistory;
 use home::Progress;
 use rate::RateMeter;
 use transaction::ShownRange;
@@ -44,7 +45,7 @@ use crate::{
     record::BlockRecord,
     status::Health,
     store::{
-        queries::{BlockName, StoreQueries},
+        queries::BlockName,
         tx_list::TxSelection,
     },
     telemetry::Metrics,
@@ -209,19 +210,10 @@ async fn transaction_page(
     let read = Box::pin(transaction::read(&store, txid, height, ShownRange { inputs, outputs }));
     match context.api.bound_store(read).await?? {
         Some(shown) => Ok(page(&format!("Transaction {txid}"), &transaction::render(&shown)).into_response()),
-        None => {
-            let queries = StoreQueries::of(&store);
-            match context
-                .api
-                .bound_store(queries.find_blocks(BlockName::Hash(txid.0)))
-                .await?
-                .map_err(Problem::from)?
-                .is_empty()
-            {
-                false => Ok(Redirect::to(&format!("/blocks/{txid}")).into_response()),
-                true => Err(Problem::not_found(format!("the store has neither transaction nor block {txid}")).into()),
-            }
-        }
+        None => match context.api.find_blocks(&store, BlockName::Hash(txid.0)).await?.is_empty() {
+            false => Ok(Redirect::to(&format!("/blocks/{txid}")).into_response()),
+            true => Err(Problem::not_found(format!("the store has neither transaction nor block {txid}")).into()),
+        },
     }
 }
 
@@ -236,8 +228,7 @@ async fn block_page(
         None => name.parse().map_err(|_| refuse())?,
     };
     let store = context.api.store()?;
-    let blocks = context.api.bound_store(StoreQueries::of(&store).find_blocks(block)).await?;
-    let blocks = blocks.map_err(Problem::from)?;
+    let blocks = context.api.find_blocks(&store, block).await?;
     if blocks.is_empty() {
         return Err(Problem::not_found(format!("the store has no block {block}")).into());
     }
@@ -271,11 +262,12 @@ fn parse_txid(name: &str) -> Result<Txid, Problem> {
 async fn history_page(
     State(context): State<PageContext>,
     Path(name): Path<String>,
-    ShownParams(NoParams {}): ShownParams<NoParams>,
+    ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
     let txid = parse_txid(&name)?;
-    let history = v1::load_history(&context.api, txid).await?;
-    Ok(page(&format!("History of {txid}"), &history::render(&txid, &history)))
+    let part = v1::load_history(&context.api, txid, params.cursor.as_deref()).await?;
+    let history = ShownHistory { txid, part, is_continued: params.cursor.is_some() };
+    Ok(page(&format!("History of {txid}"), &history::render(&history)))
 }
 
 async fn unmined_page(

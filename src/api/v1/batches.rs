@@ -1,6 +1,6 @@
 //! `/v1/transactions:batch`: many transactions in one request, read and sent a part at a time.
 
-use std::vec;
+use std::{collections::VecDeque, vec};
 
 use axum::{
     body::{Body, Bytes},
@@ -16,17 +16,18 @@ use utoipa::ToSchema;
 use super::{
     binary,
     context::{ApiContext, refuse_unavailable},
+    memory::{estimate_answer, is_external},
     model::{SelectedFields, TransactionData},
     outputs::check_count,
-    params::{JSON, OCTET_STREAM, Params, media_type, parse, parse_json, require_media_type},
+    params::{BoundedList, JSON, OCTET_STREAM, Params, media_type, parse, parse_json, require_media_type},
     transactions::FieldParams,
 };
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         limits::LimitedBody,
         problem::{Problem, ProblemKind},
     },
-    record::Body as StoredBody,
     store::{
         StateStore,
         read::{ReadError, ReadFields, StoredTransaction, TxReader},
@@ -34,9 +35,11 @@ use crate::{
     tx::Txid,
 };
 
-/// Transactions that are read at the same time with their bodies or slots: with the largest inline bodies 64 MiB.
-const WHOLE_AT_A_TIME: usize = 64;
-/// Transactions that are read at the same time without bodies and slots.
+/// Memory of the transactions that are read and answered together, bytes. One transaction can need more.
+const PART_BYTES: u64 = 16 << 20;
+/// Memory of an answer to a key without a transaction, bytes.
+const ABSENT_BYTES: u64 = 512;
+/// Transactions whose masters are read at the same time.
 const MASTERS_AT_A_TIME: usize = 1_024;
 /// Largest body in the blob store that a batch returns, bytes.
 const LARGEST_BODY: u64 = 4 << 20;
@@ -48,7 +51,8 @@ const MOST_PAGES: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub struct TransactionsRequest {
     /// Txids, 64 hexadecimal digits each.
-    txids: Vec<String>,
+    #[schema(value_type = Vec<String>)]
+    txids: BoundedList<String>,
 }
 
 /// Answer to one key of a batch: a transaction, `null` for one that the store does not have, or the reason why the key
@@ -104,6 +108,7 @@ pub async fn post_transactions_batch(
     State(context): State<ApiContext>,
     Params(params): Params<FieldParams>,
     headers: HeaderMap,
+    memory: RequestBytes,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
     let fields = SelectedFields::parse(params.fields.as_deref())?;
@@ -112,17 +117,17 @@ pub async fn post_transactions_batch(
         let txids = binary::decode_txids(&body).map_err(|error| Problem::bad_request(error.to_string()))?;
         check_count(&context, txids.len())?;
         let keys = txids.into_iter().map(|txid| (txid.to_string(), Ok(txid))).collect();
-        return BatchReader { context, store, fields, form: BatchForm::Binary, keys }.respond().await;
+        return BatchReader::new(context, store, fields, BatchForm::Binary, keys).respond(memory).await;
     }
     require_media_type(&headers, JSON)?;
-    let TransactionsRequest { txids: keys } = parse_json(&body)?;
+    let TransactionsRequest { txids: BoundedList(keys) } = parse_json(&body)?;
     check_count(&context, keys.len())?;
     let parse_key = |key: String| {
         let parsed = parse(&key);
         (key, parsed)
     };
     let keys = keys.into_iter().map(parse_key).collect();
-    BatchReader { context, store, fields, form: BatchForm::Json, keys }.respond().await
+    BatchReader::new(context, store, fields, BatchForm::Json, keys).respond(memory).await
 }
 
 /// Forms of an answer.
@@ -135,101 +140,155 @@ enum BatchForm {
 /// A key as given, with the txid or the reason why the key is none.
 type BatchKey = (String, Result<Txid, Problem>);
 
+/// A key with the answer of the store.
+type FoundKey = (String, Result<Option<StoredTransaction>, Problem>);
+
 /// Reads the transactions of a batch, a part at a time.
 struct BatchReader {
     context: ApiContext,
     store: StateStore,
     fields: SelectedFields,
     form: BatchForm,
-    keys: Vec<BatchKey>,
+    /// Keys whose masters are not read yet.
+    keys: vec::IntoIter<BatchKey>,
+    /// Keys whose masters are read, without bodies and slots.
+    masters: VecDeque<FoundKey>,
+    /// Bytes that the request has reserved for its largest part.
+    reserved: u64,
 }
 
-/// The reader of a batch with the keys that are not read yet, and the right to stream.
-type BatchState = (BatchReader, vec::IntoIter<BatchKey>, OwnedSemaphorePermit);
-
-/// Answer of the store to one key.
-type Found = Result<Option<StoredTransaction>, Problem>;
+/// The reader of a batch, the bytes of the request, and the right to stream.
+type BatchState = (BatchReader, RequestBytes, OwnedSemaphorePermit);
 
 impl BatchReader {
+    fn new(
+        context: ApiContext,
+        store: StateStore,
+        fields: SelectedFields,
+        form: BatchForm,
+        keys: Vec<BatchKey>,
+    ) -> Self {
+        let keys = keys.into_iter();
+        BatchReader { context, store, fields, form, keys, masters: VecDeque::new(), reserved: 0 }
+    }
+
     /// Reads the first part, so that a store that does not answer is answered with 503, and streams the others.
-    async fn respond(mut self) -> Result<Response, Problem> {
-        let at_a_time = if self.fields.parts() == ReadFields::default() { MASTERS_AT_A_TIME } else { WHOLE_AT_A_TIME };
-        let mut keys = std::mem::take(&mut self.keys).into_iter();
-        let first = self.read_part(&mut keys, at_a_time).await?;
+    async fn respond(mut self, memory: RequestBytes) -> Result<Response, Problem> {
+        let missing = self.prepare_part().await?;
+        memory.reserve(missing)?;
+        let first = self.read_part().await?;
         let content_type = match self.form {
             BatchForm::Json => JSON,
             BatchForm::Binary => OCTET_STREAM,
         };
         let mut head = self.open().to_vec();
         head.extend(self.encode(first, true));
-        if keys.len() == 0 {
+        if self.is_done() {
             head.extend_from_slice(self.close());
             return Ok(([(header::CONTENT_TYPE, content_type)], head).into_response());
         }
         // A slow reader of the answer keeps a part of it in memory.
         let permit = self.context.limits.open_stream()?;
-        let next = move |(reader, mut keys, permit): BatchState| async move {
-            if keys.len() == 0 {
+        let next = move |(mut reader, memory, permit): BatchState| async move {
+            if reader.is_done() {
                 return None;
             }
-            let part = reader.read_part(&mut keys, at_a_time).await;
-            let encoded = part.map(|part| {
-                let mut encoded = reader.encode(part, false);
-                if keys.len() == 0 {
-                    encoded.extend_from_slice(reader.close());
-                }
-                Bytes::from(encoded)
-            });
-            let encoded = encoded.map_err(|problem| {
+            let encoded = reader.next_part(&memory).await.map_err(|problem| {
                 tracing::warn!(problem = problem.detail, "http: batch cut short");
                 std::io::Error::other(problem.detail)
             });
-            Some((encoded, (reader, keys, permit)))
+            Some((encoded, (reader, memory, permit)))
         };
         let head = stream::iter([Ok(Bytes::from(head))]);
-        let body = Body::from_stream(futures_util::StreamExt::chain(head, stream::unfold((self, keys, permit), next)));
+        let parts = stream::unfold((self, memory, permit), next);
+        let body = Body::from_stream(futures_util::StreamExt::chain(head, parts));
         Ok(([(header::CONTENT_TYPE, content_type)], body).into_response())
     }
 
-    /// Reads the next keys.
-    async fn read_part(
-        &self,
-        keys: &mut vec::IntoIter<BatchKey>,
-        at_a_time: usize,
-    ) -> Result<Vec<(String, Found)>, Problem> {
-        let part: Vec<BatchKey> = keys.take(at_a_time).collect();
-        let txids: Vec<Txid> = part.iter().filter_map(|(_, txid)| txid.as_ref().ok().copied()).collect();
-        let found = self.context.limits.bound_batch(self.read(&txids)).await?;
-        refuse_unavailable(&found)?;
-        let mut found = found.into_iter();
-        let answer = |(key, txid): BatchKey| {
-            let found = txid.and_then(|_| found.next().unwrap_or_else(|| unreachable!("one answer for one txid")));
-            (key, found)
-        };
-        Ok(part.into_iter().map(answer).collect())
+    fn is_done(&self) -> bool {
+        self.keys.len() == 0 && self.masters.is_empty()
     }
 
-    /// Reads transactions; one that cannot be read, or is too large for a batch, has an error of its own.
-    async fn read(&self, txids: &[Txid]) -> Vec<Found> {
-        let (reader, parts) = (TxReader::of(&self.store), self.fields.parts());
-        let masters = reader.get_many(txids, ReadFields::default()).await;
-        let masters = masters.into_iter().map(|found| found.map_err(Problem::from));
-        if parts == ReadFields::default() {
-            return masters.collect();
+    /// Reads and encodes the next part of a stream.
+    async fn next_part(&mut self, memory: &RequestBytes) -> Result<Bytes, Problem> {
+        let missing = self.prepare_part().await?;
+        memory.reserve_within(missing, self.context.limits.timeout).await?;
+        let part = self.read_part().await?;
+        let mut encoded = self.encode(part, false);
+        if self.is_done() {
+            encoded.extend_from_slice(self.close());
         }
-        let refusal = |found: Found| match found {
-            Ok(stored) => stored.and_then(|stored| find_excess(&stored, parts)),
-            Err(problem) => Some(problem),
+        Ok(encoded.into())
+    }
+
+    /// Reads the masters of the next keys, unless some are left, and returns the bytes that the next part needs beyond
+    /// those that earlier parts have reserved.
+    async fn prepare_part(&mut self) -> Result<u64, Problem> {
+        if self.masters.is_empty() {
+            self.read_masters().await?;
+        }
+        let part = self.masters.iter().take(self.part_len());
+        let needed: u64 = part.map(|(_, found)| self.estimate(found)).sum();
+        let missing = needed.saturating_sub(self.reserved);
+        self.reserved += missing;
+        Ok(missing)
+    }
+
+    async fn read_masters(&mut self) -> Result<(), Problem> {
+        let part: Vec<BatchKey> = self.keys.by_ref().take(MASTERS_AT_A_TIME).collect();
+        let txids: Vec<Txid> = part.iter().filter_map(|(_, txid)| txid.as_ref().ok().copied()).collect();
+        let reader = TxReader::of(&self.store);
+        let found = self.context.limits.bound_batch(reader.get_many(&txids, ReadFields::default())).await?;
+        let found: Vec<Result<_, Problem>> = found.into_iter().map(|found| Ok(found?)).collect();
+        refuse_unavailable(&found)?;
+        let (mut found, parts) = (found.into_iter(), self.fields.parts());
+        let answer = |(key, txid): BatchKey| {
+            let found = txid.and_then(|_| found.next().unwrap_or_else(|| unreachable!("one answer for one txid")));
+            let excess = |stored: &StoredTransaction| find_excess(stored, parts);
+            match found.as_ref().ok().and_then(Option::as_ref).and_then(excess) {
+                Some(refusal) => (key, Err(refusal)),
+                None => (key, found),
+            }
         };
-        let refusals: Vec<Option<Problem>> = masters.map(refusal).collect();
-        let whole: Vec<Txid> =
-            txids.iter().zip(&refusals).filter(|(_, refusal)| refusal.is_none()).map(|(txid, _)| *txid).collect();
-        let mut whole = reader.get_many(&whole, parts).await.into_iter();
-        let answer = |refusal: Option<Problem>| match refusal {
-            Some(problem) => Err(problem),
-            None => Ok(whole.next().unwrap_or_else(|| unreachable!("one answer for one txid"))?),
+        self.masters.extend(part.into_iter().map(answer));
+        Ok(())
+    }
+
+    /// Returns the number of keys of the next part: one at least, and no more than the memory of a part holds.
+    fn part_len(&self) -> usize {
+        // Four streams at least have room for their parts.
+        let most = PART_BYTES.min(self.context.limits.bytes.limit() / 4);
+        let mut bytes = 0;
+        let fits = |(_, found): &&FoundKey| {
+            bytes += self.estimate(found);
+            bytes <= most
         };
-        refusals.into_iter().map(answer).collect()
+        self.masters.iter().take_while(fits).count().max(1)
+    }
+
+    fn estimate(&self, found: &Result<Option<StoredTransaction>, Problem>) -> u64 {
+        let stored = found.as_ref().ok().and_then(Option::as_ref);
+        stored.map_or(ABSENT_BYTES, |stored| estimate_answer(&stored.master, &self.fields))
+    }
+
+    /// Reads what the fields need besides the masters. A transaction that cannot be read has an error of its own.
+    async fn read_part(&mut self) -> Result<Vec<FoundKey>, Problem> {
+        let len = self.part_len().min(self.masters.len());
+        let mut part: Vec<FoundKey> = self.masters.drain(..len).collect();
+        let parts = self.fields.parts();
+        if parts == ReadFields::default() {
+            return Ok(part);
+        }
+        let txid = |(_, found): &FoundKey| Some(found.as_ref().ok()?.as_ref()?.master.txid);
+        let txids: Vec<Txid> = part.iter().filter_map(txid).collect();
+        let read = self.context.limits.bound_batch(TxReader::of(&self.store).get_many(&txids, parts)).await?;
+        let read: Vec<Result<_, Problem>> = read.into_iter().map(|read| Ok(read?)).collect();
+        if read.len() == part.len() {
+            refuse_unavailable(&read)?;
+        }
+        let found = part.iter_mut().filter(|key| txid(key).is_some());
+        found.zip(read).for_each(|((_, found), read)| *found = read);
+        Ok(part)
     }
 
     fn open(&self) -> &'static [u8] {
@@ -240,7 +299,7 @@ impl BatchReader {
         if self.form == BatchForm::Json { b"]}" } else { b"" }
     }
 
-    fn encode(&self, part: Vec<(String, Found)>, is_first: bool) -> Vec<u8> {
+    fn encode(&self, part: Vec<FoundKey>, is_first: bool) -> Vec<u8> {
         let mut encoded = Vec::new();
         for (index, (key, found)) in part.into_iter().enumerate() {
             match self.form {
@@ -258,12 +317,12 @@ impl BatchReader {
         encoded
     }
 
-    fn encode_record(&self, found: &Found, to: &mut Vec<u8>) {
+    fn encode_record(&self, found: &Result<Option<StoredTransaction>, Problem>, to: &mut Vec<u8>) {
         let found = found.as_ref().map(Option::as_ref);
         binary::encode_transaction(found, self.fields.has("txInpoints"), self.fields.has("tx"), to);
     }
 
-    fn answer(&self, key: String, found: Found) -> TransactionAnswer {
+    fn answer(&self, key: String, found: Result<Option<StoredTransaction>, Problem>) -> TransactionAnswer {
         match found {
             Ok(None) => TransactionAnswer::Unknown,
             Ok(Some(stored)) => match self.fields.view(&stored) {
@@ -278,8 +337,7 @@ impl BatchReader {
 /// Returns the refusal of a transaction that is too large for a batch.
 fn find_excess(stored: &StoredTransaction, parts: ReadFields) -> Option<Problem> {
     let master = &stored.master;
-    let is_external = matches!(master.body(), Some(StoredBody::External(_)));
-    if parts.body && is_external && master.extended_size > LARGEST_BODY {
+    if parts.body && is_external(master) && master.extended_size > LARGEST_BODY {
         let detail = format!(
             "the body has {} bytes; a batch returns bodies of at most {LARGEST_BODY}: ask for /v1/transactions/{}/raw",
             master.extended_size, master.txid

@@ -14,10 +14,7 @@ use super::{
 use crate::{
     api::problem::Problem,
     record::BlockRecord,
-    store::{
-        chain::ChainInfo,
-        queries::{BlockName, StoreQueries},
-    },
+    store::{chain::ChainInfo, queries::BlockName},
     text::hex_reversed,
 };
 
@@ -118,7 +115,7 @@ pub async fn get_block(
         None => parse(&name)?,
     };
     let store = context.store()?;
-    let blocks = context.bound_store(StoreQueries::of(&store).find_blocks(name)).await??;
+    let blocks = context.find_blocks(&store, name).await?;
     if blocks.is_empty() {
         return Err(Problem::not_found(format!("the store has no block {name}")));
     }

@@ -15,10 +15,11 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     context::ApiContext,
     outputs::check_count,
-    params::{JSON, NoParams, Params, parse_json, require_media_type},
+    params::{BoundedList, JSON, NoParams, Params, parse_json, require_media_type},
 };
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         limits::LimitedBody,
         problem::{ExtendedProblem, Problem},
     },
@@ -42,12 +43,16 @@ pub struct CommandParams {
     timeout_ms: Option<u64>,
 }
 
+/// Memory of the values of a body in JSON, for each byte of the body: `[]` is a value of its own.
+const VALUE_BYTES: u64 = 16;
+
 /// Commands to publish, in their order.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CommandsRequest {
     /// Commands, which the sequencer handles in this order.
-    commands: Vec<CommandRequest>,
+    #[schema(value_type = Vec<CommandRequest>)]
+    commands: BoundedList<CommandRequest>,
 }
 
 /// A command. Many outputs are frozen, or many transactions unlocked, by one command each.
@@ -129,14 +134,16 @@ pub async fn post_commands(
     State(context): State<ApiContext>,
     Params(params): Params<CommandParams>,
     headers: HeaderMap,
+    memory: RequestBytes,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
     require_media_type(&headers, JSON)?;
+    memory.reserve(body.len() as u64 * VALUE_BYTES)?;
     let wait = Duration::from_millis(params.timeout_ms.unwrap_or(60_000));
     if wait > LONGEST_WAIT {
         return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
     }
-    let CommandsRequest { commands } = parse_json(&body)?;
+    let CommandsRequest { commands: BoundedList(commands) } = parse_json(&body)?;
     check_count(&context, commands.len())?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     let broker = context.broker()?;

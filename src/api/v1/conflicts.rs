@@ -5,16 +5,21 @@ use axum::{
     extract::{Path, State},
 };
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
     context::ApiContext,
-    params::{NoParams, Params, parse, unknown_transaction},
+    memory::reserve_body,
+    params::{Params, parse, unknown_transaction},
 };
 use crate::{
-    api::problem::Problem,
-    client::history::{HistoryEntry, read_history},
-    store::queries::{RelatedTxs, StoreQueries},
+    api::{byte_budget::RequestBytes, problem::Problem},
+    client::history::{HistoryEntry, HistoryPart, HistoryPosition, find_history_start, read_history_part},
+    store::{
+        queries::{RelatedTxs, StoreQueries},
+        read::{ReadFields, TxReader},
+    },
     tx::Txid,
 };
 
@@ -22,6 +27,11 @@ use crate::{
 const DEFAULT_LIMIT: usize = 100;
 /// Transactions in each list, at most.
 const LARGEST_LIMIT: usize = 10_000;
+
+/// Memory of a related transaction: its id in the lists of the search, its text, and the text in the answer.
+const RELATED_BYTES: u64 = 512;
+/// Copies of the body of the transaction: the body, and the outpoints that it spends.
+const BODY_COPIES: u64 = 2;
 
 /// Bound of the lists of related transactions.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -58,11 +68,23 @@ impl From<RelatedTxs> for RelatedView {
     }
 }
 
+/// Place at which the history begins.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct HistoryParams {
+    /// Cursor of the answer before, or `earliest`: the begin of the logs. By default the history begins an hour before
+    /// the event of the transaction.
+    cursor: Option<String>,
+}
+
 /// History of a transaction.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HistoryView {
     /// Contests, decisions and commands in the order of the chain log; empty for a transaction without conflicts.
     history: Vec<HistoryLine>,
+    /// Cursor with which the history continues; `null`: the logs were read to their ends.
+    cursor: Option<String>,
 }
 
 /// A chain event or a decision that concerns a transaction.
@@ -103,6 +125,7 @@ pub async fn get_conflicts(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
     Params(params): Params<ConflictParams>,
+    memory: RequestBytes,
 ) -> Result<Json<ConflictsAnswer>, Problem> {
     let txid: Txid = parse(&txid)?;
     let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
@@ -111,9 +134,10 @@ pub async fn get_conflicts(
     }
     let store = context.store()?;
     let read = async {
-        if store.master(txid).await?.is_none() {
+        if reserve_body(&store, &memory, txid, BODY_COPIES).await?.is_none() {
             return Err(unknown_transaction(txid));
         }
+        memory.reserve(2 * limit as u64 * RELATED_BYTES)?;
         let queries = StoreQueries::of(&store);
         let descendants = queries.conflicting_descendants(txid, limit).await?;
         let counter = queries.counter_conflicting(txid, limit).await?;
@@ -127,14 +151,16 @@ pub async fn get_conflicts(
 
 /// Read the contests, decisions and commands of a transaction.
 ///
-/// The whole chain log and all decisions are read: the answer may take long, and one minute at the most.
+/// The chain log and the decisions are read from the time of the transaction's event on, for `http.timeout_ms` at the
+/// most. The answer has a cursor where the logs go on.
 #[utoipa::path(
     get,
     path = "/v1/transactions/{txid}/history",
     tag = "conflicts",
-    params(("txid" = String, Path, description = "Id of the transaction")),
+    params(("txid" = String, Path, description = "Id of the transaction"), HistoryParams),
     responses(
         (status = 200, description = "The history", body = HistoryView),
+        (status = 400, description = "Malformed txid or cursor", body = Problem),
         (status = 404, description = "The store has no record of the transaction", body = Problem),
         (status = 429, description = "Too many open streams", body = Problem),
         (status = 503, description = "The store or the log does not answer", body = Problem),
@@ -143,24 +169,42 @@ pub async fn get_conflicts(
 pub async fn get_history(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
-    Params(NoParams {}): Params<NoParams>,
+    Params(params): Params<HistoryParams>,
 ) -> Result<Json<HistoryView>, Problem> {
-    let history = load_history(&context, parse(&txid)?).await?;
-    Ok(Json(HistoryView { history: history.into_iter().map(HistoryLine::from).collect() }))
+    let part = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;
+    let cursor = part.next.as_ref().map(ToString::to_string);
+    Ok(Json(HistoryView { history: part.entries.into_iter().map(HistoryLine::from).collect(), cursor }))
 }
 
-/// Reads the history of a transaction, within the limits of a scan.
+/// Reads a part of the history of a transaction, within the limits of a scan. `cursor`: `earliest`, or where the part
+/// before has ended; `None`: shortly before the event of the transaction.
 ///
 /// # Errors
-/// 404 for a transaction without a record; 429 where other requests read the log; 503 while the log or the store does
-/// not answer.
-pub async fn load_history(context: &ApiContext, txid: Txid) -> Result<Vec<HistoryEntry>, Problem> {
+/// 400 for a malformed cursor; 404 for a transaction without a record; 429 where other requests read the log; 503 while
+/// the log or the store does not answer.
+pub async fn load_history(context: &ApiContext, txid: Txid, cursor: Option<&str>) -> Result<HistoryPart, Problem> {
+    let cursor: Option<HistoryPosition> = match cursor {
+        Some("earliest") => Some(HistoryPosition::default()),
+        cursor => cursor.map(parse_cursor).transpose()?,
+    };
     let (store, broker) = (context.store()?, context.broker()?);
-    if context.bound_store(store.master(txid)).await??.is_none() {
-        return Err(unknown_transaction(txid));
-    }
+    let stored = context.bound_store(TxReader::of(&store).get(txid, ReadFields::default())).await??;
+    let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+    let created_at = stored.master.master.as_deref().map_or(0, |bins| bins.created_at);
     let _permit = context.limits.open_scan()?;
-    let history = read_history(broker.as_ref(), &context.topics, txid);
-    let history = context.limits.bound_scan("the log", history).await?;
-    history.map_err(|error| Problem::unavailable(error.to_string()))
+    let read = async {
+        let from = match cursor {
+            Some(from) => from,
+            None => find_history_start(broker.as_ref(), &context.topics, created_at).await?,
+        };
+        let deadline = Some(Instant::now() + context.limits.timeout);
+        read_history_part(broker.as_ref(), &context.topics, txid, from, deadline).await
+    };
+    let part = context.limits.bound_scan("the log", read).await?;
+    part.map_err(|error| Problem::unavailable(error.to_string()))
+}
+
+fn parse_cursor(text: &str) -> Result<HistoryPosition, Problem> {
+    let refuse = |_| Problem::bad_request("cursor: write `earliest`, or the cursor of an answer");
+    text.parse().map_err(refuse)
 }

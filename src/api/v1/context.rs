@@ -17,8 +17,9 @@ use crate::{
     client::{EventPublisher, outcome_feed::OutcomeFeed},
     config::{Config, Topics},
     embed::{Store, opening::open_event_bodies},
+    record::BlockRecord,
     status::{Health, health::Condition},
-    store::{StateStore, chain::ChainInfo},
+    store::{StateStore, block_index::BlockIndex, chain::ChainInfo, queries::BlockName},
 };
 
 /// Longest age of the state of the chain that a request uses.
@@ -79,6 +80,7 @@ pub struct ApiContext {
     log: Option<Arc<ApiLog>>,
     pub(super) topics: Topics,
     chain: Arc<Mutex<Option<(Instant, ChainInfo)>>>,
+    blocks: BlockIndex,
 }
 
 /// The log of a server, with what is opened at the first request.
@@ -121,7 +123,7 @@ impl ApiContext {
             let outcomes = OutcomeFeed::new(broker.clone(), topics.outcomes.as_str());
             Arc::new(ApiLog { broker, config: config.clone(), publisher: OnceCell::new(), outcomes })
         });
-        ApiContext { limits, access, store, log, topics, chain: Arc::default() }
+        ApiContext { limits, access, store, log, topics, chain: Arc::default(), blocks: BlockIndex::default() }
     }
 
     /// Returns the store for one request.
@@ -174,6 +176,18 @@ impl ApiContext {
         let chain = read.map_err(|error| Problem::unavailable(error.to_string()))?;
         *self.chain.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), chain.clone()));
         Ok(chain)
+    }
+
+    /// Finds the blocks of this name, in the order of their local ids.
+    ///
+    /// # Errors
+    /// 503 while the store does not answer, and while all block records are read for the first time.
+    pub(in crate::api) async fn find_blocks(
+        &self,
+        store: &StateStore,
+        name: BlockName,
+    ) -> Result<Vec<BlockRecord>, Problem> {
+        Ok(self.bound_store(self.blocks.find(store, name)).await??)
     }
 
     /// Returns the height of the block after the tip, which is the first that can list a spender.

@@ -12,7 +12,7 @@
 //! | `outcomes` | the outcomes as server-sent events |
 //! | `description` | what the description of all routes shares |
 //! | `binary` | the binary form of the batches (`schemas/api-batches.md`) |
-//! | `params` | parameters and bodies of requests |
+//! | `params`, `memory` | parameters and bodies of requests; the memory that answers need |
 
 mod batches;
 pub mod binary;
@@ -21,6 +21,7 @@ mod commands;
 mod conflicts;
 mod context;
 mod description;
+mod memory;
 mod model;
 mod outcomes;
 mod outputs;

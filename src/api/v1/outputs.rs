@@ -14,10 +14,13 @@ use super::{
     binary,
     context::{ApiContext, refuse_unavailable},
     model::OutputView,
-    params::{JSON, OCTET_STREAM, Params, media_type, parse, parse_json, parse_number, require_media_type},
+    params::{
+        BoundedList, JSON, OCTET_STREAM, Params, media_type, parse, parse_json, parse_number, require_media_type,
+    },
 };
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         limits::LimitedBody,
         problem::{Problem, ProblemKind},
     },
@@ -30,6 +33,11 @@ use crate::{
 
 /// Outputs that are read at the same time with their scripts.
 const WITH_OUTPUT_AT_A_TIME: usize = 256;
+
+/// Memory of one output in an answer, without its script: the state, its texts and the answer.
+const ANSWER_BYTES: u64 = 1_024;
+/// Copies of a script in an answer: the bytes, and the text of twice their length, as a value and in the answer.
+const SCRIPT_COPIES: u64 = 5;
 
 /// Conditions of a question about outputs.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -47,7 +55,8 @@ pub struct OutputParams {
 #[serde(deny_unknown_fields)]
 pub struct OutputsRequest {
     /// Outpoints to read, each `txid:vout`.
-    outpoints: Vec<String>,
+    #[schema(value_type = Vec<String>)]
+    outpoints: BoundedList<String>,
 }
 
 /// Answer to one key of a batch: a state, or the reason why the key has none.
@@ -129,6 +138,7 @@ pub async fn post_outputs_batch(
     State(context): State<ApiContext>,
     Params(params): Params<OutputParams>,
     headers: HeaderMap,
+    memory: RequestBytes,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
     let store = context.store()?;
@@ -136,17 +146,17 @@ pub async fn post_outputs_batch(
     if media_type(&headers).as_deref() == Some(OCTET_STREAM) {
         let outpoints = binary::decode_outpoints(&body).map_err(|error| Problem::bad_request(error.to_string()))?;
         check_count(&context, outpoints.len())?;
-        let states = read_batch(&context, &store, &outpoints, options).await?;
+        let states = read_batch(&context, &store, &outpoints, options, &memory).await?;
         let mut encoded = Vec::with_capacity(states.len() * 80);
         states.iter().for_each(|state| binary::encode_output(state, &mut encoded));
         return Ok(([(header::CONTENT_TYPE, OCTET_STREAM)], Bytes::from(encoded)).into_response());
     }
     require_media_type(&headers, JSON)?;
-    let OutputsRequest { outpoints: keys } = parse_json(&body)?;
+    let OutputsRequest { outpoints: BoundedList(keys) } = parse_json(&body)?;
     check_count(&context, keys.len())?;
     let parsed: Vec<Result<Outpoint, Problem>> = keys.iter().map(|key| parse::<Outpoint>(key)).collect();
     let outpoints: Vec<Outpoint> = parsed.iter().flatten().copied().collect();
-    let mut states = read_batch(&context, &store, &outpoints, options).await?.into_iter();
+    let mut states = read_batch(&context, &store, &outpoints, options, &memory).await?.into_iter();
     let answer = |(outpoint, parsed): (String, Result<Outpoint, Problem>)| {
         let state = parsed.and_then(|_| {
             let state = states.next().unwrap_or_else(|| unreachable!("one state for one outpoint"));
@@ -166,17 +176,21 @@ async fn read_batch(
     store: &StateStore,
     outpoints: &[Outpoint],
     options: OutputOptions,
+    memory: &RequestBytes,
 ) -> Result<Vec<Result<OutputState, Problem>>, Problem> {
     let query = |outpoint: &Outpoint| OutputQuery { outpoint: *outpoint, hash: None };
     let queries: Vec<OutputQuery> = outpoints.iter().map(query).collect();
     let at_a_time = if options.output { WITH_OUTPUT_AT_A_TIME } else { queries.len().max(1) };
+    memory.reserve(queries.len() as u64 * ANSWER_BYTES)?;
     let (mut states, mut bytes) = (Vec::with_capacity(queries.len()), 0);
     for queries in queries.chunks(at_a_time) {
         let read = context.limits.bound_batch(OutputReader::of(store).read(queries, options)).await?;
         let read: Vec<Result<OutputState, Problem>> = read.into_iter().map(|state| Ok(state?)).collect();
         refuse_unavailable(&read)?;
         let scripts = read.iter().flatten().filter_map(|state| Some(state.output.as_ref()?.script.len()));
-        bytes += scripts.sum::<usize>();
+        let read_bytes = scripts.sum::<usize>();
+        memory.reserve(read_bytes as u64 * SCRIPT_COPIES)?;
+        bytes += read_bytes;
         if bytes > context.limits.max_body {
             let detail = format!(
                 "the scripts of the outputs have more than {} bytes (http.max_body_bytes); ask for fewer outputs",

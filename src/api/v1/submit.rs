@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     context::ApiContext,
-    params::{JSON, OCTET_STREAM, Params, media_type, parse_json, require_media_type},
+    params::{BoundedList, JSON, OCTET_STREAM, Params, media_type, parse_json, require_media_type},
 };
 use crate::{
     api::{
@@ -65,7 +65,8 @@ enum WaitFor {
 #[serde(deny_unknown_fields)]
 pub struct SubmitRequest {
     /// Transactions in extended format, hexadecimal; a parent before its children.
-    transactions: Vec<String>,
+    #[schema(value_type = Vec<String>)]
+    transactions: BoundedList<String>,
 }
 
 /// Answer to submitted transactions.
@@ -176,7 +177,7 @@ pub async fn post_transactions(
         split_transactions(&body)?
     } else {
         require_media_type(&headers, JSON)?;
-        let SubmitRequest { transactions } = parse_json(&body)?;
+        let SubmitRequest { transactions: BoundedList(transactions) } = parse_json(&body)?;
         transactions.iter().zip(0..).map(decode_hex).collect::<Result<_, _>>()?
     };
     super::outputs::check_count(&context, transactions.len())?;

@@ -14,22 +14,27 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     context::ApiContext,
+    memory::{PIECES_BYTES, estimate_answer, estimate_body, is_external, reserve_body},
     model::{AmountAndScript, SelectedFields, TransactionData},
     params::{NoParams, OCTET_STREAM, Params, parse, unknown_transaction},
 };
 use crate::{
-    api::{limits::HttpLimits, problem::Problem},
+    api::{byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
     blob::TxPieces,
     engine::ErrorKind,
     record::Reason,
     store::{
         StateStore,
+        previous_outputs::GROUP_BYTES,
         raw::RawTransaction,
         read::{ReadError, ReadFields, TxReader},
         tx_list::{ConflictingEntry, InvalidCursor, TxList, TxListCursor, TxListEntry, TxSelection},
     },
     tx::{Transaction, Txid, WireFormat},
 };
+
+/// Copies of a body in the answer with the previous outputs: the body, the outputs, and their text twice.
+const EXTENDED_COPIES: u64 = 6;
 
 /// Media type of lines of JSON.
 const NDJSON: &str = "application/x-ndjson";
@@ -108,12 +113,19 @@ pub async fn get_transaction(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
     Params(params): Params<FieldParams>,
+    memory: RequestBytes,
 ) -> Result<Json<serde_json::Value>, Problem> {
     let txid: Txid = parse(&txid)?;
     let fields = SelectedFields::parse(params.fields.as_deref())?;
     let store = context.store()?;
-    let stored = context.bound_store(TxReader::of(&store).get(txid, fields.parts())).await??;
-    let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+    let reader = TxReader::of(&store);
+    let stored = context.bound_store(reader.get(txid, ReadFields::default())).await??;
+    let mut stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+    memory.reserve(estimate_answer(&stored.master, &fields))?;
+    if fields.parts() != ReadFields::default() {
+        let whole = context.bound_store(reader.get(txid, fields.parts())).await??;
+        stored = whole.ok_or_else(|| unknown_transaction(txid))?;
+    }
     Ok(Json(fields.view(&stored).map_err(ReadError::from)?))
 }
 
@@ -137,6 +149,7 @@ pub async fn get_raw_transaction(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
     Params(params): Params<RawParams>,
+    memory: RequestBytes,
 ) -> Result<Response, Problem> {
     let txid: Txid = parse(&txid)?;
     let format = match params.format.unwrap_or_default() {
@@ -144,6 +157,12 @@ pub async fn get_raw_transaction(
         FormatName::Extended => WireFormat::Extended,
     };
     let store = context.store()?;
+    let reserve = async {
+        let stored = TxReader::of(&store).get(txid, ReadFields::default()).await?;
+        let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
+        memory.reserve(if is_external(&stored.master) { PIECES_BYTES } else { estimate_body(&stored.master) * 2 })
+    };
+    context.bound_store(reserve).await??;
     let read = context.bound_store(store.read_raw(txid, format)).await??;
     let content_type = (header::CONTENT_TYPE, HeaderValue::from_static(OCTET_STREAM));
     match read {
@@ -192,15 +211,22 @@ pub async fn get_previous_outputs(
     State(context): State<ApiContext>,
     Path(txid): Path<String>,
     Params(NoParams {}): Params<NoParams>,
+    memory: RequestBytes,
 ) -> Result<Json<PreviousOutputsAnswer>, Problem> {
     let txid: Txid = parse(&txid)?;
     let store = context.store()?;
-    let outputs = context.bound_store(previous_outputs_of(&store, txid)).await??;
+    let outputs = context.bound_store(previous_outputs_of(&store, txid, &memory)).await??;
     Ok(Json(PreviousOutputsAnswer { previous_outputs: outputs.iter().map(AmountAndScript::from).collect() }))
 }
 
-async fn previous_outputs_of(store: &StateStore, txid: Txid) -> Result<Vec<crate::record::StoredOutput>, Problem> {
+async fn previous_outputs_of(
+    store: &StateStore,
+    txid: Txid,
+    memory: &RequestBytes,
+) -> Result<Vec<crate::record::StoredOutput>, Problem> {
     let reader = TxReader::of(store);
+    // The extended format names the previous outputs: the answer is as long as the body, and twice that as text.
+    reserve_body(store, memory, txid, EXTENDED_COPIES).await?;
     let stored = reader.get(txid, ReadFields { body: true, slots: false }).await?;
     let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
     let Some(crate::record::Body::Transaction(bytes)) = &stored.body else {
@@ -208,7 +234,9 @@ async fn previous_outputs_of(store: &StateStore, txid: Txid) -> Result<Vec<crate
     };
     let damaged = |error| ReadError::from(crate::store::body::BodyError::Damaged { txid, error });
     let transaction = Transaction::parse(bytes).map_err(damaged)?;
-    Ok(reader.previous_outputs(&transaction).await?)
+    let parents = reader.group_parents(&transaction, GROUP_BYTES).await?;
+    memory.reserve(parents.bytes())?;
+    Ok(reader.outputs_of_parents(parents).await?)
 }
 
 impl ListParams {

@@ -123,9 +123,11 @@ impl ChunkQueue {
         self.chunks.push_back(Chunk { partition, epoch, number, oldest, messages: count, work });
     }
 
-    /// Begins to load the bodies for which the memory has room, in the order of reading. The body of the oldest
-    /// unfinished event of a partition is loaded in any case: its parents do not wait for any body, so that every
-    /// partition advances. Loads under an epoch that has ended are dropped, and those of halted partitions.
+    /// Begins to load the bodies for which the memory has room: first those of the oldest unfinished event of each
+    /// partition, then the others in the order of reading. While an oldest event has no room no other body is loaded,
+    /// so that the memory empties; where the bodies in memory wait for such an event, one is loaded beyond the bound
+    /// each second. Every partition advances. Loads under an epoch that has ended are dropped, and those of halted
+    /// partitions.
     ///
     /// `watermark_of`: watermark of a running partition under this epoch; `None`: the epoch has ended, or the partition
     /// is halted.
@@ -134,18 +136,26 @@ impl ChunkQueue {
             return;
         }
         let (partitions, settings) = (self.partitions, self.settings);
-        let mut dropped = 0;
+        let (mut dropped, mut is_oldest_waiting) = (0, false);
+        let placed = |partition| partitions.map(|count| (partition, count));
         self.chunks.retain_mut(|chunk| {
             let ChunkWork::Load(load) = &mut chunk.work else { return true };
             let Some(watermark) = watermark_of(chunk.partition, chunk.epoch) else {
                 dropped += chunk.messages;
                 return false;
             };
-            let is_oldest = chunk.oldest.1 <= watermark;
-            load.begin_if_room(is_oldest, settings, partitions.map(|count| (chunk.partition, count)));
+            if chunk.oldest.1 <= watermark {
+                load.begin_if_room(true, settings, placed(chunk.partition));
+                is_oldest_waiting |= load.is_waiting();
+            }
             true
         });
         self.messages -= dropped;
+        for chunk in self.chunks.iter_mut().filter(|_| !is_oldest_waiting) {
+            if let ChunkWork::Load(load) = &mut chunk.work {
+                load.begin_if_room(false, settings, placed(chunk.partition));
+            }
+        }
     }
 
     /// Returns the next chunk that is prepared, and whose topic is confirmed. Chunks are used in the order of reading;

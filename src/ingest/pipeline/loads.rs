@@ -25,28 +25,58 @@ use crate::{
 /// First and longest pause between two attempts to read an object.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
+/// Time without a change of the memory for bodies after which one body is loaded beyond the bound: the bodies in memory
+/// can all wait for it.
+const STALL_MS: u64 = 1_000;
+
+/// Body of this length or more is parsed and hashed on a thread for blocking work, bytes.
+const LARGE_BODY: u64 = 1 << 20;
+
 /// The loads of one pipeline.
 #[derive(Clone)]
 pub(super) struct BodyLoads {
     bodies: Option<EventBodies>,
     clock: Clock,
-    /// Bytes of loaded bodies that are in memory, or are being loaded.
-    held_bytes: Arc<AtomicU64>,
-    /// Most bytes of bodies in memory, apart from the body of the oldest event of each partition.
+    memory: Arc<BodyMemory>,
+    /// Most bytes of bodies in memory. Beyond the bound is one body that is alone, and in a stall one body a second.
     max_bytes: u64,
     /// Number of events that wait for their body.
     waiting: Arc<AtomicUsize>,
 }
 
+/// Memory of the bodies of one pipeline.
+#[derive(Default)]
+struct BodyMemory {
+    /// Bytes of loaded bodies that are in memory, or are being loaded.
+    held_bytes: AtomicU64,
+    /// Number of bodies that took bytes, and of those that gave bytes back.
+    changes: AtomicU64,
+    /// Changes at the last look of the loop, and the time since which they are the same, by the steady clock.
+    last_change: Mutex<(u64, u64)>,
+}
+
+impl BodyMemory {
+    /// Returns whether nothing has changed for [`STALL_MS`].
+    fn is_stalled(&self, now_ms: u64) -> bool {
+        let mut last_change = self.last_change.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.changes.load(Relaxed);
+        if last_change.0 != changes {
+            *last_change = (changes, now_ms);
+        }
+        now_ms.saturating_sub(last_change.1) >= STALL_MS
+    }
+}
+
 /// Bytes that a body takes of the bound, until the body is dropped.
 struct HeldBytes {
     bytes: u64,
-    held_bytes: Arc<AtomicU64>,
+    memory: Arc<BodyMemory>,
 }
 
 impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.held_bytes.fetch_sub(self.bytes, Relaxed);
+        self.memory.held_bytes.fetch_sub(self.bytes, Relaxed);
+        self.memory.changes.fetch_add(1, Relaxed);
     }
 }
 
@@ -80,7 +110,7 @@ enum LoadState {
 
 impl BodyLoads {
     pub(super) fn new(bodies: Option<EventBodies>, clock: Clock, max_bytes: u64) -> Self {
-        BodyLoads { bodies, clock, held_bytes: Arc::default(), max_bytes, waiting: Arc::default() }
+        BodyLoads { bodies, clock, memory: Arc::default(), max_bytes, waiting: Arc::default() }
     }
 
     /// Returns whether no event waits for its body.
@@ -94,21 +124,26 @@ impl BodyLoads {
         BodyLoad { loads: self.clone(), length, state: LoadState::Waiting(message), failure: Arc::default() }
     }
 
-    /// Takes the bytes of a body from the bound; `None`: the memory has no room.
+    /// Takes the bytes of a body from the bound; `None`: the memory has no room. The body of the oldest event of a
+    /// partition is also loaded where no other body is in memory, and in a stall.
     fn take_room(&self, bytes: u64, is_oldest: bool) -> Option<HeldBytes> {
         // Only the loop of the pipeline takes room; other tasks only give room back.
-        let held = self.held_bytes.load(Relaxed);
-        if !is_oldest && held.saturating_add(bytes) > self.max_bytes {
+        let held = self.memory.held_bytes.load(Relaxed);
+        let is_stalled = self.memory.is_stalled(self.clock.steady_ms());
+        let has_room = held.saturating_add(bytes) <= self.max_bytes;
+        if !(has_room || is_oldest && (held == 0 || is_stalled)) {
             return None;
         }
-        self.held_bytes.fetch_add(bytes, Relaxed);
-        Some(HeldBytes { bytes, held_bytes: self.held_bytes.clone() })
+        self.memory.held_bytes.fetch_add(bytes, Relaxed);
+        self.memory.changes.fetch_add(1, Relaxed);
+        Some(HeldBytes { bytes, memory: self.memory.clone() })
     }
 }
 
 impl BodyLoad {
-    /// Begins the load if the memory has room, or if the event is the oldest unfinished one of its partition.
-    /// `placed`: partition of the event and number of partitions, where the number is checked.
+    /// Begins the load if the memory has room. `is_oldest`: the event is the oldest unfinished one of its partition,
+    /// and is not left without room for long. `placed`: partition of the event and number of partitions, where the
+    /// number is checked.
     pub(super) fn begin_if_room(&mut self, is_oldest: bool, settings: PrepareSettings, placed: Option<(i32, i32)>) {
         let LoadState::Waiting(message) = &self.state else { return };
         // A body above the limit is not loaded: the event halts its partition.
@@ -122,6 +157,11 @@ impl BodyLoad {
             let prepared = load_and_prepare(bodies.as_ref(), settings, placed, (&message, held), record).await;
             vec![(message, prepared)]
         }));
+    }
+
+    /// Returns whether the load has not begun, because the memory has no room.
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.state, LoadState::Waiting(_))
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<PreparedMessages, JoinError>> {
@@ -177,10 +217,53 @@ async fn load_and_prepare(
         backoff.pause().await;
     };
     let body = body.map(|body| Bytes::from_owner(HeldBody { body, _held: held }));
-    let prepared = prepare_loaded(&settings, message, body.as_ref());
-    let placed = prepared.and_then(|prepared| {
-        let checked = placed.map_or(Ok(()), |(partition, count)| check_partition(partition, count, message));
+    let is_large = body.as_ref().is_some_and(|body| body.len() as u64 >= LARGE_BODY);
+    let message = message.clone();
+    let prepare = move || {
+        let prepared = prepare_loaded(&settings, &message, body.as_ref())?;
+        let checked = placed.map_or(Ok(()), |(partition, count)| check_partition(partition, count, &message));
         checked.map_err(|poison| poison.about(prepared.txid())).map(|()| prepared)
-    });
-    placed.map_err(PreparationFailure::Poison)
+    };
+    if !is_large {
+        return prepare().map_err(PreparationFailure::Poison);
+    }
+    match tokio::task::spawn_blocking(prepare).await {
+        Ok(prepared) => prepared.map_err(PreparationFailure::Poison),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime ends.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_stall_loads_beyond_the_bound_and_one_body_at_a_time() {
+        let clock = Clock::simulated(1_000_000);
+        let loads = BodyLoads::new(None, clock, 100);
+        let wait = async |ms| tokio::time::advance(Duration::from_millis(ms)).await;
+        let large = loads.take_room(500, true).unwrap();
+        assert!(loads.take_room(1, false).is_none(), "no room");
+        assert!(loads.take_room(500, true).is_none(), "the memory may still empty");
+        wait(STALL_MS - 1).await;
+        assert!(loads.take_room(500, true).is_none());
+        wait(1).await;
+        assert!(loads.take_room(1, false).is_none(), "only an oldest event passes");
+        let second = loads.take_room(500, true).unwrap();
+        assert!(loads.take_room(500, true).is_none(), "one a second");
+        drop(large);
+        wait(STALL_MS - 1).await;
+        assert!(loads.take_room(500, true).is_none(), "memory was given back");
+        drop(second);
+        assert!(loads.take_room(500, false).is_none(), "larger than the bound, and not the oldest");
+        let first = loads.take_room(60, false).unwrap();
+        let other = loads.take_room(40, false).unwrap();
+        assert!(loads.take_room(1, true).is_none());
+        drop((first, other));
+        assert!(loads.take_room(500, true).is_some(), "alone");
+    }
 }
