@@ -9,18 +9,18 @@ use crate::api::{access::Role, problem::PROBLEM_JSON};
 /// Name of the security scheme.
 const TOKEN: &str = "token";
 /// Statuses that every route can answer, with their meaning.
-const EVERY_ROUTE: [(&str, &str); 6] = [
+const EVERY_ROUTE: [(&str, &str); 7] = [
     ("400", "Malformed parameter, or an unknown one"),
     ("401", "The request needs a known bearer token"),
     ("403", "The token has a lesser role, or the request is one of a web page"),
+    ("413", "The request needs more memory than all requests together may take"),
     ("429", "Too many requests, or streams, at the same time"),
     ("500", "A record or a body of the store is damaged"),
     ("503", "The store or the log does not answer"),
 ];
 /// Statuses that every route with a body can answer, with their meaning.
-const WITH_BODY: [(&str, &str); 3] = [
+const WITH_BODY: [(&str, &str); 2] = [
     ("408", "The body did not arrive in time"),
-    ("413", "The body is too large"),
     ("415", "The route takes another media type"),
 ];
 
