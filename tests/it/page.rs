@@ -72,7 +72,7 @@ async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
         "{history}"
     );
     let (_, none) = page(&format!("/transactions/{}/history", mined.txid)).await;
-    assert!(none.contains("never contested"), "{none}");
+    assert!(none.contains("None in this part"), "{none}");
     let (_, docs) = page("/docs").await;
     for words in
         ["/v1/transactions:batch", "/v1/transactions?unmined=true", "$STORE/v1/chain", "id=\"schema-OutputView\""]

@@ -4,46 +4,53 @@
 use maud::{Markup, html};
 
 use super::layout;
-use crate::{
-    client::history::{HistoryEntry, HistoryPart},
-    tx::Txid,
-};
+use crate::{client::history::HistoryPart, tx::Txid};
 
-/// Renders a part of the history of a transaction as a page.
-pub fn render(txid: &Txid, part: &HistoryPart) -> Markup {
-    let HistoryPart { entries, next } = part;
+/// A part of the history of a transaction.
+pub struct ShownHistory {
+    /// Id of the transaction.
+    pub txid: Txid,
+    /// Entries of the part.
+    pub part: HistoryPart,
+    /// True where a cursor names the begin of the part.
+    pub is_continued: bool,
+}
+
+/// Renders the history of a transaction as a page.
+pub fn render(history: &ShownHistory) -> Markup {
+    let ShownHistory { txid, part, is_continued } = history;
     html! {
         h1 { "History of " span.mono { (txid) } }
         p { a href={ "/transactions/" (txid) } { "The transaction" } }
-        p {
-            "Contests, decisions and commands in the order of the chain log, from an hour before the event of the "
-            "transaction on. " a href="?cursor=earliest" { "From the start of the log" } "."
-        }
-        @if !entries.is_empty() {
+        p { "Contests, decisions and commands in the order of the chain log." }
+        @if part.entries.is_empty() { p.empty { "None in this part of the log." } }
+        @else {
             table {
                 thead { tr { th.number { "Chain offset" } th { "Step" } th { "Time" } th { "Event or decision" } } }
-                tbody { @for entry in entries { (render_entry(entry)) } }
+                tbody {
+                    @for entry in &part.entries {
+                        tr {
+                            td.number data-label="Chain offset" { (entry.chain_offset) }
+                            td data-label="Step" {
+                                @match entry.step { Some(step) => { (step) }, None => { "the event" } }
+                            }
+                            td.time data-label="Time" {
+                                (layout::time_text(u64::try_from(entry.timestamp_ms).unwrap_or_default()))
+                            }
+                            td { (layout::linked_text(&entry.what)) }
+                        }
+                    }
+                }
             }
         }
-        @match next {
-            Some(next) => { p { "The log goes on. " a href={ "?cursor=" (next) } { "Continue" } } },
-            None if entries.is_empty() => {
-                p.empty { "None: the transaction was never contested, and no command names it." }
-            },
-            None => {},
-        }
-    }
-}
-
-fn render_entry(entry: &HistoryEntry) -> Markup {
-    html! {
-        tr {
-            td.number data-label="Chain offset" { (entry.chain_offset) }
-            td data-label="Step" { @match entry.step { Some(step) => { (step) }, None => { "the event" } } }
-            td.time data-label="Time" {
-                (layout::time_text(u64::try_from(entry.timestamp_ms).unwrap_or_default()))
+        p {
+            @if let Some(cursor) = &part.next {
+                a href={ "/transactions/" (txid) "/history?cursor=" (cursor) } { "Later entries" } " "
             }
-            td { (layout::linked_text(&entry.what)) }
+            @if !is_continued {
+                a href={ "/transactions/" (txid) "/history?cursor=earliest" } { "From the begin of the log" }
+                " (commands that named the transaction before its event)"
+            }
         }
     }
 }

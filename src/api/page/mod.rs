@@ -31,6 +31,7 @@ use axum::{
 use maud::{Markup, html};
 use serde::{Deserialize, de::DeserializeOwned};
 
+use history::ShownHistory;
 use home::Progress;
 use rate::RateMeter;
 use transaction::ShownRange;
@@ -43,7 +44,10 @@ use super::{
 use crate::{
     record::BlockRecord,
     status::Health,
-    store::{queries::BlockName, tx_list::TxSelection},
+    store::{
+        queries::BlockName,
+        tx_list::TxSelection,
+    },
     telemetry::Metrics,
     text::hex_reversed,
     tx::{Outpoint, Txid},
@@ -261,8 +265,9 @@ async fn history_page(
     ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
     let txid = parse_txid(&name)?;
-    let history = v1::load_history(&context.api, txid, params.cursor.as_deref()).await?;
-    Ok(page(&format!("History of {txid}"), &history::render(&txid, &history)))
+    let part = v1::load_history(&context.api, txid, params.cursor.as_deref()).await?;
+    let history = ShownHistory { txid, part, is_continued: params.cursor.is_some() };
+    Ok(page(&format!("History of {txid}"), &history::render(&history)))
 }
 
 async fn unmined_page(

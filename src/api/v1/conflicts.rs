@@ -171,12 +171,13 @@ pub async fn get_history(
     Path(txid): Path<String>,
     Params(params): Params<HistoryParams>,
 ) -> Result<Json<HistoryView>, Problem> {
-    let HistoryPart { entries, next } = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;
-    let cursor = next.as_ref().map(ToString::to_string);
-    Ok(Json(HistoryView { history: entries.into_iter().map(HistoryLine::from).collect(), cursor }))
+    let part = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;
+    let cursor = part.next.as_ref().map(ToString::to_string);
+    Ok(Json(HistoryView { history: part.entries.into_iter().map(HistoryLine::from).collect(), cursor }))
 }
 
-/// Reads a part of the history of a transaction, within the limits of a scan. `cursor`: that of [`HistoryParams`].
+/// Reads a part of the history of a transaction, within the limits of a scan. `cursor`: `earliest`, or where the part
+/// before has ended; `None`: shortly before the event of the transaction.
 ///
 /// # Errors
 /// 400 for a malformed cursor; 404 for a transaction without a record; 429 where other requests read the log; 503 while

@@ -9,18 +9,18 @@ use crate::api::{access::Role, problem::PROBLEM_JSON};
 /// Name of the security scheme.
 const TOKEN: &str = "token";
 /// Statuses that every route can answer, with their meaning.
-const EVERY_ROUTE: [(&str, &str); 6] = [
+const EVERY_ROUTE: [(&str, &str); 7] = [
     ("400", "Malformed parameter, or an unknown one"),
     ("401", "The request needs a known bearer token"),
     ("403", "The token has a lesser role, or the request is one of a web page"),
+    ("413", "The request needs more memory than all requests together may take"),
     ("429", "Too many requests, or streams, at the same time"),
     ("500", "A record or a body of the store is damaged"),
     ("503", "The store or the log does not answer"),
 ];
 /// Statuses that every route with a body can answer, with their meaning.
-const WITH_BODY: [(&str, &str); 3] = [
+const WITH_BODY: [(&str, &str); 2] = [
     ("408", "The body did not arrive in time"),
-    ("413", "The body is too large"),
     ("415", "The route takes another media type"),
 ];
 
@@ -62,7 +62,7 @@ pub fn complete(document: &OpenApi) -> Value {
         }
         for (status, response) in responses {
             if status.starts_with(['4', '5']) {
-                response["content"] = json!({PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}});
+                response["content"] = json!({PROBLEM_JSON: {"schema": problem_schema(response)}});
             } else if response.get("content").is_some() {
                 describe_bytes(&mut response["content"]);
             }
@@ -73,6 +73,16 @@ pub fn complete(document: &OpenApi) -> Value {
         }
     }
     document
+}
+
+/// Returns the schema of a problem; a response with another schema declares further members of some of its problems.
+fn problem_schema(response: &Value) -> Value {
+    let problem = json!({"$ref": "#/components/schemas/Problem"});
+    match &response["content"][PROBLEM_JSON]["schema"] {
+        Value::Null => problem,
+        declared if *declared == problem => problem,
+        members => json!({"anyOf": [{"allOf": [problem, members]}, problem]}),
+    }
 }
 
 /// Describes bytes as bytes, and not as a list of numbers in JSON.
@@ -95,8 +105,9 @@ mod tests {
             for (method, operation) in methods.as_object().unwrap() {
                 let statuses = operation["responses"].as_object().unwrap();
                 for (status, _) in EVERY_ROUTE.iter().chain(WITH_BODY.iter().filter(|_| method == "post")) {
-                    let content = &statuses[*status]["content"][PROBLEM_JSON]["schema"]["$ref"];
-                    assert_eq!(content, "#/components/schemas/Problem", "{method} {path} {status}");
+                    let schema = &statuses[*status]["content"][PROBLEM_JSON]["schema"];
+                    let schema = if schema["anyOf"].is_array() { &schema["anyOf"][0]["allOf"][0] } else { schema };
+                    assert_eq!(schema["$ref"], "#/components/schemas/Problem", "{method} {path} {status}");
                 }
                 assert_eq!(operation["requestBody"]["required"] == true, method == "post", "{method} {path}");
                 assert_eq!(operation["security"][0], json!({}), "{method} {path}");
