@@ -59,6 +59,7 @@ fn assert_relations(config: &Config) {
     assert!(kafka.session_timeout_ms <= kafka.max_poll_interval_ms);
     assert!(ingest.retry_pause_ms <= ingest.retry_pause_max_ms);
     assert!(ingest.flag_grace_ms < config.sequencer.block_wait_ms);
+    assert!(config.http.max_body_bytes <= config.http.max_bytes_in_flight / 3);
     assert!((0.0..=1.0).contains(&ingest.dead_letter_ratio.0));
     assert!((1..=1_000_000).contains(&config.store.utxo_batch_size));
     let topics = &kafka.topics;

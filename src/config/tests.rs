@@ -203,6 +203,16 @@ fn contradicting_settings_are_refused() {
 }
 
 #[test]
+fn the_memory_of_all_requests_holds_the_largest_body_three_times() {
+    let load_body = |bytes: u64| load(&format!("[http]\nmax_body_bytes = {bytes}\n"), &[]);
+    let third = Config::default().http.max_bytes_in_flight / 3;
+    assert!(load_body(third).is_ok());
+    let errors = load_body(third + 1).unwrap_err();
+    let expected = "http.max_bytes_in_flight is less than three times http.max_body_bytes";
+    assert!(errors.len() == 1 && errors[0].starts_with(expected), "{errors:?}");
+}
+
+#[test]
 fn settings_of_the_classic_protocol_are_refused_with_the_consumer_protocol() {
     let file = "[kafka]\ngroup_protocol = \"consumer\"\n";
     assert!(load(file, &[]).is_ok());
