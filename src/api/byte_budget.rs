@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -114,7 +114,7 @@ impl RequestBytes {
 
     /// Keeps the bytes until the answer is sent, or the client is gone.
     pub fn keep_until_sent(self, answer: Response) -> Response {
-        answer.map(|body| Body::new(MeteredBody { body, _bytes: self }))
+        answer.map(|body| Body::new(MeteredBody { body, bytes: self }))
     }
 
     fn held(&self) -> u64 {
@@ -142,10 +142,23 @@ where
     }
 }
 
-/// Body of an answer that keeps the bytes of its request.
+/// Body of an answer that keeps the bytes of its request, as does each part of the answer: the connection takes a part
+/// out of the body long before a slow client has received the part.
 struct MeteredBody {
     body: Body,
+    bytes: RequestBytes,
+}
+
+/// Part of an answer that keeps the bytes of its request.
+struct MeteredPart {
+    part: Bytes,
     _bytes: RequestBytes,
+}
+
+impl AsRef<[u8]> for MeteredPart {
+    fn as_ref(&self) -> &[u8] {
+        &self.part
+    }
 }
 
 impl HttpBody for MeteredBody {
@@ -156,7 +169,9 @@ impl HttpBody for MeteredBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let metered = |part| Bytes::from_owner(MeteredPart { part, _bytes: self.bytes.clone() });
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(metered))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -170,6 +185,8 @@ impl HttpBody for MeteredBody {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use super::*;
 
     #[test]
@@ -189,6 +206,19 @@ mod tests {
         let answer = second.keep_until_sent(Response::new(Body::from("answer")));
         assert_eq!((budget.held(), answer.body().size_hint().exact()), (40, Some(6)));
         drop(answer);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_part_that_waits_in_the_connection_keeps_the_bytes() {
+        let budget = ByteBudget::new(100);
+        let request = budget.begin_request();
+        request.reserve(60).unwrap();
+        let mut body = request.keep_until_sent(Response::new(Body::from("answer"))).into_body();
+        let part = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
+        drop(body);
+        assert_eq!((budget.held(), part.data_ref().map(|part| &part[..])), (60, Some(&b"answer"[..])));
+        drop(part);
         assert_eq!(budget.held(), 0);
     }
 

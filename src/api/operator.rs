@@ -7,7 +7,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::{Path, State},
+    extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -20,7 +20,7 @@ use super::{
     access::{AccessControl, Role},
     limits::HttpLimits,
     problem::Problem,
-    v1::{Params, StoreSource},
+    v1::{Params, PathParts, StoreSource},
 };
 use crate::{
     status::{
@@ -82,7 +82,7 @@ pub fn router(state: OperatorState) -> Router {
 async fn command_partition(
     State(state): State<OperatorState>,
     headers: HeaderMap,
-    Path(number): Path<i32>,
+    PathParts(number): PathParts<i32>,
     command: PartitionCommand,
 ) -> Response {
     match state.refuse_control(&headers) {

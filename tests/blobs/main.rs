@@ -10,10 +10,10 @@ mod aerospike_server;
 mod killed_writer;
 mod large;
 mod memory;
-#[cfg(any(feature = "aws", feature = "http"))]
-mod referred;
 #[cfg(feature = "aws")]
 mod python;
+#[cfg(any(feature = "aws", feature = "http"))]
+mod referred;
 #[cfg(feature = "aws")]
 mod s3;
 #[cfg(feature = "aws")]

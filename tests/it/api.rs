@@ -339,6 +339,8 @@ async fn bad_requests_are_answered_with_problems_that_name_the_fault() {
     let unknown = "12".repeat(32);
     for (path, status, words) in [
         ("/v1/transactions/xyz".to_owned(), 400, "`xyz`"),
+        ("/v1/transactions/%FF".to_owned(), 400, "UTF-8"),
+        ("/v1/outputs/%FF/0".to_owned(), 400, "UTF-8"),
         (format!("/v1/transactions/{unknown}"), 404, &unknown[..]),
         (format!("/v1/transactions/{}?fields=fees", mined.txid), 400, "`fees`"),
         (format!("/v1/transactions/{}?field=fee", mined.txid), 400, "`field`"),

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{FromRequestParts, Path, Request, State},
+    extract::{FromRequestParts, Request, State},
     http::{HeaderValue, header, request::Parts},
     middleware::{self, Next},
     response::{Html, IntoResponse, Redirect, Response},
@@ -39,15 +39,12 @@ use transaction::ShownRange;
 use super::{
     access::Role,
     problem::{Problem, ProblemKind},
-    v1::{self, ApiContext, NoParams, Params},
+    v1::{self, ApiContext, NoParams, Params, PathParts},
 };
 use crate::{
     record::BlockRecord,
     status::Health,
-    store::{
-        queries::BlockName,
-        tx_list::TxSelection,
-    },
+    store::{queries::BlockName, tx_list::TxSelection},
     telemetry::Metrics,
     text::hex_reversed,
     tx::{Outpoint, Txid},
@@ -169,6 +166,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ShownParams<T>
     }
 }
 
+/// Parts of the path of a page for people: [`PathParts`], whose refusal is shown as a page.
+struct ShownPath<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for ShownPath<T> {
+    type Rejection = PageProblem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let PathParts(parsed) = PathParts::from_request_parts(parts, state).await?;
+        Ok(ShownPath(parsed))
+    }
+}
+
 fn page(title: &str, body: &Markup) -> Html<String> {
     Html(layout::page(title, body))
 }
@@ -201,7 +210,7 @@ async fn search(ShownParams(SearchParams { q }): ShownParams<SearchParams>) -> R
 
 async fn transaction_page(
     State(context): State<PageContext>,
-    Path(name): Path<String>,
+    ShownPath(name): ShownPath<String>,
     ShownParams(RowParams { inputs, outputs }): ShownParams<RowParams>,
 ) -> Result<Response, PageProblem> {
     let txid = parse_txid(&name)?;
@@ -219,7 +228,7 @@ async fn transaction_page(
 
 async fn block_page(
     State(context): State<PageContext>,
-    Path(name): Path<String>,
+    ShownPath(name): ShownPath<String>,
     ShownParams(NoParams {}): ShownParams<NoParams>,
 ) -> PageResult {
     let refuse = || Problem::bad_request("the page needs the hash of a block, a local id, or `height:` and a height");
@@ -261,7 +270,7 @@ fn parse_txid(name: &str) -> Result<Txid, Problem> {
 /// Shows the history on a page of its own: the log may be slow or away, and the page of the transaction is not.
 async fn history_page(
     State(context): State<PageContext>,
-    Path(name): Path<String>,
+    ShownPath(name): ShownPath<String>,
     ShownParams(params): ShownParams<CursorParams>,
 ) -> PageResult {
     let txid = parse_txid(&name)?;

@@ -1,15 +1,12 @@
 //! `/v1/chain` and `/v1/blocks`: the chain as the store has applied it.
 
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use axum::{Json, extract::State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{
     context::ApiContext,
-    params::{NoParams, Params, parse, parse_number},
+    params::{NoParams, Params, PathParts, parse, parse_number},
 };
 use crate::{
     api::problem::Problem,
@@ -107,7 +104,7 @@ pub async fn get_chain(
 )]
 pub async fn get_block(
     State(context): State<ApiContext>,
-    Path(name): Path<String>,
+    PathParts(name): PathParts<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<BlocksView>, Problem> {
     let name = match name.strip_prefix("height:") {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     context::ApiContext,
     outputs::check_count,
-    params::{BoundedList, JSON, NoParams, Params, parse_json, require_media_type},
+    params::{BoundedList, JSON, NoParams, Params, PathParts, parse_json, require_media_type},
 };
 use crate::{
     api::{
@@ -208,7 +208,7 @@ fn parse_id(text: &str) -> Result<[u8; 16], Problem> {
 )]
 pub async fn get_command(
     State(context): State<ApiContext>,
-    Path(id): Path<String>,
+    PathParts(id): PathParts<String>,
     Params(NoParams {}): Params<NoParams>,
 ) -> Result<Json<CommandResultView>, Problem> {
     let id = parse_id(&id)?;

@@ -1,9 +1,6 @@
 //! `/v1/conflicts` and `/v1/transactions/{txid}/history`: which transactions exclude each other, and what was decided.
 
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
@@ -11,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     context::ApiContext,
     memory::reserve_body,
-    params::{Params, parse, unknown_transaction},
+    params::{Params, PathParts, parse, unknown_transaction},
 };
 use crate::{
     api::{byte_budget::RequestBytes, problem::Problem},
@@ -123,7 +120,7 @@ impl From<HistoryEntry> for HistoryLine {
 )]
 pub async fn get_conflicts(
     State(context): State<ApiContext>,
-    Path(txid): Path<String>,
+    PathParts(txid): PathParts<String>,
     Params(params): Params<ConflictParams>,
     memory: RequestBytes,
 ) -> Result<Json<ConflictsAnswer>, Problem> {
@@ -168,7 +165,7 @@ pub async fn get_conflicts(
 )]
 pub async fn get_history(
     State(context): State<ApiContext>,
-    Path(txid): Path<String>,
+    PathParts(txid): PathParts<String>,
     Params(params): Params<HistoryParams>,
 ) -> Result<Json<HistoryView>, Problem> {
     let part = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;

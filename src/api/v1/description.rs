@@ -19,10 +19,8 @@ const EVERY_ROUTE: [(&str, &str); 7] = [
     ("503", "The store or the log does not answer"),
 ];
 /// Statuses that every route with a body can answer, with their meaning.
-const WITH_BODY: [(&str, &str); 2] = [
-    ("408", "The body did not arrive in time"),
-    ("415", "The route takes another media type"),
-];
+const WITH_BODY: [(&str, &str); 2] =
+    [("408", "The body did not arrive in time"), ("415", "The route takes another media type")];
 
 /// Notes on each operation of a part of the routes the role that a token needs. Without a token file no token is
 /// needed.

@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::Bytes,
-    extract::{Path, State},
+    extract::State,
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
@@ -15,7 +15,8 @@ use super::{
     context::{ApiContext, refuse_unavailable},
     model::OutputView,
     params::{
-        BoundedList, JSON, OCTET_STREAM, Params, media_type, parse, parse_json, parse_number, require_media_type,
+        BoundedList, JSON, OCTET_STREAM, Params, PathParts, media_type, parse, parse_json, parse_number,
+        require_media_type,
     },
 };
 use crate::{
@@ -101,7 +102,7 @@ pub struct OutputsAnswer {
 )]
 pub async fn get_output(
     State(context): State<ApiContext>,
-    Path((txid, vout)): Path<(String, String)>,
+    PathParts((txid, vout)): PathParts<(String, String)>,
     Params(params): Params<OutputParams>,
 ) -> Result<Json<OutputView>, Problem> {
     let outpoint = Outpoint { txid: parse(&txid)?, vout: parse_number("vout", &vout)? };

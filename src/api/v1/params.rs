@@ -7,7 +7,7 @@ use std::{
 };
 
 use axum::{
-    extract::{FromRequestParts, Query},
+    extract::{FromRequestParts, Path, Query, rejection::PathRejection},
     http::{HeaderMap, header, request::Parts},
 };
 use serde::{
@@ -37,6 +37,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let parsed = Query::<T>::try_from_uri(&parts.uri);
         parsed.map(|Query(params)| Params(params)).map_err(|error| bad_parameter(error.body_text()))
+    }
+}
+
+/// Parts of the path of a request.
+pub struct PathParts<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathParts<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let parsed = Path::<T>::from_request_parts(parts, state).await;
+        let refuse = |error: PathRejection| Problem::bad_request(one_line(&error.body_text()).to_string());
+        parsed.map(|Path(parsed)| PathParts(parsed)).map_err(refuse)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
         outcome_feed::{OutcomeContent, OutcomeMessage, OutcomeReader},
     },
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
-    record::{Key, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
+    record::{Key, Page, Reason, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
     store::StateStore,
     tx::{Transaction, Txid},
 };
@@ -300,7 +300,8 @@ fn check_transactions(transactions: &[Vec<u8>]) -> Result<Vec<Txid>, Problem> {
 }
 
 /// Waits until each transaction has its outcome, or until the deadline. The store is asked, too: outcomes can be
-/// switched off. Once the events are in the log no failure takes their places back: what is not known is pending.
+/// switched off, and an event that changes nothing has none. Once the events are in the log no failure takes their
+/// places back: an unknown outcome is pending.
 async fn wait_for_outcomes(
     store: &StateStore,
     submitted: &[SubmittedTransaction],
@@ -313,7 +314,8 @@ async fn wait_for_outcomes(
     let mut next_look = Instant::now();
     loop {
         if Instant::now() >= next_look {
-            match tokio::time::timeout_at(deadline, awaited.look(store)).await {
+            let is_last = Instant::now() + LOOK_EVERY >= deadline;
+            match tokio::time::timeout_at(deadline, awaited.look(store, is_last)).await {
                 Ok(()) => {}
                 Err(_) => break,
             }
@@ -362,8 +364,8 @@ impl<'a> AwaitedTransactions<'a> {
         }
     }
 
-    /// Looks for the transactions without an outcome in the store.
-    async fn look(&mut self, store: &StateStore) {
+    /// Looks for the transactions without an outcome in the store. `is_last`: no later look follows.
+    async fn look(&mut self, store: &StateStore, is_last: bool) {
         let is_pending = |index: &usize| self.found[*index] == SubmitOutcome::Pending;
         let pending: Vec<usize> = (0..self.txids.len()).filter(is_pending).collect();
         let pages = pending.iter().map(|index| (Key::master(self.txids[*index]), Selection::default())).collect();
@@ -372,14 +374,9 @@ impl<'a> AwaitedTransactions<'a> {
                 tracing::warn!(%error, "http: cannot look for a submitted transaction");
                 None
             });
-            self.found[index] = match master.map(|master| master.page.state()) {
-                // A pruned transaction was live, and was spent and mined.
-                Some(TxState::Live | TxState::Pruned(_)) => SubmitOutcome::Live,
-                Some(
-                    TxState::Conflicting(Verdict::Conflicting(reason)) | TxState::Stub(Verdict::Conflicting(reason)),
-                ) => SubmitOutcome::Conflicting { reason: reason.to_string() },
-                _ => continue,
-            };
+            if let Some(outcome) = master.and_then(|master| stored_outcome(&master.page, is_last)) {
+                self.found[index] = outcome;
+            }
         }
     }
 
@@ -410,10 +407,28 @@ impl<'a> AwaitedTransactions<'a> {
     }
 }
 
+/// Returns the outcome that the record of a transaction shows; `None`: the outcome of the submitted event is open. A
+/// verdict that the event itself may open again counts in the last look only: the event may not be handled yet.
+fn stored_outcome(master: &Page, is_last: bool) -> Option<SubmitOutcome> {
+    let verdict = match master.state() {
+        TxState::Live => return Some(SubmitOutcome::Live),
+        // The transaction was live, and is spent and mined.
+        TxState::Pruned(_) if !master.conflicting => return Some(SubmitOutcome::Live),
+        TxState::Pruned(_) => master.verdict()?,
+        TxState::Conflicting(verdict) | TxState::Stub(verdict) => verdict,
+        TxState::Creating => return None,
+    };
+    let Verdict::Conflicting(reason) = verdict else { return None };
+    // A child whose parent was conflicting gets a second chance by its own event.
+    let is_open = reason.is_reopened_by_own_event() || matches!(reason, Reason::ConflictingParent { .. });
+    let is_final = is_last || master.pruned.is_some() || !is_open;
+    is_final.then(|| SubmitOutcome::Conflicting { reason: reason.to_string() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing::{coinbase, outpoint, transaction};
+    use crate::store::testing::{coinbase, outpoint, page, transaction};
 
     #[test]
     fn concatenated_transactions_are_split_and_a_cut_one_is_refused_by_its_number() {
@@ -434,5 +449,41 @@ mod tests {
             assert_eq!(check_transactions(&[bytes]).unwrap_err().status, 400);
         }
         assert_eq!(check_transactions(&[]).unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn a_record_shows_an_outcome_unless_the_submitted_event_may_change_it() {
+        let parent = Txid([1; 32]);
+        let whole = page(&transaction(&[(outpoint(parent, 0), 900)], &[10]));
+        let with = |change: &dyn Fn(&mut Page)| {
+            let mut page = whole.clone();
+            change(&mut page);
+            page
+        };
+        let conflicting = |reason: Reason, pruned: Option<u32>| {
+            with(&|page| {
+                page.conflicting = true;
+                page.pruned = pruned;
+                page.master.as_mut().unwrap().verdict = Some(Verdict::Conflicting(reason));
+            })
+        };
+        let lost = |reason: Reason| Some(SubmitOutcome::Conflicting { reason: reason.to_string() });
+        let by_rival = Reason::DoubleSpend { input: 0, winner: parent };
+        for is_last in [false, true] {
+            assert_eq!(stored_outcome(&whole, is_last), Some(SubmitOutcome::Live));
+            assert_eq!(stored_outcome(&with(&|page| page.pruned = Some(9)), is_last), Some(SubmitOutcome::Live));
+            assert_eq!(stored_outcome(&conflicting(by_rival, None), is_last), lost(by_rival));
+            assert_eq!(stored_outcome(&conflicting(by_rival, Some(9)), is_last), lost(by_rival));
+            let undecided = with(&|page| {
+                page.conflicting = true;
+                page.master.as_mut().unwrap().verdict = Some(Verdict::Pending);
+            });
+            assert_eq!(stored_outcome(&undecided, is_last), None);
+        }
+        for reason in [Reason::MissingParent { parent }, Reason::ConflictingParent { parent }] {
+            assert_eq!(stored_outcome(&conflicting(reason, None), false), None, "{reason}");
+            assert_eq!(stored_outcome(&conflicting(reason, None), true), lost(reason), "{reason}");
+            assert_eq!(stored_outcome(&conflicting(reason, Some(9)), false), lost(reason), "{reason}");
+        }
     }
 }

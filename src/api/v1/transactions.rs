@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::{Body, Bytes},
-    extract::{Path, State},
+    extract::State,
     http::{HeaderValue, header},
     response::{IntoResponse, Response},
 };
@@ -16,7 +16,7 @@ use super::{
     context::ApiContext,
     memory::{PIECES_BYTES, estimate_answer, estimate_body, is_external, reserve_body},
     model::{AmountAndScript, SelectedFields, TransactionData},
-    params::{NoParams, OCTET_STREAM, Params, parse, unknown_transaction},
+    params::{NoParams, OCTET_STREAM, Params, PathParts, parse, unknown_transaction},
 };
 use crate::{
     api::{byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
@@ -111,7 +111,7 @@ pub struct ListParams {
 )]
 pub async fn get_transaction(
     State(context): State<ApiContext>,
-    Path(txid): Path<String>,
+    PathParts(txid): PathParts<String>,
     Params(params): Params<FieldParams>,
     memory: RequestBytes,
 ) -> Result<Json<serde_json::Value>, Problem> {
@@ -147,7 +147,7 @@ pub async fn get_transaction(
 )]
 pub async fn get_raw_transaction(
     State(context): State<ApiContext>,
-    Path(txid): Path<String>,
+    PathParts(txid): PathParts<String>,
     Params(params): Params<RawParams>,
     memory: RequestBytes,
 ) -> Result<Response, Problem> {
@@ -209,7 +209,7 @@ fn body_of(pieces: TxPieces, permit: OwnedSemaphorePermit) -> Body {
 )]
 pub async fn get_previous_outputs(
     State(context): State<ApiContext>,
-    Path(txid): Path<String>,
+    PathParts(txid): PathParts<String>,
     Params(NoParams {}): Params<NoParams>,
     memory: RequestBytes,
 ) -> Result<Json<PreviousOutputsAnswer>, Problem> {
