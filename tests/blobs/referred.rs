@@ -38,6 +38,9 @@ const TRANSACTIONS: u32 = 6;
 /// Longest wait for one thing to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Name of a way in which a place can be away, and its switch.
+type Outage<'a> = (&'a str, Box<dyn Fn(bool) + 'a>);
+
 /// Place of the objects.
 struct Place<'a> {
     name: &'a str,
@@ -48,8 +51,8 @@ struct Place<'a> {
     access: BlobAccess,
     /// Bytes that the server of the place allocates in this process for one answer, in bodies.
     served_bodies: usize,
-    /// Ways in which the place can be away: name and switch.
-    outages: Vec<(&'a str, Box<dyn Fn(bool) + 'a>)>,
+    /// Ways in which the place can be away.
+    outages: Vec<Outage<'a>>,
 }
 
 async fn open_bodies(url: &BlobUrl, access: &BlobAccess) -> EventBodies {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    mem,
+    mem, slice,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -68,7 +68,7 @@ impl ApiLoad {
         self.next += Self::COINS;
         let payment = spend(&[coin], 1, 1);
         let child = spend(&[payment.coin(0)], 1, 2);
-        let [first, second] = [3, 4].map(|tag| spend(&[contested.clone()], 1, tag));
+        let [first, second] = [3, 4].map(|tag| spend(slice::from_ref(&contested), 1, tag));
         for request in [vec![payment, child, first], vec![second]] {
             let (client, address, answers) = (self.client.clone(), address.to_owned(), self.answers.clone());
             let submitted = request.clone();
