@@ -101,17 +101,28 @@ pub async fn find_history_start(
     if created_at == 0 {
         return Ok(HistoryPosition::default());
     }
-    let first_at = async |topic: &str, differences: u64| {
-        let time = created_at.saturating_sub(differences * CLOCK_DIFFERENCE_MS);
-        let offsets = broker.offsets_at(topic, i64::try_from(time).unwrap_or(i64::MAX)).await?;
-        match offsets.first().copied().flatten() {
-            Some(offset) => Ok(offset),
-            None => Ok(broker.watermarks(&single_partition(topic)).await?.1),
-        }
+    let before = |differences: u64| {
+        i64::try_from(created_at.saturating_sub(differences * CLOCK_DIFFERENCE_MS)).unwrap_or(i64::MAX)
     };
     // A decision is published after its event, by another clock.
-    let chain = first_at(topics.chain.as_str(), 1).await?;
-    Ok(HistoryPosition { chain, decisions: first_at(topics.decisions.as_str(), 2).await? })
+    let chain = first_offset_at(broker, topics.chain.as_str(), before(1)).await?;
+    let decisions = first_offset_at(broker, topics.decisions.as_str(), before(2)).await?;
+    Ok(HistoryPosition { chain, decisions })
+}
+
+/// Returns the first offset of a topic of one partition whose message has this timestamp or a later one; the end offset
+/// where there is none, and 0 where the cluster looks up no timestamps.
+async fn first_offset_at(broker: &dyn Broker, topic: &str, timestamp_ms: i64) -> Result<u64, BrokerError> {
+    let found = broker.offsets_at(topic, timestamp_ms).await?;
+    if let Some(offset) = found.first().copied().flatten() {
+        return Ok(offset);
+    }
+    // Such a cluster (librdkafka's mock is one) does not find the first message either.
+    let first = broker.offsets_at(topic, 0).await?;
+    match first.first().copied().flatten() {
+        Some(_) => Ok(broker.watermarks(&single_partition(topic)).await?.1),
+        None => Ok(0),
+    }
 }
 
 /// Reads a part of the history of a transaction: from a position until the end of the logs, or until the deadline. A
