@@ -12,7 +12,7 @@ use crate::{
     measure::env_number,
     process::cpu,
     raw::{EngineFeature, RawClient},
-    setup::{BenchServers, create},
+    setup::{BenchServers, Deployment, create},
 };
 
 /// Keys of a batch.
@@ -48,11 +48,11 @@ pub async fn measure(servers: &BenchServers, rounds: u64) {
     println!("{:<12} {:>12} {:>10} {:>10} {:>10}", "", "outputs/s", "client", "server", "database");
     let (mut over_http, mut over_raw) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let before = Marks::of(&server, servers);
+        let before = Marks::of(&server, &deployment);
         let time = run_closed(bodies.len(), AT_ONCE, |index| post(client.clone(), url.clone(), bodies[index].clone()));
         let time = time.await;
         over_http.push(before.print("HTTP", outputs, time));
-        let before = Marks::of(&server, servers);
+        let before = Marks::of(&server, &deployment);
         let batches: Vec<Vec<Txid>> = keys.chunks(BATCH).map(<[Txid]>::to_vec).collect();
         let time = run_closed(batches.len(), AT_ONCE, |index| {
             let (raw, txids) = (raw.clone(), batches[index].clone());
@@ -79,8 +79,8 @@ struct Marks {
 }
 
 impl Marks {
-    fn of(server: &crate::program::Instance, servers: &BenchServers) -> Self {
-        let (server, database) = (server.child.id(), servers.database());
+    fn of(server: &crate::program::Instance, deployment: &Deployment) -> Self {
+        let (server, database) = (server.child.id(), deployment.database());
         Marks { own: cpu(std::process::id()), server: (server, cpu(server)), database: (database, cpu(database)) }
     }
 

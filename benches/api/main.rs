@@ -35,7 +35,6 @@ mod setup;
 
 use std::{env, process::ExitCode};
 
-use aerospike_server::{AerospikeServer, FIT, Setup};
 use child::is_chosen;
 use kafka_server::KafkaServer;
 use measure::env_number;
@@ -51,10 +50,10 @@ fn main() -> ExitCode {
     drop(rustls::crypto::ring::default_provider().install_default());
     // Each server has printed the reason.
     let Some(kafka) = KafkaServer::own() else { return ExitCode::SUCCESS };
-    let Some(aerospike) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else {
+    if setup::start_database().is_none() {
         return ExitCode::SUCCESS;
-    };
-    let servers = BenchServers { kafka, aerospike };
+    }
+    let servers = BenchServers { kafka };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

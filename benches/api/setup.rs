@@ -14,7 +14,7 @@ use utxo_store::{
 };
 
 use crate::{
-    aerospike_server::AerospikeServer,
+    aerospike_server::{AerospikeServer, FIT, Setup},
     kafka_server::KafkaServer,
     program::{Bench, Instance, until},
 };
@@ -25,16 +25,22 @@ const PREPARE: PrepareSettings =
 /// Rows of one call while a store is filled.
 const FILL_BATCH: usize = 2_000;
 
-/// A broker and a database, each a process of the bench's own.
+/// The broker of the bench, a process of its own.
 pub struct BenchServers {
     pub kafka: KafkaServer,
-    pub aerospike: AerospikeServer,
 }
 
-/// Topics, a store and directories of one case.
+/// Topics, a database and directories of one case.
 pub struct Deployment {
     pub program: Bench,
+    /// A server for each case: the records of several cases do not fit the memory of one.
+    aerospike: AerospikeServer,
     store_url: String,
+}
+
+/// Starts a database; `None`: none can be had, and the reason is printed.
+pub fn start_database() -> Option<AerospikeServer> {
+    AerospikeServer::start_own(Setup { durable: false, namespace: FIT })
 }
 
 impl BenchServers {
@@ -44,16 +50,18 @@ impl BenchServers {
         // A reader of objects refuses a directory that does not exist.
         std::fs::create_dir(program.path("objects")).expect("the directory belongs to the bench");
         tokio::task::block_in_place(|| program.create_topics());
-        Deployment { program, store_url: self.aerospike.url() }
-    }
-
-    /// Returns the process id of the database.
-    pub fn database(&self) -> u32 {
-        self.aerospike.process_id().expect("the server is a process of the bench")
+        let aerospike = tokio::task::block_in_place(start_database).expect("the bench has started one before");
+        let store_url = aerospike.url();
+        Deployment { program, aerospike, store_url }
     }
 }
 
 impl Deployment {
+    /// Returns the process id of the database.
+    pub fn database(&self) -> u32 {
+        self.aerospike.process_id().expect("the server is a process of the bench")
+    }
+
     /// Starts `utxo-store run`, and waits until it is ready.
     pub fn start_instance(&self, variables: &[(&str, &str)]) -> Instance {
         let own = self.variables();
