@@ -1,14 +1,15 @@
 //! Limits on requests, and what each request leaves in the metrics and the log.
 
 use std::{
-    sync::Arc,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use axum::{
     body::{Body, Bytes},
-    extract::{FromRequest, MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
+    extract::{FromRequest, FromRequestParts, MatchedPath, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -117,13 +118,35 @@ impl HttpLimits {
     }
 }
 
+/// Place of a request among those that are handled at the same time. Clones share the place.
+#[derive(Clone, Default)]
+pub struct RequestPlace(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl RequestPlace {
+    /// Gives the place to another request: this one only waits from now on.
+    pub fn leave(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for RequestPlace {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<RequestPlace>().cloned().unwrap_or_default())
+    }
+}
+
 /// Bounds the number of requests that are handled at the same time, and counts the bytes of each.
 pub async fn limit_requests(State(limits): State<HttpLimits>, mut request: Request, next: Next) -> Response {
-    match limits.requests.try_acquire() {
-        Ok(_permit) => {
+    match limits.requests.clone().try_acquire_owned() {
+        Ok(permit) => {
             let bytes = limits.bytes.begin_request();
+            let place = RequestPlace(Arc::new(Mutex::new(Some(permit))));
             request.extensions_mut().insert(bytes.clone());
+            request.extensions_mut().insert(place.clone());
             let answer = next.run(request).await;
+            place.leave();
             bytes.keep_until_sent(answer)
         }
         Err(_) => Problem::new(ProblemKind::TooManyRequests, "too many requests at the same time (http.max_requests)")

@@ -124,8 +124,15 @@ impl EventBodies {
     /// object is durable and whole once the reference is returned.
     ///
     /// # Errors
-    /// The object store does not answer, refuses the object, or holds other bytes under that key.
+    /// The body is larger than an instance reads. The object store does not answer, refuses the object, or holds other
+    /// bytes under that key.
     pub async fn put(&self, body: Bytes) -> Result<BodyReference, BlobError> {
+        if body.len() as u64 > self.limits.max_body_bytes {
+            let EventBodyLimits { max_body_bytes, .. } = self.limits;
+            let message =
+                format!("{} bytes; instances read at most {max_body_bytes} (objects.max_body_bytes)", body.len());
+            return Err(body_error(BlobErrorKind::Invalid, "write", FOLDER, message));
+        }
         let Framed { content, checksum } = Framed::new(body).await;
         let digits = hex::encode(&checksum);
         let key = format!("{FOLDER}/{}/{digits}", &digits[..2]);

@@ -101,6 +101,9 @@ pub struct CommandAnswer {
     /// Result of the command.
     #[serde(flatten)]
     pub outcome: CommandOutcome,
+    /// True where the producer can do nothing any more.
+    #[serde(skip)]
+    pub(crate) is_client_unusable: bool,
 }
 
 impl CommandAnswer {
@@ -263,6 +266,7 @@ impl<'a> CommandClient<'a> {
             id: hex::encode(command.id),
             txid: command.subject,
             chain_offset: at.as_ref().ok().map(|at| at.offset),
+            is_client_unusable: at.as_ref().is_err_and(|error| error.kind.is_client_unusable()),
             outcome: match at {
                 Ok(at) => self.outcome(command, at.offset).unwrap_or(CommandOutcome::Unanswered),
                 Err(error) => CommandOutcome::Unacknowledged { message: error.to_string() },

@@ -17,10 +17,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::OnceCell, task::JoinSet};
+use tokio::{sync::Mutex, task::JoinSet};
 
 pub(crate) use super::outcome_ring::{OutcomeContent, OutcomeMessage};
-use super::outcome_ring::{OutcomeRing, RingReader};
+use super::outcome_ring::{OutcomeRing, RingEnd, RingReader};
 use crate::broker::{Broker, BrokerError, Message, PartitionReader, TopicPartition, retry::read_or_reopen};
 
 /// Bytes of memory by which a slow reader may lag behind the feed.
@@ -29,6 +29,8 @@ const BACKLOG_BYTES: usize = 16 << 20;
 const WAIT: Duration = Duration::from_millis(500);
 /// Pause after a partition could not be read.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Pause between two looks at the number of partitions.
+const PARTITIONS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Offsets of a reader, one for each partition of the topic of outcomes. The text `12,7,0` has the offsets in the order
 /// of the partitions.
@@ -68,25 +70,26 @@ pub(crate) enum FollowError {
 }
 
 /// The outcomes as they come, for all readers of a process. The topic is read from its end, and from the first
-/// subscription on.
+/// subscription on. A topic that was created again, has other partitions or has lost the place of the feed ends all
+/// readers, and the next subscription starts the feed anew.
 pub(crate) struct OutcomeFeed {
     broker: Arc<dyn Broker>,
     topic: Arc<str>,
-    running: OnceCell<RunningFeed>,
+    running: Mutex<Option<RunningFeed>>,
 }
 
 struct RunningFeed {
     ring: Arc<OutcomeRing>,
     /// Next offset of each partition.
     positions: Arc<[AtomicU64]>,
-    /// Tasks, one for each partition, which end with the feed.
+    /// Tasks, one for each partition and one for their number, which end with the feed.
     _tasks: JoinSet<()>,
 }
 
 impl OutcomeFeed {
     /// Makes the feed of a topic, without reading the topic yet.
     pub(crate) fn new(broker: Arc<dyn Broker>, topic: &str) -> Self {
-        OutcomeFeed { broker, topic: topic.into(), running: OnceCell::new() }
+        OutcomeFeed { broker, topic: topic.into(), running: Mutex::default() }
     }
 
     /// Follows the outcomes from now on. An outcome that is published after the answer is not missed.
@@ -94,7 +97,11 @@ impl OutcomeFeed {
     /// # Errors
     /// The topic does not exist, or cannot be read.
     pub(crate) async fn follow(&self) -> Result<OutcomeReader, BrokerError> {
-        let feed = self.running.get_or_try_init(|| self.start()).await?;
+        let mut running = self.running.lock().await;
+        let feed = match running.take().filter(|feed| !feed.ring.is_closed()) {
+            Some(feed) => running.insert(feed),
+            None => running.insert(self.start().await?),
+        };
         let receiver = feed.ring.follow();
         // Read after the subscription: what comes later is in the ring, too.
         let next = feed.positions.iter().map(|position| position.load(Ordering::Acquire)).collect();
@@ -144,6 +151,7 @@ impl OutcomeFeed {
             let target = FeedTarget { ring: ring.clone(), positions: positions.clone(), index };
             tasks.spawn(feed_partition(self.broker.clone(), partition, reader, target));
         }
+        tasks.spawn(watch_partitions(self.broker.clone(), self.topic.clone(), count, ring.clone()));
         Ok(RunningFeed { ring, positions, _tasks: tasks })
     }
 }
@@ -164,7 +172,7 @@ impl FeedTarget {
     }
 }
 
-/// Sends the messages of one partition to the readers, for the life of the feed.
+/// Sends the messages of one partition to the readers, until the partition no longer has the place of the feed.
 async fn feed_partition(
     broker: Arc<dyn Broker>,
     partition: TopicPartition,
@@ -179,15 +187,29 @@ async fn feed_partition(
             Err(error) => {
                 tracing::warn!(%partition, %error, "outcomes: cannot read; trying again");
                 tokio::time::sleep(RETRY_PAUSE).await;
-                // The offset is gone, as it is after the topic was created again: the feed follows the new end.
-                if let Ok((_, end)) = broker.watermarks(&partition).await
-                    && end < reader.position()
-                    && let Ok(reopened) = broker.read(&partition, end).await
+                let place = reader.position();
+                if let Ok((low, end)) = broker.watermarks(&partition).await
+                    && !(low..=end).contains(&place)
                 {
-                    reader = reopened;
-                    target.positions[target.index].store(end, Ordering::Release);
+                    tracing::warn!(%partition, place, low, end, "outcomes: the place is gone; all readers end");
+                    target.ring.close();
+                    return;
                 }
             }
+        }
+    }
+}
+
+/// Ends the feed when the topic has another number of partitions than the feed reads, or is gone.
+async fn watch_partitions(broker: Arc<dyn Broker>, topic: Arc<str>, count: i32, ring: Arc<OutcomeRing>) {
+    loop {
+        tokio::time::sleep(PARTITIONS_PAUSE).await;
+        if let Ok(found) = broker.partitions(&topic).await
+            && found != Some(count)
+        {
+            tracing::warn!(%topic, count, ?found, "outcomes: the partitions have changed; all readers end");
+            ring.close();
+            return;
         }
     }
 }
@@ -222,6 +244,9 @@ pub(crate) enum OutcomeReaderError {
     /// The reader is too slow: messages are lost to this reader. A new reader continues from the position.
     #[error("the reader is too slow; continue from the last position")]
     Lagging,
+    /// The topic was created again, has other partitions, or no longer has the place of the feed.
+    #[error("the topic of outcomes has changed; continue from the last position, or from now")]
+    Changed,
     /// The topic cannot be read.
     #[error(transparent)]
     Broker(#[from] BrokerError),
@@ -241,7 +266,7 @@ impl OutcomeReader {
     /// Waits for the next message. Cancel safe.
     ///
     /// # Errors
-    /// The reader is too slow, or the topic cannot be read.
+    /// The reader is too slow, or the topic has changed or cannot be read.
     pub(crate) async fn next(&mut self) -> Result<Arc<OutcomeMessage>, OutcomeReaderError> {
         while self.is_catching_up() {
             if let Some(found) = self.next_missed().await? {
@@ -249,7 +274,10 @@ impl OutcomeReader {
             }
         }
         loop {
-            let found = self.receiver.next().await.map_err(|_| OutcomeReaderError::Lagging)?;
+            let found = self.receiver.next().await.map_err(|end| match end {
+                RingEnd::PlaceLost => OutcomeReaderError::Lagging,
+                RingEnd::Closed => OutcomeReaderError::Changed,
+            })?;
             // Messages around the start are both in the missed part and in the ring.
             if self.advance(found.partition, found.offset) {
                 return Ok(found);
@@ -358,5 +386,23 @@ mod tests {
         assert_eq!(texts(&mut all, 6).await.len(), 6);
         assert!(!all.is_catching_up() || all.position().0.len() == 2);
         assert!("1,x".parse::<FeedPosition>().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_changed_topic_ends_its_readers_and_is_followed_anew() {
+        let memory = Arc::new(MemoryBroker::default());
+        let broker: Arc<dyn Broker> = memory.clone();
+        let topic = |partitions| NewTopic { name: "outcomes".into(), partitions, config: vec![] };
+        broker.create_topics(&[topic(2)]).await.unwrap();
+        let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+        let mut reader = feed.follow().await.unwrap();
+        publish(broker.as_ref(), 0, "a").await;
+        assert_eq!(texts(&mut reader, 1).await, ["a"]);
+        memory.recreate_topic(&topic(3)).unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(60), reader.next()).await.unwrap();
+        assert!(matches!(ended, Err(OutcomeReaderError::Changed)));
+        let mut again = feed.follow().await.unwrap();
+        publish(broker.as_ref(), 2, "b").await;
+        assert_eq!(texts(&mut again, 1).await, ["b"]);
     }
 }

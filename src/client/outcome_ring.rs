@@ -122,6 +122,8 @@ struct RingMessages {
     /// Number of the first message of the ring.
     first: u64,
     bytes: usize,
+    /// No further message comes.
+    is_closed: bool,
 }
 
 /// Place of a reader in the ring.
@@ -131,14 +133,19 @@ pub(crate) struct RingReader {
     changes: watch::Receiver<u64>,
 }
 
-/// The next message of a reader has left the ring.
+/// Reasons why a reader of the ring ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PlaceLost;
+pub(crate) enum RingEnd {
+    /// The next message of the reader has left the ring.
+    PlaceLost,
+    /// The ring is closed, and the reader has read every message.
+    Closed,
+}
 
 impl OutcomeRing {
     /// Makes a ring that keeps messages of at most `max_bytes`, and at least one.
     pub(crate) fn new(max_bytes: usize) -> Arc<Self> {
-        let messages = Mutex::new(RingMessages { messages: VecDeque::new(), first: 0, bytes: 0 });
+        let messages = Mutex::new(RingMessages { messages: VecDeque::new(), first: 0, bytes: 0, is_closed: false });
         Arc::new(OutcomeRing { messages, next: watch::Sender::new(0), max_bytes })
     }
 
@@ -165,6 +172,17 @@ impl OutcomeRing {
         });
     }
 
+    /// Ends the readers, after the messages that the ring holds.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
+        self.next.send_modify(|_| ());
+    }
+
+    /// Returns whether the ring is closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
     /// Makes a reader of the messages that are pushed after the call.
     pub(crate) fn follow(self: &Arc<Self>) -> RingReader {
         let changes = self.next.subscribe();
@@ -182,22 +200,25 @@ impl RingReader {
     /// Waits for the next message. Cancel safe.
     ///
     /// # Errors
-    /// The message has left the ring.
-    pub(crate) async fn next(&mut self) -> Result<Arc<OutcomeMessage>, PlaceLost> {
+    /// The message has left the ring, or the ring is closed.
+    pub(crate) async fn next(&mut self) -> Result<Arc<OutcomeMessage>, RingEnd> {
         loop {
             self.changes.borrow_and_update();
             if let Some(found) = self.take()? {
                 return Ok(found);
             }
             // The ring, and with it the sender, lives as long as its readers.
-            self.changes.changed().await.map_err(|_| PlaceLost)?;
+            self.changes.changed().await.map_err(|_| RingEnd::Closed)?;
         }
     }
 
-    fn take(&mut self) -> Result<Option<Arc<OutcomeMessage>>, PlaceLost> {
+    fn take(&mut self) -> Result<Option<Arc<OutcomeMessage>>, RingEnd> {
         let ring = self.ring.lock();
-        let index = self.next.checked_sub(ring.first).ok_or(PlaceLost)?;
+        let index = self.next.checked_sub(ring.first).ok_or(RingEnd::PlaceLost)?;
         let found = usize::try_from(index).ok().and_then(|index| ring.messages.get(index)).cloned();
+        if found.is_none() && ring.is_closed {
+            return Err(RingEnd::Closed);
+        }
         self.next += u64::from(found.is_some());
         Ok(found)
     }
@@ -228,12 +249,15 @@ mod tests {
             assert_eq!(quick.next().await.unwrap().offset, offset);
         }
         assert!(ring.lock().bytes <= 100_000 && ring.lock().messages.len() < 20);
-        assert_eq!(slow.next().await.err(), Some(PlaceLost));
+        assert_eq!(slow.next().await.err(), Some(RingEnd::PlaceLost));
         let mut late = ring.follow();
         // One message larger than the ring is kept all the same.
         ring.push(batch(200, 10_000));
         assert_eq!((late.next().await.unwrap().offset, ring.lock().messages.len()), (200, 1));
         assert!(tokio::time::timeout(std::time::Duration::from_millis(10), late.next()).await.is_err());
+        ring.push(batch(201, 1));
+        ring.close();
+        assert_eq!((late.next().await.unwrap().offset, late.next().await.err()), (201, Some(RingEnd::Closed)));
     }
 
     #[test]

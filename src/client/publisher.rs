@@ -57,6 +57,13 @@ pub enum PublishError {
     Body(#[from] BlobError),
 }
 
+impl PublishError {
+    /// True where the producer can do nothing any more: open another publisher.
+    pub fn is_client_unusable(&self) -> bool {
+        matches!(self, PublishError::Broker(error) if error.kind.is_client_unusable())
+    }
+}
+
 impl EventPublisher {
     /// Opens a publisher on the log of `broker`, with the names of the [topics](crate::settings::Kafka::topics).
     ///
@@ -229,6 +236,11 @@ mod tests {
         let Ok(Event::SeededReference(reference)) = Event::decode(&message) else { panic!("it is large") };
         let body = bodies.read(&reference.outputs).await.unwrap();
         assert_eq!(reference.with_body(&body), Ok(seeded));
+
+        let limits = EventBodyLimits { inline_event_bytes: 200, max_body_bytes: 300 };
+        let narrow = EventBodies::new(Arc::new(faults.clone()), &BlobOptions::default(), limits);
+        let refused = publish(&event, Some(&narrow)).await.unwrap_err();
+        assert_eq!(refused.kind, BlobErrorKind::Invalid, "instances read less: {refused}");
 
         faults.fail_all(Some(BlobFault::Denied));
         let refused = publish(&event, Some(&bodies)).await.unwrap_err();

@@ -156,18 +156,20 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Reads the blocks with ids above the greatest known one. Returns whether the tip is known then.
+    /// Reads the blocks with ids around the greatest known one and above it: a side block can come after a block with a
+    /// greater id. Returns whether the tip is known then.
     async fn read_next_ids(&self, store: &StateStore, tip: ChainTip) -> Result<bool, EngineError> {
+        let mut first = self.lock().known.greatest_id.saturating_sub(IDS_AT_A_TIME - 1);
         loop {
-            let first = self.lock().known.greatest_id.saturating_add(1);
             let keys = (first..first.saturating_add(IDS_AT_A_TIME)).map(Key::Block).collect();
             let blocks: Vec<BlockRecord> = store.read(keys).await?.into_iter().filter_map(into_block).collect();
             if blocks.is_empty() {
-                let is_left = tip.hash == [0; 32];
-                return Ok(is_left || !self.read_known(store, BlockName::Hash(tip.hash)).await?.is_empty());
+                let has_no_tip = tip.hash == [0; 32];
+                return Ok(has_no_tip || !self.read_known(store, BlockName::Hash(tip.hash)).await?.is_empty());
             }
             let mut state = self.lock();
             blocks.iter().for_each(|block| state.known.add(block));
+            first = state.known.greatest_id.saturating_add(1);
         }
     }
 
@@ -280,10 +282,19 @@ mod tests {
         assert_eq!(ids(BlockName::Height(11)).await, [2, 3, 61]);
         assert_eq!(engine.scans.load(Ordering::Relaxed), 1, "later blocks were read by their ids");
 
+        // A side block comes after a block with a greater id.
+        for (id, height) in [(62, 14), (59, 13)] {
+            put(&store, &block(id, height)).await;
+        }
+        set_tip(&store, 13, &block(62, 14)).await;
+        assert_eq!(ids(BlockName::Hash(block(59, 13).hash)).await, [59]);
+        assert_eq!(ids(BlockName::Height(13)).await, [41, 59, 60]);
+        assert_eq!(engine.scans.load(Ordering::Relaxed), 1);
+
         // The tip is beyond a wide gap of ids.
-        put(&store, &block(500, 14)).await;
-        set_tip(&store, 13, &block(500, 14)).await;
-        assert_eq!(ids(BlockName::Height(14)).await, [500]);
+        put(&store, &block(500, 15)).await;
+        set_tip(&store, 14, &block(500, 15)).await;
+        assert_eq!(ids(BlockName::Height(15)).await, [500]);
         assert_eq!(ids(BlockName::Id(500)).await, [500]);
         assert_eq!(engine.scans.load(Ordering::Relaxed), 2);
     }

@@ -1,6 +1,6 @@
 //! The API where it writes to the log: transactions, commands, outcomes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -64,6 +64,31 @@ async fn a_transaction_is_pending_while_no_instance_runs() {
         world.start()
     };
     let ((status, shown), running) = tokio::join!(waiting, starting);
+    assert_eq!((status, &shown["transactions"][0]["outcome"]["status"]), (200, &json!("live")), "{shown}");
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_outcomes_leaves_its_place_to_others() {
+    let (world, running, _) = start().await;
+    let parent = world.seed(1, 2).await;
+    world.until_consumed().await;
+    running.kill().await;
+    let api = Api::start(&world, &[("HTTP__MAX_REQUESTS", "1"), ("HTTP__MAX_STREAMS", "1")]).await;
+    let (child, published) = (spend(&[parent.coin(0)], 1, 1), world.count("txs").await);
+    let made = [&child];
+    let waiting = submit(&api, &made, "?wait=live&timeout_ms=60000");
+    let others = async {
+        let begun = Instant::now();
+        while world.count("txs").await == published || api.get("/v1/chain").await.0 == 429 {
+            assert!(begun.elapsed() < Duration::from_secs(30), "the waiting request keeps its place");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (status, problem) = submit(&api, &made, "?wait=live").await;
+        assert_eq!((status, world.count("txs").await), (429, published + 1), "{problem}");
+        world.start()
+    };
+    let ((status, shown), running) = tokio::join!(waiting, others);
     assert_eq!((status, &shown["transactions"][0]["outcome"]["status"]), (200, &json!("live")), "{shown}");
     running.kill().await;
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     api::{
         byte_budget::RequestBytes,
-        limits::LimitedBody,
+        limits::{LimitedBody, RequestPlace},
         problem::{ExtendedProblem, Problem},
     },
     client::{CommandAnswer, CommandOutcome, PUBLISH_TIMEOUT, PendingCommand, submit_following},
@@ -133,6 +133,7 @@ impl CommandResultView {
 pub async fn post_commands(
     State(context): State<ApiContext>,
     Params(params): Params<CommandParams>,
+    place: RequestPlace,
     headers: HeaderMap,
     memory: RequestBytes,
     LimitedBody(body): LimitedBody,
@@ -147,7 +148,10 @@ pub async fn post_commands(
     check_count(&context, commands.len())?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     let broker = context.broker()?;
-    let sharing = (context.publisher().await?.producer(), context.outcomes()?);
+    let publisher = context.publisher().await?;
+    let _permit = context.limits.open_stream()?;
+    place.leave();
+    let sharing = (publisher.producer(), context.outcomes()?);
     let submitted = submit_following(broker.as_ref(), sharing, &context.topics, &commands, wait);
     // The wait of the request, and the time to publish the commands.
     let limit = wait + PUBLISH_TIMEOUT + context.limits.timeout;
@@ -159,6 +163,9 @@ pub async fn post_commands(
     let answers = tokio::time::timeout(limit, submitted).await;
     let answers = answers.map_err(|_| unavailable("the log does not answer".to_owned()))?;
     let answers = answers.map_err(|error| unavailable(error.to_string()))?;
+    if answers.iter().any(|answer| answer.is_client_unusable) {
+        context.give_up_publisher(&publisher).await;
+    }
     let published = answers.iter().filter(|answer| answer.chain_offset.is_some()).count();
     let all = answers.len();
     let view = |answer: CommandAnswer| CommandResultView::new(answer.id, answer.chain_offset, answer.outcome);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::extract::FromRef;
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use crate::{
     api::{access::AccessControl, limits::HttpLimits, problem::Problem},
@@ -87,7 +87,8 @@ pub struct ApiContext {
 struct ApiLog {
     broker: Arc<dyn Broker>,
     config: Config,
-    publisher: OnceCell<EventPublisher>,
+    /// `None`: not opened yet, or given up.
+    publisher: AsyncMutex<Option<Arc<EventPublisher>>>,
     outcomes: OutcomeFeed,
 }
 
@@ -121,7 +122,7 @@ impl ApiContext {
         let topics = config.kafka.topics.clone();
         let log = broker.map(|broker| {
             let outcomes = OutcomeFeed::new(broker.clone(), topics.outcomes.as_str());
-            Arc::new(ApiLog { broker, config: config.clone(), publisher: OnceCell::new(), outcomes })
+            Arc::new(ApiLog { broker, config: config.clone(), publisher: AsyncMutex::default(), outcomes })
         });
         ApiContext { limits, access, store, log, topics, chain: Arc::default(), blocks: BlockIndex::default() }
     }
@@ -154,9 +155,26 @@ impl ApiContext {
     ///
     /// # Errors
     /// 503 in a process without a log, and while the log does not answer.
-    pub(super) async fn publisher(&self) -> Result<&EventPublisher, Problem> {
+    pub(super) async fn publisher(&self) -> Result<Arc<EventPublisher>, Problem> {
         let log = self.log()?;
-        self.limits.bound("the log", log.publisher.get_or_try_init(|| log.open_publisher())).await?
+        let open = async {
+            let mut kept = log.publisher.lock().await;
+            if let Some(publisher) = kept.as_ref() {
+                return Ok(publisher.clone());
+            }
+            Ok(kept.insert(Arc::new(log.open_publisher().await?)).clone())
+        };
+        self.limits.bound("the log", open).await?
+    }
+
+    /// Gives up a publisher whose producer has failed for good: the next request opens another one.
+    pub(super) async fn give_up_publisher(&self, failed: &Arc<EventPublisher>) {
+        let Ok(log) = self.log() else { return };
+        let mut kept = log.publisher.lock().await;
+        if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, failed)) {
+            tracing::error!("http: the producer has failed for good; the next request opens another one");
+            *kept = None;
+        }
     }
 
     fn log(&self) -> Result<&ApiLog, Problem> {

@@ -18,9 +18,10 @@ use super::{
 };
 use crate::{
     api::{
-        limits::LimitedBody,
+        limits::{LimitedBody, RequestPlace},
         problem::{ExtendedProblem, Problem, ProblemKind},
     },
+    blob::BlobErrorKind,
     broker::BrokerErrorKind,
     client::{
         PublishError, PublishedEvent,
@@ -166,6 +167,7 @@ pub enum SubmitOutcome {
 pub async fn post_transactions(
     State(context): State<ApiContext>,
     Params(params): Params<SubmitParams>,
+    place: RequestPlace,
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
@@ -192,14 +194,15 @@ pub async fn post_transactions(
     };
     // Opened before the events are published, so that no outcome is missed.
     let outcomes = match params.wait {
-        Some(WaitFor::Live) => Some(follow(&context).await?),
+        Some(WaitFor::Live) => Some((follow(&context).await?, context.limits.open_stream()?)),
         None => None,
     };
     let mut submitted = match publish(&context, &transactions, &txids, height, params.locked.unwrap_or(false)).await? {
         Ok(submitted) => submitted,
         Err(partly) => return Ok(partly.into_response()),
     };
-    if let Some(outcomes) = outcomes {
+    if let Some((outcomes, _permit)) = outcomes {
+        place.leave();
         let found = wait_for_outcomes(&store, &submitted, &txids, outcomes, Instant::now() + wait).await;
         submitted.iter_mut().zip(found).for_each(|(submitted, found)| submitted.outcome = Some(found));
     }
@@ -229,6 +232,9 @@ async fn publish(
     let event = |bytes| Event::Validated(Validated { tx: bytes, height, locked });
     let events: Vec<Event<'_>> = transactions.iter().map(|bytes| event(bytes)).collect();
     let published = publisher.publish_all(&events, context.limits.timeout).await;
+    if published.iter().any(|published| published.as_ref().is_err_and(PublishError::is_client_unusable)) {
+        context.give_up_publisher(&publisher).await;
+    }
     let submitted = published.into_iter().zip(txids).map(|(published, txid)| {
         let PublishedEvent { topic, partition, offset } = published.map_err(|error| refuse_publishing(txid, &error))?;
         Ok(SubmittedTransaction { txid: txid.to_string(), topic, partition, offset, outcome: None })
@@ -254,6 +260,10 @@ fn refuse_publishing(txid: &Txid, error: &PublishError) -> Problem {
             let detail = format!("transaction {txid} is too large for its topic; set objects.url: {error}");
             return Problem::new(ProblemKind::TooLarge, detail);
         }
+        PublishError::Body(error) if error.kind == BlobErrorKind::Invalid => {
+            return Problem::new(ProblemKind::TooLarge, format!("transaction {txid}: {error}"));
+        }
+        error if error.is_client_unusable() => ProblemKind::Unavailable,
         PublishError::Broker(error) if error.kind != BrokerErrorKind::Retryable => ProblemKind::Internal,
         PublishError::Body(error) if !error.may_be_retried() => ProblemKind::Internal,
         PublishError::Broker(_) | PublishError::Body(_) => ProblemKind::Unavailable,
