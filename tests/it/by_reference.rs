@@ -32,12 +32,14 @@ impl ReferenceWorld {
         Self::with_limits(settings, EventBodyLimits::default()).await
     }
 
+    /// Makes a world whose instances have these limits; the producer has the default ones.
     async fn with_limits(settings: WorldSettings, limits: EventBodyLimits) -> Self {
         let mut world = World::with_settings(settings).await;
         let objects = Arc::new(InMemory::new());
         let faults = FaultStore::new(objects.clone(), 1);
-        let bodies = EventBodies::new(Arc::new(faults.clone()), &BlobOptions::default(), limits);
-        world.store = world.store.with_event_bodies(Some(bodies.clone()));
+        let with = |limits| EventBodies::new(Arc::new(faults.clone()), &BlobOptions::default(), limits);
+        let bodies = with(EventBodyLimits::default());
+        world.store = world.store.with_event_bodies(Some(with(limits)));
         ReferenceWorld { world, faults, objects, bodies }
     }
 
@@ -301,9 +303,8 @@ async fn a_missing_object_store_and_a_body_above_the_limit_halt_the_partition() 
     let elsewhere = spend_in_partition(1, &[seed.coin(1)], 1);
     by_reference.validate(&large).await;
     by_reference.world.validate(&elsewhere).await;
-    for (bodies, remedy) in
-        [(None, "set objects.url"), (Some(by_reference.bodies.clone()), "raise objects.max_body_bytes")]
-    {
+    let narrow = by_reference.world.store.event_bodies.clone();
+    for (bodies, remedy) in [(None, "set objects.url"), (narrow, "raise objects.max_body_bytes")] {
         by_reference.world.store.event_bodies = bodies;
         let running = by_reference.world.start();
         until("the halt", async || reasons(&running).contains(remedy)).await;
