@@ -9,6 +9,9 @@ mod cases;
 #[path = "../macro/measure.rs"]
 #[allow(dead_code)]
 mod measure;
+#[path = "../api/process.rs"]
+#[allow(dead_code)]
+mod process_stats;
 mod raw;
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../tests/it/aerospike_server.rs"]
