@@ -117,7 +117,7 @@ struct TokenFile {
 struct LoadedTokens {
     tokens: Arc<Tokens>,
     /// Time and size of the file that was read or refused last.
-    version: Option<(SystemTime, u64)>,
+    version: Option<FileVersion>,
     looked_at: Instant,
 }
 
@@ -201,7 +201,14 @@ impl TokenFile {
     }
 }
 
-fn version_of(path: &Path) -> io::Result<(SystemTime, u64)> {
+/// Time of the last change of a file, and its size: another version is read again.
+pub(super) type FileVersion = (SystemTime, u64);
+
+/// Returns the version of a file.
+///
+/// # Errors
+/// The file cannot be looked at.
+pub(super) fn version_of(path: &Path) -> io::Result<FileVersion> {
     let metadata = fs::metadata(path)?;
     Ok((metadata.modified()?, metadata.len()))
 }

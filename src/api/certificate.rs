@@ -5,10 +5,9 @@
 
 use std::{
     convert::Infallible,
-    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use rustls::{
@@ -17,6 +16,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
+use super::access::{FileVersion, version_of};
 use crate::telemetry::Metrics;
 
 /// Pause between two looks at the files.
@@ -52,9 +52,6 @@ struct LoadedCertificate {
     /// Versions of the files that were read or refused last.
     versions: [Option<FileVersion>; 2],
 }
-
-/// Time of the last change, and size.
-type FileVersion = (SystemTime, u64);
 
 impl ServerCertificate {
     /// Reads certificate and key.
@@ -110,11 +107,7 @@ impl ServerCertificate {
 
 /// Returns the versions of both files; `None`: the file cannot be looked at.
 fn versions_of(certificate_file: &Path, key_file: &Path) -> [Option<FileVersion>; 2] {
-    let version = |path: &Path| -> io::Result<FileVersion> {
-        let metadata = fs::metadata(path)?;
-        Ok((metadata.modified()?, metadata.len()))
-    };
-    [certificate_file, key_file].map(|path| version(path).ok())
+    [certificate_file, key_file].map(|path| version_of(path).ok())
 }
 
 fn load_tls(certificate_file: &Path, key_file: &Path) -> Result<TlsAcceptor, TlsError> {
