@@ -12,7 +12,7 @@ pub struct ShownHistory {
     pub txid: Txid,
     /// Entries of the part.
     pub part: HistoryPart,
-    /// True where a cursor names the begin of the part.
+    /// True where a cursor names the start of the part.
     pub is_continued: bool,
 }
 
@@ -48,7 +48,7 @@ pub fn render(history: &ShownHistory) -> Markup {
                 a href={ "/transactions/" (txid) "/history?cursor=" (cursor) } { "Later entries" } " "
             }
             @if !is_continued {
-                a href={ "/transactions/" (txid) "/history?cursor=earliest" } { "From the begin of the log" }
+                a href={ "/transactions/" (txid) "/history?cursor=earliest" } { "From the start of the log" }
                 " (commands that named the transaction before its event)"
             }
         }

@@ -70,7 +70,7 @@ impl From<RelatedTxs> for RelatedView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct HistoryParams {
-    /// Cursor of the answer before, or `earliest`: the begin of the logs. By default the history begins an hour before
+    /// Cursor of the answer before, or `earliest`: the start of the logs. By default the history begins an hour before
     /// the event of the transaction.
     cursor: Option<String>,
 }
