@@ -317,5 +317,6 @@ fn sequencer_parts(
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
         monitor: None,
+        speculation: None,
     }
 }

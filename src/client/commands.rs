@@ -389,20 +389,26 @@ impl AnswerReaders {
     fn take(&mut self, message: &Message) {
         match Event::decode(&message.payload) {
             Ok(Event::Outcome(outcome)) => self.take_outcome(outcome),
-            Ok(Event::Decision(Decision { chain_offset, body, .. })) => match body {
-                DecisionBody::Accepted { txid, .. } | DecisionBody::AcceptedPart { txid, .. } => {
-                    self.verdicts.insert((chain_offset, txid), CommandOutcome::Applied);
-                }
-                DecisionBody::Conflicting { txid, reason, .. } => {
-                    let code = "CONFLICTING".to_owned();
-                    let message = format!("the transaction is conflicting: {}", reason);
-                    self.verdicts.insert((chain_offset, txid), CommandOutcome::Refused { code, message });
-                }
-                DecisionBody::Closed => drop(self.closed.insert(chain_offset)),
-                DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
-            },
             // Other messages of these topics are no answers.
-            _ => {}
+            Ok(event) => {
+                event.into_decisions(message.offset).into_iter().flatten().for_each(|it| self.take_decision(it))
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn take_decision(&mut self, Decision { chain_offset, body, .. }: Decision) {
+        match body {
+            DecisionBody::Accepted { txid, .. } | DecisionBody::AcceptedPart { txid, .. } => {
+                self.verdicts.insert((chain_offset, txid), CommandOutcome::Applied);
+            }
+            DecisionBody::Conflicting { txid, reason, .. } => {
+                let code = "CONFLICTING".to_owned();
+                let message = format!("the transaction is conflicting: {}", reason);
+                self.verdicts.insert((chain_offset, txid), CommandOutcome::Refused { code, message });
+            }
+            DecisionBody::Closed => drop(self.closed.insert(chain_offset)),
+            DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
         }
     }
 

@@ -211,18 +211,20 @@ impl CoveredDecisions {
     /// Takes the next decision of the log, and returns whether it is beyond the part. Decisions are in the order of the
     /// chain; a late record on an earlier chain offset does not count.
     fn take(&mut self, message: &Message, history: &mut History) -> bool {
-        let Ok(Event::Decision(decision)) = Event::decode(&message.payload) else { return false };
-        let offset = decision.chain_offset;
-        if offset < self.from {
-            return false;
+        let decisions = Event::decode(&message.payload).ok().and_then(|event| event.into_decisions(message.offset));
+        for decision in decisions.into_iter().flatten() {
+            let offset = decision.chain_offset;
+            if offset < self.from {
+                continue;
+            }
+            if self.next.is_none_or(|(greatest, _)| offset > greatest) {
+                self.next = Some((offset, message.offset));
+            }
+            if offset >= self.below {
+                return true;
+            }
+            history.take_decision(decision, message.timestamp_ms);
         }
-        if self.next.is_none_or(|(greatest, _)| offset > greatest) {
-            self.next = Some((offset, message.offset));
-        }
-        if offset >= self.below {
-            return true;
-        }
-        history.take_decision(decision, message.timestamp_ms);
         false
     }
 

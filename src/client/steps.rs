@@ -16,6 +16,8 @@ pub(crate) enum DecisionStatus {
     Repeat,
     /// An earlier step is missing: no sequencer writes such a record.
     Gap,
+    /// The record is part of a group behind a record that the group's sequencer had not read: the group is ignored.
+    Void,
     /// The record is no decision.
     Unreadable,
 }

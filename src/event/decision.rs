@@ -23,6 +23,27 @@ declare! {
 }
 
 declare! {
+    /// Decisions on several events of the chain log, all of which were evaluated before the first of them was applied.
+    /// The group counts only if no other record stands between the records that its sequencer had read and the group.
+    pub struct DecisionGroup {
+        /// Offset in `utxo.decisions` up to which the sequencer had read the topic. A group at another offset is void.
+        pub position: u64,
+        /// Decided events, in the order of the chain. None of them has an earlier decision.
+        pub events: Vec<DecidedEvent>,
+    }
+}
+
+declare! {
+    /// All decisions on one event of the chain log.
+    pub struct DecidedEvent {
+        /// Offset in `utxo.chain` of the event that is decided.
+        pub chain_offset: u64,
+        /// Contents of the decisions, by step from 0. The last one is `closed`.
+        pub bodies: Vec<DecisionBody>,
+    }
+}
+
+declare! {
     /// Content of a [`Decision`].
     pub enum DecisionBody {
         /// The transaction already has a verdict; the event changes nothing.
@@ -143,5 +164,14 @@ declare! {
         txid: Txid,
         /// Index of the spending input.
         input: u32,
+    }
+}
+
+impl DecisionGroup {
+    /// Returns the decisions of the group, by event and step.
+    pub(super) fn into_decisions(self) -> impl Iterator<Item = Decision> {
+        self.events.into_iter().flat_map(|DecidedEvent { chain_offset, bodies }| {
+            bodies.into_iter().zip(0..).map(move |(body, step)| Decision { chain_offset, step, body })
+        })
     }
 }

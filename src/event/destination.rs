@@ -40,7 +40,11 @@ impl Event<'_> {
             Event::BlockMined(_) => (Topic::BlockMined, None),
             Event::Reorg(_) => (Topic::Reorgs, None),
             Event::Command(_) => (Topic::Chain, None),
-            Event::Contest(_) | Event::Decision(_) | Event::Outcome(_) | Event::OutcomeBatch(_) => {
+            Event::Contest(_)
+            | Event::Decision(_)
+            | Event::DecisionGroup(_)
+            | Event::Outcome(_)
+            | Event::OutcomeBatch(_) => {
                 return Err(DestinationError::Internal(self.kind().name()));
             }
         };

@@ -31,7 +31,7 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
-pub use decision::{DecidedInput, Decision, DecisionBody, Descendant};
+pub use decision::{DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Descendant};
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
 pub use outcome::{OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, TxidList};
@@ -169,9 +169,22 @@ events! {
     SeededReference(PartialTxReference) = 10, "seeded-reference";
     /// Transactions with one result, for clients, see [`OutcomeBatch`].
     OutcomeBatch(OutcomeBatch<'a>) = 11, "outcome-batch";
+    /// Steps of the sequencer on several events, see [`DecisionGroup`].
+    DecisionGroup(DecisionGroup) = 12, "decision-group";
 }
 
 impl Event<'_> {
+    /// Returns the decisions of a message of `utxo.decisions` at this offset, by event and step. A void group has none;
+    /// `None`: the event is no decision.
+    pub fn into_decisions(self, offset: u64) -> Option<Vec<Decision>> {
+        match self {
+            Event::Decision(decision) => Some(vec![decision]),
+            Event::DecisionGroup(group) if group.position != offset => Some(Vec::new()),
+            Event::DecisionGroup(group) => Some(group.into_decisions().collect()),
+            _ => None,
+        }
+    }
+
     /// Returns the object with the body of the event's transaction; `None`: the body is in the message.
     pub fn body_reference(&self) -> Option<&BodyReference> {
         match self {

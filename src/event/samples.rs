@@ -258,6 +258,15 @@ pub fn events() -> Vec<Event<'static>> {
     }));
     events.extend(actions().into_iter().map(|action| Event::Command(Command { id: *b"0123456789abcdef", action })));
     events.extend((0..).zip(bodies()).map(|(step, body)| Event::Decision(Decision { chain_offset: 7, step, body })));
+    let decided = |chain_offset, bodies| DecidedEvent { chain_offset, bodies };
+    let conflicting = |reason| DecisionBody::Conflicting { txid: txid(PAYMENT), reason, height: 170, live: false };
+    let empty_cone = DecisionBody::Cone { members: vec![], height: 170 };
+    let loser = decided(8, vec![conflicting(reasons()[0]), empty_cone, DecisionBody::Closed]);
+    let passed_over = decided(9, vec![DecisionBody::PassedOver { txid: txid(COINBASE_9) }, DecisionBody::Closed]);
+    events.extend([
+        Event::DecisionGroup(DecisionGroup { position: 41, events: vec![loser, passed_over] }),
+        Event::DecisionGroup(DecisionGroup { position: u64::MAX, events: vec![] }),
+    ]);
     events.extend(
         outcomes().into_iter().map(|(source, kind)| Event::Outcome(OutcomeEvent { txid: txid(PAYMENT), source, kind })),
     );

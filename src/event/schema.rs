@@ -240,6 +240,8 @@ fn tables() -> Vec<(&'static str, &'static str, String)> {
         ("command", "Command", structure::<Command>()),
         ("command", "CommandAction", choice::<CommandAction>()),
         ("decision", "Decision", structure::<Decision>()),
+        ("decision-group", "DecisionGroup", structure::<DecisionGroup>()),
+        ("decision-group", "DecidedEvent", structure::<DecidedEvent>()),
         ("decision", "DecisionBody", choice::<DecisionBody>()),
         ("decision", "DecidedInput", structure::<DecidedInput>()),
         ("decision", "SpendingData", structure::<SpendingData>()),

@@ -88,7 +88,7 @@ pub async fn store_contested_body(
 /// beside the first, and the record then names the new one.
 pub async fn replace_body(cx: &HandlerContext<'_>, txid: Txid, claimed: ClaimedBody) -> Result<(), SequencerError> {
     let page = cx.master(txid).await?.unwrap_or_else(|| Page::empty(txid).into());
-    let placed = Box::pin(cx.wait_for("the store", cx.parts.store.externalize_claims(&page, claimed))).await?;
+    let placed = Box::pin(cx.parts.wait_for("the store", cx.parts.store.externalize_claims(&page, claimed))).await?;
     cx.apply_to_master(txid, Sequenced::ReplaceBody(placed)).await
 }
 

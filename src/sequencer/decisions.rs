@@ -15,7 +15,7 @@ use crate::{
         retry::{read_or_reopen, until_answered},
     },
     engine::EngineError,
-    event::{Decision, DecisionBody, Event},
+    event::{DecidedEvent, Decision, DecisionBody, DecisionGroup, Event},
     sequencer::{
         SequencerParts, decision_parts,
         waiting::{DECISIONS, report_wait},
@@ -26,16 +26,22 @@ use crate::{
 /// The decisions by chain offset. Pure: messages are added in the order of the topic.
 #[derive(Debug, Default)]
 pub struct DecisionTable {
-    by_offset: BTreeMap<u64, DecidedEvent>,
+    by_offset: BTreeMap<u64, EventSteps>,
     /// All events below this chain offset are handled: later records for them (repeats, or of a former owner) do not
     /// count.
     floor: u64,
 }
 
 #[derive(Debug)]
-struct DecidedEvent {
+struct EventSteps {
     first_seen_at: u64,
     steps: Vec<DecisionBody>,
+}
+
+impl EventSteps {
+    fn from_position(first_seen_at: u64) -> Self {
+        EventSteps { first_seen_at, steps: Vec::new() }
+    }
 }
 
 /// A message of the decisions topic that is no decision, or that skips a step.
@@ -58,29 +64,44 @@ impl DecisionTable {
         DecisionTable { by_offset: BTreeMap::new(), floor }
     }
 
-    /// Adds one message; repeats of a known step are ignored.
+    /// Adds one message; repeats of a known step are ignored, and so is a void group.
     pub fn absorb(&mut self, message: &Message) -> Result<(), BadDecision> {
         let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
-        let decision = match Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))? {
-            Event::Decision(decision) => decision,
-            other => return Err(wrong(format!("a {} event", other.kind().name()))),
-        };
-        if decision.chain_offset < self.floor {
+        let event = Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))?;
+        let kind = event.kind().name();
+        let decisions = event.into_decisions(message.offset).ok_or_else(|| wrong(format!("a {kind} event")))?;
+        decisions.into_iter().try_for_each(|decision| self.absorb_decision(message.offset, decision))
+    }
+
+    fn absorb_decision(&mut self, at: u64, decision: Decision) -> Result<(), BadDecision> {
+        let Decision { chain_offset, step, body } = decision;
+        if chain_offset < self.floor {
             return Ok(());
         }
-        let decided = self
-            .by_offset
-            .entry(decision.chain_offset)
-            .or_insert_with(|| DecidedEvent { first_seen_at: message.offset, steps: Vec::new() });
-        let expected = decided.steps.len() as u32;
-        if decision.step > expected {
-            let chain_offset = decision.chain_offset;
-            return Err(BadDecision::Gap { at: message.offset, chain_offset, found: decision.step, expected });
+        let steps = &mut self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(at)).steps;
+        let expected = steps.len() as u32;
+        if step > expected {
+            return Err(BadDecision::Gap { at, chain_offset, found: step, expected });
         }
-        if decision.step == expected {
-            decided.steps.push(decision.body);
+        if step == expected {
+            steps.push(body);
         }
         Ok(())
+    }
+
+    /// Adds a decision that is not in the topic yet, as the next step of its event.
+    fn stage(&mut self, chain_offset: u64, body: DecisionBody) {
+        self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(u64::MAX)).steps.push(body);
+    }
+
+    /// Removes the decisions of an event that are not in the topic yet.
+    fn unstage(&mut self, chain_offset: u64) -> Vec<DecisionBody> {
+        self.by_offset.remove(&chain_offset).map_or_else(Vec::new, |staged| staged.steps)
+    }
+
+    /// Returns whether the topic has any decision on the event.
+    pub fn has_decisions(&self, chain_offset: u64) -> bool {
+        self.by_offset.contains_key(&chain_offset)
     }
 
     /// Returns the record that counts for a step: a decision, or a part of one.
@@ -115,8 +136,8 @@ impl DecisionTable {
         })
     }
 
-    /// Returns the chain offset below which every event is handled. The sequencer decides in order, so that only the
-    /// last event with decisions may be half decided.
+    /// Returns the chain offset below which every event is decided to its end. The sequencer decides in order, so that
+    /// only the last event with decisions may be half decided. The events of the last group may not be applied yet.
     pub fn handled_below(&self) -> u64 {
         let last = self.by_offset.keys().rev().find_map(|chain_offset| self.decisions_on(*chain_offset).last());
         last.map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed))
@@ -160,6 +181,8 @@ pub struct DecisionLog {
     reader: Box<dyn PartitionReader>,
     producer: Arc<dyn Producer>,
     parts: Option<SequencerParts>,
+    /// True while decisions are staged: they are published together later.
+    is_staging: bool,
 }
 
 /// Reads the short id of a decisions topic: 16 hexadecimal digits of the hash of its first record. Empty where the
@@ -184,7 +207,7 @@ impl DecisionLog {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = until_answered(|| broker.read(&partition, from)).await?;
         let table = DecisionTable::from_offset(chain_offset);
-        let mut log = DecisionLog { table, broker, partition, reader, producer, parts: None };
+        let mut log = DecisionLog { table, broker, partition, reader, producer, parts: None, is_staging: false };
         log.catch_up().await?;
         Ok(log)
     }
@@ -197,8 +220,62 @@ impl DecisionLog {
     /// Returns whether a node has restarted, so that a decision may have been evaluated without writes that the node
     /// lost.
     pub async fn have_nodes_restarted(&mut self) -> Result<bool, EngineError> {
-        let Some(parts) = self.parts.clone() else { return Ok(false) };
+        // A window looks at the nodes once, before its decisions are published.
+        let Some(parts) = self.parts.clone().filter(|_| !self.is_staging) else { return Ok(false) };
         report_wait(&parts, DECISIONS, parts.nodes.has_restarted()).await
+    }
+
+    /// Begins or ends to stage the decisions of a window.
+    pub fn set_staging(&mut self, is_staging: bool) {
+        self.is_staging = is_staging;
+    }
+
+    /// Drops the staged decisions on an event.
+    pub fn discard_staged(&mut self, chain_offset: u64) {
+        self.table.unstage(chain_offset);
+    }
+
+    /// Publishes the staged decisions on these events as one group, and reads the group back. Returns whether the group
+    /// counts. A group that is void, or too large for a message, leaves no decision on the events.
+    pub async fn publish_staged(&mut self, chain_offsets: &[u64]) -> Result<bool, DecisionError> {
+        let parts = self.parts.clone();
+        let staged = chain_offsets.iter().map(|chain_offset| DecidedEvent {
+            chain_offset: *chain_offset,
+            bodies: self.table.unstage(*chain_offset),
+        });
+        let events: Vec<DecidedEvent> = staged.collect();
+        report_wait(parts.as_ref(), DECISIONS, self.publish_group(events)).await
+    }
+
+    async fn publish_group(&mut self, events: Vec<DecidedEvent>) -> Result<bool, DecisionError> {
+        let position = self.reader.position();
+        let Some(first) = events.first().map(|event| event.chain_offset) else { return Ok(false) };
+        let group = DecisionGroup { position, events };
+        let message = self.make_message(first, group.encode());
+        match produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await {
+            Ok(delivered) => {
+                self.read_up_to(delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0)).await?;
+            }
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                tracing::debug!(events = group.events.len(), %error, "decisions: group too large for a message");
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let counts = |event: &DecidedEvent| {
+            self.table.by_offset.get(&event.chain_offset).is_some_and(|known| known.steps == event.bodies)
+        };
+        Ok(group.events.iter().all(counts))
+    }
+
+    fn make_message(&self, chain_offset: u64, payload: Vec<u8>) -> OutgoingMessage {
+        OutgoingMessage {
+            topic: self.partition.topic.to_string(),
+            partition: Some(self.partition.partition),
+            key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
+            payload: payload.into(),
+            ..OutgoingMessage::default()
+        }
     }
 
     /// Returns the decisions that have been read.
@@ -234,7 +311,13 @@ impl DecisionLog {
     /// Publishes a decision after the known ones and reads it back: the table then has the decision that counts, this
     /// one or another sequencer's. A decision larger than a message is published in parts, as large as the topic takes;
     /// a chunk of descendants is cut short instead.
+    ///
+    /// While decisions are staged, the decision is only added to the table.
     pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
+        if self.is_staging {
+            self.table.stage(chain_offset, body);
+            return Ok(());
+        }
         let mut entries = decision_parts::count_entries(&body);
         let mut count = self.table.next_step(chain_offset);
         loop {
@@ -272,13 +355,7 @@ impl DecisionLog {
         let first = self.table.next_step(chain_offset);
         for (body, step) in records.into_iter().zip(first..) {
             let payload = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode();
-            let message = OutgoingMessage {
-                topic: self.partition.topic.to_string(),
-                partition: Some(self.partition.partition),
-                key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
-                payload: payload.into(),
-                ..OutgoingMessage::default()
-            };
+            let message = self.make_message(chain_offset, payload);
             let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
             let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
             self.read_up_to(end).await?;

@@ -37,10 +37,12 @@ mod reorg;
 mod respend;
 mod second_chances;
 mod settle;
+mod speculation;
 pub mod state;
 pub mod steps;
 mod verdict;
 mod waiting;
+mod window;
 mod worker;
 
 pub use command::ValidatedSource;

@@ -8,7 +8,10 @@ use crate::{
     group::{notify::TxNotifier, outcomes::OutcomeTopic},
     liveness::LoopMonitor,
     replay::LastVerdicts,
-    sequencer::{command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, waiting::ReportedWait},
+    sequencer::{
+        command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, speculation::Speculation,
+        waiting::ReportedWait,
+    },
     status::{Health, health::Workload},
     store::{StateStore, create::Creator, ownership::StoreOwnership, restart_detector::RestartDetector},
     telemetry::Metrics,
@@ -50,6 +53,8 @@ pub struct SequencerSettings {
     pub block_wait: Duration,
     /// Descendants that one decision names at most.
     pub descendants_per_decision: usize,
+    /// Events that a window has at most; 0: each event is handled alone.
+    pub window_events: usize,
     /// Time between two commits of the chain offset.
     pub commit_interval: Duration,
     /// True if the transactions of each block are published as mined, and those of a disconnected block as unmined.
@@ -97,6 +102,8 @@ pub struct SequencerParts {
     pub verdicts: Arc<LastVerdicts>,
     /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
+    /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.
+    pub speculation: Option<Arc<Speculation>>,
 }
 
 impl SequencerParts {

@@ -13,6 +13,9 @@ use crate::{sequencer::SequencerParts, status::Condition, tx::Txid};
 /// The first and the longest pause between two checks of a wait.
 pub const POLL_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
+/// Time that an event of a window waits for an answer at most.
+const SPECULATION_LIMIT: Duration = Duration::from_secs(1);
+
 /// The longest pause between two heartbeats of a wait.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -57,7 +60,12 @@ impl<'a> ReportedWait<'a> {
     }
 
     /// Reports that `missing` is waited for, and pauses before the next check.
+    ///
+    /// An event of a window is handled alone instead.
     pub async fn pause_for(&mut self, missing: &str) {
+        if let Some(speculation) = &self.parts.speculation {
+            speculation.refuse::<()>().await;
+        }
         self.publish(missing);
         if self.parts.clock.steady_ms().saturating_sub(self.since_ms) >= self.limit().as_millis() as u64 {
             self.report_long_wait(missing);
@@ -76,6 +84,13 @@ impl<'a> ReportedWait<'a> {
     pub async fn run<T>(mut self, work: impl Future<Output = T>) -> T {
         // Futures here are large: this one is pinned once, and the wrapper around it is small.
         let work = pin!(work);
+        if let Some(speculation) = &self.parts.speculation {
+            // A wait is reported where the event is handled alone.
+            return match tokio::time::timeout(SPECULATION_LIMIT, work).await {
+                Ok(done) => done,
+                Err(_) => speculation.refuse().await,
+            };
+        }
         let mut work = pin!(run_with_heartbeat(self.parts, work));
         self.publish("an answer");
         if let Ok(done) = tokio::time::timeout(self.limit(), work.as_mut()).await {

@@ -19,6 +19,7 @@ use crate::{
         state::ChainState,
         steps::DecisionMode,
         waiting::ReportedWait,
+        window::handle_window,
     },
     store::meta::compute_chain_id,
 };
@@ -124,7 +125,7 @@ impl ChainWorker {
         let monitor = self.monitor.clone();
         loop {
             monitor.beat();
-            let batch = tokio::select! {
+            let mut batch = tokio::select! {
                 biased;
                 batch = messages.recv() => match batch {
                     Some(batch) => batch,
@@ -141,24 +142,40 @@ impl ChainWorker {
                 }
                 () = tokio::time::sleep_until(monitor.next_beat()) => continue,
             };
+            // A window takes what is at hand, also from batches that came later.
+            while batch.messages.len() < self.handler.parts.settings.window_events
+                && let Ok(more) = messages.try_recv()
+            {
+                batch.messages.extend(more.messages);
+            }
             // A message of a recreated topic is no event of this chain.
             let confirmed = async {
                 let parts = &self.handler.parts;
                 parts.guard.confirm(&parts.topics.guarded()).await
             };
             self.handler.parts.wait_for("the topics of the chain", confirmed).await?;
-            for message in batch.messages {
+            let mut messages = batch.messages.as_slice();
+            while let Some(message) = messages.first() {
                 // The broker may deliver a message twice.
                 if message.offset < self.position {
+                    messages = &messages[1..];
                     continue;
                 }
                 self.handler.parts.beat();
                 if message.offset == 0 {
-                    self.bind_chain(&message).await?;
+                    self.bind_chain(message).await?;
                 }
-                Box::pin(self.handle_until_current(log, &message)).await?;
+                let mut handled = match self.decision_mode(message.offset) {
+                    DecisionMode::Live => Box::pin(handle_window(&self.handler, log, messages)).await?,
+                    DecisionMode::Replay => 0,
+                };
+                if handled == 0 {
+                    Box::pin(self.handle_until_current(log, message)).await?;
+                    handled = 1;
+                }
                 self.handler.clear_body_cache();
-                let next = message.offset + 1;
+                let next = messages[handled - 1].offset + 1;
+                messages = &messages[handled..];
                 self.position = next;
                 let state = &mut self.handler.state;
                 state.decisions_from = log.forget_handled(next);
@@ -174,6 +191,14 @@ impl ChainWorker {
             if pruner.is_due() {
                 Box::pin(self.prune(&mut pruner)).await?;
             }
+        }
+    }
+
+    /// Returns the mode in which the event at this chain offset is handled.
+    fn decision_mode(&self, chain_offset: u64) -> DecisionMode {
+        match self.mode {
+            ChainMode::Rebuild { frontier, .. } if chain_offset < frontier => DecisionMode::Replay,
+            _ => DecisionMode::Live,
         }
     }
 
@@ -217,10 +242,7 @@ impl ChainWorker {
     /// in the log, and the event is handled again from its beginning with them.
     async fn handle_until_current(&mut self, log: &mut DecisionLog, message: &Message) -> Result<(), SequencerError> {
         let parts = self.handler.parts.clone();
-        let mode = match self.mode {
-            ChainMode::Rebuild { frontier, .. } if message.offset < frontier => DecisionMode::Replay,
-            _ => DecisionMode::Live,
-        };
+        let mode = self.decision_mode(message.offset);
         let mut waiting = None;
         loop {
             match self.handler.handle(log, mode, message).await {

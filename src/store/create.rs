@@ -130,6 +130,11 @@ impl Creator {
         Creator { store, clock, identity: Arc::new(identity), permits }
     }
 
+    /// Returns the same creator for another view of the same store.
+    pub fn with_store(&self, store: StateStore) -> Self {
+        Creator { store, ..self.clone() }
+    }
+
     /// Returns the store into which this creator writes.
     pub fn store(&self) -> &StateStore {
         &self.store

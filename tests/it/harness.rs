@@ -196,6 +196,8 @@ pub struct WorldSettings {
     pub batch_size: usize,
     /// Descendants that one decision names.
     pub descendants_per_decision: usize,
+    /// Events of one window.
+    pub window_events: usize,
     /// Greatest size of a decision in bytes; `None`: unbounded.
     pub decision_bytes: Option<usize>,
     /// Time in which the store can lose acknowledged writes; zero: the store loses nothing.
@@ -217,6 +219,7 @@ impl WorldSettings {
             session_timeout: Duration::ZERO,
             batch_size: 16,
             descendants_per_decision: 2,
+            window_events: 256,
             decision_bytes: None,
             loss_window: Duration::ZERO,
             page_size: 1_000,
@@ -254,6 +257,11 @@ impl World {
         Self::with_settings(WorldSettings::calm()).await
     }
 
+    /// Returns a world whose sequencers handle each event alone.
+    pub async fn without_windows() -> Self {
+        Self::with_settings(WorldSettings { window_events: 0, ..WorldSettings::calm() }).await
+    }
+
     /// Returns a world whose decisions have at most this many bytes.
     pub async fn with_decisions_of(bytes: usize) -> Self {
         Self::with_settings(WorldSettings { decision_bytes: Some(bytes), ..WorldSettings::calm() }).await
@@ -265,6 +273,7 @@ impl World {
             session_timeout,
             batch_size,
             descendants_per_decision,
+            window_events,
             decision_bytes,
             loss_window,
             page_size,
@@ -316,6 +325,7 @@ impl World {
                 }),
                 block_wait: Duration::from_secs(10),
                 descendants_per_decision,
+                window_events,
                 commit_interval: Duration::from_millis(100),
                 mined_outcomes: true,
             },

@@ -24,8 +24,12 @@ impl Verdicts {
 
     /// Adds the next message of the decisions.
     pub fn take(&mut self, message: &Message) {
-        let Ok(Event::Decision(decision)) = Event::decode(&message.payload) else { return };
-        if self.steps.classify(&decision, message.timestamp_ms) != DecisionStatus::Counts {
+        let decisions = Event::decode(&message.payload).ok().and_then(|event| event.into_decisions(message.offset));
+        decisions.into_iter().flatten().for_each(|decision| self.take_decision(decision, message.timestamp_ms));
+    }
+
+    fn take_decision(&mut self, decision: Decision, timestamp_ms: i64) {
+        if self.steps.classify(&decision, timestamp_ms) != DecisionStatus::Counts {
             return;
         }
         let Decision { body, .. } = decision;

@@ -112,14 +112,24 @@ impl DecisionReader {
     }
 
     fn take(&mut self, message: &Message) {
-        match Event::decode(&message.payload) {
-            Ok(Event::Decision(decision)) => {
-                let status = self.seen.classify(&decision, message.timestamp_ms);
-                if decision.chain_offset >= self.from {
-                    self.show(message, Some(decision), status);
-                }
+        let Ok(event) = Event::decode(&message.payload) else {
+            return self.show(message, None, DecisionStatus::Unreadable);
+        };
+        let void = match &event {
+            Event::DecisionGroup(group) if group.position != message.offset => Some(group.position),
+            _ => None,
+        };
+        let Some(decisions) = event.into_decisions(void.unwrap_or(message.offset)) else {
+            return self.show(message, None, DecisionStatus::Unreadable);
+        };
+        for decision in decisions {
+            let status = match void {
+                Some(_) => DecisionStatus::Void,
+                None => self.seen.classify(&decision, message.timestamp_ms),
+            };
+            if decision.chain_offset >= self.from {
+                self.show(message, Some(decision), status);
             }
-            _ => self.show(message, None, DecisionStatus::Unreadable),
         }
     }
 
@@ -169,6 +179,7 @@ fn write_lines(listing: &DecisionListing, out: &mut impl Write) -> io::Result<()
             DecisionStatus::Counts => "",
             DecisionStatus::Repeat => " (repeat: ignored)",
             DecisionStatus::Gap => " (an earlier step is missing)",
+            DecisionStatus::Void => " (void: another sequencer wrote before this group)",
             DecisionStatus::Unreadable => " (unreadable)",
         };
         writeln!(out, "{:>8}  {identity}{status}: {}", shown.offset, shown.body)?;

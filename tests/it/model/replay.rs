@@ -7,7 +7,10 @@ use std::{
 
 use bytes::Bytes;
 use utxo_store::{
-    event::{CommandAction, DecidedInput, Decision, DecisionBody, Event, OutcomeChange, OutcomeKind},
+    event::{
+        CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Event, OutcomeChange,
+        OutcomeKind,
+    },
     record::Reason,
     tx::{Outpoint, Txid},
 };
@@ -145,25 +148,40 @@ impl<'l> Replay<'l> {
     pub fn read_decisions(&mut self) {
         for logged in &self.logs.decisions {
             let offset = logged.message.offset;
-            let Ok(Event::Decision(Decision { chain_offset, step, body })) = Event::decode(&logged.message.payload)
-            else {
-                self.complain_of(format!("decision at {offset}"), "is not a decision");
-                continue;
+            let decisions = match Event::decode(&logged.message.payload) {
+                Ok(Event::Decision(decision)) => vec![decision],
+                // Another record came first: the group was evaluated without that record.
+                Ok(Event::DecisionGroup(group)) if group.position != offset => continue,
+                Ok(Event::DecisionGroup(group)) => list_decisions(group),
+                _ => {
+                    self.complain_of(format!("decision at {offset}"), "is not a decision");
+                    continue;
+                }
             };
-            let steps = self.decisions.entry(chain_offset).or_default();
-            let count = steps.len() as u32;
-            let closed = steps.last() == Some(&DecisionBody::Closed);
-            if step == count {
-                steps.push(body);
-            }
-            let about = format!("decision at {offset} (chain offset {chain_offset}, step {step})");
-            // A block may have to accept a lost transaction once more.
-            if step == count && closed && !self.history.rules.forgetful {
-                self.complain_of(about, "comes after `Closed`");
-            } else if step > count {
-                self.complain_of(about, format!("skips step {count}"));
+            for Decision { chain_offset, step, body } in decisions {
+                self.add_decision(offset, chain_offset, step, body);
             }
         }
+        self.join_decisions();
+    }
+
+    fn add_decision(&mut self, offset: u64, chain_offset: u64, step: u32, body: DecisionBody) {
+        let steps = self.decisions.entry(chain_offset).or_default();
+        let count = steps.len() as u32;
+        let closed = steps.last() == Some(&DecisionBody::Closed);
+        if step == count {
+            steps.push(body);
+        }
+        let about = format!("decision at {offset} (chain offset {chain_offset}, step {step})");
+        // A block may have to accept a lost transaction once more.
+        if step == count && closed && !self.history.rules.forgetful {
+            self.complain_of(about, "comes after `Closed`");
+        } else if step > count {
+            self.complain_of(about, format!("skips step {count}"));
+        }
+    }
+
+    fn join_decisions(&mut self) {
         for steps in self.decisions.values_mut() {
             *steps = join_parts(std::mem::take(steps));
         }
@@ -295,6 +313,15 @@ fn first_positions(logs: &Logs) -> BTreeMap<Bytes, LogPosition> {
         *least = logged.place().min(*least);
     }
     first
+}
+
+/// Returns the decisions of a group, by event and step.
+fn list_decisions(group: DecisionGroup) -> Vec<Decision> {
+    let of_event = |event: DecidedEvent| {
+        let chain_offset = event.chain_offset;
+        event.bodies.into_iter().zip(0..).map(move |(body, step)| Decision { chain_offset, step, body })
+    };
+    group.events.into_iter().flat_map(of_event).collect()
 }
 
 /// Joins the parts of one decision that follow each other from first to last; other parts are void.

@@ -17,7 +17,7 @@ use utxo_store::{
 
 use crate::harness::{Coin, Made, World};
 
-async fn state(world: &World, made: &Made) -> TxState {
+pub async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
 }
 
@@ -28,12 +28,12 @@ async fn reason(world: &World, made: &Made) -> Option<Reason> {
     }
 }
 
-async fn has_lost(world: &World, made: &Made) -> bool {
+pub async fn has_lost(world: &World, made: &Made) -> bool {
     reason(world, made).await.is_some()
 }
 
 /// Returns the spender that the slot of an output names.
-async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
+pub async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
     let slot =
         utxo_store::store::read::TxReader::of(&world.store).slot(coin.outpoint).await.unwrap().expect("it has a slot");
     slot.spender().map(|spender| spender.txid)

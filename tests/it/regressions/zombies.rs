@@ -96,7 +96,7 @@ async fn of_two_sequencers_at_one_offset_the_first_decision_counts() {
 /// sequencer applies the decision that counts in the log, not its own.
 #[tokio::test(start_paused = true)]
 async fn a_sequencer_applies_the_decision_that_another_wrote_first() {
-    let world = World::new().await;
+    let world = World::without_windows().await;
     let seed = world.seed(1, 2).await;
     let rivals = [spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(1)], 1, 2)];
     let loser = spend(&[seed.coin(0), seed.coin(1)], 1, 3);
@@ -196,7 +196,7 @@ async fn void_parts_between_descendants_are_ignored() {
 /// Protects: a record refuses an operation with an earlier stamp.
 #[tokio::test(start_paused = true)]
 async fn a_zombie_that_evaluates_a_decided_offset_is_refused() {
-    let world = World::new().await;
+    let world = World::without_windows().await;
     let seed = world.seed(1, 1).await;
     let (first, second) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
     let parent = seed.txid;

@@ -2,7 +2,11 @@
 
 mod offset_reset;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -125,6 +129,7 @@ impl<'a> Simulation<'a> {
             session_timeout: Duration::from_millis(plan.session_ms),
             batch_size: plan.batch,
             descendants_per_decision: if plan.batch > 8 { plan.batch } else { plan.batch.min(4) },
+            window_events: 256,
             decision_bytes: None,
             loss_window: swarm::loss_window(&plan.faults),
             page_size: plan.page_size,
@@ -322,7 +327,12 @@ impl<'a> Simulation<'a> {
         parts.broker = Arc::new(log);
         let health = parts.health.clone();
         let shutdown = CancellationToken::new();
-        let run = instance::run(self.world.settings.clone(), parts, shutdown.clone());
+        // Two sequencers at one chain have windows of different bounds.
+        let started = self.world.owners.load(Ordering::Relaxed);
+        let mut rng = SplitMix64::new(self.plan.rng_seed ^ started.rotate_left(32));
+        let mut settings = self.world.settings.clone();
+        settings.sequencer.window_events = [0, 1, 2, 3, 8, 256][rng.below(6) as usize];
+        let run = instance::run(settings, parts, shutdown.clone());
         let task = tokio::spawn(gate.clone().guard(run));
         self.slots[usize::from(slot)] = Some(Running { gate, shutdown, task, health });
         Ok(())
@@ -464,6 +474,10 @@ impl<'a> Simulation<'a> {
             for message in read_messages(&self.world.broker, &partition, 0, u64::MAX).await {
                 let kind = match Event::decode(&message.payload) {
                     Ok(Event::Decision(decision)) => decision_kind(&decision.body),
+                    Ok(Event::DecisionGroup(group)) => {
+                        let void = if group.position == message.offset { "" } else { "void " };
+                        format!("{void}group of {}", group.events.len().next_power_of_two())
+                    }
                     Ok(Event::Contest(contest)) => format!("contest: {}", reason_name(contest.reason)),
                     Ok(other) => other.kind().name().to_owned(),
                     Err(_) => "poison".to_owned(),

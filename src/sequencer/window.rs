@@ -1,0 +1,221 @@
+//! Windows: consecutive contests that are decided together.
+//!
+//! The handlers of a window run one after the other, each ahead of its decisions ([`speculation`](super::speculation)).
+//! The decisions of all events are published as one group, then the operations of all events go to the store in a few
+//! requests, then their messages go to the log. An event that cannot be handled ahead ends the window. Everything that
+//! goes wrong ends in the handling of single events, which finds the decisions in the log as after a crash.
+
+use std::sync::Arc;
+
+use crate::{
+    broker::{Message, OutgoingMessage, produce_until_acknowledged},
+    event::{Command, CommandAction, Contest, Event},
+    record::{Body, Key, Page, Slot},
+    sequencer::{
+        SequencerError, SequencerParts,
+        contest::ContestHandler,
+        context::HandlerContext,
+        decisions::DecisionLog,
+        handler::Handler,
+        speculation::{SpeculatedRow, SpeculatedWork, Speculation, SpeculativeEngine, SpeculativeProducer},
+        steps::DecisionMode,
+        waiting::POLL_PAUSE,
+    },
+    telemetry::EventKind,
+    tx::{Transaction, Txid},
+};
+
+/// Bytes of the messages of a window, at most. One message more may exceed the limit.
+const MAX_BYTES: usize = 8 << 20;
+/// Operations of a window, at most. One event more may exceed the limit.
+const MAX_ROWS: usize = 8_192;
+/// Inputs of a transaction that are read ahead of its handler. A handler reads further ones itself.
+const MAX_INPUTS_AHEAD: usize = 64;
+
+/// An event that a window may have.
+enum WindowEvent {
+    Contest(Contest),
+    Reconsider(Txid),
+}
+
+impl WindowEvent {
+    fn of(message: &Message) -> Option<(Self, EventKind)> {
+        let event = Event::decode(&message.payload).ok()?;
+        let kind = EventKind::of_chain(&event)?;
+        match event {
+            Event::Contest(contest) => Some((WindowEvent::Contest(contest), kind)),
+            Event::Command(Command { action: CommandAction::Reconsider { txid }, .. }) => {
+                Some((WindowEvent::Reconsider(txid), kind))
+            }
+            _ => None,
+        }
+    }
+
+    fn txid(&self) -> Txid {
+        match self {
+            WindowEvent::Contest(contest) => contest.txid,
+            WindowEvent::Reconsider(txid) => *txid,
+        }
+    }
+}
+
+/// Handles the first events of `messages` as one window, and returns how many. 0: the first event is handled alone.
+pub async fn handle_window(
+    handler: &Handler,
+    log: &mut DecisionLog,
+    messages: &[Message],
+) -> Result<usize, SequencerError> {
+    let events = select_events(log, messages, handler.parts.settings.window_events);
+    if events.is_empty() {
+        return Ok(0);
+    }
+    let speculation = Arc::new(Speculation::default());
+    let parts = make_parts(&handler.parts, &speculation);
+    read_ahead(&handler.parts, &speculation, &events).await?;
+    log.set_staging(true);
+    let evaluated = evaluate_events(handler, &parts, &speculation, log, &events).await;
+    log.set_staging(false);
+    let offsets: Vec<u64> = events[..evaluated].iter().map(|(offset, ..)| *offset).collect();
+    // Checked after all reads: the decisions are valid only if no node lost writes meanwhile.
+    if !offsets.is_empty() && log.have_nodes_restarted().await? {
+        return Err(SequencerError::NodeRestarted);
+    }
+    if offsets.is_empty() || !log.publish_staged(&offsets).await? {
+        return Ok(0);
+    }
+    let done = apply_work(&handler.parts, speculation.take_work()).await?;
+    let handled = done.map_or(evaluated, |failed| offsets.partition_point(|offset| *offset < failed));
+    events[..handled].iter().for_each(|(.., kind)| handler.parts.metrics.events.of(*kind).inc());
+    Ok(handled)
+}
+
+/// Selects the events of a window: the first messages that are contests without a decision.
+fn select_events(log: &DecisionLog, messages: &[Message], limit: usize) -> Vec<(u64, WindowEvent, EventKind)> {
+    let mut bytes = 0;
+    let selected = messages.iter().take(limit).map_while(|message| {
+        if bytes > MAX_BYTES || log.table().has_decisions(message.offset) {
+            return None;
+        }
+        bytes += message.payload.len();
+        let (event, kind) = WindowEvent::of(message)?;
+        Some((message.offset, event, kind))
+    });
+    selected.collect()
+}
+
+/// Makes the parts of the handlers of a window: their store and their producer are those of the speculation.
+fn make_parts(parts: &SequencerParts, speculation: &Arc<Speculation>) -> SequencerParts {
+    let mut store = parts.store.clone();
+    let engine = SpeculativeEngine::new(store.engine.clone(), speculation.clone(), store.settings.rules);
+    store.engine = Arc::new(engine);
+    SequencerParts {
+        creator: parts.creator.with_store(store.clone()),
+        store,
+        producer: Arc::new(SpeculativeProducer(speculation.clone())),
+        speculation: Some(speculation.clone()),
+        ..parts.clone()
+    }
+}
+
+/// Reads the records that the handlers will probably need: the transactions, the pages with the slots that the
+/// transactions spend, and the holders of the slots.
+async fn read_ahead(
+    parts: &SequencerParts,
+    speculation: &Speculation,
+    events: &[(u64, WindowEvent, EventKind)],
+) -> Result<(), SequencerError> {
+    let read = async |keys: Vec<Key>| -> Result<(), SequencerError> {
+        let missing = speculation.missing(keys);
+        if !missing.is_empty() {
+            let records = parts.wait_for("the store", parts.store.read(missing.clone())).await?;
+            speculation.add_records(missing.into_iter().zip(records));
+        }
+        Ok(())
+    };
+    read(events.iter().map(|(_, event, _)| Key::master(event.txid())).collect()).await?;
+    let mut slots = Vec::new();
+    for (_, event, _) in events {
+        if let Some(page) = speculation.page(&Key::master(event.txid())) {
+            slots.extend(list_inputs(parts, &page));
+        }
+    }
+    let pages = slots.iter().flat_map(|(key, _)| [Some(*key), master_of(key)]).flatten();
+    read(pages.collect()).await?;
+    let holder = |(key, offset): &(Key, u32)| {
+        let page = speculation.page(key)?;
+        let spender = page.utxos.as_ref()?.get(*offset as usize).and_then(Slot::spender)?;
+        Some(Key::master(spender.txid))
+    };
+    read(slots.iter().filter_map(holder).collect()).await
+}
+
+fn master_of(key: &Key) -> Option<Key> {
+    match key {
+        Key::Page(txid, 1..) => Some(Key::master(*txid)),
+        _ => None,
+    }
+}
+
+/// Returns the slots that an inline transaction spends, each with the key of its page and the offset there.
+fn list_inputs(parts: &SequencerParts, page: &Page) -> Vec<(Key, u32)> {
+    let Some(Body::Transaction(bytes)) = page.body() else { return Vec::new() };
+    let Ok(tx) = Transaction::parse(bytes) else { return Vec::new() };
+    let place = |outpoint| {
+        let (number, offset) = parts.store.locate_slot(outpoint);
+        (Key::Page(outpoint.txid, number), offset)
+    };
+    tx.inputs().take(MAX_INPUTS_AHEAD).map(|input| place(input.outpoint)).collect()
+}
+
+/// Runs the handlers of the events, one after the other, and returns how many can be decided together.
+async fn evaluate_events(
+    handler: &Handler,
+    parts: &SequencerParts,
+    speculation: &Speculation,
+    log: &mut DecisionLog,
+    events: &[(u64, WindowEvent, EventKind)],
+) -> usize {
+    for (number, (offset, event, _)) in events.iter().enumerate() {
+        if speculation.row_count() > MAX_ROWS {
+            return number;
+        }
+        handler.parts.beat();
+        let cx = HandlerContext { parts, ..handler.context(*offset, DecisionMode::Live) };
+        let contests = ContestHandler::new(&cx);
+        let handled = match event {
+            WindowEvent::Contest(contest) => speculation.run(Box::pin(contests.handle_contest(log, contest))).await,
+            WindowEvent::Reconsider(txid) => speculation.run(Box::pin(contests.handle_reconsider(log, *txid))).await,
+        };
+        // An error is met again when the event is handled alone.
+        if !matches!(handled, Some(Ok(()))) {
+            speculation.discard();
+            log.discard_staged(*offset);
+            return number;
+        }
+        speculation.keep(*offset);
+    }
+    events.len()
+}
+
+/// Applies the operations of a window and publishes its messages. Returns the chain offset of the first event with an
+/// operation that the store refuses, though the copy did not: the event is applied again from the log.
+async fn apply_work(parts: &SequencerParts, mut work: SpeculatedWork) -> Result<Option<u64>, SequencerError> {
+    let mut failed: Option<u64> = None;
+    for wave in SpeculatedWork::into_waves(std::mem::take(&mut work.rows)) {
+        let rows = wave.iter().map(|speculated| speculated.row.clone()).collect();
+        let outcomes = parts.wait_for("the store", parts.store.apply(rows)).await?;
+        let refused = wave.iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
+        failed = refused.map(|(SpeculatedRow { chain_offset, .. }, _)| *chain_offset).min();
+        if let Some(chain_offset) = failed {
+            tracing::debug!(chain_offset, "window: record changed since its evaluation; events are applied again");
+            work.truncate_messages(chain_offset);
+            break;
+        }
+    }
+    let messages: Vec<OutgoingMessage> = work.messages.into_iter().map(|(_, message)| message).collect();
+    if !messages.is_empty() {
+        let produced = produce_until_acknowledged(parts.producer.as_ref(), &messages, POLL_PAUSE);
+        parts.wait_for("the log", produced).await?;
+    }
+    Ok(failed)
+}

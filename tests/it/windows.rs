@@ -1,0 +1,208 @@
+//! Windows: contests that are decided together end as contests that are decided one after the other.
+
+use std::{sync::Arc, time::Duration};
+
+use utxo_store::{
+    broker::{Broker, TopicPartition},
+    event::{Decision, DecisionBody, DecisionGroup, Event},
+    record::{Reason, Sequenced, TxState},
+    sequencer::decisions::{DecisionLog, DecisionTable},
+    tx::Txid,
+};
+
+use crate::{
+    harness::{Made, World, spend},
+    regressions::{
+        has_lost, holder,
+        holding_engine::{HoldingEngine, is_sequenced},
+        state,
+    },
+};
+
+/// Returns the groups of the decisions topic with their offsets.
+async fn groups(world: &World) -> Vec<(u64, DecisionGroup)> {
+    let partition = TopicPartition { topic: "decisions".into(), partition: 0 };
+    let end = world.end("decisions", 0).await;
+    let mut reader = world.broker.read(&partition, 0).await.unwrap();
+    let mut groups = Vec::new();
+    while reader.position() < end {
+        for message in reader.next(Duration::from_millis(1)).await.unwrap() {
+            if let Ok(Event::DecisionGroup(group)) = Event::decode(&message.payload) {
+                groups.push((message.offset, group));
+            }
+        }
+    }
+    groups
+}
+
+/// Returns the number of events of the largest group that counts.
+async fn largest_group(world: &World) -> usize {
+    let counting = groups(world).await.into_iter().filter(|(offset, group)| group.position == *offset);
+    counting.map(|(_, group)| group.events.len()).max().unwrap_or(0)
+}
+
+/// Validates these transactions while the verdict on `first` is held, so that the contests of the others wait together.
+async fn decide_together(world: &World, first: &Made, others: &[Made]) {
+    let txid = first.txid;
+    let is_mark = move |op: &Sequenced| matches!(op, Sequenced::MarkConflicting { .. });
+    let holding = HoldingEngine::hold_first(world, move |row| is_sequenced(row, txid, is_mark));
+    let running = holding.in_front_of(world).start();
+    world.validate(first).await;
+    holding.wait_for_held(1).await;
+    for other in others {
+        world.validate(other).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    holding.release().await;
+    world.until_consumed().await;
+    running.stop().await;
+}
+
+/// Each rival of a live transaction spends an output of its own parent. Protects: the contests become one group, every
+/// rival loses, and a rebuild agrees.
+#[tokio::test(start_paused = true)]
+async fn contests_that_wait_together_become_one_group() {
+    let world = World::new().await;
+    let seeds = [world.seed(1, 1).await, world.seed(2, 1).await, world.seed(3, 1).await, world.seed(4, 1).await];
+    let winners: Vec<Made> = seeds.iter().zip(1..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+    let rivals: Vec<Made> = seeds.iter().zip(101..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+    let running = world.start();
+    for winner in &winners {
+        world.validate(winner).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    decide_together(&world, &rivals[0], &rivals[1..]).await;
+    assert_eq!(largest_group(&world).await, 3);
+    for (winner, rival) in winners.iter().zip(&rivals) {
+        assert_eq!((state(&world, winner).await, has_lost(&world, rival).await), (TxState::Live, true));
+    }
+    world.check("contests in one group").await;
+}
+
+/// Sixty rivals want one coin of a live transaction. Protects: the operations of a window on one record are applied in
+/// the order of the chain, and the parent lists every rival.
+#[tokio::test(start_paused = true)]
+async fn rivals_of_one_coin_share_a_window() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let winner = spend(&[seed.coin(0)], 1, 1);
+    let rivals: Vec<Made> = (2..62).map(|tag| spend(&[seed.coin(0)], 1, tag)).collect();
+    let running = world.start();
+    world.validate(&winner).await;
+    world.until_consumed().await;
+    running.stop().await;
+    decide_together(&world, &rivals[0], &rivals[1..]).await;
+    assert!(largest_group(&world).await > 20, "{}", largest_group(&world).await);
+    assert_eq!(holder(&world, &seed.coin(0)).await, Some(winner.txid));
+    let page = world.page(&seed).await.unwrap();
+    assert_eq!(page.master.as_ref().unwrap().conflicting_children.len(), rivals.len());
+    world.check("rivals of one coin").await;
+}
+
+/// The sequencer dies between the group and the operations of its events. Protects: the next sequencer applies the
+/// decisions of the group.
+#[tokio::test(start_paused = true)]
+async fn a_group_without_effect_is_applied_by_the_next_sequencer() {
+    let world = World::new().await;
+    let seed = world.seed(1, 3).await;
+    let winners: Vec<Made> = (0..3).map(|vout| spend(&[seed.coin(vout)], 1, 1 + vout as u8)).collect();
+    let rivals: Vec<Made> = (0..3).map(|vout| spend(&[seed.coin(vout)], 1, 11 + vout as u8)).collect();
+    let running = world.start();
+    for winner in &winners {
+        world.validate(winner).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    let holding = HoldingEngine::hold_all(&world, |row| {
+        matches!(&row.operation, utxo_store::record::Operation::Sequenced(_, Sequenced::MarkConflicting { .. }))
+    });
+    let dying = holding.in_front_of(&world).start();
+    for rival in &rivals {
+        world.validate(rival).await;
+    }
+    holding.wait_for_held(1).await;
+    dying.kill().await;
+    let running = world.start();
+    world.until_consumed().await;
+    running.stop().await;
+    holding.release().await;
+    for rival in &rivals {
+        assert!(has_lost(&world, rival).await);
+    }
+    world.check("a group without effect").await;
+}
+
+fn passed_over(tag: u8) -> DecisionBody {
+    DecisionBody::PassedOver { txid: Txid([tag; 32]) }
+}
+
+/// Another sequencer writes a decision after the first one has read the topic. Protects: the group counts for none of
+/// its events, for every reader, and the events are decided anew.
+#[tokio::test(start_paused = true)]
+async fn a_group_behind_an_unread_record_is_void() {
+    let world = World::new().await;
+    let broker: Arc<dyn Broker> = Arc::new(world.broker.clone());
+    let producer = broker.producer().await.unwrap();
+    let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
+    let (mut first, mut second) = (open().await.unwrap(), open().await.unwrap());
+    first.set_staging(true);
+    for (offset, body) in
+        [(0, passed_over(1)), (0, DecisionBody::Closed), (1, passed_over(2)), (1, DecisionBody::Closed)]
+    {
+        first.publish(offset, body).await.unwrap();
+    }
+    first.set_staging(false);
+    let reason = Reason::MissingParent { parent: Txid([9; 32]) };
+    let other = DecisionBody::Conflicting { txid: Txid([1; 32]), reason, height: 7, live: false };
+    second.publish(0, other.clone()).await.unwrap();
+    assert!(!first.publish_staged(&[0, 1]).await.unwrap());
+    let third = open().await.unwrap();
+    for log in [&first, &third] {
+        assert_eq!(log.table().get(0, 0), Some(&other));
+        assert_eq!((log.table().next_step(0), log.table().next_step(1)), (1, 0));
+    }
+    // The next group of the same sequencer counts: the sequencer has read the other record.
+    first.set_staging(true);
+    first.publish(2, passed_over(3)).await.unwrap();
+    first.publish(2, DecisionBody::Closed).await.unwrap();
+    first.set_staging(false);
+    assert!(first.publish_staged(&[2]).await.unwrap());
+    second.catch_up().await.unwrap();
+    assert_eq!(second.table().next_step(2), 2);
+}
+
+/// A topic from before the groups, and groups behind it. Protects: the events below the reported chain offset are
+/// decided to their ends.
+#[tokio::test(start_paused = true)]
+async fn decided_events_are_counted_over_single_decisions_and_groups() {
+    let world = World::new().await;
+    let broker: Arc<dyn Broker> = Arc::new(world.broker.clone());
+    let producer = broker.producer().await.unwrap();
+    let mut log = DecisionLog::open(broker.clone(), producer, "decisions", 0, 0).await.unwrap();
+    log.publish(0, passed_over(1)).await.unwrap();
+    assert_eq!(log.table().handled_below(), 0, "the event is open");
+    log.publish(0, DecisionBody::Closed).await.unwrap();
+    log.set_staging(true);
+    for offset in [3, 5] {
+        log.publish(offset, passed_over(2)).await.unwrap();
+        log.publish(offset, DecisionBody::Closed).await.unwrap();
+    }
+    log.set_staging(false);
+    assert!(log.publish_staged(&[3, 5]).await.unwrap());
+    assert_eq!(log.table().handled_below(), 6);
+    let mut table = DecisionTable::from_offset(4);
+    let partition = TopicPartition { topic: "decisions".into(), partition: 0 };
+    let mut reader = broker.read(&partition, 0).await.unwrap();
+    while reader.position() < world.end("decisions", 0).await {
+        for message in reader.next(Duration::from_millis(1)).await.unwrap() {
+            table.absorb(&message).unwrap();
+        }
+    }
+    let known: Vec<Decision> = table.iter().collect();
+    assert_eq!(
+        known.iter().map(|decision| decision.chain_offset).collect::<Vec<_>>(),
+        [5, 5],
+        "handled ones are left out"
+    );
+}
