@@ -26,6 +26,9 @@ use super::{
 /// `UTXO_STORE_PORT` and the like for a service of that name.
 const PREFIX: &str = "UTXO_STORE__";
 
+/// Name of the layer with the defaults.
+const DEFAULTS: &str = "defaults";
+
 /// Prefix of the environment variables of the reference implementation.
 const REFERENCE_PREFIX: &str = "TERANODE_";
 
@@ -92,7 +95,7 @@ pub(super) fn merge(
         let mut cleaner = Cleaner { metadata: &metadata, errors };
         match tree {
             Ok(mut tree) => {
-                tree.retain(|name, _| sections.contains(name));
+                tree.retain(|name, _| metadata.name == DEFAULTS || sections.contains(name));
                 let tree = cleaner.section("", tree);
                 figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
             }
@@ -100,7 +103,7 @@ pub(super) fn merge(
         }
     };
     merge(
-        Metadata::named("defaults").interpolater(|_, _| "its default".to_owned()),
+        Metadata::named(DEFAULTS).interpolater(|_, _| "its default".to_owned()),
         toml(Toml::string(&sample::sample())),
     );
     if let Some(path) = file {
