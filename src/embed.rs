@@ -17,11 +17,15 @@ pub use reader::Store;
 use crate::{
     blob::{BlobUrl, Intent},
     broker::{Broker, BrokerError, BrokerErrorKind},
-    config::{Brokers, Config, Topics, writable_blobs},
+    config::{Brokers, Config, Topics},
     engine::{EngineError, StoreUrl},
     ingest::pipeline::PipelineReport,
     instance::{self, InstanceError, InstanceParts},
-    status::{Health, HealthReport, StatePage, health::Condition},
+    status::{
+        Health, HealthReport, StatePage,
+        control::{ControlAnswer, PartitionCommand},
+        health::Condition,
+    },
     store::{
         StateStore,
         health_check::{CheckError, CheckStep},
@@ -161,8 +165,8 @@ impl InstanceBuilder {
         self
     }
 
-    /// Starts the instance in a task of the current tokio runtime. The store is opened in that task: an error that
-    /// prevents the start is the result of [`Instance::join`].
+    /// Starts the instance in a task of the current tokio runtime. The configuration is checked and the store is opened
+    /// in that task: an error that prevents the start is the result of [`Instance::join`].
     ///
     /// # Panics
     /// No tokio runtime runs.
@@ -224,6 +228,31 @@ impl Instance {
         self.monitoring.health.status_registry().page(&self.monitoring.health)
     }
 
+    /// Lifts the halt of a partition of validated transactions: the partition is read again from its committed offset.
+    pub async fn retry(&self, partition: i32) -> ControlAnswer {
+        self.command(partition, PartitionCommand::Retry).await
+    }
+
+    /// Stops the reads of a partition of validated transactions by this instance, also after a rebalance, until
+    /// [`resume`](Self::resume) or the end of the instance.
+    pub async fn pause(&self, partition: i32) -> ControlAnswer {
+        self.command(partition, PartitionCommand::Pause).await
+    }
+
+    /// Continues the reads of a paused partition.
+    pub async fn resume(&self, partition: i32) -> ControlAnswer {
+        self.command(partition, PartitionCommand::Resume).await
+    }
+
+    async fn command(&self, partition: i32, command: PartitionCommand) -> ControlAnswer {
+        self.monitoring.health.control().partitions.ask((partition, command)).await
+    }
+
+    /// Lifts the halt of the chain: the halted event is handled again.
+    pub async fn retry_chain(&self) -> ControlAnswer {
+        self.monitoring.health.control().chain.ask(()).await
+    }
+
     /// Returns the store once the store is open and checked; `None`: the instance has ended before, and
     /// [`join`](Self::join) has the reason. The reader fails once the instance has ended.
     pub async fn store(&self) -> Option<Store> {
@@ -266,9 +295,8 @@ impl Instance {
     }
 
     /// Shuts the instance down and waits for its end: the instance stops reading, completes the events in flight,
-    /// commits, and closes its store. A start or a rewind waits while the nodes of the store do not answer, and the end
-    /// waits with them: bound the wait with [`tokio::time::timeout`]. An instance that is aborted is as one that was
-    /// killed, and loses nothing.
+    /// commits, and closes its store. A start or a rewind that waits for the nodes of the store is given up and commits
+    /// nothing.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -310,9 +338,7 @@ impl PreparedInstance {
     pub(crate) async fn run(self) -> Result<PipelineReport, RunError> {
         let PreparedInstance { config, broker, monitoring, shutdown, opened } = self;
         let _unready_at_end = UnreadyAtEnd(monitoring.health.clone());
-        if let Some(Err(problem)) = config.store.blobs.url.as_ref().map(|url| writable_blobs(url, &config.store.url)) {
-            return Err(OpeningError::Settings(format!("store.blobs.url {problem}")).into());
-        }
+        config.validate().map_err(OpeningError::from)?;
         let broker = match broker {
             Some(broker) => broker,
             None => opening::open_watched_broker(&config, monitoring.health.liveness())?,

@@ -111,20 +111,29 @@ pub async fn run(
 ) -> Result<PipelineReport, InstanceError> {
     let group = settings.pipeline.group.clone();
     parts.health.status_registry().publish_store(parts.store.engine.name());
-    let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
-    settings.pipeline.partitions = Some(counts.validated);
-    let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
-    frontier.record_halts(&parts.earlier_halts);
-    let mut nodes = start::restart_detector(&settings, &parts)?;
-    start::open_durably(&parts, &mut nodes, frontier.has_commits()).await?;
-    let log = start::check_log(&settings, &parts, &frontier).await?;
-    // The count that the store is bound to: the topic may have grown since the check above.
-    settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
-    // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
-    let guard = start::bind_log(&parts, log).await?;
+    let starting = async {
+        let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
+        settings.pipeline.partitions = Some(counts.validated);
+        let frontier = Frontier::read(&settings, parts.broker.as_ref()).await?;
+        frontier.record_halts(&parts.earlier_halts);
+        let mut nodes = start::restart_detector(&settings, &parts)?;
+        start::open_durably(&parts, &mut nodes, frontier.has_commits()).await?;
+        let log = start::check_log(&settings, &parts, &frontier).await?;
+        // The count that the store is bound to: the topic may have grown since the check above.
+        settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
+        // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
+        Ok::<_, InstanceError>((nodes, start::bind_log(&parts, log).await?, counts.outcomes))
+    };
+    let started = tokio::select! {
+        biased;
+        started = Box::pin(starting) => started?,
+        // The start waits for the nodes of the store, and each of its steps is repeated by the next start.
+        () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
+    };
+    let (nodes, guard, outcomes) = started;
     parts.health.on_store_opened();
 
-    let output = LogOutput::open(&settings, &parts, counts.outcomes).await?;
+    let output = LogOutput::open(&settings, &parts, outcomes).await?;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
@@ -147,6 +156,12 @@ pub async fn run(
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
     }
+}
+
+/// Returns `grace` after the shutdown.
+async fn wait_after(shutdown: &CancellationToken, grace: Duration) {
+    shutdown.cancelled().await;
+    tokio::time::sleep(grace).await;
 }
 
 /// Reports in the health conditions that no broker answers. An outage of one of several brokers is not reported: a
@@ -197,6 +212,8 @@ async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &Instanc
     }
 }
 
+/// Time that a start gets to end after a shutdown: a start that is not held up binds its store.
+const START_GRACE: Duration = Duration::from_secs(1);
 /// Time between two probes of the store.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Time within which the store must answer a probe.

@@ -170,7 +170,7 @@ pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;
 pub use prometheus::Error as MetricsError;
 pub use record::{MetaRecord, Reason, SpendingData, StoredOutput, Verdict};
-pub use status::{HealthReport, StatePage};
+pub use status::{HealthReport, StatePage, control::ControlAnswer};
 pub use store::{
     chain::ChainInfo,
     health_check::{CheckError, CheckStep},

@@ -6,6 +6,7 @@
 //! `benches/README.md` has the measurements.
 
 mod cases;
+mod looks;
 #[path = "../macro/measure.rs"]
 #[allow(dead_code)]
 mod measure;
@@ -47,6 +48,9 @@ fn main() -> ExitCode {
         if chosen {
             runtime.block_on(measure(&server, &case));
         }
+    }
+    if words.is_empty() || words.iter().any(|word| "looks".contains(word.as_str())) {
+        runtime.block_on(looks::measure(&server));
     }
     for outputs in [45_000, 1_000_000] {
         if words.is_empty() || words.iter().any(|word| format!("wide-{outputs}").contains(word.as_str())) {

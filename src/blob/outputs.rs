@@ -8,7 +8,7 @@
 use bytes::Bytes;
 
 use crate::{
-    record::{Body, StoredOutput, build::PARTIAL_OUTPUT_LIMIT},
+    record::{Body, PartialOutputs, StoredOutput, build::PARTIAL_OUTPUT_LIMIT},
     tx::Txid,
 };
 
@@ -104,14 +104,9 @@ impl PartialTx {
         }
     }
 
-    /// Converts the outputs to the body of a record: one entry for each index, `None` for unknown outputs.
+    /// Converts the outputs to the body of a record.
     pub fn body(&self) -> Body {
-        let slots = self.outputs.last().map_or(0, |(index, _)| *index as usize + 1);
-        let mut by_index = vec![None; slots];
-        for (index, output) in &self.outputs {
-            by_index[*index as usize] = Some(output.clone());
-        }
-        Body::Outputs(by_index)
+        Body::Outputs(PartialOutputs::new(self.outputs.clone()))
     }
 }
 
@@ -194,7 +189,7 @@ mod tests {
     #[test]
     fn unknown_outputs_are_gaps_of_the_body() {
         let Body::Outputs(outputs) = partial().body() else { panic!("no outputs") };
-        assert_eq!(outputs.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, false, true]);
+        assert_eq!(outputs.iter().map(|output| output.is_some()).collect::<Vec<_>>(), [true, false, false, true]);
     }
 
     #[test]

@@ -144,6 +144,14 @@ impl ConfigArgs {
     pub fn load(&self) -> Result<Config, ConfigErrors> {
         Config::load(self.config.as_deref())
     }
+
+    /// Reads and checks the settings of the store, for a command that uses no other section.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), for the section `store`.
+    pub fn load_store(&self) -> Result<Config, ConfigErrors> {
+        Config::load_store(self.config.as_deref())
+    }
 }
 
 /// Runs a command's future to its end on a new runtime: no layer below `cli` starts threads.

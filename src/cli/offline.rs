@@ -37,7 +37,7 @@ impl StoreArgs {
     /// The configuration is wrong. The store cannot be opened, has no meta record, or has another layout version. The
     /// bodies are in a blob store that is not given.
     pub async fn open(&self) -> Result<(StateStore, MetaRecord), Failure> {
-        let config = self.config.load()?;
+        let config = self.config.load_store()?;
         let url = self.url(&config)?;
         let engine = open_existing(&url, &config).await?;
         let blobs = match self.blob_url(&config, &url)? {

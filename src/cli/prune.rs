@@ -24,7 +24,7 @@ use crate::{
         meta::{StoreMeta, check_blobs},
         prune::{PruneBasis, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
         restart_detector::{RestartDetector, durability_lag},
-        topics::find_topics,
+        topics::LogIdentity,
     },
 };
 
@@ -128,14 +128,14 @@ impl PruneArgs {
         committed_chain: CommittedChain,
     ) -> Result<PruneSummary, Failure> {
         let instance = wiring::instance_settings(config);
-        let topics = find_topics(broker, &instance.state_topics()).await?;
+        let log = LogIdentity::read(broker, &instance.state_topics()).await?;
         let validated = ValidatedSource {
             topic: instance.pipeline.topic.clone(),
             group: instance.pipeline.group.clone(),
             grace: Duration::ZERO,
         };
         let floor = read_replay_floor(broker, &validated, committed_chain.offset).await?;
-        let meta = StoreMeta::of(store).verify_made_from(&topics, &floor).await?;
+        let meta = StoreMeta::of(store).verify_made_from(&log, &floor).await?;
         check_blobs(&meta, store)?;
         let lag = durability_lag(store.engine.as_ref(), instance.durability_lag)?;
         let mut nodes = RestartDetector::new(store.engine.clone(), lag);

@@ -64,20 +64,36 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Reads settings from the merged layers and collects errors.
+/// Reads settings from the merged layers, or checks the settings of a finished configuration, and collects errors.
 pub(super) struct Checker<'a> {
-    raw: &'a Figment,
+    /// `None`: the configuration is finished.
+    raw: Option<&'a Figment>,
     errors: &'a mut Vec<ConfigError>,
+}
+
+/// Source of a setting in a finished configuration.
+const FINISHED: &str = "set by the program";
+
+/// The sections that have relations; `None`: the section has an error already.
+#[derive(Clone, Copy)]
+struct RelatedSections<'a> {
+    kafka: Option<&'a Kafka>,
+    objects: Option<&'a EventObjects>,
+    store: Option<&'a Store>,
+    ingest: Option<&'a Ingest>,
+    sequencer: Option<&'a Sequencer>,
+    run: Option<&'a Run>,
+    http: Option<&'a Http>,
 }
 
 impl<'a> Checker<'a> {
     pub(super) fn new(raw: &'a Figment, errors: &'a mut Vec<ConfigError>) -> Self {
-        Self { raw, errors }
+        Self { raw: Some(raw), errors }
     }
 
     /// Reads the setting `key`; `None` after an error, which is recorded.
     pub(super) fn take<T: SettingType>(&mut self, key: &str, range: Range) -> Option<T> {
-        let taken = match self.raw.find_value(key) {
+        let taken = match self.raw?.find_value(key) {
             Ok(value) => T::parse(&value, range),
             Err(error) if matches!(error.kind, FigmentErrorKind::MissingField(_)) => {
                 T::absent().ok_or_else(|| "must be given".to_owned())
@@ -89,11 +105,19 @@ impl<'a> Checker<'a> {
 
     fn refuse(&mut self, key: &str, problem: String) {
         let path: Vec<&str> = key.split('.').collect();
-        let source = match self.raw.find_metadata(key) {
-            Some(metadata) => metadata.interpolate(&Profile::Default, &path),
-            None => "nowhere".to_owned(),
+        let source = match self.raw.map(|raw| raw.find_metadata(key)) {
+            Some(Some(metadata)) => metadata.interpolate(&Profile::Default, &path),
+            Some(None) => "nowhere".to_owned(),
+            None => FINISHED.to_owned(),
         };
         self.errors.push(ConfigError { key: key.to_owned(), source, problem });
+    }
+
+    /// Records the error of a value.
+    pub(super) fn check_value(&mut self, key: &str, checked: Result<(), String>) {
+        if let Err(problem) = checked {
+            self.refuse(key, problem);
+        }
     }
 
     /// Records an error unless the two settings have this relation.
@@ -245,6 +269,46 @@ impl<'a> Checker<'a> {
         let longest = ("ingest.retry_pause_max_ms", ingest.retry_pause_max_ms);
         self.check_order(("ingest.retry_pause_ms", ingest.retry_pause_ms), Relation::AtMost, longest);
     }
+
+    fn check_run(&mut self, run: &Run) {
+        if (1..LEAST_WATCHDOG_MS).contains(&run.watchdog_ms) {
+            let problem = format!("is {}, but must be 0 (never) or at least {LEAST_WATCHDOG_MS}", run.watchdog_ms);
+            self.refuse("run.watchdog_ms", problem);
+        }
+    }
+
+    /// Checks the relations of the settings within each section, then those between sections.
+    fn check_relations(&mut self, sections: RelatedSections<'_>) {
+        let RelatedSections { kafka, objects, store, ingest, sequencer, run, http } = sections;
+        if let Some(kafka) = kafka {
+            self.check_kafka(kafka);
+            self.check_brokers(kafka);
+            self.check_security(kafka);
+            self.check_topics(&kafka.topics);
+        }
+        if let Some(store) = store {
+            self.check_store(store);
+        }
+        if let Some(objects) = objects {
+            self.check_objects(objects);
+        }
+        if let Some(ingest) = ingest {
+            self.check_ingest(ingest);
+        }
+        if let Some(sequencer) = sequencer {
+            self.check_sequencer(sequencer);
+        }
+        if let Some(http) = http {
+            self.check_http(http);
+        }
+        if let Some(run) = run {
+            self.check_run(run);
+        }
+        if let (Some(ingest), Some(sequencer)) = (ingest, sequencer) {
+            let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
+            self.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
+        }
+    }
 }
 
 /// Checks that this binary can open the blob store. The error completes the sentence "`key` …" and has no URL.
@@ -266,7 +330,7 @@ enum Relation {
     AtMost,
 }
 
-/// Checks each section by itself, then the relations between sections; `None` after an error.
+/// Reads each section by itself, then checks the relations; `None` after an error.
 pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let mut kafka = Kafka::take(checker);
     let objects = EventObjects::take(checker);
@@ -280,35 +344,15 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let run = Run::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
-    if let Some(kafka) = &kafka {
-        checker.check_kafka(kafka);
-        checker.check_brokers(kafka);
-        checker.check_security(kafka);
-        checker.check_topics(&kafka.topics);
-    }
-    if let Some(store) = &store {
-        checker.check_store(store);
-    }
-    if let Some(objects) = &objects {
-        checker.check_objects(objects);
-    }
-    if let Some(ingest) = &ingest {
-        checker.check_ingest(ingest);
-    }
-    if let Some(sequencer) = &sequencer {
-        checker.check_sequencer(sequencer);
-    }
-    if let Some(http) = &http {
-        checker.check_http(http);
-    }
-    if let Some(run) = run.as_ref().filter(|run| (1..LEAST_WATCHDOG_MS).contains(&run.watchdog_ms)) {
-        let problem = format!("is {}, but must be 0 (never) or at least {LEAST_WATCHDOG_MS}", run.watchdog_ms);
-        checker.refuse("run.watchdog_ms", problem);
-    }
-    if let (Some(ingest), Some(sequencer)) = (&ingest, &sequencer) {
-        let wait = ("sequencer.block_wait_ms", sequencer.block_wait_ms);
-        checker.check_order(("ingest.flag_grace_ms", ingest.flag_grace_ms), Relation::Below, wait);
-    }
+    checker.check_relations(RelatedSections {
+        kafka: kafka.as_ref(),
+        objects: objects.as_ref(),
+        store: store.as_ref(),
+        ingest: ingest.as_ref(),
+        sequencer: sequencer.as_ref(),
+        run: run.as_ref(),
+        http: http.as_ref(),
+    });
     let (objects, ingest, sequencer, outcomes) = (objects?, ingest?, sequencer?, outcomes?);
     let (prune, recovery) = (prune?, recovery?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
@@ -326,4 +370,31 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         log,
         ignored_variables: Vec::new(),
     })
+}
+
+/// Checks a finished configuration: each value by itself, then the relations.
+pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
+    let checker = &mut Checker { raw: None, errors };
+    let Config { kafka, objects, store, ingest, sequencer, outcomes, prune, recovery, run, http, log, .. } = config;
+    kafka.check_values(checker);
+    objects.check_values(checker);
+    store.check_values(checker);
+    ingest.check_values(checker);
+    sequencer.check_values(checker);
+    outcomes.check_values(checker);
+    prune.check_values(checker);
+    recovery.check_values(checker);
+    run.check_values(checker);
+    http.check_values(checker);
+    log.check_values(checker);
+    checker.check_secrets_are_read(kafka, store);
+    checker.check_relations(RelatedSections {
+        kafka: Some(kafka),
+        objects: Some(objects),
+        store: Some(store),
+        ingest: Some(ingest),
+        sequencer: Some(sequencer),
+        run: Some(run),
+        http: Some(http),
+    });
 }

@@ -48,6 +48,15 @@ macro_rules! settings {
                     $(let $sub = $sub_type::take(checker);)*
                     Some(Self { $($name: $name?,)* $($sub: $sub?,)* })
                 }
+
+                /// Checks the value of every setting of the section by itself.
+                pub(super) fn check_values(&self, checker: &mut Checker<'_>) {
+                    $(checker.check_value(
+                        concat!($section, ".", stringify!($name)),
+                        self.$name.check(optional!($(($low, $high))?)),
+                    );)*
+                    $(self.$sub.check_values(checker);)*
+                }
             }
         )*
 

@@ -26,6 +26,9 @@ use super::{
 /// `UTXO_STORE_PORT` and the like for a service of that name.
 const PREFIX: &str = "UTXO_STORE__";
 
+/// Name of the layer with the defaults.
+const DEFAULTS: &str = "defaults";
+
 /// Prefix of the environment variables of the reference implementation.
 const REFERENCE_PREFIX: &str = "TERANODE_";
 
@@ -40,6 +43,26 @@ pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) 
         names.into_iter().filter_map(OsStr::to_str).filter(is_ignored).map(str::to_owned).collect();
     names.sort();
     names
+}
+
+/// The sections that a command uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sections {
+    /// All sections of the sample.
+    All,
+    /// The section of the store, with its subsections.
+    Store,
+}
+
+impl Sections {
+    /// Returns whether the key is in one of the sections, or in no section at all: a misspelt name is never ignored.
+    fn contains(self, key: &str) -> bool {
+        let top = key.split('.').next().unwrap_or(key);
+        match self {
+            Sections::All => true,
+            Sections::Store => top == "store" || !settings::is_section(top),
+        }
+    }
 }
 
 /// A source of settings: its values, and where they come from.
@@ -59,17 +82,20 @@ impl Provider for Layer {
     }
 }
 
-/// Merges the defaults, the file and the environment. Adds unknown keys and unreadable sources to `errors`.
+/// Merges the defaults, the file and the environment. Adds unknown keys and unreadable sources to `errors`. A section
+/// that is not in `sections` keeps its defaults, whatever the file and the environment contain.
 pub(super) fn merge(
     file: Option<&Path>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
+    sections: Sections,
     errors: &mut Vec<ConfigError>,
 ) -> Figment {
     let mut figment = Figment::new();
     let mut merge = |metadata: Metadata, tree: Result<Dict, String>| {
         let mut cleaner = Cleaner { metadata: &metadata, errors };
         match tree {
-            Ok(tree) => {
+            Ok(mut tree) => {
+                tree.retain(|name, _| metadata.name == DEFAULTS || sections.contains(name));
                 let tree = cleaner.section("", tree);
                 figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
             }
@@ -77,7 +103,7 @@ pub(super) fn merge(
         }
     };
     merge(
-        Metadata::named("defaults").interpolater(|_, _| "its default".to_owned()),
+        Metadata::named(DEFAULTS).interpolater(|_, _| "its default".to_owned()),
         toml(Toml::string(&sample::sample())),
     );
     if let Some(path) = file {
@@ -86,7 +112,7 @@ pub(super) fn merge(
     }
     let (tree, unreadable) = variables(environment);
     merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), Ok(tree));
-    errors.extend(unreadable);
+    errors.extend(unreadable.into_iter().filter(|error| sections.contains(&error.key)));
     figment
 }
 

@@ -20,6 +20,7 @@ use crate::{
     event::Topic,
 };
 pub use check::{ConfigError, ConfigErrors};
+use layers::Sections;
 pub use sample::sample;
 pub use settings::{
     BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Security, Sequencer,
@@ -66,6 +67,12 @@ impl Config {
         Self::load_from(file, std::env::vars_os())
     }
 
+    /// Reads the section `store` of `file` (if any) and of the environment, as [`load`](Self::load) does. Every other
+    /// section has its defaults, and no error in such a section counts.
+    pub(crate) fn load_store(file: Option<&Path>) -> Result<Self, ConfigErrors> {
+        Self::load_sections(file, std::env::vars_os(), Sections::Store)
+    }
+
     /// Reads `file` (if any) and the given environment, as [`load`](Self::load) does.
     ///
     /// # Errors
@@ -74,15 +81,34 @@ impl Config {
         file: Option<&Path>,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigErrors> {
+        Self::load_sections(file, environment, Sections::All)
+    }
+
+    fn load_sections(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+        sections: Sections,
+    ) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
         let ignored_variables = layers::ignored_variables(environment.iter().map(|(name, _)| name.as_os_str()));
-        let raw = layers::merge(file, environment, &mut errors);
+        let raw = layers::merge(file, environment, sections, &mut errors);
         let config = check::check(&mut check::Checker::new(&raw, &mut errors));
         match config {
             Some(config) if errors.is_empty() => Ok(Config { ignored_variables, ..config }),
             _ => Err(ConfigErrors(errors)),
         }
+    }
+
+    /// Checks a configuration that a program has made or changed: the range of each value, and every relation that
+    /// [`load`](Self::load) checks. An instance checks its configuration before its start.
+    ///
+    /// # Errors
+    /// Every error: values out of range, contradicting values, a file of a secret that was not read.
+    pub fn validate(&self) -> Result<(), ConfigErrors> {
+        let mut errors = Vec::new();
+        check::check_finished(self, &mut errors);
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
     }
 }
 

@@ -1,6 +1,10 @@
 use std::{ffi::OsString, fs, path::PathBuf};
 
-use super::{settings::SECTIONS, types::ValueKind, *};
+use super::{
+    settings::SECTIONS,
+    types::{Ratio, Secret, ValueKind},
+    *,
+};
 use crate::tx::Network;
 
 /// Loads a file with these contents, with these environment variables.
@@ -408,4 +412,58 @@ fn a_warning_names_variables_that_look_like_settings_without_values() {
     assert!(warnings.len() == 1 && warnings[0].contains(named), "{warnings:?}");
     assert!(!warnings[0].contains("hunter2") && !warnings[0].contains("UTXO_STORE_PORT"), "{warnings:?}");
     assert_eq!(Config::load_from(None, []).unwrap().warnings(), [""; 0]);
+}
+
+#[test]
+fn a_finished_configuration_is_checked_like_a_loaded_one() {
+    let mut config = Config::default();
+    config.validate().unwrap();
+    config.kafka.topics.chain = config.kafka.topics.decisions.clone();
+    config.kafka.security.password_file = Some("/run/secrets/password".to_owned());
+    config.kafka.security.username = Some(String::new());
+    config.store.utxo_batch_size = 0;
+    config.ingest.dead_letter_ratio = Ratio(1.5);
+    config.ingest.durability_lag_ms = Some(0);
+    config.run.watchdog_ms = 1;
+    let errors = config.validate().unwrap_err();
+    let lines: Vec<String> = errors.0.iter().map(ToString::to_string).collect();
+    for line in [
+        "kafka.security.username must not be empty (set by the program)",
+        "kafka.security.password_file is read with a settings file or the environment only: set \
+         kafka.security.password (set by the program)",
+        "store.utxo_batch_size must be a whole number from 1 to 1000000, not 0 (set by the program)",
+        "ingest.dead_letter_ratio must be a number from 0 to 1, not 1.5 (set by the program)",
+        "ingest.durability_lag_ms must be a whole number from 1 to 3600000, not 0 (set by the program)",
+        "run.watchdog_ms is 1, but must be 0 (never) or at least 1000 (set by the program)",
+    ] {
+        assert!(lines.iter().any(|found| found == line), "{line} is not in {lines:#?}");
+    }
+    assert!(lines.iter().any(|line| line.starts_with("kafka.topics.decisions is \"utxo.decisions\"")), "{lines:#?}");
+    // A loaded secret stays beside the name of its file.
+    let mut config = Config::default();
+    let aerospike = &mut config.store.aerospike;
+    aerospike.user = Some("user".to_owned());
+    aerospike.password = Some(Secret::new("password").unwrap());
+    aerospike.password_file = Some("/run/secrets/password".to_owned());
+    config.validate().unwrap();
+}
+
+#[test]
+fn errors_of_other_sections_do_not_count_where_only_the_store_is_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("settings.toml");
+    let text = "kafka = 1\n[ingest]\nretry_pause_ms = \"soon\"\n[http]\napi = true\nlisten = \"0.0.0.0:1\"\n\
+                [store]\nnetwork = \"regtest\"\n";
+    fs::write(&path, text).unwrap();
+    let variable = |(name, value): (&str, &str)| (OsString::from(name), OsString::from(value));
+    let load = |variables: &[(&str, &str)]| {
+        Config::load_sections(Some(&path), variables.iter().copied().map(variable), Sections::Store)
+    };
+    let config = load(&[("UTXO_STORE__RUN", "x"), ("UTXO_STORE__STORE__UTXO_BATCH_SIZE", "7")]).unwrap();
+    assert_eq!((config.store.network, config.store.utxo_batch_size), (Network::Regtest, 7));
+    assert_eq!(config, Config { store: config.store.clone(), ..Config::default() });
+    let errors = load(&[("UTXO_STORE__STORE__UTXO_BATCH_SIZE", "0"), ("UTXO_STORE__STROE__URL", "x")]).unwrap_err();
+    let keys: Vec<&str> = errors.0.iter().map(|error| error.key.as_str()).collect();
+    assert_eq!(keys, ["stroe", "store.utxo_batch_size"]);
+    assert!(Config::load_from(Some(&path), []).is_err());
 }

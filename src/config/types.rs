@@ -47,6 +47,11 @@ pub trait SettingType: Sized {
     /// Reads a raw value; the error completes the sentence "`key` …".
     fn parse(value: &Value, range: Range) -> Result<Self, String>;
 
+    /// Checks a value that was not read by [`parse`](Self::parse); the error completes the sentence "`key` …".
+    fn check(&self, _range: Range) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Returns the value of a setting that is not given; `None`: the setting must be given.
     fn absent() -> Option<Self> {
         None
@@ -124,10 +129,11 @@ impl SettingType for Network {
 impl SettingType for String {
     const KIND: ValueKind = ValueKind::Text;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
-        match expect_text(value)? {
-            "" => Err("must not be empty".to_owned()),
-            text => Ok(text.to_owned()),
-        }
+        let text = expect_text(value)?.to_owned();
+        text.check(None).map(|()| text)
+    }
+    fn check(&self, _: Range) -> Result<(), String> {
+        if self.is_empty() { Err("must not be empty".to_owned()) } else { Ok(()) }
     }
 }
 
@@ -159,17 +165,29 @@ impl SettingType for bool {
     }
 }
 
+fn out_of_range((low, high): (u64, u64), value: impl fmt::Display) -> String {
+    format!("must be a whole number from {low} to {high}, not {value}")
+}
+
+macro_rules! whole_range {
+    ($type:ty) => {
+        (<$type>::MIN.into(), <$type>::MAX.into())
+    };
+}
+
 macro_rules! integer_types {
     ($($type:ty),*) => {$(
         impl SettingType for $type {
             const KIND: ValueKind = ValueKind::Integer;
             fn parse(value: &Value, range: Range) -> Result<Self, String> {
-                let (low, high) = range.unwrap_or((<$type>::MIN.into(), <$type>::MAX.into()));
-                value
-                    .to_i128()
-                    .filter(|number| (i128::from(low)..=i128::from(high)).contains(number))
-                    .and_then(|number| <$type>::try_from(number).ok())
-                    .ok_or_else(|| format!("must be a whole number from {low} to {high}, not {}", quoted(value)))
+                let number = value.to_i128().and_then(|number| <$type>::try_from(number).ok());
+                number
+                    .filter(|number| number.check(range).is_ok())
+                    .ok_or_else(|| out_of_range(range.unwrap_or(whole_range!($type)), quoted(value)))
+            }
+            fn check(&self, range: Range) -> Result<(), String> {
+                let (low, high) = range.unwrap_or(whole_range!($type));
+                if (low..=high).contains(&(*self).into()) { Ok(()) } else { Err(out_of_range((low, high), self)) }
             }
         }
     )*};
@@ -185,10 +203,12 @@ impl SettingType for Ratio {
     const KIND: ValueKind = ValueKind::Number;
     fn parse(value: &Value, _: Range) -> Result<Self, String> {
         let number = value.to_f64().or_else(|| value.to_i128().map(|number| number as f64));
-        number
-            .filter(|number| (0.0..=1.0).contains(number))
-            .map(Ratio)
-            .ok_or_else(|| format!("must be a number from 0 to 1, not {}", quoted(value)))
+        let ratio = number.map(Ratio).filter(|ratio| ratio.check(None).is_ok());
+        ratio.ok_or_else(|| format!("must be a number from 0 to 1, not {}", quoted(value)))
+    }
+    fn check(&self, _: Range) -> Result<(), String> {
+        let Ratio(number) = self;
+        if (0.0..=1.0).contains(number) { Ok(()) } else { Err(format!("must be a number from 0 to 1, not {number}")) }
     }
 }
 
@@ -196,6 +216,9 @@ impl<T: SettingType> SettingType for Option<T> {
     const KIND: ValueKind = T::KIND;
     fn parse(value: &Value, range: Range) -> Result<Self, String> {
         T::parse(value, range).map(Some)
+    }
+    fn check(&self, range: Range) -> Result<(), String> {
+        self.as_ref().map_or(Ok(()), |value| value.check(range))
     }
     fn absent() -> Option<Self> {
         Some(None)

@@ -18,7 +18,7 @@ use crate::{
         saved::SavedLog,
     },
     clock::Clock,
-    config::Config,
+    config::{Config, ConfigErrors},
     engine::{self, EngineError, OpenError, StoreUrl, fjall::OpenFjallError},
     instance::InstanceParts,
     liveness::LivenessMonitor,
@@ -36,13 +36,16 @@ use crate::{
 /// Setting that names the place of the objects to which events refer.
 const OBJECTS_URL: &str = "objects.url";
 
-/// Reasons why a store, a log or an instance cannot be opened; each message is one line.
+/// Reasons why a store, a log or an instance cannot be opened; each message is one line, but for `Config`.
 #[derive(Debug, thiserror::Error)]
 pub enum OpeningError {
     /// The settings contradict each other, librdkafka does not know one of them, or they need a feature that this build
     /// does not have.
     #[error("{0}")]
     Settings(String),
+    /// Values of the configuration are out of range or contradict each other; one line per error.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
     /// The configured store cannot be opened.
     #[error("cannot open the store (store.url): {0}")]
     ConfiguredStore(OpenError),
@@ -94,7 +97,7 @@ pub enum OpeningError {
 impl OpeningError {
     /// Returns whether the settings are at fault.
     pub fn is_bad_settings(&self) -> bool {
-        matches!(self, OpeningError::Settings(_))
+        matches!(self, OpeningError::Settings(_) | OpeningError::Config(_))
     }
 }
 

@@ -210,8 +210,13 @@ impl RecordEngine for AerospikeEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        let ConnectedCluster { client, policies, location, incarnations, .. } = self.require_open("incarnation")?;
-        incarnations.read(client, &policies.admin, &location.namespace).await
+        let ConnectedCluster { client, policies, incarnations, .. } = self.require_open("incarnation")?;
+        incarnations.read(client, &policies.admin).await
+    }
+
+    async fn check_flushing(&self) -> Result<(), EngineError> {
+        let ConnectedCluster { client, policies, location, incarnations, .. } = self.require_open("check flushing")?;
+        incarnations.check_flushing(client, &policies.admin, &location.namespace).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {

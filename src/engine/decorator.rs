@@ -75,6 +75,11 @@ pub trait EngineDecorator: Send + Sync + 'static {
         async move { self.inner().incarnation().await }
     }
 
+    /// Forwards the call to [`RecordEngine::check_flushing`].
+    fn check_flushing(&self) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async move { self.inner().check_flushing().await }
+    }
+
     /// Forwards the call to [`RecordEngine::close`].
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> + Send {
         async move { self.inner().close().await }
@@ -126,6 +131,10 @@ impl<D: EngineDecorator> RecordEngine for D {
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         EngineDecorator::incarnation(self).await
+    }
+
+    async fn check_flushing(&self) -> Result<(), EngineError> {
+        EngineDecorator::check_flushing(self).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {

@@ -198,11 +198,19 @@ pub trait RecordEngine: Send + Sync + 'static {
         false
     }
 
-    /// Returns the present incarnation of all nodes, at most a few hundred bytes. If the value is unchanged, no change
-    /// acknowledged earlier than [`loss_window`](Self::loss_window) before the call can be lost. An error means that
-    /// the incarnation is unknown. An engine without a loss window may always return the same value.
+    /// Returns the present incarnation of all nodes, at most a few hundred bytes. An unchanged value means that no node
+    /// has restarted in between. An error means that the incarnation is unknown. The call costs the nodes next to
+    /// nothing: a caller may ask before each decision. An engine without a loss window may return one value for good.
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         Ok(Incarnation::default())
+    }
+
+    /// Checks that the nodes write to their devices in time. Only then is a change that was acknowledged
+    /// [`loss_window`](Self::loss_window) before the call durable, and only while the incarnation is unchanged. After
+    /// an error the durability is unknown. The nodes walk their partitions for the answer: a caller asks a few times a
+    /// second at most.
+    async fn check_flushing(&self) -> Result<(), EngineError> {
+        Ok(())
     }
 
     /// Finishes the calls in flight and releases files and connections; later calls fail with [`ErrorKind::Fatal`].

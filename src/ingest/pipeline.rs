@@ -86,6 +86,9 @@ pub struct Pipeline {
     control_requests: mpsc::Receiver<ControlRequest<(i32, PartitionCommand)>>,
     /// Number of completed events.
     completed: u64,
+    shutdown: CancellationToken,
+    /// A shutdown has ended a rewind before its end: which completed events are durable is unknown.
+    has_abandoned_rewind: bool,
 }
 
 impl Pipeline {
@@ -115,6 +118,8 @@ impl Pipeline {
             status: StatusReport::default(),
             control_requests: services.health.control().partitions.open(),
             completed: 0,
+            shutdown: CancellationToken::new(),
+            has_abandoned_rewind: false,
             task_sender: sender,
             task_messages,
             settings,
@@ -134,6 +139,7 @@ impl Pipeline {
     /// shutdown does not wait for the durability lag.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<PipelineReport, PipelineError> {
         let monitor = self.services.health.liveness().watch_loop("the pipeline's loop");
+        self.shutdown = shutdown.clone();
         while !shutdown.is_cancelled()
             && !self.reads.member.partitions.has_reached_all(self.services.modes.end_offsets())
         {
@@ -173,10 +179,15 @@ impl Pipeline {
     }
 
     async fn shut_down(&mut self) -> Result<PipelineReport, PipelineError> {
-        self.drain(DrainReason::Shutdown, None).await?;
-        self.dispatcher.shut_down().await;
-        // The next owner finds a node's restart by itself: a rewind here would need a store that answers.
-        self.commit_unless_restarted().await?;
+        if self.has_abandoned_rewind {
+            // The baseline may be that of the restarted nodes already: a commit would count lost writes as durable.
+            self.dispatcher.shut_down().await;
+        } else {
+            self.drain(DrainReason::Shutdown, None).await?;
+            self.dispatcher.shut_down().await;
+            // The next owner finds a node's restart by itself: a rewind here would need a store that answers.
+            self.commit_unless_restarted().await?;
+        }
         self.reads.member.consumer.close().await?;
         let (contests, dead_letters) = self.publications.totals();
         let parked_max = self.planner.flights().counts().parked_max as u64;

@@ -76,9 +76,7 @@ fn rebase_page(page: &Page, rebase: impl Fn(&Bytes) -> Bytes) -> Page {
     let mut page = page.clone();
     match page.master.as_mut().and_then(|master| master.body.as_mut()) {
         Some(Body::Transaction(body)) => *body = rebase(body),
-        Some(Body::Outputs(outputs)) => {
-            outputs.iter_mut().flatten().for_each(|output| *output = output.with_script(&rebase));
-        }
+        Some(Body::Outputs(outputs)) => *outputs = outputs.with_scripts(rebase),
         Some(Body::External(_)) | None => {}
     }
     page

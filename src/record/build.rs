@@ -2,13 +2,13 @@
 
 mod other_pages;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
 pub use other_pages::OtherPages;
 
-use super::{Body, Master, MinedIn, Page, Slot, StoredOutput, Verdict};
+use super::{Body, Master, MinedIn, Page, PartialOutputs, Slot, StoredOutput, Verdict};
 use crate::tx::{InvalidTransaction, MAX_MONEY, Network, Output, Transaction, Txid, UtxoHash, has_slot, utxo_hash};
 
 /// Number of blocks after its own block from which a coinbase is spendable.
@@ -210,21 +210,22 @@ pub fn build_partial_pages(known: &KnownOutputs, params: &PageParams) -> Result<
     if sum.is_none_or(|sum| sum > MAX_MONEY) {
         return Err(InvalidPartialTx::TooMuchMoney);
     }
-    let mut outputs = vec![None; greatest as usize + 1];
+    let mut by_index = BTreeMap::new();
     for KnownOutput { vout, output } in &known.outputs {
-        if outputs[*vout as usize].replace(output.clone()).is_some() {
+        if by_index.insert(*vout, output.clone()).is_some() {
             return Err(InvalidPartialTx::RepeatedOutput(*vout));
         }
     }
+    let outputs = PartialOutputs::new(by_index.into_iter().collect());
     let mut blank = Page::empty(known.txid);
     set_coinbase(&mut blank, known.coinbase, params.height);
     let slots = other_pages::build_partial_slots(&known.txid, &outputs, 0, params);
-    let (others, spent_pages) = match outputs.len() <= params.slots_per_page() {
+    let (others, spent_pages) = match outputs.count() as usize <= params.slots_per_page() {
         true => (None, BTreeSet::new()),
         false => OtherPages::of_partial(blank.clone(), outputs.clone(), params),
     };
     let master = Master {
-        total_utxos: outputs.len() as u32,
+        total_utxos: outputs.count(),
         mined: vec![MinedIn { block_id: 0, height: params.height, subtree: 0 }],
         body: Some(Body::Outputs(outputs)),
         spent_pages,
@@ -555,7 +556,7 @@ mod tests {
         assert_eq!(master.mined, [MinedIn { block_id: 0, height: 1_000, subtree: 0 }]);
         assert_eq!((master.unmined_since, master.total_utxos), (None, 4));
         let Some(Body::Outputs(outputs)) = &master.body else { panic!() };
-        assert_eq!(outputs.iter().map(Option::is_some).collect::<Vec<_>>(), there);
+        assert_eq!(outputs.iter().map(|output| output.is_some()).collect::<Vec<_>>(), there);
     }
 
     #[test]
@@ -574,6 +575,9 @@ mod tests {
         assert_eq!(build_partial_pages(&partial(&[0, u32::MAX]), &params(4)), Err(too_wide));
         let last = build_partial_pages(&partial(&[PARTIAL_OUTPUT_LIMIT - 1]), &params(20_000)).unwrap();
         assert_eq!(last.others.unwrap().count(), 52);
+        assert_eq!(last.master.master.as_ref().unwrap().spent_pages.len(), 51, "all other pages but the last");
+        let Some(Body::Outputs(outputs)) = last.master.body() else { panic!() };
+        assert_eq!(outputs.known().len(), 1, "a gap takes no memory");
         let too_wide = InvalidPartialTx::TooWide { vout: PARTIAL_OUTPUT_LIMIT };
         assert_eq!(build_partial_pages(&partial(&[PARTIAL_OUTPUT_LIMIT]), &params(4)), Err(too_wide));
     }

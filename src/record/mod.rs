@@ -21,7 +21,7 @@ mod selection;
 mod verdict;
 
 pub use block::BlockRecord;
-pub use body::{Blob, Body, StoredOutput};
+pub use body::{Blob, Body, PartialOutputs, StoredOutput};
 pub use command::{CommandRecord, CommandResult};
 pub use lock_record::LockRecord;
 pub use meta::{BoundTopic, ChainTip, ConsumedOffsets, LogEnds, MetaRecord, Rebuilding};

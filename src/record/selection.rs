@@ -106,7 +106,7 @@ fn select_fields(page: &Page, selection: Selection) -> Page {
 /// Returns outputs of an inline body; none: the body has none in this range, or is elsewhere.
 fn outputs_in(body: &Body, first: usize, count: usize) -> Vec<Option<StoredOutput>> {
     match body {
-        Body::Outputs(outputs) => outputs.iter().skip(first).take(count).cloned().collect(),
+        Body::Outputs(outputs) => outputs.iter().skip(first).take(count).map(Option::<&StoredOutput>::cloned).collect(),
         Body::Transaction(bytes) => {
             let stored = |Output { satoshis, script }| Some(StoredOutput { satoshis, script: bytes.slice_ref(script) });
             let parsed = Transaction::parse(bytes).ok();

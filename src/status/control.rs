@@ -24,6 +24,7 @@ pub enum PartitionCommand {
 
 /// Answer of a loop to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub enum ControlAnswer {
     /// The request was carried out, or is in progress; says what was done.
     Done(String),

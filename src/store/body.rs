@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::{
     blob::BlobError,
-    record::{Body, Page, StoredOutput},
+    record::{Body, Page, PartialOutputs, StoredOutput},
     tx::{Output, ParseError, Transaction, Txid},
 };
 
@@ -37,7 +37,7 @@ pub enum ParsedBody<'a> {
     /// The body of a whole transaction.
     Transaction(Transaction<'a>),
     /// The outputs of a partial transaction by index; gaps are `None`.
-    Outputs(&'a [Option<StoredOutput>]),
+    Outputs(&'a PartialOutputs),
 }
 
 impl BodyError {
@@ -113,7 +113,7 @@ impl<'a> ParsedBody<'a> {
     pub fn output(&self, vout: u32) -> Option<Output<'a>> {
         match self {
             ParsedBody::Transaction(transaction) => transaction.outputs().nth(vout as usize),
-            ParsedBody::Outputs(outputs) => outputs.get(vout as usize)?.as_ref().map(view),
+            ParsedBody::Outputs(outputs) => outputs.get(vout).map(view),
         }
     }
 
@@ -121,7 +121,7 @@ impl<'a> ParsedBody<'a> {
     pub fn outputs(&self) -> Box<dyn Iterator<Item = Option<Output<'a>>> + Send + 'a> {
         match self {
             ParsedBody::Transaction(transaction) => Box::new(transaction.outputs().map(Some)),
-            ParsedBody::Outputs(outputs) => Box::new(outputs.iter().map(|output| output.as_ref().map(view))),
+            ParsedBody::Outputs(outputs) => Box::new(outputs.iter().map(|output| output.map(view))),
         }
     }
 

@@ -54,7 +54,7 @@ impl BodyHash {
                 },
             },
             Body::Outputs(outputs) => {
-                let mut bytes = (outputs.len() as u32).to_le_bytes().to_vec();
+                let mut bytes = outputs.count().to_le_bytes().to_vec();
                 for output in ParsedBody::Outputs(outputs).outputs() {
                     bytes.push(u8::from(output.is_some()));
                     if let Some(output) = output {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::record::{
-    Blob, Key, MinedIn, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+    Blob, Key, MinedIn, PartialOutputs, Reason, Reassignment, Slot, SpendingData, Stamp, StoredOutput, Verdict,
     build::{BlockListing, NewTxState},
 };
 use crate::store::testing::*;
@@ -50,6 +50,12 @@ fn slot(page: &mut Page, at: usize) -> &mut Slot {
     &mut page.utxos.as_mut().unwrap()[at]
 }
 
+fn change_outputs(outputs: &mut PartialOutputs, change: fn(&mut Vec<Option<StoredOutput>>)) {
+    let mut dense = outputs.iter().map(Option::<&StoredOutput>::cloned).collect();
+    change(&mut dense);
+    *outputs = dense.into_iter().collect();
+}
+
 pub(in crate::store) type Change = (&'static str, fn(&mut Page));
 
 /// Returns a change of the [`sample`] for each field that the digest covers.
@@ -57,15 +63,19 @@ pub(in crate::store) fn changes() -> [Change; 26] {
     [
         ("txid", |page| page.txid.0[0] ^= 1),
         ("amount of an output", |page| match &mut master(page).body {
-            Some(Body::Outputs(outputs)) => outputs[0].as_mut().unwrap().satoshis += 1,
+            Some(Body::Outputs(outputs)) => {
+                change_outputs(outputs, |outputs| outputs[0].as_mut().unwrap().satoshis += 1);
+            }
             _ => unreachable!(),
         }),
         ("script of an output", |page| match &mut master(page).body {
-            Some(Body::Outputs(outputs)) => outputs[0].as_mut().unwrap().script = Bytes::from_static(&[0x51, 1]),
+            Some(Body::Outputs(outputs)) => change_outputs(outputs, |outputs| {
+                outputs[0].as_mut().unwrap().script = Bytes::from_static(&[0x51, 1]);
+            }),
             _ => unreachable!(),
         }),
         ("a gap", |page| match &mut master(page).body {
-            Some(Body::Outputs(outputs)) => outputs[2] = None,
+            Some(Body::Outputs(outputs)) => change_outputs(outputs, |outputs| outputs[2] = None),
             _ => unreachable!(),
         }),
         ("kind of body", |page| master(page).body = Some(Body::Transaction(transaction(&[], &[])))),

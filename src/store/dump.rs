@@ -133,7 +133,7 @@ pub(super) async fn dump_transaction(
     let Some(bins) = master.master.as_deref() else { return Ok(None) };
     let (tx, outputs) = match store.read_intact_body(master).await?.as_deref() {
         Some(Body::Transaction(bytes)) => (Some(hex::encode(bytes)), None),
-        Some(Body::Outputs(outputs)) => (None, Some(outputs.clone())),
+        Some(Body::Outputs(outputs)) => (None, Some(outputs.iter().map(Option::<&StoredOutput>::cloned).collect())),
         Some(Body::External(_)) | None => (None, None),
     };
     let (verdict, reason) = verdict_texts(bins.verdict);

@@ -8,7 +8,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse, TxPieces, find_outputs_by_hash},
     engine::{EngineError, ErrorKind, Row},
-    record::{Blob, Body, ClaimedBody, Key, Operation, Page, Sequenced, StoredOutput, build::InlineBodies},
+    record::{
+        Blob, Body, ClaimedBody, Key, Operation, Page, PartialOutputs, Sequenced, StoredOutput, build::InlineBodies,
+    },
     tx::{Txid, UtxoHash, WireFormat},
 };
 
@@ -191,10 +193,10 @@ async fn put_body(blobs: &BlobStore, page: &Page, body: &Body) -> Result<Option<
     Ok(Some(Body::External(blob)))
 }
 
-fn partial_tx(page: &Page, outputs: &[Option<StoredOutput>]) -> Option<PartialTx> {
+fn partial_tx(page: &Page, outputs: &PartialOutputs) -> Option<PartialTx> {
     let height = page.master.as_ref()?.mined.first()?.height;
-    let known = outputs.iter().zip(0..).filter_map(|(output, vout)| Some((vout, output.clone()?)));
-    Some(PartialTx { txid: page.txid, height, coinbase: page.is_coinbase, outputs: known.collect() })
+    let outputs = outputs.known().to_vec();
+    Some(PartialTx { txid: page.txid, height, coinbase: page.is_coinbase, outputs })
 }
 
 fn with_body(operation: &Operation, body: Body) -> Operation {

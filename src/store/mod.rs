@@ -24,6 +24,7 @@ pub mod read;
 pub mod recovery;
 pub mod restart_detector;
 pub mod sentinels;
+pub mod shared_look;
 pub mod spend_status;
 pub mod stats;
 pub mod topics;

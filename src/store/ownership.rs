@@ -9,7 +9,7 @@
 use super::{
     StateStore,
     meta::{MetaError, StoreMeta, check_not_rebuilding},
-    topics::{FoundTopic, verify_topic_binding},
+    topics::LogIdentity,
 };
 use crate::record::{ChainTip, ConsumedOffsets, MetaRecord};
 
@@ -85,19 +85,19 @@ impl StoreOwnership for StateStore {
 }
 
 impl StoreMeta<'_> {
-    /// Verifies for a group with commits that this is its store: no rebuild, made from these topics, and not behind the
-    /// committed offsets, which must have been read before the call. Returns the meta record.
+    /// Verifies for a group with commits that this is its store: no rebuild, made from this log, and not behind the
+    /// committed offsets. Both must have been read before the call. Returns the meta record.
     ///
     /// # Errors
     /// The reason against the store, or the meta record could not be read.
     pub async fn verify_made_from(
         &self,
-        topics: &[FoundTopic],
+        log: &LogIdentity,
         committed: &ConsumedOffsets,
     ) -> Result<MetaRecord, MetaError> {
         let meta = self.store().meta().await?.ok_or(MetaError::NamespaceLost)?;
         check_not_rebuilding(&meta)?;
-        topics.iter().try_for_each(|topic| verify_topic_binding(&meta, topic))?;
+        log.differences(&meta).into_iter().next().map_or(Ok(()), Err)?;
         verify_has_consumed(&meta, committed)?;
         Ok(meta)
     }
@@ -166,8 +166,13 @@ impl StoreOwnership for UnverifiedStore {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
-    use crate::store::{prune::PruneTerms, testing::store};
+    use crate::{
+        event::Topic,
+        store::{prune::PruneTerms, testing::store, topics::FoundTopic},
+    };
 
     fn consumed(chain: u64, validated: impl IntoIterator<Item = (u32, u64)>) -> ConsumedOffsets {
         ConsumedOffsets { chain, validated: validated.into_iter().collect(), height: 0 }
@@ -228,12 +233,37 @@ mod tests {
 
     const TERMS: PruneTerms = PruneTerms { height: 400, retention: 288, committed: 7 };
 
+    fn no_log() -> LogIdentity {
+        LogIdentity { topics: Vec::new(), chain_id: None }
+    }
+
+    /// A cluster without topic ids knows a topic by its first record only.
+    #[tokio::test]
+    async fn another_chain_and_another_number_of_partitions_are_refused() {
+        let store = new().await;
+        let validated = |partitions| FoundTopic {
+            topic: Topic::ValidatedTxs,
+            name: "txs".to_owned(),
+            id: None,
+            partitions,
+            first: BTreeMap::new(),
+        };
+        let log =
+            |partitions, chain: u8| LogIdentity { topics: vec![validated(partitions)], chain_id: Some([chain; 32]) };
+        StoreMeta::of(&store).bind_log(&log(2, 1)).await.unwrap();
+        let none = ConsumedOffsets::default();
+        let verify = async |log: LogIdentity| StoreMeta::of(&store).verify_made_from(&log, &none).await;
+        verify(log(2, 1)).await.unwrap();
+        assert!(matches!(verify(log(2, 2)).await, Err(MetaError::ChainRecreated { .. })));
+        assert!(matches!(verify(log(3, 1)).await, Err(MetaError::OtherPartitions { .. })));
+    }
+
     /// Events below the floor name pruned transactions, of which no record may be left that recognises them.
     #[tokio::test]
     async fn a_group_below_the_replay_floor_is_refused() {
         let store = new().await;
         let may_go_on = async |from| {
-            let meta = StoreMeta::of(&store).verify_made_from(&[], &ConsumedOffsets::default()).await.unwrap();
+            let meta = StoreMeta::of(&store).verify_made_from(&no_log(), &ConsumedOffsets::default()).await.unwrap();
             verify_above_floor(&meta.replay_floor, &from)
         };
         may_go_on(consumed(0, [])).await.unwrap();
@@ -256,7 +286,10 @@ mod tests {
         assert!(matches!(store.verify_intact().await, Err(MetaError::NamespaceLost)));
         let none = ConsumedOffsets::default();
         assert!(matches!(store.verify_covers(&none).await, Err(MetaError::NamespaceLost)));
-        assert!(matches!(StoreMeta::of(&store).verify_made_from(&[], &none).await, Err(MetaError::NamespaceLost)));
+        assert!(matches!(
+            StoreMeta::of(&store).verify_made_from(&no_log(), &none).await,
+            Err(MetaError::NamespaceLost)
+        ));
         assert!(matches!(store.record_consumed(&consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
         assert_eq!(store.meta().await.unwrap(), None);
     }

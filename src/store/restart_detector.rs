@@ -5,27 +5,34 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+use super::shared_look::{Freshness, LOOK_TIMEOUT, Look, LookNumber, SharedLook, no_answer};
 use crate::{
     backoff::Backoff,
-    engine::{EngineError, ErrorKind, Incarnation, RecordEngine},
+    engine::{EngineError, Incarnation, RecordEngine},
     status::registry::NodesStatus,
 };
 
 /// Compares the incarnation of the store's nodes with the incarnation at the last [`baseline`](Self::baseline). Over an
-/// engine that loses no write the detector asks nothing and reports no restart.
+/// engine that loses no write the detector asks nothing and reports no restart. Clones keep a baseline each and share
+/// their questions to the nodes.
 #[derive(Clone)]
 pub struct RestartDetector {
-    engine: Arc<dyn RecordEngine>,
+    incarnations: Arc<SharedLook<Incarnation>>,
+    flushing: Arc<SharedLook<()>>,
     lag: Duration,
     expected: Incarnation,
 }
+
+/// A moment before which a caller has read or written; see [`RestartDetector::has_restarted_since`].
+#[derive(Debug, Clone, Copy)]
+pub struct LookMoment(LookNumber);
 
 /// Result of one comparison of incarnations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartPoll {
     /// No node has restarted: writes acknowledged at least the durability lag before `polled_at` are durable.
     Unchanged {
-        /// Time at which the question was sent.
+        /// Time of the question about the devices, which is at most half a second older than the poll.
         polled_at: Instant,
     },
     /// A node has restarted: writes acknowledged since the last commit may be lost.
@@ -34,8 +41,10 @@ pub enum RestartPoll {
 
 /// Default durability lag, in multiples of the time for which the engine can lose an acknowledged write.
 const LAG_FACTOR: u32 = 5;
-/// Time after which a question to the nodes counts as unanswered.
-const INCARNATION_TIMEOUT: Duration = Duration::from_secs(2);
+/// Age of an answer about the devices that a commit still uses: twice a second the nodes are asked.
+const FLUSH_REUSE: Duration = Duration::from_millis(500);
+/// Divisor of the durability lag that gives the age where the lag is short.
+const FLUSH_REUSE_OF_LAG: u32 = 20;
 /// First and longest pause between two questions.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
@@ -65,7 +74,19 @@ impl RestartDetector {
     /// Creates a detector without a baseline. Call [`baseline`](Self::baseline) before the first write that a node can
     /// lose.
     pub fn new(engine: Arc<dyn RecordEngine>, lag: Duration) -> Self {
-        RestartDetector { engine, lag, expected: Incarnation::default() }
+        let (asked, checked) = (engine.clone(), engine);
+        RestartDetector {
+            incarnations: SharedLook::new(move || {
+                let engine = asked.clone();
+                async move { engine.incarnation().await }
+            }),
+            flushing: SharedLook::new(move || {
+                let engine = checked.clone();
+                async move { engine.check_flushing().await }
+            }),
+            lag,
+            expected: Incarnation::default(),
+        }
     }
 
     /// Returns whether the nodes can lose acknowledged writes.
@@ -91,24 +112,58 @@ impl RestartDetector {
     /// Makes the present incarnation the baseline of later comparisons. Asks until the nodes answer.
     pub async fn baseline(&mut self) -> Result<&Incarnation, EngineError> {
         if self.can_lose_writes() {
-            self.expected = self.read_incarnation_until_answered().await?;
+            self.expected = self.read_incarnation_until_answered(self.incarnations.now()).await?;
         }
         Ok(&self.expected)
     }
 
-    /// Compares the present incarnation with the baseline, with one question.
+    /// Compares the present incarnation with the baseline, and checks that the devices keep up.
     ///
     /// # Errors
-    /// The incarnation is unknown: nothing may be committed.
+    /// The incarnation is unknown, or a device is far behind: nothing may be committed.
     pub async fn poll(&self) -> Result<RestartPoll, EngineError> {
-        let polled_at = Instant::now();
-        let is_unchanged = !self.can_lose_writes() || self.read_incarnation().await? == self.expected;
-        Ok(if is_unchanged { RestartPoll::Unchanged { polled_at } } else { RestartPoll::Restarted })
+        if !self.can_lose_writes() {
+            return Ok(RestartPoll::Unchanged { polled_at: Instant::now() });
+        }
+        let point = self.incarnations.now();
+        let polled = async {
+            let reuse = FLUSH_REUSE.min(self.lag / FLUSH_REUSE_OF_LAG);
+            let oldest = Instant::now().checked_sub(reuse).unwrap_or_else(Instant::now);
+            // The devices first: their answers may show a restart, which the incarnation then has.
+            let flushing = self.flushing.get(Freshness::Since(oldest)).await;
+            let Look { answer: incarnation, .. } = self.incarnations.get(Freshness::After(point)).await?;
+            if incarnation != self.expected {
+                return Ok(RestartPoll::Restarted);
+            }
+            Ok(RestartPoll::Unchanged { polled_at: flushing?.began_at })
+        };
+        tokio::time::timeout(LOOK_TIMEOUT, polled).await.unwrap_or_else(|_| Err(no_answer()))
+    }
+
+    /// Returns the present moment, for a later [`has_restarted_since`](Self::has_restarted_since).
+    pub fn moment(&self) -> LookMoment {
+        LookMoment(self.incarnations.now())
     }
 
     /// Returns whether a node has restarted since the baseline. Asks until the nodes answer.
     pub async fn has_restarted(&self) -> Result<bool, EngineError> {
-        Ok(self.can_lose_writes() && self.read_incarnation_until_answered().await? != self.expected)
+        self.has_restarted_since(self.moment()).await
+    }
+
+    /// Returns whether a node has restarted since the baseline and may have lost what the caller read or wrote before
+    /// `moment`. Asks until the nodes answer, unless another caller has asked since that moment.
+    pub async fn has_restarted_since(&self, LookMoment(point): LookMoment) -> Result<bool, EngineError> {
+        Ok(self.can_lose_writes() && self.read_incarnation_until_answered(point).await? != self.expected)
+    }
+
+    /// Returns whether no node has restarted since the baseline, once the devices keep up: every write acknowledged at
+    /// least the durability lag before the call is durable then. Asks until the nodes answer.
+    pub async fn has_kept_writes(&self) -> Result<bool, EngineError> {
+        if self.can_lose_writes() {
+            let check = || self.flushing.get(Freshness::After(self.flushing.now()));
+            Backoff::new(RETRY_PAUSE, 0).retry(EngineError::may_be_retried, check).await?;
+        }
+        Ok(!self.has_restarted().await?)
     }
 
     /// Waits until every write acknowledged before the call is durable. Returns `false` if a node has restarted
@@ -118,35 +173,31 @@ impl RestartDetector {
             return Ok(true);
         }
         tokio::time::sleep(self.lag).await;
-        let restarted = self.has_restarted().await?;
-        if restarted {
+        let kept = self.has_kept_writes().await?;
+        if !kept {
             self.baseline().await?;
         }
-        Ok(!restarted)
+        Ok(kept)
     }
 
-    async fn read_incarnation(&self) -> Result<Incarnation, EngineError> {
-        tokio::time::timeout(INCARNATION_TIMEOUT, self.engine.incarnation()).await.unwrap_or_else(|_| {
-            Err(EngineError {
-                kind: ErrorKind::Retryable,
-                operation: "incarnation",
-                key: "all nodes".into(),
-                message: format!("no answer within {INCARNATION_TIMEOUT:?}"),
-            })
-        })
-    }
-
-    async fn read_incarnation_until_answered(&self) -> Result<Incarnation, EngineError> {
-        Backoff::new(RETRY_PAUSE, 0).retry(EngineError::may_be_retried, || self.read_incarnation()).await
+    async fn read_incarnation_until_answered(&self, point: LookNumber) -> Result<Incarnation, EngineError> {
+        let read = || self.incarnations.get(Freshness::After(point));
+        Ok(Backoff::new(RETRY_PAUSE, 0).retry(EngineError::may_be_retried, read).await?.answer)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    };
+
     use super::*;
     use crate::{
         clock::Clock,
         engine::{
+            EngineDecorator, ErrorKind,
             conformance::RULES,
             fault::{EngineFaults, FaultEngine},
             memory::MemoryEngine,
@@ -170,6 +221,94 @@ mod tests {
         assert_eq!(detector.poll().await.unwrap(), RestartPoll::Restarted);
         detector.baseline().await.unwrap();
         assert!(!detector.has_restarted().await.unwrap());
+    }
+
+    /// Nodes whose restarts, devices and questions are those of the test.
+    struct TestNodes {
+        below: MemoryEngine,
+        incarnation: Mutex<&'static str>,
+        is_behind: Mutex<bool>,
+        incarnation_questions: AtomicU64,
+        device_questions: AtomicU64,
+    }
+
+    impl EngineDecorator for TestNodes {
+        fn inner(&self) -> &dyn RecordEngine {
+            &self.below
+        }
+
+        async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+            self.incarnation_questions.fetch_add(1, Ordering::Relaxed);
+            Ok(Incarnation((*self.incarnation.lock().unwrap()).to_owned()))
+        }
+
+        async fn check_flushing(&self) -> Result<(), EngineError> {
+            self.device_questions.fetch_add(1, Ordering::Relaxed);
+            let (kind, operation) = (ErrorKind::Retryable, "incarnation");
+            let error = EngineError { kind, operation, key: "all nodes".into(), message: "far behind".into() };
+            if *self.is_behind.lock().unwrap() { Err(error) } else { Ok(()) }
+        }
+    }
+
+    impl TestNodes {
+        /// Returns the questions since the last call: for the incarnation, and about the devices.
+        fn take_questions(&self) -> (u64, u64) {
+            (self.incarnation_questions.swap(0, Ordering::Relaxed), self.device_questions.swap(0, Ordering::Relaxed))
+        }
+    }
+
+    async fn detector_over_test_nodes() -> (Arc<TestNodes>, RestartDetector) {
+        let nodes = Arc::new(TestNodes {
+            below: MemoryEngine::new(RULES),
+            incarnation: Mutex::new("a"),
+            is_behind: Mutex::new(false),
+            incarnation_questions: AtomicU64::new(0),
+            device_questions: AtomicU64::new(0),
+        });
+        let mut detector = RestartDetector::new(nodes.clone(), Duration::from_secs(10));
+        detector.baseline().await.unwrap();
+        assert_eq!(nodes.take_questions(), (1, 0));
+        (nodes, detector)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_decision_asks_for_no_devices_and_uses_no_question_from_before_its_reads() {
+        let (nodes, detector) = detector_over_test_nodes().await;
+        let before = detector.moment();
+        assert!(!detector.has_restarted().await.unwrap());
+        assert!(!detector.has_restarted_since(before).await.unwrap());
+        assert_eq!(nodes.take_questions(), (1, 0), "the answer of the first question serves the second caller");
+        let reads_end = detector.clone().moment();
+        *nodes.incarnation.lock().unwrap() = "b";
+        assert!(!detector.has_restarted_since(before).await.unwrap(), "the moment is before the restart");
+        assert!(detector.has_restarted_since(reads_end).await.unwrap());
+        assert_eq!(nodes.take_questions(), (1, 0));
+        assert_eq!(detector.poll().await.unwrap(), RestartPoll::Restarted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_that_is_behind_holds_commits_up_and_no_decision() {
+        let (nodes, detector) = detector_over_test_nodes().await;
+        *nodes.is_behind.lock().unwrap() = true;
+        assert!(detector.poll().await.unwrap_err().message.contains("far behind"));
+        assert!(!detector.has_restarted().await.unwrap());
+        let kept = tokio::time::timeout(Duration::from_secs(60), detector.has_kept_writes());
+        assert!(kept.await.is_err(), "writes whose device is behind are not durable");
+        *nodes.is_behind.lock().unwrap() = false;
+        assert!(detector.has_kept_writes().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn commits_ask_for_the_devices_twice_a_second_and_count_from_that_question() {
+        let (nodes, detector) = detector_over_test_nodes().await;
+        let start = Instant::now();
+        for number in 0..=10 {
+            let since = Duration::from_millis(number / 6 * 600);
+            let expected = RestartPoll::Unchanged { polled_at: start + since };
+            assert_eq!(detector.clone().poll().await.unwrap(), expected, "poll {number}");
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        assert_eq!(nodes.take_questions(), (11, 2), "every commit asks for the incarnation");
     }
 
     #[tokio::test]

@@ -130,7 +130,7 @@ impl StoreStats {
             (TxState::Live, Some(ParsedBody::Outputs(outputs))) => {
                 self.spent_outside += slots.spent;
                 self.frozen += slots.frozen;
-                self.seeded.add(outputs.iter().flatten().count() as u64, slots);
+                self.seeded.add(outputs.known().len() as u64, slots);
             }
             (TxState::Live, body) => self.add_live(master, body, slots),
         }

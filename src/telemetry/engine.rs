@@ -98,6 +98,12 @@ impl engine::EngineDecorator for WatchedEngine {
         self.count(&result);
         result
     }
+
+    async fn check_flushing(&self) -> Result<(), EngineError> {
+        let result = self.engine.check_flushing().await;
+        self.count(&result);
+        result
+    }
 }
 
 #[cfg(test)]

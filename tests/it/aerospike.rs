@@ -1,11 +1,15 @@
 //! The engine on a real Aerospike: conformance, native operations, refusals at a start, a server that dies.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use utxo_store::{
     blob::BlobStore,
     engine::{
-        EngineError, ErrorKind, OpenOptions, RecordEngine, Row,
+        EngineError, ErrorKind, Incarnation, OpenOptions, RecordEngine, Row,
         aerospike::{AerospikeEngine, AerospikeSettings},
         conformance::{self, RULES},
     },
@@ -13,12 +17,12 @@ use utxo_store::{
         Key, Marks, MinedIn, Operation, Outcome, Page, Phase, Record, Reply, Sequenced, Slot, Spend, SpendSlot, Stamp,
         TxState, Verdict,
     },
-    store::{StateStore, digest::survey},
+    store::{StateStore, digest::survey, restart_detector::RestartDetector},
     tx::{Txid, UtxoHash},
 };
 
 use crate::{
-    aerospike_server::{AerospikeServer, FIT, Setup},
+    aerospike_server::{self, AerospikeServer, FIT, Setup},
     commands, demo, group_store,
     harness::{self, Made, World, WorldSettings},
     pipeline,
@@ -196,7 +200,12 @@ async fn spends_of_a_full_record_are_applied_as_far_as_they_fit() {
     let slots = fits - 3;
     must_apply(&engine, &[create(1, slots)]).await;
     let spends: Vec<Row> = (0..8).map(|slot| spend(1, slot, 100 + slot)).collect();
+    let before = engine.group_counts();
     let answers = engine.apply(&spends).await;
+    let after = engine.group_counts();
+    // Halves that are sent together change the record for each other, and read it up to 40 times each.
+    assert_eq!(after.lost_races, before.lost_races);
+    assert!(after.reads - before.reads <= 15, "{after:?}: one read for each part of the eight");
     let done = answers.iter().filter(|answer| matches!(answer, Ok(Outcome::Applied(_)))).count();
     let too_big = |answer: &&Result<Outcome, EngineError>| matches!(answer, Err(it) if it.kind == ErrorKind::TooBig);
     assert_eq!(answers.iter().filter(too_big).count(), 8 - done, "{answers:?}");
@@ -400,6 +409,52 @@ async fn a_killed_server_changes_the_incarnation() {
         assert_ne!(again, known);
         known = again;
     }
+    engine.close().await.unwrap();
+}
+
+/// A node that restarts within the heartbeat's timeout changes the incarnation, too: until both nodes agree on a new
+/// key, the restarted process has none, though the other node still answers with the old key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_restarted_within_the_heartbeat_timeout_changes_the_incarnation() {
+    let heartbeat = aerospike_server::free_ports::<1>()[0].to_string();
+    let node = |id: &str, network: &str| {
+        let text = aerospike_server::configuration(Setup { durable: false, namespace: FIT });
+        let text = text.replace("work-directory", &format!("node-id {id}\n  work-directory"));
+        // A node announces no address of loopback by itself.
+        let text = text.replace("port {SERVICE}", "access-address 127.0.0.1\n    port {SERVICE}");
+        text.replace("port {HEARTBEAT}", network)
+    };
+    let first = node("a1", &format!("port {heartbeat}"));
+    let second = node("b1", &format!("port {{HEARTBEAT}}\n    mesh-seed-address-port 127.0.0.1 {heartbeat}"));
+    let Some(mut first) = AerospikeServer::start_configured(&first) else { return };
+    let second = AerospikeServer::start_configured(&second).unwrap();
+    let engine = Arc::new(open(&second.settings()).await);
+    let both = async || loop {
+        match engine.incarnation().await {
+            Ok(Incarnation(text)) if text.contains(" A1+") && text.contains(" B1+") => break Incarnation(text),
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind, ErrorKind::Retryable, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    both().await;
+    let mut detector = RestartDetector::new(engine.clone(), Duration::from_secs(10));
+    // On a busy machine a restart may last longer than the timeout of 10 heartbeats, every 150 ms.
+    let mut quick_restarts = 0;
+    for _ in 0..10 {
+        let known = detector.baseline().await.unwrap().clone();
+        assert!(!detector.has_restarted().await.unwrap());
+        let killed_at = Instant::now();
+        first.kill();
+        first.restart();
+        quick_restarts += u32::from(killed_at.elapsed() < Duration::from_millis(1_400));
+        assert!(detector.has_restarted().await.unwrap());
+        assert_ne!(both().await, known);
+        if quick_restarts == 2 {
+            break;
+        }
+    }
+    assert_ne!(quick_restarts, 0, "no restart was quick enough");
     engine.close().await.unwrap();
 }
 

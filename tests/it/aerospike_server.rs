@@ -209,7 +209,7 @@ fn wait_until_it_answers(hosts: &str, mut ended: impl FnMut() -> bool, folder: &
 }
 
 /// Binds all ports at once, so that they differ.
-fn free_ports<const N: usize>() -> [u16; N] {
+pub fn free_ports<const N: usize>() -> [u16; N] {
     let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     held.map(|listener| listener.local_addr().unwrap().port())
 }

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use utxo_store::{
-    Broker, Config, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput, PartialTxEvent,
-    SpendStatus, Txid, create_topics,
+    Broker, Config, ControlAnswer, Event, EventPublisher, Instance, MemoryBroker, Outpoint, PartialOutput,
+    PartialTxEvent, SpendStatus, Txid, create_topics,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -61,4 +61,47 @@ async fn a_task_stops_the_instance_that_another_task_joins() {
     let report = tokio::time::timeout(PATIENCE, instance.join()).await.unwrap().unwrap();
     stopping.await.unwrap();
     assert_eq!(report.completed, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_a_program_has_changed_is_checked_before_the_start() {
+    let mut config = Config::default();
+    config.store.url = "aerospike://127.0.0.1:1/test".parse().unwrap();
+    config.kafka.group.clear();
+    let instance = Instance::builder().config(config).broker(Arc::new(MemoryBroker::default())).start();
+    let error = tokio::time::timeout(PATIENCE, instance.join()).await.unwrap().unwrap_err().to_string();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines[0], "kafka.group must not be empty (set by the program)");
+    assert!(lines[1].starts_with("store.url is a store that bounds its records"), "{error}");
+    assert_eq!(lines.len(), 2, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_pauses_and_resumes_a_partition() {
+    let (instance, broker) = start().await;
+    assert!(instance.wait_until_ready().await);
+    for partition in 0..2 {
+        assert!(matches!(instance.pause(partition).await, ControlAnswer::Done(_)));
+        assert!(matches!(instance.retry(partition).await, ControlAnswer::Refused(_)), "nothing is halted");
+    }
+    assert!(matches!(instance.pause(2).await, ControlAnswer::NotHeld(_)));
+    assert!(matches!(instance.retry_chain().await, ControlAnswer::Refused(_)));
+    let publisher = EventPublisher::open(broker.as_ref(), Config::default().kafka.topics).await.unwrap();
+    let outputs = vec![PartialOutput { vout: 0, satoshis: 5_000, script: &[0x51] }];
+    let txid = Txid([8; 32]);
+    publisher.publish(&Event::Seeded(PartialTxEvent { txid, coinbase: false, height: 100, outputs })).await.unwrap();
+    let store = instance.store().await.unwrap();
+    let status = async || store.output(Outpoint { txid, vout: 0 }, None).await.unwrap().status;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_ne!(status().await, SpendStatus::Unspent);
+    for partition in 0..2 {
+        assert!(matches!(instance.resume(partition).await, ControlAnswer::Done(_)));
+    }
+    let stored = async {
+        while status().await != SpendStatus::Unspent {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, stored).await.unwrap();
+    instance.shut_down().await.unwrap();
 }

@@ -1,13 +1,23 @@
 //! A node of the store restarts and loses the last acknowledged writes: all events are applied in the end, and a
 //! rebuild from the log gives the same state.
 
-use std::{slice, time::Duration};
+use std::{
+    slice,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use utxo_store::{
     broker::memory::MemoryFaults,
-    engine::fault::EngineFaults,
+    engine::{
+        EngineDecorator, EngineError, Incarnation, RecordEngine,
+        fault::{EngineFaults, FaultEngine},
+    },
     event::CommandAction,
-    record::{Body, Key, Operation, TxState, Verdict},
+    record::{Body, Key, Operation, Record, TxState, Verdict},
 };
 
 use crate::{
@@ -120,6 +130,79 @@ async fn completed_events_that_are_not_durable_are_bounded() {
     world.until_consumed().await;
     running.stop().await;
     world.check("what had to wait").await;
+}
+
+/// No node answers while an instance starts.
+/// Protects: a shutdown does not wait for the nodes.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_a_start_that_waits_for_the_nodes() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    world.nodes.set(EngineFaults { failed_read: 1.0, ..EngineFaults::default() });
+    let running = world.start();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let stopping = tokio::time::timeout(Duration::from_secs(5), running.stop());
+    assert_eq!(stopping.await.expect("the start has ended").completed, 0);
+    world.nodes.set(EngineFaults::default());
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &seed).await, TxState::Live);
+    world.check("a start that was given up").await;
+}
+
+/// Store that does not answer reads from a node's restart on.
+struct SilentAfterRestart {
+    inner: Arc<dyn RecordEngine>,
+    incarnation: Mutex<Option<Incarnation>>,
+    is_silent: AtomicBool,
+}
+
+impl EngineDecorator for SilentAfterRestart {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        if self.is_silent.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        self.inner.read(keys).await
+    }
+
+    async fn incarnation(&self) -> Result<Incarnation, EngineError> {
+        let incarnation = self.inner.incarnation().await?;
+        let mut known = self.incarnation.lock().unwrap();
+        if *known.get_or_insert_with(|| incarnation.clone()) != incarnation {
+            *known = Some(incarnation.clone());
+            self.is_silent.store(true, Ordering::SeqCst);
+        }
+        Ok(incarnation)
+    }
+}
+
+/// A rewind has a new baseline and waits for the store, longer than the durability lag, when a shutdown comes.
+/// Protects: the shutdown does not wait, and does not take the lost writes for durable.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_during_a_rewind_commits_nothing() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let silent = Arc::new(SilentAfterRestart {
+        inner: world.store.engine.clone(),
+        incarnation: Mutex::default(),
+        is_silent: AtomicBool::new(false),
+    });
+    let running = World { nodes: Arc::new(FaultEngine::new(silent.clone(), 0)), ..world.clone() }.start();
+    until(async || is_stored(&world, &seed).await).await;
+    tokio::time::sleep(LOSS_WINDOW / 2).await;
+    assert!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == Key::master(seed.txid)) > Some(0));
+    until(async || silent.is_silent.load(Ordering::SeqCst)).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    silent.is_silent.store(false, Ordering::SeqCst);
+    let stopping = tokio::time::timeout(Duration::from_secs(60), running.stop());
+    stopping.await.expect("the rewind has ended");
+    assert_eq!(world.committed_txs().await, 0);
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &seed).await, TxState::Live);
+    world.check("a rewind that was given up").await;
 }
 
 #[tokio::test(start_paused = true)]

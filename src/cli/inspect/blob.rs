@@ -49,7 +49,7 @@ struct BlobView {
 
 impl BlobArgs {
     pub(super) async fn run(&self, out: &mut impl Write) -> CliResult {
-        let config = self.config.load()?;
+        let config = self.config.load_store()?;
         let metrics = Arc::new(Metrics::new());
         let none = || Failure::new("no blob store is configured: set store.blobs.url, or give --blobs");
         let store = match &self.blobs {

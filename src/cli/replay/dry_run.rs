@@ -23,7 +23,7 @@ use crate::{
     engine,
     instance::offset_reset::{OffsetReset, OffsetResetError, RereadBound, RereadRange},
     record::{ConsumedOffsets, MetaRecord},
-    store::{StateStore, meta::StoreMeta, topics::find_topics},
+    store::{StateStore, meta::StoreMeta, topics::LogIdentity},
 };
 
 /// Number of messages in each of the two samples of a partition.
@@ -108,8 +108,8 @@ async fn open_and_read_floor(
     let blobs = opening::open_blobs(config, Intent::Read, &monitoring.metrics).await?;
     let store = StateStore::new(engine, wiring::store_settings(config)).with_blobs(blobs);
     let verified = async {
-        let topics = find_topics(broker, &wiring::instance_settings(config).state_topics()).await?;
-        Ok(StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?)
+        let log = LogIdentity::read(broker, &wiring::instance_settings(config).state_topics()).await?;
+        Ok(StoreMeta::of(&store).verify_made_from(&log, &consumed).await?)
     };
     let verified: Result<MetaRecord, Failure> = verified.await;
     store.engine.close().await?;

@@ -30,7 +30,7 @@ use crate::{
         offset_reset::{OffsetReset, RereadBound, RereadRange},
     },
     status::{Health, health::Condition},
-    store::{StateStore, meta::StoreMeta, topics::find_topics},
+    store::{StateStore, meta::StoreMeta, topics::LogIdentity},
 };
 
 /// Interval between two reads of the committed offsets.
@@ -80,9 +80,9 @@ async fn replay(
     let objects = LogObjects::open(config, &monitoring.metrics).await?;
     let done = opening::with_store(config, &config.store.url, &monitoring.metrics, async |store: &StateStore| {
         let store = objects.attach_to(store.clone().with_blobs(blobs));
-        let topics = find_topics(broker.as_ref(), &wiring::instance_settings(config).state_topics()).await?;
+        let log = LogIdentity::read(broker.as_ref(), &wiring::instance_settings(config).state_topics()).await?;
         let consumed = reset.consumed_offsets(broker.as_ref()).await?;
-        let meta = StoreMeta::of(&store).verify_made_from(&topics, &consumed).await?;
+        let meta = StoreMeta::of(&store).verify_made_from(&log, &consumed).await?;
         let ranges = reset.plan_ranges(broker.as_ref(), from, until, &meta.replay_floor).await?;
         if ranges.is_empty() {
             return Ok::<_, Failure>((ranges, PipelineReport::default()));

@@ -23,6 +23,9 @@ use crate::{
 const LONGEST_SECRET: u64 = 64 << 10;
 const NO_TLS: &str = "which this build does not have: build it with --features tls";
 const PASSWORD: &str = "kafka.security.password";
+const KEY_PASSWORD: &str = "kafka.security.key_password";
+const CLUSTER_PASSWORD: &str = "store.aerospike.password";
+const BLOB_SECRET: &str = "store.blobs.secret_access_key";
 
 impl Checker<'_> {
     /// Reads the secrets that are given as files.
@@ -30,12 +33,29 @@ impl Checker<'_> {
         if let Some(Kafka { security, .. }) = kafka {
             self.read_secret(PASSWORD, &mut security.password, security.password_file.as_deref());
             let Security { key_password, key_password_file, .. } = security;
-            self.read_secret("kafka.security.key_password", key_password, key_password_file.as_deref());
+            self.read_secret(KEY_PASSWORD, key_password, key_password_file.as_deref());
         }
         if let Some(Store { aerospike, blobs, .. }) = store {
-            self.read_secret("store.aerospike.password", &mut aerospike.password, aerospike.password_file.as_deref());
+            self.read_secret(CLUSTER_PASSWORD, &mut aerospike.password, aerospike.password_file.as_deref());
             let (secret, file) = (&mut blobs.secret_access_key, blobs.secret_access_key_file.as_deref());
-            self.read_secret("store.blobs.secret_access_key", secret, file);
+            self.read_secret(BLOB_SECRET, secret, file);
+        }
+    }
+
+    /// Checks that a finished configuration has the secret of each file that it names: only
+    /// [`read_secrets`](Self::read_secrets) reads such a file.
+    pub(super) fn check_secrets_are_read(&mut self, kafka: &Kafka, store: &Store) {
+        let (security, cluster, blobs) = (&kafka.security, &store.aerospike, &store.blobs);
+        for (key, secret, file) in [
+            (PASSWORD, &security.password, &security.password_file),
+            (KEY_PASSWORD, &security.key_password, &security.key_password_file),
+            (CLUSTER_PASSWORD, &cluster.password, &cluster.password_file),
+            (BLOB_SECRET, &blobs.secret_access_key, &blobs.secret_access_key_file),
+        ] {
+            if file.is_some() && secret.is_none() {
+                let problem = format!("is read with a settings file or the environment only: set {key}");
+                self.refuse(&format!("{key}_file"), problem);
+            }
         }
     }
 
@@ -180,10 +200,13 @@ impl Checker<'_> {
     fn refuse_property(&mut self, name: &str, problem: String) {
         let path = ["kafka", "properties", name];
         // figment cannot find the property by its path, because the name has dots.
-        let value = self.raw.find_value("kafka.properties").ok();
-        let tag = value.as_ref().and_then(Value::as_dict).and_then(|table| table.get(name)).map(Value::tag);
-        let metadata = tag.and_then(|tag| self.raw.get_metadata(tag));
-        let source = metadata.map_or("nowhere".to_owned(), |metadata| metadata.interpolate(&Profile::Default, &path));
+        let source = self.raw.map(|raw| {
+            let value = raw.find_value("kafka.properties").ok();
+            let tag = value.as_ref().and_then(Value::as_dict).and_then(|table| table.get(name)).map(Value::tag);
+            let metadata = tag.and_then(|tag| raw.get_metadata(tag));
+            metadata.map_or("nowhere".to_owned(), |metadata| metadata.interpolate(&Profile::Default, &path))
+        });
+        let source = source.unwrap_or_else(|| super::FINISHED.to_owned());
         self.errors.push(super::ConfigError { key: path.join("."), source, problem });
     }
 }

@@ -45,6 +45,8 @@ struct RowGroup<'a> {
     operations: Vec<&'a Operation>,
     step: GroupStep,
     attempts: u32,
+    /// Index of the group that has to be done before this one is sent.
+    waits_for: Option<usize>,
 }
 
 /// The next step of a group.
@@ -63,7 +65,11 @@ impl ConnectedCluster {
         let mut groups = self.group_rows(rows);
         let mut jitter = None;
         loop {
-            let unfinished: Vec<&mut RowGroup<'_>> = groups.iter_mut().filter(|group| !group.is_done()).collect();
+            let has_halves = groups.iter().any(|group| group.waits_for.is_some());
+            let is_done: Vec<bool> = groups.iter().filter(|_| has_halves).map(RowGroup::is_done).collect();
+            let is_due = |group: &RowGroup<'_>| group.waits_for.is_none_or(|earlier| is_done[earlier]);
+            let unfinished = groups.iter_mut().filter(|group| !group.is_done() && is_due(group));
+            let unfinished: Vec<&mut RowGroup<'_>> = unfinished.collect();
             let Some(attempts) = unfinished.iter().map(|group| group.attempts).max() else { break };
             if attempts > 0 {
                 let jitter = jitter.get_or_insert_with(|| {
@@ -74,8 +80,7 @@ impl ConnectedCluster {
             for request in split_into_requests(unfinished) {
                 self.send_step(request).await;
             }
-            let halves: Vec<_> = groups.iter_mut().filter_map(RowGroup::split_off_half).collect();
-            groups.extend(halves);
+            halve_groups(&mut groups);
         }
         let mut answers: Vec<Option<RowResult>> = vec![None; rows.len()];
         for group in groups {
@@ -109,6 +114,7 @@ impl ConnectedCluster {
                 operations: vec![&row.operation],
                 step: GroupStep::Read,
                 attempts: 0,
+                waits_for: None,
             });
         }
         let mut compiler = self.natives.compiler();
@@ -169,7 +175,7 @@ impl RowGroup<'_> {
         let (rows, operations) = (self.rows.split_off(middle), self.operations.split_off(middle));
         self.step = GroupStep::Read;
         let (key, location) = (self.key, self.location);
-        Some(RowGroup { key, location, rows, operations, step: GroupStep::Read, attempts: 0 })
+        Some(RowGroup { key, location, rows, operations, step: GroupStep::Read, attempts: 0, waits_for: None })
     }
 
     fn apply_to(&self, rules: &crate::record::Rules, version: &RecordVersion) -> GroupStep {
@@ -287,6 +293,21 @@ impl RowGroup<'_> {
             _ => None,
         });
         ROW_BYTES + pages.sum::<usize>()
+    }
+}
+
+/// Splits each group that is to be halved. The second half is sent once the first half is done: two halves that are
+/// sent together change the record for each other and read the record again and again. A half that waits for the first
+/// half waits for the second one from then on.
+fn halve_groups(groups: &mut Vec<RowGroup<'_>>) {
+    for first in 0..groups.len() {
+        let Some(half) = groups[first].split_off_half() else { continue };
+        let second = groups.len();
+        groups
+            .iter_mut()
+            .filter(|group| group.waits_for == Some(first))
+            .for_each(|group| group.waits_for = Some(second));
+        groups.push(RowGroup { waits_for: Some(first), ..half });
     }
 }
 

@@ -1,12 +1,21 @@
 //! The incarnation of a cluster, derived from the nodes' answers. Only the queries do I/O.
+//!
+//! A server process that starts is in no cluster: `cluster-stable` answers with an error. The process joins a cluster
+//! only by an agreement of all nodes on a new key of 48 random bits, also where the process was away for less than the
+//! heartbeat's timeout, and also where the node is alone. So a process that answers with a key has run since the nodes
+//! agreed on that key. The generations of partitions and of rebalances are no witness: each process counts anew, and a
+//! restarted one can have the number that the process before had.
+//!
+//! The answer comes from a few variables. `statistics` and `namespace/…` cost the server a walk over 4,096 partitions,
+//! each under its lock, and some 15 KB of text; [`IncarnationTracker::check_flushing`] alone needs them.
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use aerospike::{AdminPolicy, Client};
+use aerospike::{AdminPolicy, Client, Node};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
@@ -18,10 +27,12 @@ const TOLERANCE: Duration = Duration::from_secs(2);
 /// Write blocks that may wait for one device. With more, an acknowledged write can take longer to reach the device than
 /// the flush time and its margin allow.
 const MAX_WRITE_QUEUE: u64 = 32;
+/// Names of the lengths of the write queues: of a device or file, and of the file behind a namespace in memory.
+const WRITE_QUEUES: [&str; 2] = ["write_q", "backing_write_q"];
 
-/// The nodes as they answered last. A restarted node agrees on a new cluster key with the others. Should the cluster
-/// key not change, the node's uptime shows the restart: it falls behind the local clock. Every instance derives the
-/// same incarnation from a cluster key; only the count of restarts by uptime is local.
+/// The nodes as they answered last. The cluster key shows a restart. Each node's uptime is a second witness, which
+/// [`check_flushing`](Self::check_flushing) reads: an uptime that falls behind the local clock is a restart. Every
+/// client derives the same incarnation from a cluster key; only the count of restarts by uptime is local.
 #[derive(Debug, Default)]
 pub struct IncarnationTracker(Mutex<NodeHistory>);
 
@@ -38,57 +49,75 @@ struct NodeUptime {
     restarts: u32,
 }
 
-/// Answers of one node to the info commands of this module.
+/// Answers of one node that name its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct NodeReport {
+struct ClusterReport {
     node: String,
     cluster_key: String,
-    cluster_size: u64,
+}
+
+/// Answers of one node about its uptime and its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FlushReport {
+    node: String,
     uptime: Duration,
     /// Length of the longest write queue of any device, in write blocks.
     write_queue: u64,
 }
 
 impl IncarnationTracker {
-    /// Queries every node and returns the incarnation.
+    /// Asks every node for the cluster key and returns the incarnation.
     ///
     /// # Errors
-    /// Retryable: a node does not answer, the nodes are not one cluster (yet), or a device is far behind. The
-    /// incarnation is unknown then.
-    pub async fn read(
+    /// Retryable: a node does not answer, or the nodes are not one cluster (yet). The incarnation is unknown then.
+    pub async fn read(&self, client: &Client, policy: &AdminPolicy) -> Result<Incarnation, EngineError> {
+        let nodes = client.nodes();
+        let stable = format!("cluster-stable:ignore-migrations=true;size={}", nodes.len());
+        let commands = ["node", stable.as_str()];
+        let mut reports = ask_each(&nodes, policy, &commands, |[node, key]| parse_cluster(node, key)).await?;
+        check_one_cluster(&mut reports)?;
+        Ok(self.observe_cluster(&reports))
+    }
+
+    /// Asks every node for its uptime and its write queues.
+    ///
+    /// # Errors
+    /// Retryable: a node does not answer, or a device is far behind.
+    pub async fn check_flushing(
         &self,
         client: &Client,
         policy: &AdminPolicy,
         namespace: &str,
-    ) -> Result<Incarnation, EngineError> {
-        let namespace_command = format!("namespace/{namespace}");
-        let commands = ["node", "statistics", namespace_command.as_str()];
-        let sent_at = Instant::now();
-        let nodes = client.nodes();
-        let answers = join_all(nodes.iter().map(|node| async {
-            let answers =
-                node.info(policy, &commands).await.map_err(|error| unknown_incarnation(describe_error(&error)))?;
-            let answer = |command: &str| answers.get(command).map(String::as_str).unwrap_or_default();
-            let (statistics, namespace) = (answer("statistics"), answer(&namespace_command));
-            parse_report(answer("node"), &InfoPairs::new(statistics), &InfoPairs::new(namespace))
-        }))
-        .await;
-        let mut reports = answers.into_iter().collect::<Result<Vec<NodeReport>, EngineError>>()?;
-        reports.sort_unstable_by(|one, other| one.node.cmp(&other.node));
-        check_one_cluster(&reports)?;
-        Ok(self.observe(&reports, sent_at, Instant::now()))
+    ) -> Result<(), EngineError> {
+        let (nodes, sent_at) = (client.nodes(), Instant::now());
+        let namespace = format!("namespace/{namespace}");
+        let commands = ["node", "statistics", namespace.as_str()];
+        let parse = |[node, statistics, namespace]: [&str; 3]| {
+            parse_flush(node, &InfoPairs::new(statistics), &InfoPairs::new(namespace))
+        };
+        let reports = ask_each(&nodes, policy, &commands, parse).await?;
+        self.observe_uptimes(&reports, sent_at, Instant::now());
+        check_write_queues(&reports)
     }
 
-    /// Returns the incarnation that these reports show. The query was sent at `sent_at`, the last answer came at
-    /// `read_at`.
-    fn observe(&self, reports: &[NodeReport], sent_at: Instant, read_at: Instant) -> Incarnation {
-        let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the incarnation that these reports of one cluster show.
+    fn observe_cluster(&self, reports: &[ClusterReport]) -> Incarnation {
+        let mut history = self.history();
         let cluster_key = reports.first().map(|report| report.cluster_key.clone()).unwrap_or_default();
         if history.cluster_key != cluster_key {
             *history = NodeHistory { cluster_key, nodes: BTreeMap::new() };
         }
         let mut text = history.cluster_key.clone();
-        for NodeReport { node, uptime, .. } in reports {
+        for ClusterReport { node, .. } in reports {
+            text += &format!(" {node}+{}", history.nodes.get(node).map_or(0, |node| node.restarts));
+        }
+        Incarnation(text)
+    }
+
+    /// Counts the restarts that these uptimes show. The query was sent at `sent_at`, the last answer came at `read_at`.
+    fn observe_uptimes(&self, reports: &[FlushReport], sent_at: Instant, read_at: Instant) {
+        let mut history = self.history();
+        for FlushReport { node, uptime, .. } in reports {
             let previous = history.nodes.get(node).copied();
             // Since the previous report the uptime must have grown at least by the time from its answer to this query.
             let expected =
@@ -96,10 +125,26 @@ impl IncarnationTracker {
             let restarted = u32::from(*uptime + TOLERANCE < expected);
             let restarts = previous.map_or(0, |node| node.restarts) + restarted;
             history.nodes.insert(node.clone(), NodeUptime { uptime: *uptime, read_at, restarts });
-            text += &format!(" {node}+{restarts}");
         }
-        Incarnation(text)
     }
+
+    fn history(&self) -> MutexGuard<'_, NodeHistory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends all commands to every node at once; `parse` gets the answers of a node in the order of the commands.
+async fn ask_each<const N: usize, T>(
+    nodes: &[Arc<Node>],
+    policy: &AdminPolicy,
+    commands: &[&str; N],
+    parse: impl Fn([&str; N]) -> Result<T, EngineError>,
+) -> Result<Vec<T>, EngineError> {
+    let answers = join_all(nodes.iter().map(|node| async {
+        let answers = node.info(policy, commands).await.map_err(|error| unknown_incarnation(describe_error(&error)))?;
+        parse(commands.map(|command| answers.get(command).map(String::as_str).unwrap_or_default()))
+    }));
+    answers.await.into_iter().collect()
 }
 
 fn unknown_incarnation(message: impl Into<String>) -> EngineError {
@@ -107,31 +152,51 @@ fn unknown_incarnation(message: impl Into<String>) -> EngineError {
     EngineError { kind, operation: "incarnation", key: "all nodes".into(), message }
 }
 
-fn parse_report(node: &str, statistics: &InfoPairs, namespace: &InfoPairs) -> Result<NodeReport, EngineError> {
-    let missing = |what: &str| unknown_incarnation(format!("node `{node}` does not report its {what}"));
-    let cluster_key = statistics.get("cluster_key").filter(|key| !key.is_empty() && *key != "0");
-    Ok(NodeReport {
-        node: Some(node).filter(|node| !node.is_empty()).ok_or_else(|| missing("id"))?.to_owned(),
-        cluster_key: cluster_key.ok_or_else(|| missing("cluster key"))?.to_owned(),
-        cluster_size: statistics.number("cluster_size").ok_or_else(|| missing("cluster's size"))?,
-        uptime: Duration::from_secs(statistics.number("uptime").ok_or_else(|| missing("uptime"))?),
-        write_queue: namespace.numbers_ending_in("write_q").max().unwrap_or(0),
+fn missing(node: &str, what: &str) -> EngineError {
+    unknown_incarnation(format!("node `{node}` does not report its {what}"))
+}
+
+fn parse_node(node: &str) -> Result<String, EngineError> {
+    if node.is_empty() { Err(missing(node, "id")) } else { Ok(node.to_owned()) }
+}
+
+/// Parses the answer to `cluster-stable`. A server whose cluster changes during the answer sends an error with a key
+/// behind the error, so that the answer must be a key as a whole.
+fn parse_cluster(node: &str, answer: &str) -> Result<ClusterReport, EngineError> {
+    let node = parse_node(node)?;
+    let is_key = u64::from_str_radix(answer, 16).is_ok_and(|key| key != 0);
+    match is_key {
+        true => Ok(ClusterReport { node, cluster_key: answer.to_owned() }),
+        false => Err(unknown_incarnation(format!("node {node} has no stable cluster: `{answer}`"))),
+    }
+}
+
+fn parse_flush(node: &str, statistics: &InfoPairs, namespace: &InfoPairs) -> Result<FlushReport, EngineError> {
+    Ok(FlushReport {
+        node: parse_node(node)?,
+        uptime: Duration::from_secs(statistics.number("uptime").ok_or_else(|| missing(node, "uptime"))?),
+        write_queue: namespace.numbers_ending_in(&WRITE_QUEUES).max().unwrap_or(0),
     })
 }
 
-/// Checks that all nodes of one cluster have answered and that no device is far behind with its writes.
-fn check_one_cluster(reports: &[NodeReport]) -> Result<(), EngineError> {
+/// Sorts the reports by node. All nodes of one cluster must have answered, each once; each server compares the number
+/// of nodes that were asked with the size of its cluster.
+fn check_one_cluster(reports: &mut [ClusterReport]) -> Result<(), EngineError> {
+    reports.sort_unstable_by(|one, other| one.node.cmp(&other.node));
     let Some(first) = reports.first() else { return Err(unknown_incarnation("the client knows no node")) };
     if let Some(other) = reports.iter().find(|report| report.cluster_key != first.cluster_key) {
         return Err(unknown_incarnation(format!("nodes {} and {} are not in one cluster", first.node, other.node)));
     }
-    if first.cluster_size != reports.len() as u64 {
-        let message = format!("the cluster has {} nodes, {} answered", first.cluster_size, reports.len());
-        return Err(unknown_incarnation(message));
+    match reports.windows(2).find(|pair| pair[0].node == pair[1].node) {
+        Some(pair) => Err(unknown_incarnation(format!("node {} has answered for another node", pair[0].node))),
+        None => Ok(()),
     }
+}
+
+/// Checks that no device is far behind with its writes.
+fn check_write_queues(reports: &[FlushReport]) -> Result<(), EngineError> {
     match reports.iter().find(|report| report.write_queue > MAX_WRITE_QUEUE) {
-        Some(slow) => {
-            let NodeReport { node, write_queue, .. } = slow;
+        Some(FlushReport { node, write_queue, .. }) => {
             Err(unknown_incarnation(format!("node {node} has {write_queue} write blocks waiting for a device")))
         }
         None => Ok(()),
@@ -142,66 +207,84 @@ fn check_one_cluster(reports: &[NodeReport]) -> Result<(), EngineError> {
 mod tests {
     use super::*;
 
-    fn node(id: &str, uptime: u64) -> NodeReport {
-        NodeReport {
-            node: id.into(),
-            cluster_key: "BDD96".into(),
-            cluster_size: 2,
-            uptime: Duration::from_secs(uptime),
-            write_queue: 0,
-        }
+    fn member(id: &str) -> ClusterReport {
+        ClusterReport { node: id.into(), cluster_key: "BDD96".into() }
+    }
+
+    fn uptime(id: &str, seconds: u64) -> FlushReport {
+        FlushReport { node: id.into(), uptime: Duration::from_secs(seconds), write_queue: 0 }
     }
 
     #[test]
-    fn a_report_is_parsed_and_an_incomplete_report_is_refused() {
-        let statistics = "cluster_size=1;cluster_key=BDD96DB1C6F;uptime=7";
-        let namespace = InfoPairs::new("storage-engine.file[0].write_q=3;storage-engine.file[1].write_q=5;write_q_x=9");
-        let report = parse_report("A1", &InfoPairs::new(statistics), &namespace).unwrap();
-        let cluster_key = "BDD96DB1C6F".into();
-        let expected = NodeReport { cluster_key, cluster_size: 1, write_queue: 5, ..node("A1", 7) };
-        assert_eq!(report, expected);
-        for without in ["cluster_size=1;", "cluster_key=BDD96DB1C6F;", ";uptime=7"] {
-            let error = parse_report("A1", &InfoPairs::new(&statistics.replace(without, "")), &namespace).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Retryable, "{without}");
+    fn only_a_key_names_a_cluster() {
+        assert_eq!(parse_cluster("A1", "BDD96").unwrap(), member("A1"));
+        // A process that has joined no cluster yet, a size that differs, an error with a key behind, an old server.
+        for answer in
+            ["ERROR:7:unstable cluster", "ERROR:7:cluster not specified size", "ERROR:7:unstable clusterBDD96", "0", ""]
+        {
+            let error = parse_cluster("A1", answer).unwrap_err();
+            assert!(error.kind == ErrorKind::Retryable && error.message.contains("no stable cluster"), "{error}");
         }
-        // A node that has not agreed on a cluster key with the others yet.
-        let alone = statistics.replace("BDD96DB1C6F", "0");
-        assert!(parse_report("A1", &InfoPairs::new(&alone), &namespace).is_err());
-        assert!(parse_report("", &InfoPairs::new(statistics), &namespace).is_err());
+        assert!(parse_cluster("", "BDD96").is_err());
     }
 
     #[test]
-    fn every_node_of_one_cluster_must_answer_with_short_write_queues() {
-        check_one_cluster(&[node("A1", 1), node("A2", 1)]).unwrap();
-        let other_key = NodeReport { cluster_key: "X".into(), ..node("A2", 1) };
-        let slow = NodeReport { write_queue: MAX_WRITE_QUEUE + 1, ..node("A2", 1) };
-        for (reports, word) in [
-            (vec![], "knows no node"),
-            (vec![node("A1", 1)], "2 nodes, 1 answered"),
-            (vec![node("A1", 1), other_key], "not in one cluster"),
-            (vec![node("A1", 1), slow], "33 write blocks"),
+    fn uptime_and_write_queues_are_parsed_and_an_incomplete_report_is_refused() {
+        let statistics = "cluster_size=1;uptime=7";
+        for (namespace, write_queue) in [
+            ("storage-engine.file[0].write_q=3;storage-engine.file[1].write_q=5;write_q_x=9", 5),
+            ("storage-engine.stripe[0].backing_write_q=40;storage-engine.stripe[0].defrag_q=90", 40),
+            ("objects=1", 0),
         ] {
-            let error = check_one_cluster(&reports).unwrap_err();
+            let report = parse_flush("A1", &InfoPairs::new(statistics), &InfoPairs::new(namespace)).unwrap();
+            assert_eq!(report, FlushReport { write_queue, ..uptime("A1", 7) });
+        }
+        assert!(parse_flush("A1", &InfoPairs::new("cluster_size=1"), &InfoPairs::default()).is_err());
+        assert!(parse_flush("", &InfoPairs::new(statistics), &InfoPairs::default()).is_err());
+    }
+
+    #[test]
+    fn every_node_of_one_cluster_must_answer_for_itself() {
+        let mut reports = [member("A2"), member("A1")];
+        check_one_cluster(&mut reports).unwrap();
+        assert_eq!(reports, [member("A1"), member("A2")], "the same order for every client");
+        let other_key = ClusterReport { cluster_key: "X".into(), ..member("A2") };
+        for (mut reports, word) in [
+            (vec![], "knows no node"),
+            (vec![member("A1"), other_key], "not in one cluster"),
+            (vec![member("A1"), member("A1")], "answered for another node"),
+        ] {
+            let error = check_one_cluster(&mut reports).unwrap_err();
             assert!(error.kind == ErrorKind::Retryable && error.message.contains(word), "{error}");
         }
     }
 
     #[test]
+    fn a_long_write_queue_is_an_error() {
+        let behind = |write_queue| [uptime("A1", 1), FlushReport { write_queue, ..uptime("A2", 1) }];
+        check_write_queues(&behind(MAX_WRITE_QUEUE)).unwrap();
+        let error = check_write_queues(&behind(MAX_WRITE_QUEUE + 1)).unwrap_err();
+        assert!(error.kind == ErrorKind::Retryable && error.message.contains("33 write blocks"), "{error}");
+    }
+
+    #[test]
     fn a_restart_shows_in_the_cluster_key_or_in_the_uptime() {
         let (tracker, start) = (IncarnationTracker::default(), Instant::now());
-        let observe = |report: NodeReport, after: u64| {
+        let observe = |id: &str, seconds: u64, after: u64| {
             let at = start + Duration::from_secs(after);
-            tracker.observe(&[report], at, at)
+            tracker.observe_uptimes(&[uptime(id, seconds)], at, at);
+            tracker.observe_cluster(&[member(id)])
         };
-        let first = observe(node("A1", 100), 0);
-        for (uptime, after) in [(101, 0), (100, 1), (130, 31), (1_099, 1_001)] {
-            assert_eq!(observe(node("A1", uptime), after), first, "{uptime} after {after}");
+        let first = tracker.observe_cluster(&[member("A1")]);
+        for (uptime, after) in [(100, 0), (101, 0), (100, 1), (130, 31), (1_099, 1_001)] {
+            assert_eq!(observe("A1", uptime, after), first, "{uptime} after {after}");
         }
         // The uptime is longer than at the previous report, but shorter than the time passed since: the node restarted.
-        let second = observe(node("A1", 1_150), 2_000);
+        let second = observe("A1", 1_150, 2_000);
         assert_ne!(second, first);
-        assert_eq!(observe(node("A1", 1_160), 2_010), second);
-        assert_ne!(observe(NodeReport { cluster_key: "X".into(), ..node("A1", 1_161) }, 2_011), second);
-        assert_ne!(observe(node("A2", 1_161), 2_011), second);
+        assert_eq!(observe("A1", 1_160, 2_010), second);
+        assert_eq!(tracker.observe_cluster(&[member("A1")]), second, "a look without an uptime");
+        assert_ne!(tracker.observe_cluster(&[ClusterReport { cluster_key: "X".into(), ..member("A1") }]), second);
+        assert_ne!(tracker.observe_cluster(&[member("A2")]), second);
     }
 }

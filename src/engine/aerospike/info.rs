@@ -23,9 +23,9 @@ impl InfoPairs {
         self.get(name)?.parse().ok()
     }
 
-    /// Returns the numbers of all names that end in `.last`, for example one for each device.
-    pub fn numbers_ending_in(&self, last: &str) -> impl Iterator<Item = u64> {
-        let matches = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| name == last);
+    /// Returns the numbers of all names that end in `.` and one of `lasts`, for example one for each device.
+    pub fn numbers_ending_in(&self, lasts: &[&str]) -> impl Iterator<Item = u64> {
+        let matches = move |name: &str| name.rsplit_once('.').is_some_and(|(_, name)| lasts.contains(&name));
         self.all().filter(move |(name, _)| matches(name)).filter_map(|(_, value)| value.parse().ok())
     }
 

@@ -73,15 +73,27 @@ impl Pipeline {
     }
 
     /// Handles a node's restart: every partition is read again from its committed offset under a new epoch, so that no
-    /// earlier completion counts.
+    /// earlier completion counts. Waits for the restarted nodes to answer. A shutdown ends the wait, and then commits
+    /// nothing.
     pub(super) async fn rewind(&mut self) -> Result<(), PipelineError> {
         self.services.metrics.node_restarts.inc();
         if let Modes::Rebuild(_) = self.services.modes {
             let why = "a node restarted while the store was rebuilt: begin again, with an empty set";
             return Err(PipelineError::Store(why.to_owned()));
         }
-        self.services.nodes.baseline().await?;
-        self.services.whole.verify_intact().await?;
+        let shutdown = self.shutdown.clone();
+        let answered = async {
+            self.services.nodes.baseline().await?;
+            self.services.whole.verify_intact().await?;
+            Ok::<(), PipelineError>(())
+        };
+        match shutdown.run_until_cancelled(answered).await {
+            Some(answered) => answered?,
+            None => {
+                self.has_abandoned_rewind = true;
+                return Ok(());
+            }
+        }
         self.reads.member.commits.forget_recorded();
         self.planner.abandon();
         self.dispatcher.cancel_all();

@@ -1,13 +1,13 @@
 //! [`OtherPages`]: the pages of a transaction besides its master, built one at a time. A transaction of a million
 //! outputs has fifty such pages, and its creator need not hold more than a few in memory.
 
-use std::{collections::BTreeSet, ops::Range, sync::Arc};
+use std::{collections::BTreeSet, ops::Range};
 
 use bytes::Bytes;
 
 use super::{PageParams, count_slots, slot_of};
 use crate::{
-    record::{Body, Page, Slot, StoredOutput},
+    record::{Body, Page, PartialOutputs, Slot, StoredOutput},
     tx::{Network, Output, Outputs, Transaction, Txid, amount_size, has_slot},
 };
 
@@ -25,7 +25,7 @@ enum PageSource {
     /// Bytes of a whole transaction, the byte at which the outputs of each page start, and the number of all outputs.
     Whole { bytes: Bytes, starts: Vec<usize>, outputs: u32 },
     /// All outputs of a partial transaction, gaps included.
-    Partial(Arc<Vec<Option<StoredOutput>>>),
+    Partial(PartialOutputs),
 }
 
 impl OtherPages {
@@ -57,9 +57,7 @@ impl OtherPages {
             PageSource::Whole { bytes, starts, outputs } => {
                 PageSource::Whole { bytes: moved(bytes), starts: starts.clone(), outputs: *outputs }
             }
-            PageSource::Partial(outputs) => PageSource::Partial(Arc::new(
-                outputs.iter().map(|output| output.as_ref().map(|output| output.with_script(&moved))).collect(),
-            )),
+            PageSource::Partial(outputs) => PageSource::Partial(outputs.with_scripts(moved)),
         };
         OtherPages { blank: self.blank.clone(), source, params: self.params }
     }
@@ -68,11 +66,14 @@ impl OtherPages {
     /// outputs.
     pub(super) fn of_partial(
         blank: Page,
-        outputs: Vec<Option<StoredOutput>>,
+        outputs: PartialOutputs,
         params: &PageParams,
     ) -> (Option<Self>, BTreeSet<u32>) {
-        let others = OtherPages { blank, source: PageSource::Partial(Arc::new(outputs)), params: *params };
-        let empty = others.numbers().filter(|number| count_slots(&others.build_slots(*number).0) == 0).collect();
+        let has_slot = |output: &StoredOutput| has_slot(&blank.txid, &output.script, params.height, params.network);
+        let with_slot = outputs.known().iter().filter(|(_, output)| has_slot(output));
+        let filled: BTreeSet<u32> = with_slot.map(|(index, _)| index / params.batch_size.max(1)).collect();
+        let others = OtherPages { blank, source: PageSource::Partial(outputs), params: *params };
+        let empty = others.numbers().filter(|number| !filled.contains(number)).collect();
         (Some(others), empty)
     }
 
@@ -121,9 +122,7 @@ impl OtherPages {
     pub fn count(&self) -> u32 {
         match &self.source {
             PageSource::Whole { starts, .. } => starts.len() as u32,
-            PageSource::Partial(outputs) => {
-                (outputs.len().div_ceil(self.params.slots_per_page()) as u32).saturating_sub(1)
-            }
+            PageSource::Partial(outputs) => outputs.count().div_ceil(self.params.batch_size.max(1)).saturating_sub(1),
         }
     }
 
@@ -165,23 +164,19 @@ impl OtherPages {
             }
             PageSource::Partial(outputs) => {
                 let slots = build_partial_slots(&self.blank.txid, outputs, first, &self.params);
-                let sizes = outputs.iter().skip(first as usize).take(slots.len()).map(StoredOutput::amount_size_of);
-                (slots, sizes.collect())
+                let sizes = outputs.range(first..first.saturating_add(slots.len() as u32));
+                let sizes = sizes.map(StoredOutput::amount_size_of).collect();
+                (slots, sizes)
             }
         }
     }
 }
 
 /// Returns the slots of the page that begins with output `first`.
-pub(super) fn build_partial_slots(
-    txid: &Txid,
-    outputs: &[Option<StoredOutput>],
-    first: u32,
-    params: &PageParams,
-) -> Vec<Slot> {
-    let slot = |(output, vout): (&Option<StoredOutput>, u32)| match output {
+pub(super) fn build_partial_slots(txid: &Txid, outputs: &PartialOutputs, first: u32, params: &PageParams) -> Vec<Slot> {
+    let slot = |(output, vout): (Option<&StoredOutput>, u32)| match output {
         Some(output) => slot_of(txid, vout, &output.script, output.satoshis, params),
         None => Slot::Nil,
     };
-    outputs.iter().zip(0..).skip(first as usize).take(params.slots_per_page()).map(slot).collect()
+    outputs.range(first..first.saturating_add(params.batch_size.max(1))).zip(first..).map(slot).collect()
 }

@@ -176,8 +176,8 @@ fn write_master(master: &Master, w: &mut RecordWriter) {
     match &master.body {
         Some(Body::Transaction(bytes)) => w.bytes(bytes),
         Some(Body::Outputs(outputs)) => {
-            w.count(outputs.len());
-            outputs.iter().for_each(|output| w.option(output.as_ref(), |w, output| w.output(output)));
+            w.count(outputs.count() as usize);
+            outputs.iter().for_each(|output| w.option(output, |w, output| w.output(output)));
         }
         Some(Body::External(Blob::First)) => w.byte(0),
         Some(Body::External(Blob::Other(hash))) => {

@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_partial_and_a_whole_transaction_of_one_txid_refuse_each_other() {
         let whole = |page: Page| with_body(page, Body::Transaction(transaction(2)));
-        let partial = |page: Page| with_body(page, Body::Outputs(vec![None, None]));
+        let partial = |page: Page| with_body(page, Body::Outputs([None, None].into_iter().collect()));
         for stored in [live(2), contested(2, Verdict::Pending), contested(2, Verdict::Conflicting(Reason::Command))] {
             let pairs = [(partial(stored.clone()), whole(live(2))), (whole(stored), partial(live(2)))];
             for (stored, new) in pairs {
@@ -145,7 +145,7 @@ mod tests {
         stored.chain_pos = Some(stamp(4));
         stored.contested = [0, 9].into();
         master(&mut stored).conflicting_children.insert(txid(3));
-        let mut attached = with_body(live(2), Body::Outputs(vec![None, None]));
+        let mut attached = with_body(live(2), Body::Outputs([None, None].into_iter().collect()));
         attached.utxos = Some(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]);
         attached.spent_utxos = 1;
         let mut record = record(stored);
@@ -182,8 +182,8 @@ mod tests {
     fn a_whole_transaction_or_a_verdict_does_not_replace_a_stub() {
         for (verdict, body) in [
             (Verdict::Pending, Body::Transaction(transaction(2))),
-            (Verdict::Accepted, Body::Outputs(vec![None, None])),
-            (Verdict::Conflicting(Reason::Command), Body::Outputs(vec![None, None])),
+            (Verdict::Accepted, Body::Outputs([None, None].into_iter().collect())),
+            (Verdict::Conflicting(Reason::Command), Body::Outputs([None, None].into_iter().collect())),
         ] {
             let outcome = on_master(&mut record(stub(verdict)), &create(with_body(live(2), body))).outcome;
             assert_eq!(outcome, Outcome::Rejected(Rejection::Exists(TxState::Stub(verdict))));

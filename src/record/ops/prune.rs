@@ -206,7 +206,7 @@ mod tests {
     fn a_tombstone_keeps_the_kind_of_its_transaction() {
         let partial = || {
             let mut page = prunable();
-            master(&mut page).body = Some(Body::Outputs(vec![None]));
+            master(&mut page).body = Some(Body::Outputs([None].into_iter().collect()));
             page
         };
         let whole = Page { size_in_bytes: 250, ..live(1) };

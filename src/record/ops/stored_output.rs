@@ -1,6 +1,6 @@
 //! Compares stored outputs with the amounts and scripts that spenders claim.
 
-use crate::record::{Body, Page, SpendSlot, StoredOutput};
+use crate::record::{Body, Page, PartialOutputs, SpendSlot, StoredOutput};
 use crate::tx::{Output, Transaction, amount_size};
 
 /// Stored outputs of a page that a set of claims names.
@@ -8,7 +8,7 @@ pub(super) enum StoredOutputs<'a> {
     /// The page has no inline body.
     NotInline,
     /// All outputs of a partial transaction.
-    Partial(&'a [Option<StoredOutput>]),
+    Partial(&'a PartialOutputs),
     /// Claimed outputs of a whole transaction, ascending by index.
     Claimed(Vec<(u32, Output<'a>)>),
 }
@@ -42,9 +42,7 @@ impl<'a> StoredOutputs<'a> {
                 Some(size) => *size == amount_size(claim.satoshis),
                 None => page.amount_sizes.is_empty(),
             },
-            StoredOutputs::Partial(outputs) => {
-                outputs.get(claim.offset as usize).and_then(Option::as_ref).is_some_and(same)
-            }
+            StoredOutputs::Partial(outputs) => outputs.get(claim.offset).is_some_and(same),
             StoredOutputs::Claimed(outputs) => {
                 let found = outputs.binary_search_by_key(&claim.offset, |(offset, _)| *offset);
                 found.is_ok_and(|at| {
@@ -133,7 +131,7 @@ mod tests {
     #[test]
     fn no_claim_agrees_with_an_absent_output_of_a_partial_transaction() {
         let output = StoredOutput { satoshis: 7, script: Bytes::from_static(&[1]) };
-        let page = page_of(Some(Body::Outputs(vec![None, Some(output)])));
+        let page = page_of(Some(Body::Outputs([None, Some(output)].into_iter().collect())));
         let stored = StoredOutputs::find(&page, [0, 1].into_iter());
         assert!(!stored.agrees_with(&page, &claim(0, 7, &[1])));
         assert!(stored.agrees_with(&page, &claim(1, 7, &[1])));

@@ -209,7 +209,7 @@ impl PrunePass {
             if Instant::now() < durable_at {
                 return Ok(PruneStep::WaitUntil(durable_at));
             }
-            if detector.has_restarted().await? {
+            if !detector.has_kept_writes().await? {
                 return Err(PruneError::NodeRestarted);
             }
         }

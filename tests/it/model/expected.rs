@@ -249,8 +249,8 @@ fn body(body: Option<&Body>) -> (u8, [u8; 32]) {
     match body {
         Some(Body::Transaction(bytes)) => (0, *blake3::hash(&extended(bytes)).as_bytes()),
         Some(Body::Outputs(outputs)) => {
-            let mut bytes = (outputs.len() as u32).to_le_bytes().to_vec();
-            for output in outputs {
+            let mut bytes = outputs.count().to_le_bytes().to_vec();
+            for output in outputs.iter() {
                 bytes.push(output.is_some().into());
                 output.iter().for_each(|output| stored(output, &mut bytes));
             }

@@ -160,9 +160,12 @@ async fn check_durability(settings: &InstanceSettings, store: &StateStore) -> Fi
     }
     let loss_window = store.engine.loss_window();
     let message = format!("offsets are committed {lag:?} later: acknowledged writes can be lost for {loss_window:?}");
-    let nodes = with_timeout(store.engine.incarnation()).await;
+    let nodes = with_timeout(async {
+        store.engine.check_flushing().await?;
+        store.engine.incarnation().await
+    });
     let unknown = |reason| format!("restarts of nodes cannot be detected, so no offset would be committed: {reason}");
-    Finding::from_result(CHECK, nodes.map(|_| message).map_err(unknown))
+    Finding::from_result(CHECK, nodes.await.map(|_| message).map_err(unknown))
 }
 
 async fn check_blobs(config: &Config, found: &StoreState, metrics: &Arc<Metrics>) -> Finding {

@@ -10,7 +10,7 @@ use super::{
     values::{BadRecord, BinReader, blob, blob_value, packed_list},
 };
 use crate::{
-    record::{Blob, Body, Page, StoredOutput},
+    record::{Blob, Body, Page, PartialOutputs, StoredOutput},
     tx::{Output, Transaction, varint},
 };
 
@@ -77,10 +77,11 @@ fn outputs_of(transaction: &Transaction<'_>) -> Value {
     packed_list(packed)
 }
 
-fn partial_outputs(outputs: &[Option<StoredOutput>]) -> Value {
-    let mut packed = Packed::with_capacity(8 + 48 * outputs.len());
-    packed.list(outputs.len());
-    for output in outputs {
+fn partial_outputs(outputs: &PartialOutputs) -> Value {
+    let count = outputs.count() as usize;
+    let mut packed = Packed::with_capacity(8 + count + 48 * outputs.known().len());
+    packed.list(count);
+    for output in outputs.iter() {
         match output {
             Some(output) => pack_output(&mut packed, output.satoshis, &output.script),
             None => packed.nil(),
