@@ -83,3 +83,4 @@ mod transactional;
 mod waiting_events;
 mod watchdog;
 mod watched_replay;
+mod woken_children;
