@@ -46,6 +46,6 @@ pub async fn run_links(name: &str, first: &Instance) {
 
 /// Returns a payment whose txid is in this partition.
 fn link_in(coin: Coin, partition: i32) -> MadeTx {
-    let link = (0..).map(|tag| MadeTx::link(coin, tag));
-    link.into_iter().find(|link| partition_of(&link.txid.0, INSTANCES) == Some(partition)).expect("tags do not end")
+    let mut links = (0..).map(|tag| MadeTx::link(coin, tag));
+    links.find(|link| partition_of(&link.txid.0, INSTANCES) == Some(partition)).expect("tags do not end")
 }

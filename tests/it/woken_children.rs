@@ -50,8 +50,8 @@ fn chain(from: Coin, before: i32, links: usize) -> Vec<Made> {
     for _ in 0..links {
         let coin = chain.last().map_or_else(|| from.clone(), |last| last.coin(0));
         let next = (chain.last().map_or(before, partition) + 1) % PARTITIONS;
-        let link = (0..=u8::MAX).map(|tag| spend(std::slice::from_ref(&coin), 1, tag));
-        chain.push(link.into_iter().find(|link| partition(link) == next).unwrap());
+        let mut links = (0..=u8::MAX).map(|tag| spend(std::slice::from_ref(&coin), 1, tag));
+        chain.push(links.find(|link| partition(link) == next).unwrap());
     }
     chain
 }
