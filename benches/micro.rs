@@ -11,7 +11,7 @@ use utxo_store::record::{
 use utxo_store::tx::{Network, Outpoint, Output, Transaction, TransactionBuilder, Txid, block::BlockFile, utxo_hash};
 use utxo_store::{
     broker::Message,
-    event::Event,
+    event::{Event, OutcomeBatch, OutcomeChange, TxidList},
     group::offsets::OffsetTracker,
     ingest::plan::{Action, EventRef, PlanSettings, Planner, Token},
     prepare::{PrepareSettings, PreparedEvent, PreparedTx, prepare},
@@ -28,7 +28,7 @@ use generator::{Generator, Shape};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations, events, planning, offsets);
+criterion_group!(micro, transactions, utxo_hashes, blocks, record_operations, events, planning, outcomes, offsets);
 criterion_main!(micro);
 
 /// Returns a payment with one input and two outputs: about 250 bytes in extended format.
@@ -188,6 +188,25 @@ fn plan_all(work: &[Arc<PreparedTx>]) -> u64 {
         }
         rows.drain(..).for_each(|token| planner.outcome(token, Outcome::Applied(Reply::None), 0));
     }
+}
+
+/// Measures a message of live outcomes, from its payload to the planner, in which no transaction waits.
+fn outcomes(criterion: &mut Criterion) {
+    const TXIDS: u64 = 8_000;
+    let txids: Vec<u8> = (0..TXIDS).flat_map(|number| *blake3::hash(&number.to_le_bytes()).as_bytes()).collect();
+    let txids = TxidList::new(&txids).expect("txids are whole");
+    let payload = Event::OutcomeBatch(OutcomeBatch { change: OutcomeChange::Live, txids }).encode();
+    let rules = Rules::main(288);
+    let mut planner = Planner::new(PlanSettings { retry_min_ms: 1, retry_max_ms: 1, flag_grace_ms: 1, rules });
+    let mut group = criterion.benchmark_group("outcomes");
+    group.throughput(Throughput::Elements(TXIDS));
+    group.bench_function("live", |bencher| {
+        bencher.iter(|| match Event::decode(black_box(&payload)) {
+            Ok(Event::OutcomeBatch(batch)) => planner.on_named(batch.txids.iter().collect::<Vec<_>>(), 0),
+            other => panic!("{other:?}"),
+        })
+    });
+    group.finish();
 }
 
 /// Measures a window of offsets that completes from its far end, so that the watermark moves over all of it at once.

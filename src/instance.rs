@@ -21,6 +21,7 @@ use crate::{
     event::Topic,
     group::{earlier_halts::EarlierHalts, outcomes::OutcomeTopic},
     ingest::{
+        outcome_watch::OutcomeWatch,
         pipeline::{Pipeline, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
     },
@@ -134,11 +135,14 @@ pub async fn run(
     parts.health.on_store_opened();
 
     let output = LogOutput::open(&settings, &parts, outcomes).await?;
+    // Opened before the first event is read: no outcome that the instance could wait for is missed.
+    let watch = OutcomeWatch::start(parts.broker.clone(), &output.outcomes).await;
     let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
         pipeline_services(&settings, &parts, output.clone(), Modes::Live, (&nodes, guard.clone())),
         consumer,
+        Some(watch),
     );
     let sequencer = if settings.sequencer_enabled {
         let consumer =

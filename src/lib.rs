@@ -146,8 +146,8 @@ pub use blob::{
 };
 pub use broker::{
     AssignedPartition, Broker, BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent,
-    Delivery, Message, MessageBatch, NewTopic, Outage, OutgoingMessage, PartitionEnd, PartitionReader, Producer,
-    TopicId, TopicIdentity, TopicPartition, memory::MemoryBroker,
+    Delivery, Message, MessageBatch, NewTopic, Outage, OutgoingMessage, PartitionEnd, PartitionReader,
+    PartitionSetReader, Producer, TopicId, TopicIdentity, TopicPartition, memory::MemoryBroker,
 };
 pub use client::{
     CommandAnswer, CommandOutcome, EventPublisher, PendingCommand, PublishError, PublishedEvent, create_topics,

@@ -23,7 +23,7 @@ pub use engine::WatchedEngine;
 pub use family::{Counters, Histograms, Label, OutcomeCounters};
 pub use labels::{
     BlobErrorKind, BlobKind, BlobOperation, CacheResult, CommitFailure, Completion, DrainReason, EventKind,
-    OperationKind, PrunedKind, PublishedOutcome, RebalanceChange, TransferDirection, VerdictKind,
+    OperationKind, PrunedKind, PublishedOutcome, RebalanceChange, TransferDirection, TryCause, VerdictKind,
 };
 pub use logging::{LogFormat, LoggingError, init_logging};
 
@@ -128,6 +128,8 @@ metrics! {
     pub parked: IntGauge = "utxo_parked_transactions" [];
     /// Most transactions that have waited for a parent or a flag at once since the start.
     pub parked_max: IntGauge = "utxo_parked_transactions_max" [];
+    /// Tries of parked transactions, by cause.
+    pub parked_tries: Counters<TryCause> = "utxo_parked_tries_total" ["cause"];
     /// Wait in seconds of the event that has waited longest for a parent or a flag; 0 while no wait is longer than the
     /// grace of a missing parent.
     pub longest_wait_seconds: IntGauge = "utxo_longest_wait_seconds" [];

@@ -33,9 +33,17 @@ pub struct MadeTx {
 impl MadeTx {
     /// Returns a transaction that spends a coin; rivals differ in `tag`.
     pub fn spending(coin: Coin, outputs: u32, tag: u32) -> Self {
+        Self::paying(coin, outputs, coin.satoshis / u64::from(outputs + 1), tag)
+    }
+
+    /// Returns a payment to one output with a fee of one satoshi.
+    pub fn link(coin: Coin, tag: u32) -> Self {
+        Self::paying(coin, 1, coin.satoshis - 1, tag)
+    }
+
+    fn paying(coin: Coin, outputs: u32, each: u64, tag: u32) -> Self {
         let previous = Output { satoshis: coin.satoshis, script: &SCRIPT };
         let builder = TransactionBuilder::default().input(coin.outpoint, &[0x30; 107], tag, Some(previous));
-        let each = coin.satoshis / u64::from(outputs + 1);
         let extended = (0..outputs).fold(builder, |builder, _| builder.output(each, &SCRIPT)).extended();
         let txid = Transaction::parse(&extended).expect("made by the builder").txid();
         let coin = |vout| Coin { outpoint: Outpoint { txid, vout }, satoshis: each };

@@ -29,7 +29,7 @@ pub const TXS: &str = "utxo.validated-txs";
 pub const BLOCKS: &str = "utxo.block-mined";
 pub const REORGS: &str = "utxo.reorgs";
 const CHAIN: &str = "utxo.chain";
-const PARTITIONS: i32 = 4;
+pub const PARTITIONS: i32 = 4;
 
 /// An instance with the settings of `deploy/utxo-store.toml`, except pruning.
 pub struct Instance {
@@ -42,21 +42,29 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Starts an instance on an empty engine; blocks may refer to files in `objects`.
-    pub async fn start(engine: Arc<dyn RecordEngine>, objects: &Path) -> Self {
-        let config = Config::default();
-        let mut settings = wiring::instance_settings(&config);
-        settings.sequencer.prune = None;
-        let clock = Clock::System;
-        let broker = MemoryBroker::new(MemorySettings::new(clock.clone()));
+    /// Starts an instance on an empty engine; blocks may refer to files in `objects`. The topic of transactions has so
+    /// many partitions.
+    pub async fn start(engine: Arc<dyn RecordEngine>, objects: &Path, partitions: i32) -> Self {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::System));
         let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: Vec::new() };
         let singles = [BLOCKS, REORGS, CHAIN, "utxo.decisions"].map(|name| new(name, 1));
-        let many = [TXS, "utxo.outcomes", "utxo.dead-letters"].map(|name| new(name, PARTITIONS));
+        let many = [TXS, "utxo.outcomes", "utxo.dead-letters"].map(|name| new(name, partitions));
         broker.create_topics(&[&singles[..], &many].concat()).await.expect("they are new");
-        let metrics = Arc::new(Metrics::new());
         let files = LocalFileSystem::new_with_prefix(objects).expect("the directory is there");
         let objects = Objects::new(Arc::new(files), &BlobOptions::default());
-        let store = StateStore::new(engine, wiring::store_settings(&config)).with_objects(Some(objects));
+        let store = StateStore::new(engine, wiring::store_settings(&Config::default())).with_objects(Some(objects));
+        Self::join(broker, store, 1).await
+    }
+
+    /// Starts another instance on the log and the store of this one.
+    pub async fn start_another(&self, number: u64) -> Self {
+        Self::join(self.broker.clone(), self.store.clone(), number).await
+    }
+
+    async fn join(broker: MemoryBroker, store: StateStore, number: u64) -> Self {
+        let mut settings = wiring::instance_settings(&Config::default());
+        settings.sequencer.prune = None;
+        let (clock, metrics) = (Clock::System, Arc::new(Metrics::new()));
         let parts = InstanceParts {
             broker: Arc::new(broker.clone()),
             store: store.clone(),
@@ -66,7 +74,7 @@ impl Instance {
             earlier_halts: Arc::default(),
             store_id: [7; 16],
             identity: CreatorIdentity {
-                owner: 1,
+                owner: number,
                 process_id: 1,
                 hostname: "here".to_owned(),
                 process_visibility: ProcessVisibility::None,
@@ -122,9 +130,15 @@ impl Instance {
         self.broker.watermarks(&chain).await.expect("the log is in memory").1
     }
 
-    pub async fn stop(self) {
+    /// Stops the instance, and leaves the store to others.
+    pub async fn leave(self) {
         self.shutdown.cancel();
         self.task.await.expect("it does not panic").expect("it stops in order");
-        self.store.engine.close().await.expect("closed");
+    }
+
+    pub async fn stop(self) {
+        let engine = self.store.engine.clone();
+        self.leave().await;
+        engine.close().await.expect("closed");
     }
 }

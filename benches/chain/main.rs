@@ -5,6 +5,7 @@
 
 mod events;
 mod instance;
+mod links;
 #[path = "../macro/measure.rs"]
 mod measure;
 mod prune;
@@ -28,7 +29,7 @@ use std::{
 
 use events::{Coin, HEIGHT, MadeBlock, MadeTx, reorg, seed, unmined};
 use futures_util::{StreamExt, stream};
-use instance::{BLOCKS, Instance, REORGS, TXS};
+use instance::{BLOCKS, Instance, PARTITIONS, REORGS, TXS};
 use measure::{Cpu, env_number};
 use server::{AerospikeServer, FIT, Setup};
 use sha2::{Digest, Sha256};
@@ -49,7 +50,7 @@ use utxo_store::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RULES: Rules = Rules::main(288);
-const CASES: [&str; 6] = ["mined", "object", "reorg", "contests", "cone", "prune"];
+const CASES: [&str; 7] = ["mined", "object", "reorg", "contests", "cone", "prune", "links"];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";
 /// Number of blocks in the cases `mined` and `reorg`.
@@ -99,7 +100,8 @@ async fn run(case: &str, engine: &str) {
         None if engine == "memory" => Arc::new(MemoryEngine::new(RULES)),
         None => Arc::new(FjallEngine::open(directory.path(), RULES, FjallOptions::default()).expect("a new store")),
     };
-    let instance = Instance::start(record_engine, directory.path()).await;
+    let partitions = if case == "links" { links::INSTANCES } else { PARTITIONS };
+    let instance = Instance::start(record_engine, directory.path(), partitions).await;
     let name = format!("{case}/{engine}");
     match case {
         "mined" => run_mined(&name, &instance, settings.as_ref()).await,
@@ -107,6 +109,7 @@ async fn run(case: &str, engine: &str) {
         "reorg" => run_reorg(&name, &instance).await,
         "contests" => run_contests(&name, &instance).await,
         "prune" => prune::prune(&name, &instance).await,
+        "links" => links::run_links(&name, &instance).await,
         _ => run_descendants(&name, &instance).await,
     }
     instance.stop().await;

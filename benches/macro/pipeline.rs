@@ -102,7 +102,7 @@ impl Running {
     pub async fn start(settings: PipelineSettings, log: Log, engine: Arc<dyn RecordEngine>) -> Self {
         let metrics = Arc::new(Metrics::new());
         let parts = parts(&settings, log.broker, engine, metrics.clone()).await;
-        let pipeline = Pipeline::new(settings, parts, log.consumer);
+        let pipeline = Pipeline::new(settings, parts, log.consumer, None);
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(pipeline.run(shutdown.clone()));
         Running { metrics, shutdown, task }

@@ -25,17 +25,31 @@ const MAX_WAIT: Duration = Duration::from_secs(40);
 
 /// Topics that [`run`] needs, for a broker that cannot create topics itself.
 pub fn topics(prefix: &str) -> Vec<NewTopic> {
-    ["order", "resume", "seek", "rebalance", "refused", "reader", "range", "produce", "pause", "drop", "set", "times"]
-        .map(|name| NewTopic {
-            name: format!("{prefix}{name}"),
-            partitions: match name {
-                "rebalance" | "produce" => 4,
-                "times" => 3,
-                _ => 1,
-            },
-            config: Vec::new(),
-        })
-        .to_vec()
+    [
+        "order",
+        "resume",
+        "seek",
+        "rebalance",
+        "refused",
+        "reader",
+        "range",
+        "produce",
+        "pause",
+        "drop",
+        "set",
+        "times",
+        "all",
+    ]
+    .map(|name| NewTopic {
+        name: format!("{prefix}{name}"),
+        partitions: match name {
+            "rebalance" | "produce" => 4,
+            "times" | "all" => 3,
+            _ => 1,
+        },
+        config: Vec::new(),
+    })
+    .to_vec()
 }
 
 /// Runs every check on a broker whose groups rebalance cooperatively and whose topics are empty. Creates missing
@@ -67,6 +81,7 @@ async fn run_expecting(broker: Arc<dyn Broker>, prefix: &str, revoked: usize, mo
     suite.a_revocation_waits_for_the_member_and_fences_it().await;
     suite.unassigned_partitions_are_refused().await;
     suite.a_reader_knows_its_position_and_seeks().await;
+    suite.one_reader_reads_all_partitions().await;
     suite.a_position_out_of_range_is_an_error().await;
     suite.messages_go_to_the_partition_of_key_or_caller().await;
     suite.a_paused_partition_is_silent().await;
@@ -207,6 +222,25 @@ impl Suite {
         assert!(error.message.contains("0..31"), "{error}");
         let nowhere = TopicPartition { topic: at.topic, partition: 99 };
         assert_eq!(self.broker.read(&nowhere, 0).await.err().unwrap().kind, BrokerErrorKind::Refused);
+    }
+
+    async fn one_reader_reads_all_partitions(&self) {
+        for partition in 0..3 {
+            self.fill("all", partition, 4).await;
+        }
+        let starts: Vec<_> = (0..3).map(|partition| (self.at("all", partition), 1 + partition as u64)).collect();
+        let mut reader = self.broker.read_all(&starts).await.unwrap();
+        let mut found = [const { Vec::new() }; 3];
+        let mut read = async |count: usize| {
+            while found.iter().map(Vec::len).sum::<usize>() < count {
+                let batch = timeout(MAX_WAIT, reader.next()).await.unwrap().unwrap();
+                found[batch.partition.partition as usize].extend(batch.messages.iter().map(|message| message.offset));
+            }
+        };
+        read(6).await;
+        self.fill("all", 1, 1).await;
+        read(7).await;
+        assert_eq!(found, [vec![1, 2, 3], vec![2, 3, 4], vec![3]]);
     }
 
     async fn a_position_out_of_range_is_an_error(&self) {

@@ -34,13 +34,13 @@ use rdkafka::{Offset, consumer::Consumer as _};
 use tokio::sync::watch;
 
 use self::{
-    consumer::{KafkaConsumer, KafkaReader, run_blocking},
+    consumer::{KafkaConsumer, KafkaReader, KafkaSetReader, run_blocking},
     errors::translate,
     identities::TopicIdBroker,
     lookup::{commit_for_group, commit_list, count_members, fetch_committed, fetch_offsets_at, fetch_watermarks},
     request_clients::{RequestClients, serve_log},
     rights::{fetch_group_rights, fetch_topic_rights},
-    worker::{ConsumerSignals, ConsumerSource, start},
+    worker::{ConsumerSignals, ConsumerSource, Handle, start},
 };
 pub use self::{
     mock::MockCluster,
@@ -54,8 +54,8 @@ pub use self::{
 pub use refused::REFUSED_PROPERTIES;
 
 use super::{
-    Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, NewTopic, Outage, PartitionReader, Producer,
-    TopicIdentity, TopicPartition,
+    Broker, BrokerError, BrokerErrorKind, CommittedOffset, Consumer, NewTopic, Outage, PartitionReader,
+    PartitionSetReader, Producer, TopicIdentity, TopicPartition,
 };
 use crate::liveness::LivenessMonitor;
 
@@ -136,6 +136,19 @@ impl KafkaBroker {
     }
 }
 
+impl KafkaBroker {
+    /// Starts the thread of a reader without a group. `name`: the partition, or the topic, for logs and `/state`.
+    async fn start_reader(&self, starts: Vec<(TopicPartition, u64)>, name: String) -> Result<Handle, BrokerError> {
+        let number = NEXT_READER_ID.fetch_add(1, Ordering::Relaxed);
+        let group = format!("{}-reader-{}-{number}", self.settings().client_id, std::process::id());
+        let settings = self.settings().clone();
+        let config = settings.reader_config(&group, starts.len());
+        let (signals, name) = (self.signals.clone(), format!("the Kafka polling thread of a reader of {name}"));
+        let started = move || start(config, settings, ConsumerSource::Manual(starts), signals, name);
+        run_blocking("read", self.settings().request_timeout, started).await
+    }
+}
+
 #[async_trait]
 impl Broker for KafkaBroker {
     async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
@@ -163,15 +176,13 @@ impl Broker for KafkaBroker {
         if !(low..=high).contains(&offset) {
             return Err(BrokerError::out_of_range("read", partition, offset, low, high));
         }
-        let number = NEXT_READER_ID.fetch_add(1, Ordering::Relaxed);
-        let group = format!("{}-reader-{}-{number}", self.settings().client_id, std::process::id());
-        let settings = self.settings().clone();
-        let config = settings.reader_config(&group);
-        let source = ConsumerSource::Manual { partition: partition.clone(), offset };
-        let (signals, name) = (self.signals.clone(), format!("the Kafka polling thread of a reader of {partition}"));
-        let started = move || start(config, settings, source, signals, name);
-        let handle = run_blocking("read", self.settings().request_timeout, started).await?;
+        let handle = self.start_reader(vec![(partition.clone(), offset)], partition.to_string()).await?;
         Ok(Box::new(KafkaReader { handle, partition: partition.clone(), position: offset, end: high, stuck: None }))
+    }
+
+    async fn read_all(&self, starts: &[(TopicPartition, u64)]) -> Result<Box<dyn PartitionSetReader>, BrokerError> {
+        let name = starts.first().map_or_else(String::new, |(partition, _)| format!("topic {}", partition.topic));
+        Ok(Box::new(KafkaSetReader { handle: self.start_reader(starts.to_vec(), name).await? }))
     }
 
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {

@@ -11,6 +11,7 @@ mod decorator;
 pub mod identity;
 pub mod kafka;
 pub mod memory;
+mod merged_readers;
 pub mod partitioner;
 pub mod replay;
 pub mod retry;
@@ -25,6 +26,7 @@ use tokio::{sync::watch, time::Instant};
 #[cfg(feature = "testkit")]
 pub use decorator::BrokerDecorator;
 
+use self::merged_readers::MergedReaders;
 use crate::backoff::Backoff;
 
 /// A partition of a topic.
@@ -193,7 +195,7 @@ pub trait Consumer: Send {
 /// Reads one partition without a group: decisions, feeds, rebuilds, inspection.
 #[async_trait]
 pub trait PartitionReader: Send {
-    /// Returns the next messages, or an empty vector after `wait` without a message.
+    /// Returns the next messages, or an empty vector after `wait` without a message. Cancel safe.
     async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError>;
 
     /// Offset of the next message that [`next`](Self::next) would return.
@@ -205,6 +207,16 @@ pub trait PartitionReader: Send {
     /// # Errors
     /// [`BrokerErrorKind::OutOfRange`]: the partition does not hold `offset`.
     async fn seek(&mut self, offset: u64) -> Result<(), BrokerError>;
+}
+
+/// Reads several partitions without a group, in one client.
+#[async_trait]
+pub trait PartitionSetReader: Send {
+    /// Waits for the next messages of any of the partitions. Cancel safe.
+    ///
+    /// # Errors
+    /// A partition cannot be read. The reader may have lost its place: the caller opens another one.
+    async fn next(&mut self) -> Result<MessageBatch, BrokerError>;
 }
 
 /// A message to be produced.
@@ -306,6 +318,15 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Opens a reader of a partition at `offset`.
     async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError>;
+
+    /// Opens one reader of several partitions, each at its offset. The default implementation opens a reader for each.
+    async fn read_all(&self, starts: &[(TopicPartition, u64)]) -> Result<Box<dyn PartitionSetReader>, BrokerError> {
+        let mut readers = Vec::new();
+        for (partition, offset) in starts {
+            readers.push((partition.clone(), self.read(partition, *offset).await?));
+        }
+        Ok(Box::new(MergedReaders::new(readers)))
+    }
 
     /// Returns an idempotent producer with `acks=all`.
     async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError>;

@@ -326,9 +326,8 @@ settings! {
         /// Pause before the first retry of a failed request to the store, or of a parked transaction; doubled each
         /// time, with jitter.
         retry_pause_ms: u64 = 50, range 1 to 600_000, unit "ms";
-        /// Longest pause between retries. Parked transactions pause up to an eighth of the value, or longer where many
-        /// are parked, so that 5,000 are retried per second. The oldest parked transactions, for which all others wait,
-        /// pause from a 32nd of the value on.
+        /// Longest pause between retries. Outcomes wake parked transactions before; where very many are due, they are
+        /// retried later, so that all of them ask for 2,000 rows a second.
         retry_pause_max_ms: u64 = 5_000, range 1 to 3_600_000, unit "ms";
         /// Time between commits of offsets.
         commit_interval_ms: u64 = 1_000, range 10 to 600_000, unit "ms";
@@ -367,7 +366,8 @@ settings! {
     /// Outcomes besides refusals, conflicts and results of commands, which are always published. Each message names
     /// many transactions.
     ["outcomes"] Outcomes {
-        /// Publish the transactions that became live by their events.
+        /// Publish the transactions that became live by their events. Without these outcomes a transaction whose parent
+        /// is created by another instance waits for its next retry.
         live: bool = true;
         /// Publish the transactions that a block has mined, and those that a reorg has made unmined.
         mined: bool = true;

@@ -22,9 +22,9 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Default of librdkafka's `receive.message.max.bytes`.
 const DEFAULT_RECEIVE_BYTES: u64 = 100_000_000;
-/// Time for which live transactions are gathered for one message: short for a client that waits, and long enough that
-/// the messages cost nothing beside the events.
-const LIVE_OUTCOME_AGE: Duration = Duration::from_millis(50);
+/// Longest time for which live transactions are gathered for one message: short for a client that waits, and long
+/// enough that the messages cost nothing beside the events.
+const LONGEST_OUTCOME_PAUSE: Duration = Duration::from_millis(50);
 
 /// Makes the rules of record operations: retention and network.
 fn record_rules(config: &Config) -> Rules {
@@ -239,7 +239,7 @@ fn pipeline_settings(config: &Config) -> PipelineSettings {
         missing_parent_grace_ms: ingest.missing_parent_grace_ms,
         commit_interval: ms(ingest.commit_interval_ms),
         drain_timeout: ms(ingest.drain_timeout_ms),
-        live_outcomes: config.outcomes.live.then_some(LIVE_OUTCOME_AGE),
+        live_outcomes: config.outcomes.live.then_some(LONGEST_OUTCOME_PAUSE),
     }
 }
 

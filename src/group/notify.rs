@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use crate::tx::Txid;
 
-/// Wakes parked children of a transaction that has no event of its own (a coinbase). Other instances find the
-/// transaction at their next retry.
+/// Wakes parked children of a transaction that has no event of its own (a coinbase), also where outcomes of blocks are
+/// switched off. Other instances read the outcome of the block.
 #[derive(Clone, Default)]
 pub struct TxNotifier(Option<Arc<dyn Fn(Txid) + Send + Sync>>);
 

@@ -230,8 +230,10 @@ pub struct Flight {
     pub waiting_since_ms: Option<u64>,
     /// The own record was read and was not live.
     pub own_record_read: bool,
-    /// The flight is registered in the planner's table of absent parents.
-    pub is_registered_as_waiter: bool,
+    /// Number of transactions whose outcomes the parked flight waits for.
+    pub awaited: u32,
+    /// Number of transactions that outcomes had named when the last try began.
+    pub try_began: u64,
     /// A parent that is absent after this try is missing.
     pub final_attempt: Option<FinalAttempt>,
 }
@@ -264,7 +266,8 @@ impl Flight {
             waiting_index: None,
             waiting_since_ms: None,
             own_record_read: false,
-            is_registered_as_waiter: false,
+            awaited: 0,
+            try_began: 0,
             final_attempt: None,
         }
     }
@@ -347,6 +350,16 @@ impl Flight {
     /// Returns the parents that refused, without parents that are [`is_decided`].
     pub fn awaited_parents(&self) -> impl Iterator<Item = Txid> {
         self.refusals().filter(|(_, refusal)| !is_decided(refusal)).map(|(parent, _)| parent)
+    }
+
+    /// Returns the transactions that the flight waits for: its parents whose refusals are temporary. Without one the
+    /// flight waits for its own record, which another instance creates.
+    pub fn awaited_transactions(&self) -> BTreeSet<Txid> {
+        let is_temporary = |(parent, refusal): &(Txid, &Rejection)| {
+            obstacle_of(refusal, *parent, &[], self.mode) == Obstacle::Temporary
+        };
+        let parents: BTreeSet<Txid> = self.refusals().filter(is_temporary).map(|(parent, _)| parent).collect();
+        if parents.is_empty() { BTreeSet::from([self.txid]) } else { parents }
     }
 
     /// Returns the parents that have no record.

@@ -6,6 +6,7 @@
 pub mod dispatch;
 pub mod fair_share;
 pub mod flight;
+pub mod outcome_watch;
 pub mod pipeline;
 pub mod plan;
 pub mod publish;

@@ -53,6 +53,7 @@ use crate::{
     ingest::{
         dispatch::{Dispatcher, MasterRead, TaskMessage},
         flight::SubmittedTx,
+        outcome_watch::OutcomeWatch,
         plan::{Action, EventRef, Planner},
         publish::mismatch_poison,
     },
@@ -64,7 +65,8 @@ use crate::{
         control::{ControlRequest, PartitionCommand},
         health::Workload,
     },
-    telemetry::{Completion, DrainReason, EventKind, RebalanceChange},
+    telemetry::{Completion, DrainReason, EventKind, RebalanceChange, TryCause},
+    tx::Txid,
 };
 
 /// The pipeline of one instance.
@@ -75,6 +77,8 @@ pub struct Pipeline {
     chunks: ChunkQueue,
     topic_confirmation: TopicConfirmation,
     planner: Planner,
+    /// The transactions that other instances' outcomes name, which wake parked transactions; `None`: they are retried.
+    outcome_watch: Option<OutcomeWatch>,
     dispatcher: Dispatcher,
     publications: Publications,
     task_sender: mpsc::UnboundedSender<TaskMessage>,
@@ -92,8 +96,13 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates a pipeline over a subscribed consumer.
-    pub fn new(settings: PipelineSettings, services: PipelineServices, consumer: Box<dyn Consumer>) -> Self {
+    /// Creates a pipeline over a subscribed consumer. The outcomes that `outcome_watch` reads wake parked transactions.
+    pub fn new(
+        settings: PipelineSettings,
+        services: PipelineServices,
+        consumer: Box<dyn Consumer>,
+        outcome_watch: Option<OutcomeWatch>,
+    ) -> Self {
         let (sender, task_messages) = mpsc::unbounded_channel();
         let now = Instant::now();
         let topic = settings.topic.to_string();
@@ -106,6 +115,7 @@ impl Pipeline {
             // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
             planner: Planner::new(settings.plan)
                 .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live)),
+            outcome_watch,
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
             // A rebuild tells nothing: the live group has told, or will tell, everything.
             publications: Publications::new(
@@ -159,6 +169,7 @@ impl Pipeline {
                 Some(request) = self.control_requests.recv() => {
                     monitor.enter("the log, for an operator", self.on_control_request(request)).await?
                 }
+                named = next_named(&mut self.outcome_watch) => try_waiting(&mut self.planner, &self.services, named),
                 Some(message) = self.task_messages.recv() => self.on_task_message(message)?,
                 chunk = self.chunks.next(&self.topic_confirmation) => self.on_prepared(chunk?),
                 polled = self.reads.member.consumer.poll() => match polled {
@@ -394,7 +405,8 @@ impl Pipeline {
             self.reads.member.begin_commit(&self.services.nodes, &PipelineCommits(&mut self.planner));
             self.reads.retry_out_of_range().await?;
         }
-        self.planner.retry_due(self.services.clock.steady_ms());
+        let retries = self.planner.retry_due(self.services.clock.steady_ms());
+        self.services.metrics.parked_tries.of(TryCause::Retry).inc_by(retries as u64);
         Ok(())
     }
 
@@ -413,6 +425,20 @@ impl Pipeline {
                 && (self.planner.next_due_ms().is_some()
                     || self.planner.flights().has_halted()
                     || self.chunks.is_loading()))
+    }
+}
+
+/// Tries the parked transactions that wait for these transactions only.
+fn try_waiting(planner: &mut Planner, services: &PipelineServices, named: Vec<Txid>) {
+    let woken = planner.on_named(named, services.clock.steady_ms());
+    services.metrics.parked_tries.of(TryCause::Outcome).inc_by(woken as u64);
+}
+
+/// Waits for the next outcomes, for ever without a watch. Cancel safe.
+async fn next_named(watch: &mut Option<OutcomeWatch>) -> Vec<Txid> {
+    match watch {
+        Some(watch) => watch.next().await,
+        None => std::future::pending().await,
     }
 }
 

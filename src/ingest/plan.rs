@@ -12,11 +12,11 @@
 //! ```
 
 mod absent_parents;
-mod adaptive_rate;
 mod contest;
 mod flight_steps;
 mod flight_table;
 mod multi_page;
+mod named_transactions;
 mod non_durable;
 pub mod obstacle;
 mod piggyback;
@@ -25,8 +25,6 @@ mod step;
 mod waiting;
 
 pub use flight_table::FlightTable;
-
-use std::collections::BTreeSet;
 
 use contest::step_after_contested_create;
 use flight_steps::FlightSteps;
@@ -122,10 +120,9 @@ pub enum Action {
 /// Settings of the planner: pauses, grace of a lock, and rules of the operations.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanSettings {
-    /// First pause of a parked transaction, ms. The pause doubles up to the upper bound of the transaction's age class.
+    /// First pause of a parked transaction, ms. The pause doubles with each retry.
     pub retry_min_ms: u64,
-    /// Longest pause, ms. The oldest parked transactions pause for a small part of it; where very many are parked,
-    /// younger ones pause for longer.
+    /// Longest pause, ms. Where very many transactions are due, a retry starts later.
     pub retry_max_ms: u64,
     /// Time for which a transaction waits for a locked parent before it is contested, ms.
     pub flag_grace_ms: u64,
@@ -273,28 +270,23 @@ impl Planner {
         self.steps.parking.over_limit.remove(&partition);
     }
 
-    /// Starts the tries of parked flights that are due, within the bounds of open tries and the rates of their classes.
-    pub fn retry_due(&mut self, now_ms: u64) {
+    /// Starts the retries of parked flights that are due, within their pace. Returns the number of retries.
+    pub fn retry_due(&mut self, now_ms: u64) -> usize {
         let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
-        for id in self.pace.take_due(&parking.settings, &mut parking.retry_queue, flights, now_ms) {
-            flights.stop_waiting(id);
-            ready.push_back(id);
+        let due = self.pace.take_due(&mut parking.retry_queue, flights, now_ms);
+        for id in &due {
+            flights.forget_waiter(*id);
+            flights.stop_waiting(*id);
+            ready.push_back(*id);
         }
         self.steps.start_ready(now_ms);
+        due.len()
     }
 
     /// Returns the time, ms by the clock of the caller, from which [`retry_due`](Self::retry_due) has work; `None`: not
     /// before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.pace.next_due_ms(&self.steps.parking.retry_queue, &self.steps.flights)
-    }
-
-    /// Delays the tries of these flights until `until_ms`: an answer that arrives during a try would not find them
-    /// waiting. Other reasons may still start a try.
-    pub fn delay_retries(&mut self, waiting: &BTreeSet<FlightId>, until_ms: u64) {
-        for id in waiting {
-            self.steps.parking.retry_queue.delay(*id, until_ms);
-        }
     }
 
     /// Copies the buffers of flights that have waited since the last pass: a waiting flight would keep the whole batch
@@ -312,12 +304,15 @@ impl Planner {
         });
     }
 
-    /// Retries the flights that are parked for a parent that the sequencer has created without an event in flight here.
-    pub fn on_parent_created(&mut self, parent: &Txid, now_ms: u64) {
+    /// Handles outcomes that name these transactions: they became live, were decided, mined or unlocked. Tries the
+    /// flights that are parked for them and for no other transaction, and returns the number of these flights.
+    pub fn on_named(&mut self, txids: impl IntoIterator<Item = Txid>, now_ms: u64) -> usize {
         let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
-        let waiters = flights.waiters_of(parent);
-        ready.extend(parking.wake_parked(flights, waiters));
+        let before = ready.len();
+        txids.into_iter().for_each(|txid| ready.extend(parking.on_named(flights, &txid)));
+        let woken = ready.len() - before;
         self.steps.start_ready(now_ms);
+        woken
     }
 
     /// Returns flights that have waited for `long_ms` since they began to wait or last read their own record; at most

@@ -135,6 +135,8 @@ async fn run(
             (&nodes, guard.clone()),
         ),
         Box::new(consumer),
+        // The outcomes are those of the live group.
+        None,
     );
     let mode = ChainMode::Rebuild { frontier: chain_frontier, stop_at_frontier: true };
     let chain_parts = sequencer_parts(&settings, &parts, output, (nodes.clone(), guard), &pipeline);

@@ -8,8 +8,9 @@ use crate::{broker::kafka::Right, event::Topic};
 fn required_rights(topic: Topic) -> &'static [Right] {
     match topic {
         Topic::ValidatedTxs | Topic::BlockMined | Topic::Reorgs => &[Right::Read],
-        Topic::Chain | Topic::Decisions => &[Right::Read, Right::Write],
-        Topic::Outcomes | Topic::DeadLetters => &[Right::Write],
+        // The outcomes of other instances wake parked transactions.
+        Topic::Chain | Topic::Decisions | Topic::Outcomes => &[Right::Read, Right::Write],
+        Topic::DeadLetters => &[Right::Write],
     }
 }
 
@@ -48,7 +49,7 @@ mod tests {
                 && missing[0].contains("--topic my.chain")
         );
         assert_eq!(missing_topic_rights(Topic::Decisions, "d", &BTreeSet::new()).len(), 2);
-        assert_eq!(missing_topic_rights(Topic::Outcomes, "o", &BTreeSet::from([Right::Write])), [""; 0]);
+        assert_eq!(missing_topic_rights(Topic::DeadLetters, "d", &BTreeSet::from([Right::Write])), [""; 0]);
         let missing = missing_group_rights("g", &BTreeSet::from([Right::Write]));
         assert!(
             missing[0].contains("Read on group g") && missing[0].ends_with("--operation Read --group g"),

@@ -183,6 +183,14 @@ labels! {
         /// Partitions were lost without a chance to commit.
         Lost,
     }
+
+    /// Cause of a try of a parked transaction.
+    TryCause {
+        /// An outcome has named what the transaction waits for.
+        Outcome,
+        /// The pause of the transaction has ended.
+        Retry,
+    }
 }
 
 impl From<&Operation> for OperationKind {

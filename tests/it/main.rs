@@ -84,3 +84,4 @@ mod waiting_events;
 mod watchdog;
 mod watched_replay;
 mod windows;
+mod woken_children;

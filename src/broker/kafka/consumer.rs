@@ -18,8 +18,8 @@ use super::{
     worker::{Handle, SeekResult, WorkerCommand},
 };
 use crate::broker::{
-    BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, PartitionReader,
-    TopicPartition,
+    BrokerError, BrokerErrorKind, CommitFuture, CommittedOffset, Consumer, ConsumerEvent, Message, MessageBatch,
+    PartitionReader, PartitionSetReader, TopicPartition,
 };
 
 /// Runs a blocking call on a thread of its own. A call of librdkafka that hangs delays neither the runtime nor the
@@ -255,6 +255,31 @@ impl PartitionReader for KafkaReader {
 }
 
 impl Drop for KafkaReader {
+    fn drop(&mut self) {
+        // The send fails only where the thread has ended already.
+        let _ = self.handle.send("drop", WorkerCommand::Close { reply: None });
+    }
+}
+
+/// Reads several partitions without a group.
+pub(super) struct KafkaSetReader {
+    pub(super) handle: Handle,
+}
+
+#[async_trait]
+impl PartitionSetReader for KafkaSetReader {
+    async fn next(&mut self) -> Result<MessageBatch, BrokerError> {
+        loop {
+            let polled = self.handle.shared.next().await;
+            self.handle.wake();
+            if let ConsumerEvent::Messages(batch) = polled? {
+                return Ok(batch);
+            }
+        }
+    }
+}
+
+impl Drop for KafkaSetReader {
     fn drop(&mut self) {
         // The send fails only where the thread has ended already.
         let _ = self.handle.send("drop", WorkerCommand::Close { reply: None });

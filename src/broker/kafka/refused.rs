@@ -154,7 +154,8 @@ mod tests {
             security: Some(security),
             ..KafkaSettings::new("localhost:9092")
         };
-        for config in [settings.member_config("group", 1), settings.reader_config("group"), settings.producer_config()]
+        for config in
+            [settings.member_config("group", 1), settings.reader_config("group", 1), settings.producer_config()]
         {
             let map = config.config_map();
             let passed = map.into_keys().filter(|name| refusal(name).is_none() && *name != "linger.ms");

@@ -244,9 +244,9 @@ impl KafkaSettings {
         config
     }
 
-    /// Configuration of a reader of one partition: brokers answer a fetch with the first message.
-    pub(super) fn reader_config(&self, group: &str) -> ClientConfig {
-        let mut config = self.consumer_config(group, READER_SHARES);
+    /// Configuration of a reader of so many partitions: brokers answer a fetch with the first message.
+    pub(super) fn reader_config(&self, group: &str, partitions: usize) -> ClientConfig {
+        let mut config = self.consumer_config(group, READER_SHARES * partitions);
         config.set("fetch.min.bytes", "1");
         config
     }
@@ -317,7 +317,7 @@ mod tests {
             assert_eq!(member.get(classic), None);
         }
         member.create::<BaseConsumer>().unwrap();
-        assert_eq!(settings.reader_config("group").get("group.protocol"), Some("classic"));
+        assert_eq!(settings.reader_config("group", 1).get("group.protocol"), Some("classic"));
         settings.group_instance_id = Some("a".into());
         assert!(settings.check().unwrap_err().message.starts_with("group.instance.id"));
     }
@@ -343,7 +343,7 @@ mod tests {
         let nowhere = KafkaSettings::new("localhost:9092");
         let settings = KafkaSettings { rack: Some("a".into()), ..nowhere.clone() };
         let member = settings.member_config("group", 8);
-        for config in [&member, &settings.reader_config("group"), &settings.producer_config()] {
+        for config in [&member, &settings.reader_config("group", 1), &settings.producer_config()] {
             assert_eq!(config.get("client.rack"), Some("a"));
         }
         member.create::<BaseConsumer>().unwrap();

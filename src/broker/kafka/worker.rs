@@ -64,8 +64,11 @@ pub(super) struct SeekResult {
 
 /// Source of a consumer's partitions.
 pub(super) enum ConsumerSource {
-    Group { topics: Vec<String> },
-    Manual { partition: TopicPartition, offset: u64 },
+    Group {
+        topics: Vec<String>,
+    },
+    /// Partitions without a group, each with its first offset.
+    Manual(Vec<(TopicPartition, u64)>),
 }
 
 /// The handles to a running thread.
@@ -169,9 +172,11 @@ impl Worker {
             step: None,
             monitor: None,
         };
-        if let ConsumerSource::Manual { partition, offset } = source {
-            let tpl = worker.split_queues(&[(partition.clone(), next_epoch(), offset)])?;
-            worker.consumer.assign(&tpl).map_err(|error| translate("read", &partition.to_string(), &error))?;
+        if let ConsumerSource::Manual(starts) = source {
+            let name = starts.first().map_or_else(String::new, |(partition, _)| partition.to_string());
+            let starts: Vec<_> = starts.into_iter().map(|(at, offset)| (at, next_epoch(), offset)).collect();
+            let tpl = worker.split_queues(&starts)?;
+            worker.consumer.assign(&tpl).map_err(|error| translate("read", &name, &error))?;
         }
         Ok(worker)
     }

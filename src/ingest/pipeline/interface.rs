@@ -51,7 +51,7 @@ pub struct PipelineSettings {
     pub commit_interval: Duration,
     /// Longest time of a drain.
     pub drain_timeout: Duration,
-    /// Age of the first gathered transaction at which live transactions are published as outcomes; `None`: they are not
+    /// Longest pause between two flushes of live transactions, which are published as outcomes; `None`: they are not
     /// published.
     pub live_outcomes: Option<Duration>,
 }

@@ -36,10 +36,6 @@ use crate::{
 /// A chain without progress for this time, ms, may wait for transactions that wait in this instance.
 pub(super) const LONG_WAIT_MS: u64 = 5_000;
 
-/// Tries of the waiting transactions are delayed by this part of the commit interval, so that the answer finds them
-/// waiting.
-const DELAY_DIVISOR: u64 = 4;
-
 /// Progress of the group and the chain at one time.
 #[derive(Debug)]
 pub struct ProofSnapshot {
@@ -160,7 +156,6 @@ impl ParentProofs {
         }
         self.is_query_running = true;
         let waiting = waiting.into_iter().map(|(_, flight, _)| flight).collect();
-        planner.delay_retries(&waiting, now_ms + self.commit_interval.as_millis() as u64 / DELAY_DIVISOR);
         let assigned: BTreeSet<i32> = partitions.states.keys().copied().collect();
         let (services, messages) = (services.clone(), self.sender.clone());
         let (topic, group) = (self.topic.clone(), self.group.clone());

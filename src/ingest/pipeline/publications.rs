@@ -20,6 +20,11 @@ use crate::{
     tx::Txid,
 };
 
+/// Pause after each message with live transactions, before the next messages leave: at most 500 messages a second, so
+/// that the messages cost little beside the events. A lone transaction leaves at once: its child may wait for its
+/// outcome in another instance.
+const PAUSE_PER_MESSAGE: Duration = Duration::from_millis(2);
+
 /// Publishes the messages of the pipeline and counts those without an acknowledgement.
 pub(super) struct Publications {
     publisher: Publisher,
@@ -36,24 +41,30 @@ pub(super) struct Publications {
 /// Live transactions that wait for their message.
 struct LiveOutcomes {
     gathered: GatheredTxids<LiveEvent>,
-    /// Time at which the first of them was gathered.
-    oldest: Option<Instant>,
-    /// Age of the first at which all are published.
-    max_age: Duration,
+    /// Time before which no messages leave, unless one is full.
+    next_flush: Instant,
+    /// Longest pause between two flushes.
+    max_pause: Duration,
+}
+
+/// Returns the pause after a flush of so many messages.
+fn pause_after(messages: usize, longest: Duration) -> Duration {
+    (PAUSE_PER_MESSAGE.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX))).min(longest)
 }
 
 impl Publications {
-    /// Creates publications without a message. `live`: age at which live transactions are published; `None`: they are
-    /// not.
+    /// Creates publications without a message. `live`: longest pause between two flushes of live transactions; `None`:
+    /// they are not published.
     pub(super) fn new(
         publisher: Publisher,
         sender: mpsc::UnboundedSender<TaskMessage>,
         live: Option<Duration>,
     ) -> Self {
-        let live = live.map(|max_age| LiveOutcomes {
+        let live = live.map(|max_pause| LiveOutcomes {
             gathered: GatheredTxids::new(publisher.outcomes.partitions),
-            oldest: None,
-            max_age,
+            // An instance that starts reads a backlog: its first messages are worth the longest pause.
+            next_flush: Instant::now() + max_pause,
+            max_pause,
         });
         Publications { publisher, sender, pending: 0, pending_live: 0, live, contests: 0, dead_letters: 0 }
     }
@@ -81,7 +92,6 @@ impl Publications {
     /// event has no such outcome and completes now.
     pub(super) fn gather_live(&mut self, event: EventRef, txid: Txid, how: Completion) -> bool {
         let Some(live) = self.live.as_mut().filter(|_| how.is_live()) else { return false };
-        live.oldest.get_or_insert_with(Instant::now);
         if let Some(full) = live.gathered.add(txid, (event, how)) {
             self.pending_live += 1;
             self.publisher.publish_live(full, self.sender.clone());
@@ -89,27 +99,30 @@ impl Publications {
         true
     }
 
-    /// Publishes the gathered live transactions, once the first of them is old enough.
+    /// Publishes the gathered live transactions, unless the pause after the last messages lasts.
     pub(super) fn flush_live(&mut self) {
-        let Some(live) = &mut self.live else { return };
-        if live.oldest.is_some_and(|since| since.elapsed() >= live.max_age) {
-            live.oldest = None;
-            for gathered in live.gathered.take_all() {
-                self.pending_live += 1;
-                self.publisher.publish_live(gathered, self.sender.clone());
-            }
+        let Some(live) = self.live.as_mut().filter(|live| live.gathered.count() > 0) else { return };
+        let now = Instant::now();
+        if now < live.next_flush {
+            return;
         }
+        let mut messages = 0;
+        for gathered in live.gathered.take_all() {
+            messages += 1;
+            self.publisher.publish_live(gathered, self.sender.clone());
+        }
+        self.pending_live += messages;
+        live.next_flush = now + pause_after(messages, live.max_pause);
     }
 
     /// Returns the time at which [`flush_live`](Self::flush_live) has work.
     pub(super) fn live_deadline(&self) -> Option<Instant> {
-        self.live.as_ref().and_then(|live| Some(live.oldest? + live.max_age))
+        self.live.as_ref().filter(|live| live.gathered.count() > 0).map(|live| live.next_flush)
     }
 
     /// Drops the gathered live transactions: their events are read again.
     pub(super) fn discard_live(&mut self) {
         if let Some(live) = &mut self.live {
-            live.oldest = None;
             live.gathered.take_all().for_each(drop);
         }
     }
@@ -145,5 +158,17 @@ impl Publications {
     /// Returns the number of contests, and of dead letters.
     pub(super) fn totals(&self) -> (u64, u64) {
         (self.contests, self.dead_letters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_pauses_by_its_messages() {
+        let ms = Duration::from_millis;
+        let after = |messages| pause_after(messages, ms(50));
+        assert_eq!([1, 12, 25, 1_000, usize::MAX].map(after), [2, 24, 50, 50, 50].map(ms));
     }
 }

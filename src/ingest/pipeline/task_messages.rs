@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Pipeline, PipelineError};
+use super::{Pipeline, PipelineError, try_waiting};
 use crate::{
     ingest::dispatch::{MasterRead, Publication, TaskMessage},
     record::Record,
@@ -67,7 +67,7 @@ impl Pipeline {
                 other.map_or(Ok(()), |why| self.reads.halt_in_other_topic(why))?;
                 self.topic_confirmation.on_checked(up_to);
             }
-            TaskMessage::ParentCreated(txid) => self.planner.on_parent_created(&txid, now_ms),
+            TaskMessage::ParentCreated(txid) => try_waiting(&mut self.planner, &self.services, vec![txid]),
             TaskMessage::ProofSnapshot(snapshot) => {
                 let begun = Instant::now();
                 self.proofs.on_snapshot(snapshot, &mut self.reads, &self.chunks, &mut self.planner, now_ms);

@@ -71,11 +71,8 @@ impl FlightSteps {
         let (txid, is_partial) = (request.work.txid(), matches!(request.work, SubmittedTx::Seeded(_)));
         let id = self.flights.insert(request);
         let waiters = if is_later_event { BTreeSet::new() } else { self.flights.take_waiters(&txid) };
-        for waiter in waiters {
-            if self.flights.get(waiter).is_some_and(|flight| flight.stage == Stage::Parked) {
-                self.parking.retry_queue.remove(waiter);
-                self.await_parents(waiter, &[id]);
-            }
+        for waiter in self.parking.wake_parked(&mut self.flights, waiters) {
+            self.await_parents(waiter, &[id]);
         }
         match mode {
             _ if is_partial => self.create(id),
@@ -144,6 +141,7 @@ impl FlightSteps {
     /// is conflicting at the end of the log takes no slot.
     fn take_slots(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.flights.get_mut(id) else { return };
+        flight.try_began = self.parking.named.count();
         if flight.mode == Mode::RebuildContested {
             return self.store_contested(id, Reason::Found);
         }

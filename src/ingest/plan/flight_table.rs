@@ -15,8 +15,9 @@ pub struct FlightTable {
     free: Vec<u32>,
     generation: u32,
     by_txid: TxidMap<FlightId>,
-    /// Parked flights by absent parent: the arrival of the parent here wakes them.
-    waiters_by_parent: TxidMap<BTreeSet<FlightId>>,
+    /// Parked flights by the transactions that they wait for: an event of the transaction here, or its outcome, wakes
+    /// them.
+    pub(super) waiters_by_txid: TxidMap<BTreeSet<FlightId>>,
     waiting: WaitingList,
 }
 
@@ -38,19 +39,9 @@ impl FlightTable {
     pub(super) fn remove(&mut self, id: FlightId) -> Option<Flight> {
         self.get(id)?;
         let flight = self.flights[id.index as usize].take()?;
-        debug_assert!(flight.waiting_index.is_none(), "a flight that ends is not waiting");
+        debug_assert!(flight.waiting_index.is_none() && flight.awaited == 0, "a flight that ends is not waiting");
         self.free.push(id.index);
         self.by_txid.remove(&flight.txid);
-        if flight.is_registered_as_waiter {
-            for parent in flight.parents() {
-                if let Some(waiters) = self.waiters_by_parent.get_mut(&parent) {
-                    waiters.remove(&id);
-                    if waiters.is_empty() {
-                        self.waiters_by_parent.remove(&parent);
-                    }
-                }
-            }
-        }
         Some(flight)
     }
 
@@ -59,7 +50,7 @@ impl FlightTable {
         self.free = (0..self.flights.len() as u32).collect();
         self.flights.iter_mut().for_each(|flight| *flight = None);
         self.by_txid.clear();
-        self.waiters_by_parent.clear();
+        self.waiters_by_txid.clear();
         self.waiting.ids.clear();
         self.waiting.per_partition.clear();
     }
@@ -144,24 +135,43 @@ impl FlightTable {
         }
     }
 
-    /// Registers a parked flight with its absent parents, once.
-    pub(super) fn register_waiter(&mut self, id: FlightId) {
+    /// Registers a parked flight with the transactions that it waits for.
+    pub(super) fn register_waiter(&mut self, id: FlightId, awaited: BTreeSet<Txid>) {
         let Some(flight) = self.get_mut(id) else { return };
-        let is_registered = std::mem::replace(&mut flight.is_registered_as_waiter, true);
-        let absent: Vec<Txid> = if is_registered { Vec::new() } else { flight.absent_parents().collect() };
-        for parent in absent {
-            self.waiters_by_parent.entry(parent).or_default().insert(id);
+        flight.awaited = awaited.len() as u32;
+        for txid in awaited {
+            self.waiters_by_txid.entry(txid).or_default().insert(id);
         }
     }
 
-    /// Returns the flights that are registered with this absent parent; some may have moved since.
-    pub(super) fn waiters_of(&self, parent: &Txid) -> BTreeSet<FlightId> {
-        self.waiters_by_parent.get(parent).cloned().unwrap_or_default()
+    /// Removes a flight from the waiters of all transactions.
+    pub(super) fn forget_waiter(&mut self, id: FlightId) {
+        let Some(flight) = self.get_mut(id).filter(|flight| flight.awaited > 0) else { return };
+        flight.awaited = 0;
+        for txid in flight.awaited_transactions() {
+            if let Some(waiters) = self.waiters_by_txid.get_mut(&txid) {
+                waiters.remove(&id);
+                if waiters.is_empty() {
+                    self.waiters_by_txid.remove(&txid);
+                }
+            }
+        }
     }
 
-    /// Removes and returns the flights that are registered with a parent that is in flight from now on.
-    pub(super) fn take_waiters(&mut self, parent: &Txid) -> BTreeSet<FlightId> {
-        self.waiters_by_parent.remove(parent).unwrap_or_default()
+    /// Removes and returns the parked flights that are registered with a transaction.
+    pub(super) fn take_waiters(&mut self, txid: &Txid) -> BTreeSet<FlightId> {
+        self.waiters_by_txid.remove(txid).unwrap_or_default()
+    }
+
+    /// Removes and returns the parked flights that are registered with a transaction and wait for no other one.
+    pub(super) fn take_last_waiters(&mut self, txid: &Txid) -> Vec<FlightId> {
+        let mut waiters = Vec::from_iter(self.take_waiters(txid));
+        waiters.retain(|id| {
+            let Some(flight) = self.get_mut(*id) else { return false };
+            flight.awaited -= 1;
+            flight.awaited == 0
+        });
+        waiters
     }
 
     /// Returns the numbers of transactions in flight.

@@ -1,100 +1,58 @@
-//! Pace of the tries of parked transactions: bounds on tries without an answer, and rates by class. Pure.
+//! Pace of the retries: a bound on tries without an answer, and one on rows a second. Pure.
 
-use super::{
-    PlanSettings,
-    adaptive_rate::AdaptiveRate,
-    flight_table::FlightTable,
-    waiting::{max_backlog_pause_ms, max_class_pause_ms},
-};
+use super::flight_table::FlightTable;
 use crate::ingest::{
     flight::{Flight, FlightId, Stage},
-    retry_queue::{DueFlight, RetryClass, RetryQueue},
+    retry_queue::RetryQueue,
 };
 
-/// Bounds of the tries without an answer, and of their rows. Without a bound a slow store would get the more tries the
-/// slower it is, ahead of the work that the tries wait for.
+/// Rows of all retries together, a second. Outcomes wake the transactions that can complete; the retries only find what
+/// an outcome has missed, and cost the store less than a twentieth of its work.
+const ROWS_PER_SECOND: u64 = 2_000;
+
+/// Rows of retries that start together: they share a batch, and the loop wakes once for all of them.
+const ROWS_PER_TICK: usize = 64;
+
+/// Bound of the retries without an answer. Without a bound a slow store would get the more retries the slower it is,
+/// ahead of the work that the retries wait for.
 const MAX_OPEN_TRIES: usize = 64;
-const MAX_OPEN_ROWS: usize = 1_024;
 
-/// A try of a parked transaction that the store has not answered yet.
-#[derive(Debug, Clone, Copy)]
-struct OpenTry {
-    due: DueFlight,
-    rows: usize,
-}
-
-/// Pace of the tries of parked transactions.
+/// Pace of the retries of parked transactions.
 #[derive(Debug, Default)]
 pub(super) struct RetryPace {
-    next_front_refresh_ms: u64,
-    open_tries: Vec<OpenTry>,
-    backlog_rate: AdaptiveRate,
-    fresh_rate: AdaptiveRate,
+    /// Flights whose retry may not have an answer yet.
+    open_tries: Vec<FlightId>,
+    /// Time before which no retry starts, ms.
+    next_tick_ms: u64,
 }
 
 impl RetryPace {
-    /// Takes the flights that may be tried out of the queue, within the bounds of open tries and the rates of their
-    /// classes.
-    pub(super) fn take_due(
-        &mut self,
-        settings: &PlanSettings,
-        queue: &mut RetryQueue,
-        flights: &FlightTable,
-        now_ms: u64,
-    ) -> Vec<FlightId> {
-        if now_ms >= self.next_front_refresh_ms {
-            let backlog = max_backlog_pause_ms(settings, queue.count());
-            self.next_front_refresh_ms = now_ms.saturating_add(max_class_pause_ms(settings, 0));
-            queue.refresh_front(now_ms, |class| max_class_pause_ms(settings, class).min(backlog));
+    /// Takes the flights that may be tried now out of the queue. A try of many rows takes the place of as many others.
+    pub(super) fn take_due(&mut self, queue: &mut RetryQueue, flights: &FlightTable, now_ms: u64) -> Vec<FlightId> {
+        self.open_tries.retain(|id| is_unanswered(flights, *id));
+        let (mut due_flights, mut rows) = (Vec::new(), 0);
+        while now_ms >= self.next_tick_ms && rows < ROWS_PER_TICK && self.open_tries.len() < MAX_OPEN_TRIES {
+            let Some(id) = queue.pop_due(now_ms) else { break };
+            rows += flights.get(id).map_or(0, Flight::rows_per_try).max(1);
+            self.open_tries.push(id);
+            due_flights.push(id);
         }
-        self.record_answers(flights);
-        let mut due_flights = Vec::new();
-        while !self.is_full() {
-            let (backlog, fresh) = (self.backlog_rate.may_try(now_ms), self.fresh_rate.may_try(now_ms));
-            let Some(due) = queue.pop_due(now_ms, backlog, fresh) else { break };
-            if let Some(rate) = self.rate_of(due.class) {
-                rate.take_try();
-            }
-            self.open_tries.push(OpenTry { due, rows: flights.get(due.id).map_or(0, Flight::rows_per_try) });
-            due_flights.push(due.id);
+        if rows > 0 {
+            self.next_tick_ms = now_ms.saturating_add((rows as u64 * 1_000).div_ceil(ROWS_PER_SECOND));
         }
         due_flights
     }
 
-    /// Closes the tries that have an answer and records whether they were useful.
-    fn record_answers(&mut self, flights: &FlightTable) {
-        for OpenTry { due, rows } in std::mem::take(&mut self.open_tries) {
-            if is_unanswered(flights, due.id) {
-                self.open_tries.push(OpenTry { due, rows });
-            } else if let Some(rate) = self.rate_of(due.class) {
-                rate.record_result(flights.get(due.id).is_none_or(|flight| flight.stage != Stage::Parked));
-            }
-        }
-    }
-
     /// Returns the time, ms, from which [`take_due`](Self::take_due) has flights; `None`: not before an answer.
     pub(super) fn next_due_ms(&self, queue: &RetryQueue, flights: &FlightTable) -> Option<u64> {
-        let is_blocked = self.is_full() && self.open_tries.iter().all(|one| is_unanswered(flights, one.due.id));
-        queue.next_due_ms(self.backlog_rate.next_try_ms(), self.fresh_rate.next_try_ms()).filter(|_| !is_blocked)
+        let is_blocked =
+            self.open_tries.len() >= MAX_OPEN_TRIES && self.open_tries.iter().all(|id| is_unanswered(flights, *id));
+        queue.first_due_ms().filter(|_| !is_blocked).map(|due_ms| due_ms.max(self.next_tick_ms))
     }
 
     /// Forgets the open tries of flights that were all dropped.
     pub(super) fn clear(&mut self) {
         self.open_tries.clear();
-    }
-
-    /// Returns whether the open tries have reached their bounds, so that no further try starts before an answer.
-    fn is_full(&self) -> bool {
-        self.open_tries.len() >= MAX_OPEN_TRIES
-            || self.open_tries.iter().map(|one| one.rows).sum::<usize>() >= MAX_OPEN_ROWS
-    }
-
-    fn rate_of(&mut self, class: RetryClass) -> Option<&mut AdaptiveRate> {
-        match class {
-            RetryClass::Oldest => None,
-            RetryClass::Fresh => Some(&mut self.fresh_rate),
-            RetryClass::Backlog => Some(&mut self.backlog_rate),
-        }
     }
 }
 

@@ -165,7 +165,7 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
     assert_eq!((planner.flights().counts().active, planner.flights().counts().parked), (0, 2));
 
     planner.retry_due(u64::MAX);
-    planner.on_parent_created(&parent.txid, 0);
+    assert_eq!(planner.on_named([parent.txid], 0), 0, "the child waits for the flight");
     planner.reread_own_records(0, 0);
     let Some(Action::ReadOwn(child, _)) = planner.next_action() else { panic!("only the child reads its own record") };
     planner.own_record(child, None, 0);
@@ -242,7 +242,7 @@ fn a_parked_child_is_retried_and_woken_by_its_parent() {
     planner.retry_due(10);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
-    assert_eq!(planner.next_due_ms(), Some(20), "no other flight is parked");
+    assert_eq!(planner.next_due_ms(), Some(30), "the pause doubles");
     planner.submit(event(1), parent, Mode::Normal, 11);
     assert_eq!(planner.next_due_ms(), None, "the child waits for the parent in flight");
     let (token, _) = row(&mut planner);
@@ -667,146 +667,40 @@ fn a_waiting_flight_does_not_keep_its_batch_in_memory() {
     assert!(matches!(row(&mut planner), (Token::Create(_), _)), "the transaction is unchanged");
 }
 
-/// Counts the tries of each flight within this time, ms, after all have waited for as long; answers come at once.
-fn tries_within_ms(planner: &mut Planner, ms: u64) -> Vec<u32> {
-    let mut tries = vec![0; planner.flights().iter().count()];
-    for now_ms in 0..2 * ms {
-        while planner.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
-            planner.retry_due(now_ms);
-            while let Some(action) = planner.next_action() {
-                if let (Action::Apply(token, _), true) = (&action, now_ms >= ms) {
-                    tries[token.flight().index as usize] += 1;
-                }
-                answer_absent(planner, action, now_ms);
-            }
-        }
-    }
-    tries
-}
-
+/// The retries are the net below the outcomes: every flight is tried, at a rate that does not grow with their number.
 #[test]
-fn younger_flights_pause_longer_the_more_are_parked() {
-    // Tries of the oldest, of one in the middle of the front, and of the youngest flight. The classes of the front
-    // pause for 10, 20, 40 and 80 ms.
-    for (count, tries) in [(1, [100; 3]), (250, [100, 100, 50]), (1_024, [100, 25, 12])] {
+fn every_parked_flight_is_retried_at_a_bounded_rate() {
+    for (count, least, most) in [(1, 95, 105), (250, 20_000, 20_100), (15_000, 20_000, 20_100)] {
         let mut planner = planner_with_parked(count);
-        let all = tries_within_ms(&mut planner, 1_000);
-        let of = |number: u32| all[number.min(count - 1) as usize];
-        let middle = if count > 500 { 500 } else { 100 };
-        let near = |(tried, usual): (u32, u32)| tried.abs_diff(usual) <= 1 + usual / 10;
-        let looked = [of(0), of(middle), of(count)];
-        assert!(looked.into_iter().zip(tries).all(near), "{count} wait: {looked:?}");
-        assert!(all.iter().all(|tried| *tried > 0), "{count} wait: every flight is tried");
-    }
-}
-
-#[test]
-fn the_backlog_tries_as_often_as_tries_help() {
-    let mut planner = planner_with_parked(5_000);
-    let backlog_tries = |tries: &[u32]| tries[1_024..].iter().sum::<u32>();
-    tries_within_ms(&mut planner, 2_000);
-    let mut now_ms = 4_000;
-    let mut tries_until = |planner: &mut Planner, until_ms: u64, answer: fn(&mut Planner, Action, u64)| {
-        let mut tries = vec![0; 5_000];
-        while now_ms < until_ms {
+        let mut tries = vec![0; count as usize];
+        for now_ms in 0..10_000 {
             planner.retry_due(now_ms);
             while let Some(action) = planner.next_action() {
-                if let Action::Apply(token @ Token::Spend(..), _) = &action {
+                if let Action::Apply(token, _) = &action {
                     tries[token.flight().index as usize] += 1;
                 }
-                answer(planner, action, now_ms);
-            }
-            now_ms += 1;
-        }
-        tries
-    };
-    let tries = tries_until(&mut planner, 5_000, answer_absent);
-    // Of 3,976 flights: the lower bounds of the rates of the backlog and of fresh flights.
-    assert!((200..=700).contains(&backlog_tries(&tries)), "{}", backlog_tries(&tries));
-    assert!((90..=110).contains(&tries[0]), "the front tries as before: {}", tries[0]);
-    let tries = tries_until(&mut planner, 30_000, answer_absent);
-    assert!(tries.iter().all(|tried| *tried > 0), "every flight is tried");
-    // Every parent is created.
-    let applied = |planner: &mut Planner, action, now_ms| {
-        if let Action::Apply(token, _) = action {
-            planner.outcome(token, applied(), now_ms);
-        }
-    };
-    let tries = tries_until(&mut planner, 34_000, applied);
-    assert!(tries.iter().all(|tried| *tried == 1), "each flight continues at its first try");
-}
-
-#[test]
-fn a_fresh_flight_is_tried_soon_behind_any_backlog() {
-    let mut planner = planner_with_parked(20_000);
-    tries_within_ms(&mut planner, 2_000);
-    let parent = Outpoint { txid: Txid([5; 32]), vout: 0 };
-    let young = tx(&[parent], 7);
-    planner.submit(event(20_000), young.clone(), Mode::Normal, 4_000);
-    let mut went_on_ms = None;
-    for now_ms in 4_000..6_000 {
-        planner.retry_due(now_ms);
-        while let Some(action) = planner.next_action() {
-            match action {
-                // The parent, created by another instance, exists by then.
-                Action::Apply(Token::Spend(id, _), ref row) if row.key == young.groups[0].key() && now_ms >= 4_020 => {
-                    went_on_ms.get_or_insert(now_ms);
-                    planner.outcome(Token::Spend(id, 0), applied(), now_ms);
-                }
-                Action::Apply(token @ Token::Create(_), _) => planner.outcome(token, applied(), now_ms),
-                Action::Complete(..) => {}
-                other => answer_absent(&mut planner, other, now_ms),
+                answer_absent(&mut planner, action, now_ms);
             }
         }
+        let all: u32 = tries.iter().sum();
+        assert!((least..=most).contains(&all), "{count} wait: {all}");
+        let bounds = (tries.iter().min().unwrap(), tries.iter().max().unwrap());
+        assert!(*bounds.0 > 0 && *bounds.1 <= *bounds.0 + 10, "{count} wait: {bounds:?}");
     }
-    assert!(went_on_ms.is_some_and(|at_ms| at_ms <= 4_100), "{went_on_ms:?}");
-}
-
-#[test]
-fn a_flight_that_enters_the_front_is_tried_as_often_as_the_front() {
-    let mut planner = planner_with_parked(6_000);
-    tries_within_ms(&mut planner, 1_000);
-    let young = 5_000;
-    assert_eq!(planner.steps.parking.retry_queue.front_class(event(young)), None);
-    // The older flights end.
-    for id in planner.flights().iter().take(young as usize).map(|flight| flight.id).collect::<Vec<_>>() {
-        planner.steps.parking.cancel_wait(&mut planner.steps.flights, id);
-        planner.steps.finish(id, Completion::PassedOver);
-    }
-    actions(&mut planner);
-    let mut now_ms = 2_000;
-    let mut first_of_young = None;
-    while first_of_young.is_none() && now_ms < 4_000 {
-        planner.retry_due(now_ms);
-        while let Some(action) = planner.next_action() {
-            if let Action::Apply(token, _) = &action
-                && token.flight().index == young as u32
-            {
-                first_of_young.get_or_insert(now_ms);
-            }
-            answer_absent(&mut planner, action, now_ms);
-        }
-        now_ms += 1;
-    }
-    assert!(first_of_young.is_some_and(|at_ms| at_ms <= 2_020), "{first_of_young:?}: its pause was not shortened");
 }
 
 #[test]
 fn tries_wait_for_the_answers_of_open_tries() {
     let mut planner = planner_with_parked(150);
     let due_ms = planner.next_due_ms().unwrap();
-    let mut tries = Vec::new();
-    while planner.next_due_ms() == Some(due_ms) {
-        planner.retry_due(due_ms);
-        let all = actions(&mut planner);
-        assert_eq!(planner.next_due_ms().filter(|_| all.len() == 64), None, "not before an answer");
-        planner.retry_due(due_ms);
-        assert!(planner.next_action().is_none());
-        tries.push(all.len());
-        all.into_iter().for_each(|action| answer_absent(&mut planner, action, due_ms));
-        answer_all_absent(&mut planner, due_ms);
-    }
-    assert_eq!(tries, [64, 64, 22]);
+    assert_eq!(planner.retry_due(due_ms), 64);
+    let all = actions(&mut planner);
+    assert_eq!((all.len(), planner.next_due_ms()), (64, None), "not before an answer");
+    assert_eq!(planner.retry_due(due_ms + 1_000), 0);
+    all.into_iter().for_each(|action| answer_absent(&mut planner, action, due_ms));
+    answer_all_absent(&mut planner, due_ms);
+    assert_eq!(planner.next_due_ms(), Some(due_ms + 32), "2,000 rows a second");
+    assert_eq!([31, 32].map(|ms| planner.retry_due(due_ms + ms)), [0, 64]);
 }
 
 #[test]
@@ -833,7 +727,7 @@ fn creates_do_not_count_as_open_tries() {
     }
     // No create has an answer.
     assert_eq!(actions(&mut planner).len(), 64);
-    assert_eq!(planner.next_due_ms(), Some(due_ms));
+    let due_ms = planner.next_due_ms().unwrap();
     planner.retry_due(due_ms);
     assert!(matches!(row(&mut planner), (Token::Spend(..), _)), "the last flight is tried");
 }
@@ -854,12 +748,128 @@ fn a_flight_with_many_parents_is_retried_by_rows() {
         planner.submit(event(tag.into()), tx(&[parent], tag as u8), Mode::Normal, 0);
     }
     answer_all_absent(&mut planner, 0);
-    // The wide flight asks for at most BACKLOG_TRIES_PER_SECOND rows, every other flight for as many as before.
-    let rows = tries_within_ms(&mut planner, 2_000);
-    assert!((5_000..=11_000).contains(&rows[0]), "{}", rows[0]);
-    assert!(rows[1..].iter().all(|tried| (180..=220).contains(tried)), "{rows:?}");
-    // A wide flight does not make all others wait for its answers, or the reverse.
-    let due_ms = 10_000;
-    planner.retry_due(due_ms);
-    assert!(actions(&mut planner).len() > 1_000);
+    let (wide, others) = (planner.flights().iter().next().unwrap().id, 10);
+    let mut rows = [0; 2];
+    for now_ms in 0..20_000 {
+        planner.retry_due(now_ms);
+        while let Some(action) = planner.next_action() {
+            if let Action::Apply(token, _) = &action {
+                rows[usize::from(token.flight() != wide)] += 1;
+            }
+            answer_absent(&mut planner, action, now_ms);
+        }
+    }
+    assert!((20_000..=41_000).contains(&(rows[0] + rows[1])), "{rows:?}: 2,000 a second");
+    assert!(rows[1] >= 15 * others, "{rows:?}: each of the others is tried once between two tries of the wide flight");
+}
+
+/// Returns a transaction that spends an output of each of these parents.
+fn child_of(parents: &[u8]) -> Arc<PreparedTx> {
+    let outpoints = parents.iter().map(|byte| Outpoint { txid: Txid([*byte; 32]), vout: 0 });
+    tx(&outpoints.collect::<Vec<_>>(), 1)
+}
+
+/// Submits a transaction whose first try finds none of its parents; the own record is not read yet.
+fn try_in_vain(planner: &mut Planner, child: Arc<PreparedTx>) -> FlightId {
+    planner.submit(event(0), child, Mode::Normal, 0);
+    let mut id = None;
+    while let Some(action) = planner.next_action() {
+        match action {
+            Action::ReadOwn(flight, _) => id = Some(flight),
+            other => answer_absent(planner, other, 0),
+        }
+    }
+    id.unwrap()
+}
+
+#[test]
+fn outcomes_wake_a_flight_once_they_have_named_all_its_parents() {
+    let mut planner = Planner::new(SETTINGS);
+    let id = try_in_vain(&mut planner, child_of(&[1, 2]));
+    planner.own_record(id, None, 0);
+    let named = |planner: &mut Planner, byte| (planner.on_named([Txid([byte; 32])], 1), actions(planner).len());
+    assert_eq!([7, 1, 1].map(|byte| named(&mut planner, byte)), [(0, 0); 3], "another one, and one of two");
+    assert_eq!(named(&mut planner, 2), (1, 2), "both are tried");
+    assert_eq!(planner.flights().counts().parked, 0);
+    // A flight that is not parked any more is not woken.
+    assert_eq!(named(&mut planner, 2), (0, 0));
+    assert!(planner.next_due_ms().is_none());
+}
+
+/// Protects: no outcome about the holder of a slot has to come.
+#[test]
+fn a_flight_waits_for_no_outcome_of_a_parent_that_refuses_for_good() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), child_of(&[1, 2]), Mode::Normal, 0);
+    let holder = SpendingData { txid: OUTSIDE, input: 0 };
+    let refusals = [Rejection::NotFound, Rejection::SpentBy(0, holder)];
+    for (action, refusal) in actions(&mut planner).into_iter().zip(refusals) {
+        let Action::Apply(token, _) = action else { panic!("{action:?}") };
+        planner.outcome(token, Outcome::Rejected(refusal), 0);
+    }
+    answer_all_absent(&mut planner, 0);
+    assert_eq!(planner.on_named([Txid([1; 32])], 0), 1);
+}
+
+#[test]
+fn a_parent_named_during_a_try_is_tried_again_at_once() {
+    // The outcome is read before the flight is parked.
+    let mut planner = Planner::new(SETTINGS);
+    let id = try_in_vain(&mut planner, child_of(&[1]));
+    assert_eq!(planner.on_named([Txid([1; 32])], 0), 0);
+    planner.own_record(id, None, 0);
+    assert!(matches!(row(&mut planner), (Token::Spend(..), _)), "tried at once");
+    // The record is absent all the same: a node has lost the parent. The outcome is older than the second try.
+    planner.outcome(Token::Spend(id, 0), Outcome::Rejected(Rejection::NotFound), 0);
+    assert_eq!((actions(&mut planner).len(), planner.flights().counts().parked), (0, 1), "no third try");
+    // An outcome during the second of two tries counts, too.
+    assert_eq!(planner.retry_due(10), 1);
+    planner.on_named([Txid([1; 32])], 10);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
+    assert!(matches!(row(&mut planner), (Token::Spend(..), _)));
+    // One of two parents is named during the try: the flight waits for the other one only.
+    let mut planner = Planner::new(SETTINGS);
+    let id = try_in_vain(&mut planner, child_of(&[1, 2]));
+    planner.on_named([Txid([1; 32])], 0);
+    planner.own_record(id, None, 0);
+    assert!(actions(&mut planner).is_empty());
+    assert_eq!(planner.on_named([Txid([2; 32])], 0), 1);
+}
+
+#[test]
+fn outcomes_wake_flights_behind_locked_and_undecided_parents_and_their_own_record() {
+    for refusal in [Rejection::Locked, Rejection::Creating, Rejection::Conflicting(Verdict::Pending)] {
+        let mut planner = Planner::new(SETTINGS);
+        planner.submit(event(0), child_of(&[1]), Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(refusal.clone()), 0);
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
+        planner.own_record(id, None, 0);
+        assert_eq!(planner.on_named([Txid([1; 32])], 0), 1, "{refusal:?}");
+    }
+    let mut planner = Planner::new(SETTINGS);
+    let child = child_of(&[1]);
+    planner.submit(event(0), child.clone(), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Creating)), 0);
+    assert_eq!(planner.flights().counts().parked, 1, "another instance creates the transaction");
+    assert_eq!(planner.on_named([child.txid], 0), 1);
+}
+
+#[test]
+fn a_flight_that_is_no_longer_parked_leaves_no_waiter_behind() {
+    let mut planner = Planner::new(SETTINGS);
+    let id = try_in_vain(&mut planner, child_of(&[1, 2]));
+    planner.own_record(id, None, 0);
+    assert_eq!(planner.steps.flights.waiters_by_txid.len(), 2);
+    planner.retry_due(10);
+    assert_eq!(planner.steps.flights.waiters_by_txid.len(), 0);
+    answer_all_absent(&mut planner, 10);
+    planner.on_named([Txid([1; 32])], 10);
+    assert_eq!(planner.steps.flights.waiters_by_txid.len(), 1);
+    planner.revoke(0, 10);
+    assert_eq!((planner.steps.flights.waiters_by_txid.len(), planner.flights().iter().count()), (0, 0));
 }

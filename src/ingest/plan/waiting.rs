@@ -4,64 +4,18 @@ use std::collections::BTreeSet;
 
 use super::{
     EventRef, PlanSettings, absent_parents::missing_after_final_attempt, flight_steps::FlightSteps,
-    flight_table::FlightTable,
+    flight_table::FlightTable, named_transactions::NamedTransactions,
 };
 use crate::{
     ingest::{
         flight::{Flight, FlightId, Stage, is_decided},
-        retry_queue::{RetryQueue, is_wide},
+        retry_queue::RetryQueue,
     },
     record::Reason,
     replay::Mode,
     telemetry::Completion,
+    tx::Txid,
 };
-
-/// Tries per second of all transactions of the backlog together while tries help
-/// ([`AdaptiveRate`](super::adaptive_rate::AdaptiveRate)). A backlog that is small is retried sooner, after
-/// [`BACKLOG_PAUSE_DIVISOR`].
-const BACKLOG_TRIES_PER_SECOND: u64 = super::adaptive_rate::DEFAULT_PER_SECOND;
-
-/// The shortest upper bound of a backlog pause is this part of the longest pause. With less, transactions would try
-/// longer than they wait.
-const BACKLOG_PAUSE_DIVISOR: u64 = 8;
-
-/// The pause of the first class of the front is this part of the longest pause, however many transactions are parked.
-/// In a chain of transactions whose links are in several instances each link takes one such pause, and a block waits
-/// for the chain.
-const FRONT_PAUSE_DIVISOR: u64 = 32;
-
-/// Upper bound of the pause of transactions with many rows per try, ms, however many of them there are.
-const MAX_WIDE_PAUSE_MS: u64 = 60_000;
-
-/// After this many attempts a parked transaction loses new-arrival priority: a parent in flight would have arrived.
-const FRESH_ATTEMPTS: u32 = 5;
-
-/// Pauses of 8 ticks and more end at a multiple of the tick, ms: transactions of one tick share a batch, and the loop
-/// wakes once.
-const TRY_TICK_MS: u64 = super::adaptive_rate::TRY_TICK_MS;
-
-/// Returns the end of a pause that begins now, ms.
-fn pause_end_ms(now_ms: u64, pause: u64) -> u64 {
-    let end_ms = now_ms.saturating_add(pause);
-    if pause < 8 * TRY_TICK_MS { end_ms } else { end_ms.checked_next_multiple_of(TRY_TICK_MS).unwrap_or(end_ms) }
-}
-
-/// Returns the upper bound of the pause of the backlog, in ms, for this number of parked transactions.
-pub(super) fn max_backlog_pause_ms(settings: &PlanSettings, parked: usize) -> u64 {
-    let soon = (settings.retry_max_ms / BACKLOG_PAUSE_DIVISOR).max(settings.retry_min_ms);
-    ((parked as u64).saturating_mul(1_000) / BACKLOG_TRIES_PER_SECOND).max(soon)
-}
-
-/// Returns the upper bound of the pause, in ms, of transactions that are [`is_wide`], where one try of each of them
-/// takes `rows` rows together: they share [`BACKLOG_TRIES_PER_SECOND`] rows a second.
-fn max_wide_pause_ms(rows: usize) -> u64 {
-    ((rows as u64).saturating_mul(1_000) / BACKLOG_TRIES_PER_SECOND).min(MAX_WIDE_PAUSE_MS)
-}
-
-/// Returns the upper bound of the pause, in ms, of a class of the front.
-pub(super) fn max_class_pause_ms(settings: &PlanSettings, class: u32) -> u64 {
-    (settings.retry_max_ms / FRONT_PAUSE_DIVISOR).max(settings.retry_min_ms) << class
-}
 
 impl FlightTable {
     /// Returns whether any flight is halted. Children of a halted flight are not retried.
@@ -87,18 +41,24 @@ impl FlightTable {
     }
 }
 
-/// The retries of parked flights.
+/// Parked flights: what wakes them, and their retries.
 #[derive(Debug)]
 pub(super) struct Parking {
     pub(super) settings: PlanSettings,
     pub(super) retry_queue: RetryQueue,
+    pub(super) named: NamedTransactions,
     /// Partitions that are paused at their limit.
     pub(super) over_limit: BTreeSet<i32>,
 }
 
 impl Parking {
     pub(super) fn new(settings: PlanSettings) -> Self {
-        Parking { settings, retry_queue: RetryQueue::default(), over_limit: BTreeSet::new() }
+        Parking {
+            settings,
+            retry_queue: RetryQueue::default(),
+            named: NamedTransactions::default(),
+            over_limit: BTreeSet::new(),
+        }
     }
 
     /// Forgets all flights and partitions.
@@ -107,25 +67,31 @@ impl Parking {
         self.over_limit.clear();
     }
 
-    /// Parks a flight until its next try, whatever the flight waits for. `age`: the first event of the flight.
-    fn park(&mut self, flights: &mut FlightTable, id: FlightId, age: EventRef, now_ms: u64) {
-        let settings = self.settings;
-        let backlog = max_backlog_pause_ms(&settings, self.retry_queue.count());
-        let longest = self
-            .retry_queue
-            .front_class(age)
-            .map_or(backlog, |class| max_class_pause_ms(&settings, class).min(backlog));
-        let all_wide = self.retry_queue.wide_rows();
-        let Some(flight) = flights.get_mut(id) else { return };
-        let rows = flight.rows_per_try();
-        let longest = if is_wide(rows) { longest.max(max_wide_pause_ms(all_wide + rows)) } else { longest };
+    /// Parks a flight until an outcome has named each transaction that the flight waits for, or until its next retry.
+    /// Returns `false` where outcomes have named all of them since the last try began: the flight tries again now.
+    fn park(&mut self, flights: &mut FlightTable, id: FlightId, now_ms: u64) -> bool {
+        let Some(flight) = flights.get_mut(id) else { return true };
         flight.parked_since_ms.get_or_insert(now_ms);
-        let pause = (settings.retry_min_ms << flight.attempts.min(16)).min(longest);
-        let is_fresh = flight.attempts < FRESH_ATTEMPTS;
+        let began = flight.try_began;
+        let mut awaited = flight.awaited_transactions();
+        awaited.retain(|txid| !self.named.is_named_since(txid, began));
+        if awaited.is_empty() {
+            return false;
+        }
+        let PlanSettings { retry_min_ms, retry_max_ms, .. } = self.settings;
+        let pause = (retry_min_ms << flight.attempts.min(16)).min(retry_max_ms);
         flight.attempts += 1;
-        flights.register_waiter(id);
-        self.retry_queue.insert(id, age, rows, pause_end_ms(now_ms, pause), is_fresh);
+        self.retry_queue.insert(id, now_ms.saturating_add(pause));
+        flights.register_waiter(id, awaited);
         flights.wait(id, Stage::Parked);
+        true
+    }
+
+    /// Records that an outcome names a transaction. Returns the parked flights that wait for no other one.
+    pub(super) fn on_named(&mut self, flights: &mut FlightTable, txid: &Txid) -> Vec<FlightId> {
+        self.named.record(txid);
+        let waiters = flights.take_last_waiters(txid);
+        self.wake_parked(flights, waiters)
     }
 
     /// Ends the wait of a flight. Parents in flight forget the child: their completion must not start the child once
@@ -133,6 +99,7 @@ impl Parking {
     pub(super) fn cancel_wait(&mut self, flights: &mut FlightTable, id: FlightId) {
         if flights.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
             self.retry_queue.remove(id);
+            flights.forget_waiter(id);
         } else {
             for parent in flights.parents_in_flight(id, |_| true) {
                 if let Some(parent) = flights.get_mut(parent) {
@@ -193,13 +160,16 @@ impl FlightSteps {
         self.pause(id, now_ms);
     }
 
-    /// Parks a flight until its next try, whatever the flight waits for: a flight that was answered a moment ago would
-    /// be answered the same at once.
+    /// Parks a flight, whatever it waits for: a flight that was answered a moment ago would be answered the same at
+    /// once, unless an outcome has named what it waits for.
     pub(super) fn pause(&mut self, id: FlightId, now_ms: u64) {
-        match self.flights.get(id).and_then(Flight::first_event) {
-            Some(age) => self.parking.park(&mut self.flights, id, age, now_ms),
+        let Some(flight) = self.flights.get(id) else { return };
+        if flight.events.is_empty() {
             // The partitions of the flight were revoked: their next owner reads the event again.
-            None => self.finish(id, Completion::PassedOver),
+            return self.finish(id, Completion::PassedOver);
+        }
+        if !self.parking.park(&mut self.flights, id, now_ms) {
+            self.ready.push_back(id);
         }
     }
 }
