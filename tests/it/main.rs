@@ -7,6 +7,7 @@
 mod aerospike;
 mod aerospike_server;
 mod api;
+mod api_aerospike;
 mod api_faults;
 mod api_kills;
 mod api_load;
