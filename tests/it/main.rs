@@ -9,6 +9,7 @@ mod aerospike_server;
 mod api;
 mod api_aerospike;
 mod api_faults;
+mod api_kafka;
 mod api_kills;
 mod api_load;
 mod api_log;
