@@ -8,6 +8,7 @@ mod aerospike;
 mod aerospike_server;
 mod api;
 mod api_aerospike;
+mod api_connections;
 mod api_faults;
 mod api_kafka;
 mod api_kills;
