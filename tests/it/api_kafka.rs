@@ -47,7 +47,7 @@ fn a_recreated_topic_of_outcomes_ends_its_streams_and_is_followed_anew() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let api = runtime.block_on(async {
         let broker: Arc<dyn Broker> = Arc::new(bench.broker());
-        Api::over(World::new().await.store.clone(), Some(broker), &[("KAFKA__TOPICS__OUTCOMES", &topic)]).await
+        Api::over(World::new().await.store.clone(), Some(broker), &[("KAFKA__TOPICS__OUTCOMES", topic.as_str())]).await
     });
     for (round, partitions) in [(1, 3), (2, 3)] {
         let mut stream = runtime.block_on(async {

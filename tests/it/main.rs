@@ -14,6 +14,7 @@ mod api_kafka;
 mod api_kills;
 mod api_load;
 mod api_log;
+mod api_statuses;
 mod api_tls;
 mod ask;
 mod bad_input;
