@@ -155,8 +155,8 @@ pub async fn limit_requests(State(limits): State<HttpLimits>, mut request: Reque
     }
 }
 
-/// Gives a request its id, counts and times the request, and logs a failure. Whatever is logged while the request is
-/// handled, or while its answer is sent, names the request.
+/// Gives a request its id, counts and times the request, and logs a failure. Each log record that is written while the
+/// request is handled, or while its answer is sent, names the request.
 pub async fn observe(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
