@@ -13,8 +13,8 @@ pub(crate) mod steps;
 
 use std::time::Duration;
 
+pub(crate) use commands::CommandClient;
 pub use commands::{CommandAnswer, CommandOutcome, PendingCommand, submit_commands};
-pub(crate) use commands::{CommandClient, PUBLISH_TIMEOUT, submit_following};
 pub use publisher::{EventPublisher, PublishError, PublishedEvent};
 pub(crate) use publisher::{outgoing_message, refer_if_large};
 

@@ -18,6 +18,11 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
+/// Parses a decimal number of digits alone: `+1` is a number to Rust, and a typing error to everybody else.
+pub fn parse_decimal(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
 /// Joins the words of a text by single spaces, so that a text of several lines becomes one line.
 pub fn join_lines(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")

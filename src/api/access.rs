@@ -8,19 +8,22 @@
 //! ```
 //!
 //! A role includes the roles before: `submit` may read, `command` may submit and read. The file is read again when the
-//! file changes; a file that cannot be read or parsed leaves the last tokens in force, and the log says so.
+//! file changes; a file that cannot be read or parsed leaves the last tokens in force, and the log says so. The streams
+//! of a token end when the file no longer has the token.
 
 use std::{
+    convert::Infallible,
     fs, io,
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use axum::http::{HeaderMap, header};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use strum::{EnumString, IntoStaticStr};
+use tokio::sync::watch;
 
 use super::problem::{Problem, ProblemKind};
 
@@ -100,25 +103,20 @@ impl Tokens {
         Ok(Tokens(tokens))
     }
 
-    /// Returns the role of a token. The time does not depend on the tokens of the file: hashes are compared, each in
-    /// constant time, and all of them.
-    fn role_of(&self, token: &str) -> Option<Role> {
-        let hash = blake3::hash(token.as_bytes());
-        self.0.iter().fold(None, |found, (known, role)| if *known == hash { found.max(Some(*role)) } else { found })
+    /// Returns the role of a token by its hash. The time does not depend on the tokens of the file: all hashes are
+    /// compared, each in constant time.
+    fn role_of(&self, token: &blake3::Hash) -> Option<Role> {
+        self.0.iter().fold(None, |found, (known, role)| if known == token { found.max(Some(*role)) } else { found })
     }
 }
 
 /// Tokens of a file, read again when the file changes.
 struct TokenFile {
     path: PathBuf,
-    state: Mutex<LoadedTokens>,
-}
-
-struct LoadedTokens {
-    tokens: Arc<Tokens>,
+    /// Tokens of the newest version of the file that could be read.
+    tokens: watch::Sender<Tokens>,
     /// Time and size of the file that was read or refused last.
-    version: Option<FileVersion>,
-    looked_at: Instant,
+    version: Mutex<Option<FileVersion>>,
 }
 
 /// Decides who may send which request.
@@ -136,10 +134,26 @@ impl AccessControl {
     /// # Errors
     /// The file cannot be read or has a line that is no token.
     pub fn from_file(path: &Path) -> Result<Self, TokenFileError> {
-        let version = version_of(path).ok();
-        let tokens = Arc::new(load(path)?);
-        let state = Mutex::new(LoadedTokens { tokens, version, looked_at: Instant::now() });
-        Ok(AccessControl(Some(Arc::new(TokenFile { path: path.to_owned(), state }))))
+        // A file that changes while it is read has another version at the next look.
+        let version = Mutex::new(version_of(path).ok());
+        let tokens = watch::Sender::new(load(path)?);
+        Ok(AccessControl(Some(Arc::new(TokenFile { path: path.to_owned(), tokens, version }))))
+    }
+
+    /// Looks at the token file every second, for the life of the server.
+    pub async fn watch(&self) -> Infallible {
+        let Some(file) = &self.0 else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let looking = file.clone();
+            // The file can be on a slow file system.
+            let looked = tokio::task::spawn_blocking(move || looking.look()).await;
+            match looked.ok().flatten() {
+                None => {}
+                Some(Ok(tokens)) => tracing::info!(path = %file.path.display(), tokens, "http: tokens read again"),
+                Some(Err(error)) => tracing::warn!(%error, "http: token file refused; the last tokens stay in force"),
+            }
+        }
     }
 
     /// Returns whether requests need a token.
@@ -153,7 +167,7 @@ impl AccessControl {
     /// 401 without a known token, 403 with a token of a lesser role.
     pub fn permit(&self, headers: &HeaderMap, needed: Role) -> Result<(), Problem> {
         let Some(file) = &self.0 else { return Ok(()) };
-        let Some(role) = given_token(headers).and_then(|token| file.tokens().role_of(&token)) else {
+        let Some(role) = given_token(headers).and_then(|token| file.tokens.borrow().role_of(&token)) else {
             return Err(Problem::new(ProblemKind::Unauthorized, "the request needs a known bearer token"));
         };
         if role >= needed {
@@ -162,42 +176,76 @@ impl AccessControl {
         let needed: &'static str = needed.into();
         Err(Problem::new(ProblemKind::Forbidden, format!("the request needs a token with the role {needed}")))
     }
+
+    /// Permits a stream that needs a role, for as long as its token has the role.
+    ///
+    /// # Errors
+    /// As [`permit`](Self::permit).
+    pub fn permit_stream(&self, headers: &HeaderMap, needed: Role) -> Result<StreamPermission, Problem> {
+        let file = self.0.as_ref().zip(given_token(headers));
+        // Subscribed before the check, so that no change is missed.
+        let watched = file.map(|(file, token)| WatchedToken { token, needed, tokens: file.tokens.subscribe() });
+        self.permit(headers, needed)?;
+        Ok(StreamPermission(watched))
+    }
 }
 
-/// Returns the token of a request: a bearer token, or the password that a browser sends for the page.
-fn given_token(headers: &HeaderMap) -> Option<String> {
+/// Permission of an open stream, which ends when the token file no longer has the token with the role.
+pub struct StreamPermission(Option<WatchedToken>);
+
+struct WatchedToken {
+    token: blake3::Hash,
+    needed: Role,
+    tokens: watch::Receiver<Tokens>,
+}
+
+impl StreamPermission {
+    /// Returns whether the token was revoked.
+    pub fn is_revoked(&self) -> bool {
+        let is_revoked =
+            |watched: &WatchedToken| watched.tokens.borrow().role_of(&watched.token) < Some(watched.needed);
+        self.0.as_ref().is_some_and(is_revoked)
+    }
+
+    /// Completes when the token is revoked; never where the server needs no token.
+    pub async fn until_revoked(&mut self) {
+        while let Some(watched) = &mut self.0 {
+            if watched.tokens.changed().await.is_err() {
+                break;
+            }
+            if self.is_revoked() {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+/// Returns the hash of the token of a request: a bearer token, or the password that a browser sends for the page.
+fn given_token(headers: &HeaderMap) -> Option<blake3::Hash> {
     let (scheme, value) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let value = value.trim();
     if scheme.eq_ignore_ascii_case("bearer") {
-        return Some(value.to_owned());
+        return Some(blake3::hash(value.as_bytes()));
     }
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
     let login = String::from_utf8(BASE64_STANDARD.decode(value).ok()?).ok()?;
-    login.split_once(':').map(|(_, password)| password.to_owned())
+    login.split_once(':').map(|(_, password)| blake3::hash(password.as_bytes()))
 }
 
 impl TokenFile {
-    /// Returns the tokens of the newest version of the file that could be read.
-    fn tokens(&self) -> Arc<Tokens> {
-        // The state is written as a whole, so that a panic of another request cannot leave half of it.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.looked_at.elapsed() >= LOOK_EVERY {
-            state.looked_at = Instant::now();
-            let version = version_of(&self.path).ok();
-            if version != state.version {
-                state.version = version;
-                match load(&self.path) {
-                    Ok(tokens) => {
-                        tracing::info!(path = %self.path.display(), tokens = tokens.0.len(), "http: tokens read again");
-                        state.tokens = Arc::new(tokens);
-                    }
-                    Err(error) => tracing::warn!(%error, "http: token file refused; the last tokens stay in force"),
-                }
-            }
-        }
-        state.tokens.clone()
+    /// Reads the file again if the file has changed, and returns the number of tokens. `None`: no change.
+    fn look(&self) -> Option<Result<usize, TokenFileError>> {
+        let version = version_of(&self.path).ok();
+        let last = std::mem::replace(&mut *self.version.lock().unwrap_or_else(PoisonError::into_inner), version);
+        (version != last).then(|| {
+            let tokens = load(&self.path)?;
+            let count = tokens.0.len();
+            self.tokens.send_replace(tokens);
+            Ok(count)
+        })
     }
 }
 
@@ -284,16 +332,42 @@ mod tests {
         fs::write(&path, format!("read {READER}")).unwrap();
         let access = AccessControl::from_file(&path).unwrap();
         let file = access.0.clone().unwrap();
-        let look = || file.state.lock().unwrap().looked_at = Instant::now() - LOOK_EVERY;
+        assert!(file.look().is_none());
         fs::write(&path, format!("command {COMMANDER} and more")).unwrap();
-        look();
+        assert!(file.look().unwrap().is_err() && file.look().is_none());
         assert!(access.permit(&headers(&format!("Bearer {READER}")), Role::Read).is_ok());
         fs::write(&path, format!("command {COMMANDER}")).unwrap();
-        look();
+        assert_eq!(file.look().unwrap().unwrap(), 1);
         assert!(access.permit(&headers(&format!("Bearer {READER}")), Role::Read).is_err());
         assert!(access.permit(&headers(&format!("Bearer {COMMANDER}")), Role::Command).is_ok());
         assert!(matches!(AccessControl::from_file(&directory.path().join("absent")), Err(TokenFileError::Read { .. })));
         fs::write(&path, "# none").unwrap();
         assert!(matches!(AccessControl::from_file(&path), Err(TokenFileError::Empty { .. })));
+    }
+
+    #[tokio::test]
+    async fn the_permission_of_a_stream_ends_with_its_token_or_its_role() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokens");
+        fs::write(&path, format!("submit {READER}\ncommand {COMMANDER}")).unwrap();
+        let access = AccessControl::from_file(&path).unwrap();
+        let file = access.0.clone().unwrap();
+        let permit = |token: &str, role| access.permit_stream(&headers(&format!("Bearer {token}")), role);
+        let mut lowered = permit(READER, Role::Submit).unwrap();
+        let (mut lesser, mut removed) = (permit(READER, Role::Read).unwrap(), permit(COMMANDER, Role::Read).unwrap());
+        assert!(access.permit_stream(&HeaderMap::new(), Role::Read).is_err());
+        fs::write(&path, format!("read {READER}")).unwrap();
+        file.look().unwrap().unwrap();
+        lowered.until_revoked().await;
+        removed.until_revoked().await;
+        assert!(lowered.is_revoked() && removed.is_revoked() && !lesser.is_revoked());
+        let open = AccessControl::open().permit_stream(&HeaderMap::new(), Role::Command);
+        let mut open = open.ok().unwrap();
+        tokio::select! {
+            biased;
+            () = lesser.until_revoked() => panic!("the token may still read"),
+            () = open.until_revoked() => panic!("no token is needed"),
+            () = std::future::ready(()) => {}
+        }
     }
 }

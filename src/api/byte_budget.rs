@@ -22,6 +22,7 @@ use axum::{
 };
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Instant;
+use tracing::Span;
 
 use super::{
     limits::HttpLimits,
@@ -114,7 +115,7 @@ impl RequestBytes {
 
     /// Keeps the bytes until the answer is sent, or the client is gone.
     pub fn keep_until_sent(self, answer: Response) -> Response {
-        answer.map(|body| Body::new(MeteredBody { body, bytes: self }))
+        answer.map(|body| Body::new(MeteredBody { body, bytes: self, span: Span::current() }))
     }
 
     fn held(&self) -> u64 {
@@ -147,6 +148,8 @@ where
 struct MeteredBody {
     body: Body,
     bytes: RequestBytes,
+    /// Names the request in the log while its answer is made.
+    span: Span,
 }
 
 /// Part of an answer that keeps the bytes of its request.
@@ -169,7 +172,8 @@ impl HttpBody for MeteredBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let span = self.span.clone();
+        let frame = ready!(span.in_scope(|| Pin::new(&mut self.body).poll_frame(context)));
         let metered = |part| Bytes::from_owner(MeteredPart { part, _bytes: self.bytes.clone() });
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(metered))))
     }

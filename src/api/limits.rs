@@ -9,18 +9,19 @@ use std::{
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequest, FromRequestParts, MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Instrument;
 
 use super::{
     byte_budget::{ByteBudget, RequestBytes},
-    problem::{Problem, ProblemKind},
+    problem::{FailureReason, Problem, ProblemKind},
 };
-use crate::{config::Http, rng::random_bytes, telemetry::Metrics};
+use crate::{config::Http, rng::random_bytes, telemetry::Metrics, text::one_line};
 
 /// Header with the id of a request; a client may choose the id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -154,20 +155,29 @@ pub async fn limit_requests(State(limits): State<HttpLimits>, mut request: Reque
     }
 }
 
-/// Gives a request its id, counts and times the request, and logs a failure.
+/// Gives a request its id, counts and times the request, and logs a failure. Each log record that is written while the
+/// request is handled, or while its answer is sent, names the request.
 pub async fn observe(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let method = known_method(request.method());
     let id = request_id(request.headers());
-    let mut response = next.run(request).await;
+    let span = tracing::error_span!("request", %id);
+    let mut response = next.run(request).instrument(span.clone()).await;
     let (status, elapsed) = (response.status(), started.elapsed());
     metrics.observe_http(&route, method, status.as_u16(), elapsed);
-    if status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE {
-        tracing::error!(request = %id, method, route, %status, ?elapsed, "http: request failed");
-    } else {
-        tracing::debug!(request = %id, method, route, %status, ?elapsed, "http: request answered");
-    }
+    let why = response.extensions_mut().remove::<FailureReason>().map(|FailureReason(why)| why);
+    let why = why.as_deref().map(one_line).unwrap_or_default();
+    span.in_scope(|| match status.as_u16() {
+        // A process that is not ready answers its probes as it should.
+        503 if route.starts_with("/health/") => {
+            tracing::debug!(method, route, %status, ?elapsed, "http: probe answered");
+        }
+        503 => tracing::warn!(method, route, %status, ?elapsed, %why, "http: request failed"),
+        500.. => tracing::error!(method, route, %status, ?elapsed, %why, "http: request failed"),
+        400.. => tracing::debug!(method, route, %status, ?elapsed, %why, "http: request refused"),
+        _ => tracing::debug!(method, route, %status, ?elapsed, "http: request answered"),
+    });
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -247,4 +257,84 @@ async fn read_body(body: Body, limits: &HttpLimits, bytes: &RequestBytes) -> Res
 fn too_large(limits: &HttpLimits) -> Problem {
     let detail = format!("the body is larger than {} bytes (http.max_body_bytes)", limits.max_body);
     Problem::new(ProblemKind::TooLarge, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use axum::{Router, middleware, routing::get};
+    use futures_util::stream;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::{
+        api::connections::{self, Routers},
+        config::Config,
+    };
+
+    /// The log lines of this thread.
+    #[derive(Clone, Default)]
+    struct CapturedLog(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for CapturedLog {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            io::Write::write(&mut *self.0.lock().unwrap(), bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn whatever_is_logged_of_a_failed_request_names_the_request() {
+        let log = CapturedLog::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::DEBUG);
+        let _guard = tracing::subscriber::set_default(subscriber.with_writer(move || writer.clone()).finish());
+        let cut = || async {
+            let piece = async {
+                tracing::warn!("http: cut short");
+                Err::<Bytes, io::Error>(io::Error::other("cut"))
+            };
+            Body::from_stream(stream::once(piece))
+        };
+        let away = || async { Problem::unavailable("the store\nis away") };
+        let router = Router::new()
+            .route("/cut", get(cut))
+            .route("/away", get(away))
+            .route("/health/ready", get(away))
+            .route("/damaged", get(|| async { Problem::new(ProblemKind::Internal, "damaged") }))
+            .route("/absent", get(|| async { Problem::not_found("no such thing") }))
+            .layer(middleware::from_fn_with_state(HttpLimits::new(&Config::default().http), limit_requests))
+            .layer(middleware::from_fn_with_state(Arc::new(Metrics::new()), observe));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routers = Routers { all: router, probes: Router::new() };
+        tokio::spawn(connections::serve(listener, None, 8, routers, std::future::pending()));
+        for path in ["/cut", "/away", "/health/ready", "/damaged", "/absent"] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request =
+                format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Request-Id: ask{path}\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            stream.read_to_end(&mut Vec::new()).await.unwrap();
+        }
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        for (path, level, words) in [
+            ("/cut", "WARN", "http: cut short"),
+            ("/away", "WARN", "http: request failed"),
+            ("/away", "WARN", r"why=the store\nis away"),
+            ("/health/ready", "DEBUG", "http: probe answered"),
+            ("/damaged", "ERROR", "why=damaged"),
+            ("/absent", "DEBUG", "why=no such thing"),
+        ] {
+            let id = format!("request{{id=ask{path}}}");
+            let is_line = |line: &str| line.contains(level) && line.contains(words) && line.contains(&id);
+            assert!(text.lines().any(is_line), "{path}: {text}");
+        }
+    }
 }

@@ -28,6 +28,7 @@ use tokio::net::TcpListener;
 use crate::{config::Http, status::Health, telemetry::Metrics};
 use access::{AccessControl, TokenFileError};
 use certificate::{ServerCertificate, TlsError};
+use connections::Routers;
 use limits::HttpLimits;
 use operator::OperatorState;
 use problem::{Problem, ProblemKind};
@@ -83,6 +84,11 @@ impl ServerSettings {
             _ => None,
         };
         Ok(ServerSettings { access, limits: HttpLimits::new(http), certificate, is_control_enabled: http.control })
+    }
+
+    /// Returns whether clients of a server on this address send their tokens unencrypted over a network.
+    fn exposes_tokens(&self, address: SocketAddr) -> bool {
+        self.access.needs_token() && self.certificate.is_none() && !address.ip().is_loopback()
     }
 }
 
@@ -144,10 +150,11 @@ impl Server {
     /// # Errors
     /// [`ApiError::Serve`] when the listener fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ApiError> {
-        let Server { listener, settings, operator, api, .. } = self;
+        let Server { listener, address, settings, operator, api } = self;
         let metrics = operator.metrics.clone();
         let health = operator.health.clone();
-        let mut router = operator::router(operator);
+        let probes = operator::probes(operator.clone());
+        let mut router = probes.clone().merge(operator::router(operator));
         if let Some(context) = api {
             // Probes and metrics are answered however many requests the API has.
             let limit = middleware::from_fn_with_state(settings.limits.clone(), limits::limit_requests);
@@ -157,22 +164,36 @@ impl Server {
         let unknown = || async { Problem::new(ProblemKind::NotFound, "there is no such path") };
         let other_method =
             || async { Problem::new(ProblemKind::MethodNotAllowed, "the path does not take this method") };
-        let router = router
-            .fallback(unknown)
-            .method_not_allowed_fallback(other_method)
-            .layer(middleware::from_fn_with_state(metrics.clone(), limits::observe));
-        let (certificate, max_connections) = (settings.certificate, settings.limits.max_connections);
-        let watch = async {
+        let max_connections = settings.limits.max_connections;
+        let busy = move || async move {
+            let detail = format!("{max_connections} connections are open (http.max_connections)");
+            Problem::new(ProblemKind::TooManyRequests, detail)
+        };
+        let observe = middleware::from_fn_with_state(metrics.clone(), limits::observe);
+        let routers = Routers {
+            all: router.fallback(unknown).method_not_allowed_fallback(other_method).layer(observe.clone()),
+            probes: probes.fallback(busy).method_not_allowed_fallback(other_method).layer(observe),
+        };
+        if settings.exposes_tokens(address) {
+            tracing::warn!(
+                %address,
+                "http: tokens are sent unencrypted; set http.tls_certificate_file, or listen on loopback behind a \
+                 proxy with TLS"
+            );
+        }
+        let certificate = settings.certificate;
+        let watch_certificate = async {
             match &certificate {
                 Some(certificate) => certificate.clone().watch(&metrics).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            served = connections::serve(listener, certificate.as_deref(), max_connections, router, shutdown) => {
+            served = connections::serve(listener, certificate.as_deref(), max_connections, routers, shutdown) => {
                 served.map_err(ApiError::Serve)
             }
-            never = watch => match never {},
+            never = watch_certificate => match never {},
+            never = settings.access.watch() => match never {},
         }
     }
 }
@@ -314,6 +335,17 @@ mod tests {
         request(server.address, "/health/live").await;
         server.stop.send(()).unwrap();
         server.task.await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn tokens_over_plain_http_are_exposed_beyond_loopback() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("read {}", "0f".repeat(16))).unwrap();
+        let tokens_file = Some(file.path().to_str().unwrap().to_owned());
+        let open = ServerSettings::load(&Config::default().http).unwrap();
+        let closed = ServerSettings::load(&Http { tokens_file, ..Config::default().http }).unwrap();
+        let [loopback, any] = ["127.0.0.1:1", "0.0.0.0:1"].map(|address| address.parse().unwrap());
+        assert!(closed.exposes_tokens(any) && !closed.exposes_tokens(loopback) && !open.exposes_tokens(any));
     }
 
     #[tokio::test]

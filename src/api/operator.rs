@@ -19,8 +19,7 @@ use tokio::sync::Mutex;
 use super::{
     access::{AccessControl, Role},
     limits::HttpLimits,
-    problem::Problem,
-    v1::{Params, PathParts, StoreSource},
+    v1::{NoParams, Params, PathParts, StoreSource},
 };
 use crate::{
     status::{
@@ -64,13 +63,21 @@ struct ReadyParams {
     deep: bool,
 }
 
-/// Builds the routes for operators.
-pub fn router(state: OperatorState) -> Router {
-    let partition = |command| post(move |state, headers, number| command_partition(state, headers, number, command));
+/// Builds the routes of probes and metrics, which need no token.
+pub fn probes(state: OperatorState) -> Router {
     Router::new()
         .route("/metrics", get(metrics_text))
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
+        .with_state(state)
+}
+
+/// Builds the further routes for operators.
+pub fn router(state: OperatorState) -> Router {
+    let partition = |command| {
+        post(move |state, headers, number, params| command_partition(state, headers, number, params, command))
+    };
+    Router::new()
         .route("/state", get(state_page))
         .route("/partitions/{number}/retry", partition(PartitionCommand::Retry))
         .route("/partitions/{number}/pause", partition(PartitionCommand::Pause))
@@ -83,6 +90,7 @@ async fn command_partition(
     State(state): State<OperatorState>,
     headers: HeaderMap,
     PathParts(number): PathParts<i32>,
+    Params(NoParams {}): Params<NoParams>,
     command: PartitionCommand,
 ) -> Response {
     match state.refuse_control(&headers) {
@@ -91,7 +99,11 @@ async fn command_partition(
     }
 }
 
-async fn retry_chain(State(state): State<OperatorState>, headers: HeaderMap) -> Response {
+async fn retry_chain(
+    State(state): State<OperatorState>,
+    headers: HeaderMap,
+    Params(NoParams {}): Params<NoParams>,
+) -> Response {
     match state.refuse_control(&headers) {
         Some(refusal) => refusal,
         None => control_response(state.health.control().chain.ask(()).await),
@@ -153,7 +165,7 @@ fn named_text(status: StatusCode, name: &str, text: &str) -> Response {
     json_response(status, &json!({ name: text }))
 }
 
-async fn metrics_text(State(state): State<OperatorState>) -> Response {
+async fn metrics_text(State(state): State<OperatorState>, Params(NoParams {}): Params<NoParams>) -> Response {
     let conditions = state.health.condition_statuses();
     let conditions = conditions.iter().map(|(name, condition)| (*name, condition.met));
     state.metrics.publish_health(state.health.live().ok, conditions);
@@ -164,26 +176,24 @@ async fn metrics_text(State(state): State<OperatorState>) -> Response {
     }
 }
 
-async fn live(State(state): State<OperatorState>) -> Response {
+async fn live(State(state): State<OperatorState>, Params(NoParams {}): Params<NoParams>) -> Response {
     health_response(&state.health.live())
 }
 
-async fn ready(State(state): State<OperatorState>, params: Result<Params<ReadyParams>, Problem>) -> Response {
+async fn ready(State(state): State<OperatorState>, Params(ReadyParams { deep }): Params<ReadyParams>) -> Response {
     let mut report = state.health.ready();
-    match params {
-        Err(problem) => return problem.into_response(),
-        Ok(Params(ReadyParams { deep: false })) => {}
-        Ok(Params(ReadyParams { deep: true })) => {
-            if let Err(why) = state.check_store().await {
-                report.ok = false;
-                report.reasons.insert("store_check", why);
-            }
-        }
+    if deep && let Err(why) = state.check_store().await {
+        report.ok = false;
+        report.reasons.insert("store_check", why);
     }
     health_response(&report)
 }
 
-async fn state_page(State(state): State<OperatorState>, headers: HeaderMap) -> Response {
+async fn state_page(
+    State(state): State<OperatorState>,
+    headers: HeaderMap,
+    Params(NoParams {}): Params<NoParams>,
+) -> Response {
     // The page names transactions, as the API does.
     if let Err(refusal) = state.access.permit(&headers, Role::Read) {
         return refusal.into_response();

@@ -129,20 +129,26 @@ pub struct ExtendedProblem<T> {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        respond(self.status, &self)
+        respond(&self, &self)
     }
 }
 
 impl<T: Serialize> IntoResponse for ExtendedProblem<T> {
     fn into_response(self) -> Response {
-        respond(self.problem.status, &self)
+        respond(&self.problem, &self)
     }
 }
 
-fn respond(status: u16, document: &impl Serialize) -> Response {
+/// Reason of a failed request, for the log.
+#[derive(Clone)]
+pub struct FailureReason(pub String);
+
+fn respond(Problem { status, detail, .. }: &Problem, document: &impl Serialize) -> Response {
+    let status = *status;
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let json = serde_json::to_string(document).unwrap_or_default();
     let mut response = (status, [(header::CONTENT_TYPE, PROBLEM_JSON)], json).into_response();
+    response.extensions_mut().insert(FailureReason(detail.clone()));
     let headers = response.headers_mut();
     if ProblemKind::ALL.iter().any(|kind| kind.status() == status && kind.may_be_retried()) {
         headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());

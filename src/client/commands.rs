@@ -169,28 +169,11 @@ pub async fn submit_commands(
     let by_decision = commands.iter().any(|command| command.is_reconsider);
     let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
     let client = CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
-    client.submit(commands, timeout).await
+    client.submit(commands, PUBLISH_TIMEOUT, timeout).await
 }
 
-/// Like [`submit_commands`], with a producer and a feed of outcomes that several requests share.
-///
-/// # Errors
-/// A topic is missing, or cannot be read.
-pub(crate) async fn submit_following(
-    broker: &dyn Broker,
-    (producer, feed): (Arc<dyn Producer>, &OutcomeFeed),
-    topics: &Topics,
-    commands: &[PendingCommand],
-    timeout: Duration,
-) -> Result<Vec<CommandAnswer>, BrokerError> {
-    let by_decision = commands.iter().any(|command| command.is_reconsider);
-    let mut answers = AnswerReaders::open(broker, topics, &[], by_decision).await?;
-    answers.feed = Some(feed.follow().await?);
-    CommandClient { broker, producer, chain: topics.chain.to_string(), answers }.submit(commands, timeout).await
-}
-
-/// Longest wait for the acknowledgements of the published commands.
-pub(crate) const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait of [`submit_commands`] for the acknowledgements of the log.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Wait for new messages in all partitions.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -218,6 +201,22 @@ impl<'a> CommandClient<'a> {
         Ok(CommandClient { broker, producer, chain: topics.chain.to_string(), answers })
     }
 
+    /// Opens a client for these commands, with a producer and a feed of outcomes that several requests share.
+    ///
+    /// # Errors
+    /// A topic is missing or cannot be read.
+    pub(crate) async fn following(
+        broker: &'a dyn Broker,
+        (producer, feed): (Arc<dyn Producer>, &OutcomeFeed),
+        topics: &Topics,
+        commands: &[PendingCommand],
+    ) -> Result<Self, BrokerError> {
+        let by_decision = commands.iter().any(|command| command.is_reconsider);
+        let mut answers = AnswerReaders::open(broker, topics, &[], by_decision).await?;
+        answers.feed = Some(feed.follow().await?);
+        Ok(CommandClient { broker, producer, chain: topics.chain.to_string(), answers })
+    }
+
     /// Publishes commands in their order and returns their chain offsets.
     ///
     /// # Errors
@@ -239,14 +238,19 @@ impl<'a> CommandClient<'a> {
         commands.iter().map(message).collect()
     }
 
-    /// Publishes commands and waits for the results of those that the log has acknowledged.
-    async fn submit(
+    /// Publishes commands together, in their order, within `publish_within`, and then waits at most `timeout` for the
+    /// results of those that the log has acknowledged.
+    ///
+    /// # Errors
+    /// A topic cannot be read.
+    pub(crate) async fn submit(
         mut self,
         commands: &[PendingCommand],
+        publish_within: Duration,
         timeout: Duration,
     ) -> Result<Vec<CommandAnswer>, BrokerError> {
         let messages = self.messages_of(commands);
-        let deadline = Instant::now() + PUBLISH_TIMEOUT;
+        let deadline = Instant::now() + publish_within;
         let published = produce_until(self.producer.as_ref(), &messages, ResendOrder::Given, deadline).await;
         let deadline = Instant::now() + timeout;
         let acknowledged = commands.iter().zip(&published);

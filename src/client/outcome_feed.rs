@@ -21,7 +21,9 @@ use tokio::{sync::Mutex, task::JoinSet};
 
 pub(crate) use super::outcome_ring::{OutcomeContent, OutcomeMessage};
 use super::outcome_ring::{OutcomeRing, RingEnd, RingReader};
-use crate::broker::{Broker, BrokerError, Message, PartitionReader, TopicPartition, retry::read_or_reopen};
+use crate::broker::{
+    Broker, BrokerError, Message, PartitionReader, TopicIdentity, TopicPartition, retry::read_or_reopen,
+};
 
 /// Bytes of memory by which a slow reader may lag behind the feed.
 const BACKLOG_BYTES: usize = 16 << 20;
@@ -29,8 +31,8 @@ const BACKLOG_BYTES: usize = 16 << 20;
 const WAIT: Duration = Duration::from_millis(500);
 /// Pause after a partition could not be read.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// Pause between two looks at the number of partitions.
-const PARTITIONS_PAUSE: Duration = Duration::from_secs(10);
+/// Pause between two looks at the identity of the topic.
+const TOPIC_PAUSE: Duration = Duration::from_secs(10);
 
 /// Offsets of a reader, one for each partition of the topic of outcomes. The text `12,7,0` has the offsets in the order
 /// of the partitions.
@@ -82,7 +84,7 @@ struct RunningFeed {
     ring: Arc<OutcomeRing>,
     /// Next offset of each partition.
     positions: Arc<[AtomicU64]>,
-    /// Tasks, one for each partition and one for their number, which end with the feed.
+    /// Tasks, one for each partition and one for the topic, which end with the feed.
     _tasks: JoinSet<()>,
 }
 
@@ -136,11 +138,11 @@ impl OutcomeFeed {
     }
 
     async fn start(&self) -> Result<RunningFeed, BrokerError> {
-        let count = self.broker.partitions(&self.topic).await?;
-        let count = count.ok_or_else(|| BrokerError::unknown_topic("read", &self.topic))?;
+        let identity = self.broker.identify(&[self.topic.to_string()]).await?.pop().flatten();
+        let identity = identity.ok_or_else(|| BrokerError::unknown_topic("read", &self.topic))?;
         let ring = OutcomeRing::new(BACKLOG_BYTES);
         let mut readers = Vec::new();
-        for index in 0..usize::try_from(count).unwrap_or(0) {
+        for index in 0..usize::try_from(identity.partitions).unwrap_or(0) {
             let partition = self.partition(index);
             let (_, end) = self.broker.watermarks(&partition).await?;
             readers.push((partition.clone(), self.broker.read(&partition, end).await?));
@@ -151,7 +153,7 @@ impl OutcomeFeed {
             let target = FeedTarget { ring: ring.clone(), positions: positions.clone(), index };
             tasks.spawn(feed_partition(self.broker.clone(), partition, reader, target));
         }
-        tasks.spawn(watch_partitions(self.broker.clone(), self.topic.clone(), count, ring.clone()));
+        tasks.spawn(watch_topic(self.broker.clone(), self.topic.to_string(), identity, ring.clone()));
         Ok(RunningFeed { ring, positions, _tasks: tasks })
     }
 }
@@ -200,14 +202,16 @@ async fn feed_partition(
     }
 }
 
-/// Ends the feed when the topic has another number of partitions than the feed reads, or is gone.
-async fn watch_partitions(broker: Arc<dyn Broker>, topic: Arc<str>, count: i32, ring: Arc<OutcomeRing>) {
+/// Ends the feed when the topic is gone, was created again, or has another number of partitions than the feed reads. A
+/// reader of Kafka continues in a new topic that is as long as the old one, without an error.
+async fn watch_topic(broker: Arc<dyn Broker>, topic: String, identity: TopicIdentity, ring: Arc<OutcomeRing>) {
+    let topic = [topic];
     loop {
-        tokio::time::sleep(PARTITIONS_PAUSE).await;
-        if let Ok(found) = broker.partitions(&topic).await
-            && found != Some(count)
+        tokio::time::sleep(TOPIC_PAUSE).await;
+        if let Ok(found) = broker.identify(&topic).await
+            && found.first() != Some(&Some(identity))
         {
-            tracing::warn!(%topic, count, ?found, "outcomes: the partitions have changed; all readers end");
+            tracing::warn!(topic = topic[0], ?identity, ?found, "outcomes: the topic has changed; all readers end");
             ring.close();
             return;
         }
@@ -404,5 +408,10 @@ mod tests {
         let mut again = feed.follow().await.unwrap();
         publish(broker.as_ref(), 2, "b").await;
         assert_eq!(texts(&mut again, 1).await, ["b"]);
+        // As many partitions as before, and nothing is read from the other partitions.
+        memory.recreate_topic(&topic(3)).unwrap();
+        publish(broker.as_ref(), 2, "c").await;
+        let ended = tokio::time::timeout(Duration::from_secs(60), again.next()).await.unwrap();
+        assert!(matches!(ended, Err(OutcomeReaderError::Changed)));
     }
 }

@@ -421,14 +421,15 @@ settings! {
         /// http.tokens_file they need a token with the role `command`; without, keep the port on loopback.
         control: bool = false;
         /// File of bearer tokens, one a line: a role (read, submit, command), a space, the token. Read again when the
-        /// file changes. Without the file the API is served on loopback only.
+        /// file changes; the streams of a token that is gone end. Without the file the API is served on loopback only.
         tokens_file: Option<String>, example "/etc/utxo-store/tokens";
         /// Certificate chain (PEM) of the server: HTTPS instead of HTTP. Needs http.tls_key_file. Both files are read
         /// again when one changes.
         tls_certificate_file: Option<String>, example "/etc/utxo-store/http.pem";
         /// Private key (PEM) of http.tls_certificate_file.
         tls_key_file: Option<String>, example "/etc/utxo-store/http-key.pem";
-        /// Largest body of a request.
+        /// Largest body of a request. A body has one transaction or many, as bytes or as text of twice their length;
+        /// objects.max_body_bytes bounds each transaction by itself.
         max_body_bytes: u64 = 67_108_864, range 1_024 to 4_294_967_296, unit "bytes";
         /// Memory of all requests of the API together: the bodies, three times, and what the answers need. A request
         /// without room is answered with status 429.
@@ -441,7 +442,8 @@ settings! {
         max_requests: u32 = 256, range 1 to 65_536;
         /// Most open streams (outcomes, unmined transactions, raw transactions). One more is answered with status 429.
         max_streams: u32 = 2_048, range 1 to 65_536;
-        /// Most open connections. More connections wait.
+        /// Most open connections. A few more answer one request each, of a probe or for metrics; any other request gets
+        /// status 429 there. More connections wait.
         max_connections: u32 = 4_096, range 1 to 65_536;
         /// Time without progress of the transactions, or of the chain, with work at hand, after which `/health/live`
         /// fails.

@@ -68,6 +68,8 @@ pub enum ErrorKind {
     Unknown,
     /// The record would be larger than the engine stores. The operation changed nothing; store the body as a blob.
     TooBig,
+    /// The query needs a secondary index that does not exist. An instance creates the indexes when it starts.
+    NoIndex,
     /// A retry cannot help: damaged data, a missing namespace, a closed engine.
     Fatal,
 }
@@ -78,6 +80,7 @@ impl std::fmt::Display for ErrorKind {
             ErrorKind::Retryable => "may be retried",
             ErrorKind::Unknown => "outcome unknown, may be retried",
             ErrorKind::TooBig => "record too big",
+            ErrorKind::NoIndex => "no index",
             ErrorKind::Fatal => "fatal",
         })
     }

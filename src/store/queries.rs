@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::{
     engine::{EngineError, Index, Set},
     record::{BlockRecord, Key, LockRecord, Record, SpendingData},
-    text::{hex_reversed, one_line},
+    text::{hex_reversed, one_line, parse_decimal},
     tx::{Outpoint, Txid},
 };
 
@@ -68,7 +68,7 @@ impl FromStr for BlockName {
     type Err = InvalidBlockName;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let by_id = name.parse().ok().map(BlockName::Id);
+        let by_id = parse_decimal(name).map(BlockName::Id);
         let by_hash = || name.parse().ok().map(|Txid(hash)| BlockName::Hash(hash));
         by_id.or_else(by_hash).ok_or_else(|| InvalidBlockName(name.to_owned()))
     }

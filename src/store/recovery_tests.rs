@@ -245,3 +245,25 @@ async fn passes_complete_a_bounded_number_oldest_first_and_reach_every_page() {
     assert_eq!(count_old(&store, NOW.now_ms).await.unwrap(), 5);
     assert_eq!(count_old(&store, 3_600_002).await.unwrap(), 3);
 }
+
+/// More pages than one query reads are creating since one millisecond, and none can be completed: the queries grow up
+/// to their bound, and a later page is reached all the same.
+#[tokio::test(start_paused = true)]
+async fn a_pass_is_bounded_where_many_pages_are_of_one_millisecond() {
+    let store = testing::store(2);
+    for number in 0..20_001_u32 {
+        let mut txid = [9; 32];
+        txid[..4].copy_from_slice(&number.to_be_bytes());
+        let orphan = Page::empty(Txid(txid));
+        store.plant(Page { number: 1, utxos: Some(vec![]), creating_at: Some(5), ..orphan }).await;
+    }
+    let late = half_created_since(&store, 1, 6).await;
+    let mut cursor = SweepCursor::new(3_000);
+    let (mut completed, mut most) = (Vec::new(), 0);
+    for _ in 0..6 {
+        let swept = NOW.run_pass(&store, &mut cursor).await.unwrap();
+        most = most.max(swept.orphaned.len());
+        completed.extend(swept.completed);
+    }
+    assert_eq!((most, completed), (10_000, vec![late]));
+}

@@ -205,6 +205,11 @@ impl TxList {
         Ok(Vec::new())
     }
 
+    /// Returns the memory of the ids that were queried and are not read yet, bytes.
+    pub fn unread_bytes(&self) -> u64 {
+        self.unread.as_ref().map_or(0, |unread| size_of_val(unread.as_slice()) as u64)
+    }
+
     /// Continues with the next part of the index, or with the next query.
     fn enter_next_part(&mut self) {
         (self.part, self.unread) = (self.next_part.take(), None);

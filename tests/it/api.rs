@@ -38,8 +38,8 @@ pub struct Api {
     pub metrics: Arc<Metrics>,
 }
 
-/// Returns a configuration with the topics of a world and these settings of the server.
-fn config(http: &[(&str, &str)]) -> Config {
+/// Returns a configuration with the topics of a world and these settings.
+pub fn config(http: &[(&str, &str)]) -> Config {
     let topics = [
         ("KAFKA__TOPICS__VALIDATED_TXS", "txs"),
         ("KAFKA__TOPICS__BLOCK_MINED", "block-mined"),
@@ -49,8 +49,8 @@ fn config(http: &[(&str, &str)]) -> Config {
         ("KAFKA__TOPICS__OUTCOMES", "outcomes"),
         ("KAFKA__TOPICS__DEAD_LETTERS", "dead-letters"),
     ];
-    let variables =
-        topics.iter().chain(http).map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
+    let topics = topics.iter().filter(|(topic, _)| http.iter().all(|(key, _)| key != topic));
+    let variables = topics.chain(http).map(|(key, value)| (format!("UTXO_STORE__{key}").into(), (*value).into()));
     Config::load_from(None, variables).unwrap()
 }
 
@@ -61,6 +61,20 @@ impl Api {
     }
 
     pub async fn over(store: StateStore, broker: Option<Arc<dyn Broker>>, http: &[(&str, &str)]) -> Self {
+        Api::serve(store, broker, http, false).await
+    }
+
+    /// Starts a server without a log whose deep probe checks the store.
+    pub async fn with_deep_check(store: StateStore, http: &[(&str, &str)]) -> Self {
+        Api::serve(store, None, http, true).await
+    }
+
+    async fn serve(
+        store: StateStore,
+        broker: Option<Arc<dyn Broker>>,
+        http: &[(&str, &str)],
+        checks_store: bool,
+    ) -> Self {
         let config = config(http);
         let metrics = Arc::new(Metrics::new());
         let health = Arc::new(Health::new(Clock::System, Duration::from_secs(60)));
@@ -68,7 +82,9 @@ impl Api {
         let (limits, access) = (settings.limits.clone(), settings.access.clone());
         let free = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::bind(free, settings, metrics.clone(), health.clone()).await.unwrap();
-        let context = ApiContext::new(&config, limits, access, StoreSource::Reader(Box::new(store)), broker);
+        let source = StoreSource::Reader(Box::new(store));
+        let server = if checks_store { server.with_store(source.clone()) } else { server };
+        let context = ApiContext::new(&config, limits, access, source, broker);
         let (address, server) = (server.address(), server.with_api(context));
         tokio::spawn(server.serve(std::future::pending()));
         // The second server of a test finds a provider.

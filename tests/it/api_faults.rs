@@ -1,6 +1,9 @@
 //! The API over a store and a log that fail in parts.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -170,6 +173,33 @@ async fn the_answer_says_which_transactions_the_log_has_acknowledged() {
     running.kill().await;
 }
 
+/// A log that acknowledges nothing: the wait for results, of a minute here, does not begin.
+#[tokio::test]
+async fn a_publication_ends_with_the_limit_of_the_request() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    running.kill().await;
+    let api = Api::start(&world, &[("HTTP__TIMEOUT_MS", "300")]).await;
+    let child = spend(&[parent.coin(0)], 1, 1);
+    world.broker.set_faults(MemoryFaults { seed: 3, produce_refused: 1.0, ..MemoryFaults::default() });
+    let command = json!({"action": {"lock": {"txid": "11".repeat(32)}}});
+    for (path, body, words) in [
+        ("/v1/commands", json!({"commands": [command]}), "0 of 1 commands within 300ms"),
+        ("/v1/transactions?wait=live", json!({"transactions": [hex::encode(&child.extended)]}), "0 of 1 transactions"),
+    ] {
+        let begun = Instant::now();
+        let request =
+            api.client.post(format!("http://{}{path}", api.address)).header("Content-Type", "application/json");
+        let answer = request.body(body.to_string()).send().await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{path}: {:?}", begun.elapsed());
+        assert_eq!((answer.status().as_u16(), &answer.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+        let problem: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{problem}");
+    }
+}
+
 #[tokio::test]
 async fn requests_beyond_the_bytes_in_flight_are_refused() {
     let world = World::with_settings(WorldSettings::calm()).await;
@@ -194,6 +224,10 @@ async fn requests_beyond_the_bytes_in_flight_are_refused() {
     until("the body arrives", async || bytes_in_flight(&api).await >= 1_500_000).await;
     let (status, _) = batch(5_000).await;
     assert_eq!(status, 429, "the body alone has no room");
+    let history = format!("/v1/transactions/{}/history", parent.txid);
+    for path in ["/v1/transactions?unmined=true", "/unmined", "/", &history] {
+        assert_eq!(api.send(Method::GET, path, None).await.0, 429, "{path}");
+    }
     assert_eq!(batch(10).await.0, 200, "a small one has");
     drop(slow);
     until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;

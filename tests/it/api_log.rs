@@ -119,7 +119,7 @@ async fn a_transaction_that_alone_shows_its_fault_is_not_published() {
         assert!(problem["detail"].as_str().unwrap().contains(words), "{problem}");
     }
     good.extended = good.extended.slice(..);
-    for query in ["?wait=mined", "?timeout_ms=60001", "?hight=7"] {
+    for query in ["?wait=mined", "?wait=live&timeout_ms=60001", "?timeout_ms=10", "?hight=7"] {
         assert_eq!(submit(&api, &[&good], query).await.0, 400, "{query}");
     }
     assert_eq!(world.count("txs").await, end, "nothing was published");
@@ -151,6 +151,7 @@ async fn commands_are_executed_in_their_order_and_their_results_are_read_again()
         (json!({"commands": [{"action": {"freez": {"outpoint": outpoint}}}]}), "commands[0]"),
         (json!({"commands": [{"id": "zz", "action": {"lock": {"txid": parent.txid.to_string()}}}]}), "32"),
         (json!({"commands": [{"actions": 1}]}), "actions"),
+        (json!({"commands": []}), "no command"),
     ] {
         let (status, problem) = api.post_json("/v1/commands", body).await;
         assert!(status == 400 && problem["detail"].as_str().unwrap().contains(words), "{problem}");

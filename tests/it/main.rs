@@ -7,10 +7,14 @@
 mod aerospike;
 mod aerospike_server;
 mod api;
+mod api_aerospike;
+mod api_connections;
 mod api_faults;
+mod api_kafka;
 mod api_kills;
 mod api_load;
 mod api_log;
+mod api_statuses;
 mod api_tls;
 mod ask;
 mod bad_input;

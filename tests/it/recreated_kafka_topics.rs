@@ -22,7 +22,7 @@ use crate::{
 const NOT_THE_STORES: &str = "is not the one that the store was made from";
 
 /// Deletes a topic of the bench, and creates it again once it is gone.
-fn recreate(bench: &Bench, name: &str, partitions: i32, config: &[(&str, &str)]) {
+pub fn recreate(bench: &Bench, name: &str, partitions: i32, config: &[(&str, &str)]) {
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", bench.brokers()).create().unwrap();
     let topic = bench.topic(name);

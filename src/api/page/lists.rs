@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::layout;
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         problem::Problem,
         v1::{ApiContext, ListPart, begin_list},
     },
@@ -26,9 +27,14 @@ pub struct ShownList {
 /// Reads the part of a list that begins after a cursor. The parts of the index can be smaller than a page.
 ///
 /// # Errors
-/// 400 for a text that is no cursor of this list and this store; 503 while the store does not answer.
-pub async fn read(context: &ApiContext, selection: TxSelection, cursor: Option<&str>) -> Result<ShownList, Problem> {
-    let (mut list, mut entries) = begin_list(context, context.store()?, selection, cursor).await?;
+/// As [`begin_list`].
+pub async fn read(
+    context: &ApiContext,
+    selection: TxSelection,
+    cursor: Option<&str>,
+    memory: &RequestBytes,
+) -> Result<ShownList, Problem> {
+    let (mut list, mut entries) = begin_list(context, context.store()?, selection, cursor, memory).await?;
     let mut has_more = !entries.is_empty();
     let fill = async {
         while has_more && entries.len() <= SHOWN {

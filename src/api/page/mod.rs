@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{FromRequestParts, Request, State},
+    extract::{FromRef, FromRequestParts, Request, State},
     http::{HeaderValue, header, request::Parts},
     middleware::{self, Next},
     response::{Html, IntoResponse, Redirect, Response},
@@ -38,6 +38,8 @@ use transaction::ShownRange;
 
 use super::{
     access::Role,
+    byte_budget::RequestBytes,
+    limits::HttpLimits,
     problem::{Problem, ProblemKind},
     v1::{self, ApiContext, NoParams, Params, PathParts},
 };
@@ -46,13 +48,16 @@ use crate::{
     status::Health,
     store::{queries::BlockName, tx_list::TxSelection},
     telemetry::Metrics,
-    text::hex_reversed,
+    text::{hex_reversed, parse_decimal},
     tx::{Outpoint, Txid},
 };
 
 /// Permits nothing but the page itself: no script, no other host, no frame around the page.
 const CONTENT_SECURITY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; frame-ancestors 'none'";
+
+/// Memory of a page: its text, and what the text is made from.
+const PAGE_BYTES: u64 = 512 << 10;
 
 /// Parts that the page uses.
 #[derive(Clone)]
@@ -63,6 +68,12 @@ struct PageContext {
     rate: Arc<RateMeter>,
     /// The page `/docs`, rendered once at the start.
     docs: Arc<str>,
+}
+
+impl FromRef<PageContext> for HttpLimits {
+    fn from_ref(context: &PageContext) -> Self {
+        context.api.limits.clone()
+    }
 }
 
 /// Words of a search.
@@ -148,8 +159,11 @@ impl IntoResponse for PageProblem {
             h1 { (problem.title) }
             p.problem { (problem.detail) }
         };
-        let mut response = Html(layout::page(&problem.title, &body)).into_response();
-        *response.status_mut() = problem.clone().into_response().status();
+        let shown = Html(layout::page(&problem.title, &body)).into_response();
+        // Status, `Retry-After` and the reason for the log are those of the problem.
+        let mut response = problem.into_response();
+        response.headers_mut().extend(shown.headers().clone());
+        *response.body_mut() = shown.into_body();
         response
     }
 }
@@ -182,7 +196,12 @@ fn page(title: &str, body: &Markup) -> Html<String> {
     Html(layout::page(title, body))
 }
 
-async fn home_page(State(context): State<PageContext>, ShownParams(NoParams {}): ShownParams<NoParams>) -> PageResult {
+async fn home_page(
+    State(context): State<PageContext>,
+    ShownParams(NoParams {}): ShownParams<NoParams>,
+    memory: RequestBytes,
+) -> PageResult {
+    memory.reserve(PAGE_BYTES)?;
     let store = context.api.store()?;
     let chain = context.api.chain(&store).await?;
     let status = serde_json::to_value(context.health.status_registry().page(&context.health)).unwrap_or_default();
@@ -212,11 +231,12 @@ async fn transaction_page(
     State(context): State<PageContext>,
     ShownPath(name): ShownPath<String>,
     ShownParams(RowParams { inputs, outputs }): ShownParams<RowParams>,
+    memory: RequestBytes,
 ) -> Result<Response, PageProblem> {
     let txid = parse_txid(&name)?;
     let store = context.api.store()?;
     let height = context.api.next_height(&store).await?;
-    let read = Box::pin(transaction::read(&store, txid, height, ShownRange { inputs, outputs }));
+    let read = Box::pin(transaction::read(&store, txid, height, ShownRange { inputs, outputs }, &memory));
     match context.api.bound_store(read).await?? {
         Some(shown) => Ok(page(&format!("Transaction {txid}"), &transaction::render(&shown)).into_response()),
         None => match context.api.find_blocks(&store, BlockName::Hash(txid.0)).await?.is_empty() {
@@ -233,7 +253,7 @@ async fn block_page(
 ) -> PageResult {
     let refuse = || Problem::bad_request("the page needs the hash of a block, a local id, or `height:` and a height");
     let block = match name.strip_prefix("height:") {
-        Some(height) => BlockName::Height(height.parse().map_err(|_| refuse())?),
+        Some(height) => BlockName::Height(parse_decimal(height).ok_or_else(refuse)?),
         None => name.parse().map_err(|_| refuse())?,
     };
     let store = context.api.store()?;
@@ -272,9 +292,10 @@ async fn history_page(
     State(context): State<PageContext>,
     ShownPath(name): ShownPath<String>,
     ShownParams(params): ShownParams<CursorParams>,
+    memory: RequestBytes,
 ) -> PageResult {
     let txid = parse_txid(&name)?;
-    let part = v1::load_history(&context.api, txid, params.cursor.as_deref()).await?;
+    let part = v1::load_history(&context.api, txid, params.cursor.as_deref(), &memory).await?;
     let history = ShownHistory { txid, part, is_continued: params.cursor.is_some() };
     Ok(page(&format!("History of {txid}"), &history::render(&history)))
 }
@@ -282,18 +303,20 @@ async fn history_page(
 async fn unmined_page(
     State(context): State<PageContext>,
     ShownParams(params): ShownParams<CursorParams>,
+    memory: RequestBytes,
 ) -> PageResult {
     let selection = TxSelection::Unmined { until: u32::MAX };
-    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    let list = lists::read(&context.api, selection, params.cursor.as_deref(), &memory).await?;
     Ok(page("Unmined transactions", &lists::render_unmined(&list)))
 }
 
 async fn conflicting_page(
     State(context): State<PageContext>,
     ShownParams(params): ShownParams<CursorParams>,
+    memory: RequestBytes,
 ) -> PageResult {
     let selection = TxSelection::Conflicting;
-    let list = lists::read(&context.api, selection, params.cursor.as_deref()).await?;
+    let list = lists::read(&context.api, selection, params.cursor.as_deref(), &memory).await?;
     Ok(page("Conflicting transactions", &lists::render_conflicting(&list)))
 }
 

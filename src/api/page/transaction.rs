@@ -2,11 +2,15 @@
 
 use maud::{Markup, html};
 
-use super::layout::{self, ROWS};
+use super::{
+    PAGE_BYTES,
+    layout::{self, ROWS},
+};
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         problem::Problem,
-        v1::{OutputView, status_code},
+        v1::{OutputView, estimate_body, status_code},
     },
     record::{Body, StoredOutput, TxState, Verdict},
     store::{
@@ -21,6 +25,8 @@ use crate::{
 
 /// Largest body of which the page shows the inputs, bytes.
 const LARGEST_BODY: u64 = 4 << 20;
+/// Copies of a body: as read for the inputs and for the outputs, and the scripts of the shown outputs.
+const BODY_COPIES: u64 = 3;
 /// Transactions in conflict that the page shows, at most.
 const CONFLICTS: usize = 50;
 /// Bytes of a locking script that the page shows, at most.
@@ -52,16 +58,19 @@ pub struct ShownTransaction {
 /// block.
 ///
 /// # Errors
-/// The store does not answer, or a record is damaged.
+/// The store does not answer, a record is damaged, or the request has no room.
 pub async fn read(
     store: &StateStore,
     txid: Txid,
     height: u32,
     range: ShownRange,
+    memory: &RequestBytes,
 ) -> Result<Option<ShownTransaction>, Problem> {
     let reader = TxReader::of(store);
     let Some(master) = reader.get(txid, ReadFields::default()).await? else { return Ok(None) };
     let fields = ReadFields { body: master.master.extended_size <= LARGEST_BODY, slots: false };
+    let body = if fields.body { estimate_body(&master.master) } else { 0 };
+    memory.reserve(PAGE_BYTES + body * BODY_COPIES)?;
     let stored = reader.get(txid, fields).await?.unwrap_or(master);
     let inputs = match &stored.body {
         Some(body) => read_inputs(txid, body, range.inputs).map_err(ReadError::from)?,

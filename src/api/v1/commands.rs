@@ -23,7 +23,7 @@ use crate::{
         limits::{LimitedBody, RequestPlace},
         problem::{ExtendedProblem, Problem},
     },
-    client::{CommandAnswer, CommandOutcome, PUBLISH_TIMEOUT, PendingCommand, submit_following},
+    client::{CommandAnswer, CommandClient, CommandOutcome, PendingCommand},
     event::{Event, from_json},
     record::{Key, Record},
     rng::random_bytes,
@@ -31,6 +31,8 @@ use crate::{
 
 /// Ids of commands that a problem names, at most.
 const IDS_IN_PROBLEM: usize = 100;
+/// Time for the answer after the last wait.
+const ANSWER_MARGIN: Duration = Duration::from_secs(1);
 /// Longest accepted wait for the results.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
@@ -145,22 +147,27 @@ pub async fn post_commands(
         return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
     }
     let CommandsRequest { commands: BoundedList(commands) } = parse_json(&body)?;
+    if commands.is_empty() {
+        return Err(Problem::bad_request("the request has no command"));
+    }
     check_count(&context, commands.len())?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
     let broker = context.broker()?;
     let publisher = context.publisher().await?;
     let _permit = context.limits.open_stream()?;
-    place.leave();
-    let sharing = (publisher.producer(), context.outcomes()?);
-    let submitted = submit_following(broker.as_ref(), sharing, &context.topics, &commands, wait);
-    // The wait of the request, and the time to publish the commands.
-    let limit = wait + PUBLISH_TIMEOUT + context.limits.timeout;
     let ids: Vec<String> = commands.iter().take(IDS_IN_PROBLEM).map(|command| hex::encode(command.id())).collect();
     let unavailable = |why: String| {
         let detail = format!("{why}; send the same commands again with their ids: {}", ids.join(", "));
         Problem::unavailable(detail)
     };
-    let answers = tokio::time::timeout(limit, submitted).await;
+    let sharing = (publisher.producer(), context.outcomes()?);
+    let client = CommandClient::following(broker.as_ref(), sharing, &context.topics, &commands);
+    let client = context.limits.bound("the log", client).await?.map_err(|error| unavailable(error.to_string()))?;
+    place.leave();
+    let publish_within = context.limits.timeout;
+    let submitted = client.submit(&commands, publish_within, wait);
+    // The results are read from the log, which may not answer, either.
+    let answers = tokio::time::timeout(publish_within + wait + ANSWER_MARGIN, submitted).await;
     let answers = answers.map_err(|_| unavailable("the log does not answer".to_owned()))?;
     let answers = answers.map_err(|error| unavailable(error.to_string()))?;
     if answers.iter().any(|answer| answer.is_client_unusable) {
@@ -174,8 +181,8 @@ pub async fn post_commands(
         return Ok(Json(members).into_response());
     }
     let detail = format!(
-        "the log has acknowledged {published} of {all} commands; send the same commands again, with \
-                          their ids: a repeat changes nothing"
+        "the log has acknowledged {published} of {all} commands within {publish_within:?} (http.timeout_ms); send the \
+         same commands again, with their ids: a repeat changes nothing"
     );
     Ok(ExtendedProblem { problem: Problem::unavailable(detail), members }.into_response())
 }

@@ -30,6 +30,9 @@ const RELATED_BYTES: u64 = 512;
 /// Copies of the body of the transaction: the body, and the outpoints that it spends.
 const BODY_COPIES: u64 = 2;
 
+/// Memory of a part of a history: the messages that are read at the same time, and the entries.
+const HISTORY_BYTES: u64 = 1 << 20;
+
 /// Bound of the lists of related transactions.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -167,8 +170,9 @@ pub async fn get_history(
     State(context): State<ApiContext>,
     PathParts(txid): PathParts<String>,
     Params(params): Params<HistoryParams>,
+    memory: RequestBytes,
 ) -> Result<Json<HistoryView>, Problem> {
-    let part = load_history(&context, parse(&txid)?, params.cursor.as_deref()).await?;
+    let part = load_history(&context, parse(&txid)?, params.cursor.as_deref(), &memory).await?;
     let cursor = part.next.as_ref().map(ToString::to_string);
     Ok(Json(HistoryView { history: part.entries.into_iter().map(HistoryLine::from).collect(), cursor }))
 }
@@ -177,9 +181,14 @@ pub async fn get_history(
 /// before has ended; `None`: shortly before the event of the transaction.
 ///
 /// # Errors
-/// 400 for a malformed cursor; 404 for a transaction without a record; 429 where other requests read the log; 503 while
-/// the log or the store does not answer.
-pub async fn load_history(context: &ApiContext, txid: Txid, cursor: Option<&str>) -> Result<HistoryPart, Problem> {
+/// 400 for a malformed cursor; 404 for a transaction without a record; 413 where the request has no room; 429 where
+/// other requests read the log, or hold the memory; 503 while the log or the store does not answer.
+pub async fn load_history(
+    context: &ApiContext,
+    txid: Txid,
+    cursor: Option<&str>,
+    memory: &RequestBytes,
+) -> Result<HistoryPart, Problem> {
     let cursor: Option<HistoryPosition> = match cursor {
         Some("earliest") => Some(HistoryPosition::default()),
         cursor => cursor.map(parse_cursor).transpose()?,
@@ -189,6 +198,7 @@ pub async fn load_history(context: &ApiContext, txid: Txid, cursor: Option<&str>
     let stored = stored.ok_or_else(|| unknown_transaction(txid))?;
     let created_at = stored.master.master.as_deref().map_or(0, |bins| bins.created_at);
     let _permit = context.limits.open_scan()?;
+    memory.reserve(HISTORY_BYTES)?;
     let read = async {
         let from = match cursor {
             Some(from) => from,

@@ -47,6 +47,7 @@ use super::{
 
 pub use conflicts::load_history;
 pub use context::{ApiContext, StoreSource};
+pub use memory::estimate_body;
 pub use model::{OutputView, status_code};
 pub use params::{NoParams, Params, PathParts};
 pub use transactions::{ListPart, begin_list};
@@ -94,8 +95,9 @@ fn with_role(mut routes: OpenApiRouter<ApiContext>, context: &ApiContext, role: 
 pub fn router(context: ApiContext) -> Router {
     let (router, document) = routes(&context);
     let json = document_text(&description::complete(&document));
+    let content_type = (header::CONTENT_TYPE, "application/json");
     router
-        .route("/openapi.json", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], json) }))
+        .route("/openapi.json", get(move |Params(NoParams {}): Params<NoParams>| async move { ([content_type], json) }))
         .with_state(context)
 }
 

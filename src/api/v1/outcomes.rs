@@ -1,6 +1,6 @@
 //! `GET /v1/outcomes`: the outcomes of transactions and commands, as server-sent events.
 
-use std::{borrow::Cow, convert::Infallible, time::Duration};
+use std::{borrow::Cow, convert::Infallible, fmt::Display, time::Duration};
 
 use axum::{
     extract::State,
@@ -17,10 +17,11 @@ use utoipa::IntoParams;
 
 use super::{context::ApiContext, params::Params};
 use crate::{
-    api::problem::Problem,
-    client::outcome_feed::{
-        FeedPosition, FollowError, OutcomeContent, OutcomeMessage, OutcomeReader, OutcomeReaderError,
+    api::{
+        access::{Role, StreamPermission},
+        problem::Problem,
     },
+    client::outcome_feed::{FeedPosition, FollowError, OutcomeContent, OutcomeMessage, OutcomeReader},
     event::{Event, OutcomeBatch, TxidList, to_json},
     tx::Txid,
 };
@@ -48,7 +49,8 @@ pub struct OutcomesParams {
 ///
 /// The name of an event is its kind, the data is the event in JSON (`schemas/outcome.md`, `schemas/outcome-batch.md`),
 /// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. An
-/// outcome can come more than once. A reader that is too slow gets the event `end` with the reason, and then no more.
+/// outcome can come more than once. A reader that is too slow, and one whose token was revoked, gets the event `end`
+/// with the reason, and then no more.
 #[utoipa::path(
     get,
     path = "/v1/outcomes",
@@ -87,7 +89,8 @@ pub async fn get_outcomes(
         FollowError::Broker(error) => Problem::unavailable(error.to_string()),
     })?;
     let scan = if reader.is_catching_up() { Some(context.limits.open_scan()?) } else { None };
-    let stream = OutcomeStream { reader, filter, skipped: 0, has_ended: false, scan, _permit: permit };
+    let permission = context.access.permit_stream(&headers, Role::Read)?;
+    let stream = OutcomeStream { reader, filter, permission, skipped: 0, has_ended: false, scan, _permit: permit };
     let events = stream::unfold(stream, |mut stream| async move {
         stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
     });
@@ -102,6 +105,7 @@ fn bad_position() -> Problem {
 struct OutcomeStream {
     reader: OutcomeReader,
     filter: OutcomeFilter,
+    permission: StreamPermission,
     /// Messages that the filter has skipped since the last event.
     skipped: u32,
     /// The client has got its last event.
@@ -115,12 +119,13 @@ impl OutcomeStream {
     /// Returns the next event; `None`: the client is disconnected, and continues after its last event.
     async fn next(&mut self) -> Option<sse::Event> {
         while !self.has_ended {
-            let message = match self.reader.next().await {
-                Ok(message) => message,
-                Err(error) => {
-                    self.has_ended = true;
-                    return Some(self.end(&error));
-                }
+            let message = tokio::select! {
+                biased;
+                () = self.permission.until_revoked() => return Some(self.end(&"the token was revoked")),
+                message = self.reader.next() => match message {
+                    Ok(message) => message,
+                    Err(error) => return Some(self.end(&error)),
+                },
             };
             if !self.reader.is_catching_up() {
                 self.scan = None;
@@ -140,9 +145,10 @@ impl OutcomeStream {
     }
 
     /// Returns the last event of a stream that the server ends, with the position after the last outcome.
-    fn end(&self, error: &OutcomeReaderError) -> sse::Event {
-        tracing::warn!(%error, "http: stream of outcomes ended");
-        let data = serde_json::json!({"reason": error.to_string()});
+    fn end(&mut self, why: &dyn Display) -> sse::Event {
+        self.has_ended = true;
+        tracing::warn!(%why, "http: stream of outcomes ended");
+        let data = serde_json::json!({"reason": why.to_string()});
         sse::Event::default().event("end").id(self.reader.position().to_string()).data(data.to_string())
     }
 }

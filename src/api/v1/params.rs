@@ -17,9 +17,9 @@ use serde::{
 
 use crate::{
     api::problem::{Problem, ProblemKind},
-    engine::EngineError,
+    engine::{EngineError, ErrorKind},
     store::read::ReadError,
-    text::one_line,
+    text::{one_line, parse_decimal},
     tx::Txid,
 };
 
@@ -137,8 +137,7 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, Problem> {
 /// 400 for a text that is no number below 2^32.
 pub fn parse_number(what: &str, text: &str) -> Result<u32, Problem> {
     let problem = || Problem::bad_request(format!("{what}: `{}` is no number from 0 to 4294967295", one_line(text)));
-    // `+1` is a number to Rust, and a typing error to everybody else.
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten().ok_or_else(problem)
+    parse_decimal(text).ok_or_else(problem)
 }
 
 fn bad_parameter(error: impl Display) -> Problem {
@@ -166,10 +165,13 @@ impl From<ReadError> for Problem {
 
 impl From<EngineError> for Problem {
     fn from(error: EngineError) -> Self {
-        if error.may_be_retried() {
-            return Problem::unavailable(format!("the store does not answer: {error}"));
+        match error.kind {
+            ErrorKind::Retryable | ErrorKind::Unknown => {
+                Problem::unavailable(format!("the store does not answer: {error}"))
+            }
+            ErrorKind::NoIndex => Problem::unavailable(format!("the store has no index for the list yet: {error}")),
+            ErrorKind::TooBig | ErrorKind::Fatal => Problem::new(ProblemKind::Internal, error.to_string()),
         }
-        Problem::new(ProblemKind::Internal, error.to_string())
     }
 }
 
@@ -183,6 +185,17 @@ mod tests {
         for text in ["4294967296", "-1", "+1", "0x1", "", "1 "] {
             assert_eq!(parse_number("vout", text).unwrap_err().status, 400, "{text}");
         }
+    }
+
+    #[test]
+    fn a_missing_index_is_no_fault_of_the_server() {
+        let problem = |kind| {
+            let message = "IndexNotFound".to_owned();
+            Problem::from(EngineError { kind, operation: "query", key: "verdict".to_owned(), message })
+        };
+        assert_eq!(problem(ErrorKind::Fatal).status, 500);
+        let missing = problem(ErrorKind::NoIndex);
+        assert!(missing.status == 503 && missing.detail.contains("no index for the list"), "{missing:?}");
     }
 
     #[test]

@@ -29,10 +29,13 @@ use crate::{
     },
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
     record::{Key, Page, Reason, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
-    store::StateStore,
+    store::{StateStore, chain::ChainInfo},
     tx::{Transaction, Txid},
 };
 
+/// Greatest distance of the height of a submitted transaction above the tip of the store: a week of blocks, by which a
+/// store may lag behind its submitters.
+const MOST_AHEAD: u32 = 1_000;
 /// Longest accepted wait for the outcomes.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at the store, where no outcome comes: outcomes can be switched off.
@@ -43,7 +46,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SubmitParams {
-    /// Height of the block that the transactions can first be in; by default the next block after the tip of the store.
+    /// Height of the block that the transactions can first be in: at most 1,000 above the tip of the store. By default
+    /// the next block after the tip.
     height: Option<u32>,
     /// `true`: the outputs are not spendable until the transaction is unlocked or mined. Default: `false`.
     locked: Option<bool>,
@@ -171,6 +175,9 @@ pub async fn post_transactions(
     headers: HeaderMap,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
+    if params.timeout_ms.is_some() && params.wait.is_none() {
+        return Err(Problem::bad_request("timeout_ms: only a request with `wait=live` waits"));
+    }
     let wait = Duration::from_millis(params.timeout_ms.unwrap_or(10_000));
     if wait > LONGEST_WAIT {
         return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
@@ -186,10 +193,7 @@ pub async fn post_transactions(
     let txids = check_transactions(&transactions)?;
     let store = context.store()?;
     let height = match params.height {
-        Some(height) if height >= HEIGHT_LIMIT => {
-            return Err(Problem::bad_request(format!("height: {height} is not below {HEIGHT_LIMIT}")));
-        }
-        Some(height) => height,
+        Some(height) => check_height(height, &context.chain(&store).await?)?,
         None => context.next_height(&store).await?,
     };
     // Opened before the events are published, so that no outcome is missed.
@@ -211,6 +215,20 @@ pub async fn post_transactions(
     };
     let status = if submitted.iter().all(is_known) { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(SubmitAnswer { transactions: submitted })).into_response())
+}
+
+/// Refuses a height that no block near the tip has: the height decides which coinbases are mature, and which frozen
+/// outputs are free again. A store without a block knows no tip.
+fn check_height(height: u32, chain: &ChainInfo) -> Result<u32, Problem> {
+    if height >= HEIGHT_LIMIT {
+        return Err(Problem::bad_request(format!("height: {height} is not below {HEIGHT_LIMIT}")));
+    }
+    let is_far = chain.hash.is_some() && height.saturating_sub(chain.height) > MOST_AHEAD;
+    if is_far {
+        let detail = format!("height: {height} is more than {MOST_AHEAD} above the tip of the store, {}", chain.height);
+        return Err(Problem::bad_request(detail));
+    }
+    Ok(height)
 }
 
 async fn follow(context: &ApiContext) -> Result<OutcomeReader, Problem> {
@@ -448,6 +466,19 @@ mod tests {
         assert_eq!(split_transactions(&both).unwrap(), [first.to_vec(), second.to_vec()]);
         let problem = split_transactions(&both[..both.len() - 1]).unwrap_err();
         assert!(problem.status == 400 && problem.detail.contains("transaction 1"), "{problem:?}");
+    }
+
+    #[test]
+    fn a_height_far_above_the_tip_is_refused() {
+        let chain = |height, hash| ChainInfo { height, hash, median_time: None, retention: 288, prune_horizon: 0 };
+        let tip = chain(800_000, Some([7; 32]));
+        for height in [0, 800_000, 801_000] {
+            assert_eq!(check_height(height, &tip).unwrap(), height);
+        }
+        let problem = check_height(801_001, &tip).unwrap_err();
+        assert!(problem.status == 400 && problem.detail.contains("the tip of the store, 800000"), "{problem:?}");
+        assert_eq!(check_height(801_001, &chain(0, None)).unwrap(), 801_001, "no block yet");
+        assert_eq!(check_height(HEIGHT_LIMIT, &chain(0, None)).unwrap_err().status, 400);
     }
 
     #[test]

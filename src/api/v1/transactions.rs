@@ -4,7 +4,7 @@ use axum::{
     Json,
     body::{Body, Bytes},
     extract::State,
-    http::{HeaderValue, header},
+    http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
@@ -19,7 +19,12 @@ use super::{
     params::{NoParams, OCTET_STREAM, Params, PathParts, parse, unknown_transaction},
 };
 use crate::{
-    api::{byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
+    api::{
+        access::{Role, StreamPermission},
+        byte_budget::RequestBytes,
+        limits::HttpLimits,
+        problem::{Problem, ProblemKind},
+    },
     blob::TxPieces,
     engine::ErrorKind,
     record::Reason,
@@ -36,6 +41,8 @@ use crate::{
 /// Copies of a body in the answer with the previous outputs: the body, the outputs, and their text twice.
 const EXTENDED_COPIES: u64 = 6;
 
+/// Memory of a part of a list: the masters, their lines as values and as text.
+const LIST_BYTES: u64 = 512 << 10;
 /// Media type of lines of JSON.
 const NDJSON: &str = "application/x-ndjson";
 
@@ -274,15 +281,21 @@ impl ListParams {
 pub async fn list_transactions(
     State(context): State<ApiContext>,
     Params(params): Params<ListParams>,
+    headers: HeaderMap,
+    memory: RequestBytes,
 ) -> Result<Response, Problem> {
     let selection = params.selection()?;
     let (store, permit) = (context.store()?, context.limits.open_stream()?);
-    let (list, first) = begin_list(&context, store, selection, params.cursor.as_deref()).await?;
+    let permission = context.access.permit_stream(&headers, Role::Read)?;
+    let (list, first) = begin_list(&context, store, selection, params.cursor.as_deref(), &memory).await?;
     let start = ListedLines {
+        reserved: list.unread_bytes(),
         list,
         limits: context.limits.clone(),
+        memory,
         ready: Some(first),
         left: params.limit.unwrap_or(u64::MAX),
+        permission,
         _permit: permit,
     };
     let next = |mut lines: ListedLines| async move {
@@ -302,16 +315,20 @@ pub async fn list_transactions(
 /// Transactions of a list, each with the cursor after itself.
 pub type ListPart = Vec<(TxListEntry, TxListCursor)>;
 
-/// Begins a list, or continues the list after a cursor; returns the list with its first part.
+/// Begins a list, or continues the list after a cursor; returns the list with its first part. The request reserves the
+/// memory of a part.
 ///
 /// # Errors
-/// 400 for a text that is no cursor of this list and this store; 503 while the store does not answer.
+/// 400 for a text that is no cursor of this list and this store; 413 or 429 where the request has no room; 503 while
+/// the store does not answer.
 pub async fn begin_list(
     context: &ApiContext,
     store: StateStore,
     selection: TxSelection,
     cursor: Option<&str>,
+    memory: &RequestBytes,
 ) -> Result<(TxList, ListPart), Problem> {
+    memory.reserve(LIST_BYTES)?;
     let refuse = |error: InvalidCursor| Problem::bad_request(error.to_string());
     let parsed = cursor.map(str::parse::<TxListCursor>).transpose().map_err(refuse)?;
     let mut list = TxList::new(store, selection, parsed).map_err(refuse)?;
@@ -320,27 +337,41 @@ pub async fn begin_list(
         (ErrorKind::Fatal, Some(cursor)) => refuse(InvalidCursor(cursor.to_owned())),
         _ => Problem::from(error),
     })?;
+    memory.reserve(list.unread_bytes())?;
     Ok((list, first))
 }
 
 /// The lines of a list, part by part.
 struct ListedLines {
     list: TxList,
+    /// Greatest number of bytes of the list that the request has reserved.
+    reserved: u64,
+    memory: RequestBytes,
     limits: HttpLimits,
     /// Part that was read before the answer began.
     ready: Option<ListPart>,
     /// Lines that the limit leaves.
     left: u64,
+    permission: StreamPermission,
     _permit: OwnedSemaphorePermit,
 }
 
 impl ListedLines {
     /// Returns the lines of the next part; empty at the end.
     async fn next(&mut self) -> Result<String, Problem> {
+        if self.permission.is_revoked() {
+            return Err(Problem::new(ProblemKind::Unauthorized, "the token was revoked"));
+        }
         let found = match self.ready.take() {
             Some(found) => found,
             None if self.left == 0 => Vec::new(),
-            None => self.limits.bound("the store", self.list.next()).await??,
+            None => {
+                let found = self.limits.bound("the store", self.list.next()).await??;
+                let more = self.list.unread_bytes().saturating_sub(self.reserved);
+                self.memory.reserve_within(more, self.limits.timeout).await?;
+                self.reserved += more;
+                found
+            }
         };
         let shown = usize::try_from(self.left).unwrap_or(usize::MAX).min(found.len());
         self.left -= shown as u64;

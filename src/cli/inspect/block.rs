@@ -142,6 +142,6 @@ mod tests {
         assert!(by_height.contains("local id          4"), "{by_height}");
         let missing = shown(&store, Some("77"), None).await.unwrap_err();
         assert!(missing.contains("no block 77"), "{missing}");
-        assert!("7x".parse::<BlockName>().is_err());
+        assert!("7x".parse::<BlockName>().is_err() && "+7".parse::<BlockName>().is_err());
     }
 }

@@ -42,6 +42,7 @@ pub fn classify(error: &Error, request: RequestKind) -> ErrorKind {
 fn classify_code(code: ResultCode, request: RequestKind) -> ErrorKind {
     match code {
         ResultCode::RecordTooBig => ErrorKind::TooBig,
+        ResultCode::IndexNotFound => ErrorKind::NoIndex,
         // The server gave up waiting, perhaps for a replica that has the change already.
         ResultCode::Timeout if request == RequestKind::Write => ErrorKind::Unknown,
         ResultCode::Timeout
@@ -70,6 +71,7 @@ fn remedy_for(error: &Error) -> &'static str {
         Some(ResultCode::RecordTooBig) => {
             "; raise `max-record-size` of the namespace (8M at most), which bounds a record"
         }
+        Some(ResultCode::IndexNotFound) => "; `utxo-store run` creates missing indexes when it starts",
         Some(ResultCode::ServerMemError) => "; the namespace is full (stop-writes)",
         Some(ResultCode::InvalidNamespace) => "; add the namespace to aerospike.conf on every node",
         Some(ResultCode::NotAuthenticated | ResultCode::RoleViolation) => "; check the user and its role (read-write)",

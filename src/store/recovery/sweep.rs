@@ -20,6 +20,8 @@ use super::{CompleteError, Recovery};
 const OLD_AFTER_MS: u64 = 3_600_000;
 /// Number of keys of one index query of a whole sweep.
 const QUERY_LIMIT: usize = 100;
+/// Greatest number of keys of one index query of a pass, where many pages are creating since one millisecond.
+const GREATEST_LIMIT: usize = 10_000;
 /// Largest number of pages that [`count_old`] counts.
 const OLD_LIMIT: usize = 1_000;
 
@@ -89,12 +91,20 @@ pub struct SweepCursor {
     limit: usize,
     /// Number of keys of a query, but for one after too many keys of one millisecond.
     usual_limit: usize,
+    /// Greatest number of keys of a query.
+    greatest_limit: usize,
 }
 
 impl SweepCursor {
-    /// Creates a cursor before the oldest page, which reads this many keys with one query.
+    /// Creates a cursor before the oldest page, which reads this many keys with one query. Pages of one millisecond
+    /// beyond [`GREATEST_LIMIT`] wait for the next sweep over the index.
     pub fn new(limit: usize) -> Self {
-        SweepCursor { from_ms: 0, limit, usual_limit: limit }
+        SweepCursor { from_ms: 0, limit, usual_limit: limit, greatest_limit: GREATEST_LIMIT.max(limit) }
+    }
+
+    /// Creates a cursor before the oldest page for a reader that keeps all pages anyway.
+    fn whole() -> Self {
+        SweepCursor { greatest_limit: usize::MAX, ..SweepCursor::new(QUERY_LIMIT) }
     }
 
     /// Adds the pages of the next query, which are creating since `until_ms` or before, to `found`. Returns `true` at
@@ -118,12 +128,23 @@ impl SweepCursor {
             }
         }
         if keys.len() < self.limit {
-            *self = SweepCursor::new(self.usual_limit);
+            (self.from_ms, self.limit) = (0, self.usual_limit);
             return Ok(true);
         }
         // The keys of one query may all be of one millisecond: then the next query is larger.
-        self.limit = if latest_ms == self.from_ms { self.limit * 2 } else { self.usual_limit };
-        self.from_ms = latest_ms;
+        (self.from_ms, self.limit) = if latest_ms > self.from_ms {
+            (latest_ms, self.usual_limit)
+        } else if self.limit < self.greatest_limit {
+            (latest_ms, self.limit.saturating_mul(2).min(self.greatest_limit))
+        } else {
+            tracing::warn!(
+                since_ms = latest_ms,
+                pages = self.limit,
+                "recovery: half-created pages of one millisecond \
+                wait for the next sweep"
+            );
+            (latest_ms + 1, self.usual_limit)
+        };
         Ok(false)
     }
 }
@@ -201,7 +222,7 @@ pub(super) async fn read_half_created(
     store: &StateStore,
     until_ms: u64,
 ) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
-    let (mut found, mut cursor) = (BTreeMap::new(), SweepCursor::new(QUERY_LIMIT));
+    let (mut found, mut cursor) = (BTreeMap::new(), SweepCursor::whole());
     while !cursor.read_next(store, until_ms, &mut found).await? {}
     Ok(sort_by_age(found))
 }
