@@ -148,7 +148,10 @@ impl AccessControl {
             let looking = file.clone();
             // The file can be on a slow file system.
             let looked = tokio::task::spawn_blocking(move || looking.look()).await;
-            match looked.ok().flatten() {
+            match looked.unwrap_or_else(|panic| {
+                tracing::error!(error = %panic, "http: the look at the token file failed");
+                None
+            }) {
                 None => {}
                 Some(Ok(tokens)) => tracing::info!(path = %file.path.display(), tokens, "http: tokens read again"),
                 Some(Err(error)) => tracing::warn!(%error, "http: token file refused; the last tokens stay in force"),
@@ -239,13 +242,20 @@ impl TokenFile {
     /// Reads the file again if the file has changed, and returns the number of tokens. `None`: no change.
     fn look(&self) -> Option<Result<usize, TokenFileError>> {
         let version = version_of(&self.path).ok();
-        let last = std::mem::replace(&mut *self.version.lock().unwrap_or_else(PoisonError::into_inner), version);
-        (version != last).then(|| {
-            let tokens = load(&self.path)?;
+        let mut last = self.version.lock().unwrap_or_else(PoisonError::into_inner);
+        if version == *last {
+            return None;
+        }
+        let tokens = load(&self.path);
+        // A file that could not be read is read again at the next look: a token may be revoked in it.
+        if !matches!(tokens, Err(TokenFileError::Read { .. })) {
+            *last = version;
+        }
+        Some(tokens.map(|tokens| {
             let count = tokens.0.len();
             self.tokens.send_replace(tokens);
-            Ok(count)
-        })
+            count
+        }))
     }
 }
 

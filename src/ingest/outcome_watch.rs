@@ -7,7 +7,7 @@
 //! Nothing depends on the watch. A lost outcome, a topic that cannot be read, and a reader that is behind leave a
 //! parked transaction to its next retry.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::{
     sync::mpsc,
@@ -26,6 +26,8 @@ use crate::{
 const BATCHES_AHEAD: usize = 4;
 /// Pause before the topic is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(5);
+/// Messages of a partition that are caught up at most when the topic is opened again.
+const CATCH_UP: u64 = 100_000;
 /// Time between two looks at the number of partitions.
 const PARTITIONS_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -40,7 +42,8 @@ impl OutcomeWatch {
     /// cannot be read now: then the watch opens the topic later.
     pub async fn start(broker: Arc<dyn Broker>, topic: &OutcomeTopic) -> Self {
         let (sender, named) = mpsc::channel(BATCHES_AHEAD);
-        let mut reading = OutcomeReading { broker, topic: topic.name.as_str().into(), sender, is_away: false };
+        let mut reading =
+            OutcomeReading { broker, topic: topic.name.as_str().into(), sender, next: BTreeMap::new(), is_away: false };
         let opened = reading.open().await;
         let mut task = JoinSet::new();
         task.spawn(async move { reading.run(opened).await });
@@ -62,6 +65,8 @@ struct OutcomeReading {
     broker: Arc<dyn Broker>,
     topic: Arc<str>,
     sender: mpsc::Sender<Vec<Txid>>,
+    /// Next offset of each partition; empty before the topic is opened for the first time.
+    next: BTreeMap<i32, u64>,
     /// The topic could not be read the last time.
     is_away: bool,
 }
@@ -72,53 +77,72 @@ type OpenTopic = (Box<dyn PartitionSetReader>, i32);
 impl OutcomeReading {
     async fn run(&mut self, mut opened: Result<OpenTopic, BrokerError>) {
         loop {
-            let error = match opened {
+            let has_read = match opened {
                 Ok(open) => self.follow(open).await,
-                Err(error) => error.to_string(),
+                Err(error) => self.report_away(&error.to_string()),
             };
-            if !std::mem::replace(&mut self.is_away, true) {
-                tracing::warn!(
-                    topic = %self.topic,
-                    error,
-                    "outcomes: cannot be read; parked transactions of other instances' parents wait for their retries"
-                );
+            // A topic that gives nothing is opened at a slow pace.
+            if !has_read {
+                tokio::time::sleep(REOPEN_PAUSE).await;
             }
-            tokio::time::sleep(REOPEN_PAUSE).await;
             opened = self.open().await;
         }
     }
 
-    /// Opens the topic at the end of each partition.
-    async fn open(&self) -> Result<OpenTopic, BrokerError> {
+    /// Logs once that the topic cannot be read. Returns `false`: nothing was read.
+    fn report_away(&mut self, error: &str) -> bool {
+        if !std::mem::replace(&mut self.is_away, true) {
+            tracing::warn!(
+                topic = %self.topic,
+                error,
+                "outcomes: cannot be read; transactions whose parents other instances create wait for their retries"
+            );
+        }
+        false
+    }
+
+    /// Opens the topic: at the end of each partition for the first time, later where the reading stopped.
+    async fn open(&mut self) -> Result<OpenTopic, BrokerError> {
         let count = self.broker.partitions(&self.topic).await?;
         let count = count.ok_or_else(|| BrokerError::unknown_topic("read", &self.topic))?;
+        let is_first = self.next.is_empty();
         let mut starts = Vec::new();
-        for partition in 0..count {
-            let partition = TopicPartition { topic: self.topic.clone(), partition };
-            let (_, end) = self.broker.watermarks(&partition).await?;
-            starts.push((partition, end));
+        for number in 0..count {
+            let partition = TopicPartition { topic: self.topic.clone(), partition: number };
+            let (low, end) = self.broker.watermarks(&partition).await?;
+            let stopped = if is_first { end } else { self.next.get(&number).copied().unwrap_or(low) };
+            // An offset beyond the end is of an earlier topic of that name.
+            let start = if stopped > end { end } else { stopped.max(low).max(end.saturating_sub(CATCH_UP)) };
+            starts.push((partition, start));
         }
+        self.next = starts.iter().map(|(partition, start)| (partition.partition, *start)).collect();
         Ok((self.broker.read_all(&starts).await?, count))
     }
 
-    /// Reads until the topic has other partitions or cannot be read, and returns the reason.
-    async fn follow(&mut self, (mut reader, count): OpenTopic) -> String {
-        if std::mem::take(&mut self.is_away) {
-            tracing::info!(topic = %self.topic, "outcomes: are read again");
-        }
+    /// Reads until the topic has other partitions or cannot be read. Returns whether anything was read, or the topic
+    /// has other partitions.
+    async fn follow(&mut self, (mut reader, count): OpenTopic) -> bool {
         let mut look = Instant::now() + PARTITIONS_INTERVAL;
+        let mut has_read = false;
         loop {
             tokio::select! {
                 biased;
                 batch = reader.next() => match batch {
                     Ok(batch) => {
+                        has_read = true;
+                        if std::mem::take(&mut self.is_away) {
+                            tracing::info!(topic = %self.topic, "outcomes: are read again");
+                        }
                         let named = batch.messages.iter().flat_map(named_transactions).collect::<Vec<_>>();
                         // Fails only once the watch is dropped, which ends this task.
                         if !named.is_empty() && self.sender.send(named).await.is_err() {
-                            return "the instance has ended".to_owned();
+                            return false;
+                        }
+                        if let Some(last) = batch.messages.last() {
+                            self.next.insert(batch.partition.partition, last.offset + 1);
                         }
                     }
-                    Err(error) => return error.to_string(),
+                    Err(error) => return self.report_away(&error.to_string()) || has_read,
                 },
                 () = tokio::time::sleep_until(look) => {
                     look = Instant::now() + PARTITIONS_INTERVAL;
@@ -126,7 +150,9 @@ impl OutcomeReading {
                     if let Ok(found) = self.broker.partitions(&self.topic).await
                         && found != Some(count)
                     {
-                        return format!("the topic had {count} partitions and has {} now", found.unwrap_or(0));
+                        let found = found.unwrap_or(0);
+                        tracing::info!(topic = %self.topic, count, found, "outcomes: number of partitions changed");
+                        return true;
                     }
                 }
             }
@@ -134,8 +160,7 @@ impl OutcomeReading {
     }
 }
 
-/// Returns the transactions whose children a message can wake: an event that was refused, and a block that was
-/// disconnected, have made no parent spendable.
+/// Returns the transactions whose children a message can wake: an event that was refused has made no parent spendable.
 fn named_transactions(message: &Message) -> Vec<Txid> {
     match Event::decode(&message.payload) {
         Ok(Event::OutcomeBatch(batch)) => batch.txids.iter().collect(),

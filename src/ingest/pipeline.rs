@@ -169,8 +169,9 @@ impl Pipeline {
                 Some(request) = self.control_requests.recv() => {
                     monitor.enter("the log, for an operator", self.on_control_request(request)).await?
                 }
-                named = next_named(&mut self.outcome_watch) => try_waiting(&mut self.planner, &self.services, named),
                 Some(message) = self.task_messages.recv() => self.on_task_message(message)?,
+                // Behind the answers of the store: a burst of outcomes must not hold them up.
+                named = next_named(&mut self.outcome_watch) => try_waiting(&mut self.planner, &self.services, named),
                 chunk = self.chunks.next(&self.topic_confirmation) => self.on_prepared(chunk?),
                 polled = self.reads.member.consumer.poll() => match polled {
                     Ok(polled) => monitor.enter("a rebalance", self.on_polled(polled)).await?,

@@ -202,12 +202,9 @@ impl<'a> HandlerContext<'a> {
             return Ok(());
         }
         let events = outcomes.into_iter().map(|(txid, kind)| {
-            let Metrics { verdicts, published_outcomes, .. } = self.parts.metrics.as_ref();
-            published_outcomes.of(PublishedOutcome::from(&kind)).inc();
-            match kind {
-                OutcomeKind::Accepted => verdicts.of(VerdictKind::Accepted).inc(),
-                OutcomeKind::Conflicting { .. } => verdicts.of(VerdictKind::Conflicting).inc(),
-                OutcomeKind::Refused { .. } | OutcomeKind::Command { .. } => {}
+            match &self.parts.speculation {
+                Some(speculation) => speculation.add_outcome(kind.clone()),
+                None => count_outcome(&self.parts.metrics, &kind),
             }
             (txid, Event::Outcome(OutcomeEvent { txid, source: OutcomeSource::Chain { offset: self.offset }, kind }))
         });
@@ -243,6 +240,17 @@ impl<'a> HandlerContext<'a> {
             self.wait_for("the log", produced).await?;
         }
         Ok(())
+    }
+}
+
+/// Counts an outcome of the sequencer.
+pub fn count_outcome(metrics: &Metrics, kind: &OutcomeKind) {
+    let Metrics { verdicts, published_outcomes, .. } = metrics;
+    published_outcomes.of(PublishedOutcome::from(kind)).inc();
+    match kind {
+        OutcomeKind::Accepted => verdicts.of(VerdictKind::Accepted).inc(),
+        OutcomeKind::Conflicting { .. } => verdicts.of(VerdictKind::Conflicting).inc(),
+        OutcomeKind::Refused { .. } | OutcomeKind::Command { .. } => {}
     }
 }
 

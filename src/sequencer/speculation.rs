@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use crate::{
     broker::{BrokerError, Delivery, OutgoingMessage, Producer},
     engine::{EngineDecorator, EngineError, RecordEngine, Row, RowResult},
-    record::{Key, Operation, Outcome, Page, Phase, Record, Rules, Sequenced, Stamp, TxState, Verdict, apply},
+    event::OutcomeKind,
+    record::{Key, Operation, Outcome, Page, Phase, Record, Rules, Sequenced, Slot, Stamp, TxState, Verdict, apply},
 };
 
 /// The copy of the records, with the operations and messages of the events.
@@ -33,7 +34,14 @@ struct SpeculationState {
     kept: SpeculatedWork,
     present: SpeculatedWork,
     is_refused: bool,
+    /// Estimated bytes of the records that were read.
+    bytes: usize,
 }
+
+/// Bytes of the records of a window, at most. One request more may exceed the limit.
+const MAX_COPY_BYTES: usize = 32 << 20;
+/// Estimated bytes of a record in memory, besides its slots and its body.
+const RECORD_BYTES: usize = 512;
 
 /// Operations and messages that are not done yet.
 #[derive(Debug, Default)]
@@ -42,6 +50,8 @@ pub struct SpeculatedWork {
     pub rows: Vec<SpeculatedRow>,
     /// Messages, in the order of their events, each with the chain offset of the event.
     pub messages: Vec<(u64, OutgoingMessage)>,
+    /// Outcomes to be counted with the messages, each with the chain offset of the event.
+    pub outcomes: Vec<(u64, OutcomeKind)>,
 }
 
 /// An operation that the copy did not refuse.
@@ -52,6 +62,17 @@ pub struct SpeculatedRow {
     pub row: Row,
     /// The operation changes the stamp of the record and nothing else.
     changes_only_stamp: bool,
+}
+
+impl SpeculatedRow {
+    /// Makes the row of a stamped operation.
+    pub fn new(row: Row, changes_only_stamp: bool) -> Self {
+        let chain_offset = match &row.operation {
+            Operation::Sequenced(stamp, _) => stamp.chain_offset(),
+            _ => unreachable!("a speculation has operations of the sequencer only"),
+        };
+        SpeculatedRow { chain_offset, row, changes_only_stamp }
+    }
 }
 
 impl Speculation {
@@ -84,12 +105,23 @@ impl Speculation {
         records.extend(changed.drain());
         kept.rows.append(&mut present.rows);
         kept.messages.extend(present.messages.drain(..).map(|(_, message)| (chain_offset, message)));
+        kept.outcomes.extend(present.outcomes.drain(..).map(|(_, kind)| (chain_offset, kind)));
     }
 
     /// Drops what the present event did.
     pub fn discard(&self) {
         let mut state = self.state();
         (state.changed, state.present, state.is_refused) = Default::default();
+    }
+
+    /// Adds an outcome of the present event, which is counted once its message is published.
+    pub fn add_outcome(&self, kind: OutcomeKind) {
+        self.state().present.outcomes.push((0, kind));
+    }
+
+    /// Returns whether the records take as much memory as a window may have.
+    pub fn is_full(&self) -> bool {
+        self.state().bytes > MAX_COPY_BYTES
     }
 
     /// Returns the number of operations that are kept.
@@ -106,6 +138,7 @@ impl Speculation {
     pub fn add_records(&self, records: impl IntoIterator<Item = (Key, Option<Record>)>) {
         let mut state = self.state();
         for (key, record) in records {
+            state.bytes += record.as_ref().map_or(0, estimate_bytes);
             state.records.entry(key).or_insert(record);
         }
     }
@@ -145,14 +178,21 @@ impl SpeculationState {
         }
         if effect.outcome.is_done() {
             let changes_only_stamp = changes_only_stamp(operation, &effect.outcome, before.as_ref(), after.as_ref());
-            let row = SpeculatedRow { chain_offset: stamp.chain_offset(), row: row.clone(), changes_only_stamp };
-            self.present.rows.push(row);
+            self.present.rows.push(SpeculatedRow::new(row.clone(), changes_only_stamp));
         }
         if effect.changed {
             self.changed.insert(row.key, after);
         }
         Some(effect.outcome)
     }
+}
+
+fn estimate_bytes(record: &Record) -> usize {
+    let page_bytes = |page: &Page| {
+        let slots = page.utxos.as_ref().map_or(0, |slots| slots.len() * size_of::<Slot>());
+        slots + page.body().map_or(0, |body| body.size() as usize)
+    };
+    RECORD_BYTES + record.page().map_or(0, page_bytes)
 }
 
 /// Returns whether an operation may be done after the decision, and with operations of other events at once. Pure.
@@ -203,42 +243,35 @@ fn changes_only_stamp(
     }
 }
 
-impl SpeculatedWork {
-    /// Drops the messages of events from this chain offset on.
-    pub fn truncate_messages(&mut self, chain_offset: u64) {
-        self.messages.retain(|(of, _)| *of < chain_offset);
-    }
-
-    /// Splits the operations into waves: a wave has at most one operation on each record, and the operations on one
-    /// record are in the order of their events. An operation that changes only the stamp is left out before a later
-    /// operation on the same record, which writes a later stamp. A transaction becomes live in a later wave than its
-    /// slots name the transaction.
-    pub fn into_waves(rows: Vec<SpeculatedRow>) -> Vec<Vec<SpeculatedRow>> {
-        let mut later: HashSet<Key> = HashSet::new();
-        let mut needed: Vec<SpeculatedRow> = Vec::with_capacity(rows.len());
-        for row in rows.into_iter().rev() {
-            if later.insert(row.row.key) || !row.changes_only_stamp {
-                needed.push(row);
-            }
+/// Splits the operations into waves: a wave has at most one operation on each record, and the operations on one
+/// record are in the order of their events. An operation that changes only the stamp is left out before a later
+/// operation on the same record, which writes a later stamp. A transaction becomes live in a later wave than its
+/// slots name the transaction.
+pub fn into_waves(rows: Vec<SpeculatedRow>) -> Vec<Vec<SpeculatedRow>> {
+    let mut later: HashSet<Key> = HashSet::new();
+    let mut needed: Vec<SpeculatedRow> = Vec::with_capacity(rows.len());
+    for row in rows.into_iter().rev() {
+        if later.insert(row.row.key) || !row.changes_only_stamp {
+            needed.push(row);
         }
-        let mut waves: Vec<Vec<SpeculatedRow>> = Vec::new();
-        let mut next_waves: HashMap<Key, usize> = HashMap::new();
-        // Chain offset of the present event, and the wave after all its operations so far.
-        let mut present = (0, 0);
-        for row in needed.into_iter().rev() {
-            if present.0 != row.chain_offset {
-                present = (row.chain_offset, 0);
-            }
-            let next = next_waves.entry(row.row.key).or_default();
-            let is_accept = matches!(row.row.operation, Operation::Sequenced(_, Sequenced::Accept));
-            let number = if is_accept { present.1.max(*next) } else { *next };
-            *next = number + 1;
-            present.1 = present.1.max(*next);
-            waves.resize_with(waves.len().max(*next), Vec::new);
-            waves[number].push(row);
-        }
-        waves
     }
+    let mut waves: Vec<Vec<SpeculatedRow>> = Vec::new();
+    let mut next_waves: HashMap<Key, usize> = HashMap::new();
+    // Chain offset of the present event, and the wave after all its operations so far.
+    let mut present = (0, 0);
+    for row in needed.into_iter().rev() {
+        if present.0 != row.chain_offset {
+            present = (row.chain_offset, 0);
+        }
+        let next = next_waves.entry(row.row.key).or_default();
+        let is_accept = matches!(row.row.operation, Operation::Sequenced(_, Sequenced::Accept));
+        let number = if is_accept { present.1.max(*next) } else { *next };
+        *next = number + 1;
+        present.1 = present.1.max(*next);
+        waves.resize_with(waves.len().max(*next), Vec::new);
+        waves[number].push(row);
+    }
+    waves
 }
 
 /// The store of a speculation: reads what the copy has not, and changes the copy.
@@ -258,6 +291,9 @@ impl SpeculativeEngine {
         let missing = self.speculation.missing(keys);
         if missing.is_empty() {
             return HashMap::new();
+        }
+        if self.speculation.is_full() {
+            return self.speculation.refuse().await;
         }
         let mut failed = HashMap::new();
         let read = self.inner.read(&missing).await;
@@ -361,7 +397,7 @@ mod tests {
     }
 
     fn speculated(chain_offset: u64, txid: Txid, operation: Sequenced, changes_only_stamp: bool) -> SpeculatedRow {
-        SpeculatedRow { chain_offset, row: row(chain_offset, Phase::Apply, txid, operation), changes_only_stamp }
+        SpeculatedRow::new(row(chain_offset, Phase::Apply, txid, operation), changes_only_stamp)
     }
 
     fn settle() -> Sequenced {
@@ -385,7 +421,7 @@ mod tests {
             speculated(1, P, Sequenced::AddConflictingChild(T), false),
             speculated(2, P, settle(), false),
         ];
-        let waves = SpeculatedWork::into_waves(rows);
+        let waves = into_waves(rows);
         assert_eq!(places(&waves), [vec![(1, t), (1, p)], vec![(1, p)], vec![(2, p)]]);
     }
 
@@ -398,7 +434,7 @@ mod tests {
             speculated(4, P, Sequenced::MarkContested, true),
         ];
         let p = Key::master(P);
-        assert_eq!(places(&SpeculatedWork::into_waves(rows)), [vec![(3, p)], vec![(4, p)]]);
+        assert_eq!(places(&into_waves(rows)), [vec![(3, p)], vec![(4, p)]]);
     }
 
     #[test]
@@ -409,7 +445,7 @@ mod tests {
             speculated(2, P, respend(), false),
             speculated(2, T, Sequenced::Accept, false),
         ];
-        assert_eq!(places(&SpeculatedWork::into_waves(rows)), [vec![(1, p)], vec![(2, p)], vec![(2, t)]]);
+        assert_eq!(places(&into_waves(rows)), [vec![(1, p)], vec![(2, p)], vec![(2, t)]]);
     }
 
     /// Every operation that an evaluation must write before the decision refuses the speculation.

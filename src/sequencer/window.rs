@@ -14,10 +14,10 @@ use crate::{
     sequencer::{
         SequencerError, SequencerParts,
         contest::ContestHandler,
-        context::HandlerContext,
+        context::{HandlerContext, count_outcome},
         decisions::DecisionLog,
         handler::Handler,
-        speculation::{SpeculatedRow, SpeculatedWork, Speculation, SpeculativeEngine, SpeculativeProducer},
+        speculation::{SpeculatedRow, SpeculatedWork, Speculation, SpeculativeEngine, SpeculativeProducer, into_waves},
         steps::DecisionMode,
         waiting::POLL_PAUSE,
     },
@@ -29,6 +29,8 @@ use crate::{
 const MAX_BYTES: usize = 8 << 20;
 /// Operations of a window, at most. One event more may exceed the limit.
 const MAX_ROWS: usize = 8_192;
+/// Records that are read ahead in one request.
+const READ_AT_ONCE: usize = 512;
 /// Inputs of a transaction that are read ahead of its handler. A handler reads further ones itself.
 const MAX_INPUTS_AHEAD: usize = 64;
 
@@ -59,21 +61,52 @@ impl WindowEvent {
     }
 }
 
+/// Number of events of the next window. An event that is handled alone costs the reads for all later events of its
+/// window, so that windows become small among such events. Pure.
+#[derive(Debug, Clone, Copy)]
+pub struct WindowBound {
+    present: usize,
+    limit: usize,
+}
+
+impl WindowBound {
+    /// Begins with windows of `limit` events; 0: each event is handled alone.
+    pub fn new(limit: usize) -> Self {
+        WindowBound { present: limit, limit }
+    }
+
+    /// Follows a window that has handled this many events.
+    fn follow(&mut self, handled: usize) {
+        self.present = if handled == 0 { (self.present / 4).max(1) } else { self.present * 2 }.min(self.limit);
+    }
+}
+
 /// Handles the first events of `messages` as one window, and returns how many. 0: the first event is handled alone.
 pub async fn handle_window(
     handler: &Handler,
     log: &mut DecisionLog,
     messages: &[Message],
+    bound: &mut WindowBound,
 ) -> Result<usize, SequencerError> {
-    let events = select_events(log, messages, handler.parts.settings.window_events);
+    let events = select_events(log, messages, bound.present);
     if events.is_empty() {
         return Ok(0);
     }
+    let handled = handle_events(handler, log, &events).await?;
+    bound.follow(handled);
+    Ok(handled)
+}
+
+async fn handle_events(
+    handler: &Handler,
+    log: &mut DecisionLog,
+    events: &[(u64, WindowEvent, EventKind)],
+) -> Result<usize, SequencerError> {
     let speculation = Arc::new(Speculation::default());
     let parts = make_parts(&handler.parts, &speculation);
-    read_ahead(&handler.parts, &speculation, &events).await?;
+    read_ahead(&handler.parts, &speculation, events).await?;
     log.set_staging(true);
-    let evaluated = evaluate_events(handler, &parts, &speculation, log, &events).await;
+    let evaluated = evaluate_events(handler, &parts, &speculation, log, events).await;
     log.set_staging(false);
     let offsets: Vec<u64> = events[..evaluated].iter().map(|(offset, ..)| *offset).collect();
     // Checked after all reads: the decisions are valid only if no node lost writes meanwhile.
@@ -91,8 +124,12 @@ pub async fn handle_window(
 
 /// Selects the events of a window: the first messages that are contests without a decision.
 fn select_events(log: &DecisionLog, messages: &[Message], limit: usize) -> Vec<(u64, WindowEvent, EventKind)> {
-    let mut bytes = 0;
+    let (mut bytes, mut next) = (0, 0);
     let selected = messages.iter().take(limit).map_while(|message| {
+        // The broker may deliver a message twice.
+        if message.offset < std::mem::replace(&mut next, message.offset + 1) {
+            return None;
+        }
         if bytes > MAX_BYTES || log.table().has_decisions(message.offset) {
             return None;
         }
@@ -125,10 +162,12 @@ async fn read_ahead(
     events: &[(u64, WindowEvent, EventKind)],
 ) -> Result<(), SequencerError> {
     let read = async |keys: Vec<Key>| -> Result<(), SequencerError> {
-        let missing = speculation.missing(keys);
-        if !missing.is_empty() {
-            let records = parts.wait_for("the store", parts.store.read(missing.clone())).await?;
-            speculation.add_records(missing.into_iter().zip(records));
+        for keys in speculation.missing(keys).chunks(READ_AT_ONCE) {
+            if speculation.is_full() {
+                break;
+            }
+            let records = parts.wait_for("the store", parts.store.read(keys.to_vec())).await?;
+            speculation.add_records(keys.iter().copied().zip(records));
         }
         Ok(())
     };
@@ -198,24 +237,89 @@ async fn evaluate_events(
 }
 
 /// Applies the operations of a window and publishes its messages. Returns the chain offset of the first event with an
-/// operation that the store refuses, though the copy did not: the event is applied again from the log.
-async fn apply_work(parts: &SequencerParts, mut work: SpeculatedWork) -> Result<Option<u64>, SequencerError> {
+/// operation that the store refuses, though the copy did not: the event is applied again from the log. All operations
+/// of the events before are applied.
+async fn apply_work(parts: &SequencerParts, work: SpeculatedWork) -> Result<Option<u64>, SequencerError> {
     let mut failed: Option<u64> = None;
-    for wave in SpeculatedWork::into_waves(std::mem::take(&mut work.rows)) {
+    for mut wave in into_waves(work.rows) {
+        // The operations on one record are in the order of their events, so that the rest is the work of the events
+        // before.
+        wave.retain(|speculated| failed.is_none_or(|failed| speculated.chain_offset < failed));
         let rows = wave.iter().map(|speculated| speculated.row.clone()).collect();
         let outcomes = parts.wait_for("the store", parts.store.apply(rows)).await?;
         let refused = wave.iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
-        failed = refused.map(|(SpeculatedRow { chain_offset, .. }, _)| *chain_offset).min();
-        if let Some(chain_offset) = failed {
-            tracing::debug!(chain_offset, "window: record changed since its evaluation; events are applied again");
-            work.truncate_messages(chain_offset);
-            break;
-        }
+        failed = refused.map(|(SpeculatedRow { chain_offset, .. }, _)| *chain_offset).chain(failed).min();
     }
-    let messages: Vec<OutgoingMessage> = work.messages.into_iter().map(|(_, message)| message).collect();
+    if let Some(chain_offset) = failed {
+        tracing::debug!(chain_offset, "window: record changed since its evaluation; events are applied again");
+    }
+    let is_applied = |chain_offset: &u64| failed.is_none_or(|failed| *chain_offset < failed);
+    let messages = work.messages.into_iter().filter(|(chain_offset, _)| is_applied(chain_offset));
+    let messages: Vec<OutgoingMessage> = messages.map(|(_, message)| message).collect();
     if !messages.is_empty() {
         let produced = produce_until_acknowledged(parts.producer.as_ref(), &messages, POLL_PAUSE);
         parts.wait_for("the log", produced).await?;
     }
+    let outcomes = work.outcomes.iter().filter(|(chain_offset, _)| is_applied(chain_offset));
+    outcomes.for_each(|(_, kind)| count_outcome(&parts.metrics, kind));
     Ok(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::Row,
+        record::{Operation, Phase, Sequenced, Stamp},
+        sequencer::tests::parts,
+        store::testing,
+    };
+
+    fn child_row(chain_offset: u64, parent: Txid, child: u8) -> SpeculatedRow {
+        let operation = Sequenced::AddConflictingChild(Txid([child; 32]));
+        let operation = Operation::Sequenced(Stamp::in_era(0, chain_offset, Phase::Apply), operation);
+        SpeculatedRow::new(Row { key: Key::master(parent), operation }, false)
+    }
+
+    /// The store refuses an operation of the third event in the first wave, while operations of the earlier events wait
+    /// for later waves. Protects: the earlier events are applied whole, since they count as handled.
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_leaves_the_operations_of_earlier_events() {
+        let parts = parts().await;
+        let page = testing::seeded(1, 2);
+        let (parent, absent) = (page.txid, Txid([9; 32]));
+        parts.store.plant(page).await;
+        let rows = vec![
+            child_row(1, parent, 1),
+            child_row(1, parent, 2),
+            child_row(2, parent, 3),
+            child_row(3, absent, 4),
+            child_row(3, parent, 5),
+            child_row(4, parent, 6),
+        ];
+        let message = |offset| (offset, OutgoingMessage { topic: "outcomes".into(), ..OutgoingMessage::default() });
+        let work = SpeculatedWork { rows, messages: (1..=4).map(message).collect(), outcomes: vec![] };
+        assert_eq!(apply_work(&parts, work).await.unwrap(), Some(3));
+        let stored = parts.store.master(parent).await.unwrap().unwrap();
+        let children: Vec<u8> =
+            stored.master.iter().flat_map(|master| &master.conflicting_children).map(|child| child.0[0]).collect();
+        assert_eq!(children, [1, 2, 3]);
+        let outcomes = crate::broker::TopicPartition { topic: "outcomes".into(), partition: 0 };
+        assert_eq!(parts.broker.watermarks(&outcomes).await.unwrap().1, 2, "messages of handled events only");
+    }
+
+    #[test]
+    fn windows_become_small_among_events_that_are_handled_alone() {
+        let mut bound = WindowBound::new(256);
+        let mut follow = |handled| {
+            bound.follow(handled);
+            bound.present
+        };
+        assert_eq!([0, 0, 0, 0, 0].map(&mut follow), [64, 16, 4, 1, 1]);
+        assert_eq!([1, 2, 1].map(&mut follow), [2, 4, 8]);
+        assert_eq!([8, 16, 32, 64, 128, 256].map(&mut follow), [16, 32, 64, 128, 256, 256]);
+        let mut none = WindowBound::new(0);
+        none.follow(0);
+        assert_eq!(none.present, 0);
+    }
 }

@@ -19,7 +19,7 @@ use crate::{
         state::ChainState,
         steps::DecisionMode,
         waiting::ReportedWait,
-        window::handle_window,
+        window::{WindowBound, handle_window},
     },
     store::meta::compute_chain_id,
 };
@@ -48,6 +48,7 @@ pub struct ChainWorker {
     position: u64,
     reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
     committed: watch::Receiver<CommittedChain>,
+    window: WindowBound,
 }
 
 impl ChainWorker {
@@ -63,7 +64,9 @@ impl ChainWorker {
     ) -> Self {
         let monitor = parts.health.liveness().watch_loop("the chain's worker");
         let parts = SequencerParts { monitor: Some(monitor.clone()), ..parts };
-        ChainWorker { handler: Handler::new(parts, state), monitor, mode, epoch, position, reports, committed }
+        let window = WindowBound::new(parts.settings.window_events);
+        let handler = Handler::new(parts, state);
+        ChainWorker { handler, monitor, mode, epoch, position, reports, committed, window }
     }
 
     /// Runs until the task is aborted or an error stops the worker.
@@ -166,7 +169,9 @@ impl ChainWorker {
                     self.bind_chain(message).await?;
                 }
                 let mut handled = match self.decision_mode(message.offset) {
-                    DecisionMode::Live => Box::pin(handle_window(&self.handler, log, messages)).await?,
+                    DecisionMode::Live => {
+                        Box::pin(handle_window(&self.handler, log, messages, &mut self.window)).await?
+                    }
                     DecisionMode::Replay => 0,
                 };
                 if handled == 0 {

@@ -125,12 +125,13 @@ impl RestartDetector {
         if !self.can_lose_writes() {
             return Ok(RestartPoll::Unchanged { polled_at: Instant::now() });
         }
-        let point = self.incarnations.now();
         let polled = async {
             let reuse = FLUSH_REUSE.min(self.lag / FLUSH_REUSE_OF_LAG);
             let oldest = Instant::now().checked_sub(reuse).unwrap_or_else(Instant::now);
             // The devices first: their answers may show a restart, which the incarnation then has.
             let flushing = self.flushing.get(Freshness::Since(oldest)).await;
+            // A look of another caller that began before the devices were read could miss that restart.
+            let point = self.incarnations.now();
             let Look { answer: incarnation, .. } = self.incarnations.get(Freshness::After(point)).await?;
             if incarnation != self.expected {
                 return Ok(RestartPoll::Restarted);
