@@ -182,19 +182,24 @@ impl ChainWorker {
                 let next = messages[handled - 1].offset + 1;
                 messages = &messages[handled..];
                 self.position = next;
-                let state = &mut self.handler.state;
-                state.decisions_from = log.forget_handled(next);
-                if state.decisions_from > 0 && state.decisions_id.is_empty() && !has_topic_id {
-                    match monitor.enter("the id of the decisions topic", log.read_short_id()).await {
-                        Ok(id) => (has_topic_id, state.decisions_id) = (true, id),
-                        Err(error) => tracing::warn!(%error, "sequencer: id of the decisions topic not read; retrying"),
-                    }
-                }
+                self.forget_decisions(log, &mut has_topic_id).await;
                 self.report_handled(&mut feed_progress);
             }
             // A chain that is never idle must not starve the pruner.
             if pruner.is_due() {
                 Box::pin(self.prune(&mut pruner)).await?;
+            }
+        }
+    }
+
+    /// Drops the decisions of the handled events, and reads the id of the decisions topic until the id is known.
+    async fn forget_decisions(&mut self, log: &mut DecisionLog, has_topic_id: &mut bool) {
+        let state = &mut self.handler.state;
+        state.decisions_from = log.forget_handled(self.position);
+        if state.decisions_from > 0 && state.decisions_id.is_empty() && !*has_topic_id {
+            match self.monitor.enter("the id of the decisions topic", log.read_short_id()).await {
+                Ok(id) => (*has_topic_id, state.decisions_id) = (true, id),
+                Err(error) => tracing::warn!(%error, "sequencer: id of the decisions topic not read; retrying"),
             }
         }
     }
