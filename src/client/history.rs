@@ -211,8 +211,7 @@ impl CoveredDecisions {
     /// Takes the next decision of the log, and returns whether it is beyond the part. Decisions are in the order of the
     /// chain; a late record on an earlier chain offset does not count.
     fn take(&mut self, message: &Message, history: &mut History) -> bool {
-        let decisions = Event::decode(&message.payload).ok().and_then(|event| event.into_decisions(message.offset));
-        for decision in decisions.into_iter().flatten() {
+        for decision in Event::decode_decisions(&message.payload, message.offset) {
             let offset = decision.chain_offset;
             if offset < self.from {
                 continue;

@@ -185,6 +185,11 @@ impl Event<'_> {
         }
     }
 
+    /// Decodes the decisions of a message of `utxo.decisions` at this offset. A message that is no decision has none.
+    pub fn decode_decisions(message: &[u8], offset: u64) -> Vec<Decision> {
+        Event::decode(message).ok().and_then(|event| event.into_decisions(offset)).unwrap_or_default()
+    }
+
     /// Returns the object with the body of the event's transaction; `None`: the body is in the message.
     pub fn body_reference(&self) -> Option<&BodyReference> {
         match self {

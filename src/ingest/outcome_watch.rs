@@ -79,7 +79,10 @@ impl OutcomeReading {
         loop {
             let has_read = match opened {
                 Ok(open) => self.follow(open).await,
-                Err(error) => self.report_away(&error.to_string()),
+                Err(error) => {
+                    self.report_away(&error);
+                    false
+                }
             };
             // A topic that gives nothing is opened at a slow pace.
             if !has_read {
@@ -89,16 +92,15 @@ impl OutcomeReading {
         }
     }
 
-    /// Logs once that the topic cannot be read. Returns `false`: nothing was read.
-    fn report_away(&mut self, error: &str) -> bool {
+    /// Logs once that the topic cannot be read.
+    fn report_away(&mut self, error: &BrokerError) {
         if !std::mem::replace(&mut self.is_away, true) {
             tracing::warn!(
                 topic = %self.topic,
-                error,
+                %error,
                 "outcomes: cannot be read; transactions whose parents other instances create wait for their retries"
             );
         }
-        false
     }
 
     /// Opens the topic: at the end of each partition for the first time, later where the reading stopped.
@@ -142,7 +144,10 @@ impl OutcomeReading {
                             self.next.insert(batch.partition.partition, last.offset + 1);
                         }
                     }
-                    Err(error) => return self.report_away(&error.to_string()) || has_read,
+                    Err(error) => {
+                        self.report_away(&error);
+                        return has_read;
+                    }
                 },
                 () = tokio::time::sleep_until(look) => {
                     look = Instant::now() + PARTITIONS_INTERVAL;

@@ -251,16 +251,13 @@ impl DecisionLog {
         let position = self.reader.position();
         let Some(first) = events.first().map(|event| event.chain_offset) else { return Ok(false) };
         let group = DecisionGroup { position, events };
-        let message = self.make_message(first, group.encode());
-        match produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await {
-            Ok(delivered) => {
-                self.read_up_to(delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0)).await?;
-            }
-            Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+        match self.produce_and_read_back(first, group.encode()).await {
+            Ok(()) => {}
+            Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
                 tracing::debug!(events = group.events.len(), %error, "decisions: group too large for a message");
                 return Ok(false);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
         let counts = |event: &DecidedEvent| {
             self.table.by_offset.get(&event.chain_offset).is_some_and(|known| known.steps == event.bodies)
@@ -268,14 +265,17 @@ impl DecisionLog {
         Ok(group.events.iter().all(counts))
     }
 
-    fn make_message(&self, chain_offset: u64, payload: Vec<u8>) -> OutgoingMessage {
-        OutgoingMessage {
+    /// Produces a record and reads the topic up to the record.
+    async fn produce_and_read_back(&mut self, chain_offset: u64, payload: Vec<u8>) -> Result<(), DecisionError> {
+        let message = OutgoingMessage {
             topic: self.partition.topic.to_string(),
             partition: Some(self.partition.partition),
             key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
             payload: payload.into(),
             ..OutgoingMessage::default()
-        }
+        };
+        let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
+        self.read_up_to(delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0)).await
     }
 
     /// Returns the decisions that have been read.
@@ -355,10 +355,7 @@ impl DecisionLog {
         let first = self.table.next_step(chain_offset);
         for (body, step) in records.into_iter().zip(first..) {
             let payload = Event::Decision(Decision { chain_offset, step, body: body.clone() }).encode();
-            let message = self.make_message(chain_offset, payload);
-            let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
-            let end = delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0);
-            self.read_up_to(end).await?;
+            self.produce_and_read_back(chain_offset, payload).await?;
             *count = step + 1;
             if self.table.get(chain_offset, step) != Some(&body) {
                 break;

@@ -1,4 +1,5 @@
-//! The one consumer of `utxo.chain`: handles each event in order and finishes each event before the next.
+//! The one consumer of `utxo.chain`: handles each event in order and finishes each event before the next. Contests at
+//! hand are handled together, with the result of one after the other ([`window`]).
 //!
 //! Three phases for each event: evaluate ([`evaluate`], pure), write the decision ahead ([`decisions`], the log),
 //! apply. With [`steps`] each handler reads as if it decided everything itself. [`chain_feed`] appends blocks and

@@ -12,7 +12,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::time::Instant;
 
 use crate::{
     broker::{BrokerError, Delivery, OutgoingMessage, Producer},
@@ -32,7 +31,7 @@ struct SpeculationState {
     /// Records as the present event leaves them, where the event has changed them.
     changed: HashMap<Key, Option<Record>>,
     kept: SpeculatedWork,
-    present: SpeculatedWork,
+    present: PresentWork,
     is_refused: bool,
     /// Estimated bytes of the records that were read.
     bytes: usize,
@@ -52,6 +51,14 @@ pub struct SpeculatedWork {
     pub messages: Vec<(u64, OutgoingMessage)>,
     /// Outcomes to be counted with the messages, each with the chain offset of the event.
     pub outcomes: Vec<(u64, OutcomeKind)>,
+}
+
+/// Operations, messages and outcomes of the event whose handler runs.
+#[derive(Debug, Default)]
+struct PresentWork {
+    rows: Vec<SpeculatedRow>,
+    messages: Vec<OutgoingMessage>,
+    outcomes: Vec<OutcomeKind>,
 }
 
 /// An operation that the copy did not refuse.
@@ -104,8 +111,8 @@ impl Speculation {
         let SpeculationState { records, changed, kept, present, .. } = &mut *state;
         records.extend(changed.drain());
         kept.rows.append(&mut present.rows);
-        kept.messages.extend(present.messages.drain(..).map(|(_, message)| (chain_offset, message)));
-        kept.outcomes.extend(present.outcomes.drain(..).map(|(_, kind)| (chain_offset, kind)));
+        kept.messages.extend(present.messages.drain(..).map(|message| (chain_offset, message)));
+        kept.outcomes.extend(present.outcomes.drain(..).map(|kind| (chain_offset, kind)));
     }
 
     /// Drops what the present event did.
@@ -116,7 +123,7 @@ impl Speculation {
 
     /// Adds an outcome of the present event, which is counted once its message is published.
     pub fn add_outcome(&self, kind: OutcomeKind) {
-        self.state().present.outcomes.push((0, kind));
+        self.state().present.outcomes.push(kind);
     }
 
     /// Returns whether the records take as much memory as a window may have.
@@ -352,7 +359,7 @@ impl Producer for SpeculativeProducer {
     async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
         // No handler of a contest uses the place of a message.
         let delivery = Delivery { partition: message.partition.unwrap_or(0), offset: 0 };
-        self.0.state().present.messages.push((0, message));
+        self.0.state().present.messages.push(message);
         Ok(delivery)
     }
 
@@ -362,18 +369,6 @@ impl Producer for SpeculativeProducer {
             deliveries.push(self.produce(message).await?);
         }
         Ok(deliveries)
-    }
-
-    async fn produce_each(
-        &self,
-        messages: &[OutgoingMessage],
-        _deadline: Instant,
-    ) -> Vec<Result<Delivery, BrokerError>> {
-        let mut results = Vec::with_capacity(messages.len());
-        for message in messages {
-            results.push(self.produce(message.clone()).await);
-        }
-        results
     }
 }
 

@@ -38,7 +38,7 @@ pub enum WorkerReport {
 /// First and longest pause before the decisions of a sequencer that is ahead are read again.
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Handles the events of the chain, one after the other.
+/// Handles the events of the chain, one after the other or in windows.
 pub struct ChainWorker {
     handler: Handler,
     /// Beats with each event, during each wait, and while the worker is idle.
@@ -48,6 +48,7 @@ pub struct ChainWorker {
     position: u64,
     reports: mpsc::UnboundedSender<(u64, WorkerReport)>,
     committed: watch::Receiver<CommittedChain>,
+    /// Number of events of the next window.
     window: WindowBound,
 }
 

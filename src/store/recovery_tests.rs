@@ -201,13 +201,16 @@ async fn the_sweep_reads_few_pages_at_once() {
 async fn the_sweep_finds_more_transactions_than_one_query_returns() {
     let store = testing::store(2);
     for number in 0..350_u32 {
-        let mut txid = [1; 32];
-        txid[..4].copy_from_slice(&number.to_le_bytes());
-        let since = if number < 250 { 7 } else { u64::from(number) };
-        let slots = Some(vec![]);
-        store.plant(Page { number: 1, utxos: slots, creating_at: Some(since), ..Page::empty(Txid(txid)) }).await;
+        plant_orphan(&store, number, if number < 250 { 7 } else { u64::from(number) }).await;
     }
     assert_eq!(NOW.run(&store).await.unwrap().orphaned.len(), 350);
+}
+
+/// Plants a page without a master, creating since `since_ms`.
+async fn plant_orphan(store: &StateStore, number: u32, since_ms: u64) {
+    let mut txid = [9; 32];
+    txid[..4].copy_from_slice(&number.to_be_bytes());
+    store.plant(Page { number: 1, utxos: Some(vec![]), creating_at: Some(since_ms), ..Page::empty(Txid(txid)) }).await;
 }
 
 /// A half-created transaction on one page, creating since `since_ms`.
@@ -225,8 +228,7 @@ async fn half_created_since(store: &StateStore, tag: u8, since_ms: u64) -> Txid 
 async fn passes_complete_a_bounded_number_oldest_first_and_reach_every_page() {
     let store = testing::store(2);
     for number in 0..5 {
-        let orphan = Page::empty(Txid([100 + number; 32]));
-        store.plant(Page { number: 1, utxos: Some(vec![]), creating_at: Some(u64::from(number)), ..orphan }).await;
+        plant_orphan(&store, number, u64::from(number)).await;
     }
     let mut txids = Vec::new();
     for (tag, since_ms) in [(1, 30), (2, 10), (3, 20), (4, 40)] {
@@ -252,10 +254,7 @@ async fn passes_complete_a_bounded_number_oldest_first_and_reach_every_page() {
 async fn a_pass_is_bounded_where_many_pages_are_of_one_millisecond() {
     let store = testing::store(2);
     for number in 0..20_001_u32 {
-        let mut txid = [9; 32];
-        txid[..4].copy_from_slice(&number.to_be_bytes());
-        let orphan = Page::empty(Txid(txid));
-        store.plant(Page { number: 1, utxos: Some(vec![]), creating_at: Some(5), ..orphan }).await;
+        plant_orphan(&store, number, 5).await;
     }
     let late = half_created_since(&store, 1, 6).await;
     let mut cursor = SweepCursor::new(3_000);

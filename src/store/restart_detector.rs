@@ -23,10 +23,6 @@ pub struct RestartDetector {
     expected: Incarnation,
 }
 
-/// A moment before which a caller has read or written; see [`RestartDetector::has_restarted_since`].
-#[derive(Debug, Clone, Copy)]
-pub struct LookMoment(LookNumber);
-
 /// Result of one comparison of incarnations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartPoll {
@@ -141,19 +137,14 @@ impl RestartDetector {
         tokio::time::timeout(LOOK_TIMEOUT, polled).await.unwrap_or_else(|_| Err(no_answer()))
     }
 
-    /// Returns the present moment, for a later [`has_restarted_since`](Self::has_restarted_since).
-    pub fn moment(&self) -> LookMoment {
-        LookMoment(self.incarnations.now())
-    }
-
     /// Returns whether a node has restarted since the baseline. Asks until the nodes answer.
     pub async fn has_restarted(&self) -> Result<bool, EngineError> {
-        self.has_restarted_since(self.moment()).await
+        self.has_restarted_since(self.incarnations.now()).await
     }
 
     /// Returns whether a node has restarted since the baseline and may have lost what the caller read or wrote before
-    /// `moment`. Asks until the nodes answer, unless another caller has asked since that moment.
-    pub async fn has_restarted_since(&self, LookMoment(point): LookMoment) -> Result<bool, EngineError> {
+    /// `point`. Asks until the nodes answer, unless another caller has asked since that point.
+    async fn has_restarted_since(&self, point: LookNumber) -> Result<bool, EngineError> {
         Ok(self.can_lose_writes() && self.read_incarnation_until_answered(point).await? != self.expected)
     }
 
@@ -275,13 +266,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_decision_asks_for_no_devices_and_uses_no_question_from_before_its_reads() {
         let (nodes, detector) = detector_over_test_nodes().await;
-        let before = detector.moment();
+        let before = detector.incarnations.now();
         assert!(!detector.has_restarted().await.unwrap());
         assert!(!detector.has_restarted_since(before).await.unwrap());
         assert_eq!(nodes.take_questions(), (1, 0), "the answer of the first question serves the second caller");
-        let reads_end = detector.clone().moment();
+        let reads_end = detector.clone().incarnations.now();
         *nodes.incarnation.lock().unwrap() = "b";
-        assert!(!detector.has_restarted_since(before).await.unwrap(), "the moment is before the restart");
+        assert!(!detector.has_restarted_since(before).await.unwrap(), "the point is before the restart");
         assert!(detector.has_restarted_since(reads_end).await.unwrap());
         assert_eq!(nodes.take_questions(), (1, 0));
         assert_eq!(detector.poll().await.unwrap(), RestartPoll::Restarted);

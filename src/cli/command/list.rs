@@ -66,8 +66,7 @@ pub async fn list_commands(broker: &dyn Broker, topics: &Topics, all: bool) -> R
     // The first decision of a chain offset and step counts, and steps have no gaps.
     let mut next_steps: BTreeMap<u64, u32> = entries.keys().map(|chain_offset| (*chain_offset, 0)).collect();
     read_partition(broker, &single_partition(topics.decisions.as_str()), |message| {
-        let decisions = Event::decode(&message.payload).ok().and_then(|event| event.into_decisions(message.offset));
-        for Decision { chain_offset, step, body } in decisions.into_iter().flatten() {
+        for Decision { chain_offset, step, body } in Event::decode_decisions(&message.payload, message.offset) {
             let Some(next) = next_steps.get_mut(&chain_offset).filter(|next| **next == step) else { continue };
             *next += 1;
             if let (DecisionBody::CommandDone { executed_at, result, .. }, Some(entry)) =

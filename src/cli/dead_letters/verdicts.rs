@@ -24,8 +24,8 @@ impl Verdicts {
 
     /// Adds the next message of the decisions.
     pub fn take(&mut self, message: &Message) {
-        let decisions = Event::decode(&message.payload).ok().and_then(|event| event.into_decisions(message.offset));
-        decisions.into_iter().flatten().for_each(|decision| self.take_decision(decision, message.timestamp_ms));
+        let decisions = Event::decode_decisions(&message.payload, message.offset);
+        decisions.into_iter().for_each(|decision| self.take_decision(decision, message.timestamp_ms));
     }
 
     fn take_decision(&mut self, decision: Decision, timestamp_ms: i64) {
