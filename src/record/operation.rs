@@ -98,6 +98,10 @@ pub enum Operation {
     PutSentinel([u8; 16]),
     /// An operation of the sequencer with its stamp.
     Sequenced(Stamp, Sequenced),
+    /// Operations of the sequencer in the order of their stamps, all or none. A record with the stamp of one of the
+    /// operations has the earlier ones, which are passed over. The outcome is that of the last operation, or the first
+    /// refusal.
+    SequencedAll(Vec<(Stamp, Sequenced)>),
 }
 
 impl Operation {

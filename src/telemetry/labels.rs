@@ -210,7 +210,7 @@ impl From<&Operation> for OperationKind {
                 Sequenced::SetMined { .. } | Sequenced::WasMined(_) | Sequenced::UnsetMined { .. },
             ) => OperationKind::Mined,
             Operation::Sequenced(_, Sequenced::Prune { .. }) => OperationKind::Prune,
-            Operation::Sequenced(..) => OperationKind::Sequenced,
+            Operation::Sequenced(..) | Operation::SequencedAll(_) => OperationKind::Sequenced,
         }
     }
 }

@@ -380,6 +380,6 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::CreateMeta(_) => "create meta record",
         Operation::ReplaceMeta(_) => "replace meta record",
         Operation::PutSentinel(_) => "put sentinel",
-        Operation::Sequenced(..) => "sequenced operation",
+        Operation::Sequenced(..) | Operation::SequencedAll(_) => "sequenced operation",
     }
 }

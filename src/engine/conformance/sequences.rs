@@ -84,6 +84,10 @@ fn on_page(rng: &mut SplitMix64, page: Page, step: u64) -> Operation {
         14 => Operation::SetDeleteAtHeight(rng.chance(0.6).then(|| rng.below(1_000) as u32)),
         _ => {
             let stamp = stamp(rng, step);
+            if rng.chance(0.3) {
+                let next = Stamp { offset: stamp.offset + 1, ..stamp };
+                return Operation::SequencedAll(vec![(stamp, sequenced(rng)), (next, sequenced(rng))]);
+            }
             Operation::Sequenced(stamp, sequenced(rng))
         }
     }

@@ -76,6 +76,7 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::ReplaceMeta(replace) => meta::replace(record, &replace.expected, &replace.new),
         Operation::PutSentinel(store_id) => meta::put_sentinel(key, record, store_id),
         Operation::Sequenced(stamp, operation) => apply_sequenced(rules, key, record, *stamp, operation),
+        Operation::SequencedAll(operations) => apply_all_sequenced(rules, key, record, operations),
     };
     to_effect(result)
 }
@@ -132,6 +133,32 @@ fn apply_sequenced(
     }?;
     effect.changed |= stamp::write(record.as_mut(), stamp);
     Ok(effect)
+}
+
+/// Applies operations of the sequencer in their order. A refusal of one leaves the record as it was before all.
+///
+/// A record with the stamp of one of the operations has the earlier ones: a repeat applies the last ones again, and is
+/// not refused for the stamp that the first time wrote.
+fn apply_all_sequenced(
+    rules: &Rules,
+    key: &Key,
+    record: &mut Option<Record>,
+    operations: &[(Stamp, Sequenced)],
+) -> Result<Effect, Rejection> {
+    let before = record.clone();
+    let stored = before.as_ref().and_then(stamp::stamp_of);
+    let known = stored.filter(|stored| operations.iter().any(|(stamp, _)| stamp == stored));
+    let mut last = Effect::already_applied(Reply::None, false);
+    for (stamp, operation) in operations.iter().filter(|(stamp, _)| known.is_none_or(|known| *stamp >= known)) {
+        match apply_sequenced(rules, key, record, *stamp, operation) {
+            Ok(effect) => last = Effect { changed: last.changed || effect.changed, ..effect },
+            Err(rejection) => {
+                *record = before;
+                return Err(rejection);
+            }
+        }
+    }
+    Ok(last)
 }
 
 impl Effect {

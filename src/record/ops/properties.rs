@@ -352,6 +352,44 @@ proptest! {
         }
     }
 
+    /// Operations of several events in one have the effect of the single ones, also on a record that has the first of
+    /// them. A refusal of one leaves the record as it was.
+    #[test]
+    fn operations_of_several_events_equal_the_single_ones(
+        (key, operations) in page_and_history(),
+        several in vec((sequencer(), phase()), 1..6),
+        known in 0..6_usize,
+    ) {
+        let mut stored = None;
+        for operation in &operations {
+            on(&key, &mut stored, operation);
+        }
+        let several: Vec<_> =
+            (100..).zip(several).map(|(offset, (operation, phase))| (Stamp { offset, phase }, operation)).collect();
+        let mut single = vec![stored.clone()];
+        let mut refusal = None;
+        for (stamp, operation) in several.iter().cloned() {
+            let mut record = single[single.len() - 1].clone();
+            let operation = Operation::Sequenced(stamp, operation);
+            if let Outcome::Rejected(rejection) = on(&key, &mut record, &operation).outcome {
+                refusal = Some(rejection);
+                break;
+            }
+            single.push(record);
+        }
+        let all = Operation::SequencedAll(several);
+        let mut record = single[known.min(single.len() - 1)].clone();
+        match refusal {
+            None => {
+                prop_assert!(on(&key, &mut record, &all).outcome.is_done());
+                prop_assert_eq!(&record, &single[single.len() - 1]);
+            }
+            Some(refusal) => {
+                prop_assert_eq!(refused(on(&key, &mut stored, &all)), refusal);
+            }
+        }
+    }
+
     /// Uncontested spends commute: the order of two spends of different slots does not change the result.
     #[test]
     fn spends_of_different_slots_commute(page in new_page(0), a in vec(0..2_u32, 0..2), b in vec(3..5_u32, 0..2)) {

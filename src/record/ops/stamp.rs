@@ -41,7 +41,7 @@ pub(super) fn write(record: Option<&mut Record>, stamp: Stamp) -> bool {
     true
 }
 
-fn stamp_of(record: &Record) -> Option<Stamp> {
+pub(super) fn stamp_of(record: &Record) -> Option<Stamp> {
     match record {
         Record::Page(page) => page.chain_pos,
         Record::Block(block) => block.chain_pos,

@@ -165,5 +165,10 @@ pub fn is_work_of(row: &Row, txid: Txid) -> bool {
 
 /// Whether the row is an operation of the sequencer on `txid` that `wanted` accepts.
 pub fn is_sequenced(row: &Row, txid: Txid, is_wanted: fn(&Sequenced) -> bool) -> bool {
-    row.key == Key::master(txid) && matches!(&row.operation, Operation::Sequenced(_, operation) if is_wanted(operation))
+    row.key == Key::master(txid)
+        && match &row.operation {
+            Operation::Sequenced(_, operation) => is_wanted(operation),
+            Operation::SequencedAll(operations) => operations.iter().any(|(_, operation)| is_wanted(operation)),
+            _ => false,
+        }
 }

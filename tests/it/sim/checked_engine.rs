@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use utxo_store::{
     engine::{self, EngineError, RecordEngine, Row, memory::MemoryEngine},
-    record::{Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
+    record::{self, Body, Key, Operation, Outcome, Page, Record, Sequenced, TxState},
     store::StateStore,
     tx::Txid,
 };
@@ -136,21 +136,56 @@ impl CheckedEngine {
         let Ok(outcome) = &answer else { return answer };
         self.observer.trace(format!("{} {} {outcome:?}", row.key, checks::name_of(&row.operation)));
         if let Outcome::Rejected(rejection) = outcome {
-            let source = if matches!(row.operation, Operation::Sequenced(..)) { "sequencer" } else { "fast path" };
+            let is_sequenced = matches!(row.operation, Operation::Sequenced(..) | Operation::SequencedAll(_));
+            let source = if is_sequenced { "sequencer" } else { "fast path" };
             self.observer.count("refusals", &format!("{source}: {}", rejection.code()));
         }
-        let mut found = checks::check_row(row, before.as_ref(), outcome, after.as_ref());
-        if let (None, Some(Record::Page(after))) = (&found, &after) {
-            let before = before.as_ref().and_then(Record::page);
-            if before != Some(&**after) {
-                found = self.check_neighbours(&row.operation, before, after).await.err();
+        for Step { row, before, outcome, after } in self.steps(row, before, outcome, after) {
+            let mut found = checks::check_row(&row, before.as_ref(), &outcome, after.as_ref());
+            if let (None, Some(Record::Page(after))) = (&found, &after) {
+                let before = before.as_ref().and_then(Record::page);
+                if before != Some(&**after) {
+                    found = self.check_neighbours(&row.operation, before, after).await.err();
+                }
             }
-        }
-        if let Some(what) = found {
-            self.observer.record_violation(format!("{} of {}: {what}", checks::name_of(&row.operation), row.key));
+            if let Some(what) = found {
+                self.observer.record_violation(format!("{} of {}: {what}", checks::name_of(&row.operation), row.key));
+            }
         }
         answer
     }
+
+    /// Returns the steps of a row: operations of several events are checked one by one, in between by the pure
+    /// function.
+    fn steps(&self, row: &Row, before: Option<Record>, outcome: &Outcome, after: Option<Record>) -> Vec<Step> {
+        let Operation::SequencedAll(operations) = &row.operation else {
+            return vec![Step { row: row.clone(), before, outcome: outcome.clone(), after }];
+        };
+        let mut record = before.clone();
+        let stored = before.as_ref().and_then(Record::page).and_then(|page| page.chain_pos);
+        let known = stored.filter(|stored| operations.iter().any(|(stamp, _)| stamp == stored));
+        let due = operations.iter().filter(|(stamp, _)| known.is_none_or(|known| *stamp >= known));
+        let mut steps = Vec::new();
+        for (stamp, operation) in due.filter(|_| outcome.is_done()) {
+            let row = Row { key: row.key, operation: Operation::Sequenced(*stamp, operation.clone()) };
+            let before = record.clone();
+            let effect = record::apply(&self.store.settings.rules, &row.key, &mut record, &row.operation);
+            steps.push(Step { row, before, outcome: effect.outcome, after: record.clone() });
+        }
+        if record != after {
+            let several = checks::name_of(&row.operation);
+            self.observer.record_violation(format!("{several} of {}: not the effect of the single ones", row.key));
+        }
+        steps
+    }
+}
+
+/// A record before and after one operation.
+struct Step {
+    row: Row,
+    before: Option<Record>,
+    outcome: Outcome,
+    after: Option<Record>,
 }
 
 impl engine::EngineDecorator for CheckedEngine {

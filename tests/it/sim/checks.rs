@@ -201,6 +201,11 @@ pub fn name_of(operation: &Operation) -> String {
             let name = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
             return format!("{name}@{}.{}", stamp.offset, stamp.phase as u8);
         }
+        Operation::SequencedAll(operations) => {
+            let single =
+                |(stamp, operation): &(Stamp, Sequenced)| name_of(&Operation::Sequenced(*stamp, operation.clone()));
+            return operations.iter().map(single).collect::<Vec<_>>().join(" + ");
+        }
         Operation::Create(_) => "Create",
         Operation::CreateContested(_) => "CreateContested",
         Operation::ClearCreating => "ClearCreating",
