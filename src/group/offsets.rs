@@ -86,6 +86,13 @@ impl OffsetTracker {
         }
     }
 
+    /// Marks the messages below `end` as completed, like [`complete`](Self::complete).
+    pub fn complete_below(&mut self, end: u64, at_ms: u64) {
+        while let Some(entry) = self.window.get(self.completed).filter(|entry| entry.offset < end) {
+            self.complete(entry.offset, at_ms);
+        }
+    }
+
     /// Marks every completion before `before_ms` as durable.
     pub fn mark_durable(&mut self, before_ms: u64) {
         self.durable_before_ms = self.durable_before_ms.max(before_ms);
@@ -228,6 +235,18 @@ mod tests {
         tracker.skip_to(3);
         tracker.complete(2, 0);
         assert_eq!((tracker.watermark(), tracker.durable_offset(), tracker.position()), (4, 4, 4));
+    }
+
+    #[test]
+    fn all_delivered_messages_below_an_offset_are_completed_together() {
+        let mut tracker = OffsetTracker::with_durability_lag(7);
+        [7, 8, 11, 12, 13].into_iter().for_each(|offset| assert!(tracker.deliver(offset, 0, 10)));
+        tracker.complete(8, 100);
+        tracker.complete_below(12, 200);
+        assert_eq!((tracker.watermark(), tracker.span(), tracker.unfinished_bytes()), (12, 2, 20));
+        tracker.complete_below(5, 300);
+        tracker.complete_below(90, 300);
+        assert_eq!((tracker.watermark(), tracker.unfinished(), tracker.durable_offset()), (14, 0, 7));
     }
 
     #[test]

@@ -265,9 +265,8 @@ impl Sequencer {
     }
 
     fn on_handled(&mut self, epoch: u64, handled: CommittedOffset) {
-        if let Some(offset) = handled.offset.checked_sub(1) {
-            self.member.partitions.complete(CHAIN, epoch, offset);
-        }
+        // One report may cover the events of a whole window.
+        self.member.partitions.complete_below(CHAIN, epoch, handled.offset);
         if let Some(lease) = &mut self.lease {
             lease.handled.push(handled);
         }

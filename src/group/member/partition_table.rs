@@ -108,6 +108,14 @@ impl PartitionTable {
         state.map(|state| state.tracker.complete(offset, at_ms)).is_some()
     }
 
+    /// Completes the events below `end` now, unless the epoch has ended.
+    pub fn complete_below(&mut self, number: i32, epoch: u64, end: u64) {
+        let at_ms = self.uptime_ms(Instant::now());
+        if let Some(state) = self.current(number, epoch) {
+            state.tracker.complete_below(end, at_ms);
+        }
+    }
+
     /// Returns the time since the start of the member, ms; never decreases or jumps.
     pub fn uptime_ms(&self, at: Instant) -> u64 {
         at.duration_since(self.started).as_millis() as u64
