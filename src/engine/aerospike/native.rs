@@ -1,13 +1,14 @@
 //! Native operations: one request does the operation without reading the record first.
 //!
 //! Each native operation is compiled to an `operate` behind a filter. The filter lets it through only where the pure
-//! function would answer `Applied` with exactly this effect. A refusal by a filter is not final: the record is read and
+//! function would have exactly this effect. A refusal by a filter is not final: the record is read and
 //! the pure function decides. A filter may therefore be stricter than the rule, and rare cases (reassigned slots,
 //! contested slots) are left to the read.
 
 mod clear_creating;
 mod delete_at_height;
 mod mark_conflicting;
+mod mark_contested;
 mod respend;
 mod set_mined;
 mod spend;
@@ -34,6 +35,7 @@ pub struct NativeOperations {
     clear_creating: clear_creating::ClearCreatingTemplates,
     respend: respend::RespendTemplates,
     mark_conflicting: mark_conflicting::MarkConflictingTemplates,
+    mark_contested: mark_contested::MarkContestedTemplates,
 }
 
 impl NativeOperations {
@@ -45,6 +47,7 @@ impl NativeOperations {
             clear_creating: clear_creating::ClearCreatingTemplates::new(),
             respend: respend::RespendTemplates::new(rules),
             mark_conflicting: mark_conflicting::MarkConflictingTemplates::new(rules),
+            mark_contested: mark_contested::MarkContestedTemplates::new(),
         }
     }
 
@@ -101,6 +104,8 @@ enum AnswerForm {
     Blocks,
     /// Creating cleared. The answer has no values.
     Live,
+    /// Live before, and stamped. The answer has no values.
+    AlreadyLive,
     /// Marked conflicting with this verdict. The answer has no values.
     Conflicting(Verdict),
 }
@@ -115,6 +120,7 @@ impl NativeRequest {
             AnswerForm::FirstMined(block_id) => vec![Outcome::Applied(set_mined::first_block_reply(block_id))],
             AnswerForm::Blocks => vec![Outcome::Applied(set_mined::parse_reply(results)?)],
             AnswerForm::Live => vec![Outcome::Applied(Reply::State(TxState::Live))],
+            AnswerForm::AlreadyLive => vec![Outcome::AlreadyApplied(Reply::State(TxState::Live))],
             AnswerForm::Conflicting(verdict) => vec![Outcome::Applied(Reply::State(TxState::Conflicting(verdict)))],
         })
     }
@@ -148,6 +154,7 @@ impl NativeCompiler<'_> {
                 Some(self.natives.unset_mined.compile(server_key, stamp, *block_id, *height))
             }
             Sequenced::Respend(respend) => self.natives.respend.compile(is_master, server_key, stamp, respend),
+            Sequenced::MarkContested => Some(self.natives.mark_contested.compile(server_key, stamp)),
             Sequenced::MarkConflicting { reason, height } => {
                 Some(self.natives.mark_conflicting.compile(is_master, server_key, stamp, *reason, *height))
             }
