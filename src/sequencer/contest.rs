@@ -46,10 +46,10 @@ impl<'a> ContestHandler<'a> {
         let mut steps = Steps::new(log, self.cx.offset, self.cx.mode);
         let body = self.decide_contest(&mut steps, contest.txid, ReopenCause::ByEvent(contest)).await?;
         if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
-            publish_missing_parent_letter(self.cx, contest, parent).await?;
+            Box::pin(publish_missing_parent_letter(self.cx, contest, parent)).await?;
         }
         if contest.reason == Reason::Seeded {
-            settle_slots_of_partial(self.cx, contest).await?;
+            Box::pin(settle_slots_of_partial(self.cx, contest)).await?;
         }
         if let DecisionBody::PassedOver { .. } = body {
             reconsider_unless_barred(self.cx, contest.txid).await?;
@@ -97,7 +97,7 @@ impl<'a> ContestHandler<'a> {
             };
             if let Some(contest) = contest.filter(|_| !was_live(&body)) {
                 if cx.applied_again {
-                    restore_contestant(cx, contest).await?;
+                    Box::pin(restore_contestant(cx, contest)).await?;
                 } else if cx.is_replay() {
                     // The contestant may wait for a slot that this very decision gives to it. A stub makes the pipeline
                     // store it.

@@ -37,7 +37,8 @@ pub async fn find_differing_claims(
     if BodyHash::of(&Body::Transaction(stored)).hash() == contest.body {
         return Ok(None);
     }
-    reread_claimed_body(cx, contest).await
+    // Boxed, like other rare work: else a part of the future of every contest.
+    Box::pin(reread_claimed_body(cx, contest)).await
 }
 
 /// Reads the claims of the contested event again; `None`: a partial transaction claims nothing of the outputs that it
@@ -81,7 +82,7 @@ pub async fn store_contested_body(
         return Ok(());
     }
     let Some(claimed) = find_differing_claims(cx, contest, &page).await? else { return Ok(()) };
-    replace_body(cx, contest.txid, claimed).await
+    Box::pin(replace_body(cx, contest.txid, claimed)).await
 }
 
 /// Stores a transaction with these claims. An object of the blob store is not overwritten: another object is put

@@ -220,9 +220,18 @@ impl DecisionLog {
     /// Returns whether a node has restarted, so that a decision may have been evaluated without writes that the node
     /// lost.
     pub async fn have_nodes_restarted(&mut self) -> Result<bool, EngineError> {
-        // A window looks at the nodes once, before its decisions are published.
-        let Some(parts) = self.parts.clone().filter(|_| !self.is_staging) else { return Ok(false) };
+        let Some(parts) = self.parts.clone() else { return Ok(false) };
         report_wait(&parts, DECISIONS, parts.nodes.has_restarted()).await
+    }
+
+    /// Returns whether decisions are staged: they are published together later, after one look at the nodes.
+    pub fn is_staging(&self) -> bool {
+        self.is_staging
+    }
+
+    /// Adds a decision to the table that is not in the topic yet.
+    pub fn stage(&mut self, chain_offset: u64, body: DecisionBody) {
+        self.table.stage(chain_offset, body);
     }
 
     /// Begins or ends to stage the decisions of a window.
@@ -311,13 +320,7 @@ impl DecisionLog {
     /// Publishes a decision after the known ones and reads it back: the table then has the decision that counts, this
     /// one or another sequencer's. A decision larger than a message is published in parts, as large as the topic takes;
     /// a chunk of descendants is cut short instead.
-    ///
-    /// While decisions are staged, the decision is only added to the table.
     pub async fn publish(&mut self, chain_offset: u64, body: DecisionBody) -> Result<(), DecisionError> {
-        if self.is_staging {
-            self.table.stage(chain_offset, body);
-            return Ok(());
-        }
         let mut entries = decision_parts::count_entries(&body);
         let mut count = self.table.next_step(chain_offset);
         loop {

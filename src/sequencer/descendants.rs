@@ -121,7 +121,9 @@ pub fn mark_descendants_conflicting<'a>(
                 return Err(cx.halt(format_args!("expected a decision on descendants, found {body:?}")));
             };
             if members.is_empty() {
-                finish_descendants(cx, steps, &descendants).await?;
+                if cx.is_replay() || cx.applied_again {
+                    Box::pin(finish_descendants(cx, steps, &descendants)).await?;
+                }
                 return Ok(descendants);
             }
             descendants.steps.extend(steps.last_taken_step());
@@ -203,7 +205,8 @@ async fn mark_conflicting(cx: &HandlerContext<'_>, height: u32, losers: &[Losing
     Ok(())
 }
 
-/// Completes the walk after all members are marked and before their slots are settled.
+/// Completes the walk after all members are marked and before their slots are settled: in a rebuild, and where the
+/// verdict is applied again.
 ///
 /// In a rebuild the bodies of members may not be stored yet (their events find a contested record): without a body
 /// the slots of a member are unknown. Where the verdict is applied again after a node lost writes, a member may
@@ -215,9 +218,6 @@ async fn finish_descendants(
     descendants: &Descendants,
 ) -> Result<(), SequencerError> {
     let replaying = cx.is_replay();
-    if !replaying && !cx.applied_again {
-        return Ok(());
-    }
     for number in 0..descendants.chunks() {
         let members = descendants.members(cx, steps, number);
         for members in members.chunks(BODIES_AT_ONCE) {

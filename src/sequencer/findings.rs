@@ -41,7 +41,7 @@ pub async fn collect_findings(
     let mut completed = BTreeSet::new();
     let mut open = read_inputs(cx, page).await?;
     let grace = RestartGrace::new(cx.parts.nodes.can_lose_writes());
-    let mut waiting = cx.start_wait(txid);
+    let mut waiting = None;
     while !open.is_empty() {
         let row = |(outpoint, slot): &(Outpoint, SpendSlot)| {
             respend_row(cx, phase, txid, *outpoint, RespendSlot { slot: slot.clone(), from: None }, checks)
@@ -97,10 +97,11 @@ pub async fn collect_findings(
             }
         }
         holder_states.extend(contest_holders(cx, phase, holders).await?);
-        complete(cx, &distinct(half_created.iter().copied())).await?;
+        Box::pin(complete(cx, &distinct(half_created.iter().copied()))).await?;
         completed.extend(half_created);
         open = again;
         if !awaited.is_empty() {
+            let waiting = waiting.get_or_insert_with(|| cx.start_wait(txid));
             waiting.pause_for(&format_missing(distinct(awaited))).await;
         }
     }

@@ -52,7 +52,7 @@ pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<
         }
         let listed = format_missing(&missing);
         if grace.has_expired() {
-            create_missing_stubs(cx, missing).await?;
+            Box::pin(create_missing_stubs(cx, missing)).await?;
         }
         Ok(Err(listed))
     })

@@ -6,12 +6,14 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem::take,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
 use async_trait::async_trait;
+use foldhash::fast::FixedState;
 
 use crate::{
     broker::{BrokerError, Delivery, OutgoingMessage, Producer},
@@ -26,16 +28,19 @@ pub struct Speculation(Mutex<SpeculationState>);
 
 #[derive(Debug, Default)]
 struct SpeculationState {
-    /// Records as the kept events leave them.
-    records: HashMap<Key, Option<Record>>,
-    /// Records as the present event leaves them, where the event has changed them.
-    changed: HashMap<Key, Option<Record>>,
+    /// Records as the events leave them so far.
+    records: Records,
+    /// Records as the events of the window before leave them, as far as this window has not asked for them. The store
+    /// may not have the operations of those events yet.
+    before: Records,
     kept: SpeculatedWork,
     present: PresentWork,
     is_refused: bool,
     /// Estimated bytes of the records that were read.
     bytes: usize,
 }
+
+type Records = HashMap<Key, Option<Record>, FixedState>;
 
 /// Bytes of the records of a window, at most. One request more may exceed the limit.
 const MAX_COPY_BYTES: usize = 32 << 20;
@@ -64,21 +69,37 @@ struct PresentWork {
 /// An operation that the copy did not refuse.
 #[derive(Debug, Clone)]
 pub struct SpeculatedRow {
-    /// Chain offset of the event.
-    pub chain_offset: u64,
-    pub row: Row,
-    /// The operation changes the stamp of the record and nothing else.
-    changes_only_stamp: bool,
+    pub key: Key,
+    pub stamp: Stamp,
+    pub operation: Sequenced,
 }
 
-impl SpeculatedRow {
-    /// Makes the row of a stamped operation.
-    pub fn new(row: Row, changes_only_stamp: bool) -> Self {
-        let chain_offset = match &row.operation {
-            Operation::Sequenced(stamp, _) => stamp.chain_offset(),
-            _ => unreachable!("a speculation has operations of the sequencer only"),
+/// Operations on one record, in the order of their events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordWork {
+    pub key: Key,
+    pub operations: Vec<(Stamp, Sequenced)>,
+}
+
+impl RecordWork {
+    /// Returns the chain offset of the first event.
+    pub fn first_offset(&self) -> Option<u64> {
+        self.operations.first().map(|(stamp, _)| stamp.chain_offset())
+    }
+
+    /// Drops the operations of the events from `chain_offset` on.
+    pub fn truncate(&mut self, chain_offset: u64) {
+        self.operations.retain(|(stamp, _)| stamp.chain_offset() < chain_offset);
+    }
+
+    /// Returns the row that applies the operations, all or none.
+    pub fn row(&self) -> Row {
+        let operation = match &self.operations[..] {
+            // Engines have native forms of single operations.
+            [(stamp, operation)] => Operation::Sequenced(*stamp, operation.clone()),
+            several => Operation::SequencedAll(several.to_vec()),
         };
-        SpeculatedRow { chain_offset, row, changes_only_stamp }
+        Row { key: self.key, operation }
     }
 }
 
@@ -108,22 +129,32 @@ impl Speculation {
     /// Keeps what the present event did, with the chain offset of the event.
     pub fn keep(&self, chain_offset: u64) {
         let mut state = self.state();
-        let SpeculationState { records, changed, kept, present, .. } = &mut *state;
-        records.extend(changed.drain());
+        let SpeculationState { kept, present, .. } = &mut *state;
         kept.rows.append(&mut present.rows);
         kept.messages.extend(present.messages.drain(..).map(|message| (chain_offset, message)));
         kept.outcomes.extend(present.outcomes.drain(..).map(|kind| (chain_offset, kind)));
     }
 
-    /// Drops what the present event did.
-    pub fn discard(&self) {
+    /// Begins the speculation of the next window with the records of this one.
+    pub fn next(&self) -> Speculation {
+        let before = take(&mut self.state().records);
+        Speculation(Mutex::new(SpeculationState { before, ..SpeculationState::default() }))
+    }
+
+    /// Drops the operations and messages of the present event. The copy has its changes, so that no event may follow.
+    pub fn end(&self) {
         let mut state = self.state();
-        (state.changed, state.present, state.is_refused) = Default::default();
+        (state.present, state.records) = Default::default();
     }
 
     /// Adds an outcome of the present event, which is counted once its message is published.
     pub fn add_outcome(&self, kind: OutcomeKind) {
         self.state().present.outcomes.push(kind);
+    }
+
+    /// Adds messages of the present event, which are published after its operations.
+    pub fn add_messages(&self, messages: Vec<OutgoingMessage>) {
+        self.state().present.messages.extend(messages);
     }
 
     /// Returns whether the records take as much memory as a window may have.
@@ -138,7 +169,7 @@ impl Speculation {
 
     /// Takes the operations and messages of the kept events.
     pub fn take_work(&self) -> SpeculatedWork {
-        std::mem::take(&mut self.state().kept)
+        take(&mut self.state().kept)
     }
 
     /// Adds records that were read from the store.
@@ -150,18 +181,48 @@ impl Speculation {
         }
     }
 
+    /// Reads records from the copy; `None`: the copy has not all of them.
+    pub fn read(&self, keys: &[Key]) -> Option<Vec<Option<Record>>> {
+        let state = self.state();
+        keys.iter().map(|key| state.records.get(key).cloned()).collect()
+    }
+
+    /// Applies rows to the copy; `None`: the copy has not all records. Refuses the speculation where an operation
+    /// cannot be done ahead of the decision.
+    pub async fn apply(&self, rules: &Rules, rows: &[Row]) -> Option<Vec<Outcome>> {
+        let outcomes = {
+            let mut state = self.state();
+            if rows.iter().any(|row| !state.records.contains_key(&row.key)) {
+                return None;
+            }
+            rows.iter().map(|row| state.apply(rules, row)).collect::<Option<Vec<Outcome>>>()
+        };
+        match outcomes {
+            Some(outcomes) => Some(outcomes),
+            None => self.refuse().await,
+        }
+    }
+
     /// Returns the page under this key, if the copy has it.
     pub fn page(&self, key: &Key) -> Option<Arc<Page>> {
-        match self.state().view(key)? {
+        match self.state().records.get(key)? {
             Some(Record::Page(page)) => Some(page.clone()),
             _ => None,
         }
     }
 
-    /// Returns the keys of which the copy knows nothing.
+    /// Returns the keys of which neither the copy nor the one of the window before knows anything.
     pub fn missing(&self, keys: impl IntoIterator<Item = Key>) -> Vec<Key> {
-        let state = self.state();
-        let distinct: HashSet<Key> = keys.into_iter().filter(|key| state.view(key).is_none()).collect();
+        let mut state = self.state();
+        let SpeculationState { records, before, bytes, .. } = &mut *state;
+        let mut is_known = |key: &Key| {
+            if let Some(record) = before.remove(key) {
+                *bytes += record.as_ref().map_or(0, estimate_bytes);
+                records.insert(*key, record);
+            }
+            records.contains_key(key)
+        };
+        let distinct: HashSet<Key> = keys.into_iter().filter(|key| !is_known(key)).collect();
         let mut missing: Vec<Key> = distinct.into_iter().collect();
         // A simulated run must repeat from its seed.
         missing.sort_unstable();
@@ -170,25 +231,17 @@ impl Speculation {
 }
 
 impl SpeculationState {
-    fn view(&self, key: &Key) -> Option<&Option<Record>> {
-        self.changed.get(key).or_else(|| self.records.get(key))
-    }
-
     /// Applies one row to the copy. `None`: the operation cannot be done ahead of the decision.
     fn apply(&mut self, rules: &Rules, row: &Row) -> Option<Outcome> {
         let Operation::Sequenced(stamp, operation) = &row.operation else { return None };
-        let before = self.view(&row.key)?.clone();
-        let mut after = before.clone();
-        let effect = apply(rules, &row.key, &mut after, &row.operation);
-        if !can_follow_decision(*stamp, &row.key, operation, before.as_ref(), &effect.outcome) {
+        let record = self.records.get_mut(&row.key)?;
+        let before = record.as_ref().and_then(Record::page).map(Page::state);
+        let effect = apply(rules, &row.key, record, &row.operation);
+        if !can_follow_decision(*stamp, &row.key, operation, before, &effect.outcome) {
             return None;
         }
-        if effect.outcome.is_done() {
-            let changes_only_stamp = changes_only_stamp(operation, &effect.outcome, before.as_ref(), after.as_ref());
-            self.present.rows.push(SpeculatedRow::new(row.clone(), changes_only_stamp));
-        }
-        if effect.changed {
-            self.changed.insert(row.key, after);
+        if effect.outcome.is_done() && !is_look_at_live(operation, before) {
+            self.present.rows.push(SpeculatedRow { key: row.key, stamp: *stamp, operation: operation.clone() });
         }
         Some(effect.outcome)
     }
@@ -210,10 +263,9 @@ fn can_follow_decision(
     stamp: Stamp,
     key: &Key,
     operation: &Sequenced,
-    before: Option<&Record>,
+    state: Option<TxState>,
     outcome: &Outcome,
 ) -> bool {
-    let state = before.and_then(Record::page).map(Page::state);
     let is_undecided = state == Some(TxState::Conflicting(Verdict::Pending));
     if stamp.phase == Phase::Evaluate {
         return match operation {
@@ -236,47 +288,38 @@ fn can_follow_decision(
     }
 }
 
-fn changes_only_stamp(
-    operation: &Sequenced,
-    outcome: &Outcome,
-    before: Option<&Record>,
-    after: Option<&Record>,
-) -> bool {
-    let marks = |record: Option<&Record>| record.and_then(Record::page).map_or(0, |page| page.contested.len());
-    match (operation, outcome) {
-        (Sequenced::MarkContested | Sequenced::AddConflictingChild(_), Outcome::AlreadyApplied(_)) => true,
-        (Sequenced::Settle(_) | Sequenced::Respend(_), Outcome::AlreadyApplied(_)) => marks(before) == marks(after),
-        _ => false,
-    }
+/// Returns whether an operation only asks for the state of a live transaction. Such an operation is not sent: its stamp
+/// would bar operations of earlier events, and those are all done.
+fn is_look_at_live(operation: &Sequenced, state: Option<TxState>) -> bool {
+    *operation == Sequenced::MarkContested && state == Some(TxState::Live)
 }
 
-/// Splits the operations into waves: a wave has at most one operation on each record, and the operations on one
-/// record are in the order of their events. An operation that changes only the stamp is left out before a later
-/// operation on the same record, which writes a later stamp. A transaction becomes live in a later wave than its
-/// slots name the transaction.
-pub fn into_waves(rows: Vec<SpeculatedRow>) -> Vec<Vec<SpeculatedRow>> {
-    let mut later: HashSet<Key> = HashSet::new();
-    let mut needed: Vec<SpeculatedRow> = Vec::with_capacity(rows.len());
-    for row in rows.into_iter().rev() {
-        if later.insert(row.row.key) || !row.changes_only_stamp {
-            needed.push(row);
-        }
-    }
-    let mut waves: Vec<Vec<SpeculatedRow>> = Vec::new();
-    let mut next_waves: HashMap<Key, usize> = HashMap::new();
+/// Splits the operations into waves: a wave has the operations on a record together, in the order of their events. A
+/// transaction becomes live in a later wave than its slots name the transaction.
+pub fn into_waves(rows: Vec<SpeculatedRow>) -> Vec<Vec<RecordWork>> {
+    let mut waves: Vec<Vec<RecordWork>> = Vec::new();
+    // The last wave with operations on a record, and the place of the record there.
+    let mut places: HashMap<Key, (usize, usize), FixedState> = HashMap::default();
     // Chain offset of the present event, and the wave after all its operations so far.
     let mut present = (0, 0);
-    for row in needed.into_iter().rev() {
-        if present.0 != row.chain_offset {
-            present = (row.chain_offset, 0);
+    for SpeculatedRow { key, stamp, operation } in rows {
+        if present.0 != stamp.chain_offset() {
+            present = (stamp.chain_offset(), 0);
         }
-        let next = next_waves.entry(row.row.key).or_default();
-        let is_accept = matches!(row.row.operation, Operation::Sequenced(_, Sequenced::Accept));
-        let number = if is_accept { present.1.max(*next) } else { *next };
-        *next = number + 1;
-        present.1 = present.1.max(*next);
-        waves.resize_with(waves.len().max(*next), Vec::new);
-        waves[number].push(row);
+        let earliest = if operation == Sequenced::Accept { present.1 } else { 0 };
+        let number = match places.get(&key) {
+            Some((wave, place)) if *wave >= earliest => {
+                waves[*wave][*place].operations.push((stamp, operation));
+                *wave
+            }
+            _ => {
+                waves.resize_with(waves.len().max(earliest + 1), Vec::new);
+                places.insert(key, (earliest, waves[earliest].len()));
+                waves[earliest].push(RecordWork { key, operations: vec![(stamp, operation)] });
+                earliest
+            }
+        };
+        present.1 = present.1.max(number + 1);
     }
     waves
 }
@@ -328,7 +371,7 @@ impl EngineDecorator for SpeculativeEngine {
         keys.iter()
             .map(|key| match failed.get(key) {
                 Some(error) => Err(error.clone()),
-                None => Ok(state.view(key).cloned().flatten()),
+                None => Ok(state.records.get(key).cloned().flatten()),
             })
             .collect()
     }
@@ -337,14 +380,12 @@ impl EngineDecorator for SpeculativeEngine {
         let failed = self.complete_copy(rows.iter().map(|row| row.key)).await;
         let mut results = Vec::with_capacity(rows.len());
         for row in rows {
-            if let Some(error) = failed.get(&row.key) {
-                results.push(Err(error.clone()));
-                continue;
-            }
-            let outcome = self.speculation.state().apply(&self.rules, row);
-            match outcome {
-                Some(outcome) => results.push(Ok(outcome)),
-                None => self.speculation.refuse().await,
+            match failed.get(&row.key) {
+                Some(error) => results.push(Err(error.clone())),
+                None => {
+                    let outcomes = self.speculation.apply(&self.rules, std::slice::from_ref(row)).await;
+                    results.extend(outcomes.into_iter().flatten().map(Ok));
+                }
             }
         }
         results
@@ -359,7 +400,7 @@ impl Producer for SpeculativeProducer {
     async fn produce(&self, message: OutgoingMessage) -> Result<Delivery, BrokerError> {
         // No handler of a contest uses the place of a message.
         let delivery = Delivery { partition: message.partition.unwrap_or(0), offset: 0 };
-        self.0.state().present.messages.push(message);
+        self.0.add_messages(vec![message]);
         Ok(delivery)
     }
 
@@ -391,8 +432,8 @@ mod tests {
         Row { key: Key::master(txid), operation: Operation::Sequenced(stamp, operation) }
     }
 
-    fn speculated(chain_offset: u64, txid: Txid, operation: Sequenced, changes_only_stamp: bool) -> SpeculatedRow {
-        SpeculatedRow::new(row(chain_offset, Phase::Apply, txid, operation), changes_only_stamp)
+    fn speculated(chain_offset: u64, txid: Txid, operation: Sequenced) -> SpeculatedRow {
+        SpeculatedRow { key: Key::master(txid), stamp: Stamp::in_era(0, chain_offset, Phase::Apply), operation }
     }
 
     fn settle() -> Sequenced {
@@ -403,72 +444,75 @@ mod tests {
         Sequenced::Respend(Respend { to: T, slots: vec![], checks: RespendChecks::Decided })
     }
 
-    fn places(waves: &[Vec<SpeculatedRow>]) -> Vec<Vec<(u64, Key)>> {
-        waves.iter().map(|wave| wave.iter().map(|it| (it.chain_offset, it.row.key)).collect()).collect()
+    /// Returns, for each wave, the records with the chain offsets of the operations on them.
+    fn places(waves: &[Vec<RecordWork>]) -> Vec<Vec<(Key, Vec<u64>)>> {
+        let offsets = |work: &RecordWork| work.operations.iter().map(|(stamp, _)| stamp.chain_offset()).collect();
+        waves.iter().map(|wave| wave.iter().map(|work| (work.key, offsets(work))).collect()).collect()
     }
 
     #[test]
-    fn a_wave_has_one_operation_for_a_record_in_the_order_of_the_chain() {
+    fn a_wave_has_the_operations_on_a_record_in_the_order_of_the_chain() {
         let (t, p) = (Key::master(T), Key::master(P));
         let rows = vec![
-            speculated(1, T, Sequenced::MarkConflicting { reason: REASON, height: 1 }, false),
-            speculated(1, P, settle(), false),
-            speculated(1, P, Sequenced::AddConflictingChild(T), false),
-            speculated(2, P, settle(), false),
+            speculated(1, T, Sequenced::MarkConflicting { reason: REASON, height: 1 }),
+            speculated(1, P, settle()),
+            speculated(1, P, Sequenced::AddConflictingChild(T)),
+            speculated(2, P, settle()),
         ];
-        let waves = into_waves(rows);
-        assert_eq!(places(&waves), [vec![(1, t), (1, p)], vec![(1, p)], vec![(2, p)]]);
-    }
-
-    #[test]
-    fn an_operation_that_changes_only_the_stamp_is_left_out_before_a_later_one() {
-        let rows = vec![
-            speculated(1, P, Sequenced::MarkContested, true),
-            speculated(2, P, Sequenced::MarkContested, true),
-            speculated(3, P, settle(), false),
-            speculated(4, P, Sequenced::MarkContested, true),
-        ];
-        let p = Key::master(P);
-        assert_eq!(places(&into_waves(rows)), [vec![(3, p)], vec![(4, p)]]);
+        assert_eq!(places(&into_waves(rows)), [[(t, vec![1]), (p, vec![1, 1, 2])]]);
     }
 
     #[test]
     fn a_transaction_becomes_live_after_its_slots_name_it() {
         let (t, p) = (Key::master(T), Key::master(P));
         let rows = vec![
-            speculated(1, P, settle(), false),
-            speculated(2, P, respend(), false),
-            speculated(2, T, Sequenced::Accept, false),
+            speculated(1, T, Sequenced::MarkContested),
+            speculated(2, P, respend()),
+            speculated(2, T, Sequenced::Accept),
+            speculated(3, T, settle()),
+            speculated(3, P, settle()),
         ];
-        assert_eq!(places(&into_waves(rows)), [vec![(1, p)], vec![(2, p)], vec![(2, t)]]);
+        assert_eq!(places(&into_waves(rows)), [vec![(t, vec![1]), (p, vec![2, 3])], vec![(t, vec![2, 3])]]);
+    }
+
+    /// The slots of the second winner are marked after the first winner is live.
+    #[test]
+    fn an_accept_follows_all_operations_of_its_event() {
+        let (t, p, q) = (Key::master(T), Key::master(P), Key::master(Txid([4; 32])));
+        let rows = vec![
+            speculated(1, P, respend()),
+            speculated(1, T, Sequenced::Accept),
+            speculated(2, T, respend()),
+            speculated(2, Txid([4; 32]), Sequenced::Accept),
+        ];
+        assert_eq!(places(&into_waves(rows)), [vec![(p, vec![1])], vec![(t, vec![1, 2])], vec![(q, vec![2])]]);
     }
 
     /// Every operation that an evaluation must write before the decision refuses the speculation.
     #[test]
     fn only_operations_that_no_instance_can_overtake_follow_the_decision() {
-        let live = Record::Page(Arc::new(testing::seeded(2, 2)));
-        let Record::Page(page) = &live else { unreachable!("a page") };
-        let undecided = Record::Page(Arc::new(Arc::unwrap_or_clone(page.clone()).contested()));
+        let live = Some(TxState::Live);
+        let undecided = Some(TxState::Conflicting(Verdict::Pending));
         let done = |outcome: fn(crate::record::Reply) -> Outcome| outcome(crate::record::Reply::None);
         let (applied, known) = (done(Outcome::Applied), done(Outcome::AlreadyApplied));
-        let can = |phase, operation: &Sequenced, before: Option<&Record>, outcome: &Outcome| {
+        let can = |phase, operation: &Sequenced, before, outcome: &Outcome| {
             can_follow_decision(Stamp::in_era(0, 1, phase), &Key::master(P), operation, before, outcome)
         };
         use Phase::{Apply, Evaluate};
-        assert!(!can(Evaluate, &respend(), Some(&live), &applied), "a free slot can be taken meanwhile");
-        assert!(can(Evaluate, &respend(), Some(&live), &known));
+        assert!(!can(Evaluate, &respend(), live, &applied), "a free slot can be taken meanwhile");
+        assert!(can(Evaluate, &respend(), live, &known));
         assert!(!can(Evaluate, &Sequenced::MarkContested, None, &applied), "an absent holder can become live");
-        assert!(can(Evaluate, &Sequenced::MarkContested, Some(&live), &known));
+        assert!(can(Evaluate, &Sequenced::MarkContested, live, &known));
         let mark = Sequenced::MarkConflicting { reason: REASON, height: 1 };
-        assert!(!can(Apply, &mark, Some(&live), &applied), "a live transaction can be spent meanwhile");
-        assert!(can(Apply, &mark, Some(&undecided), &applied));
-        assert!(!can(Apply, &Sequenced::MarkContested, Some(&live), &known), "descendants are contested");
+        assert!(!can(Apply, &mark, live, &applied), "a live transaction can be spent meanwhile");
+        assert!(can(Apply, &mark, undecided, &applied));
+        assert!(!can(Apply, &Sequenced::MarkContested, live, &known), "descendants are contested");
         assert!(!can(Apply, &settle(), None, &known), "an absent parent gets a stub");
-        assert!(can(Apply, &settle(), Some(&live), &applied));
+        assert!(can(Apply, &settle(), live, &applied));
     }
 
     #[tokio::test]
-    async fn a_discarded_event_leaves_no_trace_and_a_kept_one_is_seen() {
+    async fn an_event_sees_the_kept_events_and_the_store_does_not() {
         let engine = Arc::new(MemoryEngine::new(RULES));
         let page = Arc::new(testing::seeded(2, 2));
         let key = Key::master(page.txid);
@@ -481,19 +525,22 @@ mod tests {
             Ok(Some(Record::Page(page))) => page.contested.len(),
             other => panic!("{other:?}"),
         };
-        let outcomes = RecordEngine::apply(&copy, std::slice::from_ref(&settle)).await;
+        let outcomes = RecordEngine::apply(&copy, &[settle]).await;
         assert!(outcomes[0].as_ref().is_ok_and(Outcome::is_done));
-        assert_eq!(marks().await, 1);
-        speculation.discard();
-        assert_eq!((marks().await, speculation.row_count()), (0, 0));
-        RecordEngine::apply(&copy, &[settle]).await;
         speculation.keep(1);
         assert_eq!((marks().await, speculation.row_count()), (1, 1));
+        // A later look at the live transaction is answered, and not sent.
+        let look = row(2, Phase::Evaluate, page.txid, Sequenced::MarkContested);
+        assert!(RecordEngine::apply(&copy, &[look]).await[0].as_ref().is_ok_and(Outcome::is_done));
+        speculation.keep(2);
+        assert_eq!(speculation.row_count(), 1);
         let stored = engine.read(&[key]).await.remove(0).unwrap();
         assert_eq!(stored.as_ref().and_then(Record::page).map(|page| page.contested.len()), Some(0));
         // A refused handler is dropped.
         let refused = speculation
             .run(async { RecordEngine::apply(&copy, &[Row { key, operation: Operation::ClearCreating }]).await });
         assert!(refused.await.is_none());
+        speculation.end();
+        assert_eq!(speculation.take_work().rows.len(), 1, "the work of the kept events stays");
     }
 }

@@ -125,12 +125,22 @@ impl<'a> Steps<'a> {
         }
         self.all_from_log = false;
         let body = make.await?;
-        // Checked after `make`: the decision is valid only if no node lost writes while the store was read.
+        if self.log.is_staging() {
+            self.log.stage(self.chain_offset, body);
+        } else {
+            // Boxed: else a part of the futures of all handlers.
+            Box::pin(self.publish(body)).await?;
+        }
+        // No whole decision: parts of another sequencer are in between. The event is handled again with all parts.
+        self.take_existing().ok_or(SequencerError::Behind(self.chain_offset))
+    }
+
+    /// Writes a decision ahead and reads it back.
+    async fn publish(&mut self, body: DecisionBody) -> Result<(), SequencerError> {
+        // The decision is valid only if no node lost writes while the store was read.
         if self.log.have_nodes_restarted().await? {
             return Err(SequencerError::NodeRestarted);
         }
-        self.log.publish(self.chain_offset, body).await?;
-        // No whole decision: parts of another sequencer are in between. The event is handled again with all parts.
-        self.take_existing().ok_or(SequencerError::Behind(self.chain_offset))
+        Ok(self.log.publish(self.chain_offset, body).await?)
     }
 }

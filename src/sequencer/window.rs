@@ -2,8 +2,9 @@
 //!
 //! The handlers of a window run one after the other, each ahead of its decisions ([`speculation`](super::speculation)).
 //! The decisions of all events are published as one group, then the operations of all events go to the store in a few
-//! requests, then their messages go to the log. An event that cannot be handled ahead ends the window. Everything that
-//! goes wrong ends in the handling of single events, which finds the decisions in the log as after a crash.
+//! requests, then their messages go to the log. Meanwhile the next window is evaluated. An event that cannot be handled
+//! ahead ends the window. Everything that goes wrong ends in the handling of single events, which finds the decisions
+//! in the log as after a crash.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::{
         context::{HandlerContext, count_outcome},
         decisions::DecisionLog,
         handler::Handler,
-        speculation::{SpeculatedRow, SpeculatedWork, Speculation, SpeculativeEngine, SpeculativeProducer, into_waves},
+        speculation::{RecordWork, SpeculatedWork, Speculation, SpeculativeEngine, SpeculativeProducer, into_waves},
         steps::DecisionMode,
         waiting::POLL_PAUSE,
     },
@@ -75,55 +76,96 @@ impl WindowBound {
         WindowBound { present: limit, limit }
     }
 
-    /// Follows a window that has handled this many events.
-    fn follow(&mut self, handled: usize) {
-        self.present = if handled == 0 { (self.present / 4).max(1) } else { self.present * 2 }.min(self.limit);
+    /// Follows a window of which this many events can be decided together.
+    fn follow(&mut self, evaluated: usize) {
+        self.present = if evaluated == 0 { (self.present / 4).max(1) } else { self.present * 2 }.min(self.limit);
     }
 }
 
-/// Handles the first events of `messages` as one window, and returns how many. 0: the first event is handled alone.
-pub async fn handle_window(
+/// An event of a window with its chain offset.
+type Numbered = (u64, WindowEvent, EventKind);
+
+/// Handles the first events of `messages` in windows, and returns how many. 0: the first event is handled alone.
+///
+/// A window is evaluated while the window before is applied: its copy has what that window changes.
+pub async fn handle_windows(
     handler: &Handler,
     log: &mut DecisionLog,
     messages: &[Message],
     bound: &mut WindowBound,
 ) -> Result<usize, SequencerError> {
-    let events = select_events(log, messages, bound.present);
+    let (mut selected, mut handled) = (0, 0);
+    // The window whose decisions are published and whose operations are not applied yet.
+    let mut decided: Option<(Vec<Numbered>, SpeculatedWork)> = None;
+    let mut next = Speculation::default();
+    loop {
+        let mut events = select_events(log, &messages[selected..], bound.present);
+        let speculation = Arc::new(next);
+        let applied = async {
+            match decided.take() {
+                Some((events, work)) => apply_window(handler, &events, work).await,
+                None => Ok((0, false)),
+            }
+        };
+        let evaluated = evaluate_window(handler, log, &speculation, &events, bound);
+        let (applied, evaluated) = futures_util::join!(applied, evaluated);
+        let (applied, is_refused) = applied?;
+        handled += applied;
+        let evaluated = if is_refused { 0 } else { evaluated? };
+        events.drain(evaluated..).for_each(|(offset, ..)| log.discard_staged(offset));
+        if events.is_empty() {
+            return Ok(handled);
+        }
+        // Checked after all reads: the decisions are valid only if no node lost writes meanwhile.
+        if log.have_nodes_restarted().await? {
+            return Err(SequencerError::NodeRestarted);
+        }
+        let offsets: Vec<u64> = events.iter().map(|(offset, ..)| *offset).collect();
+        if !log.publish_staged(&offsets).await? {
+            return Ok(handled);
+        }
+        selected += events.len();
+        next = speculation.next();
+        decided = Some((events, speculation.take_work()));
+    }
+}
+
+/// Reads what the events need and evaluates them, one after the other, until one cannot be decided ahead. Returns how
+/// many can.
+async fn evaluate_window(
+    handler: &Handler,
+    log: &mut DecisionLog,
+    speculation: &Arc<Speculation>,
+    events: &[Numbered],
+    bound: &mut WindowBound,
+) -> Result<usize, SequencerError> {
     if events.is_empty() {
         return Ok(0);
     }
-    let handled = handle_events(handler, log, &events).await?;
-    bound.follow(handled);
-    Ok(handled)
+    let parts = make_parts(&handler.parts, speculation);
+    read_ahead(&handler.parts, speculation, events).await?;
+    log.set_staging(true);
+    let evaluated = evaluate_events(handler, &parts, speculation, log, events).await;
+    log.set_staging(false);
+    bound.follow(evaluated);
+    Ok(evaluated)
 }
 
-async fn handle_events(
+/// Applies a window whose decisions are published. Returns the number of handled events, and whether the store has
+/// refused an operation of the next one.
+async fn apply_window(
     handler: &Handler,
-    log: &mut DecisionLog,
-    events: &[(u64, WindowEvent, EventKind)],
-) -> Result<usize, SequencerError> {
-    let speculation = Arc::new(Speculation::default());
-    let parts = make_parts(&handler.parts, &speculation);
-    read_ahead(&handler.parts, &speculation, events).await?;
-    log.set_staging(true);
-    let evaluated = evaluate_events(handler, &parts, &speculation, log, events).await;
-    log.set_staging(false);
-    let offsets: Vec<u64> = events[..evaluated].iter().map(|(offset, ..)| *offset).collect();
-    // Checked after all reads: the decisions are valid only if no node lost writes meanwhile.
-    if !offsets.is_empty() && log.have_nodes_restarted().await? {
-        return Err(SequencerError::NodeRestarted);
-    }
-    if offsets.is_empty() || !log.publish_staged(&offsets).await? {
-        return Ok(0);
-    }
-    let done = apply_work(&handler.parts, speculation.take_work()).await?;
-    let handled = done.map_or(evaluated, |failed| offsets.partition_point(|offset| *offset < failed));
+    events: &[Numbered],
+    work: SpeculatedWork,
+) -> Result<(usize, bool), SequencerError> {
+    let failed = apply_work(&handler.parts, work).await?;
+    let handled = failed.map_or(events.len(), |failed| events.partition_point(|(offset, ..)| *offset < failed));
     events[..handled].iter().for_each(|(.., kind)| handler.parts.metrics.events.of(*kind).inc());
-    Ok(handled)
+    Ok((handled, failed.is_some()))
 }
 
 /// Selects the events of a window: the first messages that are contests without a decision.
-fn select_events(log: &DecisionLog, messages: &[Message], limit: usize) -> Vec<(u64, WindowEvent, EventKind)> {
+fn select_events(log: &DecisionLog, messages: &[Message], limit: usize) -> Vec<Numbered> {
     let (mut bytes, mut next) = (0, 0);
     let selected = messages.iter().take(limit).map_while(|message| {
         // The broker may deliver a message twice.
@@ -159,7 +201,7 @@ fn make_parts(parts: &SequencerParts, speculation: &Arc<Speculation>) -> Sequenc
 async fn read_ahead(
     parts: &SequencerParts,
     speculation: &Speculation,
-    events: &[(u64, WindowEvent, EventKind)],
+    events: &[Numbered],
 ) -> Result<(), SequencerError> {
     let read = async |keys: Vec<Key>| -> Result<(), SequencerError> {
         for keys in speculation.missing(keys).chunks(READ_AT_ONCE) {
@@ -212,7 +254,7 @@ async fn evaluate_events(
     parts: &SequencerParts,
     speculation: &Speculation,
     log: &mut DecisionLog,
-    events: &[(u64, WindowEvent, EventKind)],
+    events: &[Numbered],
 ) -> usize {
     for (number, (offset, event, _)) in events.iter().enumerate() {
         if speculation.row_count() > MAX_ROWS {
@@ -227,8 +269,7 @@ async fn evaluate_events(
         };
         // An error is met again when the event is handled alone.
         if !matches!(handled, Some(Ok(()))) {
-            speculation.discard();
-            log.discard_staged(*offset);
+            speculation.end();
             return number;
         }
         speculation.keep(*offset);
@@ -244,11 +285,14 @@ async fn apply_work(parts: &SequencerParts, work: SpeculatedWork) -> Result<Opti
     for mut wave in into_waves(work.rows) {
         // The operations on one record are in the order of their events, so that the rest is the work of the events
         // before.
-        wave.retain(|speculated| failed.is_none_or(|failed| speculated.chain_offset < failed));
-        let rows = wave.iter().map(|speculated| speculated.row.clone()).collect();
+        if let Some(chain_offset) = failed {
+            wave.iter_mut().for_each(|record| record.truncate(chain_offset));
+            wave.retain(|record| !record.operations.is_empty());
+        }
+        let rows = wave.iter().map(RecordWork::row).collect();
         let outcomes = parts.wait_for("the store", parts.store.apply(rows)).await?;
         let refused = wave.iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
-        failed = refused.map(|(SpeculatedRow { chain_offset, .. }, _)| *chain_offset).chain(failed).min();
+        failed = refused.filter_map(|(record, _)| record.first_offset()).chain(failed).min();
     }
     if let Some(chain_offset) = failed {
         tracing::debug!(chain_offset, "window: record changed since its evaluation; events are applied again");
@@ -269,41 +313,43 @@ async fn apply_work(parts: &SequencerParts, work: SpeculatedWork) -> Result<Opti
 mod tests {
     use super::*;
     use crate::{
-        engine::Row,
-        record::{Operation, Phase, Sequenced, Stamp},
-        sequencer::tests::parts,
+        record::{Phase, Sequenced, Stamp, TxState},
+        sequencer::{speculation::SpeculatedRow, tests::parts},
         store::testing,
     };
 
-    fn child_row(chain_offset: u64, parent: Txid, child: u8) -> SpeculatedRow {
-        let operation = Sequenced::AddConflictingChild(Txid([child; 32]));
-        let operation = Operation::Sequenced(Stamp::in_era(0, chain_offset, Phase::Apply), operation);
-        SpeculatedRow::new(Row { key: Key::master(parent), operation }, false)
+    fn row(chain_offset: u64, txid: Txid, operation: Sequenced) -> SpeculatedRow {
+        SpeculatedRow { key: Key::master(txid), stamp: Stamp::in_era(0, chain_offset, Phase::Apply), operation }
     }
 
-    /// The store refuses an operation of the third event in the first wave, while operations of the earlier events wait
-    /// for later waves. Protects: the earlier events are applied whole, since they count as handled.
+    /// The store refuses an operation of the third event in the first wave, while an operation of the second event
+    /// waits for the second wave. Protects: the earlier events are applied whole, since they count as handled.
     #[tokio::test(start_paused = true)]
     async fn a_refusal_leaves_the_operations_of_earlier_events() {
         let parts = parts().await;
-        let page = testing::seeded(1, 2);
-        let (parent, absent) = (page.txid, Txid([9; 32]));
-        parts.store.plant(page).await;
+        let (parent, winner) = (testing::seeded(1, 2), testing::seeded(2, 2).contested());
+        let (parent_txid, winner_txid, absent) = (parent.txid, winner.txid, Txid([9; 32]));
+        parts.store.plant(parent).await;
+        parts.store.plant(winner).await;
+        let child = |number| Sequenced::AddConflictingChild(Txid([number; 32]));
         let rows = vec![
-            child_row(1, parent, 1),
-            child_row(1, parent, 2),
-            child_row(2, parent, 3),
-            child_row(3, absent, 4),
-            child_row(3, parent, 5),
-            child_row(4, parent, 6),
+            row(1, parent_txid, child(1)),
+            row(2, parent_txid, child(2)),
+            row(2, winner_txid, Sequenced::Accept),
+            row(3, absent, child(3)),
+            row(4, winner_txid, child(4)),
         ];
         let message = |offset| (offset, OutgoingMessage { topic: "outcomes".into(), ..OutgoingMessage::default() });
         let work = SpeculatedWork { rows, messages: (1..=4).map(message).collect(), outcomes: vec![] };
         assert_eq!(apply_work(&parts, work).await.unwrap(), Some(3));
-        let stored = parts.store.master(parent).await.unwrap().unwrap();
-        let children: Vec<u8> =
-            stored.master.iter().flat_map(|master| &master.conflicting_children).map(|child| child.0[0]).collect();
-        assert_eq!(children, [1, 2, 3]);
+        let children = async |txid| {
+            let stored = parts.store.master(txid).await.unwrap().unwrap();
+            let master = stored.master.as_ref().unwrap();
+            let children: Vec<u8> = master.conflicting_children.iter().map(|child| child.0[0]).collect();
+            (stored.state(), children)
+        };
+        assert_eq!(children(parent_txid).await, (TxState::Live, vec![1, 2]));
+        assert_eq!(children(winner_txid).await, (TxState::Live, vec![]), "operations of later events are dropped");
         let outcomes = crate::broker::TopicPartition { topic: "outcomes".into(), partition: 0 };
         assert_eq!(parts.broker.watermarks(&outcomes).await.unwrap().1, 2, "messages of handled events only");
     }

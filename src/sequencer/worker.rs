@@ -19,7 +19,7 @@ use crate::{
         state::ChainState,
         steps::DecisionMode,
         waiting::ReportedWait,
-        window::{WindowBound, handle_window},
+        window::{WindowBound, handle_windows},
     },
     store::meta::compute_chain_id,
 };
@@ -37,6 +37,9 @@ pub enum WorkerReport {
 
 /// First and longest pause before the decisions of a sequencer that is ahead are read again.
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Windows of events that are taken from the queue before the first of them is handled.
+const WINDOWS_AT_ONCE: usize = 8;
 
 /// Handles the events of the chain, one after the other or in windows.
 pub struct ChainWorker {
@@ -146,8 +149,8 @@ impl ChainWorker {
                 }
                 () = tokio::time::sleep_until(monitor.next_beat()) => continue,
             };
-            // A window takes what is at hand, also from batches that came later.
-            while batch.messages.len() < self.handler.parts.settings.window_events
+            // Windows take what is at hand, also from batches that came later.
+            while batch.messages.len() < WINDOWS_AT_ONCE * self.handler.parts.settings.window_events
                 && let Ok(more) = messages.try_recv()
             {
                 batch.messages.extend(more.messages);
@@ -171,7 +174,7 @@ impl ChainWorker {
                 }
                 let mut handled = match self.decision_mode(message.offset) {
                     DecisionMode::Live => {
-                        Box::pin(handle_window(&self.handler, log, messages, &mut self.window)).await?
+                        Box::pin(handle_windows(&self.handler, log, messages, &mut self.window)).await?
                     }
                     DecisionMode::Replay => 0,
                 };
