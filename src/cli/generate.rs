@@ -5,6 +5,7 @@ mod source;
 
 use std::{
     io::{self, Write},
+    str::FromStr,
     time::Duration,
 };
 
@@ -14,9 +15,10 @@ use serde::Serialize;
 use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, opening, output, topics::create_missing};
 use crate::{
     broker::{Broker, TopicPartition},
-    config::{Brokers, Topics},
+    clock::Clock,
+    config::{Brokers, Config, Topics},
     event::Topic,
-    generate::{ChainCounts, LeftOutCounts, Message, Scenario, Story},
+    generate::{ChainCounts, Flood, LeftOutCounts, Message, Scenario, Story},
     preflight::topics::{NewTopicSettings, new_topics},
 };
 
@@ -32,6 +34,9 @@ Example:
   utxo-store generate --blocks tests/data/mainnet-384188.block --synthesize-prevouts --brokers 127.0.0.1:9092
   utxo-store generate --events events.jsonl --brokers 127.0.0.1:9092
   utxo-store generate --scenario coinbase-reorg --brokers 127.0.0.1:9092
+  utxo-store generate --scenario flood --rivals 1000000 --brokers 127.0.0.1:9092
+
+A flood is an attack: payments of the same coins, as fast as the brokers take them.
 
 The blocks of all files are connected by their previous-block hashes, in whatever order the files have them; the chain
 with the most work is produced. A separate line counts what was left out: stale blocks, half a block, bytes that are no
@@ -45,9 +50,12 @@ of the same chain.";
 pub struct GenerateArgs {
     #[command(flatten)]
     source: SourceArgs,
-    /// Produce all events of a short story: double-spend, reorg, coinbase-reorg, freeze (see `demo --scenario`)
+    /// Produce all events of a short story (double-spend, reorg, coinbase-reorg, freeze: see `demo --scenario`), or a
+    /// flood of rival payments (flood)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["blocks", "events"])]
-    scenario: Option<Scenario>,
+    scenario: Option<GeneratedScenario>,
+    #[command(flatten)]
+    flood: FloodArgs,
     #[command(flatten)]
     config: ConfigArgs,
     /// Brokers, `host:port` separated by commas; kafka.brokers by default
@@ -59,6 +67,59 @@ pub struct GenerateArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Content that `--scenario` names: a story in chapters, or a flood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GeneratedScenario {
+    Story(Scenario),
+    Flood,
+}
+
+impl FromStr for GeneratedScenario {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "flood" => Ok(GeneratedScenario::Flood),
+            story => story.parse().map(GeneratedScenario::Story).map_err(|error| format!("{error}, flood")),
+        }
+    }
+}
+
+/// Options of `--scenario flood`.
+#[derive(Debug, Clone, Copy, Args)]
+struct FloodArgs {
+    /// With --scenario flood: number of coins that are spent again and again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    coins: Option<u32>,
+    /// With --scenario flood: number of rival payments over all coins
+    #[arg(long, value_name = "N")]
+    rivals: Option<u64>,
+    /// With --scenario flood: number that all txids depend on; the time by default
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl FloodArgs {
+    const COINS: u32 = 100;
+    const RIVALS: u64 = 100_000;
+
+    fn flood(self) -> Flood {
+        let now = || Clock::System.now_ms();
+        Flood {
+            coins: self.coins.unwrap_or(Self::COINS),
+            rivals: self.rivals.unwrap_or(Self::RIVALS),
+            seed: self.seed.unwrap_or_else(now),
+        }
+    }
+
+    /// Returns the first option that was given.
+    fn first_given(self) -> Option<&'static str> {
+        let given =
+            [("--coins", self.coins.is_some()), ("--rivals", self.rivals.is_some()), ("--seed", self.seed.is_some())];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
 }
 
 /// Counts of the produced events; the JSON object of `--json`.
@@ -86,7 +147,16 @@ impl GenerateArgs {
             brokers.check_protocol(protocol).map_err(|problem| UsageError(format!("--brokers {problem}")))?;
             config.kafka.brokers = brokers;
         }
-        let story = self.scenario.map(Scenario::story);
+        let story = match self.scenario {
+            Some(GeneratedScenario::Flood) => {
+                return produce_flood(&config, self.flood.flood(), self.partitions, self.json);
+            }
+            Some(GeneratedScenario::Story(scenario)) => Some(scenario.story()),
+            None => None,
+        };
+        if let Some(option) = self.flood.first_given() {
+            return Err(UsageError(format!("{option} is an option of --scenario flood")).into());
+        }
         let loaded = match &story {
             Some(story) => LoadedSource::Lines(story.messages().collect()),
             None => self.source.load()?,
@@ -115,6 +185,29 @@ impl GenerateArgs {
             Ok(())
         })
     }
+}
+
+/// Produces a flood and prints its counts and its seed.
+fn produce_flood(config: &Config, flood: Flood, partitions: i32, json: bool) -> CliResult {
+    block_on(async {
+        let broker = opening::build_kafka(super::wiring::kafka_settings(config))?;
+        create_missing(&broker, &new_topics(&config.kafka.topics, NewTopicSettings::with_partitions(partitions)))
+            .await?;
+        let bar = progress_bar("produced", flood.events());
+        let producer = broker.producer().await?;
+        let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: None };
+        let produced = produce(&sink, flood.messages(), &bar).await?;
+        bar.finish_and_clear();
+        GenerateSummary { counts: None, produced, left_out: None }.print(json)?;
+        if !json {
+            let Flood { coins, rivals, seed } = flood;
+            writeln!(
+                output::stdout(),
+                "flood: {coins} coins, each with a payment that came first; {rivals} rivals; seed {seed}"
+            )?;
+        }
+        Ok(())
+    })
 }
 
 /// Checks that the topic's first block is the first block of `messages`. Blocks are numbered from 1, so an instance
