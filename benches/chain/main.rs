@@ -50,7 +50,8 @@ use utxo_store::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RULES: Rules = Rules::main(288);
-const CASES: [&str; 7] = ["mined", "object", "reorg", "contests", "cone", "prune", "links"];
+const CASES: [&str; 10] =
+    ["mined", "object", "reorg", "contests", "payments", "payments-1", "payments-10", "cone", "prune", "links"];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";
 /// Number of blocks in the cases `mined` and `reorg`.
@@ -108,6 +109,9 @@ async fn run(case: &str, engine: &str) {
         "object" => run_object(&name, &instance, directory.path()).await,
         "reorg" => run_reorg(&name, &instance).await,
         "contests" => run_contests(&name, &instance).await,
+        "payments" => run_payments(&name, &instance, 0).await,
+        "payments-1" => run_payments(&name, &instance, 1).await,
+        "payments-10" => run_payments(&name, &instance, 10).await,
         "prune" => prune::prune(&name, &instance).await,
         "links" => links::run_links(&name, &instance).await,
         _ => run_descendants(&name, &instance).await,
@@ -252,6 +256,29 @@ async fn run_contests(name: &str, instance: &Instance) {
     instance.wait_until_handled(count).await;
     measured.print(name, count);
     assert_eq!(instance.chain_length().await, count, "one contest each");
+}
+
+/// Handles payments of which so many of a hundred are double spends of earlier payments.
+async fn run_payments(name: &str, instance: &Instance, percent: u64) {
+    let count = env_number("CHAIN_PAYMENTS", 200_000);
+    let coins = create_coins(instance, 0, count * (100 - percent) / 100).await;
+    let payment = |coin: Coin, tag| MadeTx::spending(coin, 2, tag).event();
+    let mut payments = Vec::with_capacity(count as usize);
+    for (number, coin) in coins.iter().enumerate() {
+        payments.push(payment(*coin, 0));
+        let is_due = percent > 0 && (number as u64).is_multiple_of(100 / percent - 1);
+        if is_due {
+            payments.push(payment(coins[number * 7 / 8], 1 + number as u32));
+        }
+    }
+    let contests = payments.len() as u64 - coins.len() as u64;
+    let measured = Measured::begin();
+    for payments in payments.chunks(MESSAGES_PER_CALL) {
+        instance.publish(TXS, payments.to_vec()).await;
+    }
+    instance.wait_until_completed(Completion::Live, coins.len() as u64).await;
+    instance.wait_until_handled(contests).await;
+    measured.print(name, payments.len() as u64);
 }
 
 /// Handles a block with the rival of a transaction that has `count` descendants, itself included.
