@@ -315,6 +315,8 @@ async fn each_link_of_a_chain_on_kafka_is_woken() {
         OutgoingMessage { topic: name("chain"), partition: Some(0), payload: unlock.into(), ..Default::default() };
     producer.produce(command).await.unwrap();
     until(async || is_live(&world, &links[LINKS - 1]).await).await;
-    assert_eq!(tries(&running), (LINKS as u64, 0));
+    // On a slow broker the first outcome of the root arrives after its child is parked, and wakes the child in vain.
+    let (woken, retried) = tries(&running);
+    assert!((LINKS as u64..=LINKS as u64 + 1).contains(&woken) && retried == 0, "woken {woken}, retried {retried}");
     stop_all(running).await;
 }
