@@ -117,7 +117,7 @@ impl Instance {
         .await;
     }
 
-    async fn wait_until<F: Future<Output = bool>>(&self, mut condition: impl FnMut() -> F) {
+    pub async fn wait_until<F: Future<Output = bool>>(&self, mut condition: impl FnMut() -> F) {
         while !condition().await {
             assert!(!self.task.is_finished(), "the instance has ended");
             assert_eq!(self.metrics.chain_halted.get(), 0, "the chain is halted");
