@@ -94,7 +94,7 @@ struct FloodArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     coins: Option<u32>,
     /// With --scenario flood: number of rival payments over all coins
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(..=1_000_000_000_000))]
     rivals: Option<u64>,
     /// With --scenario flood: number that all txids depend on; the time by default
     #[arg(long, value_name = "N")]
@@ -132,6 +132,9 @@ struct GenerateSummary {
     /// Counts of the content of the files that was not produced.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<LeftOutCounts>,
+    /// Seed of a flood.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
 }
 
 impl GenerateArgs {
@@ -177,8 +180,13 @@ impl GenerateArgs {
             let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: bodies.as_ref() };
             let produced = produce(&sink, event_source.messages(), &bar).await?;
             bar.finish_and_clear();
-            GenerateSummary { counts: event_source.counts(), produced, left_out: event_source.left_out().cloned() }
-                .print(self.json)?;
+            GenerateSummary {
+                counts: event_source.counts(),
+                produced,
+                left_out: event_source.left_out().cloned(),
+                seed: None,
+            }
+            .print(self.json)?;
             if let Some(story) = story.filter(|_| !self.json) {
                 print_story_txids(&story)?;
             }
@@ -198,7 +206,7 @@ fn produce_flood(config: &Config, flood: Flood, partitions: i32, json: bool) -> 
         let sink = EventSink { producer: producer.as_ref(), topics: &config.kafka.topics, bodies: None };
         let produced = produce(&sink, flood.messages(), &bar).await?;
         bar.finish_and_clear();
-        GenerateSummary { counts: None, produced, left_out: None }.print(json)?;
+        GenerateSummary { counts: None, produced, left_out: None, seed: Some(flood.seed) }.print(json)?;
         if !json {
             let Flood { coins, rivals, seed } = flood;
             writeln!(

@@ -24,7 +24,7 @@ const HEIGHT: u32 = 800_000;
 pub struct Flood {
     /// Number of coins, at least 1.
     pub coins: u32,
-    /// Number of rivals over all coins, besides the first payment of each coin.
+    /// Number of rivals over all coins, besides the first payment of each coin; below 2^63.
     pub rivals: u64,
     /// Number that all txids depend on: floods with different seeds have no transaction in common.
     pub seed: u64,

@@ -99,8 +99,8 @@ pub enum Operation {
     /// An operation of the sequencer with its stamp.
     Sequenced(Stamp, Sequenced),
     /// Operations of the sequencer in the order of their stamps, all or none. A record with the stamp of one of the
-    /// operations has the earlier ones, which are passed over. The outcome is that of the last operation, or the first
-    /// refusal.
+    /// operations has the earlier ones, which are left out. The outcome is that of the last operation, or the first
+    /// refusal. No operation creates a page or writes a body: bodies are placed in the blob store before.
     SequencedAll(Vec<(Stamp, Sequenced)>),
 }
 

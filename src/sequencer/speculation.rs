@@ -30,12 +30,14 @@ pub struct Speculation(Mutex<SpeculationState>);
 struct SpeculationState {
     /// Records as the events leave them so far.
     records: Records,
-    /// Records as the events of the window before leave them, as far as this window has not asked for them. The store
-    /// may not have the operations of those events yet.
-    before: Records,
+    /// Records as the window before leaves them, as far as this window has not asked for them. The store may not have
+    /// the operations of that window yet.
+    earlier: Records,
     kept: SpeculatedWork,
     present: PresentWork,
     is_refused: bool,
+    /// The copy has changes of an event that is not kept.
+    is_spoilt: bool,
     /// Estimated bytes of the records that were read.
     bytes: usize,
 }
@@ -135,16 +137,20 @@ impl Speculation {
         kept.outcomes.extend(present.outcomes.drain(..).map(|kind| (chain_offset, kind)));
     }
 
-    /// Begins the speculation of the next window with the records of this one.
-    pub fn next(&self) -> Speculation {
-        let before = take(&mut self.state().records);
-        Speculation(Mutex::new(SpeculationState { before, ..SpeculationState::default() }))
+    /// Begins the speculation of the next window, with the records that this window changes. `None`: this window has
+    /// ended before an event that is handled alone, and the next window needs its operations in the store.
+    pub fn begin_next(&self) -> Option<Speculation> {
+        let mut state = self.state();
+        let SpeculationState { records, kept, is_spoilt, .. } = &mut *state;
+        let changed = kept.rows.iter().filter_map(|row| records.remove_entry(&row.key));
+        let next = SpeculationState { earlier: changed.collect(), ..SpeculationState::default() };
+        (!*is_spoilt).then(|| Speculation(Mutex::new(next)))
     }
 
     /// Drops the operations and messages of the present event. The copy has its changes, so that no event may follow.
-    pub fn end(&self) {
+    pub fn abandon_present(&self) {
         let mut state = self.state();
-        (state.present, state.records) = Default::default();
+        (state.present, state.records, state.is_spoilt) = (PresentWork::default(), Records::default(), true);
     }
 
     /// Adds an outcome of the present event, which is counted once its message is published.
@@ -214,9 +220,9 @@ impl Speculation {
     /// Returns the keys of which neither the copy nor the one of the window before knows anything.
     pub fn missing(&self, keys: impl IntoIterator<Item = Key>) -> Vec<Key> {
         let mut state = self.state();
-        let SpeculationState { records, before, bytes, .. } = &mut *state;
+        let SpeculationState { records, earlier, bytes, .. } = &mut *state;
         let mut is_known = |key: &Key| {
-            if let Some(record) = before.remove(key) {
+            if let Some(record) = earlier.remove(key) {
                 *bytes += record.as_ref().map_or(0, estimate_bytes);
                 records.insert(*key, record);
             }
@@ -240,7 +246,7 @@ impl SpeculationState {
         if !can_follow_decision(*stamp, &row.key, operation, before, &effect.outcome) {
             return None;
         }
-        if effect.outcome.is_done() && !is_look_at_live(operation, before) {
+        if effect.outcome.is_done() && !is_question_about_live(operation, before) {
             self.present.rows.push(SpeculatedRow { key: row.key, stamp: *stamp, operation: operation.clone() });
         }
         Some(effect.outcome)
@@ -289,8 +295,9 @@ fn can_follow_decision(
 }
 
 /// Returns whether an operation only asks for the state of a live transaction. Such an operation is not sent: its stamp
-/// would bar operations of earlier events, and those are all done.
-fn is_look_at_live(operation: &Sequenced, state: Option<TxState>) -> bool {
+/// would bar operations of earlier events, which are all done, and a late step of pruning. A pruned holder keeps its
+/// slots like a live one.
+fn is_question_about_live(operation: &Sequenced, state: Option<TxState>) -> bool {
     *operation == Sequenced::MarkContested && state == Some(TxState::Live)
 }
 
@@ -529,9 +536,9 @@ mod tests {
         assert!(outcomes[0].as_ref().is_ok_and(Outcome::is_done));
         speculation.keep(1);
         assert_eq!((marks().await, speculation.row_count()), (1, 1));
-        // A later look at the live transaction is answered, and not sent.
-        let look = row(2, Phase::Evaluate, page.txid, Sequenced::MarkContested);
-        assert!(RecordEngine::apply(&copy, &[look]).await[0].as_ref().is_ok_and(Outcome::is_done));
+        // A later question about the live transaction is answered, and not sent.
+        let question = row(2, Phase::Evaluate, page.txid, Sequenced::MarkContested);
+        assert!(RecordEngine::apply(&copy, &[question]).await[0].as_ref().is_ok_and(Outcome::is_done));
         speculation.keep(2);
         assert_eq!(speculation.row_count(), 1);
         let stored = engine.read(&[key]).await.remove(0).unwrap();
@@ -540,7 +547,11 @@ mod tests {
         let refused = speculation
             .run(async { RecordEngine::apply(&copy, &[Row { key, operation: Operation::ClearCreating }]).await });
         assert!(refused.await.is_none());
-        speculation.end();
+        // Protects: the window after an event that is handled alone does not read records that are being written.
+        let next = speculation.begin_next().unwrap();
+        assert_eq!(next.missing([key]), [], "the next window has the changed record");
+        next.abandon_present();
+        assert!(next.begin_next().is_none());
         assert_eq!(speculation.take_work().rows.len(), 1, "the work of the kept events stays");
     }
 }

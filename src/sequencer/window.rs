@@ -31,7 +31,7 @@ const MAX_BYTES: usize = 8 << 20;
 /// Operations of a window, at most. One event more may exceed the limit.
 const MAX_ROWS: usize = 8_192;
 /// Records that are read ahead in one request.
-const READ_AT_ONCE: usize = 512;
+const READ_AT_ONCE: usize = 128;
 /// Inputs of a transaction that are read ahead of its handler. A handler reads further ones itself.
 const MAX_INPUTS_AHEAD: usize = 64;
 
@@ -76,31 +76,42 @@ impl WindowBound {
         WindowBound { present: limit, limit }
     }
 
-    /// Follows a window of which this many events can be decided together.
-    fn follow(&mut self, evaluated: usize) {
-        self.present = if evaluated == 0 { (self.present / 4).max(1) } else { self.present * 2 }.min(self.limit);
+    /// Follows a window of `selected` events, of which `evaluated` can be decided together.
+    fn follow(&mut self, selected: usize, evaluated: usize) {
+        let next = if evaluated == selected { self.present * 2 } else { (evaluated * 2).max(1) };
+        self.present = next.min(self.limit);
     }
 }
 
 /// An event of a window with its chain offset.
 type Numbered = (u64, WindowEvent, EventKind);
 
-/// Handles the first events of `messages` in windows, and returns how many. 0: the first event is handled alone.
+/// Number of events that were handled in windows.
+pub struct HandledEvents {
+    pub count: usize,
+    /// The event after them is handled alone.
+    pub is_next_single: bool,
+}
+
+/// Handles the first events of `messages` in windows.
 ///
-/// A window is evaluated while the window before is applied: its copy has what that window changes.
+/// A window is evaluated while the window before is applied: its copy has what that window changes. After an event that
+/// cannot be decided ahead no window follows: its copy would be without the changes that are being applied.
 pub async fn handle_windows(
     handler: &Handler,
     log: &mut DecisionLog,
     messages: &[Message],
     bound: &mut WindowBound,
-) -> Result<usize, SequencerError> {
+) -> Result<HandledEvents, SequencerError> {
     let (mut selected, mut handled) = (0, 0);
     // The window whose decisions are published and whose operations are not applied yet.
     let mut decided: Option<(Vec<Numbered>, SpeculatedWork)> = None;
-    let mut next = Speculation::default();
+    let mut next = Some(Speculation::default());
     loop {
-        let mut events = select_events(log, &messages[selected..], bound.present);
-        let speculation = Arc::new(next);
+        let is_next_single = next.is_none();
+        let speculation = Arc::new(next.unwrap_or_default());
+        let limit = if is_next_single { 0 } else { bound.present };
+        let mut events = select_events(log, &messages[selected..], limit);
         let applied = async {
             match decided.take() {
                 Some((events, work)) => apply_window(handler, &events, work).await,
@@ -109,12 +120,19 @@ pub async fn handle_windows(
         };
         let evaluated = evaluate_window(handler, log, &speculation, &events, bound);
         let (applied, evaluated) = futures_util::join!(applied, evaluated);
-        let (applied, is_refused) = applied?;
+        // After a failure the next call meets the same failure; the windows before are handled.
+        let (applied, evaluated) = match (applied, evaluated) {
+            (Ok((applied, false)), Ok(evaluated)) => (applied, evaluated),
+            (Ok((applied, true)), _) => (applied, 0),
+            (Ok((applied, false)), Err(_)) if handled + applied > 0 => (applied, 0),
+            (Err(_), _) if handled > 0 => (0, 0),
+            (applied, evaluated) => (applied?.0, evaluated?),
+        };
         handled += applied;
-        let evaluated = if is_refused { 0 } else { evaluated? };
+        let is_next_single = is_next_single || (evaluated == 0 && !events.is_empty());
         events.drain(evaluated..).for_each(|(offset, ..)| log.discard_staged(offset));
         if events.is_empty() {
-            return Ok(handled);
+            return Ok(HandledEvents { count: handled, is_next_single });
         }
         // Checked after all reads: the decisions are valid only if no node lost writes meanwhile.
         if log.have_nodes_restarted().await? {
@@ -122,10 +140,10 @@ pub async fn handle_windows(
         }
         let offsets: Vec<u64> = events.iter().map(|(offset, ..)| *offset).collect();
         if !log.publish_staged(&offsets).await? {
-            return Ok(handled);
+            return Ok(HandledEvents { count: handled, is_next_single: true });
         }
         selected += events.len();
-        next = speculation.next();
+        next = speculation.begin_next();
         decided = Some((events, speculation.take_work()));
     }
 }
@@ -147,7 +165,7 @@ async fn evaluate_window(
     log.set_staging(true);
     let evaluated = evaluate_events(handler, &parts, speculation, log, events).await;
     log.set_staging(false);
-    bound.follow(evaluated);
+    bound.follow(events.len(), evaluated);
     Ok(evaluated)
 }
 
@@ -269,7 +287,7 @@ async fn evaluate_events(
         };
         // An error is met again when the event is handled alone.
         if !matches!(handled, Some(Ok(()))) {
-            speculation.end();
+            speculation.abandon_present();
             return number;
         }
         speculation.keep(*offset);
@@ -357,15 +375,16 @@ mod tests {
     #[test]
     fn windows_become_small_among_events_that_are_handled_alone() {
         let mut bound = WindowBound::new(256);
-        let mut follow = |handled| {
-            bound.follow(handled);
+        let mut follow = |selected, evaluated| {
+            bound.follow(selected, evaluated);
             bound.present
         };
-        assert_eq!([0, 0, 0, 0, 0].map(&mut follow), [64, 16, 4, 1, 1]);
-        assert_eq!([1, 2, 1].map(&mut follow), [2, 4, 8]);
-        assert_eq!([8, 16, 32, 64, 128, 256].map(&mut follow), [16, 32, 64, 128, 256, 256]);
+        assert_eq!((follow(256, 0), follow(1, 0)), (1, 1));
+        assert_eq!((follow(1, 1), follow(2, 2), follow(3, 3)), (2, 4, 8));
+        assert_eq!(follow(8, 3), 6);
+        assert_eq!((6..12).map(|_| follow(1, 1)).last(), Some(256));
         let mut none = WindowBound::new(0);
-        none.follow(0);
+        none.follow(0, 0);
         assert_eq!(none.present, 0);
     }
 }

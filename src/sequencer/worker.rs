@@ -39,7 +39,7 @@ pub enum WorkerReport {
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Windows of events that are taken from the queue before the first of them is handled.
-const WINDOWS_AT_ONCE: usize = 8;
+const WINDOWS_AT_ONCE: usize = 4;
 
 /// Handles the events of the chain, one after the other or in windows.
 pub struct ChainWorker {
@@ -162,6 +162,8 @@ impl ChainWorker {
             };
             self.handler.parts.wait_for("the topics of the chain", confirmed).await?;
             let mut messages = batch.messages.as_slice();
+            // The first message is handled alone.
+            let mut is_single = false;
             while let Some(message) = messages.first() {
                 // The broker may deliver a message twice.
                 if message.offset < self.position {
@@ -172,15 +174,18 @@ impl ChainWorker {
                 if message.offset == 0 {
                     self.bind_chain(message).await?;
                 }
-                let mut handled = match self.decision_mode(message.offset) {
-                    DecisionMode::Live => {
-                        Box::pin(handle_windows(&self.handler, log, messages, &mut self.window)).await?
-                    }
-                    DecisionMode::Replay => 0,
+                let is_live = self.decision_mode(message.offset) == DecisionMode::Live;
+                let handled = if is_live && !is_single {
+                    let windows = Box::pin(handle_windows(&self.handler, log, messages, &mut self.window)).await?;
+                    is_single = windows.is_next_single || windows.count == 0;
+                    windows.count
+                } else {
+                    Box::pin(self.handle_until_current(log, message)).await?;
+                    is_single = false;
+                    1
                 };
                 if handled == 0 {
-                    Box::pin(self.handle_until_current(log, message)).await?;
-                    handled = 1;
+                    continue;
                 }
                 self.handler.clear_body_cache();
                 let next = messages[handled - 1].offset + 1;

@@ -113,11 +113,22 @@ async fn all_events_arrive_once_and_in_order() {
 #[test]
 fn events_are_printed_without_counts_of_blocks() {
     let produced = ProducedTotals { events: 2, bytes: 30, by_reference: 0 };
-    assert_eq!(GenerateSummary { counts: None, produced, left_out: None }.line(), "2 events, 30 bytes");
+    assert_eq!(GenerateSummary { counts: None, produced, left_out: None, seed: None }.line(), "2 events, 30 bytes");
     let by_reference = ProducedTotals { by_reference: 1, ..produced };
-    let summary = GenerateSummary { counts: None, produced: by_reference, left_out: None };
+    let summary = GenerateSummary { counts: None, produced: by_reference, left_out: None, seed: None };
     assert_eq!(summary.line(), "2 events, 30 bytes, 1 bodies in objects");
     let counts = Some(ChainCounts { blocks: 1, seeded: 4, ..ChainCounts::default() });
-    let line = GenerateSummary { counts, produced, left_out: None }.line();
+    let line = GenerateSummary { counts, produced, left_out: None, seed: None }.line();
     assert_eq!(line, "2 events, 30 bytes: 1 blocks with 0 transactions, 4 partial parents");
+}
+
+#[test]
+fn the_options_of_a_flood_belong_to_the_flood() {
+    let flood = parsed(&["--scenario", "flood", "--coins", "7", "--rivals", "9", "--seed", "1"]).unwrap();
+    assert_eq!(flood.flood.flood(), Flood { coins: 7, rivals: 9, seed: 1 });
+    let unknown = parsed(&["--scenario", "deluge"]).unwrap_err();
+    assert!(unknown.contains("double-spend, reorg, coinbase-reorg, freeze, flood"), "{unknown}");
+    assert!(parsed(&["--scenario", "flood", "--coins", "0"]).is_err());
+    let story = parsed(&["--scenario", "freeze", "--rivals", "9"]).unwrap().run().unwrap_err();
+    assert!(story.to_string().contains("--rivals is an option of --scenario flood"), "{story}");
 }
