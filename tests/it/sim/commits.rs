@@ -111,10 +111,20 @@ impl CommitCheck {
         Ok(())
     }
 
+    /// Returns whether a later event of the chain has changed the master.
+    async fn is_changed_after(&self, txid: Txid, event: &Message) -> bool {
+        let stamp = self.master(txid).await.and_then(|page| page.chain_pos);
+        stamp.is_some_and(|stamp| stamp.chain_offset() > event.offset)
+    }
+
     async fn check_chain_event(&self, message: &Message, state: &ChainState) -> Result<(), String> {
         match Event::decode(&message.payload) {
             Ok(Event::Contest(contest)) => match self.master(contest.txid).await.map(|page| page.state()) {
                 Some(TxState::Live | TxState::Conflicting(Verdict::Conflicting(_)) | TxState::Pruned(_)) => Ok(()),
+                // A block that is being handled has revived the tombstone, and makes the content next.
+                Some(TxState::Stub(Verdict::Conflicting(_))) if self.is_changed_after(contest.txid, message).await => {
+                    Ok(())
+                }
                 // A contest whose contestant a node lost is passed over: the event of the contestant is read again.
                 _ if self.memory.restart_count() > 0 => Ok(()),
                 state => Err(format!("the contestant {} is {state:?}", contest.txid)),
