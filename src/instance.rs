@@ -110,7 +110,6 @@ pub async fn run(
     parts: InstanceParts,
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
-    let group = settings.pipeline.group.clone();
     parts.health.status_registry().publish_store(parts.store.engine.name());
     let starting = async {
         let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
@@ -122,36 +121,18 @@ pub async fn run(
         let log = start::check_log(&settings, &parts, &frontier).await?;
         // The count that the store is bound to: the topic may have grown since the check above.
         settings.pipeline.partitions = log.partition_count().and_then(|count| i32::try_from(count).ok());
-        // Binding comes last: a store that is bound to a wrong topic would refuse the right topic for good.
-        Ok::<_, InstanceError>((nodes, start::bind_log(&parts, log).await?, counts.outcomes))
+        // Binding comes after the checks: a store that is bound to a wrong topic would refuse the right one for good.
+        let guard = start::bind_log(&parts, log).await?;
+        parts.health.on_store_opened();
+        open_loops(&settings, &parts, (nodes, guard), counts.outcomes).await
     };
     let started = tokio::select! {
         biased;
-        started = Box::pin(starting) => started?,
-        // The start waits for the nodes of the store, and each of its steps is repeated by the next start.
+        started = Box::pin(starting) => started,
+        // The start waits for the nodes of the store or for the log. Each of its steps is repeated by the next start.
         () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
     };
-    let (nodes, guard, outcomes) = started;
-    parts.health.on_store_opened();
-
-    let output = LogOutput::open(&settings, &parts, outcomes).await?;
-    // Opened before the first event is read: no outcome that the instance could wait for is missed.
-    let watch = OutcomeWatch::start(parts.broker.clone(), &output.outcomes).await;
-    let consumer = parts.broker.subscribe(&group, &[settings.pipeline.topic.to_string()]).await?;
-    let pipeline = Pipeline::new(
-        settings.pipeline.clone(),
-        pipeline_services(&settings, &parts, output.clone(), Modes::Live, (&nodes, guard.clone())),
-        consumer,
-        Some(watch),
-    );
-    let sequencer = if settings.sequencer_enabled {
-        let consumer =
-            parts.broker.subscribe(&chain_group(&group), std::slice::from_ref(&settings.topics.chain)).await?;
-        let parts = sequencer_parts(&settings, &parts, output, (nodes, guard), &pipeline);
-        Some(Sequencer::new(parts, ChainMode::Live, consumer))
-    } else {
-        None
-    };
+    let (pipeline, sequencer) = started?;
     // Boxed: the futures of both loops are by far the largest values on the stack.
     tokio::select! {
         biased;
@@ -160,6 +141,35 @@ pub async fn run(
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
     }
+}
+
+/// Opens the log for writing and reading, and creates the pipeline, and the sequencer where it is enabled.
+async fn open_loops(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    (nodes, guard): (RestartDetector, TopicGuard),
+    outcome_partitions: i32,
+) -> Result<(Pipeline, Option<Sequencer>), InstanceError> {
+    let group = &settings.pipeline.group;
+    let output = LogOutput::open(settings, parts, outcome_partitions).await?;
+    // Opened before the first event is read: no outcome that the instance could wait for is missed.
+    let watch = OutcomeWatch::start(parts.broker.clone(), &output.outcomes).await;
+    let consumer = parts.broker.subscribe(group, &[settings.pipeline.topic.to_string()]).await?;
+    let pipeline = Pipeline::new(
+        settings.pipeline.clone(),
+        pipeline_services(settings, parts, output.clone(), Modes::Live, (&nodes, guard.clone())),
+        consumer,
+        Some(watch),
+    );
+    let sequencer = if settings.sequencer_enabled {
+        let consumer =
+            parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
+        let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
+        Some(Sequencer::new(parts, ChainMode::Live, consumer))
+    } else {
+        None
+    };
+    Ok((pipeline, sequencer))
 }
 
 /// Returns `grace` after the shutdown.

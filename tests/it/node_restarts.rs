@@ -11,7 +11,9 @@ use std::{
 };
 
 use utxo_store::{
-    broker::memory::MemoryFaults,
+    broker::{
+        Broker, BrokerDecorator, BrokerError, Consumer, PartitionReader, Producer, TopicPartition, memory::MemoryFaults,
+    },
     engine::{
         EngineDecorator, EngineError, Incarnation, RecordEngine,
         fault::{EngineFaults, FaultEngine},
@@ -21,6 +23,7 @@ use utxo_store::{
 };
 
 use crate::{
+    failing_broker::start_on,
     harness::{Coin, LOSS_WINDOW, Made, World, coinbase, spend, spend_claiming},
     made_blocks::MadeBlock,
     regressions::holding_engine::HoldingEngine,
@@ -147,6 +150,59 @@ async fn a_shutdown_ends_a_start_that_waits_for_the_nodes() {
     world.run_until_consumed().await;
     assert_eq!(state(&world, &seed).await, TxState::Live);
     world.check("a start that was given up").await;
+}
+
+/// The log answers some calls of a start, and leaves one without an answer.
+struct SilentLog {
+    inner: Arc<dyn Broker>,
+    silent: &'static str,
+}
+
+impl SilentLog {
+    async fn answer(&self, call: &str) {
+        if call == self.silent {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl BrokerDecorator for SilentLog {
+    fn inner(&self) -> &dyn Broker {
+        &*self.inner
+    }
+
+    async fn producer(&self) -> Result<Arc<dyn Producer>, BrokerError> {
+        self.answer("producer").await;
+        self.inner.producer().await
+    }
+
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
+        self.answer(&partition.topic).await;
+        self.inner.read(partition, offset).await
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[String]) -> Result<Box<dyn Consumer>, BrokerError> {
+        self.answer(if group.ends_with(".chain") { "chain" } else { "transactions" }).await;
+        self.inner.subscribe(group, topics).await
+    }
+}
+
+/// The log stops answering while an instance opens the log: for writing, the outcomes, either group.
+/// Protects: a shutdown does not wait for the log.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_a_start_that_waits_for_the_log() {
+    let world = World::new().await;
+    for silent in ["producer", "outcomes", "transactions", "chain"] {
+        let broker = Arc::new(SilentLog { inner: Arc::new(world.broker.clone()), silent });
+        let running = start_on(&world, broker);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let stopping = tokio::time::timeout(Duration::from_secs(5), running.stop());
+        assert_eq!(stopping.await.unwrap_or_else(|_| panic!("{silent}: the start has not ended")).completed, 0);
+    }
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &seed).await, TxState::Live);
+    world.check("starts that were given up").await;
 }
 
 /// Store that does not answer reads from a node's restart on.
