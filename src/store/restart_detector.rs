@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::shared_look::{Freshness, LOOK_TIMEOUT, Look, LookNumber, SharedLook, no_answer};
+use super::shared_look::{Freshness, Look, LookNumber, SharedLook};
 use crate::{
     backoff::Backoff,
     engine::{EngineError, Incarnation, RecordEngine},
@@ -113,7 +113,8 @@ impl RestartDetector {
         Ok(&self.expected)
     }
 
-    /// Compares the present incarnation with the baseline, and checks that the devices keep up.
+    /// Compares the present incarnation with the baseline, and checks that the devices keep up. The poll makes up to
+    /// two looks, and may wait for a look of another caller before each. Each look has its own limit.
     ///
     /// # Errors
     /// The incarnation is unknown, or a device is far behind: nothing may be committed.
@@ -121,20 +122,17 @@ impl RestartDetector {
         if !self.can_lose_writes() {
             return Ok(RestartPoll::Unchanged { polled_at: Instant::now() });
         }
-        let polled = async {
-            let reuse = FLUSH_REUSE.min(self.lag / FLUSH_REUSE_OF_LAG);
-            let oldest = Instant::now().checked_sub(reuse).unwrap_or_else(Instant::now);
-            // The devices first: their answers may show a restart, which the incarnation then has.
-            let flushing = self.flushing.get(Freshness::Since(oldest)).await;
-            // A look of another caller that began before the devices were read could miss that restart.
-            let point = self.incarnations.now();
-            let Look { answer: incarnation, .. } = self.incarnations.get(Freshness::After(point)).await?;
-            if incarnation != self.expected {
-                return Ok(RestartPoll::Restarted);
-            }
-            Ok(RestartPoll::Unchanged { polled_at: flushing?.began_at })
-        };
-        tokio::time::timeout(LOOK_TIMEOUT, polled).await.unwrap_or_else(|_| Err(no_answer()))
+        let reuse = FLUSH_REUSE.min(self.lag / FLUSH_REUSE_OF_LAG);
+        let oldest = Instant::now().checked_sub(reuse).unwrap_or_else(Instant::now);
+        // The devices first: their answers may show a restart, which the incarnation then has.
+        let flushing = self.flushing.get(Freshness::Since(oldest)).await;
+        // A look of another caller that began before the devices were read could miss that restart.
+        let point = self.incarnations.now();
+        let Look { answer: incarnation, .. } = self.incarnations.get(Freshness::After(point)).await?;
+        if incarnation != self.expected {
+            return Ok(RestartPoll::Restarted);
+        }
+        Ok(RestartPoll::Unchanged { polled_at: flushing?.began_at })
     }
 
     /// Returns whether a node has restarted since the baseline. Asks until the nodes answer.
@@ -194,6 +192,7 @@ mod tests {
             fault::{EngineFaults, FaultEngine},
             memory::MemoryEngine,
         },
+        store::shared_look::LOOK_TIMEOUT,
     };
 
     #[tokio::test(start_paused = true)]
@@ -220,6 +219,7 @@ mod tests {
         below: MemoryEngine,
         incarnation: Mutex<&'static str>,
         is_behind: Mutex<bool>,
+        answer_time: Mutex<Duration>,
         incarnation_questions: AtomicU64,
         device_questions: AtomicU64,
     }
@@ -231,11 +231,13 @@ mod tests {
 
         async fn incarnation(&self) -> Result<Incarnation, EngineError> {
             self.incarnation_questions.fetch_add(1, Ordering::Relaxed);
+            self.wait_for_answer().await;
             Ok(Incarnation((*self.incarnation.lock().unwrap()).to_owned()))
         }
 
         async fn check_flushing(&self) -> Result<(), EngineError> {
             self.device_questions.fetch_add(1, Ordering::Relaxed);
+            self.wait_for_answer().await;
             let (kind, operation) = (ErrorKind::Retryable, "incarnation");
             let error = EngineError { kind, operation, key: "all nodes".into(), message: "far behind".into() };
             if *self.is_behind.lock().unwrap() { Err(error) } else { Ok(()) }
@@ -243,6 +245,11 @@ mod tests {
     }
 
     impl TestNodes {
+        async fn wait_for_answer(&self) {
+            let answer_time = *self.answer_time.lock().unwrap();
+            tokio::time::sleep(answer_time).await;
+        }
+
         /// Returns the questions since the last call: for the incarnation, and about the devices.
         fn take_questions(&self) -> (u64, u64) {
             (self.incarnation_questions.swap(0, Ordering::Relaxed), self.device_questions.swap(0, Ordering::Relaxed))
@@ -254,6 +261,7 @@ mod tests {
             below: MemoryEngine::new(RULES),
             incarnation: Mutex::new("a"),
             is_behind: Mutex::new(false),
+            answer_time: Mutex::default(),
             incarnation_questions: AtomicU64::new(0),
             device_questions: AtomicU64::new(0),
         });
@@ -301,6 +309,28 @@ mod tests {
             tokio::time::advance(Duration::from_millis(100)).await;
         }
         assert_eq!(nodes.take_questions(), (11, 2), "every commit asks for the incarnation");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_nodes_hold_up_a_commit_beside_a_busy_sequencer_and_do_not_fail_it() {
+        let (nodes, detector) = detector_over_test_nodes().await;
+        *nodes.answer_time.lock().unwrap() = LOOK_TIMEOUT - Duration::from_millis(1);
+        let sequencer = detector.clone();
+        let busy = tokio::spawn(async move {
+            loop {
+                sequencer.has_restarted().await.unwrap();
+            }
+        });
+        for _ in 0..5 {
+            assert!(matches!(detector.poll().await, Ok(RestartPoll::Unchanged { .. })));
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+        busy.abort();
+        // Nodes that are silent fail the poll within the limits of its looks.
+        *nodes.answer_time.lock().unwrap() = Duration::from_secs(3_600);
+        let started = Instant::now();
+        assert!(detector.poll().await.unwrap_err().message.contains("no answer within 2s"));
+        assert!(started.elapsed() <= 4 * LOOK_TIMEOUT, "{:?}", started.elapsed());
     }
 
     #[tokio::test]

@@ -159,8 +159,8 @@ async fn with_timeout<T>(answer: impl Future<Output = Result<T, EngineError>>) -
     tokio::time::timeout(LOOK_TIMEOUT, answer).await.unwrap_or_else(|_| Err(no_answer()))
 }
 
-/// The error of a look without an answer.
-pub fn no_answer() -> EngineError {
+/// Returns the error of a look without an answer.
+fn no_answer() -> EngineError {
     EngineError {
         kind: ErrorKind::Retryable,
         operation: "incarnation",
