@@ -13,7 +13,7 @@ use utxo_store::{
     broker::Message,
     event::{Event, OutcomeBatch, OutcomeChange, TxidList},
     group::offsets::OffsetTracker,
-    ingest::plan::{Action, EventRef, PlanSettings, Planner, Token},
+    ingest::plan::{Action, EventRef, NamedTransaction, PlanSettings, Planner, Token},
     prepare::{PrepareSettings, PreparedEvent, PreparedTx, prepare},
     replay::Mode,
 };
@@ -202,7 +202,10 @@ fn outcomes(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(TXIDS));
     group.bench_function("live", |bencher| {
         bencher.iter(|| match Event::decode(black_box(&payload)) {
-            Ok(Event::OutcomeBatch(batch)) => planner.on_named(batch.txids.iter().collect::<Vec<_>>(), 0),
+            Ok(Event::OutcomeBatch(batch)) => {
+                let named = batch.txids.iter().map(|txid| NamedTransaction { txid, can_unlock: false });
+                planner.on_named(named.collect::<Vec<_>>(), 0)
+            }
             other => panic!("{other:?}"),
         })
     });

@@ -1,7 +1,7 @@
 //! A transaction in flight: from its first event to the completion of all its events.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -132,6 +132,15 @@ pub struct FinalAttempt {
     pub proven: BTreeSet<Txid>,
     /// Rule for events of equal time under which the proof holds.
     pub ties: TieRule,
+}
+
+/// The change of a transaction that a parked flight waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AwaitedChange {
+    /// The transaction is absent, creating or undecided: any of its outcomes can end the wait.
+    Creation,
+    /// The transaction is locked, and so live already: its own event ends no wait.
+    Unlock,
 }
 
 /// Spends of one page: the inputs that take slots of this page.
@@ -354,12 +363,19 @@ impl Flight {
 
     /// Returns the transactions that the flight waits for: its parents whose refusals are temporary. Without one the
     /// flight waits for its own record, which another instance creates.
-    pub fn awaited_transactions(&self) -> BTreeSet<Txid> {
+    pub fn awaited_transactions(&self) -> BTreeMap<Txid, AwaitedChange> {
         let is_temporary = |(parent, refusal): &(Txid, &Rejection)| {
             obstacle_of(refusal, *parent, &[], self.mode) == Obstacle::Temporary
         };
-        let parents: BTreeSet<Txid> = self.refusals().filter(is_temporary).map(|(parent, _)| parent).collect();
-        if parents.is_empty() { BTreeSet::from([self.txid]) } else { parents }
+        let mut parents = BTreeMap::new();
+        for (parent, refusal) in self.refusals().filter(is_temporary) {
+            // One locked page bars the transaction, whatever bars its other pages.
+            let change = parents.entry(parent).or_insert(AwaitedChange::Creation);
+            if matches!(refusal, Rejection::Locked) {
+                *change = AwaitedChange::Unlock;
+            }
+        }
+        if parents.is_empty() { BTreeMap::from([(self.txid, AwaitedChange::Creation)]) } else { parents }
     }
 
     /// Returns the parents that have no record.

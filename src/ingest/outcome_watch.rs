@@ -17,9 +17,9 @@ use tokio::{
 
 use crate::{
     broker::{Broker, BrokerError, Message, PartitionSetReader, TopicPartition},
-    event::{Event, OutcomeKind},
+    event::{Event, OutcomeChange, OutcomeKind},
     group::outcomes::OutcomeTopic,
-    tx::Txid,
+    ingest::plan::NamedTransaction,
 };
 
 /// Batches that the pipeline has not taken yet; the reader waits for room.
@@ -33,7 +33,7 @@ const PARTITIONS_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The transactions of all outcomes that are published from now on. The reading ends when the watch is dropped.
 pub struct OutcomeWatch {
-    named: mpsc::Receiver<Vec<Txid>>,
+    named: mpsc::Receiver<Vec<NamedTransaction>>,
     _task: JoinSet<()>,
 }
 
@@ -51,7 +51,7 @@ impl OutcomeWatch {
     }
 
     /// Waits for the next outcomes and returns their transactions. Cancel safe.
-    pub async fn next(&mut self) -> Vec<Txid> {
+    pub async fn next(&mut self) -> Vec<NamedTransaction> {
         match self.named.recv().await {
             Some(named) => named,
             // The task ends with the watch only.
@@ -64,7 +64,7 @@ impl OutcomeWatch {
 struct OutcomeReading {
     broker: Arc<dyn Broker>,
     topic: Arc<str>,
-    sender: mpsc::Sender<Vec<Txid>>,
+    sender: mpsc::Sender<Vec<NamedTransaction>>,
     /// Next offset of each partition; empty before the topic is opened for the first time.
     next: BTreeMap<i32, u64>,
     /// The topic could not be read the last time.
@@ -166,10 +166,15 @@ impl OutcomeReading {
 }
 
 /// Returns the transactions whose children a message can wake: an event that was refused has made no parent spendable.
-fn named_transactions(message: &Message) -> Vec<Txid> {
+fn named_transactions(message: &Message) -> Vec<NamedTransaction> {
     match Event::decode(&message.payload) {
-        Ok(Event::OutcomeBatch(batch)) => batch.txids.iter().collect(),
-        Ok(Event::Outcome(outcome)) if !matches!(outcome.kind, OutcomeKind::Refused { .. }) => vec![outcome.txid],
+        Ok(Event::OutcomeBatch(batch)) => {
+            let can_unlock = batch.change != OutcomeChange::Live;
+            batch.txids.iter().map(|txid| NamedTransaction { txid, can_unlock }).collect()
+        }
+        Ok(Event::Outcome(outcome)) if !matches!(outcome.kind, OutcomeKind::Refused { .. }) => {
+            vec![NamedTransaction { txid: outcome.txid, can_unlock: true }]
+        }
         // A message of a later version names nothing that this version could wake: its children are retried.
         _ => Vec::new(),
     }

@@ -54,7 +54,7 @@ use crate::{
         dispatch::{Dispatcher, MasterRead, TaskMessage},
         flight::SubmittedTx,
         outcome_watch::OutcomeWatch,
-        plan::{Action, EventRef, Planner},
+        plan::{Action, EventRef, NamedTransaction, Planner},
         publish::mismatch_poison,
     },
     prepare::{Poison, PrepareSettings, PreparedEvent},
@@ -66,7 +66,6 @@ use crate::{
         health::Workload,
     },
     telemetry::{Completion, DrainReason, EventKind, RebalanceChange, TryCause},
-    tx::Txid,
 };
 
 /// The pipeline of one instance.
@@ -430,13 +429,13 @@ impl Pipeline {
 }
 
 /// Tries the parked transactions that wait for these transactions only.
-fn try_waiting(planner: &mut Planner, services: &PipelineServices, named: Vec<Txid>) {
+fn try_waiting(planner: &mut Planner, services: &PipelineServices, named: Vec<NamedTransaction>) {
     let woken = planner.on_named(named, services.clock.steady_ms());
     services.metrics.parked_tries.of(TryCause::Outcome).inc_by(woken as u64);
 }
 
 /// Waits for the next outcomes, for ever without a watch. Cancel safe.
-async fn next_named(watch: &mut Option<OutcomeWatch>) -> Vec<Txid> {
+async fn next_named(watch: &mut Option<OutcomeWatch>) -> Vec<NamedTransaction> {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,

@@ -25,6 +25,7 @@ mod step;
 mod waiting;
 
 pub use flight_table::FlightTable;
+pub use named_transactions::NamedTransaction;
 
 use contest::step_after_contested_create;
 use flight_steps::FlightSteps;
@@ -306,10 +307,10 @@ impl Planner {
 
     /// Handles outcomes that name these transactions: they became live, were decided, mined or unlocked. Tries the
     /// flights that are parked for them and for no other transaction, and returns the number of these flights.
-    pub fn on_named(&mut self, txids: impl IntoIterator<Item = Txid>, now_ms: u64) -> usize {
+    pub fn on_named(&mut self, named: impl IntoIterator<Item = NamedTransaction>, now_ms: u64) -> usize {
         let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
         let before = ready.len();
-        txids.into_iter().for_each(|txid| ready.extend(parking.on_named(flights, &txid)));
+        named.into_iter().for_each(|named| ready.extend(parking.on_named(flights, named)));
         let woken = ready.len() - before;
         self.steps.start_ready(now_ms);
         woken

@@ -144,6 +144,32 @@ async fn each_link_of_a_chain_over_three_instances_is_woken() {
     world.check("a chain over three instances").await;
 }
 
+/// A client publishes the event of a locked parent again and again. Protects: the repeats cause no tries, and the
+/// unlock wakes the child.
+#[tokio::test(start_paused = true)]
+async fn repeats_of_a_locked_parent_wake_no_child() {
+    let world = world_without_retries().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    let running = start_three(&world, World::start).await;
+    let LockedChain { root, links } = LockedChain::new(seed.coin(0), 1);
+    world.validate_locked(&root).await;
+    until(async || is_live(&world, &root).await).await;
+    world.validate(&links[0]).await;
+    until_parked(&running, 1).await;
+    for _ in 0..100 {
+        world.validate_locked(&root).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(tries(&running), (0, 0));
+    world.command(1, CommandAction::Unlock { txid: root.txid }).await;
+    world.until_consumed().await;
+    assert!(is_live(&world, &links[0]).await);
+    assert_eq!(tries(&running), (1, 0));
+    stop_all(running).await;
+    world.check("a locked parent whose event is repeated").await;
+}
+
 /// The outcomes are lost, or switched off. Protects: nothing depends on outcomes.
 #[tokio::test(start_paused = true)]
 async fn retries_find_the_parents_that_outcomes_miss() {

@@ -4,7 +4,10 @@ use tokio::time::Instant;
 
 use super::{Pipeline, PipelineError, try_waiting};
 use crate::{
-    ingest::dispatch::{MasterRead, Publication, TaskMessage},
+    ingest::{
+        dispatch::{MasterRead, Publication, TaskMessage},
+        plan::NamedTransaction,
+    },
     record::Record,
     telemetry::Completion,
 };
@@ -67,7 +70,11 @@ impl Pipeline {
                 other.map_or(Ok(()), |why| self.reads.halt_in_other_topic(why))?;
                 self.topic_confirmation.on_checked(up_to);
             }
-            TaskMessage::ParentCreated(txid) => try_waiting(&mut self.planner, &self.services, vec![txid]),
+            TaskMessage::ParentCreated(txid) => {
+                // A block that creates a transaction also unlocks.
+                let named = NamedTransaction { txid, can_unlock: true };
+                try_waiting(&mut self.planner, &self.services, vec![named]);
+            }
             TaskMessage::ProofSnapshot(snapshot) => {
                 let begun = Instant::now();
                 self.proofs.on_snapshot(snapshot, &mut self.reads, &self.chunks, &mut self.planner, now_ms);

@@ -1,6 +1,6 @@
 //! The steps of flights: each takes one flight to its next stage and requests what the stage needs.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::{
     Action, PlanSettings, Token,
@@ -70,7 +70,7 @@ impl FlightSteps {
         let (mode, is_later_event) = (request.mode, request.is_later_event);
         let (txid, is_partial) = (request.work.txid(), matches!(request.work, SubmittedTx::Seeded(_)));
         let id = self.flights.insert(request);
-        let waiters = if is_later_event { BTreeSet::new() } else { self.flights.take_waiters(&txid) };
+        let waiters = if is_later_event { Vec::new() } else { self.flights.take_waiters(&txid) };
         for waiter in self.parking.wake_parked(&mut self.flights, waiters) {
             self.await_parents(waiter, &[id]);
         }

@@ -1,10 +1,10 @@
 //! All flights of one instance: by id, by transaction, by absent parent, and the list of those that wait. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use super::PlanCounts;
+use super::{PlanCounts, named_transactions::NamedTransaction};
 use crate::{
-    ingest::flight::{Flight, FlightId, Request, SpendGroup, Stage, SubmittedTx},
+    ingest::flight::{AwaitedChange, Flight, FlightId, Request, SpendGroup, Stage, SubmittedTx},
     tx::{Txid, TxidMap},
 };
 
@@ -16,8 +16,8 @@ pub struct FlightTable {
     generation: u32,
     by_txid: TxidMap<FlightId>,
     /// Parked flights by the transactions that they wait for: an event of the transaction here, or its outcome, wakes
-    /// them.
-    pub(super) waiters_by_txid: TxidMap<BTreeSet<FlightId>>,
+    /// them, where the outcome can make the change.
+    pub(super) waiters_by_txid: TxidMap<BTreeMap<FlightId, AwaitedChange>>,
     waiting: WaitingList,
 }
 
@@ -136,11 +136,11 @@ impl FlightTable {
     }
 
     /// Registers a parked flight with the transactions that it waits for.
-    pub(super) fn register_waiter(&mut self, id: FlightId, awaited: BTreeSet<Txid>) {
+    pub(super) fn register_waiter(&mut self, id: FlightId, awaited: BTreeMap<Txid, AwaitedChange>) {
         let Some(flight) = self.get_mut(id) else { return };
         flight.awaited = awaited.len() as u32;
-        for txid in awaited {
-            self.waiters_by_txid.entry(txid).or_default().insert(id);
+        for (txid, change) in awaited {
+            self.waiters_by_txid.entry(txid).or_default().insert(id, change);
         }
     }
 
@@ -148,7 +148,7 @@ impl FlightTable {
     pub(super) fn forget_waiter(&mut self, id: FlightId) {
         let Some(flight) = self.get_mut(id).filter(|flight| flight.awaited > 0) else { return };
         flight.awaited = 0;
-        for txid in flight.awaited_transactions() {
+        for txid in flight.awaited_transactions().into_keys() {
             if let Some(waiters) = self.waiters_by_txid.get_mut(&txid) {
                 waiters.remove(&id);
                 if waiters.is_empty() {
@@ -159,13 +159,23 @@ impl FlightTable {
     }
 
     /// Removes and returns the parked flights that are registered with a transaction.
-    pub(super) fn take_waiters(&mut self, txid: &Txid) -> BTreeSet<FlightId> {
-        self.waiters_by_txid.remove(txid).unwrap_or_default()
+    pub(super) fn take_waiters(&mut self, txid: &Txid) -> Vec<FlightId> {
+        self.waiters_by_txid.remove(txid).unwrap_or_default().into_keys().collect()
     }
 
-    /// Removes and returns the parked flights that are registered with a transaction and wait for no other one.
-    pub(super) fn take_last_waiters(&mut self, txid: &Txid) -> Vec<FlightId> {
-        let mut waiters = Vec::from_iter(self.take_waiters(txid));
+    /// Removes the parked flights that are registered with a transaction and wait for a change that its outcome can
+    /// have made. Returns those that wait for no other transaction.
+    pub(super) fn take_last_waiters(&mut self, named: NamedTransaction) -> Vec<FlightId> {
+        let NamedTransaction { txid, can_unlock } = named;
+        let mut waiters = self.waiters_by_txid.remove(&txid).unwrap_or_default();
+        if !can_unlock {
+            let still_locked;
+            (still_locked, waiters) = waiters.into_iter().partition(|(_, change)| *change == AwaitedChange::Unlock);
+            if !still_locked.is_empty() {
+                self.waiters_by_txid.insert(txid, still_locked);
+            }
+        }
+        let mut waiters = Vec::from_iter(waiters.into_keys());
         waiters.retain(|id| {
             let Some(flight) = self.get_mut(*id) else { return false };
             flight.awaited -= 1;

@@ -165,7 +165,7 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
     assert_eq!((planner.flights().counts().active, planner.flights().counts().parked), (0, 2));
 
     planner.retry_due(u64::MAX);
-    assert_eq!(planner.on_named([parent.txid], 0), 0, "the child waits for the flight");
+    assert_eq!(planner.on_named([named(parent.txid)], 0), 0, "the child waits for the flight");
     planner.reread_own_records(0, 0);
     let Some(Action::ReadOwn(child, _)) = planner.next_action() else { panic!("only the child reads its own record") };
     planner.own_record(child, None, 0);
@@ -782,17 +782,22 @@ fn try_in_vain(planner: &mut Planner, child: Arc<PreparedTx>) -> FlightId {
     id.unwrap()
 }
 
+/// Outcome of a transaction's own event.
+fn named(txid: Txid) -> NamedTransaction {
+    NamedTransaction { txid, can_unlock: false }
+}
+
 #[test]
 fn outcomes_wake_a_flight_once_they_have_named_all_its_parents() {
     let mut planner = Planner::new(SETTINGS);
     let id = try_in_vain(&mut planner, child_of(&[1, 2]));
     planner.own_record(id, None, 0);
-    let named = |planner: &mut Planner, byte| (planner.on_named([Txid([byte; 32])], 1), actions(planner).len());
-    assert_eq!([7, 1, 1].map(|byte| named(&mut planner, byte)), [(0, 0); 3], "another one, and one of two");
-    assert_eq!(named(&mut planner, 2), (1, 2), "both are tried");
+    let name = |planner: &mut Planner, byte| (planner.on_named([named(Txid([byte; 32]))], 1), actions(planner).len());
+    assert_eq!([7, 1, 1].map(|byte| name(&mut planner, byte)), [(0, 0); 3], "another one, and one of two");
+    assert_eq!(name(&mut planner, 2), (1, 2), "both are tried");
     assert_eq!(planner.flights().counts().parked, 0);
     // A flight that is not parked any more is not woken.
-    assert_eq!(named(&mut planner, 2), (0, 0));
+    assert_eq!(name(&mut planner, 2), (0, 0));
     assert!(planner.next_due_ms().is_none());
 }
 
@@ -808,7 +813,27 @@ fn a_flight_waits_for_no_outcome_of_a_parent_that_refuses_for_good() {
         planner.outcome(token, Outcome::Rejected(refusal), 0);
     }
     answer_all_absent(&mut planner, 0);
-    assert_eq!(planner.on_named([Txid([1; 32])], 0), 1);
+    assert_eq!(planner.on_named([named(Txid([1; 32]))], 0), 1);
+}
+
+/// A client can publish the event of a locked parent without an end, and each event has an outcome.
+#[test]
+fn repeats_of_a_locked_parent_wake_no_child() {
+    let mut planner = Planner::new(SETTINGS);
+    planner.submit(event(0), child_of(&[1, 2]), Mode::Normal, 0);
+    let (first, rest) = (actions(&mut planner), [Rejection::Locked, Rejection::NotFound]);
+    let repeat = |planner: &mut Planner| planner.on_named([named(Txid([1; 32]))], 0);
+    assert_eq!(repeat(&mut planner), 0);
+    for (action, refusal) in first.into_iter().zip(rest) {
+        let Action::Apply(token, _) = action else { panic!("{action:?}") };
+        planner.outcome(token, Outcome::Rejected(refusal), 0);
+    }
+    answer_all_absent(&mut planner, 0);
+    assert_eq!(planner.flights().counts().parked, 1, "the repeat during the try causes no second try");
+    assert_eq!(planner.on_named([named(Txid([2; 32]))], 0), 0);
+    assert_eq!([(); 3].map(|()| repeat(&mut planner)), [0; 3]);
+    assert_eq!(planner.on_named([NamedTransaction { txid: Txid([1; 32]), can_unlock: true }], 0), 1);
+    assert!(planner.flights().waiters_by_txid.is_empty(), "nothing is left of the wait");
 }
 
 #[test]
@@ -816,7 +841,7 @@ fn a_parent_named_during_a_try_is_tried_again_at_once() {
     // The outcome is read before the flight is parked.
     let mut planner = Planner::new(SETTINGS);
     let id = try_in_vain(&mut planner, child_of(&[1]));
-    assert_eq!(planner.on_named([Txid([1; 32])], 0), 0);
+    assert_eq!(planner.on_named([named(Txid([1; 32]))], 0), 0);
     planner.own_record(id, None, 0);
     assert!(matches!(row(&mut planner), (Token::Spend(..), _)), "tried at once");
     // The record is absent all the same: a node has lost the parent. The outcome is older than the second try.
@@ -824,17 +849,17 @@ fn a_parent_named_during_a_try_is_tried_again_at_once() {
     assert_eq!((actions(&mut planner).len(), planner.flights().counts().parked), (0, 1), "no third try");
     // An outcome during the second of two tries counts, too.
     assert_eq!(planner.retry_due(10), 1);
-    planner.on_named([Txid([1; 32])], 10);
+    planner.on_named([named(Txid([1; 32]))], 10);
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::NotFound), 10);
     assert!(matches!(row(&mut planner), (Token::Spend(..), _)));
     // One of two parents is named during the try: the flight waits for the other one only.
     let mut planner = Planner::new(SETTINGS);
     let id = try_in_vain(&mut planner, child_of(&[1, 2]));
-    planner.on_named([Txid([1; 32])], 0);
+    planner.on_named([named(Txid([1; 32]))], 0);
     planner.own_record(id, None, 0);
     assert!(actions(&mut planner).is_empty());
-    assert_eq!(planner.on_named([Txid([2; 32])], 0), 1);
+    assert_eq!(planner.on_named([named(Txid([2; 32]))], 0), 1);
 }
 
 #[test]
@@ -846,7 +871,8 @@ fn outcomes_wake_flights_behind_locked_and_undecided_parents_and_their_own_recor
         planner.outcome(token, Outcome::Rejected(refusal.clone()), 0);
         let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
         planner.own_record(id, None, 0);
-        assert_eq!(planner.on_named([Txid([1; 32])], 0), 1, "{refusal:?}");
+        let decided = NamedTransaction { txid: Txid([1; 32]), can_unlock: true };
+        assert_eq!(planner.on_named([decided], 0), 1, "{refusal:?}");
     }
     let mut planner = Planner::new(SETTINGS);
     let child = child_of(&[1]);
@@ -856,7 +882,7 @@ fn outcomes_wake_flights_behind_locked_and_undecided_parents_and_their_own_recor
     let (token, _) = row(&mut planner);
     planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Creating)), 0);
     assert_eq!(planner.flights().counts().parked, 1, "another instance creates the transaction");
-    assert_eq!(planner.on_named([child.txid], 0), 1);
+    assert_eq!(planner.on_named([named(child.txid)], 0), 1);
 }
 
 #[test]
@@ -868,7 +894,7 @@ fn a_flight_that_is_no_longer_parked_leaves_no_waiter_behind() {
     planner.retry_due(10);
     assert_eq!(planner.steps.flights.waiters_by_txid.len(), 0);
     answer_all_absent(&mut planner, 10);
-    planner.on_named([Txid([1; 32])], 10);
+    planner.on_named([named(Txid([1; 32]))], 10);
     assert_eq!(planner.steps.flights.waiters_by_txid.len(), 1);
     planner.revoke(0, 10);
     assert_eq!((planner.steps.flights.waiters_by_txid.len(), planner.flights().iter().count()), (0, 0));

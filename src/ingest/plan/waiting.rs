@@ -3,8 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::{
-    EventRef, PlanSettings, absent_parents::missing_after_final_attempt, flight_steps::FlightSteps,
-    flight_table::FlightTable, named_transactions::NamedTransactions,
+    EventRef, PlanSettings,
+    absent_parents::missing_after_final_attempt,
+    flight_steps::FlightSteps,
+    flight_table::FlightTable,
+    named_transactions::{NamedTransaction, NamedTransactions},
 };
 use crate::{
     ingest::{
@@ -14,7 +17,6 @@ use crate::{
     record::Reason,
     replay::Mode,
     telemetry::Completion,
-    tx::Txid,
 };
 
 impl FlightTable {
@@ -74,7 +76,7 @@ impl Parking {
         flight.parked_since_ms.get_or_insert(now_ms);
         let began = flight.try_began;
         let mut awaited = flight.awaited_transactions();
-        awaited.retain(|txid| !self.named.is_named_since(txid, began));
+        awaited.retain(|txid, change| !self.named.is_named_since(txid, *change, began));
         if awaited.is_empty() {
             return false;
         }
@@ -88,9 +90,9 @@ impl Parking {
     }
 
     /// Records that an outcome names a transaction. Returns the parked flights that wait for no other one.
-    pub(super) fn on_named(&mut self, flights: &mut FlightTable, txid: &Txid) -> Vec<FlightId> {
-        self.named.record(txid);
-        let waiters = flights.take_last_waiters(txid);
+    pub(super) fn on_named(&mut self, flights: &mut FlightTable, named: NamedTransaction) -> Vec<FlightId> {
+        self.named.record(named);
+        let waiters = flights.take_last_waiters(named);
         self.wake_parked(flights, waiters)
     }
 
