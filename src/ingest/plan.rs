@@ -274,7 +274,7 @@ impl Planner {
     /// Starts the retries of parked flights that are due, within their pace. Returns the number of retries.
     pub fn retry_due(&mut self, now_ms: u64) -> usize {
         let FlightSteps { flights, parking, ready, .. } = &mut self.steps;
-        let due = self.pace.take_due(&mut parking.retry_queue, flights, now_ms);
+        let due = self.pace.take_due(&mut parking.retry_queues, flights, now_ms);
         for id in &due {
             flights.forget_waiter(*id);
             flights.stop_waiting(*id);
@@ -287,7 +287,7 @@ impl Planner {
     /// Returns the time, ms by the clock of the caller, from which [`retry_due`](Self::retry_due) has work; `None`: not
     /// before an answer.
     pub fn next_due_ms(&self) -> Option<u64> {
-        self.pace.next_due_ms(&self.steps.parking.retry_queue, &self.steps.flights)
+        self.pace.next_due_ms(&self.steps.parking.retry_queues, &self.steps.flights)
     }
 
     /// Copies the buffers of flights that have waited since the last pass: a waiting flight would keep the whole batch

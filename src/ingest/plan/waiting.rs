@@ -8,12 +8,10 @@ use super::{
     flight_steps::FlightSteps,
     flight_table::FlightTable,
     named_transactions::{NamedTransaction, NamedTransactions},
+    retry_pace::RetryQueues,
 };
 use crate::{
-    ingest::{
-        flight::{Flight, FlightId, Stage, is_decided},
-        retry_queue::RetryQueue,
-    },
+    ingest::flight::{Flight, FlightId, Stage, is_decided},
     record::Reason,
     replay::Mode,
     telemetry::Completion,
@@ -47,7 +45,7 @@ impl FlightTable {
 #[derive(Debug)]
 pub(super) struct Parking {
     pub(super) settings: PlanSettings,
-    pub(super) retry_queue: RetryQueue,
+    pub(super) retry_queues: RetryQueues,
     pub(super) named: NamedTransactions,
     /// Partitions that are paused at their limit.
     pub(super) over_limit: BTreeSet<i32>,
@@ -57,7 +55,7 @@ impl Parking {
     pub(super) fn new(settings: PlanSettings) -> Self {
         Parking {
             settings,
-            retry_queue: RetryQueue::default(),
+            retry_queues: RetryQueues::default(),
             named: NamedTransactions::default(),
             over_limit: BTreeSet::new(),
         }
@@ -65,7 +63,7 @@ impl Parking {
 
     /// Forgets all flights and partitions.
     pub(super) fn clear(&mut self) {
-        self.retry_queue = RetryQueue::default();
+        self.retry_queues = RetryQueues::default();
         self.over_limit.clear();
     }
 
@@ -83,7 +81,7 @@ impl Parking {
         let PlanSettings { retry_min_ms, retry_max_ms, .. } = self.settings;
         let pause = (retry_min_ms << flight.attempts.min(16)).min(retry_max_ms);
         flight.attempts += 1;
-        self.retry_queue.insert(id, now_ms.saturating_add(pause));
+        self.retry_queues.insert(flight, now_ms.saturating_add(pause));
         flights.register_waiter(id, awaited);
         flights.wait(id, Stage::Parked);
         true
@@ -100,7 +98,7 @@ impl Parking {
     /// more.
     pub(super) fn cancel_wait(&mut self, flights: &mut FlightTable, id: FlightId) {
         if flights.get(id).is_some_and(|flight| flight.stage == Stage::Parked) {
-            self.retry_queue.remove(id);
+            self.retry_queues.remove(id);
             flights.forget_waiter(id);
         } else {
             for parent in flights.parents_in_flight(id, |_| true) {
