@@ -1,6 +1,11 @@
 //! Accepts connections, with or without TLS, and serves them until the shutdown.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -44,45 +49,81 @@ pub struct Routers {
     pub probes: Router,
 }
 
-/// Places of the connections: as many as permitted, and a reserve for probes. Clients that keep connections open, and
-/// need no token for that, thus keep no probe out.
+/// Places of the connections: as many as permitted, and a reserve for probes. Clients that keep connections open, or
+/// open one after the other, and need no token for that, thus keep no probe out.
 struct Places {
     usual: Arc<Semaphore>,
-    reserve: Arc<Semaphore>,
+    reserve: Arc<Reserve>,
 }
 
 /// Place of one connection; the drop gives the place back.
-struct Place {
-    is_reserved: bool,
-    permit: Option<OwnedSemaphorePermit>,
+enum Place {
+    Usual { _permit: OwnedSemaphorePermit },
+    Reserved(ReservedPlace),
 }
 
 impl Places {
     fn new(max_connections: usize) -> Self {
-        Places { usual: Arc::new(Semaphore::new(max_connections)), reserve: Arc::new(Semaphore::new(RESERVE)) }
+        Places { usual: Arc::new(Semaphore::new(max_connections)), reserve: Arc::default() }
     }
 
-    /// Waits for a place.
-    async fn take(&self) -> Place {
-        tokio::select! {
-            biased;
-            permit = self.usual.clone().acquire_owned() => Place { is_reserved: false, permit: permit.ok() },
-            permit = self.reserve.clone().acquire_owned() => Place { is_reserved: true, permit: permit.ok() },
-        }
-    }
-
-    /// Exchanges a place of the reserve for a usual place that has become free.
-    fn exchange(&self, place: Place) -> Place {
+    /// Returns a usual place if one is free, or else a place of the reserve.
+    fn take(&self) -> Place {
         match self.usual.clone().try_acquire_owned() {
-            Ok(permit) if place.is_reserved => Place { is_reserved: false, permit: Some(permit) },
-            _ => place,
+            Ok(permit) => Place::Usual { _permit: permit },
+            Err(_) => Place::Reserved(self.reserve.take()),
         }
+    }
+}
+
+/// Connections of the reserve, in the order in which they were accepted.
+#[derive(Default)]
+struct Reserve(Mutex<ReservedConnections>);
+
+#[derive(Default)]
+struct ReservedConnections {
+    accepted: u64,
+    open: BTreeMap<u64, CancellationToken>,
+}
+
+/// Place of the reserve.
+struct ReservedPlace {
+    reserve: Arc<Reserve>,
+    number: u64,
+    /// Cancelled once a newer connection has taken the place.
+    taken: CancellationToken,
+}
+
+impl Reserve {
+    /// Returns a place. A full reserve closes its oldest connection. A probe sends its request at once, so that a
+    /// connection that is older than 32 others has most likely sent none.
+    fn take(self: &Arc<Self>) -> ReservedPlace {
+        let mut connections = self.connections();
+        if connections.open.len() >= RESERVE
+            && let Some((_, oldest)) = connections.open.pop_first()
+        {
+            oldest.cancel();
+        }
+        let (number, taken) = (connections.accepted, CancellationToken::new());
+        connections.accepted += 1;
+        connections.open.insert(number, taken.clone());
+        ReservedPlace { reserve: self.clone(), number, taken }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, ReservedConnections> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ReservedPlace {
+    fn drop(&mut self) {
+        self.reserve.connections().open.remove(&self.number);
     }
 }
 
 /// Serves connections until `shutdown` completes, then finishes open requests for at most 2 s. At most
 /// `max_connections` are open at the same time, and a few more that answer one request of a probe each; the next
-/// connection waits.
+/// connection takes the place of the oldest of these.
 ///
 /// # Errors
 /// The listener fails for another reason than a lack of resources.
@@ -100,12 +141,8 @@ pub async fn serve(
     let _close = closing.clone().drop_guard();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
-        let accept = async {
-            let place = places.take().await;
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            accepted = accept => accepted,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             () = &mut shutdown => break,
         };
         let stream = match accepted {
@@ -121,7 +158,7 @@ pub async fn serve(
             stream,
             tls: certificate.map(ServerCertificate::acceptor),
             watcher: graceful.watcher(),
-            place: places.exchange(place),
+            place: places.take(),
         };
         let routers = (routers.all.clone(), routers.probes.clone());
         let closing = closing.clone();
@@ -149,19 +186,26 @@ struct Connection {
 impl Connection {
     async fn serve(self, (all, probes): (Router, Router)) {
         let Connection { stream, tls, watcher, place } = self;
-        if place.is_reserved {
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(RESERVED_HEAD_TIMEOUT).keep_alive(false);
-            let served = serve_stream(stream, (tls, RESERVED_HEAD_TIMEOUT), &builder, probes, watcher);
-            if tokio::time::timeout(RESERVED_TIMEOUT, served).await.is_err() {
-                tracing::debug!("http: connection beyond the limit not served in time");
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new());
+        match place {
+            Place::Usual { .. } => {
+                builder.header_read_timeout(HEAD_TIMEOUT);
+                serve_stream(stream, (tls, HEAD_TIMEOUT), &builder, all, watcher).await;
             }
-        } else {
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-            serve_stream(stream, (tls, HEAD_TIMEOUT), &builder, all, watcher).await;
+            Place::Reserved(place) => {
+                builder.header_read_timeout(RESERVED_HEAD_TIMEOUT).keep_alive(false);
+                let served = serve_stream(stream, (tls, RESERVED_HEAD_TIMEOUT), &builder, probes, watcher);
+                tokio::select! {
+                    served = tokio::time::timeout(RESERVED_TIMEOUT, served) => if served.is_err() {
+                        tracing::debug!("http: connection beyond the limit not served in time");
+                    },
+                    () = place.taken.cancelled() => {
+                        tracing::debug!("http: connection beyond the limit closed for a newer one");
+                    }
+                }
+            }
         }
-        drop(place.permit);
     }
 }
 
@@ -213,4 +257,36 @@ fn is_temporary(error: &io::Error) -> bool {
         io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
     );
     is_lost || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_taken(place: &Place) -> Option<bool> {
+        match place {
+            Place::Usual { .. } => None,
+            Place::Reserved(place) => Some(place.taken.is_cancelled()),
+        }
+    }
+
+    #[test]
+    fn a_connection_beyond_the_reserve_takes_the_place_of_the_oldest() {
+        let places = Places::new(1);
+        let usual = places.take();
+        let mut reserved: Vec<Place> = (0..RESERVE).map(|_| places.take()).collect();
+        assert!(is_taken(&usual).is_none() && reserved.iter().all(|place| is_taken(place) == Some(false)));
+        // A probe was answered: its place is free, and no other connection is closed.
+        drop(reserved.pop());
+        reserved.push(places.take());
+        assert!(reserved.iter().all(|place| is_taken(place) == Some(false)));
+        for closed in 0..reserved.len() {
+            let newest = places.take();
+            let taken = reserved.iter().map(is_taken).take_while(|taken| *taken == Some(true)).count();
+            assert_eq!((taken, is_taken(&newest)), (closed + 1, Some(false)));
+            reserved.push(newest);
+        }
+        drop((usual, reserved));
+        assert!(is_taken(&places.take()).is_none() && places.reserve.connections().open.is_empty());
+    }
 }
