@@ -43,7 +43,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use crate::{
     backoff::Backoff,
     blob::{BlobStore, EventBodies, objects::Objects},
-    engine::{EngineError, ErrorKind, Index, RecordEngine, Row},
+    engine::{Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row},
     record::{Key, Outcome, Page, Record, Rules},
     tx::{Network, Outpoint, Txid},
 };
@@ -189,6 +189,13 @@ impl StateStore {
     /// Queries that fail with a retryable error are repeated.
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         let ask = || self.engine.query(index, from, to, limit);
+        self.new_backoff(None).retry(EngineError::may_be_retried, ask).await
+    }
+
+    /// Reads the next keys of pages whose value of `index` is `value`, from `cursor` (`None`: from the start). Queries
+    /// that fail with a retryable error are repeated.
+    async fn query_part(&self, index: Index, value: u64, cursor: Option<Cursor>) -> Result<KeyPage, EngineError> {
+        let ask = || self.engine.query_part(index, (value, value), cursor.clone());
         self.new_backoff(None).retry(EngineError::may_be_retried, ask).await
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::{
-    engine::{EngineError, Index, Row},
+    engine::{Cursor, EngineError, Index, KeyPage, Row},
     record::{Key, LockRecord, Operation, Record, TxState},
     store::{StateStore, into_page, pages::PAGES_AT_A_TIME},
     tx::Txid,
@@ -20,8 +20,6 @@ use super::{CompleteError, Recovery};
 const OLD_AFTER_MS: u64 = 3_600_000;
 /// Number of keys of one index query of a whole sweep.
 const QUERY_LIMIT: usize = 100;
-/// Greatest number of keys of one index query of a pass, where many pages are creating since one millisecond.
-const GREATEST_LIMIT: usize = 10_000;
 /// Largest number of pages that [`count_old`] counts.
 const OLD_LIMIT: usize = 1_000;
 
@@ -87,66 +85,81 @@ pub(super) struct HalfCreated {
 #[derive(Debug, Clone)]
 pub struct SweepCursor {
     from_ms: u64,
-    /// Number of keys of the next query.
+    /// Greatest number of keys that are read at once.
     limit: usize,
-    /// Number of keys of a query, but for one after too many keys of one millisecond.
-    usual_limit: usize,
-    /// Greatest number of keys of a query.
-    greatest_limit: usize,
+    /// Position among the pages of the millisecond `from_ms`, where one query has returned no page of a later one.
+    within: Option<MillisecondCursor>,
+}
+
+/// Position among the pages of one millisecond, which have no order: the index returns their keys in parts.
+#[derive(Debug, Clone, Default)]
+struct MillisecondCursor {
+    /// Keys of the present part that are not read yet.
+    keys: Vec<Key>,
+    /// Position of the next part.
+    next: Option<Cursor>,
 }
 
 impl SweepCursor {
-    /// Creates a cursor before the oldest page, which reads this many keys with one query. Pages of one millisecond
-    /// beyond [`GREATEST_LIMIT`] wait for the next sweep over the index.
+    /// Creates a cursor before the oldest page, which reads at most this many pages at once.
     pub fn new(limit: usize) -> Self {
-        SweepCursor { from_ms: 0, limit, usual_limit: limit, greatest_limit: GREATEST_LIMIT.max(limit) }
+        SweepCursor { from_ms: 0, limit, within: None }
     }
 
-    /// Creates a cursor before the oldest page for a reader that keeps all pages anyway.
-    fn whole() -> Self {
-        SweepCursor { greatest_limit: usize::MAX, ..SweepCursor::new(QUERY_LIMIT) }
-    }
-
-    /// Adds the pages of the next query, which are creating since `until_ms` or before, to `found`. Returns `true` at
-    /// the end of the index, where the cursor begins anew.
+    /// Adds the next pages, which are creating since `until_ms` or before, to `found`. Returns `true` at the end of the
+    /// index, where the cursor begins anew.
     async fn read_next(
         &mut self,
         store: &StateStore,
         until_ms: u64,
         found: &mut BTreeMap<Txid, HalfCreated>,
     ) -> Result<bool, EngineError> {
-        let keys = store.query(Index::CreatingAt, self.from_ms, until_ms, self.limit).await?;
-        let mut latest_ms = self.from_ms;
-        for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
-            for page in store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
-                let Some(since_ms) = page.creating_at else { continue };
-                latest_ms = latest_ms.max(since_ms);
-                let new = || HalfCreated { since_ms, ..HalfCreated::default() };
-                let half = found.entry(page.txid).or_insert_with(new);
-                half.since_ms = half.since_ms.min(since_ms);
-                half.pages.insert(page.number);
+        if let Some(MillisecondCursor { mut keys, mut next }) = self.within.take() {
+            if keys.is_empty() {
+                KeyPage { keys, next } = store.query_part(Index::CreatingAt, self.from_ms, next).await?;
             }
+            let rest = keys.split_off(keys.len().min(self.limit));
+            read_pages(store, keys, found).await?;
+            if rest.is_empty() && next.is_none() {
+                self.from_ms += 1;
+            } else {
+                self.within = Some(MillisecondCursor { keys: rest, next });
+            }
+            return Ok(false);
         }
-        if keys.len() < self.limit {
-            (self.from_ms, self.limit) = (0, self.usual_limit);
-            return Ok(true);
-        }
-        // The keys of one query may all be of one millisecond: then the next query is larger.
-        (self.from_ms, self.limit) = if latest_ms > self.from_ms {
-            (latest_ms, self.usual_limit)
-        } else if self.limit < self.greatest_limit {
-            (latest_ms, self.limit.saturating_mul(2).min(self.greatest_limit))
+        let keys = store.query(Index::CreatingAt, self.from_ms, until_ms, self.limit).await?;
+        let is_last = keys.len() < self.limit;
+        let latest_ms = read_pages(store, keys, found).await?;
+        if is_last {
+            self.from_ms = 0;
+        } else if latest_ms > self.from_ms {
+            self.from_ms = latest_ms;
         } else {
-            tracing::warn!(
-                since_ms = latest_ms,
-                pages = self.limit,
-                "recovery: half-created pages of one millisecond \
-                wait for the next sweep"
-            );
-            (latest_ms + 1, self.usual_limit)
-        };
-        Ok(false)
+            self.within = Some(MillisecondCursor::default());
+        }
+        Ok(is_last)
     }
+}
+
+/// Reads these pages, few at once, and adds those that are creating to `found`. Returns the latest time since which one
+/// is creating, ms.
+async fn read_pages(
+    store: &StateStore,
+    keys: Vec<Key>,
+    found: &mut BTreeMap<Txid, HalfCreated>,
+) -> Result<u64, EngineError> {
+    let mut latest_ms = 0;
+    for keys in keys.chunks(PAGES_AT_A_TIME as usize) {
+        for page in store.read(keys.to_vec()).await?.into_iter().filter_map(into_page) {
+            let Some(since_ms) = page.creating_at else { continue };
+            latest_ms = latest_ms.max(since_ms);
+            let new = || HalfCreated { since_ms, ..HalfCreated::default() };
+            let half = found.entry(page.txid).or_insert_with(new);
+            half.since_ms = half.since_ms.min(since_ms);
+            half.pages.insert(page.number);
+        }
+    }
+    Ok(latest_ms)
 }
 
 impl Sweep {
@@ -222,7 +235,7 @@ pub(super) async fn read_half_created(
     store: &StateStore,
     until_ms: u64,
 ) -> Result<Vec<(Txid, HalfCreated)>, EngineError> {
-    let (mut found, mut cursor) = (BTreeMap::new(), SweepCursor::whole());
+    let (mut found, mut cursor) = (BTreeMap::new(), SweepCursor::new(QUERY_LIMIT));
     while !cursor.read_next(store, until_ms, &mut found).await? {}
     Ok(sort_by_age(found))
 }
