@@ -45,7 +45,14 @@ impl<'a> ContestHandler<'a> {
     pub async fn handle_contest(&self, log: &mut DecisionLog, contest: &Contest) -> Result<(), SequencerError> {
         let mut steps = Steps::new(log, self.cx.offset, self.cx.mode);
         let body = self.decide_contest(&mut steps, contest.txid, ReopenCause::ByEvent(contest)).await?;
-        if let DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } = body {
+        let missing_parent = match body {
+            DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. } => Some(parent),
+            // A `Reconsider` may have decided the contestant before its contest, or the verdict is that of an earlier
+            // event. Only the contest names the event.
+            DecisionBody::PassedOver { txid } => self.missing_parent_by_verdict(txid).await?,
+            _ => None,
+        };
+        if let Some(parent) = missing_parent {
             Box::pin(publish_missing_parent_letter(self.cx, contest, parent)).await?;
         }
         if contest.reason == Reason::Seeded {
@@ -56,6 +63,14 @@ impl<'a> ContestHandler<'a> {
             self.publish_live_contestant(contest.txid).await?;
         }
         steps.close().await
+    }
+
+    /// Returns the missing parent that a transaction is conflicting for.
+    async fn missing_parent_by_verdict(&self, txid: Txid) -> Result<Option<Txid>, SequencerError> {
+        Ok(match self.cx.master(txid).await?.map(|page| page.state()) {
+            Some(TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent }))) => Some(parent),
+            _ => None,
+        })
     }
 
     /// Publishes the outcome of a contestant that is live by its own event and keeps its slots. A node can lose the

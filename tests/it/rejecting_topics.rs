@@ -3,9 +3,16 @@
 
 use std::time::Duration;
 
-use utxo_store::status::control::{ControlAnswer, PartitionCommand};
+use utxo_store::{
+    event::CommandAction,
+    record::{Reason, TxState, Verdict},
+    status::control::{ControlAnswer, PartitionCommand},
+};
 
-use crate::harness::{PARTITIONS, Running, World, spend};
+use crate::{
+    harness::{PARTITIONS, Running, World, spend},
+    node_restarts::until,
+};
 
 const WHY: &str = "the broker takes no message of this time";
 
@@ -59,6 +66,38 @@ async fn a_rejecting_topic_halts_its_writer_until_the_cause_is_gone() {
         running.stop().await;
         world.check(name).await;
     }
+}
+
+/// A `Reconsider` decides a contestant whose contest is not published yet, and the event comes again. Only contests
+/// name events. Protects: each event whose parent is missing has its dead letter.
+#[tokio::test(start_paused = true)]
+async fn each_event_whose_parent_is_missing_has_a_dead_letter() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let parent = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[parent.coin(0)], 1, 2);
+    let state = async || world.page(&child).await.map(|page| page.state());
+    let running = world.start();
+    world.until_consumed().await;
+    world.broker.reject("chain", Some(WHY));
+    world.validate(&child).await;
+    until(async || state().await == Some(TxState::Conflicting(Verdict::Pending))).await;
+    pause().await;
+    world.broker.reject("chain", None);
+    world.command(1, CommandAction::Reconsider { txid: child.txid }).await;
+    let missing = TxState::Conflicting(Verdict::Conflicting(Reason::MissingParent { parent: parent.txid }));
+    until(async || state().await == Some(missing)).await;
+    assert_eq!(world.count("dead-letters").await, 0);
+    retry(&running).await;
+    for letters in 1..=2 {
+        world.until_consumed().await;
+        assert_eq!(world.count("dead-letters").await, letters);
+        world.validate(&child).await;
+    }
+    world.until_consumed().await;
+    assert_eq!((state().await, world.count("dead-letters").await), (Some(missing), 3));
+    running.stop().await;
+    world.check("events whose parent is missing").await;
 }
 
 /// The owner of the chain feeds blocks.

@@ -71,6 +71,9 @@ impl Replay<'_> {
         let verdict = self.forgetful_verdicts(contest.txid);
         if let Some(DecisionBody::PassedOver { .. }) = verdict {
             self.passed_over.insert((self.offset, contest.txid));
+            // The verdict that the transaction has may name a missing parent.
+            let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;
+            self.possible_dead_letters.insert(LogPosition { timestamp_ms, partition, offset });
         }
         if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { parent }, .. }) = verdict {
             let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;

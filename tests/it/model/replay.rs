@@ -64,6 +64,8 @@ pub struct Replay<'l> {
     pub expected_changes: BTreeSet<(OutcomeChange, Txid)>,
     /// Events for which the sequencer must publish a dead letter.
     pub expected_dead_letters: BTreeSet<LogPosition>,
+    /// Events for which the sequencer may publish a dead letter.
+    pub possible_dead_letters: BTreeSet<LogPosition>,
     /// Executed commands by id.
     pub commands: BTreeMap<[u8; 16], ExecutedCommand>,
     /// Transactions that a contest or a decision names anywhere in the logs.
@@ -109,6 +111,7 @@ impl<'l> Replay<'l> {
             passed_over: BTreeSet::new(),
             expected_changes: BTreeSet::new(),
             expected_dead_letters: BTreeSet::new(),
+            possible_dead_letters: BTreeSet::new(),
             commands: BTreeMap::new(),
             ever_contested: BTreeSet::new(),
             chain_poison: BTreeSet::new(),

@@ -31,9 +31,19 @@ impl Replay<'_> {
             tx_entry.contest.get_or_insert_with(|| contest.position.clone());
         }
         let verdict = self.decide_on(contest.txid, VerdictTrigger::Contest(contest.reason), Some(&contest.position));
-        if let Some(DecisionBody::Conflicting { reason: Reason::MissingParent { .. }, .. }) = verdict {
-            let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;
-            self.expected_dead_letters.insert(LogPosition { timestamp_ms, partition, offset });
+        let EventPosition { partition, offset, timestamp_ms, .. } = contest.position;
+        let position = LogPosition { timestamp_ms, partition, offset };
+        // Each event of a transaction whose parent is missing has a dead letter, whatever has decided the transaction.
+        let is_missing = self.history.status(&contest.txid).is_some_and(names_missing_parent);
+        match verdict {
+            Some(DecisionBody::Conflicting { reason: Reason::MissingParent { .. }, .. }) => {
+                self.expected_dead_letters.insert(position);
+            }
+            Some(DecisionBody::PassedOver { .. }) if self.history.may_be_pruned(&contest.txid) => {
+                self.possible_dead_letters.insert(position);
+            }
+            Some(DecisionBody::PassedOver { .. }) if is_missing => drop(self.expected_dead_letters.insert(position)),
+            _ => {}
         }
         if contest.reason == Reason::Seeded {
             self.settle_later_event(contest);
@@ -357,4 +367,8 @@ fn opens(trigger: VerdictTrigger, reason: Reason) -> bool {
         Reason::MissingParent { .. } | Reason::Mismatch { .. } => true,
         _ => trigger == VerdictTrigger::Reconsider,
     }
+}
+
+fn names_missing_parent(status: TxStatus) -> bool {
+    matches!(status, TxStatus::Conflicting(Reason::MissingParent { .. }))
 }
