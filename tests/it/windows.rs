@@ -1,17 +1,24 @@
 //! Windows: contests that are decided together end as contests that are decided one after the other.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use utxo_store::{
     broker::{Broker, TopicPartition},
+    engine::{EngineDecorator, EngineError, RecordEngine, Row, fault::FaultEngine},
     event::{Decision, DecisionBody, DecisionGroup, Event},
-    record::{Reason, Sequenced, TxState},
+    record::{Outcome, Phase, Reason, Rejection, Sequenced, Stamp, TxState},
     sequencer::decisions::{DecisionLog, DecisionTable},
     tx::Txid,
 };
 
 use crate::{
-    harness::{Made, World, spend},
+    harness::{Made, World, WorldSettings, spend},
     regressions::{
         has_lost, holder,
         holding_engine::{HoldingEngine, is_sequenced},
@@ -43,10 +50,21 @@ async fn largest_group(world: &World) -> usize {
 
 /// Validates these transactions while the verdict on `first` is held, so that the contests of the others wait together.
 async fn decide_together(world: &World, first: &Made, others: &[Made]) {
+    decide_over(world, first, others, |engine| engine).await;
+}
+
+/// As [`decide_together`], through the engine that `wrap` makes of the one that holds the verdict.
+async fn decide_over(
+    world: &World,
+    first: &Made,
+    others: &[Made],
+    wrap: impl FnOnce(Arc<dyn RecordEngine>) -> Arc<dyn RecordEngine>,
+) {
     let txid = first.txid;
     let is_mark = move |op: &Sequenced| matches!(op, Sequenced::MarkConflicting { .. });
     let holding = HoldingEngine::hold_first(world, move |row| is_sequenced(row, txid, is_mark));
-    let running = holding.in_front_of(world).start();
+    let nodes = Arc::new(FaultEngine::new(wrap(holding.clone()), 0));
+    let running = World { nodes, ..world.clone() }.start();
     world.validate(first).await;
     holding.wait_for_held(1).await;
     for other in others {
@@ -69,6 +87,65 @@ async fn decide_together(world: &World, first: &Made, others: &[Made]) {
     }
     assert_eq!(unfinished(), Some(0), "events of a window count as waiting");
     running.stop().await;
+}
+
+/// Engine that refuses the first settle on one of the parents, as after a later stamp.
+struct RefusingEngine {
+    inner: Arc<dyn RecordEngine>,
+    parents: Vec<Txid>,
+    has_refused: AtomicBool,
+}
+
+impl EngineDecorator for RefusingEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
+    async fn apply(&self, rows: &[Row]) -> Vec<Result<Outcome, EngineError>> {
+        let is_settle = |op: &Sequenced| matches!(op, Sequenced::Settle(_));
+        let mut outcomes = Vec::with_capacity(rows.len());
+        for row in rows {
+            let is_wanted = self.parents.iter().any(|parent| is_sequenced(row, *parent, is_settle));
+            if is_wanted && !self.has_refused.swap(true, Ordering::SeqCst) {
+                let later = Stamp::in_era(0, 1_000_000, Phase::Apply);
+                outcomes.push(Ok(Outcome::Rejected(Rejection::StaleStamp(later))));
+            } else {
+                outcomes.extend(self.inner.apply(std::slice::from_ref(row)).await);
+            }
+        }
+        outcomes
+    }
+}
+
+/// The store refuses an operation of the first event of a window, while the next window is evaluated. Protects: the
+/// events from there on are applied from the log, and the next window is not decided before them.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_in_a_window_is_applied_from_the_log() {
+    let world = World::with_settings(WorldSettings { window_events: 2, ..WorldSettings::calm() }).await;
+    let mut seeds = Vec::new();
+    for id in 1..6 {
+        seeds.push(world.seed(id, 1).await);
+    }
+    let winners: Vec<Made> = seeds.iter().zip(1..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+    let rivals: Vec<Made> = seeds.iter().zip(101..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+    let running = world.start();
+    for winner in &winners {
+        world.validate(winner).await;
+    }
+    world.until_consumed().await;
+    running.stop().await;
+    let parents = seeds[1..].iter().map(|seed| seed.txid).collect();
+    let wrap = |inner| -> Arc<dyn RecordEngine> {
+        Arc::new(RefusingEngine { inner, parents, has_refused: AtomicBool::new(false) })
+    };
+    decide_over(&world, &rivals[0], &rivals[1..], wrap).await;
+    for (seed, rival) in seeds.iter().zip(&rivals) {
+        let page = world.page(seed).await.unwrap();
+        assert!(page.contested.contains(&0), "the slot of each parent is settled");
+        assert!(page.master.as_ref().unwrap().conflicting_children.contains(&rival.txid));
+        assert!(has_lost(&world, rival).await);
+    }
+    world.check("a refusal in a window").await;
 }
 
 /// Each rival of a live transaction spends an output of its own parent. Protects: the contests become one group, every
