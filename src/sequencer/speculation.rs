@@ -95,11 +95,11 @@ impl RecordWork {
     }
 
     /// Returns the row that applies the operations, all or none.
-    pub fn row(&self) -> Row {
-        let operation = match &self.operations[..] {
-            // Engines have native forms of single operations.
-            [(stamp, operation)] => Operation::Sequenced(*stamp, operation.clone()),
-            several => Operation::SequencedAll(several.to_vec()),
+    pub fn into_row(self) -> Row {
+        // Engines have native forms of single operations.
+        let operation = match <[_; 1]>::try_from(self.operations) {
+            Ok([(stamp, operation)]) => Operation::Sequenced(stamp, operation),
+            Err(several) => Operation::SequencedAll(several),
         };
         Row { key: self.key, operation }
     }
@@ -137,14 +137,15 @@ impl Speculation {
         kept.outcomes.extend(present.outcomes.drain(..).map(|kind| (chain_offset, kind)));
     }
 
-    /// Begins the speculation of the next window, with the records that this window changes. `None`: this window has
-    /// ended before an event that is handled alone, and the next window needs its operations in the store.
-    pub fn begin_next(&self) -> Option<Speculation> {
+    /// Ends the window. Returns the operations and messages of the kept events, and the speculation of the next window
+    /// with the records that this window changes. `None`: this window has ended before an event that is handled alone,
+    /// and the next window needs its operations in the store.
+    pub fn finish(&self) -> (SpeculatedWork, Option<Speculation>) {
         let mut state = self.state();
         let SpeculationState { records, kept, is_spoilt, .. } = &mut *state;
         let changed = kept.rows.iter().filter_map(|row| records.remove_entry(&row.key));
         let next = SpeculationState { earlier: changed.collect(), ..SpeculationState::default() };
-        (!*is_spoilt).then(|| Speculation(Mutex::new(next)))
+        (take(kept), (!*is_spoilt).then(|| Speculation(Mutex::new(next))))
     }
 
     /// Drops the operations and messages of the present event. The copy has its changes, so that no event may follow.
@@ -171,11 +172,6 @@ impl Speculation {
     /// Returns the number of operations that are kept.
     pub fn row_count(&self) -> usize {
         self.state().kept.rows.len()
-    }
-
-    /// Takes the operations and messages of the kept events.
-    pub fn take_work(&self) -> SpeculatedWork {
-        take(&mut self.state().kept)
     }
 
     /// Adds records that were read from the store.
@@ -548,10 +544,11 @@ mod tests {
             .run(async { RecordEngine::apply(&copy, &[Row { key, operation: Operation::ClearCreating }]).await });
         assert!(refused.await.is_none());
         // Protects: the window after an event that is handled alone does not read records that are being written.
-        let next = speculation.begin_next().unwrap();
+        let (work, next) = speculation.finish();
+        let next = next.unwrap();
         assert_eq!(next.missing([key]), [], "the next window has the changed record");
         next.abandon_present();
-        assert!(next.begin_next().is_none());
-        assert_eq!(speculation.take_work().rows.len(), 1, "the work of the kept events stays");
+        assert!(next.finish().1.is_none());
+        assert_eq!(work.rows.len(), 1, "the work of the kept events stays");
     }
 }

@@ -143,8 +143,9 @@ pub async fn handle_windows(
             return Ok(HandledEvents { count: handled, is_next_single: true });
         }
         selected += events.len();
-        next = speculation.begin_next();
-        decided = Some((events, speculation.take_work()));
+        let work;
+        (work, next) = speculation.finish();
+        decided = Some((events, work));
     }
 }
 
@@ -307,10 +308,11 @@ async fn apply_work(parts: &SequencerParts, work: SpeculatedWork) -> Result<Opti
             wave.iter_mut().for_each(|record| record.truncate(chain_offset));
             wave.retain(|record| !record.operations.is_empty());
         }
-        let rows = wave.iter().map(RecordWork::row).collect();
+        let first_offsets: Vec<Option<u64>> = wave.iter().map(RecordWork::first_offset).collect();
+        let rows = wave.into_iter().map(RecordWork::into_row).collect();
         let outcomes = parts.wait_for("the store", parts.store.apply(rows)).await?;
-        let refused = wave.iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
-        failed = refused.filter_map(|(record, _)| record.first_offset()).chain(failed).min();
+        let refused = first_offsets.into_iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
+        failed = refused.filter_map(|(first_offset, _)| first_offset).chain(failed).min();
     }
     if let Some(chain_offset) = failed {
         tracing::debug!(chain_offset, "window: record changed since its evaluation; events are applied again");

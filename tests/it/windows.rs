@@ -48,6 +48,31 @@ async fn largest_group(world: &World) -> usize {
     counting.map(|(_, group)| group.events.len()).max().unwrap_or(0)
 }
 
+/// Coins of different parents, a live spender of each, and a rival that is not validated yet.
+struct Rivalry {
+    seeds: Vec<Made>,
+    winners: Vec<Made>,
+    rivals: Vec<Made>,
+}
+
+impl Rivalry {
+    async fn begin(world: &World, count: u8) -> Self {
+        let mut seeds = Vec::new();
+        for id in 1..=count {
+            seeds.push(world.seed(id, 1).await);
+        }
+        let winners: Vec<Made> = seeds.iter().zip(1..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+        let rivals: Vec<Made> = seeds.iter().zip(101..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
+        let running = world.start();
+        for winner in &winners {
+            world.validate(winner).await;
+        }
+        world.until_consumed().await;
+        running.stop().await;
+        Rivalry { seeds, winners, rivals }
+    }
+}
+
 /// Validates these transactions while the verdict on `first` is held, so that the contests of the others wait together.
 async fn decide_together(world: &World, first: &Made, others: &[Made]) {
     decide_over(world, first, others, |engine| engine).await;
@@ -122,18 +147,7 @@ impl EngineDecorator for RefusingEngine {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_in_a_window_is_applied_from_the_log() {
     let world = World::with_settings(WorldSettings { window_events: 2, ..WorldSettings::calm() }).await;
-    let mut seeds = Vec::new();
-    for id in 1..6 {
-        seeds.push(world.seed(id, 1).await);
-    }
-    let winners: Vec<Made> = seeds.iter().zip(1..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
-    let rivals: Vec<Made> = seeds.iter().zip(101..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
-    let running = world.start();
-    for winner in &winners {
-        world.validate(winner).await;
-    }
-    world.until_consumed().await;
-    running.stop().await;
+    let Rivalry { seeds, rivals, .. } = Rivalry::begin(&world, 5).await;
     let parents = seeds[1..].iter().map(|seed| seed.txid).collect();
     let wrap = |inner| -> Arc<dyn RecordEngine> {
         Arc::new(RefusingEngine { inner, parents, has_refused: AtomicBool::new(false) })
@@ -153,15 +167,7 @@ async fn a_refusal_in_a_window_is_applied_from_the_log() {
 #[tokio::test(start_paused = true)]
 async fn contests_that_wait_together_become_one_group() {
     let world = World::new().await;
-    let seeds = [world.seed(1, 1).await, world.seed(2, 1).await, world.seed(3, 1).await, world.seed(4, 1).await];
-    let winners: Vec<Made> = seeds.iter().zip(1..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
-    let rivals: Vec<Made> = seeds.iter().zip(101..).map(|(seed, tag)| spend(&[seed.coin(0)], 1, tag)).collect();
-    let running = world.start();
-    for winner in &winners {
-        world.validate(winner).await;
-    }
-    world.until_consumed().await;
-    running.stop().await;
+    let Rivalry { winners, rivals, .. } = Rivalry::begin(&world, 4).await;
     decide_together(&world, &rivals[0], &rivals[1..]).await;
     assert_eq!(largest_group(&world).await, 3);
     for (winner, rival) in winners.iter().zip(&rivals) {
