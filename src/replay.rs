@@ -213,7 +213,8 @@ impl LastVerdicts {
             DecisionBody::PassedOver { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
-            | DecisionBody::AcceptedPart { .. } => {}
+            | DecisionBody::AcceptedPart { .. }
+            | DecisionBody::Lifted { .. } => {}
         }
     }
 
@@ -235,7 +236,8 @@ impl LastVerdicts {
             DecisionBody::PassedOver { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
-            | DecisionBody::AcceptedPart { .. } => {}
+            | DecisionBody::AcceptedPart { .. }
+            | DecisionBody::Lifted { .. } => {}
         }
     }
 }

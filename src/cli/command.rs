@@ -1,5 +1,6 @@
 //! `utxo-store command`: publishes commands to the sequencer, and waits for their results.
 
+mod decide;
 mod list;
 
 use std::{
@@ -7,21 +8,24 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, opening, output};
+use super::{CliResult, ConfigArgs, Failure, UsageError, block_on, offline::StoreArgs, opening, output};
 use crate::{
     client::{PendingCommand, submit_commands},
     event::{Command, CommandAction, Event, from_json},
     rng::random_bytes,
+    telemetry::Metrics,
     text::decode_utf8,
     tx::{Outpoint, Txid, UtxoHash},
 };
 
+pub use decide::{Bar, BarredOutput, DecideArgs, DecideError, DecideServices, OperatorDecision};
 pub use list::{LoggedCommand, list_commands};
 
 const AFTER_HELP: &str = "\
@@ -113,6 +117,10 @@ enum CommandKind {
     /// Turn a transaction that is conflicting by verdict into a tombstone
     #[command(after_help = AFTER_HELP)]
     Delete { txid: Txid },
+    /// Let the block that halts the chain spend outputs that commands have frozen, delayed or reassigned. The store must
+    /// not be in use by an instance if only one process can open the store (fjall)
+    #[command(after_help = AFTER_HELP)]
+    Decide(DecideArgs),
     /// List the log's commands on frozen and reassigned outputs with their results
     #[command(after_help = AFTER_HELP)]
     List {
@@ -183,6 +191,18 @@ impl CommandArgs {
                 self.print(&entries, &mut out)
             });
         }
+        if let CommandKind::Decide(decide) = &self.kind {
+            let store = StoreArgs { config: self.config.clone(), ..StoreArgs::default() };
+            return block_on(async {
+                let broker = opening::open_broker(&config).await?;
+                let (store, _) = store.open().await?;
+                let objects = opening::open_objects(&config, &Arc::new(Metrics::new())).await?;
+                let (group, objects) = (config.kafka.group.as_str(), objects.as_ref());
+                let services = DecideServices { broker: &broker, topics, group, store: &store, objects };
+                let decided = services.decide(decide.chain_offset, decide.accept).await?;
+                self.print(&[decided], &mut out)
+            });
+        }
         let commands = self.build_commands()?;
         let timeout = Duration::from_secs(self.timeout_s);
         block_on(async {
@@ -240,7 +260,7 @@ impl CommandArgs {
             CommandKind::Unspend { outpoint, spender, input } => {
                 CommandAction::Unspend { outpoint: *outpoint, spender: *spender, input: *input }
             }
-            CommandKind::List { .. } => return Ok(Vec::new()),
+            CommandKind::List { .. } | CommandKind::Decide(_) => return Ok(Vec::new()),
         };
         Ok(vec![PendingCommand::new(first, action)])
     }

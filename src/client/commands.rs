@@ -412,7 +412,10 @@ impl AnswerReaders {
                 self.verdicts.insert((chain_offset, txid), CommandOutcome::Refused { code, message });
             }
             DecisionBody::Closed => drop(self.closed.insert(chain_offset)),
-            DecisionBody::PassedOver { .. } | DecisionBody::Cone { .. } | DecisionBody::CommandDone { .. } => {}
+            DecisionBody::PassedOver { .. }
+            | DecisionBody::Cone { .. }
+            | DecisionBody::CommandDone { .. }
+            | DecisionBody::Lifted { .. } => {}
         }
     }
 

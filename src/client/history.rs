@@ -310,6 +310,10 @@ impl History {
                 let action = self.commands.get(&chain_offset)?;
                 Some(format!("{action}: {}", CommandOutcome::from(result)))
             }
+            DecisionBody::Lifted { txid, outputs } => {
+                let lifts = txid == self.txid || outputs.iter().any(|output| output.outpoint.txid == self.txid);
+                lifts.then(|| format!("an operator lifts the bars on the outputs that {txid} spends"))
+            }
             DecisionBody::PassedOver { .. } | DecisionBody::Conflicting { .. } | DecisionBody::Closed => None,
         }
     }

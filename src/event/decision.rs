@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     record::{CommandResult, Reason, SpendingData},
-    tx::{Outpoint, Txid},
+    tx::{Outpoint, Txid, UtxoHash},
 };
 
 declare! {
@@ -115,6 +115,24 @@ declare! {
             /// A block on the longest chain lists the transaction.
             by_block: bool,
         },
+        /// An operator lets a transaction that a block lists spend outputs that commands have barred. The bars are
+        /// lifted before the block is applied. The record stands at any step, and joins no other decision.
+        Lifted = 7, "lifted" {
+            /// Txid of the listed transaction.
+            txid: Txid,
+            /// Outputs that the transaction spends and that commands have frozen, delayed or reassigned.
+            outputs: Vec<LiftedOutput>,
+        },
+    }
+}
+
+declare! {
+    /// Output whose bars an operator lifts.
+    pub struct LiftedOutput {
+        /// The output.
+        pub outpoint: Outpoint,
+        /// UTXO hash of the former owner that gets the output back; none: the present owner keeps the output.
+        pub owner: Option<UtxoHash> as "required",
     }
 }
 

@@ -31,7 +31,7 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
-pub use decision::{DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Descendant};
+pub use decision::{DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Descendant, LiftedOutput};
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
 pub use outcome::{OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, TxidList};

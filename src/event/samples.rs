@@ -189,6 +189,9 @@ fn bodies() -> Vec<DecisionBody> {
         losers: vec![loser],
         by_block: true,
     });
+    let lifted = |vout, owner| LiftedOutput { outpoint: Outpoint { txid: loser, vout }, owner };
+    let outputs = vec![lifted(0, None), lifted(1, Some(UtxoHash([0x99; 32])))];
+    bodies.push(DecisionBody::Lifted { txid: winner, outputs });
     bodies
 }
 

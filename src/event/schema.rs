@@ -246,6 +246,7 @@ fn tables() -> Vec<(&'static str, &'static str, String)> {
         ("decision", "DecidedInput", structure::<DecidedInput>()),
         ("decision", "SpendingData", structure::<SpendingData>()),
         ("decision", "Descendant", structure::<Descendant>()),
+        ("decision", "LiftedOutput", structure::<LiftedOutput>()),
         ("decision", "CommandResult", choice::<CommandResult>()),
         ("outcome", "OutcomeEvent", structure::<OutcomeEvent>()),
         ("outcome", "OutcomeSource", choice::<OutcomeSource>()),
@@ -388,6 +389,7 @@ fn widths_and_least_sizes_are_those_of_the_encoding() {
     check(block());
     check(DecidedInput { input: 0, outpoint, holder: None });
     check(Descendant { txid, parent: txid, live: true });
+    check(LiftedOutput { outpoint, owner: None });
     check(Reason::Found);
     check(CommandResult::Applied);
     check(DecisionBody::Closed);
@@ -410,6 +412,7 @@ fn lists_take_little_more_memory_than_their_messages() {
         growth::<Subtree>(),
         growth::<DecidedInput>(),
         growth::<Descendant>(),
+        growth::<LiftedOutput>(),
     ];
     assert!(growths.iter().all(|growth| *growth <= 4), "{growths:?}");
 }

@@ -295,7 +295,8 @@ fn required_txids(body: &DecisionBody) -> Vec<Txid> {
         DecisionBody::PassedOver { .. }
         | DecisionBody::CommandDone { .. }
         | DecisionBody::Closed
-        | DecisionBody::AcceptedPart { .. } => Vec::new(),
+        | DecisionBody::AcceptedPart { .. }
+        | DecisionBody::Lifted { .. } => Vec::new(),
     }
 }
 

@@ -252,6 +252,17 @@ pub enum Sequenced {
         /// The decision found the command executable. A spender that took the slot after the decision keeps the slot.
         decided: bool,
     },
+    /// Lifts what commands have barred a slot with, because a block spends the output: the slot is unfrozen, can be spent
+    /// at any height, and belongs to `owner` again. A spender keeps the slot. The return to a former owner is an entry of
+    /// `reassignments`.
+    LiftBars {
+        /// Offset of the slot within the page.
+        offset: u32,
+        /// Former owner that gets the output back: UTXO hash and output; `None`: the present owner keeps the output.
+        owner: Option<(UtxoHash, super::StoredOutput)>,
+        /// Height of the block.
+        block_height: u32,
+    },
     /// Raises `preserveUntil`, which never falls, and clears `deleteAtHeight`.
     Preserve {
         /// Height until which the transaction is not pruned.

@@ -3,6 +3,7 @@
 
 mod accept;
 mod coinbase;
+mod lift;
 mod mined;
 mod record;
 mod repeated_coinbase;
@@ -32,6 +33,7 @@ use crate::{
 };
 
 use coinbase::{build_coinbase_pages, cannot_be_stored};
+use lift::lift_bars;
 use mined::MinedMarker;
 use repeated_coinbase::update_maturity;
 use side_chain::apply_side_block;
@@ -175,6 +177,7 @@ pub async fn connect(
     message: &Bytes,
 ) -> Result<(), SequencerError> {
     loop {
+        lift_bars(cx, steps.lifted_outputs(), blocks).await?;
         let mut begun = Vec::with_capacity(blocks.len());
         for block in blocks {
             begun.push(Box::pin(BlockHandler::new(cx, block, message).begin()).await?);

@@ -46,10 +46,15 @@ pub fn split(body: &DecisionBody, limit: usize) -> Vec<DecisionBody> {
 }
 
 /// Returns the first decision of these records with its parts joined, and the number of records up to its end, void
-/// parts before it included.
+/// parts before it included. An operator's `Lifted` is no step of the sequencer: it is passed over, and voids the parts
+/// before it.
 pub fn join_next(records: &[DecisionBody]) -> Option<(DecisionBody, u32)> {
     let mut joined = None;
     for (record, taken) in records.iter().zip(1..) {
+        if let DecisionBody::Lifted { .. } = record {
+            joined = None;
+            continue;
+        }
         let DecisionBody::AcceptedPart { whole, part, parts, .. } = record else {
             return Some((record.clone(), taken));
         };
@@ -123,6 +128,17 @@ mod tests {
             losers: (0..losers).map(|loser| Txid([100 + loser; 32])).collect(),
             by_block: losers > 0,
         }
+    }
+
+    #[test]
+    fn a_decision_of_an_operator_is_passed_over_and_voids_the_parts_before_it() {
+        let lifted = DecisionBody::Lifted { txid: Txid([9; 32]), outputs: vec![] };
+        let whole = accepted(1, 4, 0);
+        let parts = split(&whole, 2);
+        assert_eq!(parts.len(), 2);
+        let records = [&[lifted.clone()][..], &parts[..1], &[lifted.clone()], &parts].concat();
+        assert_eq!(join_next(&records), Some((whole, 5)));
+        assert_eq!(join_next(&[lifted]), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
         retry::{read_or_reopen, until_answered},
     },
     engine::EngineError,
-    event::{DecidedEvent, Decision, DecisionBody, DecisionGroup, Event},
+    event::{DecidedEvent, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput},
     sequencer::{
         SequencerParts, decision_parts,
         waiting::{DECISIONS, report_wait},
@@ -114,6 +114,16 @@ impl DecisionTable {
         let steps = self.by_offset.get(&chain_offset)?.steps.get(step as usize..)?;
         let (body, taken) = decision_parts::join_next(steps)?;
         Some((body, step + taken))
+    }
+
+    /// Returns the outputs whose bars an operator has lifted for the event, at whichever steps.
+    pub fn lifted_outputs(&self, chain_offset: u64) -> Vec<LiftedOutput> {
+        let steps = self.by_offset.get(&chain_offset).map_or(&[][..], |decided| &decided.steps);
+        let lifted = steps.iter().filter_map(|body| match body {
+            DecisionBody::Lifted { outputs, .. } => Some(outputs),
+            _ => None,
+        });
+        lifted.flatten().cloned().collect()
     }
 
     /// Returns the first step without a record.

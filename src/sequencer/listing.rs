@@ -172,7 +172,8 @@ async fn wait_or_halt(waiting: &mut ReportedWait<'_>, error: ObjectError) -> Res
     Ok(())
 }
 
-fn announced_object<'b>(subtree: &'b Subtree<'_>) -> Option<AnnouncedObject<'b>> {
+/// Returns the object that holds the txids of a subtree; `None`: the txids are in the event.
+pub fn announced_object<'b>(subtree: &'b Subtree<'_>) -> Option<AnnouncedObject<'b>> {
     match &subtree.transactions {
         SubtreeTransactions::Inline(_) => None,
         SubtreeTransactions::Object { key, sha256 } => {

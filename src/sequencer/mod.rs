@@ -48,6 +48,7 @@ mod worker;
 
 pub use command::ValidatedSource;
 pub use error::SequencerError;
+pub use listing::announced_object;
 pub use member::Sequencer;
 pub use parts::{SequencerParts, SequencerSettings, SequencerTopics};
 pub use prune::{CommittedChain, PruneTask, read_replay_floor};

@@ -5,7 +5,7 @@
 //! where it was, and a rebuild applies the decisions of the log without deciding anything.
 
 use crate::{
-    event::DecisionBody,
+    event::{DecisionBody, LiftedOutput},
     sequencer::{SequencerError, decisions::DecisionLog},
 };
 
@@ -44,6 +44,11 @@ impl<'a> Steps<'a> {
     /// Returns whether the log has the next decision already.
     pub fn has_existing(&self) -> bool {
         self.log.table().next_joined(self.chain_offset, self.next).is_some()
+    }
+
+    /// Returns the outputs whose bars an operator has lifted for the event.
+    pub fn lifted_outputs(&self) -> Vec<LiftedOutput> {
+        self.log.table().lifted_outputs(self.chain_offset)
     }
 
     /// Reads the decisions that other sequencers have written meanwhile.

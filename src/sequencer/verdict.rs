@@ -62,7 +62,8 @@ pub fn apply_verdict<'a>(
             DecisionBody::Cone { .. }
             | DecisionBody::CommandDone { .. }
             | DecisionBody::Closed
-            | DecisionBody::AcceptedPart { .. } => Err(cx.halt(format_args!("expected a verdict, found {body:?}"))),
+            | DecisionBody::AcceptedPart { .. }
+            | DecisionBody::Lifted { .. } => Err(cx.halt(format_args!("expected a verdict, found {body:?}"))),
         }
     })
 }
@@ -157,6 +158,7 @@ pub fn decided_txid(body: &DecisionBody) -> Option<Txid> {
         DecisionBody::Cone { .. }
         | DecisionBody::CommandDone { .. }
         | DecisionBody::Closed
-        | DecisionBody::AcceptedPart { .. } => None,
+        | DecisionBody::AcceptedPart { .. }
+        | DecisionBody::Lifted { .. } => None,
     }
 }

@@ -221,7 +221,7 @@ impl<'a> TxReader<'a> {
 
     /// Reads outputs of the body of a transaction by the hashes of their slots, as far as they exist; none if the
     /// transaction has no record or no body.
-    pub(super) async fn outputs_by_hash(
+    pub(crate) async fn outputs_by_hash(
         &self,
         txid: Txid,
         hashes: &BTreeMap<u32, UtxoHash>,

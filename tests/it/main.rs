@@ -45,6 +45,7 @@ mod heights;
 mod kafka;
 mod kafka_server;
 mod large_decisions;
+mod lifted_bars;
 mod made_blocks;
 mod model;
 mod module_order;

@@ -40,7 +40,10 @@ impl Verdicts {
             }
             DecisionBody::Conflicting { txid, .. } => self.set(&txid, false),
             DecisionBody::Cone { members, .. } => members.iter().for_each(|member| self.set(&member.txid, false)),
-            DecisionBody::PassedOver { .. } | DecisionBody::CommandDone { .. } | DecisionBody::Closed => {}
+            DecisionBody::PassedOver { .. }
+            | DecisionBody::CommandDone { .. }
+            | DecisionBody::Closed
+            | DecisionBody::Lifted { .. } => {}
         }
     }
 

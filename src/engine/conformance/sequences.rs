@@ -143,6 +143,10 @@ fn sequenced(rng: &mut SplitMix64) -> Sequenced {
         22 => Sequenced::ForgetTombstone { height: 400 },
         23 => Sequenced::Revive,
         24 => Sequenced::ReplaceBody(claimed_body(4)),
+        25 => {
+            let owner = rng.chance(0.5).then(|| (hash(offset), output(offset)));
+            Sequenced::LiftBars { offset, owner, block_height: height }
+        }
         _ => Sequenced::Prune { height, keep_until: rng.chance(0.5).then_some(height + 144) },
     }
 }

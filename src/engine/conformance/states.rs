@@ -195,6 +195,8 @@ fn sequenced(txid: Txid) -> Vec<Sequenced> {
         Sequenced::FreezeUntil { offset: 1, height: 999, decided: true },
         reassign(false),
         reassign(true),
+        Sequenced::LiftBars { offset: 1, owner: Some((hash(1), output(1))), block_height: 300 },
+        Sequenced::LiftBars { offset: 1, owner: None, block_height: 300 },
         Sequenced::Preserve { until: 950 },
         Sequenced::MarkSpenderPruned(vec![held_slot(0, rival(1))]),
         Sequenced::Prune { height: 600, keep_until: Some(700) },

@@ -15,6 +15,7 @@ mod create_coinbase;
 mod create_contested;
 mod delete_at_height;
 mod freeze;
+mod lift_bars;
 mod lock_record;
 mod mark_conflicting;
 mod mark_contested;
@@ -120,6 +121,7 @@ fn apply_sequenced(
         Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, stamp_match),
         Sequenced::FreezeUntil { offset, height, decided } => freeze::freeze_until(record, *offset, *height, *decided),
         Sequenced::Reassign { .. } => reassign::apply(rules, record, operation),
+        Sequenced::LiftBars { .. } => lift_bars::apply(rules, record, operation),
         Sequenced::Preserve { until } => preserve::apply(record, *until),
         Sequenced::MarkSpenderPruned(held) => prune::mark_spender_pruned(record, held),
         Sequenced::Prune { height, keep_until } => prune::apply(record, *height, *keep_until),

@@ -151,6 +151,11 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         1 => (offset(), height(), any::<bool>())
             .prop_map(|(offset, height, decided)| Sequenced::FreezeUntil { offset, height, decided }),
         1 => reassign(),
+        1 => (offset(), height(), any::<bool>()).prop_map(|(offset, block_height, returns)| Sequenced::LiftBars {
+            offset,
+            owner: returns.then(|| (hash(offset), output(offset))),
+            block_height,
+        }),
         1 => height().prop_map(|until| Sequenced::Preserve { until }),
         2 => vec(held_slot(), 1..3).prop_map(Sequenced::MarkSpenderPruned),
         1 => height().prop_map(|height| Sequenced::Prune { height, keep_until: Some(height + 1) }),

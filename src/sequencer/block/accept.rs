@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use crate::{
     event::{Block, DecisionBody},
     record::{
-        Key, Page, Phase, RespendChecks, Sequenced, TxState,
+        Key, Page, Phase, Reason, RespendChecks, Sequenced, TxState,
         build::{NewTxState, Pages, build_pages},
     },
     sequencer::{
@@ -87,7 +87,7 @@ pub fn accept_listed<'a>(
                     return Err(halt_listed(block, txid, "was spent completely and pruned"));
                 };
                 let body = evaluate_listed(txid, block.height, &inputs)
-                    .map_err(|reason| halt_listed(block, txid, format_args!("cannot be live: {reason:?}")))?;
+                    .map_err(|reason| halt_barred(cx.offset, block, txid, reason))?;
                 check_rivals(cx, block, &body).await?;
                 Ok(body)
             }))
@@ -150,6 +150,17 @@ async fn check_rivals(cx: &HandlerContext<'_>, block: &Block<'_>, body: &Decisio
         }
     }
     Ok(())
+}
+
+/// Halts at a listed transaction that cannot be live. The halt names the exit where the bar may be one of a command.
+fn halt_barred(chain_offset: u64, block: &Block<'_>, txid: Txid, reason: Reason) -> SequencerError {
+    let exit = match reason {
+        Reason::Frozen { .. } | Reason::NotYetSpendable { .. } | Reason::Mismatch { .. } => {
+            format!("; `utxo-store command decide {chain_offset} --accept {txid}` lifts the bars of commands")
+        }
+        _ => String::new(),
+    };
+    halt_listed(block, txid, format_args!("cannot be live: {reason:?}{exit}"))
 }
 
 fn halt_listed(block: &Block<'_>, txid: Txid, why: impl Display) -> SequencerError {

@@ -25,6 +25,7 @@ impl Replay<'_> {
         self.history.sequence = mined.sequence;
         let block = &mined.block;
         if block.longest_chain {
+            self.lift_bars(block.height);
             self.connect_block(logged, block)
         } else {
             self.apply_side_block(logged, block)

@@ -4,15 +4,15 @@
 use std::collections::BTreeSet;
 
 use utxo_store::{
-    event::{Block, Command, CommandAction, CommandResult, DecisionBody, OutcomeKind, Reorg},
+    event::{Block, Command, CommandAction, CommandResult, DecisionBody, LiftedOutput, OutcomeKind, Reorg},
     record::{MinedIn, Reason, Reassignment, StoredOutput},
     tx::{Outpoint, Transaction, Txid, utxo_hash},
 };
 
 use super::{
     Logged,
-    facts::Origin,
-    history::{Tip, TxStatus},
+    facts::{Coin, Origin},
+    history::{History, Tip, TxStatus},
     replay::Replay,
 };
 
@@ -118,6 +118,7 @@ impl Replay<'_> {
         for block in reorg.disconnected.iter().rev() {
             self.disconnect_with_coinbase(block);
         }
+        self.lift_bars(reorg.connected.last().map_or(0, |block| block.height));
         for block in &reorg.connected {
             self.connect_block(logged, block);
         }
@@ -459,6 +460,30 @@ impl Replay<'_> {
         }
         self.apply_restrictions(action);
         Done
+    }
+
+    /// Lifts the bars on the outputs that an operator has named for this event.
+    pub fn lift_bars(&mut self, block_height: u32) {
+        for LiftedOutput { outpoint, owner } in self.lifted.remove(&self.offset).unwrap_or_default() {
+            let History { facts, rules, restrictions, .. } = &mut self.history;
+            restrictions.frozen.remove(&outpoint);
+            restrictions.spendable_from.remove(&outpoint);
+            let hash_of = |coin: &Coin| utxo_hash(&outpoint.txid, outpoint.vout, &coin.script, coin.satoshis);
+            let entries = restrictions.reassigned.entry(outpoint).or_default();
+            let present = entries.last().map(|entry| entry.new_utxo_hash);
+            if let (Some(utxo_hash), Some(owner)) = (present.filter(|present| Some(*present) != owner), owner) {
+                let made = facts.output(&outpoint, rules).filter(|made| hash_of(made) == owner);
+                let output = match made {
+                    Some(made) => StoredOutput { satoshis: made.satoshis, script: made.script.clone() },
+                    None => entries.iter().find(|entry| entry.new_utxo_hash == owner).unwrap().output.clone(),
+                };
+                let offset = outpoint.vout % rules.utxo_batch_size;
+                entries.push(Reassignment { offset, utxo_hash, new_utxo_hash: owner, block_height, output });
+            }
+            if entries.is_empty() {
+                restrictions.reassigned.remove(&outpoint);
+            }
+        }
     }
 
     /// Only a transaction that is not live releases a slot; it may have been about to take the slot.

@@ -8,8 +8,8 @@ use std::{
 use bytes::Bytes;
 use utxo_store::{
     event::{
-        CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Event, OutcomeChange,
-        OutcomeKind,
+        CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput,
+        OutcomeChange, OutcomeKind,
     },
     record::Reason,
     tx::{Outpoint, Txid},
@@ -37,6 +37,8 @@ pub struct Replay<'l> {
     pub history: History,
     /// Decisions of each chain offset, in the order of their steps.
     pub decisions: BTreeMap<u64, Vec<DecisionBody>>,
+    /// Outputs whose bars an operator has lifted, by chain offset.
+    pub lifted: BTreeMap<u64, Vec<LiftedOutput>>,
     /// Chain offset of the event that is being handled.
     pub offset: u64,
     pub next_step: usize,
@@ -97,6 +99,7 @@ impl<'l> Replay<'l> {
             logs,
             history,
             decisions: BTreeMap::new(),
+            lifted: BTreeMap::new(),
             offset: 0,
             next_step: 0,
             touched: BTreeMap::new(),
@@ -185,8 +188,15 @@ impl<'l> Replay<'l> {
     }
 
     fn join_decisions(&mut self) {
-        for steps in self.decisions.values_mut() {
+        for (offset, steps) in &mut self.decisions {
             *steps = join_parts(std::mem::take(steps));
+            steps.retain(|body| match body {
+                DecisionBody::Lifted { outputs, .. } => {
+                    self.lifted.entry(*offset).or_default().extend(outputs.iter().cloned());
+                    false
+                }
+                _ => true,
+            });
         }
         let handled: BTreeSet<u64> = self.logs.chain.iter().map(|logged| logged.message.offset).collect();
         for offset in self.decisions.keys().copied().collect::<Vec<_>>() {
@@ -226,7 +236,8 @@ impl<'l> Replay<'l> {
                 DecisionBody::PassedOver { .. }
                 | DecisionBody::CommandDone { .. }
                 | DecisionBody::AcceptedPart { .. }
-                | DecisionBody::Closed => {}
+                | DecisionBody::Closed
+                | DecisionBody::Lifted { .. } => {}
             }
         }
         let contests = self.logs.chain.iter().filter_map(|logged| match Event::decode(&logged.message.payload) {

@@ -567,6 +567,7 @@ fn decision_kind(body: &DecisionBody) -> String {
         DecisionBody::CommandDone { result: CommandResult::AlreadyApplied, .. } => "command: nothing to do".to_owned(),
         DecisionBody::CommandDone { result: CommandResult::Refused { code, .. }, .. } => format!("command: {code}"),
         DecisionBody::Closed => "closed".to_owned(),
+        DecisionBody::Lifted { .. } => "lifted".to_owned(),
     }
 }
 
