@@ -117,8 +117,8 @@ enum CommandKind {
     /// Turn a transaction that is conflicting by verdict into a tombstone
     #[command(after_help = AFTER_HELP)]
     Delete { txid: Txid },
-    /// Let the block that halts the chain spend outputs that commands have frozen, delayed or reassigned. The store must
-    /// not be in use by an instance if only one process can open the store (fjall)
+    /// Let the block that halts the chain spend outputs that commands have frozen, delayed or reassigned. A store that
+    /// only one process can open (fjall) must be closed
     #[command(after_help = AFTER_HELP)]
     Decide(DecideArgs),
     /// List the log's commands on frozen and reassigned outputs with their results

@@ -129,7 +129,7 @@ declare! {
 declare! {
     /// Output whose bars an operator lifts.
     pub struct LiftedOutput {
-        /// The output.
+        /// Outpoint of the output.
         pub outpoint: Outpoint,
         /// UTXO hash of the former owner that gets the output back; none: the present owner keeps the output.
         pub owner: Option<UtxoHash> as "required",

@@ -252,8 +252,8 @@ pub enum Sequenced {
         /// The decision found the command executable. A spender that took the slot after the decision keeps the slot.
         decided: bool,
     },
-    /// Lifts what commands have barred a slot with, because a block spends the output: the slot is unfrozen, can be spent
-    /// at any height, and belongs to `owner` again. A spender keeps the slot. The return to a former owner is an entry of
+    /// Lifts the bars of commands on a slot, because a block spends the output: the slot is unfrozen, can be spent at
+    /// any height, and belongs to `owner` again. A spender keeps the slot. The return to a former owner is an entry of
     /// `reassignments`.
     LiftBars {
         /// Offset of the slot within the page.

@@ -136,7 +136,8 @@ mod tests {
         let whole = accepted(1, 4, 0);
         let parts = split(&whole, 2);
         assert_eq!(parts.len(), 2);
-        let records = [&[lifted.clone()][..], &parts[..1], &[lifted.clone()], &parts].concat();
+        let between = std::slice::from_ref(&lifted);
+        let records = [between, &parts[..1], between, &parts].concat();
         assert_eq!(join_next(&records), Some((whole, 5)));
         assert_eq!(join_next(&[lifted]), None);
     }

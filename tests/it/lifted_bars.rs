@@ -1,5 +1,5 @@
-//! `utxo-store command decide`: a block spends outputs that commands have barred, the chain halts, and an operator lifts
-//! the bars.
+//! `utxo-store command decide`: a block spends outputs that commands have barred, the chain halts, and an operator
+//! lifts the bars.
 
 use std::{slice, sync::Arc, time::Duration};
 

@@ -60,7 +60,7 @@ impl fmt::Display for Bar {
 /// An output with the bars that are lifted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BarredOutput {
-    /// The output.
+    /// Outpoint of the output.
     #[serde(serialize_with = "as_text")]
     pub outpoint: Outpoint,
     /// Bars on the output.

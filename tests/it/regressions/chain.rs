@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Reason, TxState};
+use utxo_store::record::{Reason, TxState, Verdict};
 
 use super::{
     has_lost,
@@ -116,4 +116,34 @@ async fn a_coinbase_child_waits_while_the_chain_is_behind() {
     }
     assert_eq!(world.count("dead-letters").await, 0);
     world.check("a coinbase child").await;
+}
+
+/// A block waits for a transaction that has not come yet. The contest behind the block names no transaction of the block
+/// and none of their outputs. The transaction comes and displaces a live transaction, of which the rival's holder is a
+/// child. Protects: a contest behind a waiting block is decided after the block.
+#[tokio::test(start_paused = true)]
+async fn a_contest_behind_a_waiting_block_depends_on_what_the_block_brings() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let displaced = spend(&[seed.coin(0)], 1, 1);
+    let holder = spend(&[displaced.coin(0), seed.coin(1)], 1, 2);
+    let (slow, rival) = (spend(&[seed.coin(0)], 1, 3), spend(&[seed.coin(1)], 1, 4));
+    let unrelated = spend(&[world.seed(2, 1).await.coin(0)], 1, 5);
+    let running = world.start();
+    world.validate(&displaced).await;
+    world.validate(&holder).await;
+    world.until_consumed().await;
+    world.mine(1, &[&slow]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    world.validate(&rival).await;
+    world.validate(&unrelated).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(state(&world, &rival).await, TxState::Conflicting(Verdict::Pending));
+    assert_eq!(state(&world, &unrelated).await, TxState::Live, "the fast path does not wait for a block");
+    world.validate(&slow).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert!(has_lost(&world, &displaced).await && has_lost(&world, &holder).await);
+    assert_eq!(state(&world, &rival).await, TxState::Live);
+    world.check("a contest behind a waiting block").await;
 }

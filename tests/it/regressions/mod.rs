@@ -100,6 +100,10 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         &[Scenario("chain", "a_listed_parent_wins_before_its_contest_later_in_the_log")],
     ),
     (
+        "a contest behind a block that waits for a transaction which displaces the rival's holder",
+        &[Scenario("chain", "a_contest_behind_a_waiting_block_depends_on_what_the_block_brings")],
+    ),
+    (
         "a lock, and a block that needs the unlock",
         &[
             Scenario("chain", "a_block_unlocks_a_listed_parent_before_its_child_wins"),
