@@ -118,9 +118,9 @@ async fn a_coinbase_child_waits_while_the_chain_is_behind() {
     world.check("a coinbase child").await;
 }
 
-/// A block waits for a transaction that has not come yet. The contest behind the block names no transaction of the block
-/// and none of their outputs. The transaction comes and displaces a live transaction, of which the rival's holder is a
-/// child. Protects: a contest behind a waiting block is decided after the block.
+/// A block waits for a transaction that has not come yet. The contest behind the block names no transaction of the
+/// block and none of their outputs. The transaction comes and displaces a live transaction, of which the rival's holder
+/// is a child. Protects: a contest behind a waiting block is decided after the block.
 #[tokio::test(start_paused = true)]
 async fn a_contest_behind_a_waiting_block_depends_on_what_the_block_brings() {
     let world = World::new().await;
