@@ -187,17 +187,27 @@ impl Creator {
     ) -> Result<Outcome, CompleteError> {
         let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_A_TIME);
         match self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, &mut report).await? {
-            Outcome::Rejected(Rejection::Held(held)) if self.identity.is_known_dead(&held) => {
+            Outcome::Rejected(Rejection::Held(held)) if self.is_lock_record_needless(work, &held).await? => {
                 tracing::info!(
                     txid = %work.others.txid(),
                     process = held.process_id,
-                    "create: the holder of the lock record has ended; completing the creation"
+                    "create: the holder of the lock record has ended or has written every page; completing the creation"
                 );
                 let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_A_TIME);
                 self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, report).await
             }
             outcome => Ok(outcome),
         }
+    }
+
+    /// Returns whether the lock record of another creator saves no work: its holder has ended, or the master exists, so
+    /// that every page was written.
+    async fn is_lock_record_needless(&self, work: &PagedTx, held: &LockRecord) -> Result<bool, CompleteError> {
+        if self.identity.is_known_dead(held) {
+            return Ok(true);
+        }
+        let master = self.store.master(work.others.txid()).await?;
+        Ok(master.is_some_and(|master| master.utxos.is_some() && master.extra_pages() == work.others.count()))
     }
 
     /// Like [`create`](Self::create), without a lock record: the sequencer cannot wait until another creator's lock
