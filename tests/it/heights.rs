@@ -133,6 +133,42 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
     }
 }
 
+/// A coinbase of a side chain comes with a block of the longest chain at another height. A spender comes by the height
+/// of the side chain, and the process dies after the new height is written, before the holders are looked at.
+/// Protects: the redo finds the right height and looks at the holders all the same.
+#[tokio::test(start_paused = true)]
+async fn a_spender_that_is_too_young_is_found_after_a_kill() {
+    let world = World::new().await;
+    let twice = coinbase(9);
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+    let side = MadeBlock::new(2, 101, &twice, &[]);
+    let early = spend(&[twice.coin(0)], 1, 1);
+    let (coinbase_id, spender) = (twice.txid, early.txid);
+    let set_height = move |row: &Row| {
+        is_sequenced(row, coinbase_id, |operation| matches!(operation, Sequenced::SetSpendingHeight(_)))
+    };
+    let contests = move |row: &Row| is_sequenced(row, spender, |operation| *operation == Sequenced::MarkContested);
+    let before_height = HoldingEngine::hold_first(&world, set_height);
+    let slow = world.beside(before_height.clone());
+    let before_check = HoldingEngine::hold_first(&slow, contests);
+    let running = before_check.in_front_of(&slow).start();
+    world.bring(1, &first).await;
+    world.bring_aside(2, &side).await;
+    world.bring(3, &first.followed_by(3, &twice, &[])).await;
+    before_height.wait_for_held(1).await;
+    world.validate_at(&early, 201).await;
+    while world.page(&early).await.is_none_or(|page| page.state() != TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    before_height.release().await;
+    before_check.wait_for_held(1).await;
+    running.kill().await;
+    assert_eq!(world.page(&twice).await.unwrap().spending_height, Some(202));
+    world.run_until_consumed().await;
+    assert_eq!(reason(state(&world, &early).await), Some(Reason::Immature { input: 0 }));
+    world.check_without_model("a spender that is too young").await;
+}
+
 /// A store that was seeded at height 800,000 sees a double spend before its first block.
 /// Protects: a decision before the first block carries the height of the transaction's own event, so that pruning does
 /// not take the transaction at once.
