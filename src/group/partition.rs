@@ -219,11 +219,6 @@ impl PartitionState {
         self.is_verified.then(|| self.tracker.watermark())
     }
 
-    /// Returns the committed offset, once it is compared with the store: the offset to record as durable.
-    pub fn committed_offset(&self) -> Option<u64> {
-        self.committed.as_ref().filter(|_| self.is_verified).map(|committed| committed.offset)
-    }
-
     /// Returns whether a message is known to have been read under an earlier assignment.
     pub fn is_replayed(&self, message: &Message) -> bool {
         message.offset < self.replayed_below

@@ -23,10 +23,11 @@ impl CommitContent for PipelineCommits<'_> {
     }
 
     fn durable(&self, partitions: &PartitionTable) -> ConsumedOffsets {
-        let validated = partitions.states.iter();
-        let validated =
-            validated.filter_map(|(number, state)| Some((number.unsigned_abs(), state.committed_offset()?)));
-        ConsumedOffsets { validated: validated.collect(), ..ConsumedOffsets::default() }
+        // Only offsets that are compared with the store.
+        let states = partitions.states.iter().filter(|(_, state)| state.consumed_offset().is_some());
+        let durable =
+            states.filter_map(|(number, state)| Some((number.unsigned_abs(), state.committed.as_ref()?.offset)));
+        ConsumedOffsets { validated: durable.collect(), ..ConsumedOffsets::default() }
     }
 
     fn mark_durable(&mut self, partitions: &mut PartitionTable, polled_at: Instant, lag: Duration) {

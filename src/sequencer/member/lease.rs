@@ -37,7 +37,7 @@ pub(super) struct HandledStates {
     durable: Option<CommittedOffset>,
     /// The committed state, until the worker is told.
     pub(super) committed: Option<CommittedOffset>,
-    /// The committed offset.
+    /// The committed offset, which the next commit records in the meta record as durable.
     committed_offset: u64,
 }
 

@@ -13,7 +13,7 @@ use super::{
     reason, state,
 };
 use crate::{
-    harness::{Coin, LOSS_WINDOW, World, spend, spend_claiming},
+    harness::{Coin, LOSS_WINDOW, Made, World, spend, spend_claiming},
     node_restarts::until,
     sequencing::{reasons, wait_longer_than_a_block},
 };
@@ -150,6 +150,15 @@ async fn a_rebuild_applies_a_command_before_the_block_that_accepts_its_subject()
     }
 }
 
+/// Removes a transaction, and its spend of the only output of `parent`, as a node's restart does.
+async fn forget_with_spend(world: &World, made: &Made, parent: &Made) {
+    let stored = world.page(parent).await.unwrap();
+    let utxos = Some(vec![Slot::Unspent(parent.coin(0).utxo_hash())]);
+    let free = Page { utxos, spent_utxos: 0, ..Page::clone(&stored) };
+    world.memory.put(Key::master(parent.txid), Some(Record::Page(free.into())));
+    world.memory.put(Key::master(made.txid), None);
+}
+
 /// A node forgot a transaction whose child and grandchild were live. The transaction lost to a rival when its event
 /// came again, until a block listed the transaction. Commands on the transaction and on the grandchild are before that
 /// block (simulator, seeds 1620 and 5007). In a rebuild the first command makes the transaction wait for the block; the
@@ -167,15 +176,10 @@ async fn a_rebuild_applies_a_command_on_the_grandchild_of_a_transaction_that_a_b
         world.validate(made).await;
         world.until_consumed().await;
     }
-    let free = world.page(&seed).await.unwrap();
     world.command(1, CommandAction::Preserve { txid: parent.txid, until: 900 }).await;
     world.command(2, CommandAction::Preserve { txid: grandchild.txid, until: 900 }).await;
     world.until_consumed().await;
-    // The node forgets the transaction with the spend of its input.
-    let utxos = Some(vec![Slot::Unspent(seed.coin(0).utxo_hash())]);
-    let forgotten = Page { utxos, spent_utxos: 0, ..Page::clone(&free) };
-    world.memory.put(Key::master(seed.txid), Some(Record::Page(forgotten.into())));
-    world.memory.put(Key::master(parent.txid), None);
+    forget_with_spend(&world, &parent, &seed).await;
     for made in [&rival, &parent] {
         world.validate(made).await;
         world.until_consumed().await;
