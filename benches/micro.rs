@@ -239,7 +239,8 @@ fn page(outputs: usize, start: NewTxState) -> Page {
     let builder = TransactionBuilder::default().input(spent, &[0x30; 107], u32::MAX, Some(previous));
     let bytes = (0..outputs).fold(builder, |builder, _| builder.output(1_000, &LOCK)).extended();
     let transaction = Transaction::parse(&bytes).expect("made by the builder");
-    let setting = PageParams { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0 };
+    let setting =
+        PageParams { network: Network::Main, height: 700_000, batch_size: 20_000, created_at: 0, event: None };
     build_pages(&transaction, Bytes::copy_from_slice(&bytes), TXID, &setting, &start).expect("it pays").master
 }
 

@@ -14,7 +14,7 @@ use crate::{
     broker::{Message, partitioner::partition_of},
     event::{DeadLetterClass, Event, PartialTxEvent, Validated},
     record::{
-        Key, Marks, Page, Spend, SpendSlot, StoredOutput,
+        CreatingEvent, Key, Marks, Page, Spend, SpendSlot, StoredOutput,
         build::{self, HEIGHT_LIMIT, InlineBodies, OtherPages, Pages},
     },
     store::{StateStore, StoreSettings},
@@ -342,6 +342,7 @@ fn build_setting(settings: &PrepareSettings, height: u32, message: &Message) -> 
         height,
         batch_size: settings.utxo_batch_size,
         created_at: u64::try_from(message.timestamp_ms).unwrap_or(0),
+        event: Some(CreatingEvent::Validated(message.offset)),
     }
 }
 

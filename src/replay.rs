@@ -89,6 +89,14 @@ impl Modes {
         matches!(self, Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset))
     }
 
+    /// Returns the last verdicts of a rebuild; none in a live run.
+    pub fn verdicts(&self) -> Arc<LastVerdicts> {
+        match self {
+            Modes::Live => Arc::default(),
+            Modes::Rebuild(rebuild) => rebuild.verdicts.clone(),
+        }
+    }
+
     /// Returns the offset at which each partition ends; `None` for a run that does not end.
     pub fn end_offsets(&self) -> Option<&BTreeMap<i32, u64>> {
         match self {

@@ -211,8 +211,13 @@ pub fn pages(method_index: usize, number: u32, outputs: u32) -> Pages {
     }
     let bytes = bytes::Bytes::from(builder.extended());
     let transaction = Transaction::parse(&bytes).expect("the builder writes transactions");
-    let setting =
-        PageParams { network: Network::Regtest, height: 100, batch_size: PAGE_SIZE, created_at: 1_700_000_000_000 };
+    let setting = PageParams {
+        network: Network::Regtest,
+        height: 100,
+        batch_size: PAGE_SIZE,
+        created_at: 1_700_000_000_000,
+        event: None,
+    };
     let pages = build_pages(&transaction, bytes.clone(), transaction.txid(), &setting, &NewTxState::default());
     pages.expect("inputs exceed outputs")
 }

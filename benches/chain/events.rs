@@ -56,7 +56,8 @@ impl MadeTx {
     }
 }
 
-const SETTING: PageParams = PageParams { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1 };
+const SETTING: PageParams =
+    PageParams { network: Network::Main, height: HEIGHT, batch_size: 20_000, created_at: 1, event: None };
 
 /// Returns the create of a transaction with two outputs that is stored before the run and unmined.
 pub fn unmined(number: u64) -> Row {

@@ -113,7 +113,8 @@ impl Pipeline {
             topic_confirmation: TopicConfirmation::new(services.guard.clone(), topic, sender.clone(), now),
             // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
             planner: Planner::new(settings.plan)
-                .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live)),
+                .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live))
+                .with_verdicts(services.modes.verdicts()),
             outcome_watch,
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
             // A rebuild tells nothing: the live group has told, or will tell, everything.

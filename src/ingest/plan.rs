@@ -24,6 +24,8 @@ mod retry_pace;
 mod step;
 mod waiting;
 
+use std::sync::Arc;
+
 pub use flight_table::FlightTable;
 pub use named_transactions::NamedTransaction;
 
@@ -38,7 +40,7 @@ use crate::{
     group::missing_parent::TieRule,
     ingest::flight::{BufferState, Flight, FlightId, Request, Stage, SubmittedTx},
     record::{Outcome, Page, Reason, Rules},
-    replay::Mode,
+    replay::{LastVerdicts, Mode},
     store::create::PagedTx,
     telemetry::Completion,
     tx::Txid,
@@ -163,6 +165,12 @@ impl Planner {
     /// a parent is absent: a node may have lost the parent's record, and the spend with it.
     pub fn with_forgetful_store(mut self, can_lose_writes: bool) -> Self {
         self.steps.can_lose_writes = can_lose_writes;
+        self
+    }
+
+    /// Sets the last verdicts of a rebuild.
+    pub fn with_verdicts(mut self, verdicts: Arc<LastVerdicts>) -> Self {
+        self.steps.verdicts = verdicts;
         self
     }
 

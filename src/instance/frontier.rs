@@ -107,30 +107,33 @@ impl Frontier {
     }
 }
 
-/// Returns the plan of a rebuild, the end offset of the chain, and the number of undecided contests.
+/// Returns the plan of a rebuild, the end offset of the chain, and the transactions with undecided contests.
 pub(super) async fn plan_rebuild(
     log: &LogEnds,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<(RebuildPlan, u64, usize), InstanceError> {
+) -> Result<(RebuildPlan, u64, Vec<Txid>), InstanceError> {
     let decided = DecidedChain::read(log, settings, parts.broker.as_ref()).await?;
     let chain = log.committed.chain.max(decided.handled);
-    let undecided = decided.undecided.len();
-    let contested = decided.undecided.iter().copied();
+    let undecided = decided.undecided.clone();
+    let contested = undecided.iter().copied();
     let verdicts = Arc::new(LastVerdicts::new(decided.table.iter(), contested, chain));
     let (frontier, ends) = (offsets_by_number(&log.committed), offsets_by_number(&log.ends));
     let mut rebuild = RebuildPlan { frontier, verdicts, stop_at_frontier: true, raised: None };
     if rebuild.frontier != ends {
+        let above = read_events_above(&rebuild, &ends, settings, parts).await?;
+        let mut roots = RequiredAbove { above: &above, found: BTreeSet::new() };
         let below = decided.table.iter().take_while(|decision| decision.chain_offset < chain);
-        let mut roots: BTreeSet<Txid> = below.flat_map(|decision| required_txids(&decision.body)).collect();
-        roots.extend(&decided.winners);
+        roots.extend(below.flat_map(|decision| required_txids(&decision.body)));
+        roots.extend(decided.winners.iter().copied());
         let commands = decided.commands_below(chain);
         drop(decided);
         let mut objects = Vec::new();
         let each = |message: Message| collect_named(&message, &commands, &mut roots, &mut objects);
         read_range(parts.broker.as_ref(), &settings.partition(Topic::Chain, 0), 0, chain, each).await?;
         collect_from_objects(parts, objects, &mut roots).await?;
-        rebuild = raise_frontier(rebuild, roots, &ends, settings, parts).await?;
+        let roots = roots.found;
+        rebuild = raise_frontier(rebuild, roots, above, settings, parts).await?;
     }
     Ok((rebuild, chain, undecided))
 }
@@ -197,22 +200,33 @@ impl DecidedChain {
     }
 }
 
-/// Raises the end offsets of the validated partitions to cover `roots` and the parents of every transaction that
-/// counts.
-async fn raise_frontier(
-    rebuild: RebuildPlan,
-    roots: BTreeSet<Txid>,
+/// The events of a transaction above the committed offsets, and its parents.
+#[derive(Debug, Default)]
+struct EventsAbove {
+    events: Vec<(i32, u64)>,
+    parents: Vec<Txid>,
+}
+
+/// The transactions that must exist at the frontier and that have an event above the committed offsets. All other ids
+/// of blocks and decisions are dropped as they are read, so that memory does not grow with the chain.
+struct RequiredAbove<'a> {
+    above: &'a TxidMap<EventsAbove>,
+    found: BTreeSet<Txid>,
+}
+
+impl Extend<Txid> for RequiredAbove<'_> {
+    fn extend<T: IntoIterator<Item = Txid>>(&mut self, txids: T) {
+        self.found.extend(txids.into_iter().filter(|txid| self.above.contains_key(txid)));
+    }
+}
+
+/// Reads the events between the committed offsets and `ends`. Parents are kept of transactions that end live.
+async fn read_events_above(
+    rebuild: &RebuildPlan,
     ends: &BTreeMap<i32, u64>,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<RebuildPlan, InstanceError> {
-    /// The events of a transaction above the committed offsets, and its parents.
-    #[derive(Default)]
-    struct EventsAbove {
-        events: Vec<(i32, u64)>,
-        parents: Vec<Txid>,
-    }
-    let wants_parents = |txid: &Txid| rebuild.mode_of(txid).ends_live();
+) -> Result<TxidMap<EventsAbove>, InstanceError> {
     let mut above: TxidMap<EventsAbove> = TxidMap::default();
     for (&number, &end) in ends {
         let partition = settings.partition(Topic::ValidatedTxs, number);
@@ -223,18 +237,30 @@ async fn raise_frontier(
                 let Some((txid, parents)) = txid_and_parents(&parts.store, &message).await? else { continue };
                 let entry = above.entry(txid).or_default();
                 entry.events.push((number, message.offset));
-                entry.parents.extend(parents.into_iter().filter(|_| wants_parents(&txid)));
+                entry.parents.extend(parents.into_iter().filter(|_| rebuild.mode_of(&txid).ends_live()));
             }
         }
     }
-    let mut open: Vec<Txid> = roots.into_iter().filter(|txid| above.contains_key(txid)).collect();
+    Ok(above)
+}
+
+/// Raises the end offsets of the validated partitions to cover `roots` and the parents of every transaction that
+/// counts.
+async fn raise_frontier(
+    rebuild: RebuildPlan,
+    roots: BTreeSet<Txid>,
+    above: TxidMap<EventsAbove>,
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+) -> Result<RebuildPlan, InstanceError> {
+    let mut open = Vec::from_iter(roots);
     for (&number, &end) in &rebuild.frontier {
         let partition = settings.partition(Topic::ValidatedTxs, number);
         let mut range = LogRange::open(parts.broker.as_ref(), &partition, 0, end).await?;
         while let Some(messages) = range.next().await? {
             for message in messages {
                 let found = txid_and_parents(&parts.store, &message).await?;
-                if let Some((_, parents)) = found.filter(|(txid, _)| wants_parents(txid)) {
+                if let Some((_, parents)) = found.filter(|(txid, _)| rebuild.mode_of(txid).ends_live()) {
                     open.extend(parents.into_iter().filter(|parent| above.contains_key(parent)));
                 }
             }
@@ -320,14 +346,14 @@ struct ObjectRef {
 fn collect_named(
     message: &Message,
     commands: &BTreeSet<u64>,
-    roots: &mut BTreeSet<Txid>,
+    roots: &mut RequiredAbove<'_>,
     objects: &mut Vec<ObjectRef>,
 ) {
     let blocks = match Event::decode(&message.payload) {
         Ok(Event::BlockMined(mined)) if mined.block.longest_chain => vec![mined.block],
         Ok(Event::Reorg(reorg)) => reorg.connected,
         Ok(Event::Command(command)) if commands.contains(&message.offset) => {
-            roots.insert(command.action.subject());
+            roots.extend([command.action.subject()]);
             return;
         }
         _ => return,
@@ -345,7 +371,7 @@ fn collect_named(
 async fn collect_from_objects(
     parts: &InstanceParts,
     objects: Vec<ObjectRef>,
-    roots: &mut BTreeSet<Txid>,
+    roots: &mut RequiredAbove<'_>,
 ) -> Result<(), InstanceError> {
     // Without a setting for the objects the chain halts at a block that refers to an object, with its own error.
     let Some(object_store) = &parts.store.objects else { return Ok(()) };
@@ -406,5 +432,20 @@ impl<'a> LogRange<'a> {
         let mut messages = read_or_reopen(reader, self.broker, self.partition, READ_WAIT).await?;
         messages.retain(|message| message.offset < self.end);
         Ok(Some(messages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ids of a long chain are not kept: only those of transactions with an event above the committed offsets.
+    #[test]
+    fn only_transactions_with_an_event_above_the_committed_offsets_are_kept() {
+        let id = |n: u8| Txid([n; 32]);
+        let above: TxidMap<EventsAbove> = [2, 5].map(|n| (id(n), EventsAbove::default())).into_iter().collect();
+        let mut required = RequiredAbove { above: &above, found: BTreeSet::new() };
+        (0..3).for_each(|_| required.extend((0..=255).map(id)));
+        assert_eq!(required.found, [id(2), id(5)].into());
     }
 }

@@ -21,7 +21,7 @@ use crate::{
         replay::{CommitSink, ReplayConsumer},
     },
     ingest::pipeline::{Pipeline, PipelineReport},
-    record::{ConsumedOffsets, LogEnds, MetaRecord, Rebuilding},
+    record::{ConsumedOffsets, LogEnds, MetaRecord, MinedIn, Rebuilding},
     replay::Modes,
     sequencer::{ChainMode, Sequencer, SequencerParts},
     status::Condition,
@@ -31,7 +31,9 @@ use crate::{
         restart_detector::RestartDetector,
         sentinels::Sentinels,
         topics::LogIdentity,
+        verify::find_connected_block,
     },
+    tx::Txid,
 };
 
 /// Result of a rebuild that ended or was stopped.
@@ -124,6 +126,7 @@ async fn run(
     let output = LogOutput::open(&settings, &parts, counts.outcomes).await?;
     let grace = Duration::from_millis(settings.pipeline.missing_parent_grace_ms);
     let (verdicts, consumed) = (rebuild.verdicts.clone(), rebuild.consumed(chain_frontier));
+    let frontier = format_frontier(&rebuild.frontier, chain_frontier);
     let blocked = wait_until_blocked(parts.clone(), rebuild.frontier.clone(), chain_frontier, grace);
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
@@ -148,9 +151,29 @@ async fn run(
         error = wait_until_taken_over(&parts.store, rebuilder) => return Err(error.into()),
     };
     if !shutdown.is_cancelled() {
+        check_undecided(&parts.store, &undecided, &frontier).await?;
         end(&parts.store, nodes, rebuilder, &consumed).await?;
     }
-    Ok(RebuildReport { pipeline: report, undecided })
+    Ok(RebuildReport { pipeline: report, undecided: undecided.len() })
+}
+
+/// Refuses a state in which an undecided transaction is conflicting, although a block that stays lists the transaction.
+/// A node has forgotten the transaction, and the group handles the block again before the contest. The contest would be
+/// decided in this store without that, and a mined transaction could lose.
+async fn check_undecided(store: &StateStore, undecided: &[Txid], frontier: &str) -> Result<(), InstanceError> {
+    for txids in undecided.chunks(UNDECIDED_AT_ONCE) {
+        let masters = store.masters(txids).await.map_err(MetaError::from)?;
+        for master in masters.into_iter().flatten().filter(|master| master.conflicting) {
+            let listed_by = find_connected_block(store, &master).await.map_err(MetaError::from)?;
+            if let Some(MinedIn { block_id, height, .. }) = listed_by {
+                let txid = master.txid;
+                let waits =
+                    format!("{txid} is contested without a decision, and block {block_id} at height {height} lists it");
+                return Err(InstanceError::RebuildBlocked { waits, frontier: frontier.to_owned() });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Records the begin of the rebuild in the meta record, then marks the blob store with the store id. The mark waits
@@ -323,13 +346,18 @@ async fn wait_until_blocked(
             (seen, since) = (progress(), Instant::now());
         } else if since.elapsed() >= grace.max(LEAST_BLOCKED_TIME) {
             let waits = waits.into_iter().cloned().collect::<Vec<_>>().join("; ");
-            let validated: Vec<String> =
-                validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
-            let frontier = format!("partitions {{{}}}, chain {chain}", validated.join(", "));
-            return InstanceError::RebuildBlocked { waits, frontier };
+            return InstanceError::RebuildBlocked { waits, frontier: format_frontier(&validated, chain) };
         }
     }
 }
+
+fn format_frontier(validated: &BTreeMap<i32, u64>, chain: u64) -> String {
+    let validated: Vec<String> = validated.iter().map(|(number, offset)| format!("{number}: {offset}")).collect();
+    format!("partitions {{{}}}, chain {chain}", validated.join(", "))
+}
+
+/// Undecided transactions that are read at once.
+const UNDECIDED_AT_ONCE: usize = 1_024;
 
 /// Least time without progress after which a rebuild counts as blocked: a healthy broker may take as long.
 const LEAST_BLOCKED_TIME: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 pub use other_pages::OtherPages;
 
-use super::{Body, Master, MinedIn, Page, PartialOutputs, Slot, StoredOutput, Verdict};
+use super::{Body, CreatingEvent, Master, MinedIn, Page, PartialOutputs, Slot, StoredOutput, Verdict};
 use crate::tx::{InvalidTransaction, MAX_MONEY, Network, Output, Transaction, Txid, UtxoHash, has_slot, utxo_hash};
 
 /// Number of blocks after its own block from which a coinbase is spendable.
@@ -25,6 +25,8 @@ pub struct PageParams {
     pub batch_size: u32,
     /// Time of the creation, ms since the epoch.
     pub created_at: u64,
+    /// Event that creates the transaction; `None`: not known.
+    pub event: Option<CreatingEvent>,
 }
 
 /// State in which a new transaction starts.
@@ -242,12 +244,18 @@ fn finish_master(
     params: &PageParams,
 ) -> Page {
     let contested = master.verdict.is_some();
+    let total_extra_recs = others.map_or(0, OtherPages::count);
     Page {
         conflicting: contested,
         creating_at: (others.is_some() && !contested).then_some(params.created_at),
         record_utxos: count_slots(&slots),
         utxos: Some(slots),
-        master: Some(Box::new(Master { total_extra_recs: others.map_or(0, OtherPages::count), ..master })),
+        slot_height: (total_extra_recs > 0).then_some(params.height),
+        master: Some(Box::new(Master {
+            total_extra_recs,
+            created_by: params.event.filter(|_| total_extra_recs > 0),
+            ..master
+        })),
         ..blank
     }
 }
@@ -302,7 +310,7 @@ mod tests {
     use crate::tx::{Outpoint, TransactionBuilder};
 
     fn params(batch_size: u32) -> PageParams {
-        PageParams { network: Network::Main, height: 1_000, batch_size, created_at: 5 }
+        PageParams { network: Network::Main, height: 1_000, batch_size, created_at: 5, event: None }
     }
 
     fn build(bytes: &[u8], params: &PageParams, start: &NewTxState) -> Vec<Page> {

@@ -190,6 +190,7 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
         has_blobs,
         has_sentinels,
         consumed,
+        durable,
         replay_floor,
         reorg_floor,
         topics,
@@ -206,12 +207,14 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     w.option(rebuilding.as_ref(), |w, rebuilding| write_rebuilding(rebuilding, w));
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
+    let has_durable = *durable != ConsumedOffsets::default();
     let has_chain = tip.is_some() || consumed.height > 0 || *health_checks > 0;
     w.byte(
         u8::from(*has_blobs)
             | u8::from(*has_sentinels) << 1
             | u8::from(!topics.is_empty()) << 2
-            | u8::from(has_chain) << 3,
+            | u8::from(has_chain) << 3
+            | u8::from(has_durable) << 4,
     );
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
@@ -225,6 +228,9 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
         w.number(consumed.height);
         w.number(*health_checks);
         w.option(tip.as_ref(), |w, tip| write_tip(tip, w));
+    }
+    if has_durable {
+        write_consumed(durable, w);
     }
 }
 
@@ -330,6 +336,7 @@ fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
         },
         has_sentinels: flags & 2 != 0,
         consumed: read_consumed(r)?,
+        durable: ConsumedOffsets::default(),
         replay_floor: read_consumed(r)?,
         reorg_floor: r.u32()?,
         topics: if flags & 4 != 0 { read_topics(r)? } else { BTreeMap::new() },
@@ -340,7 +347,10 @@ fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
         (meta.consumed.height, meta.health_checks) = (r.u32()?, r.u64()?);
         meta.tip = r.option(read_tip)?;
     }
-    if flags < 16 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+    if flags & 16 != 0 {
+        meta.durable = read_consumed(r)?;
+    }
+    if flags < 32 { Ok(meta) } else { Err(CodecError::Field("flag")) }
 }
 
 fn read_tip(r: &mut RecordReader) -> Result<ChainTip, CodecError> {

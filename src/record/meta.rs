@@ -34,6 +34,9 @@ pub struct MetaRecord {
     pub has_sentinels: bool,
     /// Consumed offsets: at least so much of the log is consumed into this set. The group commits no greater offset.
     pub consumed: ConsumedOffsets,
+    /// Durable offsets: the store can lose no write of an event below. At most one commit behind the committed offsets
+    /// of the group.
+    pub durable: ConsumedOffsets,
     /// Replay floor: no instance reads from a lower offset into this set, because records pruned since are recognised
     /// for a limited time only.
     pub replay_floor: ConsumedOffsets,

@@ -345,6 +345,9 @@ pub enum Marks {
     Respect,
     /// Marks are ignored: a rebuild below the frontier spends for a transaction that is live in the end.
     Ignore,
+    /// Marks are ignored, and so is that the parent has no verdict yet: as `Ignore`, where a later verdict accepts the
+    /// parent.
+    IgnoreUndecided,
 }
 
 /// Slot to spend, and the previous output as the spender claims it.

@@ -189,6 +189,8 @@ pub struct Page {
     pub delete_at_height: Option<u32>,
     /// `pruned`: this is a tombstone; the height at which it was pruned
     pub pruned: Option<u32>,
+    /// `slotHeight` of a transaction of several pages: height whose rule the slots of this page follow
+    pub slot_height: Option<u32>,
     /// Bins that only the master has.
     pub master: Option<Box<Master>>,
 }
@@ -204,6 +206,8 @@ pub struct Master {
     pub mined: Vec<MinedIn>,
     /// `createdAt`, ms since the epoch
     pub created_at: u64,
+    /// `createdBy` of a transaction of several pages: event that created this record
+    pub created_by: Option<CreatingEvent>,
     /// `unminedSince`: height; `None` once mined on the longest chain
     pub unmined_since: Option<u32>,
     /// `inputs` and `outputs`, or `external`. `None` in a stub and in a tombstone.
@@ -216,6 +220,33 @@ pub struct Master {
     pub verdict: Option<Verdict>,
     /// `preserveUntil`: height until which the transaction is not pruned
     pub preserve_until: Option<u32>,
+}
+
+/// Place in the log of the event that created a transaction of several pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CreatingEvent {
+    /// Offset in the topic of validated transactions, in the partition of the txid.
+    Validated(u64),
+    /// Offset in the chain log, of a block.
+    Chain(u64),
+}
+
+impl CreatingEvent {
+    /// Returns the place as one number: twice the offset, plus one for the chain log.
+    pub fn number(self) -> u64 {
+        match self {
+            CreatingEvent::Validated(offset) => offset << 1,
+            CreatingEvent::Chain(offset) => offset << 1 | 1,
+        }
+    }
+
+    /// Returns the place of a number that [`number`](Self::number) has returned.
+    pub fn from_number(number: u64) -> Self {
+        match number & 1 {
+            0 => CreatingEvent::Validated(number >> 1),
+            _ => CreatingEvent::Chain(number >> 1),
+        }
+    }
 }
 
 /// State of a transaction, as its master shows it.
@@ -263,6 +294,7 @@ impl Page {
             chain_pos: None,
             delete_at_height: None,
             pruned: None,
+            slot_height: None,
             master: None,
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     record::{Key, Outcome, Page, Phase, Rejection, Reply, Sequenced, build::added_slots},
     sequencer::{SequencerError, context::HandlerContext, pages::restore_page},
     store::body::ParsedBody,
-    tx::Txid,
+    tx::{Txid, UtxoHash},
 };
 
 /// Returns whether an unmined transaction lacks slots that its outputs have in a block of this height.
@@ -31,6 +31,16 @@ pub async fn add_slots(cx: &HandlerContext<'_>, master: &Page, height: u32) -> R
     if !needs_slots(cx, master, height) {
         return Ok(());
     }
+    let on_master = add_slots_to_extra_pages(cx, master, height).await?;
+    cx.apply_to_master(master.txid, Sequenced::AddSlots { slots: on_master, height }).await
+}
+
+/// Adds slots to every page but the master. Returns the slots of the master.
+pub async fn add_slots_to_extra_pages(
+    cx: &HandlerContext<'_>,
+    master: &Page,
+    height: u32,
+) -> Result<Vec<(u32, UtxoHash)>, SequencerError> {
     let txid = master.txid;
     let settings = &cx.parts.store.settings;
     tracing::info!(%txid, height, "sequencer: slots added, transaction mined since Genesis");
@@ -40,20 +50,19 @@ pub async fn add_slots(cx: &HandlerContext<'_>, master: &Page, height: u32) -> R
     let parsed = ParsedBody::parse(txid, &body).map_err(damaged)?;
     let mut added = added_slots(txid, parsed.outputs(), settings.network, height).into_iter().peekable();
     let size = settings.utxo_batch_size.max(1);
-    let mut on_master = Vec::new();
-    while let Some((vout, _)) = added.peek() {
-        let number = vout / size;
+    let mut slots_of = |number| {
         let mut slots = Vec::new();
         while let Some((vout, hash)) = added.next_if(|(vout, _)| vout / size == number) {
             slots.push((vout % size, hash));
         }
-        if number == 0 {
-            on_master = slots;
-        } else {
-            add_slots_to_page(cx, master, number, &Sequenced::AddSlots { slots, height }).await?;
-        }
+        slots
+    };
+    let on_master = slots_of(0);
+    // A page without an output that needs a slot gets the height.
+    for number in 1..=master.extra_pages() {
+        add_slots_to_page(cx, master, number, &Sequenced::AddSlots { slots: slots_of(number), height }).await?;
     }
-    cx.apply_to_master(txid, Sequenced::AddSlots { slots: on_master, height }).await
+    Ok(on_master)
 }
 
 /// Adds slots to one page besides the master, and writes into the master whether all slots of the page are spent. A
@@ -64,9 +73,6 @@ async fn add_slots_to_page(
     number: u32,
     add: &Sequenced,
 ) -> Result<(), SequencerError> {
-    if number > master.extra_pages() {
-        return Ok(());
-    }
     let row = || cx.row(Phase::Apply, Key::Page(master.txid, number), add.clone());
     let mut outcome = cx.apply(vec![row()]).await?.pop();
     if outcome == Some(Outcome::Rejected(Rejection::NotFound)) {

@@ -58,7 +58,7 @@ enum MergeStep {
 }
 
 /// Chooses the next step of the merge. Pure: `next` is the next sequence, the others are the sequences at the heads of
-/// the two topics.
+/// the two topics. A topic that has the next sequence among the messages that were read has `next` as its head.
 fn choose_step(next: u64, block_mined: Option<u64>, reorg: Option<u64>) -> MergeStep {
     for (source, head) in [(FeedTopic::BlockMined, block_mined), (FeedTopic::Reorgs, reorg)] {
         match head {
@@ -75,6 +75,10 @@ struct TopicReader {
     reader: Box<dyn PartitionReader>,
     /// Messages that were read and not copied, each with its sequence, or with the reason why it has none.
     heads: VecDeque<(Result<u64, String>, Message)>,
+    /// Reader that looks for the next sequence after the messages that were read.
+    search: Option<Box<dyn PartitionReader>>,
+    /// The message with the next sequence, which the search has found.
+    found: Option<Message>,
 }
 
 /// Next offsets of the two topics. Each event below was copied into the chain, was in it before, or is a dead letter,
@@ -163,9 +167,11 @@ impl ChainFeed {
                     if error.kind == BrokerErrorKind::TooLarge { name_too_large(&batch, error) } else { error }
                 })?;
             } else if self.are_heads_full() {
-                // Neither topic is read, so this sleep is the only point where other tasks run and the feed can be
-                // cancelled.
+                // Neither topic is read, so this sleep is a point where other tasks run and the feed can be cancelled.
                 tokio::time::sleep(IDLE).await;
+            }
+            if batch.is_empty() {
+                self.search_ahead().await?;
             }
             let progress = self.current_progress();
             self.progress.send_if_modified(|last| std::mem::replace(last, progress) != progress);
@@ -201,6 +207,37 @@ impl ChainFeed {
             }
             topic.heads.extend(messages.into_iter().map(|message| (sequence_of(&message), message)));
             self.discard_undecodable_heads(source).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks for the next sequence in topics whose messages that were read all have another one. A producer can leave a
+    /// number out and produce it later. Such an event is read again at its own place, and is skipped there as a repeat.
+    async fn search_ahead(&mut self) -> Result<(), SequencerError> {
+        let (broker, next) = (self.parts.broker.clone(), self.copied.next_sequence());
+        for source in [FeedTopic::BlockMined, FeedTopic::Reorgs] {
+            if self.has_next() || self.topic(source).heads.len() < BATCH {
+                continue;
+            }
+            let topic = match source {
+                FeedTopic::BlockMined => &mut self.block_mined,
+                FeedTopic::Reorgs => &mut self.reorgs,
+            };
+            let mut search = match topic.search.take() {
+                Some(search) => search,
+                None => {
+                    let from = topic.reader.position();
+                    report_wait(&self.parts, FEED, until_answered(|| broker.read(&topic.topic, from))).await?
+                }
+            };
+            let messages = read_or_reopen(&mut search, broker.as_ref(), &topic.topic, IDLE);
+            let messages = report_wait(&self.parts, FEED, messages).await?;
+            if !messages.is_empty() {
+                report_wait(&self.parts, FEED, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
+            }
+            topic.found = messages.into_iter().find(|message| sequence_of(message) == Ok(next));
+            // The sequence after the found one is looked for from the beginning.
+            topic.search = Some(search).filter(|_| topic.found.is_none());
         }
         Ok(())
     }
@@ -264,17 +301,19 @@ impl ChainFeed {
     }
 
     fn has_next(&self) -> bool {
-        let step = choose_step(self.copied.next_sequence(), self.block_mined.head(), self.reorgs.head());
+        let next = self.copied.next_sequence();
+        let step = choose_step(next, self.block_mined.head(next), self.reorgs.head(next));
         matches!(step, MergeStep::Copy(_) | MergeStep::Skip(_))
     }
 
     async fn next_batch(&mut self) -> Result<Vec<OutgoingMessage>, SequencerError> {
         let mut batch = Vec::new();
         while batch.len() < BATCH {
-            let heads = (self.block_mined.head(), self.reorgs.head());
-            match choose_step(self.copied.next_sequence(), heads.0, heads.1) {
+            let next = self.copied.next_sequence();
+            let heads = (self.block_mined.head(next), self.reorgs.head(next));
+            match choose_step(next, heads.0, heads.1) {
                 MergeStep::Copy(source) => {
-                    if let Some((_, message)) = self.topic(source).heads.pop_front() {
+                    if let Some(message) = self.topic(source).take(next) {
                         // The greatest possible sequence halts the chain with a message of its own.
                         self.copied.push(hash_identity(&message));
                         batch.push(self.to_chain(message));
@@ -366,11 +405,27 @@ impl TopicReader {
     async fn open(broker: &dyn Broker, topic: &str, offset: u64) -> Result<Self, BrokerError> {
         let topic = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = until_answered(|| broker.read(&topic, offset)).await?;
-        Ok(TopicReader { topic, reader, heads: VecDeque::new() })
+        Ok(TopicReader { topic, reader, heads: VecDeque::new(), search: None, found: None })
     }
 
-    fn head(&self) -> Option<u64> {
-        self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied())
+    /// Returns `next` where a message has that sequence, and else the sequence of the first message.
+    fn head(&self, next: u64) -> Option<u64> {
+        match self.found.is_some() || self.place_of(next).is_some() {
+            true => Some(next),
+            false => self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied()),
+        }
+    }
+
+    fn place_of(&self, sequence: u64) -> Option<usize> {
+        self.heads.iter().position(|(found, _)| *found == Ok(sequence))
+    }
+
+    /// Removes and returns the message with the next sequence.
+    fn take(&mut self, next: u64) -> Option<Message> {
+        match self.place_of(next) {
+            Some(place) => self.heads.remove(place).map(|(_, message)| message),
+            None => self.found.take(),
+        }
     }
 
     /// Returns the offset of the first message that is not copied, skipped or discarded.

@@ -263,6 +263,33 @@ async fn a_block_under_a_used_sequence_is_a_dead_letter_and_readiness_names_it()
     feed.abort();
 }
 
+/// A producer left a sequence out and produced it after others: among the messages that were read, and far after them.
+/// The next owner of the chain finds the same place.
+#[tokio::test(start_paused = true)]
+async fn a_sequence_that_is_produced_late_is_found_in_its_topic() {
+    for later in [2, 3 * BATCH as u64] {
+        let topics = Topics::new().await;
+        let late = [1, 3];
+        let sequences = (2..=later).filter(|sequence| !late.contains(sequence));
+        for sequence in sequences.chain(late).chain([later + 1, later + 2].into_iter().filter(|it| *it > 3)) {
+            topics.put("block-mined", sequence).await;
+        }
+        let last = (later + 2).max(3);
+        let expected: Vec<u64> = (1..=last).collect();
+        for _ in 0..2 {
+            let feed = topics.feed(&ChainState::default(), 0).await;
+            let progress = feed.subscribe_progress();
+            let feed = tokio::spawn(feed.run());
+            a_while().await;
+            assert_eq!(topics.chain().await, expected);
+            assert_eq!((progress.borrow().block_mined, progress.borrow().sequence), (last, last));
+            assert_eq!(topics.metrics.chain_gap.get(), 0);
+            assert_eq!(topics.metrics.dead_letters.of(DeadLetterClass::Invalid).get(), 0);
+            feed.abort();
+        }
+    }
+}
+
 #[test]
 fn a_feed_at_a_gap_yields_to_other_tasks() {
     // Real threads: under a paused clock a task that never yields would hang the test instead of failing it.

@@ -92,7 +92,7 @@ async fn accept_claims_before_reassignment(
 /// is waited for. A verdict that is applied again leaves the claims on a parent that was deleted since.
 pub fn store_proven_claims<'a>(cx: &'a HandlerContext<'_>, txid: Txid) -> BoxFuture<'a, Result<(), SequencerError>> {
     Box::pin(async move {
-        let grace = RestartGrace::new(cx.applied_again);
+        let grace = RestartGrace::of_wait(cx);
         let proof = cx.wait_until("the outputs that prove the claims of a transaction", || async {
             let page = cx.master(txid).await?;
             let Some(page) = page.filter(|page| matches!(page.state(), TxState::Conflicting(_) | TxState::Live)) else {

@@ -41,9 +41,10 @@ pub struct HandlerContext<'a> {
     pub offset: u64,
     /// Mode of the handler: live, or a rebuild below its frontier.
     pub mode: DecisionMode,
-    /// True while a reorg disconnects blocks. Writes of that part have the earlier phase in their stamp, so that a late
-    /// write of that part cannot undo a write of the part that connects blocks.
-    pub is_disconnecting: bool,
+    /// The latest phase in a stamp of this context. While a reorg disconnects blocks every stamp has the earliest
+    /// phase, [`Phase::Evaluate`], so that a late write of that part cannot undo a write of the part that connects
+    /// blocks.
+    pub latest_phase: Phase,
     /// True while decisions are applied that were in the log already ([`Steps::is_applied_again`]).
     pub applied_again: bool,
     /// For events that are read again.
@@ -66,9 +67,9 @@ impl<'a> HandlerContext<'a> {
         self.mode == DecisionMode::Replay
     }
 
-    /// Returns the stamp of a phase of this event.
+    /// Returns the stamp of a phase of this event, or of the latest phase of this context where that is earlier.
     pub fn stamp(&self, phase: Phase) -> Stamp {
-        Stamp::in_era(self.state.era, self.offset, if self.is_disconnecting { Phase::Evaluate } else { phase })
+        Stamp::in_era(self.state.era, self.offset, phase.min(self.latest_phase))
     }
 
     /// Returns a row with an operation of the sequencer, stamped for this event.

@@ -7,6 +7,7 @@ use tokio::sync::Mutex;
 use crate::{
     broker::{Message, TopicPartition},
     event::{Block, CommandAction, DeadLetterClass, Event},
+    record::Phase,
     sequencer::{
         SequencerError, SequencerParts,
         block::BlockHandler,
@@ -59,7 +60,7 @@ impl Handler {
             state: &self.state,
             offset,
             mode,
-            is_disconnecting: false,
+            latest_phase: Phase::Prune,
             applied_again: false,
             readers: &self.readers,
             bodies: &self.bodies,

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     record::{Page, Phase},
+    replay::FinalState,
     sequencer::{
         SequencerError, context::HandlerContext, holders::contest_holders, pages::complete, waiting::format_missing,
     },
@@ -25,6 +26,12 @@ impl RestartGrace {
         RestartGrace(may_have_forgotten.then(|| Instant::now() + RESTART_GRACE))
     }
 
+    /// Starts the grace of a wait for records that a decision needs. In a rebuild the grace expires, too: a record can
+    /// wait for a verdict at a later offset.
+    pub fn of_wait(cx: &HandlerContext<'_>) -> Self {
+        RestartGrace::new(cx.applied_again || cx.is_replay())
+    }
+
     /// Returns whether the grace is over.
     pub fn has_expired(self) -> bool {
         self.0.is_some_and(|end| Instant::now() >= end)
@@ -38,7 +45,7 @@ impl RestartGrace {
 
 /// Waits until each of these transactions has a body. With `applied_again` a node may have lost their records.
 pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<Vec<Arc<Page>>, SequencerError> {
-    let grace = RestartGrace::new(cx.applied_again);
+    let grace = RestartGrace::of_wait(cx);
     cx.wait_until("bodies of the decided transactions", || async {
         let masters = cx.masters(txids).await?;
         let missing: Vec<Txid> = txids
@@ -62,7 +69,13 @@ pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<
 /// Creates a stub for each transaction that a node lost and whose own event waits for a verdict at a later offset.
 /// A transaction that waits long reads its own record and gives the stub its body. A transaction that is live lacks
 /// another page, which is restored from the body.
-pub async fn create_missing_stubs(cx: &HandlerContext<'_>, absent: Vec<Txid>) -> Result<(), SequencerError> {
+///
+/// In a rebuild only a transaction that a verdict accepts in the end gets a stub. The transaction is absent, so that
+/// the verdict has a later offset. Without a verdict the transaction waits for its parents alone.
+pub async fn create_missing_stubs(cx: &HandlerContext<'_>, mut absent: Vec<Txid>) -> Result<(), SequencerError> {
+    if cx.is_replay() {
+        absent.retain(|txid| cx.parts.verdicts.get(txid) == Some(FinalState::Accepted));
+    }
     contest_holders(cx, Phase::Apply, absent.clone()).await?;
     complete(cx, &absent).await
 }

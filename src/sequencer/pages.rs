@@ -10,6 +10,7 @@ use crate::{
     },
     sequencer::{
         SequencerError,
+        added_slots::add_slots_to_extra_pages,
         context::{HandlerContext, distinct},
     },
     store::{
@@ -165,30 +166,39 @@ pub async fn for_each_page(
     Ok(())
 }
 
-/// Applies one operation to every page but the master. Returns the pages that are absent or half created.
+/// Pages to which an operation could not be applied.
+#[derive(Debug, Default)]
+struct UnfinishedPages {
+    /// Pages that are absent, or half created because a node lost the write that cleared `creating`.
+    missing: Vec<u32>,
+    /// A page lacks slots that its outputs have in the block.
+    lacks_slots: bool,
+}
+
+/// Applies one operation to every page but the master.
 async fn apply_to_extra_pages(
     cx: &HandlerContext<'_>,
     master: &Page,
     operation: &Sequenced,
-) -> Result<Vec<u32>, SequencerError> {
+) -> Result<UnfinishedPages, SequencerError> {
     let numbers: Vec<u32> = (1..=master.extra_pages()).collect();
     apply_to_pages(cx, master.txid, &numbers, operation).await
 }
 
-/// Applies one operation to these pages. Returns the pages that are absent, or half created because a node lost the
-/// write that cleared `creating`.
+/// Applies one operation to these pages.
 async fn apply_to_pages(
     cx: &HandlerContext<'_>,
     txid: Txid,
     pages: &[u32],
     operation: &Sequenced,
-) -> Result<Vec<u32>, SequencerError> {
-    let mut missing = Vec::new();
+) -> Result<UnfinishedPages, SequencerError> {
+    let mut unfinished = UnfinishedPages::default();
     for numbers in pages.chunks(CHANGED_AT_ONCE) {
         let rows = numbers.iter().map(|number| cx.row(Phase::Apply, Key::Page(txid, *number), operation.clone()));
         for (outcome, number) in cx.apply(rows.collect()).await?.into_iter().zip(numbers) {
             match outcome {
-                Outcome::Rejected(Rejection::NotFound | Rejection::Creating) => missing.push(*number),
+                Outcome::Rejected(Rejection::NotFound | Rejection::Creating) => unfinished.missing.push(*number),
+                Outcome::Rejected(Rejection::MissingSlots(_)) => unfinished.lacks_slots = true,
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => {}
                 // A later event has changed the page, or the page was pruned since.
                 Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_)) => {}
@@ -198,7 +208,7 @@ async fn apply_to_pages(
             }
         }
     }
-    Ok(missing)
+    Ok(unfinished)
 }
 
 /// Applies one operation to every page but the master. A page that a node lost is restored first.
@@ -207,8 +217,8 @@ pub async fn apply_to_every_extra_page(
     master: &Page,
     operation: &Sequenced,
 ) -> Result<(), SequencerError> {
-    let missing = apply_to_extra_pages(cx, master, operation).await?;
-    restore_and_apply(cx, master, &missing, operation).await
+    let unfinished = apply_to_extra_pages(cx, master, operation).await?;
+    restore_and_apply(cx, master, &unfinished.missing, operation).await
 }
 
 /// Restores a page that a node lost. Does nothing for a page that exists.
@@ -244,17 +254,24 @@ pub async fn accept(cx: &HandlerContext<'_>, master: &Page) -> Result<(), Sequen
     cx.apply_to_master(master.txid, Sequenced::Accept).await
 }
 
-/// Sets the other pages of a transaction mined after its master. A page can be `creating` under a live master when
-/// a node lost the write that cleared it: the transaction is completed first.
+/// Sets the other pages of a transaction mined after its master, in a block of this height. A node can have lost a
+/// page, the write that cleared `creating` on a page, or the slots that the block added, and not those of the master:
+/// the transaction is completed first.
 pub async fn set_extra_pages_mined(
     cx: &HandlerContext<'_>,
     txid: Txid,
     set_mined: &Sequenced,
+    height: u32,
 ) -> Result<(), SequencerError> {
     loop {
         complete(cx, &[txid]).await?;
         let Some(master) = cx.master(txid).await? else { return Ok(()) };
-        let missing = apply_to_extra_pages(cx, &master, set_mined).await?;
+        let UnfinishedPages { missing, lacks_slots } = apply_to_extra_pages(cx, &master, set_mined).await?;
+        if lacks_slots {
+            // Boxed: rare, and else a part of every future here.
+            Box::pin(add_slots_to_extra_pages(cx, &master, height)).await?;
+            continue;
+        }
         if missing.is_empty() {
             return Ok(());
         }
@@ -276,7 +293,7 @@ async fn restore_and_apply(
     }
     let txid = master.txid;
     halt_if_incomplete(cx, Recovery::of(&cx.parts.store).restore_pages(master, missing)).await?;
-    match apply_to_pages(cx, txid, missing, operation).await?.first() {
+    match apply_to_pages(cx, txid, missing, operation).await?.missing.first() {
         None => Ok(()),
         Some(page) => {
             let missing_again = CompleteError::MissingPage { txid, page: *page, why: RestoreError::LostAgain };

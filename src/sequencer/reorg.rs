@@ -1,7 +1,7 @@
 //! `Reorg`: blocks are disconnected from the longest chain, newest first, and others are connected, oldest first.
 //!
 //! A reorg is idempotent and is repeated from its beginning. Writes of the part that disconnects have an earlier stamp
-//! than writes of the part that connects ([`HandlerContext::is_disconnecting`]).
+//! than writes of the part that connects ([`HandlerContext::latest_phase`]).
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ impl<'a> ReorgHandler<'a> {
         let tip = self.check().await?;
         let mut steps = Steps::new(log, cx.offset, cx.mode);
         for block in reorg.disconnected.iter().rev() {
-            let cx = &HandlerContext { is_disconnecting: true, ..*cx };
+            let cx = &HandlerContext { latest_phase: Phase::Evaluate, ..*cx };
             Box::pin(disconnect(cx, &mut steps, block)).await?;
         }
         Box::pin(connect(cx, &mut steps, &reorg.connected, message)).await?;

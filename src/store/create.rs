@@ -31,7 +31,7 @@ use crate::{
         clearing::build_clear_rows,
         external::{into_engine_error, with_body_replaced},
         pages::PAGES_AT_A_TIME,
-        recovery::{CompleteError, RestoreError},
+        recovery::{CompleteError, Recovery, RestoreError},
     },
 };
 
@@ -187,17 +187,27 @@ impl Creator {
     ) -> Result<Outcome, CompleteError> {
         let creation = Creation::new(work.kind(), work.others.count(), PAGES_AT_A_TIME);
         match self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, &mut report).await? {
-            Outcome::Rejected(Rejection::Held(held)) if self.identity.is_known_dead(&held) => {
+            Outcome::Rejected(Rejection::Held(held)) if self.is_lock_record_needless(work, &held).await? => {
                 tracing::info!(
                     txid = %work.others.txid(),
                     process = held.process_id,
-                    "create: the holder of the lock record has ended; completing the creation"
+                    "create: the holder of the lock record has ended or has written every page; completing the creation"
                 );
                 let creation = Creation::without_lock_record(work.kind(), work.others.count(), PAGES_AT_A_TIME);
                 self.retry_until_body_stored(&creation, work, Some(&self.permits), may_hold, report).await
             }
             outcome => Ok(outcome),
         }
+    }
+
+    /// Returns whether the lock record of another creator saves no work: its holder has ended, or the master exists, so
+    /// that every page was written.
+    async fn is_lock_record_needless(&self, work: &PagedTx, held: &LockRecord) -> Result<bool, CompleteError> {
+        if self.identity.is_known_dead(held) {
+            return Ok(true);
+        }
+        let master = self.store.master(work.others.txid()).await?;
+        Ok(master.is_some_and(|master| master.utxos.is_some() && master.extra_pages() == work.others.count()))
     }
 
     /// Like [`create`](Self::create), without a lock record: the sequencer cannot wait until another creator's lock
@@ -317,21 +327,21 @@ impl Creator {
 
     /// Verifies that pages that are missing under their master may be created again.
     ///
-    /// A page that is created again has free slots, although its slots may have been spent. That is right only for an
-    /// engine that can lose writes, and for the event that made the page before: the events of the lost spends are then
-    /// read again, too.
+    /// A page that is created again has free slots, although its slots may have been spent. That is right only where a
+    /// restart can have lost the page, and for the event that made the page before: the events of the lost spends are
+    /// then read again, too.
     ///
     /// # Errors
     /// [`CompleteError::MissingPage`] for a missing page that may not be created again.
     async fn check_recreatable(&self, work: &PagedTx, pages: &Range<u32>) -> Result<(), CompleteError> {
         let txid = work.others.txid();
         let created_at = |page: &Page| page.master.as_ref().map(|bins| bins.created_at);
-        let why = if !self.store.can_lose_writes() {
-            RestoreError::EngineKeepsWrites
-        } else if self.store.master(txid).await?.is_some_and(|stored| created_at(&stored) < created_at(&work.master)) {
-            RestoreError::OtherEvent
-        } else {
-            return Ok(());
+        let master = self.store.master(txid).await?;
+        let master = master.as_deref().unwrap_or(&work.master);
+        let why = match Recovery::of(&self.store).check_can_be_lost(master).await? {
+            Err(why) => why,
+            Ok(()) if created_at(master) < created_at(&work.master) => RestoreError::OtherEvent,
+            Ok(()) => return Ok(()),
         };
         let stored = self.store.pages(txid, pages.start, pages.end).await?;
         match stored.iter().zip(pages.clone()).find(|(page, _)| page.is_none()) {

@@ -22,11 +22,12 @@ pub trait StoreOwnership: Send + Sync {
     /// A part of the store is lost, which no replay from the committed offsets can repair; or the engine failed.
     async fn verify_intact(&self) -> Result<(), MetaError>;
 
-    /// Records in the meta record that these offsets are consumed. Called before the offsets are committed.
+    /// Records in the meta record that the offsets `consumed` are consumed, before they are committed, and that the
+    /// store can lose no write of an event below the offsets `durable`.
     ///
     /// # Errors
     /// The offsets are not recorded, so that they must not be committed.
-    async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError>;
+    async fn record_consumed(&self, consumed: &ConsumedOffsets, durable: &ConsumedOffsets) -> Result<(), MetaError>;
 
     /// Binds the store to the chain topic whose record at offset 0 has this
     /// [`chain_id`](super::meta::compute_chain_id).
@@ -57,9 +58,10 @@ impl StoreOwnership for StateStore {
         StoreMeta::of(self).open(true, [0; 16]).await.map(drop)
     }
 
-    async fn record_consumed(&self, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
+    async fn record_consumed(&self, consumed: &ConsumedOffsets, durable: &ConsumedOffsets) -> Result<(), MetaError> {
         let raise = |mut meta: MetaRecord| {
             meta.consumed.raise(consumed);
+            meta.durable.raise(durable);
             Ok(meta)
         };
         StoreMeta::of(self).change(raise).await.map(drop)
@@ -147,7 +149,7 @@ impl StoreOwnership for UnverifiedStore {
         Ok(())
     }
 
-    async fn record_consumed(&self, _: &ConsumedOffsets) -> Result<(), MetaError> {
+    async fn record_consumed(&self, _: &ConsumedOffsets, _: &ConsumedOffsets) -> Result<(), MetaError> {
         Ok(())
     }
 
@@ -184,13 +186,26 @@ mod tests {
         store
     }
 
+    async fn record(store: &StateStore, consumed: &ConsumedOffsets) -> Result<(), MetaError> {
+        store.record_consumed(consumed, &ConsumedOffsets::default()).await
+    }
+
+    #[tokio::test]
+    async fn durable_offsets_only_grow() {
+        let store = new().await;
+        for durable in [consumed(7, [(0, 5), (2, 9)]), consumed(3, [(0, 6), (2, 4)])] {
+            store.record_consumed(&ConsumedOffsets::default(), &durable).await.unwrap();
+        }
+        assert_eq!(store.meta().await.unwrap().unwrap().durable, consumed(7, [(0, 6), (2, 9)]));
+    }
+
     #[tokio::test]
     async fn consumed_offsets_only_grow() {
         let store = new().await;
-        store.record_consumed(&consumed(7, [(0, 5), (2, 9)])).await.unwrap();
-        store.record_consumed(&consumed(3, [(0, 6), (2, 4), (1, 1)])).await.unwrap();
+        record(&store, &consumed(7, [(0, 5), (2, 9)])).await.unwrap();
+        record(&store, &consumed(3, [(0, 6), (2, 4), (1, 1)])).await.unwrap();
         for height in [800_001, 9] {
-            store.record_consumed(&ConsumedOffsets { height, ..ConsumedOffsets::default() }).await.unwrap();
+            record(&store, &ConsumedOffsets { height, ..ConsumedOffsets::default() }).await.unwrap();
         }
         let meta = store.meta().await.unwrap().unwrap();
         let expected = ConsumedOffsets { height: 800_001, ..consumed(7, [(0, 6), (1, 1), (2, 9)]) };
@@ -201,7 +216,7 @@ mod tests {
     async fn a_store_behind_its_group_is_refused_with_both_offsets() {
         let store = new().await;
         store.verify_covers(&ConsumedOffsets::default()).await.unwrap();
-        store.record_consumed(&consumed(7, [(0, 5)])).await.unwrap();
+        record(&store, &consumed(7, [(0, 5)])).await.unwrap();
         store.verify_covers(&consumed(7, [(0, 5)])).await.unwrap();
         store.verify_covers(&consumed(2, [(0, 1)])).await.unwrap();
         for (committed, words) in [
@@ -290,7 +305,7 @@ mod tests {
             StoreMeta::of(&store).verify_made_from(&no_log(), &none).await,
             Err(MetaError::NamespaceLost)
         ));
-        assert!(matches!(store.record_consumed(&consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
+        assert!(matches!(record(&store, &consumed(1, [])).await, Err(MetaError::NoMetaRecord)));
         assert_eq!(store.meta().await.unwrap(), None);
     }
 }

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use crate::{
+    broker::partitioner::partition_of,
     engine::{EngineError, Row},
-    record::{Key, Operation, Page, TxState, build::OtherPages},
+    record::{CreatingEvent, Key, MetaRecord, Operation, Page, Record, TxState, build::OtherPages},
     tx::Txid,
 };
 
@@ -41,6 +42,10 @@ pub enum RestoreError {
     /// The present event is later than the event that created the page, so that spends of the page do not come again.
     #[error("another event created the page, and the spends of its slots are not known")]
     OtherEvent,
+    /// The event that created the page is below the durable offset. No restart can have lost the page, so that spends
+    /// of the page do not come again.
+    #[error("the page was durable, so that no restart has lost the page, and the spends of its slots are not known")]
+    Durable,
     /// The body, from which a page is restored, cannot be read.
     #[error(transparent)]
     Body(BodyError),
@@ -107,6 +112,7 @@ impl<'a> Recovery<'a> {
     pub(crate) async fn restore_pages(&self, master: &Page, missing: &[u32]) -> Result<(), CompleteError> {
         let page = missing.first().copied().unwrap_or_default();
         let cannot = |why| CompleteError::MissingPage { txid: master.txid, page, why };
+        self.check_can_be_lost(master).await?.map_err(cannot)?;
         let others = self.other_pages(master).await.map_err(cannot)?;
         tracing::warn!(txid = %master.txid, ?missing, "recovery: restoring missing pages from the body");
         for numbers in missing.chunks(PAGES_AT_A_TIME as usize) {
@@ -119,14 +125,39 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    async fn other_pages(&self, master: &Page) -> Result<OtherPages, RestoreError> {
+    /// Verifies that a restart can have lost a page of this transaction. The event that created the transaction then
+    /// comes again, and so do the spends of the page, which are younger.
+    pub(crate) async fn check_can_be_lost(&self, master: &Page) -> Result<Result<(), RestoreError>, EngineError> {
         if !self.store.can_lose_writes() {
-            return Err(RestoreError::EngineKeepsWrites);
+            return Ok(Err(RestoreError::EngineKeepsWrites));
         }
+        let created_by = master.master.as_deref().and_then(|bins| bins.created_by);
+        let Some(event) = created_by else { return Ok(Ok(())) };
+        let durable = match self.store.read(vec![Key::Meta]).await?.pop().flatten() {
+            Some(Record::Meta(meta)) => is_durable(&meta, master.txid, event),
+            _ => false,
+        };
+        Ok(if durable { Err(RestoreError::Durable) } else { Ok(()) })
+    }
+
+    async fn other_pages(&self, master: &Page) -> Result<OtherPages, RestoreError> {
         let body = self.store.body(master).await.map_err(RestoreError::Body)?;
         let others =
             OtherPages::of_stored(master, &body, self.store.settings.network, self.store.settings.utxo_batch_size);
         others.ok_or(RestoreError::OtherPages)
+    }
+}
+
+/// Returns whether the store can lose no write of the event that created a transaction.
+fn is_durable(meta: &MetaRecord, txid: Txid, event: CreatingEvent) -> bool {
+    match event {
+        CreatingEvent::Chain(offset) => offset < meta.durable.chain,
+        CreatingEvent::Validated(offset) => {
+            let partitions = meta.partitions.and_then(|count| i32::try_from(count).ok());
+            let partition = partitions.and_then(|count| partition_of(&txid.0, count));
+            let durable = partition.and_then(|partition| meta.durable.validated.get(&partition.unsigned_abs()));
+            durable.is_some_and(|durable| offset < *durable)
+        }
     }
 }
 

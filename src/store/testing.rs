@@ -87,7 +87,7 @@ pub(crate) fn outpoint(txid: Txid, vout: u32) -> Outpoint {
 }
 
 pub(crate) fn setting(batch_size: u32) -> PageParams {
-    PageParams { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5 }
+    PageParams { network: Network::Regtest, height: HEIGHT, batch_size, created_at: 5, event: None }
 }
 
 /// Pages of a transaction as after the create, with the body inline in the master.

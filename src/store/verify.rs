@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     engine::{EngineError, Set},
-    record::{Master, Page, Record, Slot, SpendingData, TxState, Verdict},
+    record::{Key, Master, MinedIn, Page, Record, Slot, SpendingData, TxState, Verdict},
     tx::{Outpoint, Txid, amount_size, utxo_hash},
 };
 
@@ -77,6 +77,23 @@ pub enum Violation {
          `utxo-store command reconsider {txid}` makes it live"
     )]
     Unbarred { txid: Txid, reason: String },
+    #[error("{txid} is conflicting, but block {block_id} of the longest chain at height {height} lists it")]
+    ConflictingMined { txid: Txid, block_id: u32, height: u32 },
+}
+
+/// Returns a block of the longest chain that lists the transaction of this master. A block from before the store has no
+/// record and does not count.
+///
+/// # Errors
+/// The engine answers with an error that no retry heals.
+pub async fn find_connected_block(store: &StateStore, master: &Page) -> Result<Option<MinedIn>, EngineError> {
+    let mined = master.master.as_deref().map_or(&[][..], |bins| &bins.mined);
+    if mined.is_empty() {
+        return Ok(None);
+    }
+    let records = store.read(mined.iter().map(|mined| Key::Block(mined.block_id)).collect()).await?;
+    let is_connected = |record: &Option<Record>| matches!(record, Some(Record::Block(block)) if block.longest_chain);
+    Ok(mined.iter().zip(records).find(|(_, record)| is_connected(record)).map(|(mined, _)| *mined))
 }
 
 /// Verifies the whole store and returns the number of transactions. `found` is called with each violation,
@@ -168,6 +185,11 @@ impl<F: FnMut(Violation)> Verifier<'_, F> {
             (self.found)(Violation::Body { txid, problem: error.to_string() });
         }
         self.check_slots(master, bins, parsed.as_ref()).await?;
+        if master.conflicting
+            && let Some(MinedIn { block_id, height, .. }) = find_connected_block(self.store, master).await?
+        {
+            (self.found)(Violation::ConflictingMined { txid, block_id, height });
+        }
         let transaction = parsed.as_ref().and_then(ParsedBody::transaction);
         let Some(transaction) = transaction.filter(|transaction| !transaction.is_coinbase()) else { return Ok(()) };
         if master.state() != TxState::Live {

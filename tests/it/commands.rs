@@ -496,6 +496,40 @@ async fn an_impossible_command_is_refused_with_its_code() {
     world.check("refused by name").await;
 }
 
+/// An output is given to new owners with long scripts again and again. Protects: the reassignments of a page are
+/// bounded, so that the page never becomes too large for the store, which would halt the chain.
+#[tokio::test(start_paused = true)]
+async fn reassignments_of_a_page_are_bounded() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let mut coin = seed.coin(1);
+    let mut expected = Vec::new();
+    for round in 0..27_u8 {
+        let script = vec![round; 10_000];
+        let fits = (usize::from(round) + 1) * 10_256 <= 262_144;
+        let action = CommandAction::Reassign {
+            outpoint: coin.outpoint,
+            utxo_hash: coin.utxo_hash(),
+            new_script: &script,
+            satoshis: coin.satoshis,
+            height: 100,
+            spendable_after: 1,
+        };
+        world.command(2 * round + 1, CommandAction::Freeze { outpoint: coin.outpoint }).await;
+        world.command(2 * round + 2, action).await;
+        expected.push(if fits { "done" } else { "TOO_MANY_REASSIGNMENTS" });
+        if fits {
+            coin.script = script;
+        }
+    }
+    world.run_until_consumed().await;
+    assert_eq!(expected.iter().filter(|code| **code == "done").count(), 25);
+    for (code, round) in expected.iter().zip(0..) {
+        assert_eq!(outcome_of(&world, 2 * round + 2).await, *code, "{round}");
+    }
+    world.check("many reassignments").await;
+}
+
 /// Returns a transaction whose record an instance is about to create, and a command that locks the transaction.
 async fn lock_before_create() -> (World, Made, Arc<HoldingEngine>, Running) {
     let world = World::new().await;

@@ -1,17 +1,20 @@
 //! Heights that decide. The block that lists a transaction decides which outputs get a slot. The last block that has a
 //! coinbase decides its maturity. The event of a transaction gives the height before the first block.
 
-use std::slice::from_ref;
+use std::{slice::from_ref, time::Duration};
 
 use utxo_store::{
+    engine::Row,
     event::{CommandAction, PartialOutput, PartialTxEvent},
-    record::{Reason, Slot, TxState, Verdict},
+    record::{Key, Reason, Sequenced, Slot, TxState, Verdict},
+    store::recovery::Recovery,
     tx::Network,
 };
 
 use crate::{
-    harness::{Coin, Made, World, WorldSettings, coinbase, spend, spend_to},
+    harness::{Coin, LOSS_WINDOW, Made, World, WorldSettings, coinbase, spend, spend_to},
     made_blocks::MadeBlock,
+    regressions::holding_engine::{HoldingEngine, is_sequenced},
 };
 
 async fn state(world: &World, made: &Made) -> TxState {
@@ -82,6 +85,75 @@ async fn the_block_that_lists_a_transaction_decides_which_outputs_have_slots() {
     }
 }
 
+/// A transaction of three pages is mined across Genesis. A node loses the slots that the block added to the last page,
+/// or the whole page, and not the master, before the block is committed.
+/// Protects: the redo finds a mined master and gives the page its slots, so that a spend of its output can be mined.
+#[tokio::test(start_paused = true)]
+async fn a_page_that_lost_its_added_slots_gets_them_again() {
+    for loses_page in [false, true] {
+        let settings = WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(1) };
+        let world = World::with_settings(settings).await;
+        let seed = world.seed(1, 2).await;
+        let crossing = spend_to_genesis_scripts(&seed.coin(0), 1);
+        let last = Key::Page(crossing.txid, 2);
+        let running = world.start();
+        if !loses_page {
+            world.validate_at(&crossing, GENESIS - 1).await;
+            world.until_consumed().await;
+        }
+        let block = MadeBlock::new(1, GENESIS, &coinbase(1), &[&crossing]);
+        world.bring(1, &block).await;
+        if loses_page {
+            world.validate_at(&crossing, GENESIS - 1).await;
+        }
+        while !slots(&world, &crossing, 3).await.iter().all(Option::is_some)
+            || world.page(&crossing).await.unwrap().unmined_since().is_some()
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == last).unwrap() > 0);
+        assert!(slots(&world, &crossing, 3).await[2].is_none());
+        let child = spend(&[crossing.coin(2)], 1, 3);
+        world.bring(2, &block.followed_by(2, &coinbase(2), &[&child])).await;
+        world.validate_at(&child, GENESIS).await;
+        world.until_consumed().await;
+        running.stop().await;
+        assert!(slots(&world, &crossing, 3).await.iter().all(Option::is_some), "{loses_page}");
+        assert_eq!(state(&world, &child).await, TxState::Live);
+        world.check_without_model("a page that lost its added slots").await;
+    }
+}
+
+/// A transaction of three pages is validated for a height since Genesis. A block of a side chain before Genesis lists
+/// the transaction, then one of the longest chain since Genesis. A node loses the last page, and not the master.
+/// Protects: the page that is made again has the slots of its event, not those of the first block that lists it.
+#[tokio::test(start_paused = true)]
+async fn a_page_is_made_again_by_the_height_of_its_slots() {
+    let world = World::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(1) }).await;
+    let seed = world.seed(1, 1).await;
+    let wide = spend_to_genesis_scripts(&seed.coin(0), 1);
+    let last = Key::Page(wide.txid, 2);
+    let first = MadeBlock::new(1, GENESIS - 1, &coinbase(1), &[]);
+    let side = MadeBlock::new(2, GENESIS - 1, &coinbase(2), &[&wide]);
+    let running = world.start();
+    world.bring(1, &first).await;
+    world.validate_at(&wide, GENESIS).await;
+    while world.page(&wide).await.is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    world.bring_aside(2, &side).await;
+    world.bring(3, &first.followed_by(3, &coinbase(3), &[&wide])).await;
+    while world.page(&wide).await.is_none_or(|page| page.master.as_ref().unwrap().mined.len() < 2) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == last).unwrap() > 0);
+    Recovery::of(&world.store).complete(wide.txid).await.unwrap();
+    assert!(slots(&world, &wide, 3).await.iter().all(Option::is_some));
+    world.until_consumed().await;
+    running.stop().await;
+    world.check_without_model("a page made again").await;
+}
+
 /// Block 1 and block 31 of one chain have the same coinbase.
 /// Protects: its outputs mature from the later block, and from the earlier one again once the later one is
 /// disconnected.
@@ -131,6 +203,42 @@ async fn a_coinbase_that_comes_twice_matures_from_the_later_block() {
         assert_eq!(reason(state(&world, &twice).await), Some(Reason::Disconnected));
         world.check(&format!("a coinbase that comes twice, spent before: {spent_before}")).await;
     }
+}
+
+/// A coinbase of a side chain comes with a block of the longest chain at another height. A spender comes by the height
+/// of the side chain, and the process dies after the new height is written, before the holders are looked at.
+/// Protects: the redo finds the right height and looks at the holders all the same.
+#[tokio::test(start_paused = true)]
+async fn a_spender_that_is_too_young_is_found_after_a_kill() {
+    let world = World::new().await;
+    let twice = coinbase(9);
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[]);
+    let side = MadeBlock::new(2, 101, &twice, &[]);
+    let early = spend(&[twice.coin(0)], 1, 1);
+    let (coinbase_id, spender) = (twice.txid, early.txid);
+    let set_height = move |row: &Row| {
+        is_sequenced(row, coinbase_id, |operation| matches!(operation, Sequenced::SetSpendingHeight(_)))
+    };
+    let contests = move |row: &Row| is_sequenced(row, spender, |operation| *operation == Sequenced::MarkContested);
+    let before_height = HoldingEngine::hold_first(&world, set_height);
+    let slow = world.beside(before_height.clone());
+    let before_check = HoldingEngine::hold_first(&slow, contests);
+    let running = before_check.in_front_of(&slow).start();
+    world.bring(1, &first).await;
+    world.bring_aside(2, &side).await;
+    world.bring(3, &first.followed_by(3, &twice, &[])).await;
+    before_height.wait_for_held(1).await;
+    world.validate_at(&early, 201).await;
+    while world.page(&early).await.is_none_or(|page| page.state() != TxState::Live) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    before_height.release().await;
+    before_check.wait_for_held(1).await;
+    running.kill().await;
+    assert_eq!(world.page(&twice).await.unwrap().spending_height, Some(202));
+    world.run_until_consumed().await;
+    assert_eq!(reason(state(&world, &early).await), Some(Reason::Immature { input: 0 }));
+    world.check_without_model("a spender that is too young").await;
 }
 
 /// A store that was seeded at height 800,000 sees a double spend before its first block.
@@ -189,7 +297,7 @@ async fn the_first_block_of_a_seeded_store_prunes_no_conflict_before_it() {
     world.bring(2, &block.followed_by(2, &coinbase(2), &[])).await;
     world.until_consumed().await;
     while world.store.chain().await.unwrap().prune_horizon < 800_002 {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert!(reason(state(&world, &rival).await).is_some(), "not pruned");
     running.stop().await;

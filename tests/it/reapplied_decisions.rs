@@ -37,7 +37,7 @@ async fn events_of(world: &World, made: &Made) -> Vec<(i32, Message)> {
 }
 
 /// Produces a contest of a transaction by its `nth` event.
-async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
+pub async fn contest(world: &World, made: &Made, nth: usize, reason: Reason) {
     let (partition, message) = events_of(world, made).await.remove(nth);
     let (offset, timestamp_ms) = (message.offset, message.timestamp_ms);
     let position = EventPosition { topic: "txs".into(), partition, offset, timestamp_ms };

@@ -9,12 +9,13 @@ use utxo_store::{
     engine::{RecordEngine, fault::FaultEngine, memory::MemoryEngine},
     group::missing_parent::MAX_WAITING_EVENTS,
     instance::{self, InstanceError},
-    record::{Operation, Page, Rules, Sequenced, TxState},
+    record::{Operation, Page, Reason, Rules, Sequenced, TxState},
     store::{StateStore, digest::survey, meta::MetaError, verify::verify},
     tx::{Outpoint, Txid},
 };
 
 use crate::harness::{Coin, GROUP, LOSS_WINDOW, Made, PARTITIONS, World, spend};
+use crate::reapplied_decisions::contest;
 use crate::regressions::holding_engine::HoldingEngine;
 
 const RULES: Rules = Rules::main(288);
@@ -118,6 +119,32 @@ async fn a_node_restart_after_the_last_chain_write_fails_the_rebuild() {
     let ((_, ended), ()) = tokio::join!(rebuilding, forgetting);
     let error = ended.unwrap_err();
     assert!(matches!(error, InstanceError::Meta(MetaError::NodeRestarted)), "{error}");
+}
+
+/// A block lists a transaction. A node forgot the transaction, its event came again and was contested, and the group
+/// has not decided the contest when the rebuild begins. The group will handle the block again, which then wins.
+/// Protects: the rebuild does not end with a conflicting transaction that a block lists, which the contest would let
+/// lose; `verify` finds such a transaction.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_refuses_an_undecided_transaction_that_a_block_lists() {
+    let world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    let mined = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&mined).await;
+    world.mine(1, &[&mined]).await;
+    world.run_until_consumed().await;
+    contest(&world, &mined, 0, Reason::Found).await;
+    let (store, ended) = rebuild(&world).await;
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains(&format!("{} is contested without a decision, and block 1", mined.txid)), "{error}");
+    let mut violations = Vec::new();
+    verify(&store, |_| {}, |violation| violations.push(violation.to_string())).await.unwrap();
+    assert!(violations.iter().any(|found| found.contains("block 1 of the longest chain")), "{violations:?}");
+
+    world.run_until_consumed().await;
+    let (store, ended) = rebuild(&world).await;
+    ended.unwrap();
+    assert_eq!(digest(&store).await, digest(&world.store).await);
 }
 
 #[tokio::test(start_paused = true)]

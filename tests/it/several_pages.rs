@@ -58,7 +58,7 @@ fn wide(number: u64, outputs: u32, initial_state: InitialState) -> PagedTx {
     let builder = TransactionBuilder::default().input(outpoint, &[1], u32::MAX, previous);
     let bytes = Bytes::from((0..outputs).fold(builder, |builder, _| builder.output(10, &[0x51])).extended());
     let parsed = Transaction::parse(&bytes).unwrap();
-    let setting = PageParams { network: Network::Regtest, height: 100, batch_size: PAGE, created_at: 5 };
+    let setting = PageParams { network: Network::Regtest, height: 100, batch_size: PAGE, created_at: 5, event: None };
     let pages = build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &NewTxState::default()).unwrap();
     PagedTx { master: pages.master.into(), others: pages.others.unwrap().into(), initial_state }
 }

@@ -55,6 +55,10 @@ pub const VERDICT: &str = "verdict";
 pub const REASON: &str = "reason";
 /// Added: the height at which a record became a tombstone.
 pub const PRUNED: &str = "pruned";
+/// Added: the height whose rule the slots of the page follow; only where a transaction has several pages.
+pub const SLOT_HEIGHT: &str = "slotHeight";
+/// Added: the place of the event that created a transaction of several pages, twice the offset, plus one for the chain.
+pub const CREATED_BY: &str = "createdBy";
 /// Added: the BLAKE3 of the blob that holds the body, where another blob of the transaction was stored first.
 pub const OTHER_BLOB: &str = "otherBlob";
 /// Added: a coinbase arrived in extended format; its body is returned in that format.
@@ -116,6 +120,10 @@ pub mod meta {
     pub const FLOOR_CHAIN: &str = "floorChain";
     /// The replay floors of transactions, as `consumed`.
     pub const FLOOR: &str = "replayFloor";
+    /// The durable offset of the chain, as `chainNext`.
+    pub const DURABLE_CHAIN: &str = "durableChain";
+    /// Durable offsets of transactions, as `consumed`.
+    pub const DURABLE: &str = "durable";
     /// The height `reorg_floor` of the meta record; absent: 0.
     pub const REORG_FLOOR: &str = "reorgFloor";
     pub const TOPICS: &str = "topics";

@@ -42,6 +42,9 @@ pub trait CommitContent {
     /// Returns the offsets below which every event is completed, to be recorded in the meta record.
     fn consumed(&self, partitions: &PartitionTable) -> ConsumedOffsets;
 
+    /// Returns the committed offsets, below which the store can lose no write, to be recorded in the meta record.
+    fn durable(&self, partitions: &PartitionTable) -> ConsumedOffsets;
+
     /// Makes durable each completion that is older than the durability lag `lag` at `polled_at`, when no node had
     /// restarted.
     fn mark_durable(&mut self, partitions: &mut PartitionTable, polled_at: Instant, lag: Duration);
@@ -53,13 +56,20 @@ pub trait CommitContent {
     fn on_committed(&mut self, _committed: &CommittedOffset) {}
 }
 
+/// Offsets of one record in the meta record.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct RecordedOffsets {
+    consumed: ConsumedOffsets,
+    durable: ConsumedOffsets,
+}
+
 /// The consumed offsets that this instance has recorded in the store.
 #[derive(Debug, Default)]
 pub struct DurableConsumed {
     /// A rebuild records no offset, only the height.
     is_rebuild: bool,
     /// Offsets of the last record.
-    recorded: ConsumedOffsets,
+    recorded: RecordedOffsets,
     /// Recorded offsets that the store could still lose, each with the time of its record.
     not_durable: VecDeque<(Instant, ConsumedOffsets)>,
     /// Recorded offsets that the store can no longer lose.
@@ -68,19 +78,23 @@ pub struct DurableConsumed {
 
 impl DurableConsumed {
     /// Returns the offsets and the height to record, if the store does not have all of them.
-    fn missing(&self, consumed: &ConsumedOffsets) -> Option<ConsumedOffsets> {
+    fn missing(&self, consumed: &ConsumedOffsets, durable: &ConsumedOffsets) -> Option<RecordedOffsets> {
         let mut raised = self.recorded.clone();
         match self.is_rebuild {
             // The end of a rebuild records its offsets.
-            true => raised.height = raised.height.max(consumed.height),
-            false => raised.raise(consumed),
+            true => raised.consumed.height = raised.consumed.height.max(consumed.height),
+            false => {
+                raised.consumed.raise(consumed);
+                raised.durable.raise(durable);
+            }
         }
         (raised != self.recorded).then_some(raised)
     }
 
     /// Notes offsets that the store has acknowledged.
-    fn record(&mut self, at: Instant, consumed: ConsumedOffsets) {
-        self.recorded.raise(&consumed);
+    fn record(&mut self, at: Instant, RecordedOffsets { consumed, durable }: RecordedOffsets) {
+        self.recorded.consumed.raise(&consumed);
+        self.recorded.durable.raise(&durable);
         self.not_durable.push_back((at, consumed));
     }
 
@@ -113,8 +127,8 @@ enum PendingCommit {
 
 /// Answers of the checks that precede a commit.
 pub struct CommitChecks {
-    /// Consumed offsets that the meta record has now, and the time at which the store acknowledged them.
-    recorded: Option<(Instant, ConsumedOffsets)>,
+    /// Offsets that the meta record has now, and the time at which the store acknowledged them.
+    recorded: Option<(Instant, RecordedOffsets)>,
     answer: Result<StoreAnswer, Blocked>,
 }
 
@@ -143,12 +157,13 @@ async fn check_store(
     ownership: &dyn StoreOwnership,
     nodes: &RestartDetector,
     (guard, topics): (&TopicGuard, Option<Vec<String>>),
-    consumed: Option<ConsumedOffsets>,
+    offsets: Option<RecordedOffsets>,
 ) -> CommitChecks {
     let mut recorded = None;
     let answer = async {
-        if let Some(consumed) = consumed {
-            let why = match tokio::time::timeout(RECORD_TIMEOUT, ownership.record_consumed(&consumed)).await {
+        if let Some(offsets) = offsets {
+            let record = ownership.record_consumed(&offsets.consumed, &offsets.durable);
+            let why = match tokio::time::timeout(RECORD_TIMEOUT, record).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) if !error.may_be_retried() => return Err(Blocked::Fatal(error.into())),
                 Ok(Err(error)) => Some(error.to_string()),
@@ -158,7 +173,7 @@ async fn check_store(
                 let why = format!("cannot record the consumed offsets in the meta record: {why}");
                 return Err(Blocked::Temporary(CommitFailure::Store, why));
             }
-            recorded = Some((Instant::now(), consumed));
+            recorded = Some((Instant::now(), offsets));
         }
         let polled = nodes.poll().await.map_err(|error| match error.kind {
             ErrorKind::Fatal => Blocked::Fatal(error.into()),
@@ -358,9 +373,10 @@ impl GroupMember {
     /// Returns the checks of a commit as a future that borrows nothing of the member.
     fn run_checks(&self, nodes: &RestartDetector, content: &impl CommitContent) -> RunningChecks {
         let (ownership, nodes, guard) = (self.services.ownership.clone(), nodes.clone(), self.services.guard.clone());
-        let consumed = self.commits.consumed.missing(&content.consumed(&self.partitions));
+        let (consumed, durable) = (content.consumed(&self.partitions), content.durable(&self.partitions));
+        let offsets = self.commits.consumed.missing(&consumed, &durable);
         let topics = self.other_topic.is_none().then(|| self.profile.guarded_topics.clone());
-        Box::pin(async move { check_store(ownership.as_ref(), &nodes, (&guard, topics), consumed).await })
+        Box::pin(async move { check_store(ownership.as_ref(), &nodes, (&guard, topics), offsets).await })
     }
 
     /// Sends the commit if its checks permit. Unless a node has restarted, completed events that are old enough become
@@ -371,8 +387,8 @@ impl GroupMember {
         nodes: &RestartDetector,
         content: &mut impl CommitContent,
     ) -> Result<CommitStep, MemberError> {
-        if let Some((at, consumed)) = recorded {
-            self.commits.consumed.record(at, consumed);
+        if let Some((at, offsets)) = recorded {
+            self.commits.consumed.record(at, offsets);
         }
         let (failure, why) = match answer {
             Ok(StoreAnswer::Restarted) => return Ok(CommitStep::Restarted),
@@ -460,11 +476,13 @@ mod tests {
     #[test]
     fn recorded_offsets_are_durable_after_the_lag() {
         let consumed = |offset| ConsumedOffsets { validated: [(3, offset)].into(), ..ConsumedOffsets::default() };
+        let offsets = |at, durable| RecordedOffsets { consumed: consumed(at), durable: consumed(durable) };
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut consumed_offsets = DurableConsumed::default();
-        (1..=4).for_each(|n| consumed_offsets.record(start + second * n, consumed(u64::from(n) * 10)));
-        assert_eq!(consumed_offsets.missing(&consumed(40)), None);
-        assert_eq!(consumed_offsets.missing(&consumed(41)), Some(consumed(41)));
+        (1..=4).for_each(|n| consumed_offsets.record(start + second * n, offsets(u64::from(n) * 10, u64::from(n))));
+        assert_eq!(consumed_offsets.missing(&consumed(40), &consumed(4)), None);
+        assert_eq!(consumed_offsets.missing(&consumed(41), &consumed(3)), Some(offsets(41, 4)));
+        assert_eq!(consumed_offsets.missing(&consumed(40), &consumed(5)), Some(offsets(40, 5)));
         let mut durable_at = |second_of_poll: u32| {
             consumed_offsets.promote(start + second * second_of_poll, 2 * second);
             (consumed_offsets.limit_of(3), consumed_offsets.limit_of(4), consumed_offsets.not_durable.len())

@@ -22,6 +22,14 @@ impl CommitContent for PipelineCommits<'_> {
         ConsumedOffsets { chain: 0, validated: validated.collect(), height: partitions.greatest_height() }
     }
 
+    fn durable(&self, partitions: &PartitionTable) -> ConsumedOffsets {
+        // Only offsets that are compared with the store.
+        let states = partitions.states.iter().filter(|(_, state)| state.consumed_offset().is_some());
+        let durable =
+            states.filter_map(|(number, state)| Some((number.unsigned_abs(), state.committed.as_ref()?.offset)));
+        ConsumedOffsets { validated: durable.collect(), ..ConsumedOffsets::default() }
+    }
+
     fn mark_durable(&mut self, partitions: &mut PartitionTable, polled_at: Instant, lag: Duration) {
         let before_ms = partitions.uptime_ms(polled_at).saturating_sub(lag.as_millis() as u64);
         for (number, state) in &mut partitions.states {

@@ -1,6 +1,6 @@
 //! The steps of flights: each takes one flight to its next stage and requests what the stage needs.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     Action, PlanSettings, Token,
@@ -8,6 +8,7 @@ use super::{
     flight_table::FlightTable,
     multi_page::paged_create,
     non_durable::NonDurableTransactions,
+    obstacle::marks_on_parent,
     step::{Step, step_after_spends},
     waiting::Parking,
 };
@@ -15,7 +16,7 @@ use crate::{
     engine::Row,
     ingest::flight::{Flight, FlightId, Request, Stage, SubmittedTx},
     record::{Key, Operation, Outcome, Reason},
-    replay::Mode,
+    replay::{LastVerdicts, Mode},
     store::create::InitialState,
     telemetry::Completion,
 };
@@ -25,6 +26,8 @@ use crate::{
 pub(super) struct FlightSteps {
     /// The store can lose acknowledged writes.
     pub(super) can_lose_writes: bool,
+    /// The last verdicts, in a rebuild.
+    pub(super) verdicts: Arc<LastVerdicts>,
     pub(super) flights: FlightTable,
     pub(super) parking: Parking,
     /// Filled only over a store that can lose writes.
@@ -39,6 +42,7 @@ impl FlightSteps {
     pub(super) fn new(settings: PlanSettings) -> Self {
         FlightSteps {
             can_lose_writes: false,
+            verdicts: Arc::default(),
             flights: FlightTable::default(),
             parking: Parking::new(settings),
             non_durable: NonDurableTransactions::default(),
@@ -146,11 +150,12 @@ impl FlightSteps {
             return self.store_contested(id, Reason::Found);
         }
         let SubmittedTx::Validated(tx) = &flight.work else { return self.create(id) };
-        let marks = flight.marks();
+        let (marks, verdicts) = (flight.marks(), &self.verdicts);
         let mut pending = 0;
         for (index, (group, prepared)) in flight.groups.iter_mut().zip(&tx.groups).enumerate() {
             if !group.has_slots {
                 group.refusal = None;
+                let marks = marks_on_parent(marks, verdicts.get(&prepared.parent));
                 let row = Row { key: prepared.key(), operation: Operation::Spend(tx.spend(prepared, marks)) };
                 self.actions.push_back(Action::Apply(Token::Spend(id, index as u32), row));
                 pending += 1;

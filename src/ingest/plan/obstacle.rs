@@ -2,7 +2,7 @@
 
 use crate::{
     record::{Marks, Reason, Rejection, SpendSlot, Verdict},
-    replay::Mode,
+    replay::{FinalState, Mode},
     tx::Txid,
 };
 
@@ -66,5 +66,14 @@ pub fn marks_for(mode: Mode) -> Marks {
     match mode {
         Mode::RebuildWon | Mode::RebuildAccepted => Marks::Ignore,
         Mode::Normal | Mode::RebuildContested => Marks::Respect,
+    }
+}
+
+/// Returns the marks of a spend in a rebuild whose parent has this state at the frontier. A child that ends live takes
+/// the slot of a parent that a later verdict accepts: the verdict may wait for a descendant of the child.
+pub fn marks_on_parent(marks: Marks, parent: Option<FinalState>) -> Marks {
+    match (marks, parent) {
+        (Marks::Ignore, Some(FinalState::Accepted)) => Marks::IgnoreUndecided,
+        _ => marks,
     }
 }

@@ -87,9 +87,10 @@ impl OtherPages {
     /// the body has no outputs.
     pub fn of_stored(master: &Page, body: &Body, network: Network, batch_size: u32) -> Option<Self> {
         let bins = master.master.as_deref().filter(|bins| bins.total_extra_recs > 0)?;
-        // The height at the creation decided the outputs that get a slot.
-        let height = bins.unmined_since.or_else(|| bins.mined.first().map(|mined| mined.height))?;
-        let params = PageParams { network, height, batch_size, created_at: bins.created_at };
+        // The reference system does not store the height whose rule the slots follow.
+        let height = master.slot_height.or(bins.unmined_since);
+        let height = height.or_else(|| bins.mined.first().map(|mined| mined.height))?;
+        let params = PageParams { network, height, batch_size, created_at: bins.created_at, event: bins.created_by };
         let blank = Page {
             version: master.version,
             lock_time: master.lock_time,
@@ -140,6 +141,7 @@ impl OtherPages {
             utxos: Some(slots),
             amount_sizes: amount_sizes.into(),
             creating_at: Some(creating_at),
+            slot_height: Some(self.params.height),
             ..self.blank.clone()
         }
     }

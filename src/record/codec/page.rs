@@ -5,7 +5,7 @@ use super::{
     fields::{RecordReader, RecordWriter},
 };
 use crate::{
-    record::{Blob, Body, Master, MinedIn, Page, Reassignment, Slot},
+    record::{Blob, Body, CreatingEvent, Master, MinedIn, Page, Reassignment, Slot},
     tx::{Txid, UtxoHash},
 };
 
@@ -36,9 +36,11 @@ mod flag {
     pub const OUTPUTS: u32 = 1 << 22;
     pub const EXTERNAL: u32 = 1 << 23;
     pub const AMOUNT_SIZES: u32 = 1 << 24;
+    pub const SLOT_HEIGHT: u32 = 1 << 25;
+    pub const CREATED_BY: u32 = 1 << 26;
     /// Bits of the fields that only a master has.
-    pub const MASTER_ONLY: u32 = EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
-    pub const ALL: u32 = (AMOUNT_SIZES << 1) - 1;
+    pub const MASTER_ONLY: u32 = CREATED_BY | EXTERNAL | (EXTERNAL - 1) & !(MINED - 1);
+    pub const ALL: u32 = (CREATED_BY << 1) - 1;
 }
 
 fn flags(page: &Page) -> u32 {
@@ -59,6 +61,7 @@ fn flags(page: &Page) -> u32 {
     set(flag::PRUNED, page.pruned.is_some());
     set(flag::UTXOS, page.utxos.is_some());
     set(flag::AMOUNT_SIZES, !page.amount_sizes.is_empty());
+    set(flag::SLOT_HEIGHT, page.slot_height.is_some());
     if let Some(master) = &page.master {
         set(flag::MASTER, true);
         set(flag::MINED, !master.mined.is_empty());
@@ -67,6 +70,7 @@ fn flags(page: &Page) -> u32 {
         set(flag::SPENT_PAGES, !master.spent_pages.is_empty());
         set(flag::VERDICT, master.verdict.is_some());
         set(flag::PRESERVE, master.preserve_until.is_some());
+        set(flag::CREATED_BY, master.created_by.is_some());
         set(flag::TRANSACTION, matches!(master.body, Some(Body::Transaction(_))));
         set(flag::OUTPUTS, matches!(master.body, Some(Body::Outputs(_))));
         set(flag::EXTERNAL, matches!(master.body, Some(Body::External(_))));
@@ -120,6 +124,7 @@ fn write_marks(page: &Page, w: &mut RecordWriter) {
     page.chain_pos.iter().for_each(|stamp| w.stamp(stamp));
     page.delete_at_height.into_iter().for_each(|height| w.number(height));
     page.pruned.into_iter().for_each(|height| w.number(height));
+    page.slot_height.into_iter().for_each(|height| w.number(height));
 }
 
 fn write_slot(slot: &Slot, w: &mut RecordWriter) {
@@ -173,6 +178,7 @@ fn write_master(master: &Master, w: &mut RecordWriter) {
     }
     master.verdict.iter().for_each(|verdict| w.verdict(verdict));
     master.preserve_until.into_iter().for_each(|height| w.number(height));
+    master.created_by.into_iter().for_each(|event| w.number(event.number()));
     match &master.body {
         Some(Body::Transaction(bytes)) => w.bytes(bytes),
         Some(Body::Outputs(outputs)) => {
@@ -246,6 +252,7 @@ pub(super) fn read(txid: Txid, number: u32, r: &mut RecordReader) -> Result<Page
         chain_pos: a.option(flag::CHAIN_POS, RecordReader::stamp)?,
         delete_at_height: a.option(flag::DELETE_AT_HEIGHT, RecordReader::u32)?,
         pruned: a.option(flag::PRUNED, RecordReader::u32)?,
+        slot_height: a.option(flag::SLOT_HEIGHT, RecordReader::u32)?,
         utxos: a.option(flag::UTXOS, |r| r.list(read_slot))?,
         amount_sizes: a.option(flag::AMOUNT_SIZES, RecordReader::bytes)?.unwrap_or_default(),
         master: if has_master { Some(Box::new(read_master(&mut a)?)) } else { None },
@@ -283,6 +290,7 @@ fn read_master(a: &mut FlaggedFields) -> Result<Master, CodecError> {
         spent_pages: a.list(flag::SPENT_PAGES, RecordReader::u32)?,
         verdict: a.option(flag::VERDICT, RecordReader::verdict)?,
         preserve_until: a.option(flag::PRESERVE, RecordReader::u32)?,
+        created_by: a.option(flag::CREATED_BY, RecordReader::u64)?.map(CreatingEvent::from_number),
         body: read_body(a)?,
     })
 }

@@ -9,8 +9,8 @@ use proptest::{
 use super::*;
 use crate::{
     record::{
-        Blob, Body, CommandRecord, CommandResult, ConsumedOffsets, Master, MinedIn, Page, Phase, Reason, Reassignment,
-        Rebuilding, Slot, SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, Body, CommandRecord, CommandResult, ConsumedOffsets, CreatingEvent, Master, MinedIn, Page, Phase, Reason,
+        Reassignment, Rebuilding, Slot, SpendingData, Stamp, StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -77,11 +77,11 @@ fn master() -> impl Strategy<Value = Master> {
     });
     let verdict = prop_oneof![Just(Verdict::Pending), Just(Verdict::Accepted), reason().prop_map(Verdict::Conflicting)];
     let first = (any::<(u32, u32, u64)>(), mined, option::of(any::<u32>()), option::of(body()));
-    let second =
-        (btree_set(txid(), 0..3), btree_set(any::<u32>(), 0..3), option::of(verdict), option::of(any::<u32>()));
+    let sets = (btree_set(txid(), 0..3), btree_set(any::<u32>(), 0..3));
+    let second = (sets, option::of(verdict), any::<Option<u32>>(), option::of(0..1_u64 << 63));
     (first, second).prop_map(|(first, second)| {
         let ((total_utxos, total_extra_recs, created_at), mined, unmined_since, body) = first;
-        let (conflicting_children, spent_pages, verdict, preserve_until) = second;
+        let ((conflicting_children, spent_pages), verdict, preserve_until, created_by) = second;
         Master {
             total_utxos,
             total_extra_recs,
@@ -93,6 +93,7 @@ fn master() -> impl Strategy<Value = Master> {
             spent_pages,
             verdict,
             preserve_until,
+            created_by: created_by.map(CreatingEvent::from_number),
         }
     })
 }
@@ -105,7 +106,7 @@ fn reassignment() -> impl Strategy<Value = Reassignment> {
 
 fn page() -> impl Strategy<Value = Page> {
     let numbers = (any::<[u32; 5]>(), any::<[u64; 3]>(), any::<[bool; 4]>());
-    let options = (option::of(any::<u64>()), option::of(stamp()), any::<[Option<u32>; 3]>());
+    let options = (option::of(any::<u64>()), option::of(stamp()), any::<[Option<u32>; 4]>());
     let marks = (
         btree_set(any::<u32>(), 0..4),
         btree_set(any::<u32>(), 0..4),
@@ -116,7 +117,7 @@ fn page() -> impl Strategy<Value = Page> {
     (txid(), numbers, options, marks, slots, option::of(master())).prop_map(
         |(txid, numbers, options, marks, (utxos, amount_sizes), master)| {
             let ([number, version, lock_time, spent_utxos, record_utxos], sizes, flags) = numbers;
-            let (creating_at, chain_pos, [spending_height, delete_at_height, pruned]) = options;
+            let (creating_at, chain_pos, [spending_height, delete_at_height, pruned, slot_height]) = options;
             let (contested, pruned_spenders, utxo_spendable_in, reassignments) = marks;
             let [fee, size_in_bytes, extended_size] = sizes;
             let [is_coinbase, locked, conflicting, frozen] = flags;
@@ -145,6 +146,7 @@ fn page() -> impl Strategy<Value = Page> {
                 chain_pos,
                 delete_at_height,
                 pruned,
+                slot_height,
                 master: master.map(Box::new),
             }
         },
@@ -196,7 +198,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
         any::<[u32; 6]>(),
         any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
         option::of(rebuilding()),
-        consumed(),
+        (consumed(), consumed()),
         (topics(), option::of(chain_tip()), 0..3_u64),
     )
         .prop_map(
@@ -205,7 +207,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                 numbers,
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
-                consumed,
+                (consumed, durable),
                 (topics, tip, health_checks),
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor, height] = numbers;
@@ -223,6 +225,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     has_blobs,
                     has_sentinels,
                     consumed: ConsumedOffsets { height: if has_sentinels { height } else { 0 }, ..consumed },
+                    durable,
                     replay_floor: Default::default(),
                     reorg_floor,
                     topics: if has_blobs { topics } else { Default::default() },

@@ -26,7 +26,8 @@ pub(super) fn apply(
             None => return Err(Rejection::NoSuchOutput(*offset)),
         }
     }
-    let moves_height = page.unmined_since().is_some_and(|since| since != height);
+    let moves_height = page.unmined_since().is_some_and(|since| since != height)
+        || page.slot_height.is_some_and(|slot_height| slot_height != height);
     if added.is_empty() && !moves_height {
         return Ok(Effect::already_applied(delete_at_height::slots_reply(page, None), false));
     }
@@ -36,8 +37,9 @@ pub(super) fn apply(
     for (offset, hash) in added {
         stored[offset as usize] = Slot::Unspent(hash);
     }
-    if let Some(master) = page.master.as_deref_mut().filter(|_| moves_height) {
-        master.unmined_since = Some(height);
+    page.slot_height = page.slot_height.map(|_| height);
+    if let Some(master) = page.master.as_deref_mut() {
+        master.unmined_since = master.unmined_since.map(|_| height);
     }
     let changed = delete_at_height::update(rules, page);
     Ok(Effect::applied(delete_at_height::slots_reply(page, changed)))
@@ -63,6 +65,18 @@ mod tests {
         assert_eq!(page.master.as_ref().unwrap().unmined_since, Some(700_000));
         let again = on_master(&mut record, &add(&[0, 2]));
         assert!(matches!(again.outcome, Outcome::AlreadyApplied(_)) && !again.changed);
+    }
+
+    #[test]
+    fn the_height_of_the_slots_is_set_on_every_page() {
+        let page_of =
+            |page: Page| Page { slot_height: Some(100), utxos: Some(vec![Slot::Nil]), record_utxos: 0, ..page };
+        for (key, page) in [(Key::master(TXID), live(1)), (Key::Page(TXID, 1), second_page(1))] {
+            let mut record = record(page_of(page));
+            assert!(on(&key, &mut record, &add(&[])).changed, "no output needs a slot");
+            assert_eq!(self::page(&record).slot_height, Some(700_000));
+            assert!(!on(&key, &mut record, &add(&[])).changed);
+        }
     }
 
     #[test]

@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use crate::record::{Body, HeldSlot, Page, Record, Rejection, Reply, Rules, TxState, Verdict};
 
-use super::{Effect, delete_at_height::is_fully_spent, find_page, require_page, slots};
+use super::{
+    Effect,
+    delete_at_height::{is_fully_spent, slots_reply},
+    find_page, require_page, slots,
+};
 
 pub(super) fn apply(record: &mut Option<Record>, height: u32, keep_until: Option<u32>) -> Result<Effect, Rejection> {
     let Some(page) = find_page(record)? else {
@@ -164,10 +168,11 @@ pub(super) fn mark_spender_pruned(record: &mut Option<Record>, held: &[HeldSlot]
         .filter(|offset| !page.pruned_spenders.contains(offset))
         .collect();
     if marks.is_empty() {
-        return Ok(Effect::already_applied(Reply::None, false));
+        return Ok(Effect::already_applied(slots_reply(page, None), false));
     }
-    Arc::make_mut(page).pruned_spenders.extend(marks);
-    Ok(Effect::applied(Reply::None))
+    let page = Arc::make_mut(page);
+    page.pruned_spenders.extend(marks);
+    Ok(Effect::applied(slots_reply(page, None)))
 }
 
 #[cfg(test)]
@@ -371,10 +376,17 @@ mod tests {
     fn only_slots_of_the_pruned_spender_are_marked() {
         let mut record = record(page_with(vec![Slot::Spent(hash(0), holder(1, 0)), Slot::Unspent(hash(1))]));
         let mark = |held| sequenced(1, Sequenced::MarkSpenderPruned(held));
-        assert_eq!(on_master(&mut record, &mark(vec![held(0, 2), held(1, 2)])).outcome, already(Reply::None));
+        let reply = |all_spent| Reply::Slots { all_spent, delete_at_height: None };
+        assert_eq!(on_master(&mut record, &mark(vec![held(0, 2), held(1, 2)])).outcome, already(reply(false)));
         let outcome = on_master(&mut record, &mark(vec![held(0, 1), held(1, 1), held(7, 1)])).outcome;
-        assert_eq!(outcome, applied(Reply::None));
+        assert_eq!(outcome, applied(reply(false)));
         assert_eq!(page(&record).pruned_spenders, [0].into());
+        let mut spent = super::super::testing::record(page_with(vec![Slot::Spent(hash(0), holder(1, 0))]));
+        assert_eq!(
+            on_master(&mut spent, &mark(vec![held(0, 1)])).outcome,
+            applied(reply(true)),
+            "the page is all spent"
+        );
         assert_eq!(on_master(&mut None, &mark(vec![held(0, 1)])).outcome, already(Reply::None));
     }
 }

@@ -17,7 +17,12 @@ pub(super) enum Taker {
 
 impl Taker {
     fn respects_flags(self) -> bool {
-        self != Taker::Spender(Marks::Ignore)
+        !matches!(self, Taker::Spender(Marks::Ignore | Marks::IgnoreUndecided))
+    }
+
+    /// Returns whether a page bars that is half created, or contested without a verdict.
+    fn respects_undecided(self) -> bool {
+        self != Taker::Spender(Marks::IgnoreUndecided)
     }
 
     fn respects_lock(self) -> bool {
@@ -73,7 +78,7 @@ pub(super) fn check_record(page: &Page, height: u32, taker: Taker) -> Result<(),
     if let Some(height) = page.pruned {
         return Err(Rejection::Pruned(height));
     }
-    if page.creating_at.is_some() {
+    if page.creating_at.is_some() && taker.respects_undecided() {
         return Err(Rejection::Creating);
     }
     // A pending stub counts as absent, because its transaction may still be stored: a child waits for it, or proves it
@@ -81,8 +86,10 @@ pub(super) fn check_record(page: &Page, height: u32, taker: Taker) -> Result<(),
     if page.utxos.is_none() && (page.master.is_none() || page.verdict() == Some(Verdict::Pending)) {
         return Err(Rejection::NotFound);
     }
-    if page.conflicting || page.utxos.is_none() {
-        return Err(Rejection::Conflicting(page.verdict().unwrap_or(Verdict::Pending)));
+    let verdict = page.verdict().unwrap_or(Verdict::Pending);
+    let is_undecided = page.master.is_some() && verdict == Verdict::Pending;
+    if page.utxos.is_none() || page.conflicting && (taker.respects_undecided() || !is_undecided) {
+        return Err(Rejection::Conflicting(verdict));
     }
     if taker.respects_lock() && page.locked {
         return Err(Rejection::Locked);
@@ -185,8 +192,13 @@ mod tests {
 
     const HEIGHT: u32 = 200;
 
-    const TAKERS: [Taker; 4] =
-        [Taker::Spender(Marks::Respect), Taker::Spender(Marks::Ignore), Taker::Sequencer, Taker::Block];
+    const TAKERS: [Taker; 5] = [
+        Taker::Spender(Marks::Respect),
+        Taker::Spender(Marks::Ignore),
+        Taker::Spender(Marks::IgnoreUndecided),
+        Taker::Sequencer,
+        Taker::Block,
+    ];
 
     impl Bar {
         fn set_on(self, page: &mut Page, claim: &mut SpendSlot) {
@@ -236,6 +248,9 @@ mod tests {
             match taker {
                 Taker::Spender(Marks::Respect) => false,
                 Taker::Spender(Marks::Ignore) => is_flag || self == Bar::Contested,
+                Taker::Spender(Marks::IgnoreUndecided) => {
+                    is_flag || matches!(self, Bar::Contested | Bar::Creating | Bar::Conflicting)
+                }
                 Taker::Sequencer => self == Bar::Contested,
                 Taker::Block => matches!(self, Bar::Contested | Bar::Locked),
             }
@@ -314,6 +329,16 @@ mod tests {
             assert_eq!(rejection, if is_pending { Rejection::NotFound } else { Rejection::Conflicting(verdict) });
         }
         assert_eq!(refused(on_master(&mut None, &spend(1, &[0]))), Rejection::NotFound);
+    }
+
+    #[test]
+    fn a_conflicting_verdict_bars_a_spend_that_ignores_an_open_verdict() {
+        let ignoring = |page| on_master(&mut record(page), &spend_at(1, &[0], HEIGHT, Marks::IgnoreUndecided)).outcome;
+        assert_eq!(ignoring(contested(1, Verdict::Pending)), applied(slots_reply(true)));
+        let lost = Verdict::Conflicting(crate::record::Reason::Command);
+        let refusal = |rejection| crate::record::Outcome::Rejected(rejection);
+        assert_eq!(ignoring(contested(1, lost)), refusal(Rejection::Conflicting(lost)));
+        assert_eq!(ignoring(stub(Verdict::Pending)), refusal(Rejection::NotFound));
     }
 
     #[test]

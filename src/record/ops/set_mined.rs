@@ -20,8 +20,10 @@ pub(super) fn apply(
             TxState::Conflicting(verdict) => return Err(Rejection::Conflicting(verdict)),
             _ => {}
         }
-        if let Some(created_at) = page.unmined_since().filter(|at| rules.crosses_genesis(*at, mined_in.height)) {
-            return Err(Rejection::MissingSlots(created_at));
+        // Another page has no `unminedSince`: a node can have lost its added slots, and not those of the master.
+        let slot_height = page.unmined_since().or(page.slot_height.filter(|_| page.master.is_none()));
+        if let Some(slot_height) = slot_height.filter(|at| rules.crosses_genesis(*at, mined_in.height)) {
+            return Err(Rejection::MissingSlots(slot_height));
         }
     }
     Ok(set(rules, page, mined_in, longest_chain))
@@ -154,6 +156,18 @@ mod tests {
             let refusal = Outcome::Rejected(Rejection::MissingSlots(created_at));
             assert_eq!(outcome(true) == refusal, is_refused, "created at {created_at}, mined at {mined_at}");
             assert!(outcome(false).is_done(), "a block of a side chain decides nothing");
+        }
+    }
+
+    #[test]
+    fn another_page_that_lacks_slots_is_refused() {
+        let genesis = RULES.network.genesis_activation_height();
+        for (slot_height, mined_at, is_refused) in
+            [(Some(genesis - 1), genesis, true), (Some(genesis), genesis - 1, false), (None, genesis, false)]
+        {
+            let mut record = record(Page { slot_height, ..second_page(1) });
+            let outcome = on(&Key::Page(TXID, 1), &mut record, &set(mined_at, true)).outcome;
+            assert_eq!(matches!(outcome, Outcome::Rejected(Rejection::MissingSlots(_))), is_refused, "{slot_height:?}");
         }
     }
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::{
     event::Block,
     record::{
-        MinedIn, Page, Rejection,
+        CreatingEvent, MinedIn, Page, Rejection,
         build::{BlockListing, NewTxState, PageParams, Pages, build_pages},
     },
     sequencer::{SequencerError, context::HandlerContext},
@@ -52,7 +52,8 @@ pub fn build_coinbase_pages(
 /// Returns the parameters for the pages of a transaction of this height; `created_at` in milliseconds since the epoch.
 pub fn page_params(cx: &HandlerContext<'_>, height: u32, created_at: u64) -> PageParams {
     let settings = &cx.parts.store.settings;
-    PageParams { network: settings.network, height, batch_size: settings.utxo_batch_size, created_at }
+    let event = Some(CreatingEvent::Chain(cx.offset));
+    PageParams { network: settings.network, height, batch_size: settings.utxo_batch_size, created_at, event }
 }
 
 /// Parses the coinbase of a block.

@@ -163,7 +163,7 @@ impl<'a> MinedMarker<'a> {
             for (listed, master) in batch.iter().zip(masters) {
                 if master.extra_pages() > 0 {
                     let was_mined = Sequenced::WasMined(listed.mined_in(block));
-                    set_extra_pages_mined(cx, listed.txid, &was_mined).await?;
+                    set_extra_pages_mined(cx, listed.txid, &was_mined, block.height).await?;
                 }
             }
         }
@@ -206,7 +206,7 @@ impl<'a> MinedMarker<'a> {
                     *outcome = cx.apply_row(row(listed)).await?;
                 }
                 if has_extra_pages(outcome) {
-                    set_extra_pages_mined(cx, listed.txid, &set_mined(listed.mined_in(block))).await?;
+                    set_extra_pages_mined(cx, listed.txid, &set_mined(listed.mined_in(block)), block.height).await?;
                 }
             }
             let mut parents = Vec::new();

@@ -40,15 +40,14 @@ pub async fn update_maturity(
     let from = mined.iter().chain([&here]).map(|mined| mined.height).max().unwrap_or(block.height);
     let from = from.saturating_add(COINBASE_MATURITY);
     // The usual case: the block is connected again, or its event is handled again. A holder that waits for another
-    // parent has no record, and must not be contested here.
-    if mined.is_empty() && master.spending_height == Some(from) {
-        return Ok(());
-    }
-    let is_superseded = set_spending_height(cx, &master, from).await?;
+    // parent has no record, and must not be contested here. A holder with a record can be too young: the process died
+    // between the new height and the check of the holders.
+    let is_set = mined.is_empty() && master.spending_height == Some(from);
+    let is_superseded = !is_set && set_spending_height(cx, &master, from).await?;
     if is_superseded || cx.is_replay() {
         return Ok(());
     }
-    let young = read_immature_holders(cx, &master, from).await?;
+    let young = read_immature_holders(cx, &master, from, is_set).await?;
     let holders: Vec<Txid> = young.keys().map(|holder| holder.txid).collect();
     let holder_states = contest_holders(cx, Phase::Apply, holders).await?;
     let is = |holder: &SpendingData, what| holder_states.get(&holder.txid) == Some(&what);
@@ -125,11 +124,13 @@ async fn set_spending_height(cx: &HandlerContext<'_>, master: &Page, from: u32) 
     }
 }
 
-/// Reads the holders of the coinbase's slots that are not mined and whose height is below `from`, each with one slot.
+/// Reads the holders of the coinbase's slots that are not mined and whose height is below `from`, each with one slot. A
+/// holder without a body has no height: it counts as too young unless only `recorded` holders are wanted.
 async fn read_immature_holders(
     cx: &HandlerContext<'_>,
     master: &Page,
     from: u32,
+    recorded: bool,
 ) -> Result<BTreeMap<SpendingData, (Outpoint, HeldSlot)>, SequencerError> {
     let size = cx.parts.store.settings.utxo_batch_size;
     let mut holders = BTreeMap::new();
@@ -153,8 +154,8 @@ async fn read_immature_holders(
     let mut old = masters.into_iter().map(|page| {
         let bins = page.as_ref().and_then(|page| page.master.as_deref());
         let is_whole = page.as_ref().is_some_and(|page| page.utxos.is_some());
-        // A record without a body has no height.
-        is_whole && bins.is_some_and(|bins| bins.unmined_since.is_none_or(|since| since >= from))
+        let is_old = bins.is_some_and(|bins| bins.unmined_since.is_none_or(|since| since >= from));
+        if is_whole { is_old } else { recorded }
     });
     holders.retain(|_, _| old.next() == Some(false));
     Ok(holders)

@@ -33,6 +33,12 @@ pub enum CommandEvaluation {
 /// the store.
 const MAX_SCRIPT_BYTES: usize = 10_000;
 
+/// The most bytes that the reassignments of one page take, beside up to 1.4 MB of slots.
+const REASSIGNMENT_BYTES: usize = 262_144;
+
+/// Bytes of a reassignment besides its script, at most.
+const REASSIGNMENT_ENTRY: usize = 256;
+
 /// The holder of no slot: a `Settle` with this holder only marks the slot.
 pub const NO_HOLDER: SpendingData = SpendingData { txid: Txid([0; 32]), input: u32::MAX };
 
@@ -56,6 +62,22 @@ pub fn refuse_by_content(action: &CommandAction<'_>) -> Option<CommandResult> {
 /// Builds the result of a refused command.
 pub fn refuse(code: &str, message: impl Into<String>) -> CommandResult {
     CommandResult::Refused { code: code.to_owned(), message: message.into() }
+}
+
+/// Refuses a `Reassign` where the entries of its page would take more than [`REASSIGNMENT_BYTES`]. The entries stay for
+/// good, and a page that is too large for the store would halt the chain.
+fn refuse_full_page(page: &Page, action: &CommandAction<'_>) -> Option<CommandResult> {
+    let CommandAction::Reassign { new_script, .. } = action else { return None };
+    let stored: usize = page.reassignments.iter().map(|entry| REASSIGNMENT_ENTRY + entry.output.script.len()).sum();
+    let message = || {
+        format!(
+            "the reassignments of page {} of {} take {stored} bytes already, and at most {REASSIGNMENT_BYTES} fit; \
+             spend the output to its new owner instead",
+            page.number, page.txid
+        )
+    };
+    let is_full = stored + REASSIGNMENT_ENTRY + new_script.len() > REASSIGNMENT_BYTES;
+    is_full.then(|| refuse("TOO_MANY_REASSIGNMENTS", message()))
 }
 
 /// Builds the record operation of a `Reassign`; `None` for another action.
@@ -193,7 +215,9 @@ impl<'a> CommandEvaluator<'a> {
             let message = "the same output was given to the same owner at the same height before";
             return Ok(CommandEvaluation::Result(refuse("ALREADY_REASSIGNED", message)));
         }
-        Ok(CommandEvaluation::Result(to_result(self.simulate(key, &page, operation)?)))
+        let outcome = self.simulate(key, &page, operation)?;
+        let refused = refuse_full_page(&page, action).filter(|_| matches!(outcome, Outcome::Applied(_)));
+        Ok(CommandEvaluation::Result(refused.unwrap_or_else(|| to_result(outcome))))
     }
 
     /// Evaluates an `Unspend`. The spender is contested first, so that it cannot become live meanwhile.

@@ -214,8 +214,9 @@ async fn record_consumed_durably(
 ) -> Result<(), SequencerError> {
     nodes.baseline().await?;
     let consumed = ConsumedOffsets { chain, ..ConsumedOffsets::default() };
+    let durable = ConsumedOffsets::default();
     loop {
-        until_meta_answers(parts, || parts.ownership.record_consumed(&consumed)).await?;
+        until_meta_answers(parts, || parts.ownership.record_consumed(&consumed, &durable)).await?;
         if nodes.wait_until_durable().await? {
             return Ok(());
         }

@@ -37,12 +37,21 @@ pub(super) struct HandledStates {
     durable: Option<CommittedOffset>,
     /// The committed state, until the worker is told.
     pub(super) committed: Option<CommittedOffset>,
+    /// The committed offset, which the next commit records in the meta record as durable.
+    committed_offset: u64,
 }
 
 impl HandledStates {
     /// Starts at the committed offset.
     pub(super) fn new(next: u64) -> Self {
-        HandledStates { next, latest: None, not_durable: VecDeque::new(), durable: None, committed: None }
+        HandledStates {
+            next,
+            latest: None,
+            not_durable: VecDeque::new(),
+            durable: None,
+            committed: None,
+            committed_offset: next,
+        }
     }
 
     /// Notes a state that is handled.
@@ -55,6 +64,10 @@ impl HandledStates {
 impl CommitContent for HandledStates {
     fn consumed(&self, _: &PartitionTable) -> ConsumedOffsets {
         ConsumedOffsets { chain: self.next, ..ConsumedOffsets::default() }
+    }
+
+    fn durable(&self, _: &PartitionTable) -> ConsumedOffsets {
+        ConsumedOffsets { chain: self.committed_offset, ..ConsumedOffsets::default() }
     }
 
     /// Keeps the latest state that was older than the durability lag at `polled_at`, until it is committed.
@@ -70,7 +83,8 @@ impl CommitContent for HandledStates {
         self.durable.iter().map(|state| (CHAIN, state.clone())).collect()
     }
 
-    fn on_committed(&mut self, _: &CommittedOffset) {
+    fn on_committed(&mut self, committed: &CommittedOffset) {
+        self.committed_offset = self.committed_offset.max(committed.offset);
         self.committed = self.durable.take();
     }
 }

@@ -46,7 +46,7 @@ fn transaction(outputs: usize) -> Bytes {
 fn pages(outputs: usize, size: u32) -> Pages {
     let bytes = transaction(outputs);
     let parsed = Transaction::parse(&bytes).unwrap();
-    let setting = PageParams { network: Network::Regtest, height: 100, batch_size: size, created_at: 1 };
+    let setting = PageParams { network: Network::Regtest, height: 100, batch_size: size, created_at: 1, event: None };
     build_pages(&parsed, bytes.clone(), parsed.txid(), &setting, &NewTxState::default()).unwrap()
 }
 

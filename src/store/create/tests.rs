@@ -126,6 +126,22 @@ async fn the_master_of_a_contested_transaction_bars_its_pages() {
     assert_eq!(states(&store).await[1], Some(TxState::Creating));
 }
 
+/// The creator died on another host after the master: nothing but the clearing is left to do.
+#[tokio::test(start_paused = true)]
+async fn a_foreign_lock_record_is_not_waited_for_once_the_master_exists() {
+    let store = testing::store(PAGE);
+    let other = creator(&store, 5);
+    let key = Key::LockRecord(paged(InitialState::Live).others.txid());
+    let lock_record = other.new_lock_record(3, 1_000);
+    store.must_apply(key, Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
+    store.apply(build_page_rows(&CreationStep::Others(1..3), &paged(InitialState::Live), 1)).await.unwrap();
+    let create = async || creator(&store, 1).create(&paged(InitialState::Live), |_| {}).await.unwrap();
+    assert!(matches!(create().await, Outcome::Rejected(Rejection::Held(_))), "the creator may be writing pages");
+    store.apply(build_page_rows(&CreationStep::Master, &paged(InitialState::Live), 1)).await.unwrap();
+    assert!(create().await.is_done());
+    assert_eq!(states(&store).await, [Some(TxState::Live); 3]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_foreign_lock_record_is_respected_until_it_expires() {
     let store = testing::store(PAGE);
@@ -159,12 +175,12 @@ async fn a_lock_record_of_a_process_known_to_have_ended_is_ignored() {
     let dead = CreatorIdentity { owner: 2, process_id: NO_PROCESS, ..own.clone() };
     let earlier_process = CreatorIdentity { owner: 2, ..own.clone() };
     for (holder, waits) in [(alive, true), (elsewhere, true), (dead, false), (earlier_process, false)] {
-        let store = testing::store(PAGE);
-        let lock_record =
-            Creator::new(store.clone(), Clock::simulated(1_000), holder.clone()).new_lock_record(3, 1_000);
-        let key = Key::LockRecord(paged(InitialState::Live).others.txid());
-        store.must_apply(key, Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
         for (process_visibility, waits) in [(ProcessVisibility::SameHost, waits), (ProcessVisibility::None, true)] {
+            let store = testing::store(PAGE);
+            let lock_record =
+                Creator::new(store.clone(), Clock::simulated(1_000), holder.clone()).new_lock_record(3, 1_000);
+            let key = Key::LockRecord(paged(InitialState::Live).others.txid());
+            store.must_apply(key, Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
             let creator = Creator::new(
                 store.clone(),
                 Clock::simulated(1_000),

@@ -129,8 +129,10 @@ impl<'a> RebuildRecord<'a> {
         self.meta
             .change(|meta| {
                 check_rebuilder(&meta, rebuilder)?;
+                // The rebuild has waited until the store can lose none of its writes.
+                let durable = ConsumedOffsets { height: 0, ..consumed.clone() };
                 let consumed = ConsumedOffsets { height: meta.consumed.height, ..consumed.clone() };
-                Ok(MetaRecord { rebuilding: None, consumed, ..meta })
+                Ok(MetaRecord { rebuilding: None, consumed, durable, ..meta })
             })
             .await
     }

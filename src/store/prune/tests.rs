@@ -320,6 +320,22 @@ async fn pages(store: &StateStore, txid: Txid) -> Vec<Option<TxState>> {
     pages.iter().map(|page| page.as_deref().map(Page::state)).collect()
 }
 
+/// The master of a wide transaction lacks a page that is all spent: a late repeat of an earlier report has removed it.
+#[tokio::test]
+async fn a_page_that_its_master_lacks_is_reported_when_its_spender_is_pruned() {
+    let store = testing::store(2);
+    let (_, txid) = wide(&store).await;
+    let page = store.pages(txid, 1, 2).await.unwrap().pop().flatten().unwrap();
+    let child = page.utxos.as_ref().unwrap()[0].spender().unwrap().txid;
+    let grandchild = spending(&[(child, 0)], 1);
+    store.accept(&grandchild).await;
+    store.mine(testing::txid(&grandchild), 2).await;
+    store.sequenced(Key::master(txid), Sequenced::SetPageSpent { page: 2, spent: false }).await;
+    prune(&store, 600).await;
+    assert_eq!(state(&store, child).await, pruned_at(600));
+    assert_eq!(pages(&store, txid).await, [pruned_at(600); 3]);
+}
+
 #[tokio::test]
 async fn all_pages_are_pruned_and_the_blob_with_the_tombstones() {
     let mut store = testing::store(2).with_blobs(Some(BlobStore::memory()));

@@ -136,16 +136,23 @@ impl<'a> PruneWork<'a> {
         let of_changed = |(key, _): &(Key, Txid)| matches!(key, Key::Page(parent, _) if changed.contains(parent));
         let targets = rows.iter().map(|row| row.key).zip(whose);
         released.uncommitted = targets.filter(of_changed).map(|(_, txid)| txid).collect();
-        // A settled slot of another page is reported to the master: the page is not all spent any more.
-        let freed = rows.iter().zip(outcomes).filter_map(|(row, outcome)| match (row.key, &row.operation, outcome) {
+        // A settled slot of another page is reported to the master: the page is not all spent any more. A page that is
+        // all spent is reported again, since the master may lack the page: a repeat of an earlier report was late, or
+        // the master did not exist yet.
+        let reports = rows.iter().zip(outcomes).filter_map(|(row, outcome)| match (row.key, &row.operation, outcome) {
             (
                 Key::Page(txid, page @ 1..),
                 Operation::Sequenced(_, Sequenced::Settle(_)),
                 Outcome::Applied(Reply::Slots { all_spent: false, .. }),
             ) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: false })),
+            (
+                Key::Page(txid, page @ 1..),
+                Operation::Sequenced(_, Sequenced::MarkSpenderPruned(_)),
+                Outcome::Applied(Reply::Slots { all_spent: true, .. }),
+            ) => Some(self.row(Key::master(txid), Sequenced::SetPageSpent { page, spent: true })),
             _ => None,
         });
-        self.apply(freed.collect()).await?;
+        self.apply(reports.collect()).await?;
         Ok(released)
     }
 

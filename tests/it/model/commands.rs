@@ -458,6 +458,12 @@ impl Replay<'_> {
         if now != Some(entry.utxo_hash) {
             return Refused("UTXO_HASH_MISMATCH");
         }
+        let page = |at: &Outpoint| (at.txid, at.vout / self.history.rules.utxo_batch_size);
+        let on_page = self.history.restrictions.reassigned.iter().filter(|(at, _)| page(at) == page(&outpoint));
+        let entries = on_page.flat_map(|(_, entries)| entries).chain([&entry]);
+        if entries.map(|entry| 256 + entry.output.script.len()).sum::<usize>() > 262_144 {
+            return Refused("TOO_MANY_REASSIGNMENTS");
+        }
         self.apply_restrictions(action);
         Done
     }

@@ -52,6 +52,8 @@ pub const ALL: &[Difference] = &[
     }),
     difference("page-number", &["pageNumber"], only_ours),
     difference("amount-sizes", &["amountSizes"], only_ours),
+    difference("slot-height", &["slotHeight"], only_ours),
+    difference("created-by", &["createdBy"], only_ours),
     difference("stamp", &["chainPos"], only_ours),
     difference("history", &["contested"], only_ours),
     difference("verdict", &["verdict", "reason"], only_ours),

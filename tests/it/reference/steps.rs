@@ -127,8 +127,13 @@ impl Transactions {
 
     fn pages(&self, name: &str, height: u32, start: &NewTxState) -> Pages {
         let raw = &self.raw[name];
-        let setting =
-            PageParams { network: Network::Main, height, batch_size: BATCH_SIZE, created_at: 1_700_000_000_000 };
+        let setting = PageParams {
+            network: Network::Main,
+            height,
+            batch_size: BATCH_SIZE,
+            created_at: 1_700_000_000_000,
+            event: None,
+        };
         build_pages(&Transaction::parse(raw).unwrap(), raw.clone(), self.txid(name), &setting, start).unwrap()
     }
 

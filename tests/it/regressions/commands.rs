@@ -4,7 +4,7 @@ use std::{slice, time::Duration};
 
 use utxo_store::{
     event::{CommandAction, CommandResult},
-    record::{Body, Key, Operation, Reason, Sequenced, TxState},
+    record::{Body, Key, Operation, Page, Reason, Record, Sequenced, Slot, TxState},
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     reason, state,
 };
 use crate::{
-    harness::{Coin, LOSS_WINDOW, World, spend, spend_claiming},
+    harness::{Coin, LOSS_WINDOW, Made, World, spend, spend_claiming},
     node_restarts::until,
     sequencing::{reasons, wait_longer_than_a_block},
 };
@@ -148,6 +148,55 @@ async fn a_rebuild_applies_a_command_before_the_block_that_accepts_its_subject()
         }
         world.check(&format!("a command before a block, {generations} behind what it lists")).await;
     }
+}
+
+/// Removes a transaction, and its spend of the only output of `parent`, as a node's restart does.
+async fn forget_with_spend(world: &World, made: &Made, parent: &Made) {
+    let stored = world.page(parent).await.unwrap();
+    let utxos = Some(vec![Slot::Unspent(parent.coin(0).utxo_hash())]);
+    let free = Page { utxos, spent_utxos: 0, ..Page::clone(&stored) };
+    world.memory.put(Key::master(parent.txid), Some(Record::Page(free.into())));
+    world.memory.put(Key::master(made.txid), None);
+}
+
+/// A node forgot a transaction whose child and grandchild were live. The transaction lost to a rival when its event
+/// came again, until a block listed the transaction. Commands on the transaction and on the grandchild are before that
+/// block (simulator, seeds 1620 and 5007). In a rebuild the first command makes the transaction wait for the block; the
+/// child, which no decision names, waited for the transaction, and the second command for the grandchild.
+/// Protects: in a rebuild a child that ends live does not wait for the verdict that accepts its parent.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_applies_a_command_on_the_grandchild_of_a_transaction_that_a_block_accepts() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (parent, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[parent.coin(0)], 1, 3);
+    let grandchild = spend(&[child.coin(0)], 1, 4);
+    let running = world.start();
+    for made in [&parent, &child, &grandchild] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    world.command(1, CommandAction::Preserve { txid: parent.txid, until: 900 }).await;
+    world.command(2, CommandAction::Preserve { txid: grandchild.txid, until: 900 }).await;
+    world.until_consumed().await;
+    forget_with_spend(&world, &parent, &seed).await;
+    for made in [&rival, &parent] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    assert!(matches!(state(&world, &parent).await, TxState::Conflicting(_)));
+    world.mine(1, &[&parent]).await;
+    world.until_consumed().await;
+    world.validate(&child).await;
+    world.until_consumed().await;
+    world.command(3, CommandAction::Preserve { txid: parent.txid, until: 900 }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    for made in [&parent, &child, &grandchild] {
+        assert_eq!(state(&world, made).await, TxState::Live, "{}", made.txid);
+    }
+    let world = HoldingEngine::delay_in_rebuilds(world, Duration::from_secs(1), is_create_of, parent.txid);
+    world.check_without_model("a command before the block that its grandparent waits for").await;
 }
 
 /// An output was reassigned, and a block lists the former owner's spend. Protects: a block does not correct claims that

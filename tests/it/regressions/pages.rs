@@ -104,7 +104,7 @@ async fn a_block_completes_a_page_that_is_creating_under_a_live_master() {
     world.validate(&wide).await;
     world.until_consumed().await;
     let network = world.store.settings.network;
-    let setting = PageParams { network, height: 200, batch_size: 2, created_at: 1 };
+    let setting = PageParams { network, height: 200, batch_size: 2, created_at: 1, event: None };
     let transaction = Transaction::parse(&wide.extended).unwrap();
     let pages_of =
         build_pages(&transaction, wide.extended.clone(), wide.txid, &setting, &NewTxState::default()).unwrap();
@@ -389,6 +389,46 @@ async fn a_page_lost_from_a_durable_store_halts_the_chain_by_name() {
     world.run_until_consumed().await;
     assert_eq!(holder(&world, &wide.coin(3)).await, Some(child.txid));
     world.check("a page that was put back").await;
+}
+
+/// A page is lost from a store that can forget, with the spend of its output, but by no restart: both events are
+/// committed. A repeat of the event comes, then a block that lists the transaction. Protects: neither makes the page
+/// again with free slots, which a second spender would take. The chain halts and names the page.
+#[tokio::test(start_paused = true)]
+async fn a_durable_page_that_no_restart_lost_halts_the_chain_by_name() {
+    for by_repeat in [false, true] {
+        let world = World::with_settings(WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(2) }).await;
+        let wide = spend(&[world.seed(1, 1).await.coin(0)], 4, 1);
+        let (child, rival) = (spend(&[wide.coin(3)], 1, 2), spend(&[wide.coin(3)], 1, 3));
+        let running = world.start();
+        for made in [&wide, &child] {
+            world.validate(made).await;
+            world.until_consumed().await;
+        }
+        // The next commit records the committed offsets as durable.
+        tokio::time::sleep(seconds(5)).await;
+        let last = Key::Page(wide.txid, 1);
+        let whole = world.store.read(vec![last]).await.unwrap().remove(0);
+        world.memory.put(last, None);
+        if by_repeat {
+            world.validate(&wide).await;
+        } else {
+            world.mine(1, &[&wide]).await;
+        }
+        world.validate(&rival).await;
+        tokio::time::sleep(seconds(60)).await;
+        let reasons = format!("{:?}", running.health.ready().reasons);
+        let named = format!("page 1 of {} is missing: the page was durable", wide.txid);
+        assert!(reasons.contains(&named), "{reasons}");
+        assert!(world.page(&rival).await.is_none(), "no second spender");
+        running.stop().await;
+        assert_eq!(world.store.read(vec![last]).await.unwrap(), [None]);
+
+        world.memory.put(last, whole);
+        world.run_until_consumed().await;
+        assert_eq!(holder(&world, &wide.coin(3)).await, Some(child.txid));
+        world.check("a durable page that was put back").await;
+    }
 }
 
 /// A node loses the parent of a transaction with its spend, while the transaction is half created. Its creator dies,

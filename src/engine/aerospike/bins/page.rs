@@ -12,8 +12,8 @@ use super::{
 use crate::{
     event::{decode_reason, encode_reason},
     record::{
-        Master, MinedIn, Page, Phase, Reassignment, SelectedPage, Selection, Slot, SpendingData, Stamp, StoredOutput,
-        Verdict,
+        CreatingEvent, Master, MinedIn, Page, Phase, Reassignment, SelectedPage, Selection, Slot, SpendingData, Stamp,
+        StoredOutput, Verdict,
     },
     tx::{Txid, UtxoHash},
 };
@@ -69,6 +69,7 @@ fn encode_rare_bins(page: &Page, bins: &mut Bins) {
         (names::SPENDING_HEIGHT, page.spending_height.map(u64::from)),
         (names::DELETE_AT_HEIGHT, page.delete_at_height.map(u64::from)),
         (names::PRUNED, page.pruned.map(u64::from)),
+        (names::SLOT_HEIGHT, page.slot_height.map(u64::from)),
     ];
     bins.extend(numbers.into_iter().filter_map(|(name, value)| Some((name, int(value?)))));
     if let Some(stamp) = &page.chain_pos {
@@ -110,6 +111,9 @@ fn encode_master(page: &Page, master: &Master, bins: &mut Bins) {
     }
     if let Some(height) = master.preserve_until {
         bins.push((names::PRESERVE_UNTIL, int(height)));
+    }
+    if let Some(event) = master.created_by {
+        bins.push((names::CREATED_BY, int(event.number())));
     }
     if let Some(body) = &master.body {
         body::encode(page, body, bins);
@@ -332,6 +336,7 @@ fn decode_fields(txid: Txid, number: u32, utxos: Option<Vec<Slot>>, bins: &mut B
         chain_pos: bins.optional(names::CHAIN_POS)?.map(decode_stamp).transpose()?,
         delete_at_height: bins.optional(names::DELETE_AT_HEIGHT)?,
         pruned: bins.optional(names::PRUNED)?,
+        slot_height: bins.optional(names::SLOT_HEIGHT)?,
         ..Page::empty(txid)
     };
     if number == 0 {
@@ -357,6 +362,7 @@ fn decode_master(page: &Page, created_at: u64, bins: &mut BinReader) -> Result<M
         spent_pages: bins.numbers(names::SPENT_PAGES)?,
         verdict: decode_verdict(bins)?,
         preserve_until: bins.optional(names::PRESERVE_UNTIL)?,
+        created_by: bins.optional(names::CREATED_BY)?.map(CreatingEvent::from_number),
     })
 }
 

@@ -153,6 +153,7 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     for (ConsumedOffsets { chain, validated, .. }, chain_bin, validated_bin) in [
         (&record.consumed, meta::CONSUMED_CHAIN, meta::CONSUMED),
         (&record.replay_floor, meta::FLOOR_CHAIN, meta::FLOOR),
+        (&record.durable, meta::DURABLE_CHAIN, meta::DURABLE),
     ] {
         if *chain > 0 {
             bins.push((chain_bin, int(*chain)));
@@ -198,6 +199,7 @@ pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
             ..decode_consumed(meta::CONSUMED_CHAIN, meta::CONSUMED, bins)?
         },
         replay_floor: decode_consumed(meta::FLOOR_CHAIN, meta::FLOOR, bins)?,
+        durable: decode_consumed(meta::DURABLE_CHAIN, meta::DURABLE, bins)?,
         reorg_floor: bins.number(meta::REORG_FLOOR)?,
         topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
         tip: decode_tip(bins)?,

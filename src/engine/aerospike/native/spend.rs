@@ -95,7 +95,8 @@ impl SpendTemplates {
                 self.is_mature.fill(&mut filter, &[Fill::Int(height.into())]);
                 filter
             }
-            Marks::Ignore => self.ignoring_marks.and(2 * slots().count(), room),
+            // The filter refuses a parent without a verdict: that case is left to the pure function.
+            Marks::Ignore | Marks::IgnoreUndecided => self.ignoring_marks.and(2 * slots().count(), room),
         };
         for SpendSlot { offset, utxo_hash, satoshis, script, .. } in slots() {
             let at = Fill::Int((*offset).into());
