@@ -123,7 +123,7 @@ impl Handler {
             Event::Contest(contest) => Box::pin(ContestHandler::new(&cx).handle_contest(log, &contest)).await,
             Event::Command(command) => match command.action {
                 CommandAction::Reconsider { txid } => {
-                    Box::pin(ContestHandler::new(&cx).handle_reconsider(log, txid)).await
+                    Box::pin(ContestHandler::new(&cx).handle_reconsider(log, command.id, txid)).await
                 }
                 _ => Box::pin(CommandHandler::new(&cx, &command, message.timestamp_ms).handle(log)).await,
             },

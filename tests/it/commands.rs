@@ -575,6 +575,7 @@ async fn a_client_is_answered_and_alert_commands_are_listed() {
     let running = world.start();
     let answers = submit(&pending).await;
     assert_eq!(answers[..2], [CommandOutcome::Applied, CommandOutcome::Unchanged]);
+    assert_eq!(world.results(2).await, [CommandResult::AlreadyApplied], "the outcomes have the answer, too");
     assert!(matches!(&answers[2], CommandOutcome::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
     assert_eq!(
         submit(&[PendingCommand::new([4; 16], CommandAction::Unfreeze { outpoint })]).await,
