@@ -386,8 +386,8 @@ settings! {
         batch_size: u32 = 512, range 1 to 65_536, unit "transactions";
         /// Blocks for which the tombstone of a transaction that was conflicting keeps its body, since a block can still
         /// list the transaction; 0 keeps the body for good. The blobs of others are kept as long. The blob of a
-        /// conflicting transaction is deleted by `utxo-store prune`, while no instance runs. A few bytes of each
-        /// transaction stay for good.
+        /// conflicting transaction stays, except on fjall: there `utxo-store prune` deletes the blob. A few bytes of
+        /// each transaction stay for good.
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 
