@@ -17,6 +17,7 @@ use crate::{
     blob::Intent,
     broker::{Broker, TopicPartition},
     config::Config,
+    engine::RecordEngine,
     instance::offset_reset::describe_members,
     sequencer::{CommittedChain, ValidatedSource, chain_group, read_replay_floor},
     store::{
@@ -33,9 +34,10 @@ const PROGRESS_TEMPLATE: &str = "{spinner} {human_pos} transactions, {per_sec}: 
 
 const AFTER_HELP: &str = "\
 Prunes transactions whose outputs are all spent by mined transactions, and conflicting transactions, both
-store.block_height_retention blocks later. --height is at most the greatest height of the chain that the group has
-committed. Instances prune by themselves (prune.enabled); this command is for stores without a running instance, and is
-refused while an instance runs. After a kill the same command continues.
+store.block_height_retention blocks later. Bodies of conflicting transactions that are blobs are deleted only from a
+store on fjall, which no instance can open meanwhile. --height is at most the greatest height of the chain that the
+group has committed. Instances prune by themselves (prune.enabled); this command is for stores without a running
+instance, and is refused while an instance runs. After a kill the same command continues.
 
 Example: utxo-store prune --config deploy/utxo-store.toml --height 850000 --dry-run";
 
@@ -145,7 +147,7 @@ impl PruneArgs {
         if !self.dry_run {
             StoreMeta::of(store).begin_pruning(&floor, &terms).await?;
         }
-        let settings = PruneSettings { dry_run: self.dry_run, is_exclusive: true, ..wiring::prune_task(config).pass };
+        let settings = self.pass_settings(config, store.engine.as_ref());
         let (progress, started) = (Spinner::start(PROGRESS_TEMPLATE, ""), Instant::now());
         let mut pass = PrunePass::new(settings, PruneBasis::new(terms, committed_chain.era));
         let complete = loop {
@@ -161,6 +163,14 @@ impl PruneArgs {
         }
         let seconds = started.elapsed().as_secs_f64();
         Ok(PruneSummary { height: self.height, dry_run: self.dry_run, complete, pruned: pass.pruned(), seconds })
+    }
+
+    /// Returns the settings of the pass. An instance that starts meanwhile on a shared store could bring a conflicting
+    /// transaction back while its blob is deleted, so that only the pass over a store of this process deletes such a
+    /// blob.
+    fn pass_settings(&self, config: &Config, engine: &dyn RecordEngine) -> PruneSettings {
+        let pass = wiring::prune_task(config).pass;
+        PruneSettings { dry_run: self.dry_run, is_exclusive: engine.is_exclusive(), ..pass }
     }
 
     fn print(&self, summary: &PruneSummary, out: &mut impl Write) -> CliResult {
@@ -194,4 +204,21 @@ impl PruneArgs {
 fn show_progress(progress: &Spinner, pruned: &PruneTotals) {
     progress.update(pruned.examined);
     progress.set_message(format!("{} pruned, {} not due yet", pruned.total(), pruned.kept));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{conformance::RULES, fjall::FjallEngine, memory::MemoryEngine};
+
+    /// Protects: the blob of a conflicting transaction stays where another process may bring the transaction back.
+    #[tokio::test]
+    async fn blobs_of_conflicting_transactions_are_deleted_only_in_a_store_of_this_process() {
+        let args = PruneArgs { config: ConfigArgs::default(), height: 1, dry_run: false, json: false };
+        let directory = tempfile::tempdir().unwrap();
+        let own = FjallEngine::open(directory.path(), RULES, Default::default()).unwrap();
+        let deletes = |engine: &dyn RecordEngine| args.pass_settings(&Config::default(), engine).is_exclusive;
+        assert!(deletes(&own) && !deletes(&MemoryEngine::new(RULES)));
+        own.close().await.unwrap();
+    }
 }

@@ -382,12 +382,12 @@ settings! {
         /// Most transactions pruned per second. To prune one transaction costs three to four times as much as to ingest
         /// one, on fjall and on Aerospike: where more come in for long, raise the value, or the store grows.
         per_second: u32 = 1_000, range 1 to 10_000_000, unit "transactions/s";
-        /// Transactions examined in one step; a chain event waits for one step at most.
+        /// Transactions examined in one step; a chain event waits for a step for 1 s at most.
         batch_size: u32 = 512, range 1 to 65_536, unit "transactions";
         /// Blocks for which the tombstone of a transaction that was conflicting keeps its body, since a block can still
         /// list the transaction; 0 keeps the body for good. The blobs of others are kept as long. The blob of a
-        /// conflicting transaction is deleted by `utxo-store prune`, while no instance runs. A few bytes of each
-        /// transaction stay for good.
+        /// conflicting transaction stays, except on fjall: there `utxo-store prune` deletes the blob. A few bytes of
+        /// each transaction stay for good.
         keep_tombstones: u32 = 144, range 0 to 10_000_000, unit "blocks";
     }
 

@@ -129,6 +129,10 @@ impl<D: EngineDecorator> RecordEngine for D {
         self.inner().may_lose_parts()
     }
 
+    fn is_exclusive(&self) -> bool {
+        self.inner().is_exclusive()
+    }
+
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
         EngineDecorator::incarnation(self).await
     }

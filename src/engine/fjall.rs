@@ -110,6 +110,10 @@ impl RecordEngine for FjallEngine {
         "fjall"
     }
 
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
         if rows.is_empty() {
             return Vec::new();

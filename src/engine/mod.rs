@@ -201,6 +201,11 @@ pub trait RecordEngine: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether no other process can write to the store while this process has it open.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     /// Returns the present incarnation of all nodes, at most a few hundred bytes. An unchanged value means that no node
     /// has restarted in between. An error means that the incarnation is unknown. The call costs the nodes next to
     /// nothing: a caller may ask before each decision. An engine without a loss window may return one value for good.

@@ -66,6 +66,11 @@ impl PartitionView {
         self.waiting.iter().flat_map(|waiting| &waiting.events).any(|(.., other)| *other == txid)
     }
 
+    /// Returns whether all unfinished events that were read are known to be events of other transactions.
+    pub fn has_no_unfinished_event_of(&self, txid: TxidPrefix) -> bool {
+        self.oldest_possible_event(txid).is_none()
+    }
+
     /// The oldest unfinished event that can be an event of this transaction.
     fn oldest_possible_event(&self, txid: TxidPrefix) -> Option<(i64, u64)> {
         match &self.waiting {

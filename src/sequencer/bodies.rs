@@ -100,3 +100,40 @@ pub fn parse_body<'a>(txid: Txid, body: &'a Bytes) -> Result<Transaction<'a>, Se
 pub fn damaged_body(txid: Txid, error: impl Display) -> SequencerError {
     SequencerError::Halt(format!("the stored body of {txid} is damaged: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        blob::BlobStore,
+        sequencer::{SequencerParts, handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
+        store::testing,
+    };
+
+    /// Protects: reads of two bodies at once return each its own body, and one body stays in memory.
+    #[tokio::test]
+    async fn bodies_that_are_read_at_once_are_not_confused() {
+        let parts = parts().await;
+        let mut store = parts.store.clone().with_blobs(Some(BlobStore::memory()));
+        store.settings.inline_limit = 10;
+        let outpoints = [8, 9].map(|id| testing::outpoint(Txid([id; 32]), 0));
+        let bodies = outpoints.map(|outpoint| testing::transaction(&[(outpoint, 1_000)], &[500]));
+        let mut pages = Vec::new();
+        for body in &bodies {
+            let mut page = testing::page(body);
+            testing::master(&mut page).body = store.externalize_once(&page).await.unwrap();
+            pages.push(page);
+        }
+        let handler = Handler::new(SequencerParts { store, ..parts }, ChainState::default());
+        let cx = &handler.context(0, DecisionMode::Live);
+        let (one, other, again) =
+            tokio::join!(read_body(cx, &pages[0]), read_body(cx, &pages[1]), read_body(cx, &pages[0]));
+        for (read, body) in [(one, &bodies[0]), (other, &bodies[1]), (again, &bodies[0])] {
+            assert_eq!(read.unwrap().as_ref(), Some(body));
+        }
+        for (page, spent) in pages.iter().zip(outpoints) {
+            assert_eq!(read_parents(cx, page).await.unwrap(), [spent.txid]);
+        }
+        assert!(cx.bodies.lock().await.last.is_some());
+    }
+}

@@ -4,6 +4,7 @@
 mod evaluate;
 mod execute;
 mod presence;
+mod shared_waits;
 
 use crate::{
     event::{Command, DecisionBody, Event, OutcomeKind},
@@ -18,24 +19,23 @@ use execute::CommandExecutor;
 use presence::wait_for_transaction;
 
 pub use presence::ValidatedSource;
+pub use shared_waits::SharedWaits;
 
 /// Handles one command other than `Reconsider`.
 pub struct CommandHandler<'a> {
     cx: &'a HandlerContext<'a>,
     command: &'a Command<'a>,
-    /// Time of the publication, milliseconds since the epoch.
-    published_ms: i64,
 }
 
 impl<'a> CommandHandler<'a> {
-    /// Makes a handler of a command that was published at `published_ms`, milliseconds since the epoch.
-    pub fn new(cx: &'a HandlerContext<'a>, command: &'a Command<'a>, published_ms: i64) -> Self {
-        CommandHandler { cx, command, published_ms }
+    /// Makes a handler of a command.
+    pub fn new(cx: &'a HandlerContext<'a>, command: &'a Command<'a>) -> Self {
+        CommandHandler { cx, command }
     }
 
     /// Handles the command: decides, applies the result, answers and writes `Closed`.
     pub async fn handle(&self, log: &mut DecisionLog) -> Result<(), SequencerError> {
-        let CommandHandler { cx, command, .. } = *self;
+        let CommandHandler { cx, command } = *self;
         let mut steps = Steps::new(log, cx.offset, cx.mode);
         let mut body = steps.decide(Box::pin(self.evaluate())).await?;
         if let DecisionBody::Conflicting { .. } = body {
@@ -57,7 +57,7 @@ impl<'a> CommandHandler<'a> {
 
     /// Evaluates the command by the records in the store. Writes only marks and stubs, so that a repeat does no harm.
     async fn evaluate(&self) -> Result<DecisionBody, SequencerError> {
-        let CommandHandler { cx, command, published_ms } = *self;
+        let CommandHandler { cx, command } = *self;
         let (id, executed_at) = (command.id, cx.offset);
         if let Some(first) = self.read_command_record(id).await? {
             let result = match first.event_digest == hash_request(command) {
@@ -68,7 +68,7 @@ impl<'a> CommandHandler<'a> {
         }
         let result = match refuse_by_content(&command.action) {
             Some(refused) => refused,
-            None => match wait_for_transaction(cx, command.action.subject(), published_ms).await? {
+            None => match wait_for_transaction(cx, command.action.subject()).await? {
                 Ok(master) => match CommandEvaluator::new(cx, &master).evaluate(&command.action).await? {
                     CommandEvaluation::Result(result) => result,
                     CommandEvaluation::DecideFirst(decision) => return Ok(decision),
@@ -90,7 +90,7 @@ impl<'a> CommandHandler<'a> {
 
     /// Stores the result under the command's id, before the next chain event is handled.
     async fn store_result(&self, result: &CommandResult) -> Result<(), SequencerError> {
-        let CommandHandler { cx, command, .. } = *self;
+        let CommandHandler { cx, command } = *self;
         let (id, event_digest) = (command.id, hash_request(command));
         let record =
             CommandRecord { id, event_digest, chain_offset: cx.offset, result: result.clone(), chain_pos: None };

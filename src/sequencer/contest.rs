@@ -2,7 +2,7 @@
 
 use crate::{
     event::{Contest, DecisionBody, OutcomeKind},
-    record::{Page, Phase, Reason, RespendChecks, TxState, Verdict},
+    record::{CommandResult, Page, Phase, Reason, RespendChecks, TxState, Verdict},
     sequencer::{
         SequencerError,
         contested_event::{
@@ -14,7 +14,7 @@ use crate::{
         evaluate::{EvaluatedInput, SlotFinding, evaluate},
         findings::{InputFindings, collect_findings},
         holders::{contest_holder, is_mined},
-        second_chances::reconsider_unless_barred,
+        second_chances::{is_second_chance, reconsider_unless_barred},
         steps::Steps,
         verdict::{apply_verdict, decided_txid},
     },
@@ -86,10 +86,22 @@ impl<'a> ContestHandler<'a> {
         }
     }
 
-    /// Handles a `Reconsider`: decides, applies the verdict and writes `Closed`.
-    pub async fn handle_reconsider(&self, log: &mut DecisionLog, txid: Txid) -> Result<(), SequencerError> {
+    /// Handles a `Reconsider`: decides, applies the verdict and writes `Closed`. A verdict is the answer to a client;
+    /// where nothing changes, the outcome of the command is.
+    pub async fn handle_reconsider(
+        &self,
+        log: &mut DecisionLog,
+        id: [u8; 16],
+        txid: Txid,
+    ) -> Result<(), SequencerError> {
         let mut steps = Steps::new(log, self.cx.offset, self.cx.mode);
-        self.decide_contest(&mut steps, txid, ReopenCause::Reconsider).await?;
+        let body = self.decide_contest(&mut steps, txid, ReopenCause::Reconsider).await?;
+        if let DecisionBody::PassedOver { .. } = body
+            && !is_second_chance(&id, &txid)
+        {
+            let unchanged = OutcomeKind::Command { id, result: CommandResult::AlreadyApplied };
+            self.cx.publish_outcomes(vec![(txid, unchanged)]).await?;
+        }
         steps.close().await
     }
 

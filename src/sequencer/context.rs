@@ -14,6 +14,7 @@ use crate::{
     sequencer::{
         SequencerError, SequencerParts,
         bodies::BodyCache,
+        command::SharedWaits,
         dead_letters::RefusedMessage,
         lost_records::RestartGrace,
         pages::complete,
@@ -51,6 +52,8 @@ pub struct HandlerContext<'a> {
     pub readers: &'a Mutex<ReaderCache>,
     /// Bodies that the event has read from the blob store.
     pub bodies: &'a Mutex<BodyCache>,
+    /// Waits of commands for events of validated transactions.
+    pub command_waits: &'a Mutex<SharedWaits>,
     /// Grace for parents that a node lost before the chain was acquired: their events come again. One grace for all
     /// such parents, since some never come.
     pub parent_grace: RestartGrace,

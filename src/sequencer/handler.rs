@@ -13,7 +13,7 @@ use crate::{
         block::BlockHandler,
         bodies::BodyCache,
         chain_feed::source_offset,
-        command::CommandHandler,
+        command::{CommandHandler, SharedWaits},
         contest::ContestHandler,
         context::HandlerContext,
         dead_letters::RefusedMessage,
@@ -40,6 +40,7 @@ pub struct Handler {
     pub handled: (u64, u64),
     readers: Mutex<ReaderCache>,
     bodies: Mutex<BodyCache>,
+    command_waits: Mutex<SharedWaits>,
     parent_grace: RestartGrace,
 }
 
@@ -47,8 +48,8 @@ impl Handler {
     /// Makes a handler of the events after `state`.
     pub fn new(parts: SequencerParts, state: ChainState) -> Self {
         let (handled, parent_grace) = (state.handled_offsets(), RestartGrace::new(parts.nodes.can_lose_writes()));
-        let handler =
-            Handler { parts, state, handled, readers: Mutex::default(), bodies: Mutex::default(), parent_grace };
+        let (readers, bodies, command_waits) = <(Mutex<_>, Mutex<_>, Mutex<_>)>::default();
+        let handler = Handler { parts, state, handled, readers, bodies, command_waits, parent_grace };
         handler.publish_tip();
         handler
     }
@@ -64,6 +65,7 @@ impl Handler {
             applied_again: false,
             readers: &self.readers,
             bodies: &self.bodies,
+            command_waits: &self.command_waits,
             parent_grace: self.parent_grace,
         }
     }
@@ -124,9 +126,9 @@ impl Handler {
             Event::Contest(contest) => Box::pin(ContestHandler::new(&cx).handle_contest(log, &contest)).await,
             Event::Command(command) => match command.action {
                 CommandAction::Reconsider { txid } => {
-                    Box::pin(ContestHandler::new(&cx).handle_reconsider(log, txid)).await
+                    Box::pin(ContestHandler::new(&cx).handle_reconsider(log, command.id, txid)).await
                 }
-                _ => Box::pin(CommandHandler::new(&cx, &command, message.timestamp_ms).handle(log)).await,
+                _ => Box::pin(CommandHandler::new(&cx, &command).handle(log)).await,
             },
             other => {
                 let why = format!("a {} event does not belong in this topic", other.kind().name());

@@ -8,7 +8,11 @@ use crate::{
     record::{Page, Phase},
     replay::FinalState,
     sequencer::{
-        SequencerError, context::HandlerContext, holders::contest_holders, pages::complete, waiting::format_missing,
+        SequencerError,
+        context::HandlerContext,
+        holders::{HolderState, contest_holders},
+        pages::complete,
+        waiting::format_missing,
     },
     tx::Txid,
 };
@@ -68,7 +72,7 @@ pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<
 
 /// Creates a stub for each transaction that a node lost and whose own event waits for a verdict at a later offset.
 /// A transaction that waits long reads its own record and gives the stub its body. A transaction that is live lacks
-/// another page, which is restored from the body.
+/// another page, which is restored from the body. Any other transaction only has to become conflicting or live.
 ///
 /// In a rebuild only a transaction that a verdict accepts in the end gets a stub. The transaction is absent, so that
 /// the verdict has a later offset. Without a verdict the transaction waits for its parents alone.
@@ -76,6 +80,53 @@ pub async fn create_missing_stubs(cx: &HandlerContext<'_>, mut absent: Vec<Txid>
     if cx.is_replay() {
         absent.retain(|txid| cx.parts.verdicts.get(txid) == Some(FinalState::Accepted));
     }
-    contest_holders(cx, Phase::Apply, absent.clone()).await?;
-    complete(cx, &absent).await
+    let states = contest_holders(cx, Phase::Apply, absent).await?;
+    let live = states.into_iter().filter(|(_, state)| *state != HolderState::NotLive).map(|(txid, _)| txid);
+    complete(cx, &live.collect::<Vec<_>>()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::{
+        engine::{EngineDecorator, EngineError, RecordEngine},
+        record::{Key, Record, TxState, Verdict},
+        sequencer::{SequencerParts, handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
+        store::{StateStore, testing},
+    };
+
+    struct CountedReads(Arc<dyn RecordEngine>, AtomicUsize);
+
+    impl EngineDecorator for CountedReads {
+        fn inner(&self) -> &dyn RecordEngine {
+            &*self.0
+        }
+
+        async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.read(keys).await
+        }
+    }
+
+    /// A decision waits until another event makes one transaction live, and for an absent one. Protects: neither is
+    /// read at each look.
+    #[tokio::test]
+    async fn transactions_that_only_wait_are_not_completed() {
+        let parts = parts().await;
+        let engine = Arc::new(CountedReads(parts.store.engine.clone(), AtomicUsize::new(0)));
+        let store = StateStore { engine: engine.clone(), ..parts.store.clone() };
+        let spent = testing::outpoint(Txid([9; 32]), 0);
+        let contested = testing::page(&testing::transaction(&[(spent, 1_000)], &[500])).contested();
+        let (txid, absent) = (contested.txid, Txid([8; 32]));
+        store.plant(contested).await;
+        let handler = Handler::new(SequencerParts { store: store.clone(), ..parts }, ChainState::default());
+        let cx = &handler.context(3, DecisionMode::Live);
+        engine.1.store(0, Ordering::Relaxed);
+        create_missing_stubs(cx, vec![txid, absent]).await.unwrap();
+        assert_eq!(engine.1.load(Ordering::Relaxed), 0);
+        let stub = store.master(absent).await.unwrap().unwrap();
+        assert_eq!(stub.state(), TxState::Stub(Verdict::Pending));
+    }
 }

@@ -53,6 +53,8 @@ pub use member::Sequencer;
 pub use parts::{SequencerParts, SequencerSettings, SequencerTopics};
 pub use prune::{CommittedChain, PruneTask, read_replay_floor};
 pub use recovery::RecoveryTask;
+#[cfg(feature = "testkit")]
+pub use second_chances::is_second_chance;
 
 /// The mode in which a sequencer handles the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

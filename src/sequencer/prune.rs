@@ -178,6 +178,10 @@ impl Pruner {
         let under =
             PruneBasis::new(PruneTerms { height: committed.height, retention, committed: committed.offset }, era);
         if self.pass.is_none() {
+            if !PrunePass::has_due(store, committed.height).await.map_err(|error| StepError::Stop(error.into()))? {
+                // Without a pruned record any group may begin anywhere, and any block may leave: the floors stay.
+                return self.end(parts, committed.height).await;
+            }
             // The replay floor is written first: a replay from below could restore records that are pruned.
             let floor = read_replay_floor(parts.broker.as_ref(), &parts.validated, committed.offset).await;
             let floor = floor.map_err(|error| StepError::Retry(error.to_string()))?;
@@ -210,11 +214,25 @@ impl Pruner {
                 let PruneTotals { examined, spent, conflicting, tombstones, .. } = now;
                 tracing::info!(height, examined, spent, conflicting, tombstones, seconds, "prune: pass ended");
             }
-            StoreMeta::of(store).end_pruning(height).await.map_err(|error| StepError::Retry(error.to_string()))?;
-            metrics.prune_horizon.set(i64::from(height));
-            self.done = height;
+            return self.end(parts, height).await;
         }
         Ok(step)
+    }
+
+    /// Records that every transaction that was due at this height is pruned.
+    async fn end(&mut self, parts: &SequencerParts, height: u32) -> Result<PruneStep, StepError> {
+        let ended = StoreMeta::of(&parts.store).end_pruning(height).await;
+        ended.map_err(|error| StepError::Retry(error.to_string()))?;
+        parts.metrics.prune_horizon.set(i64::from(height));
+        self.done = height;
+        Ok(PruneStep::Done)
+    }
+
+    /// Gives up a step that was dropped because a chain event came. Smaller steps follow after a pause.
+    pub fn interrupt(&mut self) {
+        let smaller = self.pass.as_mut().map(|(pass, _)| pass.shrink_step_size());
+        tracing::debug!(smaller, "prune: step interrupted by a chain event; retrying");
+        self.wake = Instant::now() + RETRY_PAUSE;
     }
 
     /// Logs the progress of a long pass.

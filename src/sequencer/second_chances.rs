@@ -113,13 +113,27 @@ pub async fn reconsider_unless_barred(cx: &HandlerContext<'_>, txid: Txid) -> Re
 /// Publishes a `Reconsider` for each of these transactions.
 pub async fn publish_reconsider(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<(), SequencerError> {
     let events = txids.iter().map(|txid| {
-        let mut cause = blake3::Hasher::new();
-        cause.update(&cx.offset.to_le_bytes()).update(&txid.0);
-        let mut id = [0; 16];
-        id.copy_from_slice(&cause.finalize().as_bytes()[..16]);
+        let id = second_chance_id(cx.offset, txid);
         (*txid, Event::Command(Command { id, action: CommandAction::Reconsider { txid: *txid } }))
     });
     cx.produce(&cx.parts.topics.chain, Some(0), events).await
+}
+
+/// Returns the id of the `Reconsider` that the event at this chain offset publishes for a transaction.
+fn second_chance_id(offset: u64, txid: &Txid) -> [u8; 16] {
+    let mut cause = blake3::Hasher::new();
+    cause.update(&offset.to_le_bytes()).update(&txid.0);
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&offset.to_le_bytes());
+    id[8..].copy_from_slice(&cause.finalize().as_bytes()[..8]);
+    id
+}
+
+/// Returns whether a `Reconsider` with this id is a second chance that the sequencer has published. Any other one is a
+/// client's.
+pub fn is_second_chance(id: &[u8; 16], txid: &Txid) -> bool {
+    let (offset, _) = id.split_first_chunk().unwrap_or_else(|| unreachable!("16 bytes begin with 8"));
+    second_chance_id(u64::from_le_bytes(*offset), txid) == *id
 }
 
 /// Returns the transactions whose bodies satisfy `deserves`.
@@ -209,5 +223,20 @@ fn is_free(master: &Page, slot: &Slot) -> bool {
         Slot::Unspent(_) => true,
         Slot::Spent(_, holder) => is_conflicting(&holder.txid),
         Slot::Nil | Slot::Frozen(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_chance_is_known_by_its_id() {
+        let (txid, other) = (Txid([1; 32]), Txid([2; 32]));
+        for offset in [0, 7, u64::MAX] {
+            let id = second_chance_id(offset, &txid);
+            assert!(is_second_chance(&id, &txid) && !is_second_chance(&id, &other));
+        }
+        assert!(!is_second_chance(&[1; 16], &txid) && !is_second_chance(&[0; 16], &txid));
     }
 }

@@ -13,6 +13,7 @@ use crate::{
         bodies::read_inputs,
         context::{BODIES_AT_ONCE, HandlerContext, distinct},
         descendants::Descendants,
+        lost_records::create_missing_stubs,
         pages::{apply_to_slots, flag_extra_pages},
         steps::Steps,
         waiting::format_missing,
@@ -165,8 +166,9 @@ pub async fn settle_passed_over(cx: &HandlerContext<'_>, txid: Txid) -> Result<(
 }
 
 /// Adds conflicting children to `conflictingCs` of their parents, or removes them; `children` are pairs of a parent
-/// and a child. With `applied_again` a parent that a node lost is waited for: it comes again without
-/// `conflictingCs`, and its children would get no second chance.
+/// and a child. With `applied_again` a parent that a node lost is waited for: the parent comes again without
+/// `conflictingCs`, and its children would get no second chance. A parent that has not come again within the grace may
+/// wait for a verdict at a later offset, and is listed with its children on a stub.
 pub async fn update_conflicting_children(
     cx: &HandlerContext<'_>,
     children: impl Iterator<Item = (Txid, Txid)>,
@@ -186,8 +188,14 @@ pub async fn update_conflicting_children(
         let outcomes = cx.apply(rows.collect()).await?;
         let mut absent = outcomes.iter().map(|outcome| *outcome == Outcome::Rejected(Rejection::NotFound));
         open.retain(|_| absent.next() == Some(true));
-        if open.is_empty() || !cx.applied_again || cx.parent_grace.is_inactive() {
+        if open.is_empty() || !cx.applied_again {
             return Ok(());
+        }
+        if cx.parent_grace.is_inactive() {
+            if !conflicting || !cx.parts.nodes.can_lose_writes() {
+                return Ok(());
+            }
+            Box::pin(create_missing_stubs(cx, distinct(open.iter().map(|(parent, _)| *parent)))).await?;
         }
         waiting.pause_for(&format_missing(open.iter().map(|(parent, _)| *parent))).await;
     }
@@ -198,4 +206,46 @@ pub async fn update_conflicting_children(
 pub fn list_held_slots(txid: Txid, inputs: &[(Outpoint, SpendSlot)]) -> Vec<(Outpoint, HeldSlot)> {
     let held = |slot: &SpendSlot| HeldSlot { offset: slot.offset, holder: SpendingData { txid, input: slot.input } };
     inputs.iter().map(|(outpoint, slot)| (*outpoint, held(slot))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        clock::Clock,
+        engine::{conformance::RULES, fault::FaultEngine, memory::MemoryEngine},
+        record::Operation,
+        sequencer::{SequencerParts, handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
+        store::{StateStore, restart_detector::RestartDetector, testing},
+    };
+
+    /// A decision is applied again. The parent of its loser was lost, and waits for a verdict at a later offset.
+    /// Protects: the parent lists the child once the parent comes, so that the child gets its second chance.
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_that_comes_late_lists_its_conflicting_child() {
+        let (clock, second) = (Clock::simulated(1_000), Duration::from_secs(1));
+        let memory = Arc::new(MemoryEngine::with_loss_window(RULES, clock.clone(), second));
+        let engine = Arc::new(FaultEngine::with_restarts(memory, clock, 1));
+        let mut nodes = RestartDetector::new(engine.clone(), 5 * second);
+        nodes.baseline().await.unwrap();
+        let parts = parts().await;
+        let store = StateStore { engine, ..parts.store.clone() };
+        let handler = Handler::new(SequencerParts { store: store.clone(), nodes, ..parts }, ChainState::default());
+        let parent = testing::page(&testing::transaction(&[(testing::outpoint(Txid([9; 32]), 0), 1_000)], &[500]));
+        let (txid, child) = (parent.txid, Txid([7; 32]));
+        let listing = tokio::spawn(async move {
+            let cx = HandlerContext { applied_again: true, ..handler.context(0, DecisionMode::Live) };
+            update_conflicting_children(&cx, [(txid, child)].into_iter(), true).await
+        });
+        tokio::time::sleep(5 * second).await;
+        assert!(store.master(txid).await.unwrap().is_none() && !listing.is_finished(), "the parent may come by itself");
+        listing.await.unwrap().unwrap();
+        let create = Operation::CreateContested(Arc::new(parent.contested()));
+        store.apply(vec![Row { key: Key::master(txid), operation: create }]).await.unwrap();
+        let page = store.master(txid).await.unwrap().unwrap();
+        assert_eq!(page.state(), TxState::Conflicting(Verdict::Pending), "its own contest decides on it");
+        assert_eq!(Vec::from_iter(page.master.clone().unwrap().conflicting_children), [child]);
+    }
 }

@@ -38,7 +38,7 @@ const MAX_INPUTS_AHEAD: usize = 64;
 /// An event that a window may have.
 enum WindowEvent {
     Contest(Contest),
-    Reconsider(Txid),
+    Reconsider { id: [u8; 16], txid: Txid },
 }
 
 impl WindowEvent {
@@ -47,8 +47,8 @@ impl WindowEvent {
         let kind = EventKind::of_chain(&event)?;
         match event {
             Event::Contest(contest) => Some((WindowEvent::Contest(contest), kind)),
-            Event::Command(Command { action: CommandAction::Reconsider { txid }, .. }) => {
-                Some((WindowEvent::Reconsider(txid), kind))
+            Event::Command(Command { id, action: CommandAction::Reconsider { txid } }) => {
+                Some((WindowEvent::Reconsider { id, txid }, kind))
             }
             _ => None,
         }
@@ -57,7 +57,7 @@ impl WindowEvent {
     fn txid(&self) -> Txid {
         match self {
             WindowEvent::Contest(contest) => contest.txid,
-            WindowEvent::Reconsider(txid) => *txid,
+            WindowEvent::Reconsider { txid, .. } => *txid,
         }
     }
 }
@@ -284,7 +284,9 @@ async fn evaluate_events(
         let contests = ContestHandler::new(&cx);
         let handled = match event {
             WindowEvent::Contest(contest) => speculation.run(Box::pin(contests.handle_contest(log, contest))).await,
-            WindowEvent::Reconsider(txid) => speculation.run(Box::pin(contests.handle_reconsider(log, *txid))).await,
+            WindowEvent::Reconsider { id, txid } => {
+                speculation.run(Box::pin(contests.handle_reconsider(log, *id, *txid))).await
+            }
         };
         // An error is met again when the event is handled alone.
         if !matches!(handled, Some(Ok(()))) {

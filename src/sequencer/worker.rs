@@ -38,6 +38,9 @@ pub enum WorkerReport {
 /// First and longest pause before the decisions of a sequencer that is ahead are read again.
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Time that a step of pruning may still take when a chain event waits.
+const PRUNING_BEFORE_EVENT: Duration = Duration::from_secs(1);
+
 /// Windows of events that are taken from the queue before the first of them is handled.
 const WINDOWS_AT_ONCE: usize = 4;
 
@@ -130,44 +133,42 @@ impl ChainWorker {
         let mut has_topic_id = false;
         let mut pruner = self.make_pruner(log);
         let monitor = self.monitor.clone();
+        // A batch that came during a step of pruning.
+        let mut early = None;
         loop {
             monitor.beat();
-            let mut batch = tokio::select! {
-                biased;
-                batch = messages.recv() => match batch {
-                    Some(batch) => batch,
-                    None => return Ok(()),
+            let received = match early.take() {
+                Some(batch) => Some(batch),
+                None => tokio::select! {
+                    biased;
+                    batch = messages.recv() => batch,
+                    // A message that the feed refuses makes no chain event, but progress.
+                    Ok(()) = feed_progress.changed() => {
+                        self.report_handled(&mut feed_progress);
+                        continue;
+                    }
+                    () = pruner.wait_for_work() => {
+                        early = Box::pin(self.prune(&mut pruner, &mut messages)).await?;
+                        continue;
+                    }
+                    () = tokio::time::sleep_until(monitor.next_beat()) => continue,
                 },
-                // A message that the feed refuses makes no chain event, but progress.
-                Ok(()) = feed_progress.changed() => {
-                    self.report_handled(&mut feed_progress);
-                    continue;
-                }
-                () = pruner.wait_for_work() => {
-                    Box::pin(self.prune(&mut pruner)).await?;
-                    continue;
-                }
-                () = tokio::time::sleep_until(monitor.next_beat()) => continue,
             };
+            let Some(mut batch) = received else { return Ok(()) };
             // Windows take what is at hand, also from batches that came later.
             while batch.messages.len() < WINDOWS_AT_ONCE * self.handler.parts.settings.window_events
                 && let Ok(more) = messages.try_recv()
             {
                 batch.messages.extend(more.messages);
             }
-            // A message of a recreated topic is no event of this chain.
-            let confirmed = async {
-                let parts = &self.handler.parts;
-                parts.guard.confirm(&parts.topics.guarded()).await
-            };
-            self.handler.parts.wait_for("the topics of the chain", confirmed).await?;
-            let mut messages = batch.messages.as_slice();
+            self.confirm_topics().await?;
+            let mut open = batch.messages.as_slice();
             // The first message is handled alone.
             let mut is_single = false;
-            while let Some(message) = messages.first() {
+            while let Some(message) = open.first() {
                 // The broker may deliver a message twice.
                 if message.offset < self.position {
-                    messages = &messages[1..];
+                    open = &open[1..];
                     continue;
                 }
                 self.handler.parts.beat();
@@ -176,7 +177,7 @@ impl ChainWorker {
                 }
                 let is_live = self.decision_mode(message.offset) == DecisionMode::Live;
                 let handled = if is_live && !is_single {
-                    let windows = Box::pin(handle_windows(&self.handler, log, messages, &mut self.window)).await?;
+                    let windows = Box::pin(handle_windows(&self.handler, log, open, &mut self.window)).await?;
                     is_single = windows.is_next_single || windows.count == 0;
                     windows.count
                 } else {
@@ -188,17 +189,24 @@ impl ChainWorker {
                     continue;
                 }
                 self.handler.clear_body_cache();
-                let next = messages[handled - 1].offset + 1;
-                messages = &messages[handled..];
+                let next = open[handled - 1].offset + 1;
+                open = &open[handled..];
                 self.position = next;
                 self.forget_decisions(log, &mut has_topic_id).await;
                 self.report_handled(&mut feed_progress);
             }
             // A chain that is never idle must not starve the pruner.
             if pruner.is_due() {
-                Box::pin(self.prune(&mut pruner)).await?;
+                early = Box::pin(self.prune(&mut pruner, &mut messages)).await?;
             }
         }
+    }
+
+    /// Confirms the ids of the topics: a message of a recreated topic is no event of this chain.
+    async fn confirm_topics(&self) -> Result<(), SequencerError> {
+        let parts = &self.handler.parts;
+        let confirmed = async { parts.guard.confirm(&parts.topics.guarded()).await };
+        Ok(parts.wait_for("the topics of the chain", confirmed).await?)
     }
 
     /// Drops the decisions of the handled events, and reads the id of the decisions topic until the id is known.
@@ -221,10 +229,29 @@ impl ChainWorker {
         }
     }
 
-    /// Runs one step of pruning.
-    async fn prune(&self, pruner: &mut Pruner) -> Result<(), SequencerError> {
+    /// Runs one step of pruning. A chain event that comes meanwhile, or waits already, ends the step after a while:
+    /// returns its batch.
+    async fn prune(
+        &self,
+        pruner: &mut Pruner,
+        messages: &mut mpsc::UnboundedReceiver<MessageBatch>,
+    ) -> Result<Option<MessageBatch>, SequencerError> {
         let Handler { parts, state, .. } = &self.handler;
-        self.monitor.enter("a step of pruning", pruner.step(parts, state.era)).await
+        let batch = {
+            let mut step = Box::pin(self.monitor.enter("a step of pruning", pruner.step(parts, state.era)));
+            let batch = tokio::select! {
+                biased;
+                done = &mut step => return done.map(|()| None),
+                Some(batch) = messages.recv() => batch,
+            };
+            if let Ok(done) = tokio::time::timeout(PRUNING_BEFORE_EVENT, &mut step).await {
+                return done.map(|()| Some(batch));
+            }
+            batch
+        };
+        // A dropped step may be repeated.
+        pruner.interrupt();
+        Ok(Some(batch))
     }
 
     /// Binds the store to the chain that begins with this message, before its first event is applied.

@@ -37,9 +37,10 @@ pub struct PruneSettings {
     pub step_size: usize,
     /// Counts the transactions that would be pruned, and changes nothing.
     pub dry_run: bool,
-    /// No other process writes to the store: blobs of conflicting transactions are deleted, too. Beside other writers
-    /// such a deletion is not safe: a pruner could stop between the check and the deletion while a block brings the
-    /// transaction back, and no later check finds the missing blob if the pruner dies after the deletion.
+    /// No other process can write to the store, and this process only prunes: blobs of conflicting transactions are
+    /// deleted, too. Beside other writers such a deletion is not safe: a pruner could stop between the check and the
+    /// deletion while a block brings the transaction back, and no later check finds the missing blob if the pruner dies
+    /// after the deletion.
     pub is_exclusive: bool,
 }
 

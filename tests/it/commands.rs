@@ -558,6 +558,65 @@ async fn a_command_waits_for_a_transaction_produced_before_it() {
     world.check("a command that waits").await;
 }
 
+/// Waits until this command has a result, and returns the time since `begun`.
+async fn until_answered(world: &World, id: u8, begun: tokio::time::Instant) -> Duration {
+    while world.results(id).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    begun.elapsed()
+}
+
+/// The event of a transaction is read and not completed, and twenty commands name the transaction.
+/// Protects: commands that are in the log together hold the chain as long as one.
+#[tokio::test(start_paused = true)]
+async fn commands_on_one_waiting_transaction_share_their_wait() {
+    let (world, made, held, running) = lock_before_create().await;
+    let begun = tokio::time::Instant::now();
+    for id in 2..=20 {
+        world.command(id, CommandAction::Lock { txid: made.txid }).await;
+    }
+    let (first, last) = (until_answered(&world, 1, begun).await, until_answered(&world, 20, begun).await);
+    let grace = Duration::from_millis(world.settings.pipeline.missing_parent_grace_ms);
+    assert!(first >= grace - Duration::from_millis(100) && last < grace * 3, "{first:?}, {last:?}");
+    held.release().await;
+    world.until_consumed().await;
+    running.stop().await;
+    for id in 1..=20 {
+        assert_eq!(outcome_of(&world, id).await, "TX_NOT_FOUND");
+    }
+    world.check("commands that share a wait").await;
+}
+
+/// A transaction waits for a lock, in a store that can lose writes.
+/// Protects: only the first command waits for the events whose writes a node may have lost.
+#[tokio::test(start_paused = true)]
+async fn only_the_first_command_waits_for_lost_events() {
+    let mut world = World::forgetful().await;
+    world.settings.pipeline.plan.flag_grace_ms = 3_600_000;
+    let grace = Duration::from_secs(60);
+    world.settings.pipeline.missing_parent_grace_ms = grace.as_millis() as u64;
+    let seed = world.seed(1, 1).await;
+    let root = spend(&[seed.coin(0)], 1, 1);
+    let child = spend(&[root.coin(0)], 1, 2);
+    world.validate_locked(&root).await;
+    world.run_until_consumed().await;
+    let running = world.start();
+    world.validate(&child).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let mut answers = Vec::new();
+    for id in 1..=10 {
+        let begun = tokio::time::Instant::now();
+        world.command(id, CommandAction::Preserve { txid: seed.txid, until: 1_000 + u32::from(id) }).await;
+        answers.push(until_answered(&world, id, begun).await);
+    }
+    assert!(answers[0] >= grace && answers[1..].iter().all(|after| *after < Duration::from_secs(2)), "{answers:?}");
+    world.command(11, CommandAction::Unlock { txid: root.txid }).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(state(&world, &child).await, TxState::Live);
+    world.check("commands over a store that can lose writes").await;
+}
+
 /// The transaction of the first command waits for a parent whose contest stands behind the command. The transaction of
 /// the second waits for a parent that never comes, which is proven only once the chain goes on.
 /// Protects: no command stops the chain.
@@ -609,6 +668,7 @@ async fn a_client_is_answered_and_alert_commands_are_listed() {
     let running = world.start();
     let answers = submit(&pending).await;
     assert_eq!(answers[..2], [CommandOutcome::Applied, CommandOutcome::Unchanged]);
+    assert_eq!(world.results(2).await, [CommandResult::AlreadyApplied], "the outcomes have the answer, too");
     assert!(matches!(&answers[2], CommandOutcome::Refused { code, .. } if code == "TX_NOT_FOUND"), "{answers:?}");
     assert_eq!(
         submit(&[PendingCommand::new([4; 16], CommandAction::Unfreeze { outpoint })]).await,

@@ -1,12 +1,18 @@
 //! Pruning by whole instances: due records are pruned, repeated events are recognised, and no output becomes spendable
 //! again.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio_util::sync::CancellationToken;
 use utxo_store::{
     broker::Message,
-    engine::Row,
+    engine::{self, EngineError, Index, RecordEngine, Row, fault::FaultEngine},
     event::{CommandAction, CommandResult, Validated},
     instance::{self, InstanceError},
     prepare::{PrepareSettings, PreparedEvent, prepare},
@@ -347,6 +353,112 @@ async fn a_preserved_transaction_is_kept_until_its_height() {
     world.check("preserved until then").await;
 }
 
+/// A preserved transaction becomes conflicting and is pruned after its height, whole or to its name. A block restores
+/// the transaction.
+/// Protects: a rebuild, which prunes nothing, ends with the same height.
+#[tokio::test(start_paused = true)]
+async fn a_preserved_transaction_that_a_block_restores_keeps_its_height() {
+    for is_name in [false, true] {
+        let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+        let seed = world.seed(1, 1).await;
+        let made = spend(&[seed.coin(0)], 1, 1);
+        let running = world.start();
+        world.validate(&made).await;
+        world.mine(1, &[]).await;
+        world.until_consumed().await;
+        world.command(1, CommandAction::Preserve { txid: made.txid, until: 102 }).await;
+        world.command(2, CommandAction::SetConflicting { txid: made.txid }).await;
+        world.mine(2, &[]).await;
+        world.mine(3, &[]).await;
+        until("the pruning", async || is_pruned(&world, &made).await).await;
+        let blocks = if is_name { 6 } else { 3 };
+        for sequence in 4..=blocks {
+            world.mine(sequence, &[]).await;
+        }
+        until("the name", async || world.page(&made).await.unwrap().body().is_some() != is_name).await;
+        world.validate(&made).await;
+        world.until_consumed().await;
+        world.mine(blocks + 1, &[&made]).await;
+        world.until_consumed().await;
+        running.stop().await;
+        let page = world.page(&made).await.unwrap();
+        assert_eq!((page.state(), page.master.as_ref().unwrap().preserve_until), (TxState::Live, Some(102)));
+        world.check("preserved, pruned and restored").await;
+    }
+}
+
+/// Engine whose index of due records, once switched on, takes half a minute to answer.
+struct SlowIndex {
+    inner: Arc<dyn RecordEngine>,
+    is_slow: AtomicBool,
+    asked: AtomicUsize,
+}
+
+impl engine::EngineDecorator for SlowIndex {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
+    async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
+        if index == Index::DeleteAtHeight && self.is_slow.load(Ordering::Relaxed) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(30)).await;
+        }
+        self.inner.query(index, from, to, limit).await
+    }
+}
+
+/// Protects: a chain event waits for a step of pruning for a second, not for the time limit of the step.
+#[tokio::test(start_paused = true)]
+async fn a_step_that_takes_long_holds_no_chain_event() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let (inner, is_slow, asked) = (world.store.engine.clone(), AtomicBool::new(true), AtomicUsize::new(0));
+    let engine = Arc::new(SlowIndex { inner, is_slow, asked });
+    let slow = World { nodes: Arc::new(FaultEngine::new(engine.clone(), 0)), ..world.clone() };
+    let running = slow.start();
+    for sequence in 1..=3 {
+        world.mine(sequence, &[]).await;
+        let before = engine.asked.load(Ordering::Relaxed);
+        until("a step", async || engine.asked.load(Ordering::Relaxed) > before).await;
+        let begun = tokio::time::Instant::now();
+        world.produce("chain", b"x", b"no event".to_vec()).await;
+        until("the event", async || world.count("dead-letters").await == sequence).await;
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+    engine.is_slow.store(false, Ordering::Relaxed);
+    let horizon = async || world.store.meta().await.unwrap().unwrap().prune_horizon;
+    until("the end of the pass", async || horizon().await == 103).await;
+    running.stop().await;
+}
+
+/// Protects: a store of which nothing is pruned can still be read from its beginning by another group.
+#[tokio::test(start_paused = true)]
+async fn a_pass_without_a_due_record_raises_no_floor() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let meta = async || world.store.meta().await.unwrap().unwrap_or_default();
+    for sequence in 1..=4 {
+        world.mine(sequence, &[]).await;
+    }
+    let running = world.start();
+    until("the pass", async || meta().await.prune_horizon == 104).await;
+    let found = meta().await;
+    assert_eq!((found.replay_floor, found.reorg_floor), (ConsumedOffsets::default(), 0));
+    let seed = world.seed(1, 1).await;
+    let lost = spend(&[seed.coin(0)], 1, 1);
+    world.validate(&lost).await;
+    world.until_consumed().await;
+    world.command(1, CommandAction::SetConflicting { txid: lost.txid }).await;
+    for sequence in 5..=6 {
+        world.mine(sequence, &[]).await;
+    }
+    until("the pruning", async || is_pruned(&world, &lost).await).await;
+    let found = meta().await;
+    assert!(found.replay_floor.chain > 0 && found.reorg_floor == 104, "{found:?}");
+    world.until_consumed().await;
+    running.stop().await;
+    world.check("floors").await;
+}
+
 /// One transaction is conflicting and the other spent by a mined one, and both are due; but the change of an authority
 /// is kept.
 #[tokio::test(start_paused = true)]
@@ -455,7 +567,13 @@ async fn a_group_with_offsets_below_the_floor_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_reorg_below_the_reorg_floor_halts_the_chain() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let blocks = chain_of(4);
+    let seed = world.seed(1, 1).await;
+    let spent = spend(&[seed.coin(0)], 1, 1);
+    let spender = spend(&[spent.coin(0)], 1, 2);
+    for made in [&spent, &spender] {
+        world.validate(made).await;
+    }
+    let blocks = chain_of_listing(4, &[&spent, &spender]);
     for (block, sequence) in blocks.iter().zip(1..) {
         world.bring(sequence, block).await;
     }
@@ -495,7 +613,12 @@ async fn the_reorg_floor_follows_the_actual_pruning() {
 
 /// Returns this number of blocks, from height 101.
 fn chain_of(count: u32) -> Vec<MadeBlock> {
-    let mut blocks = vec![MadeBlock::new(1, 101, &coinbase(1), &[])];
+    chain_of_listing(count, &[])
+}
+
+/// Returns such blocks, of which the first lists these transactions.
+fn chain_of_listing(count: u32, first: &[&Made]) -> Vec<MadeBlock> {
+    let mut blocks = vec![MadeBlock::new(1, 101, &coinbase(1), first)];
     for number in 2..=count {
         let next = blocks[blocks.len() - 1].followed_by(number, &coinbase(number), &[]);
         blocks.push(next);

@@ -239,25 +239,30 @@ impl engine::EngineDecorator for LateReads {
 }
 
 /// The outcome of the parent is read after the failed try of the child and before the child is parked. Protects: an
-/// outcome that is read too early for a parked child wakes the child all the same.
+/// outcome that is read too early for a parked child wakes the child all the same. A block waits meanwhile, so that no
+/// parent is proven missing: the last try after the proof would find the parent, too.
 #[tokio::test(start_paused = true)]
 async fn a_parent_named_before_its_child_is_parked_wakes_the_child() {
     let world = world_without_retries().await;
-    let seed = world.seed(1, 1).await;
+    let seed = world.seed(1, 2).await;
+    let listed = spend(&[seed.coin(1)], 1, 9);
     world.run_until_consumed().await;
     let chain = chain(seed.coin(0), 0, 2);
     let engine =
         Arc::new(LateReads { inner: world.store.engine.clone(), late: chain[1].txid, is_late: AtomicBool::new(false) });
     let late = World { nodes: Arc::new(FaultEngine::new(engine.clone(), 0)), ..world.clone() };
     let running = start_three(&late, World::start).await;
+    world.mine(1, &[&listed]).await;
     world.validate(&chain[1]).await;
     until(async || engine.is_late.load(Ordering::Relaxed)).await;
     assert_eq!(parked(&running), 0);
     world.validate(&chain[0]).await;
-    world.until_consumed().await;
-    assert!(is_live(&world, &chain[1]).await);
+    until(async || is_live(&world, &chain[1]).await).await;
     assert_eq!(tries(&running), (0, 0), "the child is never parked");
+    world.validate(&listed).await;
+    world.until_consumed().await;
     stop_all(running).await;
+    world.check("a parent named early").await;
 }
 
 /// The children of a coinbase are in three instances, of which one has the chain.

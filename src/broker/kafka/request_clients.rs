@@ -23,6 +23,10 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const ERROR_POLL_TIMEOUT: Duration = Duration::from_millis(20);
 /// Time to find the reason of a failed first request behind the queued log lines.
 const REASON_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for the log lines behind the reason.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Log lines that are written after a request at most.
+const MAX_LOG_LINES: usize = 10_000;
 
 type Admin = AdminClient<DefaultClientContext>;
 
@@ -111,19 +115,68 @@ impl RequestClients {
     }
 }
 
-/// Writes the queued log lines of a client that no loop polls.
+/// Writes the queued log lines of a client that no loop polls: at most [`MAX_LOG_LINES`], since librdkafka may log
+/// faster than the lines are written.
 pub(super) fn serve_log(client: &QueryClient) {
-    while client.poll(Duration::ZERO).is_some() {}
+    for _ in 0..MAX_LOG_LINES {
+        if client.poll(Duration::ZERO).is_none() {
+            return;
+        }
+    }
 }
 
 /// Serves the log lines and errors of a failed request until librdkafka has reported a reason, at most until `until`.
 ///
 /// Log lines precede the error in the queue. Under `debug` a loaded machine logs faster than one poll serves.
 fn serve_errors(client: &QueryClient, until: Instant) {
+    let poll = || client.poll(ERROR_POLL_TIMEOUT).is_some();
+    serve_until_reason(poll, || client.context().has_reason(), Instant::now, until);
+}
+
+/// Polls until there is a reason or the time is `until`, and then until no line is left, for [`DRAIN_TIMEOUT`] at most:
+/// a queue that is never empty ends no wait. `poll` returns whether it has served a line.
+fn serve_until_reason(
+    mut poll: impl FnMut() -> bool,
+    has_reason: impl Fn() -> bool,
+    mut now: impl FnMut() -> Instant,
+    until: Instant,
+) {
+    let mut drained_by = None;
     loop {
-        while client.poll(ERROR_POLL_TIMEOUT).is_some() {}
-        if client.context().has_reason() || Instant::now() >= until {
+        let has_served = poll();
+        let now = now();
+        if (has_reason() || now >= until) && (!has_served || now >= *drained_by.get_or_insert(now + DRAIN_TIMEOUT)) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Serves a log whose reason is line `reason`; a poll takes 1 ms. Returns the number of lines served.
+    fn serve(lines: u64, reason: u64, wait: Duration) -> u64 {
+        let (begun, served) = (Instant::now(), Cell::new(0));
+        let poll = || {
+            served.set(served.get() + 1);
+            served.get() <= lines
+        };
+        let now = || begun + Duration::from_millis(served.get());
+        serve_until_reason(poll, || served.get() >= reason, now, begun + wait);
+        served.get()
+    }
+
+    /// Protects: a log that is fuller than one poll, or never empty, neither hides the reason nor holds the request.
+    #[test]
+    fn a_full_log_is_served_until_the_reason_is_found() {
+        let drain = DRAIN_TIMEOUT.as_millis() as u64;
+        assert_eq!(serve(500, 400, REASON_TIMEOUT), 501, "the reason, and the lines behind it");
+        assert_eq!(serve(u64::MAX, 400, REASON_TIMEOUT), 400 + drain, "a log that is never empty");
+        assert_eq!(serve(u64::MAX, u64::MAX, REASON_TIMEOUT), 3_000 + drain, "no reason");
+        assert_eq!(serve(10, u64::MAX, REASON_TIMEOUT), 3_000, "the reason may still come");
+        assert_eq!(serve(10, u64::MAX, Duration::ZERO), 11, "the lines of a cluster that was known before");
     }
 }

@@ -56,13 +56,14 @@ fn fill_stub(stub: &Page, new: &Page) -> Page {
     page
 }
 
-/// Returns `new` with the stub's stamp, conflicting children, and marks of the slots that `new` has.
+/// Returns `new` with the stub's stamp, conflicting children, `preserveUntil`, and marks of the slots that `new` has.
 pub(super) fn copy_stub_marks(stub: &Page, new: &Page) -> Page {
     let mut page = new.clone();
     page.chain_pos = stub.chain_pos;
     page.contested.extend(stub.contested.iter().filter(|offset| slot(new, **offset).is_some()));
     if let (Some(master), Some(stub)) = (&mut page.master, &stub.master) {
         master.conflicting_children.clone_from(&stub.conflicting_children);
+        master.preserve_until = stub.preserve_until;
     }
     page
 }
@@ -87,6 +88,7 @@ mod tests {
             stub.delete_at_height = Some(500);
             stub.contested = [1, 2].into();
             master(&mut stub).conflicting_children.insert(txid(3));
+            master(&mut stub).preserve_until = Some(700);
             let mut record = record(stub);
             let state = TxState::Conflicting(verdict);
             let effect = on_master(&mut record, &create(contested(2, Verdict::Pending)));
@@ -96,7 +98,7 @@ mod tests {
             assert_eq!(page.contested, [1].into(), "only marks of existing slots");
             assert_eq!(page.utxos.as_ref().map(Vec::len), Some(2));
             let master = page.master.as_ref().unwrap();
-            assert_eq!(master.verdict, Some(verdict));
+            assert_eq!((master.verdict, master.preserve_until), (Some(verdict), Some(700)));
             assert!(master.body.is_some() && master.conflicting_children.contains(&txid(3)));
         }
     }

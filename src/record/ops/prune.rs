@@ -63,6 +63,8 @@ fn build_tombstone(page: &Page, height: u32, keep_until: Option<u32>) -> Page {
     master.body = old.body.clone().filter(|body| page.conflicting || matches!(body, Body::External(_)));
     if page.conflicting {
         master.created_at = old.created_at;
+        // A block may revive the transaction, and a rebuild, which prunes nothing, keeps the height.
+        master.preserve_until = old.preserve_until;
     }
     if master.body.is_some() {
         (tombstone.version, tombstone.lock_time) = (page.version, page.lock_time);
@@ -121,6 +123,7 @@ pub(super) fn forget_tombstone(record: &mut Option<Record>, height: u32) -> Resu
         master: page.master.as_ref().map(|old| {
             let mut master = Box::<crate::record::Master>::default();
             master.verdict = old.verdict;
+            master.preserve_until = old.preserve_until;
             // A block that revives the transaction revives every page.
             master.total_extra_recs = old.total_extra_recs;
             master

@@ -18,6 +18,7 @@ use crate::{
         second_chances::{publish_chances_after_lifting, publish_reconsider},
         settle::settle_transactions,
     },
+    store::into_page,
     tx::{Outpoint, Txid},
 };
 
@@ -109,6 +110,9 @@ impl<'a> CommandExecutor<'a> {
         let Some(holder) = self.read_holder(outpoint).await? else { return Ok(()) };
         if contest_holder(self.cx, Phase::Apply, holder.txid).await? == HolderState::Live {
             if !self.cx.applied_again {
+                if self.is_changed_later(outpoint).await? {
+                    return Err(SequencerError::Behind(self.cx.offset));
+                }
                 let holder = holder.txid;
                 let why = format_args!("cannot free the decided slot {outpoint}: its holder {holder} is live");
                 return Err(self.cx.halt(why));
@@ -122,6 +126,12 @@ impl<'a> CommandExecutor<'a> {
         let (key, offset) = self.cx.locate(outpoint);
         let settled = Sequenced::Settle(vec![HeldSlot { offset, holder }]);
         apply_to_slots(self.cx, vec![self.cx.row(Phase::Apply, key, settled)]).await.map(drop)
+    }
+
+    /// Returns whether a later event has changed the page of this slot: another sequencer is ahead.
+    async fn is_changed_later(&self, outpoint: Outpoint) -> Result<bool, SequencerError> {
+        let page = self.cx.read(vec![self.cx.locate(outpoint).0]).await?.into_iter().find_map(into_page);
+        Ok(page.is_some_and(|page| page.chain_pos > Some(self.cx.stamp(Phase::Apply))))
     }
 
     async fn read_holder(&self, outpoint: Outpoint) -> Result<Option<SpendingData>, SequencerError> {
@@ -197,5 +207,37 @@ impl<'a> CommandExecutor<'a> {
         let prune = |keep_until| Sequenced::Prune { height, keep_until };
         apply_to_every_extra_page(self.cx, &master, &prune(None)).await?;
         self.cx.apply_to_master(txid, prune(keep.map(|blocks| height.saturating_add(blocks)))).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        record::Stamp,
+        sequencer::{handler::Handler, state::ChainState, steps::DecisionMode, tests::parts},
+        store::testing,
+    };
+
+    /// The slot that a command was granted has a live holder. Protects: only a later event excuses the holder.
+    #[tokio::test(start_paused = true)]
+    async fn a_live_holder_halts_the_chain_unless_a_later_event_changed_the_slot() {
+        for (later, is_behind) in [(None, false), (Some(7), false), (Some(8), true)] {
+            let parts = parts().await;
+            let store = parts.store.clone();
+            let mut parent = testing::seeded(9, 1);
+            let outpoint = testing::outpoint(parent.txid, 0);
+            parent.chain_pos = later.map(|offset| Stamp::in_era(0, offset, Phase::Apply));
+            store.plant(parent).await;
+            store.accept(&testing::transaction(&[(outpoint, 1_000)], &[500])).await;
+            let handler = Handler::new(parts, ChainState::default());
+            let cx = handler.context(7, DecisionMode::Live);
+            let freezing = CommandExecutor::new(&cx).free_slot(outpoint).await;
+            match freezing.unwrap_err() {
+                SequencerError::Behind(7) => assert!(is_behind),
+                SequencerError::Halt(why) => assert!(!is_behind && why.contains("its holder"), "{why}"),
+                other => panic!("{other}"),
+            }
+        }
     }
 }

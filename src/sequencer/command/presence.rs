@@ -1,19 +1,31 @@
 //! Waits for the transaction of a command, until it is proven that no event before the command produced the
 //! transaction.
 //!
-//! The proof is that of a missing parent, over the one partition that can have the transaction's events. Chain events
-//! before the command are handled already. Over a store that can lose writes the proof covers every partition: an event
-//! whose writes a node lost comes again, and an output that is free meanwhile may be spent by it.
+//! An event that was produced before the command is in the log before the command is handled, so that its offset is
+//! below the end that its partition has then. Once every event below that end is completed, the transaction is there or
+//! does not come. The times of client and producers do not count.
+//!
+//! Over a store that can lose writes an event whose writes a node lost comes again, and an output that is free
+//! meanwhile may be spent by the event. The first command after the chain was acquired therefore waits for all
+//! partitions. Later commands need no such wait: a node that restarts since then ends the
+//! sequencer's hold of the chain.
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{sync::MutexGuard, time::Instant};
 
 use crate::{
     broker::{Broker, BrokerError, TopicPartition, partitioner::partition_of, retry::until_answered},
-    group::{commit_metadata::read_foreign_view, missing_parent::PartitionView},
+    group::{commit_metadata::read_foreign_view, missing_parent::txid_prefix},
     record::{CommandResult, Page, TxState},
-    sequencer::{SequencerError, SequencerParts, command::evaluate::refuse, context::HandlerContext},
+    sequencer::{
+        SequencerError,
+        command::{
+            evaluate::refuse,
+            shared_waits::{PartitionProgress, PartitionWait, SharedWaits, WaitLimits},
+        },
+        context::HandlerContext,
+    },
     tx::Txid,
 };
 
@@ -24,53 +36,8 @@ pub struct ValidatedSource {
     pub topic: Arc<str>,
     /// The consumer group of the pipelines.
     pub group: String,
-    /// `ingest.missing_parent_grace_ms`: events of one time are read within this time.
+    /// `ingest.missing_parent_grace_ms`: an event that is read and waits is waited for during this time.
     pub grace: Duration,
-}
-
-/// The progress of the partitions that a command waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum ReadProgress {
-    /// Some message that is older than the command may not have been read.
-    NotRead,
-    /// All older messages are read, and some are not completed.
-    Read,
-    /// All older messages are read and completed.
-    Finished,
-}
-
-impl ReadProgress {
-    /// Classifies one partition by its view, for messages produced until `published_ms`; `past_ms` is that time plus
-    /// the grace.
-    fn from_view(view: &PartitionView, published_ms: i64, past_ms: i64) -> Self {
-        let read = view.at_end || view.over_limit || view.read_timestamp_ms > past_ms;
-        let finished = view.oldest_unfinished.is_none_or(|(timestamp_ms, _)| timestamp_ms > published_ms);
-        match (read, finished) {
-            // A partition at its limit is not read further, so messages after the limit are unknown.
-            (true, true) if !view.over_limit => ReadProgress::Finished,
-            (true, _) => ReadProgress::Read,
-            (false, _) => ReadProgress::NotRead,
-        }
-    }
-}
-
-/// The waits for an absent transaction, with their beginnings.
-struct Absence {
-    since: Instant,
-    read_since: Option<Instant>,
-}
-
-impl Absence {
-    /// Returns whether the wait is over. The transaction's own event may wait for a chain event after the command, or
-    /// its partition may be halted: neither may stop the chain.
-    fn is_given_up(&mut self, reached: ReadProgress, parts: &SequencerParts) -> bool {
-        let now = Instant::now();
-        match reached {
-            ReadProgress::Finished => true,
-            ReadProgress::Read => now - *self.read_since.get_or_insert(now) >= parts.validated.grace,
-            ReadProgress::NotRead => now - self.since >= parts.settings.block_wait,
-        }
-    }
 }
 
 /// Waits for the transaction that a command names. Returns its master, or the refusal `TX_NOT_FOUND` when the wait
@@ -78,45 +45,65 @@ impl Absence {
 pub async fn wait_for_transaction(
     cx: &HandlerContext<'_>,
     txid: Txid,
-    published_ms: i64,
 ) -> Result<Result<Arc<Page>, CommandResult>, SequencerError> {
     let mut waiting = cx.start_wait("the transaction of a command");
-    let mut absence = Absence { since: Instant::now(), read_since: None };
-    let mut given_up = false;
+    let waits = || async { cx.command_waits.lock().await };
+    let can_be_lost = cx.parts.nodes.can_lose_writes() && !waits().await.is_past_restart;
+    let mut is_over = false;
     loop {
         if let Some(page) = cx.master(txid).await? {
             if let TxState::Pruned(height) = page.state() {
                 return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} was pruned at height {height}"))));
             }
-            if page.utxos.is_some() && (given_up || !cx.parts.nodes.can_lose_writes()) {
+            if page.utxos.is_some() && (is_over || !can_be_lost) {
                 return Ok(Ok(page));
             }
         }
         // The transaction may have appeared between the last read and the proof, so it is read once more after the
         // proof.
-        if given_up {
+        if is_over {
             return Ok(Err(refuse("TX_NOT_FOUND", format!("{txid} did not exist when the command was handled"))));
         }
-        let reached = cx.wait_for("the log", until_answered(|| read_progress(cx.parts, txid, published_ms))).await?;
-        given_up = absence.is_given_up(reached, cx.parts);
-        if !given_up {
+        let look = || async { look(cx, waits().await, txid, can_be_lost).await };
+        is_over = cx.wait_for("the log", until_answered(look)).await?;
+        if !is_over {
             waiting.pause_for(&txid.to_string()).await;
         }
     }
 }
 
-async fn read_progress(parts: &SequencerParts, txid: Txid, published_ms: i64) -> Result<ReadProgress, BrokerError> {
-    let ValidatedSource { topic, group, grace } = &parts.validated;
-    let broker: &dyn Broker = parts.broker.as_ref();
+/// Looks at the partitions that the command waits for: all of them, or the one of its transaction. Returns whether
+/// none of them is waited for any more.
+async fn look(
+    cx: &HandlerContext<'_>,
+    mut waits: MutexGuard<'_, SharedWaits>,
+    txid: Txid,
+    of_all: bool,
+) -> Result<bool, BrokerError> {
+    let ValidatedSource { topic, group, grace } = &cx.parts.validated;
+    let limits = WaitLimits { unread: cx.parts.settings.block_wait, read: *grace };
+    let broker: &dyn Broker = cx.parts.broker.as_ref();
     let count = broker.partitions(topic).await?.unwrap_or(0);
     let own = partition_of(&txid.0, count);
-    let needed = (0..count).filter(|number| parts.nodes.can_lose_writes() || Some(*number) == own);
+    let needed = (0..count).filter(|number| of_all || Some(*number) == own);
     let partitions: Vec<_> = needed.map(|partition| TopicPartition { topic: topic.clone(), partition }).collect();
-    let past = published_ms.saturating_add(grace.as_millis() as i64);
-    let mut least = ReadProgress::Finished;
-    for (partition, committed) in partitions.iter().zip(broker.committed(group, &partitions).await?) {
-        let view = read_foreign_view(broker, partition, committed).await?;
-        least = least.min(ReadProgress::from_view(&view, published_ms, past));
+    for partition in &partitions {
+        if !waits.covers(partition.partition, cx.offset) {
+            // The end of the chain is read first: the transactions of all commands below were produced before.
+            let chain = TopicPartition { topic: cx.parts.topics.chain.as_str().into(), partition: 0 };
+            let (_, commands_below) = broker.watermarks(&chain).await?;
+            let (_, end) = broker.watermarks(partition).await?;
+            waits.begin(partition.partition, PartitionWait::new(commands_below, end, Instant::now()));
+        }
     }
-    Ok(least)
+    let mut is_over = true;
+    for (partition, committed) in partitions.iter().zip(broker.committed(group, &partitions).await?) {
+        let completed = committed.as_ref().map_or(0, |committed| committed.offset);
+        let view = read_foreign_view(broker, partition, committed).await?;
+        let progress = PartitionProgress { completed, position: view.position, is_over_limit: view.over_limit };
+        let is_known = !of_all && view.has_no_unfinished_event_of(txid_prefix(&txid));
+        is_over &= waits.observe(partition.partition, progress, is_known, limits, Instant::now());
+    }
+    waits.is_past_restart |= of_all && is_over;
+    Ok(is_over)
 }

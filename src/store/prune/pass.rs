@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tokio::time::Instant;
 
 use crate::{
-    engine::Index,
+    engine::{EngineError, Index},
     record::{Body, Key, Page},
     store::{StateStore, restart_detector::RestartDetector},
     tx::Txid,
@@ -71,6 +71,11 @@ impl PrunePass {
             expired: Vec::new(),
             seen: BTreeSet::new(),
         }
+    }
+
+    /// Returns whether the index has a key that is due at this height.
+    pub async fn has_due(store: &StateStore, height: u32) -> Result<bool, EngineError> {
+        Ok(!store.query(Index::DeleteAtHeight, 0, height.into(), 1).await?.is_empty())
     }
 
     /// Height at which transactions are due.

@@ -51,7 +51,10 @@ impl Replay<'_> {
             Ok(Event::BlockMined(mined)) => self.forgetful_block(logged, &mined),
             Ok(Event::Contest(contest)) => self.forgetful_contest(&contest),
             Ok(Event::Command(command)) => match command.action {
-                CommandAction::Reconsider { txid } => drop(self.forgetful_verdicts(txid)),
+                CommandAction::Reconsider { txid } => {
+                    let decided = self.forgetful_verdicts(txid);
+                    self.expect_unchanged(command.id, txid, decided.as_ref());
+                }
                 _ => self.forgetful_command(&command),
             },
             Ok(Event::Reorg(reorg)) => self.forgetful_reorg(logged, &reorg),

@@ -11,7 +11,8 @@ use utxo_store::{
         CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput,
         OutcomeChange, OutcomeKind,
     },
-    record::Reason,
+    record::{CommandResult, Reason},
+    sequencer::is_second_chance,
     tx::{Outpoint, Txid},
 };
 
@@ -261,7 +262,8 @@ impl<'l> Replay<'l> {
             Ok(Event::Command(command)) => match command.action {
                 CommandAction::Reconsider { txid } => {
                     self.reconsidered.insert(txid, self.offset);
-                    self.decide_on(txid, VerdictTrigger::Reconsider, None);
+                    let decided = self.decide_on(txid, VerdictTrigger::Reconsider, None);
+                    self.expect_unchanged(command.id, txid, decided.as_ref());
                     self.expect_closed();
                 }
                 _ => self.apply_command(logged, &command),
@@ -275,6 +277,15 @@ impl<'l> Replay<'l> {
         if self.next_step < count {
             let left: Vec<_> = self.decisions[&self.offset][self.next_step..].to_vec();
             self.complain(format!("has decisions that no event asks for: {left:?}"));
+        }
+    }
+
+    /// Expects the outcome of a client's `Reconsider` that is passed over.
+    pub fn expect_unchanged(&mut self, id: [u8; 16], txid: Txid, decided: Option<&DecisionBody>) {
+        if let Some(DecisionBody::PassedOver { .. }) = decided
+            && !is_second_chance(&id, &txid)
+        {
+            self.expect_outcome(txid, OutcomeKind::Command { id, result: CommandResult::AlreadyApplied });
         }
     }
 
