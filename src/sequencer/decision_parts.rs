@@ -47,9 +47,9 @@ pub fn split(body: &DecisionBody, limit: usize) -> Vec<DecisionBody> {
 
 /// Returns the first decision of these records with its parts joined, and the number of records up to its end, void
 /// parts before it included.
-pub fn join_next(records: &[DecisionBody]) -> Option<(DecisionBody, u32)> {
+pub fn join_next<'a>(records: impl IntoIterator<Item = &'a DecisionBody>) -> Option<(DecisionBody, u32)> {
     let mut joined = None;
-    for (record, taken) in records.iter().zip(1..) {
+    for (record, taken) in records.into_iter().zip(1..) {
         let DecisionBody::AcceptedPart { whole, part, parts, .. } = record else {
             return Some((record.clone(), taken));
         };

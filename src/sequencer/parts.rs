@@ -53,6 +53,8 @@ pub struct SequencerSettings {
     pub block_wait: Duration,
     /// Descendants that one decision names at most.
     pub descendants_per_decision: usize,
+    /// Limits of the memory that one verdict takes.
+    pub verdict_memory: VerdictMemory,
     /// Events that a window has at most; 0: each event is handled alone.
     pub window_events: usize,
     /// Time between two commits of the chain offset.
@@ -63,6 +65,21 @@ pub struct SequencerSettings {
     pub prune: Option<PruneTask>,
     /// Recovery of half-created transactions in the background; `None`: none.
     pub recovery: Option<RecoveryTask>,
+}
+
+/// Limits of the memory that one verdict takes, besides a fingerprint of each descendant.
+#[derive(Debug, Clone, Copy)]
+pub struct VerdictMemory {
+    /// Estimated bytes of decided descendants. Further ones are read again from the decisions topic.
+    pub chunk_bytes: usize,
+    /// Settled slots. The second chances of these slots are published before further ones are settled.
+    pub settled_slots: usize,
+}
+
+impl Default for VerdictMemory {
+    fn default() -> Self {
+        VerdictMemory { chunk_bytes: 4 << 20, settled_slots: 65_536 }
+    }
 }
 
 /// The services and settings that the sequencer is made of.

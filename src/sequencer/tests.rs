@@ -73,6 +73,7 @@ pub(super) async fn parts() -> SequencerParts {
             recovery: None,
             block_wait: Duration::from_secs(10),
             descendants_per_decision: 2,
+            verdict_memory: VerdictMemory { chunk_bytes: 0, settled_slots: 1 },
             window_events: 256,
             commit_interval: Duration::from_millis(100),
             mined_outcomes: true,
