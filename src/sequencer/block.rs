@@ -3,6 +3,7 @@
 
 mod accept;
 mod coinbase;
+mod losers;
 mod mined;
 mod record;
 mod repeated_coinbase;

@@ -34,6 +34,7 @@ mod parts;
 pub mod progress;
 mod prune;
 pub(crate) mod reader_cache;
+mod record_cache;
 mod recovery;
 mod reorg;
 mod respend;

@@ -9,7 +9,11 @@ use crate::{
     liveness::LoopMonitor,
     replay::LastVerdicts,
     sequencer::{
-        command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, speculation::Speculation,
+        command::ValidatedSource,
+        prune::PruneTask,
+        record_cache::{CachedEngine, RecordCache},
+        recovery::RecoveryTask,
+        speculation::Speculation,
         waiting::ReportedWait,
     },
     status::{Health, health::Workload},
@@ -121,9 +125,20 @@ pub struct SequencerParts {
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.
     pub speculation: Option<Arc<Speculation>>,
+    /// Records that the store of these parts reads from memory; a wait clears the cache.
+    pub record_cache: Option<Arc<RecordCache>>,
 }
 
 impl SequencerParts {
+    /// Returns the same parts with a cache in front of the store.
+    pub(super) fn with_record_cache(&self) -> (Self, Arc<RecordCache>) {
+        let cache = Arc::new(RecordCache::default());
+        let mut store = self.store.clone();
+        store.engine = Arc::new(CachedEngine { inner: store.engine.clone(), cache: cache.clone() });
+        let creator = self.creator.with_store(store.clone());
+        (SequencerParts { store, creator, record_cache: Some(cache.clone()), ..self.clone() }, cache)
+    }
+
     /// Records that the worker with these parts is not stalled. Does nothing without a monitor.
     pub(super) fn beat(&self) {
         if let Some(monitor) = &self.monitor {

@@ -62,6 +62,7 @@ pub(super) async fn parts() -> SequencerParts {
         verdicts: Arc::default(),
         monitor: None,
         speculation: None,
+        record_cache: None,
         producer: broker.producer().await.unwrap(),
         broker: Arc::new(broker),
         store,
