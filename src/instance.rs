@@ -349,5 +349,6 @@ fn sequencer_parts(
         verdicts: Arc::default(),
         monitor: None,
         speculation: None,
+        record_cache: None,
     }
 }

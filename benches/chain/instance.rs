@@ -29,6 +29,8 @@ pub const TXS: &str = "utxo.validated-txs";
 pub const BLOCKS: &str = "utxo.block-mined";
 pub const REORGS: &str = "utxo.reorgs";
 const CHAIN: &str = "utxo.chain";
+const DECISIONS: &str = "utxo.decisions";
+const OUTCOMES: &str = "utxo.outcomes";
 pub const PARTITIONS: i32 = 4;
 
 /// An instance with the settings of `deploy/utxo-store.toml`, except pruning.
@@ -47,8 +49,8 @@ impl Instance {
     pub async fn start(engine: Arc<dyn RecordEngine>, objects: &Path, partitions: i32) -> Self {
         let broker = MemoryBroker::new(MemorySettings::new(Clock::System));
         let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: Vec::new() };
-        let singles = [BLOCKS, REORGS, CHAIN, "utxo.decisions"].map(|name| new(name, 1));
-        let many = [TXS, "utxo.outcomes", "utxo.dead-letters"].map(|name| new(name, partitions));
+        let singles = [BLOCKS, REORGS, CHAIN, DECISIONS].map(|name| new(name, 1));
+        let many = [TXS, OUTCOMES, "utxo.dead-letters"].map(|name| new(name, partitions));
         broker.create_topics(&[&singles[..], &many].concat()).await.expect("they are new");
         let files = LocalFileSystem::new_with_prefix(objects).expect("the directory is there");
         let objects = Objects::new(Arc::new(files), &BlobOptions::default());
@@ -123,6 +125,34 @@ impl Instance {
             assert_eq!(self.metrics.chain_halted.get(), 0, "the chain is halted");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Drops published outcomes from the log, from now until the task is aborted. Every instance has read them by then.
+    pub fn drop_outcomes(&self) -> JoinHandle<()> {
+        let broker = self.broker.clone();
+        tokio::spawn(async move {
+            loop {
+                for partition in 0..PARTITIONS {
+                    let outcomes = TopicPartition { topic: OUTCOMES.into(), partition };
+                    let (_, end) = broker.watermarks(&outcomes).await.expect("the log is in memory");
+                    broker.truncate(&outcomes, end.saturating_sub(1_000)).expect("the topic is there");
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+    }
+
+    /// Bytes of all decisions in the log.
+    pub async fn decision_bytes(&self) -> usize {
+        let decisions = TopicPartition { topic: DECISIONS.into(), partition: 0 };
+        let (start, end) = self.broker.watermarks(&decisions).await.expect("the log is in memory");
+        let mut reader = self.broker.read(&decisions, start).await.expect("the topic is there");
+        let mut bytes = 0;
+        while reader.position() < end {
+            let messages = reader.next(Duration::from_millis(100)).await.expect("the log is in memory");
+            bytes += messages.iter().map(|message| message.bytes()).sum::<usize>();
+        }
+        bytes
     }
 
     pub async fn chain_length(&self) -> u64 {

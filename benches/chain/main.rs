@@ -6,6 +6,7 @@
 mod events;
 mod instance;
 mod links;
+mod losers;
 #[path = "../macro/measure.rs"]
 mod measure;
 mod prune;
@@ -50,8 +51,19 @@ use utxo_store::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const RULES: Rules = Rules::main(288);
-const CASES: [&str; 10] =
-    ["mined", "object", "reorg", "contests", "payments", "payments-1", "payments-10", "cone", "prune", "links"];
+const CASES: [&str; 11] = [
+    "mined",
+    "object",
+    "reorg",
+    "contests",
+    "payments",
+    "payments-1",
+    "payments-10",
+    "cone",
+    "losers",
+    "prune",
+    "links",
+];
 const ENGINES: [&str; 3] = ["memory", "fjall", "aerospike"];
 const CHILD: &str = "--case";
 /// Number of blocks in the cases `mined` and `reorg`.
@@ -114,6 +126,7 @@ async fn run(case: &str, engine: &str) {
         "payments-10" => run_payments(&name, &instance, 10).await,
         "prune" => prune::prune(&name, &instance).await,
         "links" => links::run_links(&name, &instance).await,
+        "losers" => losers::run_losers(&name, &instance).await,
         _ => run_descendants(&name, &instance).await,
     }
     instance.stop().await;
@@ -286,25 +299,31 @@ async fn run_payments(name: &str, instance: &Instance, percent: u64) {
 /// Handles a block with the rival of a transaction that has `count` descendants, itself included.
 async fn run_descendants(name: &str, instance: &Instance) {
     let count = env_number("CHAIN_CONE", 1_000_000);
+    let outputs = env_number("CHAIN_CONE_OUTPUTS", 2) as u32;
     let root = create_coins(instance, 0, 1).await[0];
     let mut made = 1;
-    let mut level = vec![MadeTx::spending(root, 2, 0)];
+    let mut level = vec![MadeTx::spending(root, outputs, 0)];
     while !level.is_empty() {
         for made in level.chunks(MESSAGES_PER_CALL) {
             instance.publish(TXS, made.iter().map(MadeTx::event).collect()).await;
         }
         let coins = level.iter().flat_map(|made| made.coins.iter().copied());
-        let next: Vec<MadeTx> = coins.take((count - made) as usize).map(|coin| MadeTx::spending(coin, 2, 0)).collect();
+        let child = |coin| MadeTx::spending(coin, outputs, 0);
+        let next: Vec<MadeTx> = coins.take((count - made) as usize).map(child).collect();
         made += next.len() as u64;
         level = next;
     }
     instance.wait_until_completed(Completion::Live, count).await;
-    let rival = MadeTx::spending(root, 2, 1);
+    let rival = MadeTx::spending(root, outputs, 1);
     instance.publish(TXS, vec![rival.event()]).await;
     instance.wait_until_handled(1).await;
     let block = MadeBlock::new(1, HEIGHT, None, &[rival.txid]);
+    // The log in memory is not a part of the program.
+    let outcomes = instance.drop_outcomes();
     let measured = Measured::begin();
     instance.publish(BLOCKS, vec![block.mined(1)]).await;
     instance.wait_until_handled(2).await;
     measured.print(name, count);
+    outcomes.abort();
+    println!("  decisions in the log in memory: {} MiB", instance.decision_bytes().await >> 20);
 }

@@ -12,7 +12,7 @@ use crate::{
     instance::InstanceSettings,
     preflight::message_size::MessageLimits,
     record::Rules,
-    sequencer::{PruneTask, RecoveryTask, SequencerSettings, SequencerTopics},
+    sequencer::{PruneTask, RecoveryTask, SequencerSettings, SequencerTopics, VerdictMemory},
     store::{StoreSettings, prune::PruneSettings},
     telemetry::Metrics,
 };
@@ -123,6 +123,7 @@ pub fn instance_settings(config: &Config) -> InstanceSettings {
         sequencer: SequencerSettings {
             block_wait: ms(config.sequencer.block_wait_ms),
             descendants_per_decision: config.sequencer.descendants_per_decision as usize,
+            verdict_memory: VerdictMemory::default(),
             window_events: 256,
             commit_interval: ms(config.ingest.commit_interval_ms),
             prune: config.prune.enabled.then(|| prune_task(config)),

@@ -4,6 +4,7 @@
 mod accept;
 mod coinbase;
 mod lift;
+mod losers;
 mod mined;
 mod record;
 mod repeated_coinbase;

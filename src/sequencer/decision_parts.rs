@@ -48,9 +48,9 @@ pub fn split(body: &DecisionBody, limit: usize) -> Vec<DecisionBody> {
 /// Returns the first decision of these records with its parts joined, and the number of records up to its end, void
 /// parts before it included. An operator's `Lifted` is no step of the sequencer: it is passed over, and voids the parts
 /// before it.
-pub fn join_next(records: &[DecisionBody]) -> Option<(DecisionBody, u32)> {
+pub fn join_next<'a>(records: impl IntoIterator<Item = &'a DecisionBody>) -> Option<(DecisionBody, u32)> {
     let mut joined = None;
-    for (record, taken) in records.iter().zip(1..) {
+    for (record, taken) in records.into_iter().zip(1..) {
         if let DecisionBody::Lifted { .. } = record {
             joined = None;
             continue;

@@ -17,30 +17,45 @@ use crate::{
     engine::EngineError,
     event::{DecidedEvent, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput},
     sequencer::{
-        SequencerParts, decision_parts,
+        SequencerParts,
+        decided_chunks::{KeptChunks, StepRecord},
+        decision_parts,
+        reader_cache::ReaderCache,
         waiting::{DECISIONS, report_wait},
     },
     store::meta::read_topic_id,
 };
 
 /// The decisions by chain offset. Pure: messages are added in the order of the topic.
+///
+/// The table of a sequencer leaves chunks of descendants in the topic. Every other table has all decisions.
 #[derive(Debug, Default)]
 pub struct DecisionTable {
-    by_offset: BTreeMap<u64, EventSteps>,
+    pub(super) by_offset: BTreeMap<u64, EventSteps>,
+    pub(super) kept: KeptChunks,
     /// All events below this chain offset are handled: later records for them (repeats, or of a former owner) do not
     /// count.
     floor: u64,
 }
 
 #[derive(Debug)]
-struct EventSteps {
+pub(super) struct EventSteps {
     first_seen_at: u64,
-    steps: Vec<DecisionBody>,
+    pub(super) steps: Vec<StepRecord>,
 }
 
 impl EventSteps {
     fn from_position(first_seen_at: u64) -> Self {
         EventSteps { first_seen_at, steps: Vec::new() }
+    }
+
+    fn push(&mut self, body: DecisionBody, at: u64) {
+        self.steps.push(StepRecord { body: Some(Box::new(body)), at });
+    }
+
+    /// Returns the contents from a step on, up to a chunk that is only in the topic.
+    pub(super) fn bodies_from(&self, step: u32) -> impl Iterator<Item = &DecisionBody> {
+        self.steps.iter().skip(step as usize).map_while(|record| record.body.as_deref())
     }
 }
 
@@ -56,12 +71,19 @@ pub enum BadDecision {
          step {expected} is next"
     )]
     Gap { at: u64, chain_offset: u64, found: u32, expected: u32 },
+    #[error("offset {at} of the decisions topic no longer has step {step} on chain offset {chain_offset}")]
+    Lost { at: u64, chain_offset: u64, step: u32 },
 }
 
 impl DecisionTable {
     /// Creates a table for a sequencer that continues at this chain offset.
     pub fn from_offset(floor: u64) -> Self {
-        DecisionTable { by_offset: BTreeMap::new(), floor }
+        DecisionTable { floor, ..DecisionTable::default() }
+    }
+
+    /// Leaves all but the newest chunks of descendants in the topic; those in memory have about `limit` bytes.
+    fn with_kept_bytes(self, limit: usize) -> Self {
+        DecisionTable { kept: KeptChunks::with_limit(limit), ..self }
     }
 
     /// Adds one message; repeats of a known step are ignored, and so is a void group.
@@ -78,25 +100,28 @@ impl DecisionTable {
         if chain_offset < self.floor {
             return Ok(());
         }
-        let steps = &mut self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(at)).steps;
-        let expected = steps.len() as u32;
+        let event = self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(at));
+        let expected = event.steps.len() as u32;
         if step > expected {
             return Err(BadDecision::Gap { at, chain_offset, found: step, expected });
         }
         if step == expected {
-            steps.push(body);
+            self.kept.add(chain_offset, step, &body);
+            event.push(body, at);
         }
+        self.drop_excess();
         Ok(())
     }
 
     /// Adds a decision that is not in the topic yet, as the next step of its event.
     fn stage(&mut self, chain_offset: u64, body: DecisionBody) {
-        self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(u64::MAX)).steps.push(body);
+        self.by_offset.entry(chain_offset).or_insert_with(|| EventSteps::from_position(u64::MAX)).push(body, u64::MAX);
     }
 
     /// Removes the decisions of an event that are not in the topic yet.
     fn unstage(&mut self, chain_offset: u64) -> Vec<DecisionBody> {
-        self.by_offset.remove(&chain_offset).map_or_else(Vec::new, |staged| staged.steps)
+        let staged = self.by_offset.remove(&chain_offset).map_or_else(Vec::new, |staged| staged.steps);
+        staged.into_iter().filter_map(|record| record.body).map(|body| *body).collect()
     }
 
     /// Returns whether the topic has any decision on the event.
@@ -104,23 +129,29 @@ impl DecisionTable {
         self.by_offset.contains_key(&chain_offset)
     }
 
-    /// Returns the record that counts for a step: a decision, or a part of one.
+    /// Returns the record that counts for a step: a decision, or a part of one. `None` also for a chunk of descendants
+    /// that is not in memory.
     pub fn get(&self, chain_offset: u64, step: u32) -> Option<&DecisionBody> {
-        self.by_offset.get(&chain_offset)?.steps.get(step as usize)
+        self.by_offset.get(&chain_offset)?.steps.get(step as usize)?.body.as_deref()
     }
 
-    /// Returns the next decision from `step` on, its parts joined, and the step after it.
+    /// Returns whether there is a decision from `step` on, also where it is not in memory.
+    pub fn has_next(&self, chain_offset: u64, step: u32) -> bool {
+        self.next_joined(chain_offset, step).is_some() || self.find_next_dropped(chain_offset, step).is_some()
+    }
+
+    /// Returns the next decision from `step` on, its parts joined, and the step after it. `None` also where that is a
+    /// chunk of descendants that is not in memory.
     pub fn next_joined(&self, chain_offset: u64, step: u32) -> Option<(DecisionBody, u32)> {
-        let steps = self.by_offset.get(&chain_offset)?.steps.get(step as usize..)?;
-        let (body, taken) = decision_parts::join_next(steps)?;
+        let (body, taken) = decision_parts::join_next(self.by_offset.get(&chain_offset)?.bodies_from(step))?;
         Some((body, step + taken))
     }
 
     /// Returns the outputs whose bars an operator has lifted for the event, at whichever steps.
     pub fn lifted_outputs(&self, chain_offset: u64) -> Vec<LiftedOutput> {
         let steps = self.by_offset.get(&chain_offset).map_or(&[][..], |decided| &decided.steps);
-        let lifted = steps.iter().filter_map(|body| match body {
-            DecisionBody::Lifted { outputs, .. } => Some(outputs),
+        let lifted = steps.iter().filter_map(|record| match record.body.as_deref() {
+            Some(DecisionBody::Lifted { outputs, .. }) => Some(outputs),
             _ => None,
         });
         lifted.flatten().cloned().collect()
@@ -161,6 +192,7 @@ impl DecisionTable {
     /// Drops the decisions below a handled chain offset.
     fn forget_below(&mut self, chain_offset: u64) {
         self.by_offset = self.by_offset.split_off(&chain_offset);
+        self.kept.forget_below(chain_offset);
         self.floor = self.floor.max(chain_offset);
     }
 
@@ -185,14 +217,16 @@ pub enum DecisionError {
 
 /// The decisions topic, with a reader and a producer.
 pub struct DecisionLog {
-    table: DecisionTable,
-    broker: Arc<dyn Broker>,
-    partition: TopicPartition,
+    pub(super) table: DecisionTable,
+    pub(super) broker: Arc<dyn Broker>,
+    pub(super) partition: TopicPartition,
     reader: Box<dyn PartitionReader>,
     producer: Arc<dyn Producer>,
-    parts: Option<SequencerParts>,
+    pub(super) parts: Option<SequencerParts>,
     /// True while decisions are staged: they are published together later.
     is_staging: bool,
+    /// Readers of chunks of descendants that are not in memory.
+    pub(super) rereaders: ReaderCache,
 }
 
 /// Reads the short id of a decisions topic: 16 hexadecimal digits of the hash of its first record. Empty where the
@@ -206,7 +240,8 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl DecisionLog {
-    /// Opens the topic and reads it from offset `from` to its end, for a sequencer that continues at `chain_offset`.
+    /// Opens the topic as [`open_with_limit`](Self::open_with_limit) does, with the default limit.
+    #[cfg(feature = "testkit")]
     pub async fn open(
         broker: Arc<dyn Broker>,
         producer: Arc<dyn Producer>,
@@ -214,10 +249,26 @@ impl DecisionLog {
         from: u64,
         chain_offset: u64,
     ) -> Result<Self, DecisionError> {
+        Self::open_with_limit(broker, producer, topic, from, chain_offset, super::VerdictMemory::default().chunk_bytes)
+            .await
+    }
+
+    /// Opens the topic and reads it from offset `from` to its end, for a sequencer that continues at `chain_offset`.
+    /// Chunks of descendants take about `chunk_bytes` of memory at most; the newest one is always in memory.
+    pub async fn open_with_limit(
+        broker: Arc<dyn Broker>,
+        producer: Arc<dyn Producer>,
+        topic: &str,
+        from: u64,
+        chain_offset: u64,
+        chunk_bytes: usize,
+    ) -> Result<Self, DecisionError> {
         let partition = TopicPartition { topic: topic.into(), partition: 0 };
         let reader = until_answered(|| broker.read(&partition, from)).await?;
-        let table = DecisionTable::from_offset(chain_offset);
-        let mut log = DecisionLog { table, broker, partition, reader, producer, parts: None, is_staging: false };
+        let table = DecisionTable::from_offset(chain_offset).with_kept_bytes(chunk_bytes);
+        let rereaders = ReaderCache::default();
+        let mut log =
+            DecisionLog { table, broker, partition, reader, producer, parts: None, is_staging: false, rereaders };
         log.catch_up().await?;
         Ok(log)
     }
@@ -270,22 +321,30 @@ impl DecisionLog {
         let position = self.reader.position();
         let Some(first) = events.first().map(|event| event.chain_offset) else { return Ok(false) };
         let group = DecisionGroup { position, events };
-        match self.produce_and_read_back(first, group.encode()).await {
-            Ok(()) => {}
+        let at = match self.produce_and_read_back(first, group.encode()).await {
+            Ok(at) => at,
             Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
                 tracing::debug!(events = group.events.len(), %error, "decisions: group too large for a message");
                 return Ok(false);
             }
             Err(error) => return Err(error),
-        }
+        };
+        let is_same = |(record, body): (&StepRecord, &DecisionBody)| match &record.body {
+            Some(known) => **known == *body,
+            // A chunk of this very group, which is at the offset that the group expects.
+            None => (record.at, position) == (at, at),
+        };
         let counts = |event: &DecidedEvent| {
-            self.table.by_offset.get(&event.chain_offset).is_some_and(|known| known.steps == event.bodies)
+            let known = self.table.by_offset.get(&event.chain_offset);
+            known.is_some_and(|EventSteps { steps, .. }| {
+                steps.len() == event.bodies.len() && steps.iter().zip(&event.bodies).all(is_same)
+            })
         };
         Ok(group.events.iter().all(counts))
     }
 
-    /// Produces a record and reads the topic up to the record.
-    async fn produce_and_read_back(&mut self, chain_offset: u64, payload: Vec<u8>) -> Result<(), DecisionError> {
+    /// Produces a record and reads the topic up to the record. Returns the offset of the record.
+    async fn produce_and_read_back(&mut self, chain_offset: u64, payload: Vec<u8>) -> Result<u64, DecisionError> {
         let message = OutgoingMessage {
             topic: self.partition.topic.to_string(),
             partition: Some(self.partition.partition),
@@ -294,7 +353,9 @@ impl DecisionLog {
             ..OutgoingMessage::default()
         };
         let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
-        self.read_up_to(delivered.iter().map(|delivered| delivered.offset + 1).max().unwrap_or(0)).await
+        let at = delivered.iter().map(|delivered| delivered.offset).max().unwrap_or(0);
+        self.read_up_to(at + 1).await?;
+        Ok(at)
     }
 
     /// Returns the decisions that have been read.
@@ -381,6 +442,10 @@ impl DecisionLog {
     /// `chain_offset` reads the topic.
     pub fn forget_handled(&mut self, chain_offset: u64) -> u64 {
         self.table.forget_below(chain_offset);
+        // In a rebuild later events have decisions, too, and their chunks follow in the topic.
+        if self.table.by_offset.is_empty() {
+            self.rereaders.close();
+        }
         self.table.find_first_position(chain_offset).unwrap_or_else(|| self.reader.position())
     }
 }

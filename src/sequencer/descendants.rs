@@ -1,25 +1,27 @@
 //! Marks the losers of one verdict and all their descendants conflicting.
 //!
-//! One verdict can have a million descendants. Memory holds their txids (some 50 bytes each) and their decisions; all
-//! other data is read again, one chunk at a time.
+//! One verdict can have millions of descendants. Memory holds a fingerprint of each txid (some 20 bytes) and the newest
+//! decisions; all other data is read again, one chunk at a time: the members of a chunk from the decisions topic.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use futures_util::future::BoxFuture;
 
 use crate::{
     engine::Row,
     event::{DecisionBody, Descendant},
-    record::{Key, Page, Phase, Reason, Sequenced, Slot},
+    record::{Key, Phase, Reason, Sequenced},
     sequencer::{
         SequencerError,
         claims::store_proven_claims,
         context::{BODIES_AT_ONCE, HandlerContext},
         holders::{HolderState, contest_holders, filter_live},
         lost_records::wait_for_bodies,
-        pages::{flag_extra_pages, for_each_page},
+        pages::flag_extra_pages,
         second_chances::publish_reconsider,
+        spender_search::SpenderSearch,
         steps::Steps,
+        txid_set::TxidSet,
     },
     tx::Txid,
 };
@@ -43,12 +45,13 @@ pub struct Descendants {
     /// between two steps.
     steps: Vec<u32>,
     /// The txids of all losers and descendants.
-    txids: BTreeSet<Txid>,
+    txids: TxidSet,
 }
 
 impl Descendants {
     fn from_losers(losers: Vec<LosingTx>, winner: Option<Txid>) -> Self {
-        let txids = losers.iter().map(|loser| loser.txid).collect();
+        let mut txids = TxidSet::default();
+        txids.extend(losers.iter().map(|loser| loser.txid));
         Descendants { losers, winner, steps: Vec::new(), txids }
     }
 
@@ -59,7 +62,7 @@ impl Descendants {
 
     /// Returns whether a transaction is a loser, a descendant or the winner. The winner may spend outputs of the
     /// losers.
-    fn is_member_or_winner(&self, txid: &Txid) -> bool {
+    pub fn is_member_or_winner(&self, txid: &Txid) -> bool {
         self.contains(txid) || self.winner == Some(*txid)
     }
 
@@ -68,22 +71,20 @@ impl Descendants {
         1 + self.steps.len()
     }
 
-    /// Returns the members of one of the [`chunks`](Self::chunks). A rebuild leaves out members that are live at its
+    /// Reads the members of one of the [`chunks`](Self::chunks). A rebuild leaves out members that are live at its
     /// frontier.
-    pub fn members(&self, cx: &HandlerContext<'_>, steps: &Steps<'_>, number: usize) -> Vec<LosingTx> {
-        let mut members = self.chunk(number, steps);
-        members.retain(|loser| !cx.is_live_at_frontier(&loser.txid));
-        members
-    }
-
-    fn chunk(&self, number: usize, steps: &Steps<'_>) -> Vec<LosingTx> {
-        match number.checked_sub(1) {
+    pub async fn members(
+        &self,
+        cx: &HandlerContext<'_>,
+        steps: &mut Steps<'_>,
+        number: usize,
+    ) -> Result<Vec<LosingTx>, SequencerError> {
+        let mut members = match number.checked_sub(1) {
             None => self.losers.clone(),
-            Some(number) => match self.steps.get(number).and_then(|step| steps.taken_record(*step)) {
-                Some(DecisionBody::Cone { members, .. }) => members.iter().map(LosingTx::by_parent).collect(),
-                _ => unreachable!("the step of a chunk of descendants holds another decision"),
-            },
-        }
+            Some(number) => steps.read_chunk(self.steps[number]).await?.iter().map(LosingTx::by_parent).collect(),
+        };
+        members.retain(|loser| !cx.is_live_at_frontier(&loser.txid));
+        Ok(members)
     }
 }
 
@@ -110,13 +111,19 @@ pub fn mark_descendants_conflicting<'a>(
     winner: Option<Txid>,
 ) -> BoxFuture<'a, Result<Descendants, SequencerError>> {
     Box::pin(async move {
-        let mut unread: VecDeque<Txid> = losers.iter().map(|loser| loser.txid).collect();
         let mut found: VecDeque<Descendant> = VecDeque::new();
+        let mut search = SpenderSearch::default();
         mark_conflicting(cx, height, &losers).await?;
         let mut descendants = Descendants::from_losers(losers, winner);
         loop {
-            let next_chunk = Box::pin(find_next_chunk(cx, height, &descendants, &mut unread, &mut found));
-            let body = steps.decide(next_chunk).await?;
+            let body = match steps.take_next().await? {
+                Some(body) => body,
+                None => {
+                    let next = find_next_chunk(cx, steps, &descendants, &mut search, &mut found);
+                    let members = Box::pin(next).await?;
+                    steps.write_ahead(DecisionBody::Cone { members, height }).await?
+                }
+            };
             let DecisionBody::Cone { members, .. } = body else {
                 return Err(cx.halt(format_args!("expected a decision on descendants, found {body:?}")));
             };
@@ -131,23 +138,21 @@ pub fn mark_descendants_conflicting<'a>(
             found.retain(|member| !descendants.is_member_or_winner(&member.txid));
             let chunk: Vec<LosingTx> = members.iter().map(LosingTx::by_parent).collect();
             mark_conflicting(cx, height, &chunk).await?;
-            unread.extend(chunk.iter().map(|loser| loser.txid));
         }
     })
 }
 
-/// Finds the next spenders of the marked transactions. An empty chunk means that all descendants are found.
-async fn find_next_chunk(
-    cx: &HandlerContext<'_>,
-    height: u32,
+/// Finds the members of the next chunk. No member means that all descendants are found.
+async fn find_next_chunk<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &mut Steps<'_>,
     descendants: &Descendants,
-    unread: &mut VecDeque<Txid>,
+    search: &mut SpenderSearch<'a>,
     found: &mut VecDeque<Descendant>,
-) -> Result<DecisionBody, SequencerError> {
+) -> Result<Vec<Descendant>, SequencerError> {
     let size = cx.parts.settings.descendants_per_decision.max(1);
-    while found.is_empty() && !unread.is_empty() {
-        let parents: Vec<Txid> = unread.drain(..unread.len().min(size)).collect();
-        let spenders = find_spenders(cx, &parents, descendants).await?;
+    while found.is_empty() && !search.is_at_end(descendants) {
+        let spenders = search.find_next(cx, steps, descendants, size).await?;
         // Contested before the decision: a spender without a record becomes a stub and cannot become live meanwhile.
         let holder_states = contest_holders(cx, Phase::Apply, spenders.keys().copied().collect()).await?;
         // A partial transaction spends nothing, so it is no descendant.
@@ -160,30 +165,7 @@ async fn find_next_chunk(
     }
     // Members stay in `found` until the chunk that names them counts: the published chunk may be cut short, or
     // another sequencer's chunk may count.
-    let members = found.iter().take(size).cloned().collect();
-    Ok(DecisionBody::Cone { members, height })
-}
-
-/// Returns the spenders of these transactions that are not known yet, each with one parent.
-async fn find_spenders(
-    cx: &HandlerContext<'_>,
-    txids: &[Txid],
-    descendants: &Descendants,
-) -> Result<BTreeMap<Txid, Txid>, SequencerError> {
-    let mut spenders = BTreeMap::new();
-    for txids in txids.chunks(BODIES_AT_ONCE) {
-        for master in cx.read_existing_masters(txids).await? {
-            let collect = |page: &Page| {
-                for spender in page.utxos.iter().flatten().filter_map(Slot::spender) {
-                    if !descendants.is_member_or_winner(&spender.txid) {
-                        spenders.entry(spender.txid).or_insert(page.txid);
-                    }
-                }
-            };
-            for_each_page(cx, &master, collect).await?;
-        }
-    }
-    Ok(spenders)
+    Ok(found.iter().take(size).cloned().collect())
 }
 
 async fn mark_conflicting(cx: &HandlerContext<'_>, height: u32, losers: &[LosingTx]) -> Result<(), SequencerError> {
@@ -219,7 +201,7 @@ async fn finish_descendants(
 ) -> Result<(), SequencerError> {
     let replaying = cx.is_replay();
     for number in 0..descendants.chunks() {
-        let members = descendants.members(cx, steps, number);
+        let members = descendants.members(cx, steps, number).await?;
         for members in members.chunks(BODIES_AT_ONCE) {
             let awaited = members.iter().filter(|loser| replaying || loser.was_live).map(|loser| loser.txid);
             wait_for_bodies(cx, &awaited.collect::<Vec<_>>()).await?;
@@ -232,9 +214,9 @@ async fn finish_descendants(
     if replaying {
         return Ok(());
     }
-    for number in 0..descendants.chunks() {
-        let txids: Vec<Txid> = descendants.members(cx, steps, number).iter().map(|loser| loser.txid).collect();
-        let spenders = find_spenders(cx, &txids, descendants).await?;
+    let mut search = SpenderSearch::default();
+    while !search.is_at_end(descendants) {
+        let spenders = search.find_next(cx, steps, descendants, BODIES_AT_ONCE).await?;
         let live = contest_holders(cx, Phase::Apply, spenders.into_keys().collect()).await?;
         publish_reconsider(cx, &filter_live(live)).await?;
     }

@@ -9,7 +9,11 @@ use crate::{
     liveness::LoopMonitor,
     replay::LastVerdicts,
     sequencer::{
-        command::ValidatedSource, prune::PruneTask, recovery::RecoveryTask, speculation::Speculation,
+        command::ValidatedSource,
+        prune::PruneTask,
+        record_cache::{CachedEngine, RecordCache},
+        recovery::RecoveryTask,
+        speculation::Speculation,
         waiting::ReportedWait,
     },
     status::{Health, health::Workload},
@@ -53,6 +57,8 @@ pub struct SequencerSettings {
     pub block_wait: Duration,
     /// Descendants that one decision names at most.
     pub descendants_per_decision: usize,
+    /// Limits of the memory that one verdict takes.
+    pub verdict_memory: VerdictMemory,
     /// Events that a window has at most; 0: each event is handled alone.
     pub window_events: usize,
     /// Time between two commits of the chain offset.
@@ -63,6 +69,21 @@ pub struct SequencerSettings {
     pub prune: Option<PruneTask>,
     /// Recovery of half-created transactions in the background; `None`: none.
     pub recovery: Option<RecoveryTask>,
+}
+
+/// Limits of the memory that one verdict takes, besides a fingerprint of each descendant.
+#[derive(Debug, Clone, Copy)]
+pub struct VerdictMemory {
+    /// Estimated bytes of decided descendants. Further ones are read again from the decisions topic.
+    pub chunk_bytes: usize,
+    /// Settled slots. The second chances of these slots are published before further ones are settled.
+    pub settled_slots: usize,
+}
+
+impl Default for VerdictMemory {
+    fn default() -> Self {
+        VerdictMemory { chunk_bytes: 4 << 20, settled_slots: 65_536 }
+    }
 }
 
 /// The services and settings that the sequencer is made of.
@@ -104,9 +125,20 @@ pub struct SequencerParts {
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.
     pub speculation: Option<Arc<Speculation>>,
+    /// Records that the store of these parts reads from memory; a wait clears the cache.
+    pub record_cache: Option<Arc<RecordCache>>,
 }
 
 impl SequencerParts {
+    /// Returns the same parts with a cache in front of the store.
+    pub(super) fn with_record_cache(&self) -> (Self, Arc<RecordCache>) {
+        let cache = Arc::new(RecordCache::default());
+        let mut store = self.store.clone();
+        store.engine = Arc::new(CachedEngine { inner: store.engine.clone(), cache: cache.clone() });
+        let creator = self.creator.with_store(store.clone());
+        (SequencerParts { store, creator, record_cache: Some(cache.clone()), ..self.clone() }, cache)
+    }
+
     /// Records that the worker with these parts is not stalled. Does nothing without a monitor.
     pub(super) fn beat(&self) {
         if let Some(monitor) = &self.monitor {

@@ -55,6 +55,11 @@ impl ReaderCache {
         ReaderCache { readers: VecDeque::new(), answer_timeout }
     }
 
+    /// Closes the readers, with the messages that they have fetched ahead.
+    pub(crate) fn close(&mut self) {
+        self.readers.clear();
+    }
+
     /// Reads the message at `offset`.
     ///
     /// # Errors

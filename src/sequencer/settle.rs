@@ -15,6 +15,7 @@ use crate::{
         descendants::Descendants,
         lost_records::create_missing_stubs,
         pages::{apply_to_slots, flag_extra_pages},
+        second_chances::publish_second_chances,
         steps::Steps,
         waiting::format_missing,
     },
@@ -26,8 +27,9 @@ const SETTLE_BATCH_SLOTS: usize = 10_000;
 
 /// Settles the slots of the losers and their descendants and lists each of them in `conflictingCs` of its parents.
 ///
-/// Returns the settled slots, except outputs of the members themselves, which nothing can spend. The result cannot
-/// say which slots this call has freed: a write whose reply was lost is done again.
+/// Returns settled slots for second chances, except outputs of the members themselves, which nothing can spend. The
+/// result cannot say which slots this call has freed: a write whose reply was lost is done again. Where there are many
+/// slots, the chances that the first ones give are published here.
 pub async fn settle_descendants(
     cx: &HandlerContext<'_>,
     steps: &mut Steps<'_>,
@@ -35,12 +37,16 @@ pub async fn settle_descendants(
 ) -> Result<BTreeSet<Outpoint>, SequencerError> {
     let mut settled = BTreeSet::new();
     for number in 0..descendants.chunks() {
-        let members = descendants.members(cx, steps, number);
+        let members = descendants.members(cx, steps, number).await?;
         for members in members.chunks(BODIES_AT_ONCE) {
             let txids: Vec<Txid> = members.iter().map(|loser| loser.txid).collect();
             let held = settle_transactions(cx, &cx.read_existing_masters(&txids).await?).await?;
             let outpoints = held.into_iter().map(|(outpoint, _)| outpoint);
             settled.extend(outpoints.filter(|outpoint| !descendants.contains(&outpoint.txid)));
+            if settled.len() >= cx.parts.settings.verdict_memory.settled_slots {
+                // A slot that a later member holds is settled later, and gives its chances then.
+                publish_second_chances(cx, &std::mem::take(&mut settled), None, descendants).await?;
+            }
         }
     }
     Ok(settled)

@@ -249,7 +249,8 @@ impl SpeculationState {
     }
 }
 
-fn estimate_bytes(record: &Record) -> usize {
+/// Estimates the memory that a record takes.
+pub fn estimate_bytes(record: &Record) -> usize {
     let page_bytes = |page: &Page| {
         let slots = page.utxos.as_ref().map_or(0, |slots| slots.len() * size_of::<Slot>());
         slots + page.body().map_or(0, |body| body.size() as usize)

@@ -5,7 +5,7 @@
 //! where it was, and a rebuild applies the decisions of the log without deciding anything.
 
 use crate::{
-    event::{DecisionBody, LiftedOutput},
+    event::{DecisionBody, Descendant, LiftedOutput},
     sequencer::{SequencerError, decisions::DecisionLog},
 };
 
@@ -35,15 +35,16 @@ impl<'a> Steps<'a> {
     }
 
     /// Takes the next decision, if the log has it already.
-    pub fn take_existing(&mut self) -> Option<DecisionBody> {
-        let (body, next) = self.log.table().next_joined(self.chain_offset, self.next)?;
+    async fn take_existing(&mut self) -> Result<Option<DecisionBody>, SequencerError> {
+        self.log.load_next(self.chain_offset, self.next).await?;
+        let Some((body, next)) = self.log.table().next_joined(self.chain_offset, self.next) else { return Ok(None) };
         self.next = next;
-        Some(body)
+        Ok(Some(body))
     }
 
     /// Returns whether the log has the next decision already.
     pub fn has_existing(&self) -> bool {
-        self.log.table().next_joined(self.chain_offset, self.next).is_some()
+        self.log.table().has_next(self.chain_offset, self.next)
     }
 
     /// Returns the outputs whose bars an operator has lifted for the event.
@@ -76,7 +77,8 @@ impl<'a> Steps<'a> {
         self.all_from_log && self.mode == DecisionMode::Live
     }
 
-    /// Takes the next decision, if the log has it already and `wanted` accepts it. A `Closed` before it is skipped.
+    /// Takes the next decision, if the log has it already and `wanted` accepts it. A `Closed` before it is skipped. A
+    /// chunk of descendants is never wanted here.
     pub fn take_existing_matching(&mut self, wanted: impl Fn(&DecisionBody) -> bool) -> Option<DecisionBody> {
         let mut from = self.next;
         loop {
@@ -104,9 +106,13 @@ impl<'a> Steps<'a> {
         self.next.checked_sub(1)
     }
 
-    /// Returns the record of a step that was taken.
-    pub fn taken_record(&self, step: u32) -> Option<&DecisionBody> {
-        self.log.table().get(self.chain_offset, step).filter(|_| step < self.next)
+    /// Returns the members of a chunk of descendants that was taken at this step.
+    pub async fn read_chunk(&mut self, step: u32) -> Result<Vec<Descendant>, SequencerError> {
+        self.log.load(self.chain_offset, step).await?;
+        match self.log.table().get(self.chain_offset, step).filter(|_| step < self.next) {
+            Some(DecisionBody::Cone { members, .. }) => Ok(members.clone()),
+            _ => unreachable!("the step of a chunk of descendants holds another decision"),
+        }
     }
 
     /// Returns whether any decision was taken.
@@ -119,8 +125,23 @@ impl<'a> Steps<'a> {
         &mut self,
         make: impl Future<Output = Result<DecisionBody, SequencerError>>,
     ) -> Result<DecisionBody, SequencerError> {
-        if let Some(body) = self.take_existing() {
-            return Ok(body);
+        match self.take_next().await? {
+            Some(body) => Ok(body),
+            None => {
+                let body = make.await?;
+                self.write_ahead(body).await
+            }
+        }
+    }
+
+    /// Takes the next decision, if the log has it already. `None`: the decision has to be made and
+    /// [written ahead](Self::write_ahead).
+    ///
+    /// # Errors
+    /// `Halt` in a rebuild, which makes no decision.
+    pub async fn take_next(&mut self) -> Result<Option<DecisionBody>, SequencerError> {
+        if let Some(body) = self.take_existing().await? {
+            return Ok(Some(body));
         }
         if self.mode == DecisionMode::Replay {
             return Err(SequencerError::Halt(format!(
@@ -129,7 +150,11 @@ impl<'a> Steps<'a> {
             )));
         }
         self.all_from_log = false;
-        let body = make.await?;
+        Ok(None)
+    }
+
+    /// Writes the next decision ahead, and returns the decision that counts.
+    pub async fn write_ahead(&mut self, body: DecisionBody) -> Result<DecisionBody, SequencerError> {
         if self.log.is_staging() {
             self.log.stage(self.chain_offset, body);
         } else {
@@ -137,7 +162,7 @@ impl<'a> Steps<'a> {
             Box::pin(self.publish(body)).await?;
         }
         // No whole decision: parts of another sequencer are in between. The event is handled again with all parts.
-        self.take_existing().ok_or(SequencerError::Behind(self.chain_offset))
+        self.take_existing().await?.ok_or(SequencerError::Behind(self.chain_offset))
     }
 
     /// Writes a decision ahead and reads it back.

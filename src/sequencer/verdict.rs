@@ -140,7 +140,7 @@ async fn publish_conflicting_outcomes(
     descendants: &Descendants,
 ) -> Result<(), SequencerError> {
     for number in 0..descendants.chunks() {
-        let members = descendants.members(cx, steps, number);
+        let members = descendants.members(cx, steps, number).await?;
         let outcome = |loser: &LosingTx| (loser.txid, OutcomeKind::Conflicting { reason: loser.reason });
         for members in members.chunks(OUTCOME_BATCH) {
             cx.publish_outcomes(members.iter().map(outcome).collect()).await?;

@@ -71,6 +71,9 @@ impl<'a> ReportedWait<'a> {
             self.report_long_wait(missing);
         }
         self.run_short(tokio::time::sleep(self.pause)).await;
+        if let Some(cache) = &self.parts.record_cache {
+            cache.clear();
+        }
         self.pause = (self.pause * 2).min(self.longest);
     }
 

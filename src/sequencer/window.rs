@@ -249,7 +249,8 @@ async fn read_ahead(
     read(slots.iter().filter_map(holder).collect()).await
 }
 
-fn master_of(key: &Key) -> Option<Key> {
+/// Returns the key of the master of a further page.
+pub fn master_of(key: &Key) -> Option<Key> {
     match key {
         Key::Page(txid, 1..) => Some(Key::master(*txid)),
         _ => None,
@@ -257,7 +258,7 @@ fn master_of(key: &Key) -> Option<Key> {
 }
 
 /// Returns the slots that an inline transaction spends, each with the key of its page and the offset there.
-fn list_inputs(parts: &SequencerParts, page: &Page) -> Vec<(Key, u32)> {
+pub fn list_inputs(parts: &SequencerParts, page: &Page) -> Vec<(Key, u32)> {
     let Some(Body::Transaction(bytes)) = page.body() else { return Vec::new() };
     let Ok(tx) = Transaction::parse(bytes) else { return Vec::new() };
     let place = |outpoint| {

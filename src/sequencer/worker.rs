@@ -86,12 +86,13 @@ impl ChainWorker {
 
     async fn work(&mut self, messages: mpsc::UnboundedReceiver<MessageBatch>) -> Result<(), SequencerError> {
         let parts = &self.handler.parts;
-        let opened = DecisionLog::open(
+        let opened = DecisionLog::open_with_limit(
             parts.broker.clone(),
             parts.producer.clone(),
             &parts.topics.decisions,
             self.handler.state.decisions_from,
             self.position,
+            parts.settings.verdict_memory.chunk_bytes,
         );
         let mut log = self.handler.parts.wait_for("the decisions", Box::pin(opened)).await?.with_parts(parts);
         // Another version of this program has recorded no tip.

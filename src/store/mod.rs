@@ -121,7 +121,8 @@ impl StateStore {
         !self.engine.loss_window().is_zero()
     }
 
-    /// Applies rows in batches; no two rows may depend on each other's order.
+    /// Applies rows in batches; no two rows may depend on each other's order. Rows on one record that follow each other
+    /// share a batch, however many: batches that are on their way at once would contend for the record.
     ///
     /// A row whose error may be retried is sent again until it has an outcome. A row that is too big is sent again with
     /// its body in the blob store. `outcome[i]` belongs to `rows[i]`.
@@ -144,8 +145,9 @@ impl StateStore {
         let externalize_body =
             |row: Row, too_big| Box::pin(async move { self.externalize_body(&row, too_big, |_| {}).await });
         let backoff = self.new_backoff(rows.first().map(|row| row.key));
-        self.retry_until_done(backoff, rows, |rows| async move { engine.apply(&rows).await }, externalize_body, report)
-            .await
+        let is_same_record: fn(&Row, &Row) -> bool = |row, next| row.key == next.key;
+        let apply = |rows: Vec<Row>| async move { engine.apply(&rows).await };
+        self.retry_until_done(backoff, rows, is_same_record, apply, externalize_body, report).await
     }
 
     /// Applies one row like [`apply`](Self::apply).
@@ -159,8 +161,8 @@ impl StateStore {
         let engine = &self.engine;
         let externalize_body = |_: Key, too_big| std::future::ready(Err(too_big));
         let backoff = self.new_backoff(keys.first().copied());
-        self.retry_until_done(backoff, keys, |keys| async move { engine.read(&keys).await }, externalize_body, |_| {})
-            .await
+        let read = |keys: Vec<Key>| async move { engine.read(&keys).await };
+        self.retry_until_done(backoff, keys, |_, _| false, read, externalize_body, |_| {}).await
     }
 
     /// Reads the masters of several transactions; `None` stands for an absent master.
@@ -210,6 +212,7 @@ impl StateStore {
         &self,
         mut backoff: Backoff,
         mut items: Vec<I>,
+        share_batch: fn(&I, &I) -> bool,
         send: impl Fn(Vec<I>) -> F,
         externalize_body: impl Fn(I, EngineError) -> L,
         mut report: impl FnMut(Option<&EngineError>) + Send,
@@ -223,7 +226,8 @@ impl StateStore {
         let mut pending: Vec<usize> = (0..items.len()).collect();
         while !pending.is_empty() {
             let (mut failed, mut too_big, mut has_failed) = (Vec::new(), Vec::new(), false);
-            let batches: Vec<&[usize]> = pending.chunks(self.settings.batch_size.max(1)).collect();
+            let share_batch = |one: usize, next: usize| share_batch(&items[one], &items[next]);
+            let batches = into_batches(&pending, self.settings.batch_size.max(1), share_batch);
             let mut unsent = batches.iter().map(|batch| {
                 let sent = send(batch.iter().map(|&index| items[index].clone()).collect());
                 async move { (*batch, sent.await) }
@@ -260,10 +264,67 @@ impl StateStore {
     }
 }
 
+/// Splits indexes into batches of `size`. A batch is longer where its last item shares a batch with the following ones.
+fn into_batches(mut indexes: &[usize], size: usize, share_batch: impl Fn(usize, usize) -> bool) -> Vec<&[usize]> {
+    let mut batches = Vec::new();
+    while !indexes.is_empty() {
+        let mut end = indexes.len().min(size);
+        while end < indexes.len() && share_batch(indexes[end - 1], indexes[end]) {
+            end += 1;
+        }
+        let (batch, rest) = indexes.split_at(end);
+        batches.push(batch);
+        indexes = rest;
+    }
+    batches
+}
+
 /// Returns the page of a record; `None` where the record is absent or of another kind.
 pub fn into_page(record: Option<Record>) -> Option<Arc<Page>> {
     match record {
         Some(Record::Page(page)) => Some(page),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        engine::{EngineDecorator, RowResult},
+        record::{Operation, Phase, Sequenced, Stamp},
+    };
+
+    /// Records the keys of each call.
+    struct RecordedCalls(Arc<dyn RecordEngine>, Mutex<Vec<Vec<Key>>>);
+
+    impl EngineDecorator for RecordedCalls {
+        fn inner(&self) -> &dyn RecordEngine {
+            self.0.as_ref()
+        }
+
+        async fn apply(&self, rows: &[Row]) -> Vec<RowResult> {
+            self.1.lock().unwrap().push(rows.iter().map(|row| row.key).collect());
+            self.0.apply(rows).await
+        }
+    }
+
+    /// Protects: children of one parent that become conflicting together do not contend for its record.
+    #[tokio::test]
+    async fn rows_on_one_record_share_a_batch() {
+        let store = testing::store(100);
+        let calls = Arc::new(RecordedCalls(store.engine.clone(), Mutex::default()));
+        let store = StateStore { engine: calls.clone(), ..store };
+        let row = |tag: u8| {
+            let operation = Operation::Sequenced(Stamp::in_era(0, 1, Phase::Apply), Sequenced::MarkContested);
+            Row { key: Key::master(Txid([tag; 32])), operation }
+        };
+        let rows = [1, 2, 3, 3, 3, 3, 3, 4, 5, 5].map(row);
+        assert_eq!(store.apply(rows.to_vec()).await.unwrap().len(), rows.len());
+        let mut sizes: Vec<usize> = calls.1.lock().unwrap().iter().map(Vec::len).collect();
+        sizes.sort_unstable();
+        assert_eq!((store.settings.batch_size, sizes), (3, vec![3, 7]));
     }
 }

@@ -34,8 +34,8 @@ use utxo_store::{
     instance::{self, InstanceError, InstanceParts, InstanceSettings},
     record::{Body, Page, Record, Rules},
     sequencer::{
-        PruneTask, RecoveryTask, SequencerSettings, SequencerTopics, chain_group, progress::CommittedProgress,
-        state::ChainState,
+        PruneTask, RecoveryTask, SequencerSettings, SequencerTopics, VerdictMemory, chain_group,
+        progress::CommittedProgress, state::ChainState,
     },
     status::Health,
     store::{
@@ -325,6 +325,8 @@ impl World {
                 }),
                 block_wait: Duration::from_secs(10),
                 descendants_per_decision,
+                // Each chunk but the newest is read again, in every history.
+                verdict_memory: VerdictMemory { chunk_bytes: 0, settled_slots: 1 },
                 window_events,
                 commit_interval: Duration::from_millis(100),
                 mined_outcomes: true,

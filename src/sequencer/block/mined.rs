@@ -9,6 +9,7 @@ use crate::{
         added_slots::{add_slots, read_and_add_slots},
         block::{
             accept::{accept_listed, are_parents_ready, restore_stub_slots, revive},
+            losers::ListedLosers,
             record::put_block,
         },
         context::{BODIES_AT_ONCE, HandlerContext},
@@ -123,11 +124,17 @@ impl<'a> MinedMarker<'a> {
             let mut left = Vec::new();
             let mut changed = false;
             let statuses = self.set_mined(&open).await?;
+            let has_lost = |(_, status): &(&ListedTx, &MinedStatus)| matches!(status, MinedStatus::Conflicting);
+            let losers = open.iter().zip(&statuses).filter(has_lost).map(|(listed, _)| listed.txid);
+            let mut losers = ListedLosers::new(cx, losers);
             for (listed, mined_status) in open.iter().zip(statuses) {
                 match mined_status {
                     MinedStatus::Mined => continue,
                     MinedStatus::Missing => {}
-                    MinedStatus::Conflicting => changed |= accept_listed(cx, steps, block, listed.txid, &open).await?,
+                    MinedStatus::Conflicting => {
+                        let cx = &losers.next_context().await?;
+                        changed |= accept_listed(cx, steps, block, listed.txid, &open).await?;
+                    }
                     MinedStatus::Pruned => {
                         // Boxed: rare, and else a part of every future here.
                         revive(cx, block, listed.txid).await?;

@@ -1,8 +1,9 @@
 //! `SetMined`: adds a block to a master that does not list the block yet. On the longest chain the master must be live,
 //! on a side chain it may have any state.
 //!
-//! Nearly every master has one page and no earlier block, so that the whole reply is known beforehand. Where the filter
-//! for that case refuses, a second request adds the block and reads the reply. Masters with conflicting children are
+//! Nearly every master has one page, no earlier block and no lock, so that the whole reply is known beforehand and one
+//! operation less is sent: the client parses an answer to each. Where the filter for that case refuses, a second request
+//! adds the block, removes the lock and reads the reply. Masters with conflicting children are
 //! left to the pure function, whose reply tells them.
 
 use aerospike::{
@@ -35,6 +36,8 @@ pub struct SetMinedTemplates {
     stamp: Template,
     /// Condition: no block lists the transaction, and it has one page.
     is_first_block: Template,
+    /// The same, and the transaction is not locked.
+    is_first_and_unlocked: Template,
     /// Condition: this block does not list the transaction yet. One hole: the block id.
     is_unlisted: Template,
     due: Option<ServerOperation>,
@@ -53,7 +56,8 @@ impl SetMinedTemplates {
         // A transaction that was validated before Genesis may lack slots.
         let genesis = int_val(rules.network.genesis_activation_height().into());
         let has_slots = or(vec![absent(names::UNMINED_SINCE), ge(int_bin(names::UNMINED_SINCE), genesis)]);
-        let none = eq(in_lists::size(ids(), &[]), int_val(0));
+        let first_block =
+            [eq(in_lists::size(ids(), &[]), int_val(0)), eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))];
         let listed = in_lists::get_by_value(ListReturnType::COUNT, hole(), ids(), &[]);
         SetMinedTemplates {
             on_side_chain: PackedConditions::new(&conditions[..2]),
@@ -61,7 +65,8 @@ impl SetMinedTemplates {
             since_genesis: PackedConditions::new(&[&conditions[..], &[has_slots]].concat()),
             genesis_height: rules.network.genesis_activation_height(),
             stamp: stamp_template(),
-            is_first_block: Template::new(&and(vec![none, eq(int_bin(names::TOTAL_EXTRA_RECS), int_val(0))])),
+            is_first_block: Template::new(&and(first_block.to_vec())),
+            is_first_and_unlocked: Template::new(&and([&first_block[..], &[unset(names::LOCKED)]].concat())),
             is_unlisted: Template::new(&eq(listed, int_val(0))),
             due: delete_at_height::write_when_due(rules.retention),
         }
@@ -80,12 +85,14 @@ impl SetMinedTemplates {
             true => &self.since_genesis,
             false => &self.on_side_chain,
         };
-        let mut filter = conditions.and(2, self.stamp.size() + self.is_unlisted.size().max(self.is_first_block.size()));
+        let (listing, listing_fill) = match answer {
+            AnswerForm::Blocks => (&self.is_unlisted, &[Fill::Int(mined_in.block_id.into())][..]),
+            _ if longest_chain => (&self.is_first_and_unlocked, &[][..]),
+            _ => (&self.is_first_block, &[][..]),
+        };
+        let mut filter = conditions.and(2, self.stamp.size() + listing.size());
         self.stamp.fill(&mut filter, &[Fill::Int(stamp)]);
-        match answer {
-            AnswerForm::Blocks => self.is_unlisted.fill(&mut filter, &[Fill::Int(mined_in.block_id.into())]),
-            _ => self.is_first_block.fill(&mut filter, &[]),
-        }
+        listing.fill(&mut filter, listing_fill);
         let append = |bin, number: u32| lists::append(&ListPolicy::default(), bin, Value::Int(number.into()));
         let put = |bin, value| operations::put(&Bin::new(bin, value));
         let mut operations = vec![
@@ -96,7 +103,9 @@ impl SetMinedTemplates {
         ];
         if longest_chain {
             operations.push(put(names::UNMINED_SINCE, Value::Nil));
-            operations.push(put(names::LOCKED, Value::Nil));
+            if answer == AnswerForm::Blocks {
+                operations.push(put(names::LOCKED, Value::Nil));
+            }
             operations.extend(self.due.clone());
         }
         if answer == AnswerForm::Blocks {
