@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use utxo_store::{
     engine::Row,
     record::{
-        Blob, Body, HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend, SpendSlot,
-        SpendingData, Stamp, StoredOutput, Verdict,
+        Blob, Body, CreatingEvent, HeldSlot, Key, Marks, MinedIn, Operation, Page, Phase, Reason, Sequenced, Spend,
+        SpendSlot, SpendingData, Stamp, StoredOutput, Verdict,
         build::{BlockListing, NewTxState, PageParams, Pages, build_pages},
     },
     tx::{Network, Transaction, Txid, UtxoHash, utxo_hash},
@@ -132,7 +132,7 @@ impl Transactions {
             height,
             batch_size: BATCH_SIZE,
             created_at: 1_700_000_000_000,
-            event: None,
+            event: Some(CreatingEvent::Validated(9)),
         };
         build_pages(&Transaction::parse(raw).unwrap(), raw.clone(), self.txid(name), &setting, start).unwrap()
     }

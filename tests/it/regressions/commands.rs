@@ -165,7 +165,7 @@ async fn forget_with_spend(world: &World, made: &Made, parent: &Made) {
 /// child, which no decision names, waited for the transaction, and the second command for the grandchild.
 /// Protects: in a rebuild a child that ends live does not wait for the verdict that accepts its parent.
 #[tokio::test(start_paused = true)]
-async fn a_rebuild_applies_a_command_on_the_grandchild_of_a_transaction_that_a_block_accepts() {
+async fn a_rebuild_applies_a_command_on_the_grandchild_of_an_accepted_transaction() {
     let world = World::new().await;
     let seed = world.seed(1, 1).await;
     let (parent, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
