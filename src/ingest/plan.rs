@@ -249,6 +249,7 @@ impl Planner {
         let halted = (flight.txid, flight.events.clone());
         self.steps.flights.wait(id, Stage::Halted);
         self.steps.drop_revoked_behind_halted();
+        self.steps.start_ready(now_ms);
         Some(halted)
     }
 
