@@ -80,7 +80,7 @@ mod tests {
             assert!(matches!(outcome, Ok(Outcome::Applied(_))), "{outcome:?}");
         }
         let read = engine.read(&[Key::Meta, Key::master(Txid::default())]).await;
-        assert_eq!(read[0].as_ref().unwrap(), &Some(Record::Meta(meta)));
+        assert_eq!(read[0].as_ref().unwrap(), &Some(Record::Meta(Box::new(meta))));
         assert_eq!(read[1].as_ref().unwrap(), &None);
     }
 }

@@ -91,7 +91,7 @@ pub fn decode(key: &Key, value: Bytes) -> Result<Record, CodecError> {
         (0, Key::Page(txid, number)) => Record::Page(page::read(*txid, *number, &mut r)?.into()),
         (1, Key::LockRecord(_)) => Record::LockRecord(read_lock_record(&mut r)?),
         (2, Key::Block(id)) => Record::Block(read_block(*id, &mut r)?),
-        (3, Key::Meta) => Record::Meta(read_meta(&mut r)?),
+        (3, Key::Meta) => Record::Meta(Box::new(read_meta(&mut r)?)),
         (4, Key::Command(id)) => Record::Command(read_command(*id, &mut r)?),
         (5, Key::Sentinel(_)) => Record::Sentinel(r.array()?),
         _ => return Err(CodecError::Kind),

@@ -76,7 +76,7 @@ pub enum Record {
     /// A block, see [`BlockRecord`].
     Block(BlockRecord),
     /// The identity of the store, see [`MetaRecord`].
-    Meta(MetaRecord),
+    Meta(Box<MetaRecord>),
     /// The result of a command, see [`CommandRecord`].
     Command(CommandRecord),
     /// A sentinel; holds the `store_id` of the store's [`MetaRecord`].

@@ -24,7 +24,7 @@ impl StateStore {
     pub async fn meta(&self) -> Result<Option<MetaRecord>, MetaError> {
         match self.read(vec![Key::Meta]).await?.pop().flatten() {
             None => Ok(None),
-            Some(Record::Meta(meta)) => Ok(Some(meta)),
+            Some(Record::Meta(meta)) => Ok(Some(*meta)),
             Some(_) => Err(MetaError::Damaged),
         }
     }

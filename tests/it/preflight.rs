@@ -140,7 +140,7 @@ fn store_of(bench: &Bench) -> Option<(String, MetaRecord)> {
         read
     });
     let Some(Record::Meta(meta)) = meta else { panic!("{meta:?}") };
-    Some((stats["digest"].as_str().unwrap().to_owned(), meta))
+    Some((stats["digest"].as_str().unwrap().to_owned(), *meta))
 }
 
 /// Consumes all events, and stops.

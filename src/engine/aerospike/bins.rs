@@ -40,7 +40,7 @@ pub fn decode(key: &Key, bins: IndexMap<String, Value>) -> Result<Record, BadRec
         Key::Page(txid, number) => Record::Page(page::decode(*txid, *number, &mut bins)?.into()),
         Key::LockRecord(_) => Record::LockRecord(small_records::decode_lock_record(&mut bins)?),
         Key::Block(id) => Record::Block(small_records::decode_block(*id, &mut bins)?),
-        Key::Meta => Record::Meta(small_records::decode_meta(&mut bins)?),
+        Key::Meta => Record::Meta(Box::new(small_records::decode_meta(&mut bins)?)),
         Key::Command(id) => Record::Command(small_records::decode_command(*id, &mut bins)?),
         Key::Sentinel(_) => Record::Sentinel(small_records::decode_sentinel(&mut bins)?),
     })

@@ -232,7 +232,7 @@ fn stored() -> impl Strategy<Value = (Key, Record)> {
                     tip,
                     health_checks,
                 };
-                (Key::Meta, Record::Meta(meta))
+                (Key::Meta, Record::Meta(Box::new(meta)))
             },
         );
     let results = prop_oneof![

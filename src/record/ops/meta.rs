@@ -7,10 +7,10 @@ use super::Effect;
 pub(super) fn create(key: &Key, record: &mut Option<Record>, meta: &MetaRecord) -> Result<Effect, Rejection> {
     match record {
         None if *key == Key::Meta => {
-            *record = Some(Record::Meta(meta.clone()));
+            *record = Some(Record::Meta(Box::new(meta.clone())));
             Ok(Effect::applied(Reply::None))
         }
-        Some(Record::Meta(stored)) if stored == meta => Ok(Effect::already_applied(Reply::None, false)),
+        Some(Record::Meta(stored)) if **stored == *meta => Ok(Effect::already_applied(Reply::None, false)),
         _ => Err(Rejection::Unexpected),
     }
 }
@@ -22,9 +22,9 @@ pub(super) fn replace(
 ) -> Result<Effect, Rejection> {
     match record {
         None => Err(Rejection::NotFound),
-        Some(Record::Meta(stored)) if stored == new => Ok(Effect::already_applied(Reply::None, false)),
-        Some(Record::Meta(stored)) if stored == expected => {
-            stored.clone_from(new);
+        Some(Record::Meta(stored)) if **stored == *new => Ok(Effect::already_applied(Reply::None, false)),
+        Some(Record::Meta(stored)) if **stored == *expected => {
+            (**stored).clone_from(new);
             Ok(Effect::applied(Reply::None))
         }
         Some(_) => Err(Rejection::Unexpected),
@@ -80,13 +80,13 @@ mod tests {
             assert_eq!(record, Some(Record::Sentinel([id; 16])));
         }
         assert_eq!(refused(on(&Key::Meta, &mut None, &put(1))), Rejection::Unexpected);
-        assert_eq!(refused(on(&key, &mut Some(Record::Meta(meta(0))), &put(1))), Rejection::Unexpected);
+        assert_eq!(refused(on(&key, &mut Some(Record::Meta(Box::new(meta(0)))), &put(1))), Rejection::Unexpected);
     }
 
     #[test]
     fn the_meta_record_is_replaced_only_if_it_equals_the_expected_one() {
         let replace = |from, to| Operation::ReplaceMeta(Box::new(ReplaceMeta { expected: meta(from), new: meta(to) }));
-        let mut record = Some(Record::Meta(meta(0)));
+        let mut record = Some(Record::Meta(Box::new(meta(0))));
         assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, applied(Reply::None));
         assert_eq!(on(&Key::Meta, &mut record, &replace(0, 1)).outcome, already(Reply::None));
         assert_eq!(refused(on(&Key::Meta, &mut record, &replace(0, 2))), Rejection::Unexpected);

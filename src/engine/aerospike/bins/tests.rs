@@ -149,7 +149,7 @@ fn other_records_round_trip() {
         ..block(7, 3)
     };
     assert_round_trip(Key::Block(7), &Record::Block(marked));
-    assert_round_trip(Key::Meta, &Record::Meta(meta(8)));
+    assert_round_trip(Key::Meta, &Record::Meta(Box::new(meta(8))));
     let consumed = crate::record::ConsumedOffsets { chain: 7, validated: [(0, 12), (63, 1 << 40)].into(), height: 0 };
     let rebuilding = crate::record::Rebuilding {
         frontier: 9,
@@ -175,7 +175,7 @@ fn other_records_round_trip() {
         .into(),
         ..meta(8)
     };
-    assert_round_trip(Key::Meta, &Record::Meta(later));
+    assert_round_trip(Key::Meta, &Record::Meta(Box::new(later)));
     assert_round_trip(Key::Sentinel(255), &Record::Sentinel([7; 16]));
     let refused = CommandResult::Refused { code: "FROZEN".into(), message: "slot 0".into() };
     for result in [CommandResult::Applied, CommandResult::AlreadyApplied, refused] {

@@ -2,9 +2,9 @@
 //! on a side chain it may have any state.
 //!
 //! Nearly every master has one page, no earlier block and no lock, so that the whole reply is known beforehand and one
-//! operation less is sent: the client parses an answer to each. Where the filter for that case refuses, a second request
-//! adds the block, removes the lock and reads the reply. Masters with conflicting children are
-//! left to the pure function, whose reply tells them.
+//! operation less is sent: the client parses an answer to each. Where the filter for that case refuses, a second
+//! request adds the block, removes the lock and reads the reply. Masters with conflicting children are left to the pure
+//! function, whose reply tells them.
 
 use aerospike::{
     BatchWritePolicy, Bin, ListPolicy, ListReturnType, Value,
