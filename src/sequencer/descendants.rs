@@ -1,7 +1,7 @@
 //! Marks the losers of one verdict and all their descendants conflicting.
 //!
-//! One verdict can have millions of descendants. Memory holds a fingerprint of each txid (some 20 bytes) and the newest
-//! decisions; all other data is read again, one chunk at a time: the members of a chunk from the decisions topic.
+//! One verdict can have millions of descendants. Memory holds a fingerprint of each txid (14 to 27 bytes) and the
+//! newest decisions; all other data is read again, one chunk at a time. The members come from the decisions topic.
 
 use std::collections::VecDeque;
 
