@@ -203,7 +203,7 @@ impl<'a> ContestHandler<'a> {
         let InputFindings::Inputs(inputs) = collect_findings(self.cx, phase, &page, checks, may_wait).await? else {
             return Ok(passed_over);
         };
-        let has_known_parents = !was_live && !self.cx.parts.nodes.can_lose_writes();
+        let has_known_parents = !was_live && !reopened && !self.cx.parts.nodes.can_lose_writes();
         let inputs = if has_known_parents { inputs } else { self.refuse_spends_of_conflicting_parents(inputs).await? };
         if was_live {
             return self.evaluate_live(&page, &inputs).await;
@@ -217,7 +217,8 @@ impl<'a> ContestHandler<'a> {
 
     /// Refuses inputs whose parent is conflicting by verdict. A slot that names the contestant proves nothing about the
     /// parent: in a store that can lose writes the parent may have been live for a while, before its verdict was
-    /// applied again.
+    /// applied again. A transaction that became conflicting before it had a body holds its slots until its own contest
+    /// settles them, and a `Reconsider` may come before.
     async fn refuse_spends_of_conflicting_parents(
         &self,
         mut inputs: Vec<EvaluatedInput>,

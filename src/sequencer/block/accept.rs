@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use crate::{
     event::{Block, DecisionBody},
     record::{
-        Key, Page, Phase, Reason, RespendChecks, Sequenced, TxState,
+        Key, Page, Phase, Reason, Record, RespendChecks, Sequenced, TxState,
         build::{NewTxState, Pages, build_pages},
     },
     sequencer::{
@@ -143,13 +143,27 @@ pub async fn restore_stub_slots(cx: &HandlerContext<'_>, height: u32, stub: &Pag
 /// Halts when a rival is mined on the longest chain, too: such a block is impossible.
 async fn check_rivals(cx: &HandlerContext<'_>, block: &Block<'_>, body: &DecisionBody) -> Result<(), SequencerError> {
     let DecisionBody::Accepted { txid, losers, .. } = body else { return Ok(()) };
-    for rival in cx.masters(losers).await?.into_iter().flatten() {
-        if is_mined(&rival) {
+    for rival in cx.masters(losers).await?.into_iter().flatten().filter(|rival| is_mined(rival)) {
+        if is_mined_before(cx, &rival).await? {
             let (name, rival) = (hex_reversed(&block.hash), rival.txid);
             return Err(SequencerError::Halt(format!("block {name} lists {txid}, whose rival {rival} is mined")));
         }
     }
     Ok(())
+}
+
+/// Returns whether a block of this or an earlier event lists the transaction. After a node lost writes the event is
+/// applied again, and a later reorg may have mined a rival in place of this block's transaction.
+async fn is_mined_before(cx: &HandlerContext<'_>, page: &Page) -> Result<bool, SequencerError> {
+    let mined = page.master.iter().flat_map(|master| &master.mined);
+    let records = cx.read(mined.map(|mined| Key::Block(mined.block_id)).collect()).await?;
+    Ok(records.into_iter().any(|record| match record {
+        Some(Record::Block(record)) => {
+            record.longest_chain && record.chain_pos.is_none_or(|pos| pos.chain_offset() <= cx.offset)
+        }
+        // Without a record the block is no later one.
+        _ => true,
+    }))
 }
 
 /// Halts at a listed transaction that cannot be live. The halt names the exit where the bar may be one of a command.

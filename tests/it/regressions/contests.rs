@@ -2,14 +2,20 @@
 
 use std::time::Duration;
 
-use utxo_store::record::{Key, Reason, Sequenced, TxState};
+use utxo_store::{
+    event::CommandAction,
+    record::{Key, Reason, Sequenced, TxState},
+};
 
 use super::{
     has_lost, holder,
     holding_engine::{HoldingEngine, is_create_of, is_sequenced, is_spend, is_spend_by, is_work_of},
     reason, state,
 };
-use crate::harness::{LOSS_WINDOW, Made, World, WorldSettings, spend};
+use crate::{
+    harness::{LOSS_WINDOW, Made, World, WorldSettings, spend},
+    node_restarts::until,
+};
 
 /// T takes A and loses B, U takes B and loses A. Protects: a contested transaction without a verdict is no winner; the
 /// first contest in the log takes the slots from it.
@@ -277,4 +283,38 @@ async fn many_conflicting_children_release_the_slots_of_their_rivals() {
             Some(_) => world.check_after_forgetting(&format!("many fall together, {kill_after_ms:?}")).await,
         }
     }
+}
+
+/// A child takes a slot of its first parent and waits for the lock of the second one. A block makes the first parent
+/// conflicting, and the child with it, before the child has a body. A command reconsiders the child before the child's
+/// own contest is handled (simulator, seeds 1934 and 13330). Protects: a slot that a contestant holds of a conflicting
+/// parent is none.
+#[tokio::test(start_paused = true)]
+async fn a_slot_of_a_conflicting_parent_does_not_make_a_child_win() {
+    let world = World::new().await;
+    let (a, b, c) = (world.seed(1, 1).await, world.seed(2, 1).await, world.seed(3, 1).await);
+    let (parent, rival) = (spend(&[a.coin(0)], 1, 1), spend(&[a.coin(0)], 1, 2));
+    let locked = spend(&[b.coin(0)], 1, 3);
+    let child = spend(&[parent.coin(0), locked.coin(0)], 1, 4);
+    let slow = spend(&[c.coin(0)], 1, 5);
+    let txid = child.txid;
+    let holding = HoldingEngine::hold_all(&world, move |row| is_create_of(row, txid));
+    let running = holding.in_front_of(&world).start();
+    world.validate(&parent).await;
+    world.validate_locked(&locked).await;
+    world.until_consumed().await;
+    world.validate(&child).await;
+    until(async || holder(&world, &parent.coin(0)).await == Some(child.txid)).await;
+    world.validate(&rival).await;
+    world.mine(1, &[&rival, &locked, &slow]).await;
+    until(async || has_lost(&world, &parent).await).await;
+    holding.wait_for_held(1).await;
+    world.command(1, CommandAction::Reconsider { txid: child.txid }).await;
+    holding.release().await;
+    until(async || world.page(&child).await.is_some_and(|page| page.utxos.is_some())).await;
+    world.validate(&slow).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: parent.txid }));
+    world.check("a slot of a conflicting parent").await;
 }

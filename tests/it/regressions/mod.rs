@@ -100,6 +100,14 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         &[Scenario("chain", "a_listed_parent_wins_before_its_contest_later_in_the_log")],
     ),
     (
+        "a child that a verdict found without a body, reconsidered before its own contest (simulator, seed 1934)",
+        &[Scenario("contests", "a_slot_of_a_conflicting_parent_does_not_make_a_child_win")],
+    ),
+    (
+        "a block and the reorg that replaces the block, applied again after a node restart (simulator, seed 12549)",
+        &[Scenario("reorgs", "a_block_whose_rival_a_later_reorg_mined_is_applied_again")],
+    ),
+    (
         "a contest behind a block that waits for a transaction which displaces the rival's holder",
         &[Scenario("chain", "a_contest_behind_a_waiting_block_depends_on_what_the_block_brings")],
     ),

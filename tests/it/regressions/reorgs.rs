@@ -17,8 +17,9 @@ use super::{
     reason, state,
 };
 use crate::{
-    harness::{Made, World, coinbase, spend},
+    harness::{LOSS_WINDOW, Made, World, coinbase, spend},
     made_blocks::MadeBlock,
+    node_restarts::until,
 };
 
 async fn unmined_since(world: &World, made: &Made) -> Option<u32> {
@@ -248,4 +249,33 @@ async fn a_reorg_interrupted_before_any_write_is_completed() {
         writes += 1;
     }
     assert!(writes > 15, "the reorg has only {writes} writes");
+}
+
+/// A block lists one of two rivals, and a reorg replaces the block by one that lists the other. A node restarts before
+/// any commit, and both events are applied again (simulator, seed 12549 with `node-forgets`). Protects: a rival that a
+/// later block mined does not halt the chain at the first block.
+#[tokio::test(start_paused = true)]
+async fn a_block_whose_rival_a_later_reorg_mined_is_applied_again() {
+    let mut world = World::forgetful().await;
+    let seed = world.seed(1, 1).await;
+    world.run_until_consumed().await;
+    world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
+    let (first, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let mined = MadeBlock::new(1, 101, &coinbase(1), &[&first]);
+    let replacing = MadeBlock { previous: mined.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&rival]) };
+    let running = world.start();
+    world.validate(&first).await;
+    until(async || world.page(&first).await.is_some_and(|page| page.state() == TxState::Live)).await;
+    world.validate(&rival).await;
+    world.bring(1, &mined).await;
+    world.reorganise(2, &[mined], &[replacing]).await;
+    until(async || world.page(&rival).await.is_some_and(|page| page.state() == TxState::Live)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    world.nodes.restart_nodes(LOSS_WINDOW, |_| false);
+    running.kill().await;
+    world.settings.sequencer.commit_interval = Duration::from_millis(100);
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &rival).await, TxState::Live);
+    assert!(has_lost(&world, &first).await);
+    world.check_after_forgetting("a block applied again after its reorg").await;
 }

@@ -16,6 +16,7 @@
 //! - `SIM_PAGES=1`: several pages for most transactions in every history, not in two of five.
 //! - `SIM_LATECOMERS=1`: transactions that spend one parent while another parent is late in every history, not in one
 //!   of three.
+//! - `SIM_WINDOW=n`: every sequencer has windows of at most `n` events, not of a random number.
 //! - `SIM_TRACE=file` writes the trace of the replayed history; `RUST_LOG=debug` logs.
 
 mod chain;

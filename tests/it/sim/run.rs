@@ -332,6 +332,9 @@ impl<'a> Simulation<'a> {
         let mut rng = SplitMix64::new(self.plan.rng_seed ^ started.rotate_left(32));
         let mut settings = self.world.settings.clone();
         settings.sequencer.window_events = [0, 1, 2, 3, 8, 256][rng.below(6) as usize];
+        if let Ok(bound) = std::env::var("SIM_WINDOW") {
+            settings.sequencer.window_events = bound.parse().unwrap();
+        }
         let run = instance::run(settings, parts, shutdown.clone());
         let task = tokio::spawn(gate.clone().guard(run));
         self.slots[usize::from(slot)] = Some(Running { gate, shutdown, task, health });
