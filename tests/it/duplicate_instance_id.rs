@@ -48,7 +48,7 @@ fn the_first_of_two_instances_with_one_id_ends() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         match output.status.code() {
             Some(0) => break serde_json::from_str::<serde_json::Value>(text.lines().last().unwrap()).unwrap(),
-            _ if tries < 20 => tries += 1,
+            _ if tries < 60 => tries += 1,
             code => panic!("{code:?}: {}", String::from_utf8_lossy(&output.stderr)),
         }
         std::thread::sleep(std::time::Duration::from_secs(1));

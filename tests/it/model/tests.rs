@@ -7,9 +7,9 @@ use bytes::Bytes;
 use utxo_store::{
     broker::{Message, partitioner::partition_of},
     event::{
-        Block, BlockMined, Command, CommandAction, Contest, DeadLetter, DeadLetterClass, DecidedInput, Decision,
-        DecisionBody, Descendant, Event, EventPosition, OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind,
-        OutcomeSource, PartialOutput, PartialTxEvent, Subtree, SubtreeTransactions, TxidList, Validated,
+        Block, BlockMined, Command, CommandAction, CommandResult, Contest, DeadLetter, DeadLetterClass, DecidedInput,
+        Decision, DecisionBody, Descendant, Event, EventPosition, OutcomeBatch, OutcomeChange, OutcomeEvent,
+        OutcomeKind, OutcomeSource, PartialOutput, PartialTxEvent, Subtree, SubtreeTransactions, TxidList, Validated,
     },
     record::{Body, MinedIn, Reason, Slot, SpendingData, StoredOutput, Verdict},
     sequencer::SequencerTopics,
@@ -474,6 +474,8 @@ fn descendants_are_real_and_include_every_live_one() {
         log.decide(block, &[wins, members(&child, &winner, &stranger), descendants_end(102)]);
         let again = log.reconsider(&rival);
         log.decide(again, &[DecisionBody::PassedOver { txid: rival.txid }]);
+        let unchanged = OutcomeKind::Command { id: [0; 16], result: CommandResult::AlreadyApplied };
+        log.publish_outcome(again, rival.txid, unchanged);
         log
     };
     with_descendants(&|child, winner, _| descendants(&[(child, winner, true)], 102)).expected();
