@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Tells the error that an engine returns for a key.
-type FailureRule = Box<dyn Fn(&Key) -> Option<EngineError> + Send>;
+type FailureRule = Arc<dyn Fn(&Key) -> Option<EngineError> + Send + Sync>;
 
 /// An engine that fails for some keys.
 pub struct FailingEngine {
@@ -35,13 +35,13 @@ pub struct FailingEngine {
 
 impl FailingEngine {
     fn over(inner: Arc<dyn RecordEngine>) -> Arc<Self> {
-        let none = || -> Mutex<FailureRule> { Mutex::new(Box::new(|_| None)) };
+        let none = || -> Mutex<FailureRule> { Mutex::new(Arc::new(|_| None)) };
         let is_frozen = AtomicBool::new(false);
         Arc::new(FailingEngine { inner, applies: none(), reads: none(), hangs: Mutex::default(), is_frozen })
     }
 
-    pub fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
-        *self.applies.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
+    pub fn fail_applies(&self, of: impl Fn(&Key) -> bool + Send + Sync + 'static) {
+        *self.applies.lock().unwrap() = Arc::new(move |key| of(key).then(no_answer));
     }
 
     async fn thaw(&self) {
@@ -50,18 +50,13 @@ impl FailingEngine {
         }
     }
 
-    pub fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + 'static) {
-        *self.reads.lock().unwrap() = Box::new(move |key| of(key).then(no_answer));
+    pub fn fail_reads(&self, of: impl Fn(&Key) -> bool + Send + Sync + 'static) {
+        *self.reads.lock().unwrap() = Arc::new(move |key| of(key).then(no_answer));
     }
 }
 
 fn no_answer() -> EngineError {
     EngineError { kind: ErrorKind::Retryable, operation: "test", key: String::new(), message: "no answer".into() }
-}
-
-/// Locks a rule, also after the rule has panicked: the commits of the instance call the engine once more.
-fn lock(rule: &Mutex<FailureRule>) -> MutexGuard<'_, FailureRule> {
-    rule.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl engine::EngineDecorator for FailingEngine {
@@ -79,7 +74,9 @@ impl engine::EngineDecorator for FailingEngine {
         if rows.iter().any(|row| Some(row.key) == hangs) {
             std::future::pending::<()>().await;
         }
-        let failed: Vec<_> = rows.iter().map(|row| lock(&self.applies)(&row.key)).collect();
+        // Outside the lock: a rule may panic or block, and other tasks of the instance go on.
+        let rule = self.applies.lock().unwrap().clone();
+        let failed: Vec<_> = rows.iter().map(|row| rule(&row.key)).collect();
         let mut results = Vec::new();
         for (row, failed) in rows.iter().zip(failed) {
             results.push(match failed {
@@ -92,7 +89,8 @@ impl engine::EngineDecorator for FailingEngine {
 
     async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
         self.thaw().await;
-        let failed: Vec<_> = keys.iter().map(|key| lock(&self.reads)(key)).collect();
+        let rule = self.reads.lock().unwrap().clone();
+        let failed: Vec<_> = keys.iter().map(|key| rule(key)).collect();
         let read = self.inner.read(keys).await;
         failed.into_iter().zip(read).map(|(failed, read)| failed.map_or(read, Err)).collect()
     }
@@ -118,7 +116,7 @@ async fn a_panic_ends_the_instance() {
     let running = world.start();
     world.seed(1, 1).await;
     world.until_consumed().await;
-    *engine.applies.lock().unwrap() = Box::new(|_| panic!("out of order"));
+    *engine.applies.lock().unwrap() = Arc::new(|_| panic!("out of order"));
     world.seed(2, 1).await;
     let why = end_of(running).await;
     assert!(why.contains("writing to the store panicked: out of order"), "{why}");
@@ -127,7 +125,7 @@ async fn a_panic_ends_the_instance() {
     let running = world.start();
     let seed = world.seed(1, 1).await;
     world.until_consumed().await;
-    *engine.reads.lock().unwrap() = Box::new(|_| panic!("out of order"));
+    *engine.reads.lock().unwrap() = Arc::new(|_| panic!("out of order"));
     world.validate(&spend(&[spend(&[seed.coin(0)], 1, 1).coin(0)], 1, 2)).await;
     let why = end_of(running).await;
     assert!(why.contains("reading from the store panicked: out of order"), "{why}");
@@ -140,7 +138,7 @@ async fn a_panic_in_the_chain_ends_the_instance() {
     world.seed(1, 1).await;
     world.until_consumed().await;
     // The commits of the instance write the meta record.
-    *engine.applies.lock().unwrap() = Box::new(|key| match key {
+    *engine.applies.lock().unwrap() = Arc::new(|key| match key {
         Key::Meta => None,
         _ => panic!("out of order"),
     });
