@@ -11,7 +11,7 @@ use rdkafka::consumer::{CommitMode, Consumer as _};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    errors::{fenced, translate},
+    errors::{fenced, is_fencing, translate},
     inbox::{Inbox, RevocationState, SharedInbox},
     lookup::commit_list,
     settings::KafkaSettings,
@@ -74,13 +74,19 @@ impl Consumer for KafkaConsumer {
             let result = run_blocking("commit", bound, move || {
                 let _done = done;
                 let consumer = consumer.upgrade().ok_or_else(closed_error)?;
-                consumer.commit(&tpl, CommitMode::Sync).map_err(|error| translate("commit", &name, &error))
+                consumer.commit(&tpl, CommitMode::Sync).map_err(|error| {
+                    let error = translate("commit", &name, &error);
+                    // A commit of a client that was fenced before names no cause; the client keeps its fatal error.
+                    let is_fenced = consumer.client().fatal_error().is_some_and(|(code, _)| is_fencing(code));
+                    if is_fenced || error.kind == BrokerErrorKind::Fenced {
+                        return fenced("commit", instance_id.as_deref());
+                    }
+                    error
+                })
             })
             .await;
             match result {
-                Err(ref error) if error.kind == BrokerErrorKind::Fenced => {
-                    Err(fenced("commit", instance_id.as_deref()))
-                }
+                Err(ref error) if error.kind == BrokerErrorKind::Fenced => result,
                 // A partition that was revoked meanwhile explains the failure better.
                 Err(_) => check_owned(&shared.lock(), &offsets).and(result),
                 Ok(()) => Ok(()),

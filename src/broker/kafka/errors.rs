@@ -20,6 +20,11 @@ pub(super) fn translate(operation: &'static str, what: &str, error: &KafkaError)
     BrokerError::new(kind(error), operation, format!("{what}: {why}"))
 }
 
+/// Returns whether the code of a client's fatal error says that another process has taken the client's instance id.
+pub(super) fn is_fencing(code: Code) -> bool {
+    code == Code::FencedInstanceId
+}
+
 /// Error of a fenced member: the process has to end, whatever it was doing.
 pub(super) fn fenced(operation: &'static str, instance_id: Option<&str>) -> BrokerError {
     let name = instance_id.unwrap_or_default();

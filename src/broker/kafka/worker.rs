@@ -18,7 +18,7 @@ use rdkafka::{
     TopicPartitionList,
     config::ClientConfig,
     consumer::{BaseConsumer, Consumer as _},
-    error::{KafkaError, RDKafkaErrorCode},
+    error::KafkaError,
     message::Message as _,
 };
 use tokio::sync::{oneshot, watch};
@@ -29,7 +29,7 @@ use self::{
     rebalance::{RebalanceContext, RebalanceKind, RebalanceStep, apply_change, next_epoch},
 };
 use super::{
-    errors::{fenced, is_unknown_topic, kind, translate},
+    errors::{fenced, is_fencing, is_unknown_topic, kind, translate},
     inbox::SharedInbox,
     settings::KafkaSettings,
 };
@@ -246,7 +246,7 @@ impl Worker {
     fn fenced(&self) -> Option<BrokerError> {
         let (code, _) = self.consumer.client().fatal_error()?;
         let name = self.settings.group_instance_id.as_deref();
-        (code == RDKafkaErrorCode::FencedInstanceId).then(|| fenced("poll", name))
+        is_fencing(code).then(|| fenced("poll", name))
     }
 
     /// Leaves the group. The partitions' queues are dropped first: a consumer with open queues may never close.
