@@ -1,6 +1,6 @@
 //! `utxo-store command`: publishes commands to the sequencer, and waits for their results.
 
-mod decide;
+pub mod decide;
 mod list;
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
     tx::{Outpoint, Txid, UtxoHash},
 };
 
-pub use decide::{Bar, BarredOutput, DecideArgs, DecideError, DecideServices, OperatorDecision};
+use decide::{DecideArgs, DecideServices};
 pub use list::{LoggedCommand, list_commands};
 
 const AFTER_HELP: &str = "\

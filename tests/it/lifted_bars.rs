@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 
 use utxo_store::{
     broker::{Broker, TopicPartition},
-    cli::command::{Bar, DecideError, DecideServices, OperatorDecision},
+    cli::command::decide::{Bar, DecideError, DecideServices, OperatorDecision},
     config::{Config, Topics},
     event::CommandAction,
     record::{Slot, TxState},
