@@ -100,9 +100,10 @@ impl DecisionTable {
     /// Returns the step of a dropped chunk of descendants that is the next decision from `step` on.
     pub fn find_next_dropped(&self, chain_offset: u64, step: u32) -> Option<u32> {
         let event = self.by_offset.get(&chain_offset)?;
-        let is_part = |body: &&DecisionBody| matches!(body, DecisionBody::AcceptedPart { .. });
-        // Parts before it are void.
-        let next = step + event.bodies_from(step).take_while(is_part).count() as u32;
+        // Parts before it are void, and an operator's record is no step of the sequencer.
+        let is_passed_over =
+            |body: &&DecisionBody| matches!(body, DecisionBody::AcceptedPart { .. } | DecisionBody::Lifted { .. });
+        let next = step + event.bodies_from(step).take_while(is_passed_over).count() as u32;
         self.position_of_dropped(chain_offset, next).map(|_| next)
     }
 
@@ -216,6 +217,21 @@ mod tests {
     async fn open(broker: &MemoryBroker, chunk_bytes: usize) -> DecisionLog {
         let producer = broker.producer().await.unwrap();
         DecisionLog::open_with_limit(Arc::new(broker.clone()), producer, "decisions", 0, 0, chunk_bytes).await.unwrap()
+    }
+
+    /// An operator's record comes between two chunks of one event. Protects: the chunk behind the record is found
+    /// although the chunk is not in memory.
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_chunk_behind_a_decision_of_an_operator_is_read_again() {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(0)));
+        broker.create_topics(&[NewTopic { name: "decisions".into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let mut log = open(&broker, 0).await;
+        log.publish(7, numbered_chunk(0)).await.unwrap();
+        log.publish(7, DecisionBody::Lifted { txid: Txid([9; 32]), outputs: vec![] }).await.unwrap();
+        log.publish(7, numbered_chunk(2)).await.unwrap();
+        log.publish(8, numbered_chunk(0)).await.unwrap();
+        log.load_next(7, 1).await.unwrap();
+        assert_eq!(log.table().next_joined(7, 1), Some((numbered_chunk(2), 3)));
     }
 
     /// Protects: memory does not grow with the chunks of one event, neither while they are decided nor after a restart.

@@ -161,8 +161,9 @@ async fn is_mined_before(cx: &HandlerContext<'_>, page: &Page) -> Result<bool, S
         Some(Record::Block(record)) => {
             record.longest_chain && record.chain_pos.is_none_or(|pos| pos.chain_offset() <= cx.offset)
         }
-        // Without a record the block is no later one.
-        _ => true,
+        // A node lost the record, and only a later event writes it again: the records of this event and of earlier ones
+        // are written before, or durable.
+        _ => false,
     }))
 }
 
