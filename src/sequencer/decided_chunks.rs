@@ -10,6 +10,7 @@ use crate::{
     broker::{Broker, BrokerErrorKind, TopicPartition},
     event::{DecisionBody, Event},
     sequencer::{
+        decision_parts,
         decisions::{BadDecision, DecisionError, DecisionLog, DecisionTable},
         reader_cache::{ReaderCache, RereadOutcome},
         waiting::{DECISIONS, report_wait},
@@ -100,10 +101,8 @@ impl DecisionTable {
     /// Returns the step of a dropped chunk of descendants that is the next decision from `step` on.
     pub fn find_next_dropped(&self, chain_offset: u64, step: u32) -> Option<u32> {
         let event = self.by_offset.get(&chain_offset)?;
-        // Parts before it are void, and an operator's record is no step of the sequencer.
-        let is_passed_over =
-            |body: &&DecisionBody| matches!(body, DecisionBody::AcceptedPart { .. } | DecisionBody::Lifted { .. });
-        let next = step + event.bodies_from(step).take_while(is_passed_over).count() as u32;
+        // Parts before it are void.
+        let next = step + event.bodies_from(step).take_while(|body| !decision_parts::is_whole(body)).count() as u32;
         self.position_of_dropped(chain_offset, next).map(|_| next)
     }
 

@@ -46,26 +46,27 @@ pub fn split(body: &DecisionBody, limit: usize) -> Vec<DecisionBody> {
 }
 
 /// Returns the first decision of these records with its parts joined, and the number of records up to its end, void
-/// parts before it included. An operator's `Lifted` is no step of the sequencer: it is passed over, and voids the parts
-/// before it.
+/// parts before it included. An operator's `Lifted` voids the parts before it.
 pub fn join_next<'a>(records: impl IntoIterator<Item = &'a DecisionBody>) -> Option<(DecisionBody, u32)> {
     let mut joined = None;
     for (record, taken) in records.into_iter().zip(1..) {
-        if let DecisionBody::Lifted { .. } = record {
-            joined = None;
-            continue;
-        }
-        let DecisionBody::AcceptedPart { whole, part, parts, .. } = record else {
+        if is_whole(record) {
             return Some((record.clone(), taken));
-        };
+        }
         joined = PartialDecision::append(joined, record);
-        if let Some(PartialDecision { body, .. }) = joined.take_if(|_| part + 1 == *parts)
-            && hash_of(&body) == *whole
+        if let Some(PartialDecision { body, whole, .. }) = joined.take_if(|open| open.next == open.parts)
+            && hash_of(&body) == whole
         {
             return Some((body, taken));
         }
     }
     None
+}
+
+/// Returns whether a record is a decision by itself: neither a part of one, nor an operator's `Lifted`, which is no
+/// step of the sequencer.
+pub fn is_whole(record: &DecisionBody) -> bool {
+    !matches!(record, DecisionBody::AcceptedPart { .. } | DecisionBody::Lifted { .. })
 }
 
 /// The joined parts of a decision whose last part has not been read.

@@ -240,8 +240,7 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl DecisionLog {
-    /// Opens the topic as [`open_with_limit`](Self::open_with_limit) does, with the default limit.
-    #[cfg(feature = "testkit")]
+    /// Opens the topic as [`open_with_limit`](Self::open_with_limit) does, with every decision in memory.
     pub async fn open(
         broker: Arc<dyn Broker>,
         producer: Arc<dyn Producer>,
@@ -249,8 +248,7 @@ impl DecisionLog {
         from: u64,
         chain_offset: u64,
     ) -> Result<Self, DecisionError> {
-        Self::open_with_limit(broker, producer, topic, from, chain_offset, super::VerdictMemory::default().chunk_bytes)
-            .await
+        Self::open_with_limit(broker, producer, topic, from, chain_offset, usize::MAX).await
     }
 
     /// Opens the topic and reads it from offset `from` to its end, for a sequencer that continues at `chain_offset`.

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    record::{Page, Phase},
+    record::{Key, Outcome, Page, Phase, Rejection, Sequenced},
     replay::FinalState,
     sequencer::{
         SequencerError,
         context::HandlerContext,
         holders::{HolderState, contest_holders},
-        pages::complete,
+        pages::{complete, restore_page, update_masters},
         waiting::format_missing,
     },
     tx::Txid,
@@ -68,6 +68,28 @@ pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<
         Ok(Err(listed))
     })
     .await
+}
+
+/// Applies a decided operation on one slot. The transaction is waited for, and a page that a node lost is made again.
+/// Returns the refusal of the page.
+pub async fn apply_to_stored_slot(
+    cx: &HandlerContext<'_>,
+    (txid, number): (Txid, u32),
+    operation: Sequenced,
+) -> Result<Option<Rejection>, SequencerError> {
+    let row = cx.row(Phase::Apply, Key::Page(txid, number), operation);
+    loop {
+        wait_for_bodies(cx, &[txid]).await?;
+        match cx.apply(vec![row.clone()]).await?.pop() {
+            None => return Ok(None),
+            // A reassigned output is no longer spent, so the master learns that not all outputs of the page are.
+            Some(done @ (Outcome::Applied(_) | Outcome::AlreadyApplied(_))) => {
+                return update_masters(cx, &[row], &[done]).await.map(|()| None);
+            }
+            Some(Outcome::Rejected(Rejection::NotFound)) => restore_page(cx, txid, number).await?,
+            Some(Outcome::Rejected(rejection)) => return Ok(Some(rejection)),
+        }
+    }
 }
 
 /// Creates a stub for each transaction that a node lost and whose own event waits for a verdict at a later offset.

@@ -63,7 +63,7 @@ impl<'a> ReorgHandler<'a> {
         let wrong = |why: String| SequencerError::Halt(format!("reorg with sequence {}: {why}", reorg.sequence));
         let tip = compute_tip(cx.state.tip, reorg).map_err(wrong)?;
         let Reorg { disconnected, connected, .. } = reorg;
-        let records = read_block_records(cx, disconnected).await?;
+        let records = read_block_records(cx, disconnected.iter().map(|block| block.block_id)).await?;
         // A reorg that was begun is done to its end, whatever was pruned since: its check has passed before.
         let is_of_this = |record: &BlockRecord| record.chain_pos.is_some_and(|pos| pos.chain_offset() == cx.offset);
         if !cx.is_replay() && !records.iter().flatten().any(is_of_this) {

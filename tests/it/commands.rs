@@ -643,7 +643,8 @@ async fn a_command_does_not_wait_for_a_transaction_that_waits_for_the_chain() {
     world.check("commands that do not wait").await;
 }
 
-fn topics() -> Topics {
+/// Returns the topics of a world.
+pub fn topics() -> Topics {
     let name = |name: &str| name.parse().unwrap();
     let (chain, decisions, outcomes) = (name("chain"), name("decisions"), name("outcomes"));
     Topics { chain, decisions, outcomes, ..Config::default().kafka.topics }

@@ -6,7 +6,6 @@ use std::{slice, sync::Arc, time::Duration};
 use utxo_store::{
     broker::{Broker, TopicPartition},
     cli::command::decide::{Bar, DecideError, DecideServices, OperatorDecision},
-    config::{Config, Topics},
     event::CommandAction,
     record::{Slot, TxState},
     sequencer::chain_group,
@@ -15,17 +14,12 @@ use utxo_store::{
 };
 
 use crate::{
+    commands::topics,
     harness::{Coin, GROUP, LOSS_WINDOW, Made, Running, World, WorldSettings, spend, spend_claiming},
     made_blocks::{MadeBlock, block_hash},
     node_restarts::until,
     sequencing::{reasons, wait_longer_than_a_block},
 };
-
-/// Returns the topics of a world.
-fn topics() -> Topics {
-    let [chain, decisions] = ["chain", "decisions"].map(|name| name.parse().unwrap());
-    Topics { chain, decisions, ..Config::default().kafka.topics }
-}
 
 /// Publishes an operator's decision, as the command line does.
 async fn decide(world: &World, chain_offset: u64, txid: Txid) -> Result<OperatorDecision, DecideError> {

@@ -261,7 +261,7 @@ impl DecideServices<'_> {
     ) -> Result<(), DecideError> {
         let (broker, producer) = (self.broker.clone(), self.broker.producer().await?);
         let topic = self.topics.decisions.as_str();
-        let mut log = DecisionLog::open_with_limit(broker, producer, topic, from, chain_offset, usize::MAX).await?;
+        let mut log = DecisionLog::open(broker, producer, topic, from, chain_offset).await?;
         for _ in 0..ATTEMPTS {
             let lifted = log.table().lifted_outputs(chain_offset);
             if outputs.iter().all(|output| lifted.contains(output)) {

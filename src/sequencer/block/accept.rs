@@ -7,13 +7,13 @@ use futures_util::future::BoxFuture;
 use crate::{
     event::{Block, DecisionBody},
     record::{
-        Key, Page, Phase, Reason, Record, RespendChecks, Sequenced, TxState,
+        Key, Page, Phase, Reason, RespendChecks, Sequenced, TxState,
         build::{NewTxState, Pages, build_pages},
     },
     sequencer::{
         SequencerError,
         added_slots::needs_slots,
-        block::coinbase::page_params,
+        block::{coinbase::page_params, record::read_block_records},
         bodies::{damaged_body, parse_body, read_body, read_parents},
         claims::{ClaimCheck, check_claims},
         contested_event::replace_claims,
@@ -156,15 +156,13 @@ async fn check_rivals(cx: &HandlerContext<'_>, block: &Block<'_>, body: &Decisio
 /// applied again, and a later reorg may have mined a rival in place of this block's transaction.
 async fn is_mined_before(cx: &HandlerContext<'_>, page: &Page) -> Result<bool, SequencerError> {
     let mined = page.master.iter().flat_map(|master| &master.mined);
-    let records = cx.read(mined.map(|mined| Key::Block(mined.block_id)).collect()).await?;
-    Ok(records.into_iter().any(|record| match record {
-        Some(Record::Block(record)) => {
-            record.longest_chain && record.chain_pos.is_none_or(|pos| pos.chain_offset() <= cx.offset)
-        }
-        // A node lost the record, and only a later event writes it again: the records of this event and of earlier ones
-        // are written before, or durable.
-        _ => false,
-    }))
+    // Where a node lost a record, only a later event writes it again: the records of this event and of earlier ones are
+    // written before, or durable.
+    let records = read_block_records(cx, mined.map(|mined| mined.block_id)).await?;
+    Ok(records
+        .into_iter()
+        .flatten()
+        .any(|record| record.longest_chain && record.chain_pos.is_none_or(|pos| pos.chain_offset() <= cx.offset)))
 }
 
 /// Halts at a listed transaction that cannot be live. The halt names the exit where the bar may be one of a command.

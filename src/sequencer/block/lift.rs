@@ -8,12 +8,11 @@ use std::collections::BTreeMap;
 
 use crate::{
     event::{Block, LiftedOutput},
-    record::{Key, Outcome, Phase, Rejection, Sequenced, StoredOutput},
+    record::{Key, Rejection, Sequenced, StoredOutput},
     sequencer::{
         SequencerError,
         context::HandlerContext,
-        lost_records::wait_for_bodies,
-        pages::{restore_page, update_masters},
+        lost_records::{apply_to_stored_slot, wait_for_bodies},
     },
     store::{into_page, read::TxReader},
     tx::{Outpoint, UtxoHash, utxo_hash},
@@ -38,26 +37,19 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
     let outpoint = output.outpoint;
     let (key, offset) = cx.locate(outpoint);
     let Key::Page(txid, number) = key else { return Ok(()) };
-    loop {
-        wait_for_bodies(cx, &[txid]).await?;
-        let owner = match output.owner {
-            Some(hash) => find_output(cx, key, outpoint, hash).await?.map(|output| (hash, output)),
-            None => None,
-        };
-        let row = cx.row(Phase::Apply, key, Sequenced::LiftBars { offset, owner, block_height });
-        match cx.apply(vec![row.clone()]).await?.pop() {
-            None => return Ok(()),
-            Some(done @ (Outcome::Applied(_) | Outcome::AlreadyApplied(_))) => {
-                return update_masters(cx, &[row], &[done]).await;
-            }
-            // A later chain event has changed the slot already.
-            Some(Outcome::Rejected(Rejection::StaleStamp(_) | Rejection::Pruned(_))) => return Ok(()),
-            Some(Outcome::Rejected(Rejection::NotFound)) => restore_page(cx, txid, number).await?,
-            // The operator's decision allows and demands nothing: the block itself halts the chain.
-            Some(Outcome::Rejected(rejection)) => {
-                tracing::error!(%outpoint, code = rejection.code(), "sequencer: no bars to lift on an output");
-                return Ok(());
-            }
+    wait_for_bodies(cx, &[txid]).await?;
+    let owner = match output.owner {
+        Some(hash) => find_output(cx, key, outpoint, hash).await?.map(|output| (hash, output)),
+        None => None,
+    };
+    let lifted = Sequenced::LiftBars { offset, owner, block_height };
+    match apply_to_stored_slot(cx, (txid, number), lifted).await? {
+        // A later chain event has changed the slot already.
+        None | Some(Rejection::StaleStamp(_) | Rejection::Pruned(_)) => Ok(()),
+        // The operator's decision allows and demands nothing: the block itself halts the chain.
+        Some(rejection) => {
+            tracing::error!(%outpoint, code = rejection.code(), "sequencer: no bars to lift on an output");
+            Ok(())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The record of a block, and the checks of a block against the chain and the records.
 
-use std::slice;
+use std::iter;
 
 use crate::{
     engine::Row,
@@ -69,7 +69,7 @@ pub async fn read_progress(
     if listing::count_transactions(block) <= listing::CHUNK as u64 {
         return Ok(0);
     }
-    let stored = read_block_records(cx, slice::from_ref(block)).await?.pop().flatten();
+    let stored = read_block_records(cx, iter::once(block.block_id)).await?.pop().flatten();
     let is_of_event = |stored: &BlockRecord| {
         (stored.chain_pos, stored.longest_chain) == (Some(cx.stamp(Phase::Apply)), longest_chain)
     };
@@ -78,7 +78,7 @@ pub async fn read_progress(
 
 /// Halts when a block has the id of another block: a triple names its block by the id alone.
 pub async fn check_ids(cx: &HandlerContext<'_>, blocks: &[Block<'_>]) -> Result<(), SequencerError> {
-    for (block, stored) in blocks.iter().zip(read_block_records(cx, blocks).await?) {
+    for (block, stored) in blocks.iter().zip(read_block_records(cx, blocks.iter().map(|block| block.block_id)).await?) {
         if let Some(stored) = stored.filter(|stored| stored.hash != block.hash) {
             return Err(SequencerError::Halt(format!(
                 "block {} has the id {} of block {} at height {}",
@@ -92,12 +92,12 @@ pub async fn check_ids(cx: &HandlerContext<'_>, blocks: &[Block<'_>]) -> Result<
     Ok(())
 }
 
-/// Reads the block records under the ids of these blocks.
+/// Reads the block records under these ids.
 pub async fn read_block_records(
     cx: &HandlerContext<'_>,
-    blocks: &[Block<'_>],
+    block_ids: impl Iterator<Item = u32>,
 ) -> Result<Vec<Option<BlockRecord>>, SequencerError> {
-    let keys = blocks.iter().map(|block| Key::Block(block.block_id)).collect();
+    let keys = block_ids.map(Key::Block).collect();
     let stored = cx.read(keys).await?;
     let block = |record| match record {
         Some(Record::Block(block)) => Some(block),

@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use crate::{
     event::{Block, DecisionBody},
     record::{
-        HeldSlot, Key, MinedIn, Outcome, Page, Phase, Reason, Record, Rejection, Sequenced, Slot, SpendingData,
+        BlockRecord, HeldSlot, Key, MinedIn, Outcome, Page, Phase, Reason, Rejection, Sequenced, Slot, SpendingData,
         build::COINBASE_MATURITY,
     },
     sequencer::{
         SequencerError,
+        block::record::read_block_records,
         context::{BODIES_AT_ONCE, HandlerContext},
         holders::{HolderState, contest_holder, contest_holders},
         pages::{apply_to_every_extra_page, for_each_page},
@@ -104,9 +105,8 @@ async fn read_other_connected_blocks(
     if others.is_empty() {
         return Ok(others);
     }
-    let keys = others.iter().map(|mined| Key::Block(mined.block_id)).collect();
-    let records = cx.read(keys).await?;
-    let is_on_chain = |record: &Option<Record>| matches!(record, Some(Record::Block(record)) if record.longest_chain);
+    let records = read_block_records(cx, others.iter().map(|mined| mined.block_id)).await?;
+    let is_on_chain = |record: &Option<BlockRecord>| record.as_ref().is_some_and(|record| record.longest_chain);
     let others = others.into_iter().zip(records).filter(|(_, record)| is_on_chain(record));
     Ok(others.map(|(mined, _)| mined).collect())
 }

@@ -1,6 +1,6 @@
 //! A block of a side chain: decides nothing and waits for nothing.
 
-use std::{slice, sync::Arc};
+use std::{iter, slice, sync::Arc};
 
 use bytes::Bytes;
 
@@ -73,7 +73,7 @@ async fn flag_coinbase(cx: &HandlerContext<'_>, txid: Txid, height: u32) -> Resu
 
 /// Halts when a block of the longest chain arrives as a block of a side chain: only a reorg disconnects a block.
 async fn check_not_connected(cx: &HandlerContext<'_>, block: &Block<'_>) -> Result<(), SequencerError> {
-    let stored = read_block_records(cx, slice::from_ref(block)).await?.pop().flatten();
+    let stored = read_block_records(cx, iter::once(block.block_id)).await?.pop().flatten();
     match stored.filter(|stored| stored.longest_chain) {
         Some(BlockRecord { chain_pos: Some(stamp), .. }) if stamp.chain_offset() < cx.offset => {
             let name = hex_reversed(&block.hash);

@@ -4,17 +4,15 @@ use std::slice;
 
 use crate::{
     event::CommandAction,
-    record::{
-        CommandResult, HeldSlot, Key, Outcome, Phase, Rejection, Sequenced, Slot, SpendingData, TxState, Verdict,
-    },
+    record::{CommandResult, HeldSlot, Key, Phase, Rejection, Sequenced, Slot, SpendingData, TxState, Verdict},
     replay::FinalState,
     sequencer::{
         SequencerError,
         command::evaluate::{NO_HOLDER, build_reassign},
         context::HandlerContext,
         holders::{HolderState, contest_holder},
-        lost_records::wait_for_bodies,
-        pages::{apply_to_every_extra_page, apply_to_slots, read_slots, restore_page, update_masters},
+        lost_records::{apply_to_stored_slot, wait_for_bodies},
+        pages::{apply_to_every_extra_page, apply_to_slots, read_slots},
         second_chances::{publish_chances_after_lifting, publish_reconsider},
         settle::settle_transactions,
     },
@@ -147,27 +145,15 @@ impl<'a> CommandExecutor<'a> {
     ) -> Result<(), SequencerError> {
         let (key, offset) = self.cx.locate(outpoint);
         let (Key::Page(txid, number), Some(operation)) = (key, operation(offset)) else { return Ok(()) };
-        loop {
-            wait_for_bodies(self.cx, &[txid]).await?;
-            let row = self.cx.row(Phase::Apply, key, operation.clone());
-            match self.cx.apply(vec![row.clone()]).await?.pop() {
-                None => return Ok(()),
-                // A reassigned output is no longer spent, so the master learns that not all outputs of the page are.
-                Some(done @ (Outcome::Applied(_) | Outcome::AlreadyApplied(_))) => {
-                    return update_masters(self.cx, &[row], &[done]).await;
-                }
-                // A later chain event has already changed the slot.
-                Some(Outcome::Rejected(
-                    Rejection::StaleStamp(_)
-                    | Rejection::AlreadyFrozen(_)
-                    | Rejection::NotFrozen(_)
-                    | Rejection::Pruned(_),
-                )) => return Ok(()),
-                // In a rebuild the slot may already have the spender that it gets after a later event.
-                Some(Outcome::Rejected(Rejection::SpentBy(..))) if self.cx.is_replay() => return Ok(()),
-                Some(Outcome::Rejected(Rejection::NotFound)) => restore_page(self.cx, txid, number).await?,
-                Some(Outcome::Rejected(rejection)) => return Err(self.cx.halt_refused(outpoint, &rejection)),
-            }
+        match apply_to_stored_slot(self.cx, (txid, number), operation).await? {
+            None => Ok(()),
+            // A later chain event has already changed the slot.
+            Some(
+                Rejection::StaleStamp(_) | Rejection::AlreadyFrozen(_) | Rejection::NotFrozen(_) | Rejection::Pruned(_),
+            ) => Ok(()),
+            // In a rebuild the slot may already have the spender that it gets after a later event.
+            Some(Rejection::SpentBy(..)) if self.cx.is_replay() => Ok(()),
+            Some(rejection) => Err(self.cx.halt_refused(outpoint, &rejection)),
         }
     }
 
