@@ -285,10 +285,19 @@ const RENAMED: &[(&str, &str)] = &[
     ("store.blobs.least_bytes_per_s", "store.blobs.min_bytes_per_s"),
 ];
 
+/// Settings that earlier releases had, with the reason for which nothing replaces them.
+const REMOVED: [(&str, &str); 1] = [(
+    "store.aerospike.accept_replication",
+    "a cluster with several copies needs no acceptance (docs/operating/aerospike.md)",
+)];
+
 /// Describes an unknown key, and names the settings of the same name in other sections.
 fn unknown_key(key: &str) -> String {
     if let Some((_, new)) = RENAMED.iter().find(|(old, _)| *old == key) {
         return format!("is renamed: set {new} instead");
+    }
+    if let Some((_, reason)) = REMOVED.iter().find(|(old, _)| *old == key) {
+        return format!("is gone: leave it out; {reason}");
     }
     let name = key.rsplit('.').next().unwrap_or(key);
     let settings = SECTIONS.iter().flat_map(|section| section.settings);

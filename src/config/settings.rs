@@ -257,9 +257,6 @@ settings! {
         timeout_ms: u64 = 5_000, range 100 to 600_000, unit "ms", reference "database timeout (DBTimeout)";
         /// Most connections to each node; not fewer than the batches in flight.
         connections: u32 = 256, range 1 to 65_536, unit "connections";
-        /// Accept Community Edition with a replication factor above 1, although a cluster that splits in two can then
-        /// accept both of two conflicting spends.
-        accept_replication: bool = false;
     }
 
     /// The blob store: bodies of transactions that are too large for a record. All instances of one store share the

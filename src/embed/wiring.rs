@@ -50,7 +50,6 @@ pub fn cluster_access(config: &Config) -> Access {
         alternate_addresses: cluster.alternate_addresses,
         timeout: Duration::from_millis(cluster.timeout_ms),
         connections: cluster.connections as usize,
-        accept_replication: cluster.accept_replication,
         ..Access::default()
     }
 }

@@ -11,6 +11,9 @@
 //! | `index`, `scan` | queries by secondary index, scans with a cursor |
 //! | `checks`, `info` | checks of a cluster before it is used |
 //! | `incarnation` | the identity of the running nodes |
+//! | `members` | with several copies: the nodes of the present cluster, and the client that talks to them |
+//! | `view`, `fence_record` | views of a cluster, and the fences that keep left-out nodes away |
+//! | `cluster_hosts`, `info_connection` | info commands to all hosts, also to nodes that are in no cluster |
 //! | `connection`, `settings`, `errors` | connecting to a cluster, and the classes of its errors |
 //!
 //! Only this module uses the client library `aerospike`.
@@ -18,12 +21,16 @@
 mod batch;
 mod bins;
 mod checks;
+mod cluster_hosts;
 mod connection;
 mod errors;
+mod fence_record;
 mod incarnation;
 mod index;
 mod info;
+mod info_connection;
 mod keys;
+mod members;
 mod names;
 mod native;
 mod packed;
@@ -32,6 +39,7 @@ mod scan;
 mod selected;
 mod settings;
 mod template;
+mod view;
 
 use std::{
     sync::{
@@ -52,6 +60,7 @@ use bins::BadRecord;
 use errors::{RequestKind, damaged, engine_error};
 use incarnation::IncarnationTracker;
 use keys::StoreLocation;
+use members::Members;
 use native::NativeOperations;
 use settings::Policies;
 
@@ -67,9 +76,17 @@ pub struct AerospikeEngine {
     closed: AtomicBool,
 }
 
-/// The client, with the state that every request shares.
+/// The nodes to which requests go.
+enum Nodes {
+    /// Every node of the cluster.
+    All(Arc<Client>),
+    /// The members of the present view: nodes that were left out may have old records.
+    Members(Arc<Members>),
+}
+
+/// The nodes, with the state that every request shares.
 struct ConnectedCluster {
-    client: Arc<Client>,
+    nodes: Nodes,
     rules: Rules,
     location: StoreLocation,
     policies: Policies,
@@ -115,11 +132,15 @@ impl AerospikeEngine {
     /// # Errors
     /// See [`OpenAerospikeError`]; each error says in one line what to do.
     pub async fn open(settings: &AerospikeSettings, rules: Rules) -> Result<Self, OpenAerospikeError> {
-        let client = Arc::new(connection::connect(settings).await?);
         let policies = Policies::new(settings);
-        let checked = checks::check(&client, settings, &policies).await?;
+        let nodes = match Box::pin(Members::open(settings)).await? {
+            None => Nodes::All(Arc::new(connection::connect(settings).await?)),
+            Some(members) => Nodes::Members(members),
+        };
+        let checked = checks::check(&nodes.client(), settings, &policies).await?;
+        checks::ensure_indexes(&nodes.client(), settings, &policies).await?;
         let cluster = ConnectedCluster {
-            client,
+            nodes,
             rules,
             location: StoreLocation::new(&settings.namespace, &settings.set),
             policies,
@@ -210,21 +231,36 @@ impl RecordEngine for AerospikeEngine {
     }
 
     async fn incarnation(&self) -> Result<Incarnation, EngineError> {
-        let ConnectedCluster { client, policies, incarnations, .. } = self.require_open("incarnation")?;
-        incarnations.read(client, &policies.admin).await
+        let ConnectedCluster { nodes, policies, incarnations, .. } = self.require_open("incarnation")?;
+        match nodes {
+            Nodes::All(client) => incarnations.read(client, &policies.admin).await,
+            Nodes::Members(members) => incarnations.read_view(members).await,
+        }
     }
 
     async fn check_flushing(&self) -> Result<(), EngineError> {
-        let ConnectedCluster { client, policies, location, incarnations, .. } = self.require_open("check flushing")?;
-        incarnations.check_flushing(client, &policies.admin, &location.namespace).await
+        let ConnectedCluster { nodes, policies, location, incarnations, .. } = self.require_open("check flushing")?;
+        incarnations.check_flushing(&nodes.client(), &policies.admin, &location.namespace).await
     }
 
     async fn close(&self) -> Result<(), EngineError> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let closed = self.cluster.client.close().await;
+        let closed = match &self.cluster.nodes {
+            Nodes::All(client) => client.close().await,
+            Nodes::Members(members) => members.close().await,
+        };
         closed.map_err(|error| engine_error("close", "store", &error, RequestKind::Read))
+    }
+}
+
+impl Nodes {
+    fn client(&self) -> Arc<Client> {
+        match self {
+            Nodes::All(client) => client.clone(),
+            Nodes::Members(members) => members.client(),
+        }
     }
 }
 
@@ -260,7 +296,7 @@ impl ConnectedCluster {
                 return rows.iter().map(|_| Err(engine_error("read", "any", &error, RequestKind::Read))).collect();
             }
         };
-        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut reads)).await.err();
+        let failed = Box::pin(self.nodes.client().batch(&self.policies.batch, &mut reads)).await.err();
         let answers = rows.iter().zip(reads).map(|(row, read)| {
             let key = key_of(row);
             let mut read = read.into_batch_record();

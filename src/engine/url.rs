@@ -107,7 +107,7 @@ pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn R
     if let StoreUrl::Fjall(directory, _) = url.parse()? {
         FjallEngine::must_exist(&directory)?;
     }
-    let access = Access { creates_indexes: false, ..options.access.clone() };
+    let access = Access { manages_cluster: false, ..options.access.clone() };
     open(url, &OpenOptions { access, ..*options }).await
 }
 

@@ -43,7 +43,7 @@ async fn open(settings: &AerospikeSettings) -> AerospikeEngine {
     AerospikeEngine::open(settings, RULES).await.unwrap()
 }
 
-fn txid(number: u32) -> Txid {
+pub fn txid(number: u32) -> Txid {
     let mut txid = [0x17; 32];
     txid[..4].copy_from_slice(&number.to_le_bytes());
     Txid(txid)
@@ -71,11 +71,11 @@ fn on(number: u32, operation: Operation) -> Row {
     Row { key: Key::master(txid(number)), operation }
 }
 
-fn create(number: u32, slots: u32) -> Row {
+pub fn create(number: u32, slots: u32) -> Row {
     on(number, Operation::Create(Arc::new(page(number, slots))))
 }
 
-fn spend(number: u32, slot: u32, spender: u32) -> Row {
+pub fn spend(number: u32, slot: u32, spender: u32) -> Row {
     let slot = SpendSlot { offset: slot, input: 0, utxo_hash: hash(slot), satoshis: 1, script: Default::default() };
     on(
         number,
@@ -245,7 +245,7 @@ async fn the_shipped_configuration_passes_the_start_checks() {
 }
 
 /// Sends rows until each is done, as every caller does; returns whether any row was sent again.
-async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
+pub async fn apply_until_done(engine: &dyn RecordEngine, rows: &[Row]) -> bool {
     let mut again = false;
     loop {
         let answers = engine.apply(rows).await;
@@ -589,8 +589,12 @@ async fn world_on(server: &AerospikeServer) -> World {
 }
 
 async fn world_with(server: &AerospikeServer, settings: WorldSettings) -> World {
+    world_over(&server.settings(), settings).await
+}
+
+pub async fn world_over(cluster: &AerospikeSettings, settings: WorldSettings) -> World {
     let mut world = World::with_settings(settings).await;
-    let engine = AerospikeEngine::open(&server.settings(), world.store.settings.rules).await.unwrap();
+    let engine = AerospikeEngine::open(cluster, world.store.settings.rules).await.unwrap();
     world.settings.durability_lag = Some(engine.loss_window() + Duration::from_millis(100));
     world.over(Arc::new(engine))
 }

@@ -51,7 +51,7 @@ impl AerospikeServer {
         }
         let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::process(command, &configuration(setup)));
+            return Some(Self::process(command, &configuration(setup), free_ports()));
         }
         if engine_runs() {
             return Some(Self::container(setup));
@@ -68,11 +68,16 @@ impl AerospikeServer {
     /// Starts a server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`,
     /// `{FABRIC}` and `{HEARTBEAT}` stand for a folder and ports.
     pub fn start_configured(configuration: &str) -> Option<Self> {
+        Self::start_on(configuration, free_ports())
+    }
+
+    /// As [`start_configured`](Self::start_configured), with these ports for `{SERVICE}`, `{FABRIC}` and `{HEARTBEAT}`.
+    pub fn start_on(configuration: &str, ports: [u16; 3]) -> Option<Self> {
         let Some(command) = in_path("asd") else {
             eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
             return None;
         };
-        Some(Self::process(command, configuration))
+        Some(Self::process(command, configuration, ports))
     }
 
     /// Returns settings with a set that no other test uses.
@@ -111,6 +116,19 @@ impl AerospikeServer {
         process.wait().unwrap();
     }
 
+    /// Deletes the file `test.dat` of a server that does not run: the server starts again without records.
+    #[allow(dead_code, reason = "the bench, which shares this file, does not delete records")]
+    pub fn wipe(&self) {
+        let Some(Own::Process { folder, .. }) = &self.own else { panic!("the server does not belong to this test") };
+        fs::remove_file(folder.path().join("test.dat")).unwrap();
+    }
+
+    /// Host and port.
+    #[allow(dead_code, reason = "the bench, which shares this file, uses URLs")]
+    pub fn hosts(&self) -> &str {
+        &self.hosts
+    }
+
     /// Starts the server again with its folder and ports.
     pub fn restart(&mut self) {
         let Some(Own::Process { process, command, folder }) = &mut self.own else {
@@ -120,12 +138,11 @@ impl AerospikeServer {
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
     }
 
-    fn process(command: PathBuf, configuration: &str) -> Self {
+    fn process(command: PathBuf, configuration: &str, ports: [u16; 3]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for sub in ["smd", "usr/udf/lua"] {
             fs::create_dir_all(folder.path().join(sub)).unwrap();
         }
-        let ports: [u16; 3] = free_ports();
         let text = filled(configuration, &folder.path().display().to_string(), ports);
         fs::write(folder.path().join("aerospike.conf"), text).unwrap();
         let mut process = spawn(&command, folder.path());

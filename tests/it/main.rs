@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod aerospike;
+mod aerospike_cluster;
 mod aerospike_server;
 mod api;
 mod api_aerospike;
@@ -25,6 +26,7 @@ mod certificates;
 mod chromium;
 mod citations;
 mod cli;
+mod cluster_fences;
 mod commands;
 mod commits;
 mod compare;

@@ -149,7 +149,7 @@ impl ConnectedCluster {
     /// Sends one request for the current steps of some groups.
     async fn send_step(&self, mut groups: Vec<&mut RowGroup<'_>>) {
         let mut operations: Vec<BatchOperation> = groups.iter_mut().map(|group| group.take_request()).collect();
-        let failed = Box::pin(self.client.batch(&self.policies.batch, &mut operations)).await.err();
+        let failed = Box::pin(self.nodes.client().batch(&self.policies.batch, &mut operations)).await.err();
         for (group, operation) in groups.into_iter().zip(&mut operations) {
             group.advance(self, operation, failed.as_ref());
         }

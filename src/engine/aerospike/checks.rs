@@ -1,6 +1,9 @@
 //! Checks of a cluster before it is used. Each refusal names its remedy in one line.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aerospike::{Client, CollectionIndexType, IndexType, Node, ResultCode};
 
@@ -26,6 +29,8 @@ const DEFAULT_MAX_RECORD_SIZE: u64 = 1 << 20;
 const DEFAULT_FLUSH_MAX_MS: u64 = 1_000;
 /// Time allowed from the deadline of a flush to its end.
 const FLUSH_MARGIN: Duration = Duration::from_secs(1);
+/// Time for which an index is created anew while the nodes do not agree on it.
+const INDEX_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause between two polls of an index that is being built.
 const INDEX_PAUSE: Duration = Duration::from_millis(100);
 /// Polls of one index between two log lines.
@@ -48,7 +53,7 @@ struct NodeConfig {
     namespace: InfoPairs,
 }
 
-/// Checks every node, then creates the indexes that are missing.
+/// Checks that every node fits this store.
 ///
 /// # Errors
 /// The first check that fails.
@@ -63,7 +68,7 @@ pub async fn check(
         let config = read_node_config(&node, settings, policies).await?;
         check_node(&config, settings)?;
         longest_window = longest_window.max(node_loss_window(&config));
-        community |= is_community(&config);
+        community |= is_community(&config.edition);
     }
     if community {
         tracing::warn!(
@@ -73,10 +78,27 @@ pub async fn check(
              stay as tombstones"
         );
     }
-    for index in Index::ALL.into_iter().filter(|_| settings.access.creates_indexes) {
+    Ok(CheckedCluster { loss_window: longest_window })
+}
+
+/// Creates the indexes that are missing.
+///
+/// # Errors
+/// An index cannot be created.
+pub async fn ensure_indexes(
+    client: &Arc<Client>,
+    settings: &AerospikeSettings,
+    policies: &Policies,
+) -> Result<(), OpenAerospikeError> {
+    for index in Index::ALL.into_iter().filter(|_| settings.access.manages_cluster) {
         ensure_index(client, settings, policies, index).await?;
     }
-    Ok(CheckedCluster { loss_window: longest_window })
+    Ok(())
+}
+
+/// The replication factor as configured. A cluster of a single node has one copy until a second node joins.
+fn replication_factor(namespace: &InfoPairs) -> u64 {
+    namespace.number("replication-factor").or(namespace.number("effective_replication_factor")).unwrap_or(1)
 }
 
 fn unfit(problem: impl Into<String>, remedy: impl Into<String>) -> OpenAerospikeError {
@@ -104,8 +126,15 @@ async fn read_node_config(
     })
 }
 
-fn is_community(config: &NodeConfig) -> bool {
-    config.edition.to_ascii_lowercase().contains("community")
+fn is_community(edition: &str) -> bool {
+    edition.to_ascii_lowercase().contains("community")
+}
+
+/// Returns the copies of each record where the server does not keep nodes that were left out from bringing old copies
+/// back: Community Edition with a replication factor above 1.
+pub fn fenced_copies(edition: &str, namespace: &InfoPairs) -> Option<usize> {
+    let copies = replication_factor(namespace) as usize;
+    (is_community(edition) && copies > 1).then_some(copies)
 }
 
 /// Checks that one node fits this store.
@@ -147,18 +176,99 @@ fn check_node(config: &NodeConfig, settings: &AerospikeSettings) -> Result<(), O
             ));
         }
     }
-    let replicas = namespace.number("effective_replication_factor").or(namespace.number("replication-factor"));
-    if is_community(config) && replicas.is_some_and(|replicas| replicas > 1) && !settings.access.accept_replication {
+    if !is_community(&config.edition) && replication_factor(namespace) > 1 && !namespace.is_true("strong-consistency") {
         return Err(unfit(
             format!(
-                "namespace `{name}` at {node} is replicated on Community Edition, where a cluster that splits in two \
-                 can accept both of two conflicting spends"
+                "namespace `{name}` at {node} has several copies without strong consistency, and a cluster that splits \
+                 in two can lose acknowledged writes"
             ),
-            "set `replication-factor 1`, use Enterprise Edition with strong consistency, or accept the risk with \
-             `accept_replication = true` in [store.aerospike]",
+            "set `strong-consistency true` in the namespace on every node, and the roster",
         ));
     }
     Ok(())
+}
+
+/// Answers of one member of a cluster with several copies.
+#[derive(Debug, Clone)]
+pub struct MemberConfig {
+    pub node: String,
+    /// Answer of the node to `get-config:context=service`.
+    pub service: InfoPairs,
+    /// Answer of the node to `statistics`.
+    pub statistics: InfoPairs,
+    /// Answer of the node to `namespace/NAME`.
+    pub namespace: InfoPairs,
+}
+
+/// Settings of a namespace without which acknowledged writes were lost or undone in experiments
+/// (`docs/operating/aerospike.md`).
+const NEEDED: [(&str, &str); 4] = [
+    ("conflict-resolution-policy", "last-update-time"),
+    ("disable-write-dup-res", "false"),
+    ("read-consistency-level-override", "all"),
+    ("write-commit-level-override", "all"),
+];
+/// Longest distance between two clocks, in ms. Writes stop at 40 s, and of two versions of a record the one written
+/// last counts.
+const MAX_CLOCK_SKEW_MS: u64 = 5_000;
+
+/// Checks that every member of a cluster with several copies has the configuration that the store needs, and all of
+/// them the same one.
+///
+/// # Errors
+/// The first check that fails; the message names node, setting and remedy.
+pub fn check_members(namespace: &str, members: &[MemberConfig]) -> Result<(), OpenAerospikeError> {
+    for MemberConfig { node, service, statistics, namespace: config } in members {
+        for (setting, needed) in NEEDED {
+            let found = config.get(setting).unwrap_or("unknown");
+            if found != needed {
+                return Err(unfit(
+                    format!("namespace `{namespace}` at node {node} has `{setting} {found}`"),
+                    format!(
+                        "set `{setting} {needed}` on every node (asinfo -v \
+                         'set-config:context=namespace;id={namespace};{setting}={needed}', and in aerospike.conf)"
+                    ),
+                ));
+            }
+        }
+        let least = service.number("min-cluster-size").unwrap_or(1);
+        let nodes = members.len() as u64;
+        if least < 2 || 2 * least <= nodes {
+            return Err(unfit(
+                format!(
+                    "node {node} has `min-cluster-size {least}` in a cluster of {nodes} nodes: both sides of a cluster \
+                     that is split in two accept writes"
+                ),
+                format!(
+                    "set `min-cluster-size {}`, a majority, on every node (asinfo -v \
+                     'set-config:context=service;min-cluster-size=…', and in aerospike.conf)",
+                    (nodes / 2 + 1).max(2)
+                ),
+            ));
+        }
+        let skew = statistics.number("cluster_clock_skew_ms").unwrap_or(0);
+        if skew > MAX_CLOCK_SKEW_MS {
+            return Err(unfit(
+                format!("the clocks of the nodes differ by {skew} ms, as node {node} reports"),
+                "set the clocks, and run NTP on every node",
+            ));
+        }
+    }
+    let Some((first, others)) = members.split_first() else { return Ok(()) };
+    let copies = |member: &MemberConfig| replication_factor(&member.namespace);
+    match others.iter().find(|member| copies(member) != copies(first)) {
+        None => Ok(()),
+        Some(other) => Err(unfit(
+            format!(
+                "namespace `{namespace}` has `replication-factor {}` at node {} and {} at node {}",
+                copies(first),
+                first.node,
+                copies(other),
+                other.node
+            ),
+            "set one value on every node, then run `asinfo -v recluster:`",
+        )),
+    }
 }
 
 /// Returns the time during which a node can lose an acknowledged write: until the write buffer is on its device. Data
@@ -180,8 +290,8 @@ async fn ensure_index(
     index: crate::engine::Index,
 ) -> Result<(), OpenAerospikeError> {
     let (bin, name) = (index::bin_of(index), index::index_name(&settings.set, index));
-    let created = client
-        .create_index_on_bin(
+    let create = || {
+        client.create_index_on_bin(
             &policies.admin,
             &settings.namespace,
             &settings.set,
@@ -191,7 +301,16 @@ async fn ensure_index(
             CollectionIndexType::Default,
             None,
         )
-        .await;
+    };
+    let mut created = create().await;
+    // Nodes that agree on a new cluster key agree on indexes some seconds later.
+    let started = Instant::now();
+    while let Err(error) = &created
+        && error.matches(&[ResultCode::Timeout])
+        && started.elapsed() < INDEX_TIMEOUT
+    {
+        created = create().await;
+    }
     if let Err(error) = created
         && !error.matches(&[ResultCode::IndexFound])
     {
@@ -253,10 +372,11 @@ mod tests {
         check_node(&node_config(GOOD), &settings()).unwrap();
         let replicated = GOOD.replace("factor=1", "factor=2");
         let enterprise = NodeConfig { edition: "Aerospike Enterprise Edition".into(), ..node_config(&replicated) };
-        check_node(&enterprise, &settings()).unwrap();
-        let mut accepted = settings();
-        accepted.access.accept_replication = true;
-        check_node(&node_config(&replicated), &accepted).unwrap();
+        let error = check_node(&enterprise, &settings()).unwrap_err().to_string();
+        assert!(error.contains("strong-consistency true"), "{error}");
+        let consistent = InfoPairs::new(&format!("{replicated};strong-consistency=true"));
+        check_node(&NodeConfig { namespace: consistent, ..enterprise }, &settings()).unwrap();
+        check_node(&node_config(&replicated), &settings()).unwrap();
     }
 
     #[test]
@@ -267,7 +387,6 @@ mod tests {
             (node_config(&GOOD.replace("period=120", "period=0")), "nsup-period 120"),
             (node_config(&GOOD.replace("8388608", "1048576")), "raise `max-record-size`"),
             (node_config(&GOOD.replace("8388608", "0")), "raise `max-record-size`"),
-            (node_config(&GOOD.replace("factor=1", "factor=2")), "accept_replication = true"),
         ];
         for (config, remedy) in cases {
             let error = check_node(&config, &settings()).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, sync::Arc, time::Duration};
 
-use aerospike::{AuthMode, Client, ClientPolicy, ResultCode, ToHosts};
+use aerospike::{AuthMode, Client, ClientPolicy, Host, ResultCode, ToHosts};
 
 use super::{errors::describe_error, settings::AerospikeSettings};
 
@@ -54,14 +54,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// The hosts are no list, the certificates cannot be read, or no node answers.
 pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospikeError> {
-    let mut hosts = settings.hosts.to_hosts().map_err(|error| OpenAerospikeError::Hosts {
-        hosts: settings.hosts.clone(),
-        problem: describe_error(&error),
-    })?;
-    for host in &mut hosts {
-        // A node's certificate must contain this name.
-        host.tls_name.get_or_insert_with(|| host.name.clone());
-    }
+    let hosts = hosts(settings)?;
     let policy = client_policy(settings)?;
     let deadline = tokio::time::Instant::now() + settings.access.timeout;
     loop {
@@ -74,6 +67,45 @@ pub async fn connect(settings: &AerospikeSettings) -> Result<Client, OpenAerospi
             return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
         }
         tokio::time::sleep(CONNECT_PAUSE).await;
+    }
+}
+
+/// Parses the hosts of the settings.
+///
+/// # Errors
+/// The hosts are no list.
+pub fn hosts(settings: &AerospikeSettings) -> Result<Vec<Host>, OpenAerospikeError> {
+    let mut hosts = settings.hosts.to_hosts().map_err(|error| OpenAerospikeError::Hosts {
+        hosts: settings.hosts.clone(),
+        problem: describe_error(&error),
+    })?;
+    for host in &mut hosts {
+        // A node's certificate must contain this name.
+        host.tls_name.get_or_insert_with(|| host.name.clone());
+    }
+    Ok(hosts)
+}
+
+/// Longest time that the client waits for a node when it asks all members for their partitions. A node that has died
+/// must not delay the answers of the others for the whole timeout of a request.
+const TEND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connects to the members of one view, and to no node that they name.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_to_members(
+    settings: &AerospikeSettings,
+    members: Vec<Host>,
+) -> Result<Client, OpenAerospikeError> {
+    let mut policy = client_policy(settings)?;
+    policy.seed_only_cluster = true;
+    policy.timeout = policy.timeout.min(TEND_TIMEOUT.as_millis() as u32);
+    let unreachable = |problem| OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem };
+    let client = Client::new(&policy, &members).await.map_err(|error| unreachable(describe_error(&error)))?;
+    match client.nodes().len() == members.len() {
+        true => Ok(client),
+        false => Err(unreachable(format!("{} of {} members answered", client.nodes().len(), members.len()))),
     }
 }
 

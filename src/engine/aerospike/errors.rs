@@ -57,6 +57,9 @@ fn classify_code(code: ResultCode, request: RequestKind) -> ErrorKind {
         | ResultCode::ExpiredSession
         | ResultCode::IndexNotReadable
         | ResultCode::ScanAbort
+        // The nodes' clocks are too far apart, so that all writes stop; or the namespace does not take a TTL, which a
+        // start refuses.
+        | ResultCode::FailForbidden
         | ResultCode::GenerationError => ErrorKind::Retryable,
         ResultCode::ServerError if request == RequestKind::Write => ErrorKind::Unknown,
         ResultCode::ServerError => ErrorKind::Retryable,
@@ -67,7 +70,9 @@ fn classify_code(code: ResultCode, request: RequestKind) -> ErrorKind {
 /// Returns the remedy for an error where the server's text does not tell it.
 fn remedy_for(error: &Error) -> &'static str {
     match error.server_result_code() {
-        Some(ResultCode::FailForbidden) => "; a record with a TTL needs `nsup-period` above 0 in the namespace",
+        Some(ResultCode::FailForbidden) => {
+            "; set the clocks of the nodes if they are far apart, and `nsup-period` above 0 in the namespace"
+        }
         Some(ResultCode::RecordTooBig) => {
             "; raise `max-record-size` of the namespace (8M at most), which bounds a record"
         }

@@ -19,7 +19,7 @@ use aerospike::{AdminPolicy, Client, Node};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{errors::describe_error, info::InfoPairs};
+use super::{errors::describe_error, info::InfoPairs, members::Members, view::Member};
 use crate::engine::{EngineError, ErrorKind, Incarnation};
 
 /// Tolerance for an uptime: nodes report whole seconds, by a clock of their own.
@@ -77,6 +77,19 @@ impl IncarnationTracker {
         let mut reports = ask_each(&nodes, policy, &commands, |[node, key]| parse_cluster(node, key)).await?;
         check_one_cluster(&mut reports)?;
         Ok(self.observe_cluster(&reports))
+    }
+
+    /// Returns the incarnation of a cluster with several copies, if its members are those in use.
+    ///
+    /// # Errors
+    /// Retryable: the members have changed, or a fence around them is not complete. The incarnation is unknown then.
+    pub async fn read_view(&self, members: &Members) -> Result<Incarnation, EngineError> {
+        let view = members.confirmed_view().await.map_err(unknown_incarnation)?;
+        let report = |(node, member): (&String, &Member)| ClusterReport {
+            node: node.clone(),
+            cluster_key: format!("{} {}", view.key, member.name),
+        };
+        Ok(self.observe_cluster(&view.members.iter().map(report).collect::<Vec<_>>()))
     }
 
     /// Asks every node for its uptime and its write queues.

@@ -97,7 +97,7 @@ impl ConnectedCluster {
             // The bin stays in the tombstone of a pruned transaction.
             policy.base_policy.filter_expression = Some(absent(names::PRUNED));
         }
-        let query = self.client.query(&policy, partitions, statement).await;
+        let query = self.nodes.client().query(&policy, partitions, statement).await;
         let mut stream = query.map_err(|error| to_error(&error))?.into_stream();
         while let Some(record) = stream.next().await {
             let record = record.map_err(|error| to_error(&error))?;

@@ -98,7 +98,7 @@ impl ConnectedCluster {
             policy.max_records = limit as u64;
         }
         let to_error = |error: &aerospike::Error| engine_error("scan", set_name, error, RequestKind::Read);
-        let query = self.client.query(&policy, filter, statement).await;
+        let query = self.nodes.client().query(&policy, filter, statement).await;
         let mut stream = query.map_err(|error| to_error(&error))?.into_stream();
         let mut found = Vec::new();
         while let Some(record) = stream.next().await {

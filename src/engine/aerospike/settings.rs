@@ -37,11 +37,9 @@ pub struct Access {
     pub utxo_batch_size: Option<u32>,
     /// Bytes of an inline body beside those slots, at most; larger bodies go to the blob store.
     pub inline_limit: u64,
-    /// Accept Community Edition with a replication factor above 1. A cluster that splits in two can then accept both of
-    /// two conflicting spends, so the engine refuses such a cluster by default.
-    pub accept_replication: bool,
-    /// Create secondary indexes that are missing. Commands that only read leave this off.
-    pub creates_indexes: bool,
+    /// Create secondary indexes that are missing, set fences around the members of a cluster, and admit empty nodes.
+    /// Processes that only read leave this off.
+    pub manages_cluster: bool,
 }
 
 impl Default for Access {
@@ -54,8 +52,7 @@ impl Default for Access {
             connections: 256,
             utxo_batch_size: None,
             inline_limit: 0,
-            accept_replication: false,
-            creates_indexes: true,
+            manages_cluster: true,
         }
     }
 }

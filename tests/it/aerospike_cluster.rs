@@ -1,0 +1,146 @@
+//! A cluster of Aerospike nodes with two copies of each record, on loopback, with the configuration that is shipped.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use utxo_store::engine::aerospike::AerospikeSettings;
+
+use crate::aerospike_server::{self, AerospikeServer};
+
+/// Time limit of a change of the cluster; two cores may be shared by many.
+pub const CHANGE_BOUND: Duration = Duration::from_secs(60);
+
+/// The nodes. Node number `i` has the id `A{i + 1}`.
+pub struct AerospikeCluster {
+    nodes: Vec<AerospikeServer>,
+    hosts: String,
+}
+
+impl AerospikeCluster {
+    /// Starts three nodes. `None`, with a line on standard error, when no server is available.
+    pub fn start() -> Option<Self> {
+        Self::start_with(3, |_, text| text)
+    }
+
+    /// Starts nodes whose configurations `edit` changes, by number.
+    pub fn start_with(count: usize, edit: impl Fn(usize, String) -> String) -> Option<Self> {
+        let ports: Vec<[u16; 3]> = (0..count).map(|_| aerospike_server::free_ports()).collect();
+        let seeds: Vec<String> =
+            ports.iter().map(|[_, _, port]| format!("mesh-seed-address-port 127.0.0.1 {port}")).collect();
+        let nodes = (0..count).map(|number| {
+            let text = edit(number, configuration(number, &seeds.join("\n    ")));
+            AerospikeServer::start_on(&text, ports[number])
+        });
+        let nodes = nodes.collect::<Option<Vec<AerospikeServer>>>()?;
+        let hosts = nodes.iter().map(AerospikeServer::hosts).collect::<Vec<_>>().join(",");
+        Some(AerospikeCluster { nodes, hosts })
+    }
+
+    /// As [`start`](Self::start), and waits until the nodes are one cluster.
+    pub fn whole() -> Option<Self> {
+        let cluster = Self::start()?;
+        cluster.until(Self::is_whole);
+        Some(cluster)
+    }
+
+    /// Waits until `is_so`.
+    pub fn until(&self, is_so: impl Fn(&Self) -> bool) {
+        let started = Instant::now();
+        while !is_so(self) {
+            assert!(started.elapsed() < CHANGE_BOUND, "the cluster does not get there");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Number of members of the cluster of a node; 0 while the node is in no stable cluster.
+    pub fn size(&self, node: usize) -> usize {
+        let is_key = |answer: &str| u64::from_str_radix(answer, 16).is_ok_and(|key| key != 0);
+        let size =
+            |size: &usize| is_key(&self.ask(node, &format!("cluster-stable:ignore-migrations=true;size={size}")));
+        (1..=self.nodes.len()).find(size).unwrap_or(0)
+    }
+
+    /// Returns whether all nodes are one cluster in which the copies of all records are complete.
+    pub fn is_whole(&self) -> bool {
+        let complete = format!("cluster-stable:ignore-migrations=false;size={}", self.nodes.len());
+        (0..self.nodes.len()).all(|node| u64::from_str_radix(&self.ask(node, &complete), 16).is_ok_and(|key| key != 0))
+    }
+
+    /// Sends an info command to a node. An answer that does not come is empty.
+    pub fn ask(&self, node: usize, command: &str) -> String {
+        self.try_ask(node, command).unwrap_or_default()
+    }
+
+    fn try_ask(&self, node: usize, command: &str) -> std::io::Result<String> {
+        let address = self.nodes[node].hosts().parse().unwrap();
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let mut header = (command.len() as u64 + 1).to_be_bytes();
+        header[..2].copy_from_slice(&[2, 1]);
+        stream.write_all(&[&header, command.as_bytes(), b"\n"].concat())?;
+        stream.read_exact(&mut header)?;
+        header[..2].fill(0);
+        let mut text = vec![0; u64::from_be_bytes(header) as usize];
+        stream.read_exact(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
+        Ok(text.trim_end().split_once('\t').map_or_else(String::new, |(_, answer)| answer.to_owned()))
+    }
+
+    /// Returns settings with a set that no other test uses.
+    pub fn settings(&self) -> AerospikeSettings {
+        AerospikeSettings { hosts: self.hosts.clone(), ..self.nodes[0].settings() }
+    }
+
+    /// Ends a node as a power cut would.
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Starts a node again, with the records of its file.
+    pub fn restart(&mut self, node: usize) {
+        self.nodes[node].restart();
+    }
+
+    /// Ends a node, deletes its records, and starts the node again.
+    pub fn replace(&mut self, node: usize) {
+        self.kill(node);
+        self.replace_dead(node);
+    }
+
+    /// Deletes the records of a dead node, and starts the node again.
+    pub fn replace_dead(&mut self, node: usize) {
+        self.nodes[node].wipe();
+        self.nodes[node].restart();
+    }
+
+    /// Stops a node without ending it, or lets it go on.
+    pub fn freeze(&self, node: usize, is_frozen: bool) {
+        self.nodes[node].freeze(is_frozen);
+    }
+}
+
+/// The configuration of `deploy/aerospike-cluster.conf`, with addresses, names and sizes of a test.
+fn configuration(number: usize, seeds: &str) -> String {
+    let mut text = include_str!("../../deploy/aerospike-cluster.conf").to_owned();
+    let mut replace = |from: &str, to: &str| {
+        assert!(text.contains(from), "the configuration that is shipped lacks `{from}`");
+        text = text.replace(from, to);
+    };
+    let own_seed = "    mesh-seed-address-port 10.0.0.1 3002";
+    replace(own_seed, &format!("    {seeds}"));
+    replace("    mesh-seed-address-port 10.0.0.2 3002\n", "");
+    replace("    mesh-seed-address-port 10.0.0.3 3002\n", "");
+    replace("port 3000", "access-address 127.0.0.1\n    port {SERVICE}");
+    replace("port 3001", "port {FABRIC}");
+    replace("port 3002", "port {HEARTBEAT}");
+    replace("10.0.0.1", "127.0.0.1");
+    replace("proto-fd-max 15000", "proto-fd-max 1024\n  work-directory {FOLDER}");
+    replace("node-id a1", &format!("node-id a{}", number + 1));
+    replace("namespace utxo", "namespace test");
+    replace("/var/lib/aerospike/utxo.dat", "{FOLDER}/test.dat");
+    replace("filesize 64G", "filesize 512M");
+    format!("{text}\nmod-lua {{\n  user-path {{FOLDER}}/usr/udf/lua\n}}\n")
+}
