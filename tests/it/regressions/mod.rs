@@ -226,6 +226,10 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         "D spends coinbase c; c is disconnected and connected again, with D before, between and after",
         &[Scenario("reorgs", "a_disconnected_coinbase_returns_with_its_spender_at_every_moment")],
     ),
+    (
+        "a command and a block before the verdict that accepts their transaction, in a rebuild (seed 10296)",
+        &[Scenario("reorgs", "a_rebuild_sets_a_listed_transaction_mined_that_a_later_block_accepts")],
+    ),
 ];
 
 const FILES: &[(&str, &str)] = &[
