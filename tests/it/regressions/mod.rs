@@ -230,6 +230,10 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         "a command and a block before the verdict that accepts their transaction, in a rebuild (seed 10296)",
         &[Scenario("reorgs", "a_rebuild_sets_a_listed_transaction_mined_that_a_later_block_accepts")],
     ),
+    (
+        "true claims that meet a rival after wrong claims, and come again (seed 17902)",
+        &[Scenario("contests", "an_event_with_true_claims_that_met_a_rival_is_judged_once_it_comes_again")],
+    ),
 ];
 
 const FILES: &[(&str, &str)] = &[
