@@ -234,6 +234,10 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         "true claims that meet a rival after wrong claims, and come again (seed 17902)",
         &[Scenario("contests", "an_event_with_true_claims_that_met_a_rival_is_judged_once_it_comes_again")],
     ),
+    (
+        "a preserved transaction that is deleted before the first block (seed 119)",
+        &[Scenario("commands", "before_the_first_block_a_deletion_goes_by_the_height_of_the_record")],
+    ),
 ];
 
 const FILES: &[(&str, &str)] = &[
