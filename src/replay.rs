@@ -5,12 +5,12 @@
 //! the final state counts, not the way to it. A transaction that is live at the frontier has its slots for itself and
 //! has live parents, so that no transaction waits for an effect of another decision.
 
-use std::{borrow::Borrow, collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     event::{Decision, DecisionBody},
     record::{ConsumedOffsets, Reason},
-    tx::{Txid, TxidMap},
+    tx::{FingerprintMap, Txid, TxidMap},
 };
 
 /// Ways to treat the event of a transaction.
@@ -146,36 +146,30 @@ pub enum FinalState {
 /// never contested.
 #[derive(Debug, Clone, Default)]
 pub struct LastVerdicts {
-    states: TxidMap<FinalState>,
+    /// A log can name tens of millions of transactions.
+    states: FingerprintMap<FinalState>,
 }
 
 impl LastVerdicts {
-    /// Collects the final states from the decisions that count, in their order, and from the contests without a
-    /// decision.
+    /// Adds the next decision that counts, in the order of the chain.
     ///
     /// Decisions on chain offsets below `frontier` are applied. Decisions on later offsets only show the earlier state
     /// of the transactions that they name.
-    pub fn new(
-        decisions: impl IntoIterator<Item = impl Borrow<Decision>>,
-        undecided: impl IntoIterator<Item = Txid>,
-        frontier: u64,
-    ) -> Self {
-        let mut verdicts = LastVerdicts::default();
-        for decision in decisions {
-            let decision = decision.borrow();
-            if decision.chain_offset < frontier {
-                verdicts.apply(&decision.body);
-            } else {
-                verdicts.observe(&decision.body);
-            }
+    pub fn add(&mut self, decision: &Decision, frontier: u64) {
+        match decision.chain_offset < frontier {
+            true => self.apply(&decision.body),
+            false => self.observe(&decision.body),
         }
-        undecided.into_iter().for_each(|txid| verdicts.insert_if_new(txid, FinalState::Contested));
-        verdicts
+    }
+
+    /// Adds the transactions of contests without a decision, after all decisions.
+    pub fn add_undecided(&mut self, txids: impl IntoIterator<Item = Txid>) {
+        txids.into_iter().for_each(|txid| self.insert_if_new(txid, FinalState::Contested));
     }
 
     /// Returns the final state of `txid`; `None`: no decision names the transaction, and it is live.
     pub fn get(&self, txid: &Txid) -> Option<FinalState> {
-        self.states.get(txid).copied()
+        self.states.get(txid)
     }
 
     /// Returns whether a transaction that a decision names ends live.
@@ -190,14 +184,16 @@ impl LastVerdicts {
 
     /// Records the state of a transaction on which no decision was seen before.
     fn insert_if_new(&mut self, txid: Txid, state: FinalState) {
-        self.states.entry(txid).or_insert(state);
+        if self.states.get(&txid).is_none() {
+            self.states.insert(txid, state);
+        }
     }
 
     /// Records that a decision has found the transaction live. A transaction that was contested before was accepted,
     /// and a node has lost that it was contested.
     fn mark_live(&mut self, txid: Txid) {
-        if let state @ FinalState::Contested = self.states.entry(txid).or_insert(FinalState::Live) {
-            *state = FinalState::Live;
+        if matches!(self.states.get(&txid), None | Some(FinalState::Contested)) {
+            self.states.insert(txid, FinalState::Live);
         }
     }
 
@@ -283,9 +279,12 @@ mod tests {
 
     /// Collects the final states of decisions on successive chain offsets.
     fn verdicts(bodies: Vec<DecisionBody>, undecided: &[Txid], frontier: u64) -> LastVerdicts {
-        let decisions: Vec<_> =
-            bodies.into_iter().zip(0..).map(|(body, chain_offset)| Decision { chain_offset, step: 0, body }).collect();
-        LastVerdicts::new(&decisions, undecided.iter().copied(), frontier)
+        let mut verdicts = LastVerdicts::default();
+        for (body, chain_offset) in bodies.into_iter().zip(0..) {
+            verdicts.add(&Decision { chain_offset, step: 0, body }, frontier);
+        }
+        verdicts.add_undecided(undecided.iter().copied());
+        verdicts
     }
 
     #[test]

@@ -256,6 +256,8 @@ impl Planner {
         }
         let halted = (flight.txid, flight.events.clone());
         self.steps.flights.wait(id, Stage::Halted);
+        self.steps.drop_revoked_behind_halted();
+        self.steps.start_ready(now_ms);
         Some(halted)
     }
 
@@ -386,7 +388,8 @@ impl Planner {
     }
 
     /// Handles the revocation of a partition. Parked and halted flights without other partitions are dropped: the next
-    /// owner reads their events again. Flights in motion end without counting. A create may take long and is cancelled.
+    /// owner reads their events again. So are flights that wait for a halted one. Flights in motion end without
+    /// counting. A create may take long and is cancelled.
     pub fn revoke(&mut self, partition: i32, now_ms: u64) {
         let FlightSteps { flights, actions, parking, non_durable, .. } = &mut self.steps;
         parking.over_limit.remove(&partition);
@@ -406,6 +409,7 @@ impl Planner {
             self.steps.parking.cancel_wait(&mut self.steps.flights, id);
             self.steps.finish(id, Completion::PassedOver);
         }
+        self.steps.drop_revoked_behind_halted();
         self.steps.start_ready(now_ms);
     }
 }

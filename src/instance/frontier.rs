@@ -24,7 +24,7 @@ use crate::{
         committed::read_committed,
         retry::{read_or_reopen, until_answered},
     },
-    event::{CommandResult, DecisionBody, Event, SubtreeTransactions, Topic},
+    event::{CommandResult, Decision, DecisionBody, Event, SubtreeTransactions, Topic},
     group::{commit_metadata::committed_by_instance, earlier_halts::EarlierHalts},
     ingest::pipeline::PipelineError,
     prepare::{BodyLoadError, PrepareSettings, PreparedEvent, load_body, prepare_loaded},
@@ -32,6 +32,7 @@ use crate::{
     replay::{LastVerdicts, RaisedFrontier, RebuildPlan},
     sequencer::{
         chain_group,
+        decided_chunks::DecisionWalk,
         decisions::{DecisionError, DecisionTable},
     },
     store::StateStore,
@@ -113,24 +114,22 @@ pub(super) async fn plan_rebuild(
     settings: &InstanceSettings,
     parts: &InstanceParts,
 ) -> Result<(RebuildPlan, u64, Vec<Txid>), InstanceError> {
-    let decided = DecidedChain::read(log, settings, parts.broker.as_ref()).await?;
+    let broker = parts.broker.as_ref();
+    let topics = [settings.partition(Topic::Decisions, 0), settings.partition(Topic::Chain, 0)];
+    let decided = DecidedChain::read(log, &topics, broker, settings.sequencer.verdict_memory.chunk_bytes).await?;
     let chain = log.committed.chain.max(decided.handled);
     let undecided = decided.undecided.clone();
-    let contested = undecided.iter().copied();
-    let verdicts = Arc::new(LastVerdicts::new(decided.table.iter(), contested, chain));
+    let verdicts = Arc::new(decided.last_verdicts((broker, &topics[0]), chain).await?);
     let (frontier, ends) = (offsets_by_number(&log.committed), offsets_by_number(&log.ends));
     let mut rebuild = RebuildPlan { frontier, verdicts, stop_at_frontier: true, raised: None };
     if rebuild.frontier != ends {
         let above = read_events_above(&rebuild, &ends, settings, parts).await?;
         let mut roots = RequiredAbove { above: &above, found: BTreeSet::new() };
-        let below = decided.table.iter().take_while(|decision| decision.chain_offset < chain);
-        roots.extend(below.flat_map(|decision| required_txids(&decision.body)));
-        roots.extend(decided.winners.iter().copied());
-        let commands = decided.commands_below(chain);
+        let commands = decided.collect_required((broker, &topics[0]), chain, &mut roots).await?;
         drop(decided);
         let mut objects = Vec::new();
         let each = |message: Message| collect_named(&message, &commands, &mut roots, &mut objects);
-        read_range(parts.broker.as_ref(), &settings.partition(Topic::Chain, 0), 0, chain, each).await?;
+        read_range(broker, &topics[1], 0, chain, each).await?;
         collect_from_objects(parts, objects, &mut roots).await?;
         let roots = roots.found;
         rebuild = raise_frontier(rebuild, roots, above, settings, parts).await?;
@@ -146,7 +145,8 @@ fn offsets_by_number(consumed: &ConsumedOffsets) -> BTreeMap<i32, u64> {
 
 /// The decisions of a log, and the contests without a decision.
 struct DecidedChain {
-    /// Every decision. The table can be large, so that no other copy is made.
+    /// Every decision. Chunks of descendants are left in the topic but for the newest, as in a sequencer: one verdict
+    /// can have millions of descendants.
     table: DecisionTable,
     /// Contested transactions without a decision, or with a part of one.
     undecided: Vec<Txid>,
@@ -157,11 +157,16 @@ struct DecidedChain {
 }
 
 impl DecidedChain {
-    /// Reads every decision, and the contests that may lack one.
-    async fn read(log: &LogEnds, settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, InstanceError> {
-        let mut table = DecisionTable::default();
+    /// Reads every decision, and the contests that may lack one. About `chunk_bytes` of chunks are in memory at most.
+    async fn read(
+        log: &LogEnds,
+        [decisions, chain]: &[TopicPartition; 2],
+        broker: &dyn Broker,
+        chunk_bytes: usize,
+    ) -> Result<Self, InstanceError> {
+        let mut table = DecisionTable::default().with_kept_bytes(chunk_bytes);
         let mut absorbed = Ok(());
-        read_range(broker, &settings.partition(Topic::Decisions, 0), 0, log.decisions, |message| {
+        read_range(broker, decisions, 0, log.decisions, |message| {
             if absorbed.is_ok() {
                 absorbed = table.absorb(&message);
             }
@@ -170,33 +175,54 @@ impl DecidedChain {
         absorbed.map_err(DecisionError::from)?;
         let handled = table.handled_below();
         let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
-        read_range(
-            broker,
-            &settings.partition(Topic::Chain, 0),
-            handled.min(log.ends.chain),
-            log.ends.chain,
-            |message| {
-                // An undecodable message is a dead letter of the sequencer, and names no transaction.
-                if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
-                    contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
-                }
-            },
-        )
+        read_range(broker, chain, handled.min(log.ends.chain), log.ends.chain, |message| {
+            // An undecodable message is a dead letter of the sequencer, and names no transaction.
+            if let Ok(Event::Contest(contest)) = Event::decode(&message.payload) {
+                contests.push((message.offset, contest.txid, winner_of(&contest.reason)));
+            }
+        })
         .await?;
-        contests.retain(|(chain_offset, ..)| table.next_joined(*chain_offset, 0).is_none());
+        contests.retain(|(chain_offset, ..)| !table.has_next(*chain_offset, 0));
         let winners = contests.iter().filter_map(|(.., winner)| *winner).collect();
         let undecided = contests.into_iter().map(|(_, txid, _)| txid).collect();
         Ok(DecidedChain { table, undecided, winners, handled })
     }
 
-    /// Returns the offsets of the commands below a chain offset that found their transaction.
-    fn commands_below(&self, chain: u64) -> BTreeSet<u64> {
-        let below = self.table.iter().take_while(|decision| decision.chain_offset < chain);
-        let is_done = |body: &DecisionBody| match body {
-            DecisionBody::CommandDone { result, .. } => !matches!(result, CommandResult::Refused { .. }),
-            _ => false,
-        };
-        below.filter(|decision| is_done(&decision.body)).map(|decision| decision.chain_offset).collect()
+    /// Folds all decisions to the final state of each transaction that they name.
+    async fn last_verdicts(
+        &self,
+        topic: (&dyn Broker, &TopicPartition),
+        frontier: u64,
+    ) -> Result<LastVerdicts, DecisionError> {
+        let (mut verdicts, mut walk) = (LastVerdicts::default(), DecisionWalk::new(&self.table, topic));
+        while let Some(decision) = walk.next().await? {
+            verdicts.add(&decision, frontier);
+        }
+        verdicts.add_undecided(self.undecided.iter().copied());
+        Ok(verdicts)
+    }
+
+    /// Collects the transactions that must exist for the decisions below a chain offset to be applied. Returns the
+    /// offsets of the commands below that found their transaction.
+    async fn collect_required(
+        &self,
+        topic: (&dyn Broker, &TopicPartition),
+        frontier: u64,
+        required: &mut RequiredAbove<'_>,
+    ) -> Result<BTreeSet<u64>, DecisionError> {
+        let (mut commands, mut walk) = (BTreeSet::new(), DecisionWalk::new(&self.table, topic));
+        while let Some(Decision { chain_offset, body, .. }) =
+            walk.next().await?.filter(|decision| decision.chain_offset < frontier)
+        {
+            required.extend(required_txids(&body));
+            if let DecisionBody::CommandDone { result, .. } = body
+                && !matches!(result, CommandResult::Refused { .. })
+            {
+                commands.insert(chain_offset);
+            }
+        }
+        required.extend(self.winners.iter().copied());
+        Ok(commands)
     }
 }
 
@@ -438,14 +464,57 @@ impl<'a> LogRange<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        broker::memory::{MemoryBroker, MemorySettings},
+        broker::{NewTopic, OutgoingMessage},
+        clock::Clock,
+        event::Descendant,
+    };
+
+    const fn id(n: u8) -> Txid {
+        Txid([n; 32])
+    }
 
     /// The ids of a long chain are not kept: only those of transactions with an event above the committed offsets.
     #[test]
     fn only_transactions_with_an_event_above_the_committed_offsets_are_kept() {
-        let id = |n: u8| Txid([n; 32]);
         let above: TxidMap<EventsAbove> = [2, 5].map(|n| (id(n), EventsAbove::default())).into_iter().collect();
         let mut required = RequiredAbove { above: &above, found: BTreeSet::new() };
         (0..3).for_each(|_| required.extend((0..=255).map(id)));
         assert_eq!(required.found, [id(2), id(5)].into());
+    }
+
+    /// A verdict has many chunks of descendants. Protects: memory holds one chunk, and the plan knows every descendant.
+    #[tokio::test(start_paused = true)]
+    async fn the_descendants_of_a_verdict_are_not_held_in_memory() {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(0)));
+        let topics = ["decisions", "chain"].map(|topic| TopicPartition { topic: topic.into(), partition: 0 });
+        let new =
+            |partition: &TopicPartition| NewTopic { name: partition.topic.to_string(), partitions: 1, config: vec![] };
+        broker.create_topics(&topics.each_ref().map(new)).await.unwrap();
+        let chunk = |n: u8| {
+            let members = [n, 100 + n].map(|n| Descendant { txid: id(n), parent: id(0), live: true });
+            DecisionBody::Cone { members: members.to_vec(), height: 5 }
+        };
+        let reason = Reason::MissingParent { parent: id(99) };
+        let verdict = DecisionBody::Conflicting { txid: id(0), reason, height: 5, live: true };
+        let bodies = std::iter::once(verdict).chain((1..=9).map(chunk)).chain([DecisionBody::Closed]);
+        let producer = broker.producer().await.unwrap();
+        for (body, step) in bodies.zip(0..) {
+            let payload = Event::Decision(Decision { chain_offset: 7, step, body }).encode().into();
+            let message = OutgoingMessage { topic: "decisions".into(), payload, ..OutgoingMessage::default() };
+            producer.produce(message).await.unwrap();
+        }
+        let log = LogEnds { decisions: 11, ..LogEnds::default() };
+        let decided = DecidedChain::read(&log, &topics, &broker, 0).await.unwrap();
+        assert_eq!(decided.handled, 8);
+        let in_memory = (1..10).filter(|step| decided.table.get(7, *step).is_some()).count();
+        assert_eq!(in_memory, 1);
+        let verdicts = decided.last_verdicts((&broker, &topics[0]), 8).await.unwrap();
+        assert!((0..=9).chain(101..=109).all(|n| verdicts.ends_conflicting(&id(n))));
+        let above: TxidMap<EventsAbove> = [3, 55].map(|n| (id(n), EventsAbove::default())).into_iter().collect();
+        let mut required = RequiredAbove { above: &above, found: BTreeSet::new() };
+        decided.collect_required((&broker, &topics[0]), 8, &mut required).await.unwrap();
+        assert_eq!(required.found, [id(3)].into());
     }
 }

@@ -75,10 +75,11 @@ struct TopicReader {
     reader: Box<dyn PartitionReader>,
     /// Messages that were read and not copied, each with its sequence, or with the reason why it has none.
     heads: VecDeque<(Result<u64, String>, Message)>,
-    /// Reader that looks for the next sequence after the messages that were read.
-    search: Option<Box<dyn PartitionReader>>,
-    /// The message with the next sequence, which the search has found.
-    found: Option<Message>,
+    /// Reader that looks for a sequence after the messages that were read, and that sequence.
+    search: Option<(u64, Box<dyn PartitionReader>)>,
+    /// The message that the search has found, and its sequence. Valid while that sequence is the next one: the other
+    /// topic may bring the sequence meanwhile.
+    found: Option<(u64, Message)>,
 }
 
 /// Next offsets of the two topics. Each event below was copied into the chain, was in it before, or is a dead letter,
@@ -223,8 +224,9 @@ impl ChainFeed {
                 FeedTopic::BlockMined => &mut self.block_mined,
                 FeedTopic::Reorgs => &mut self.reorgs,
             };
-            let mut search = match topic.search.take() {
-                Some(search) => search,
+            // A search for an earlier sequence may be past this one.
+            let mut search = match topic.search.take_if(|(sequence, _)| *sequence == next) {
+                Some((_, search)) => search,
                 None => {
                     let from = topic.reader.position();
                     report_wait(&self.parts, FEED, until_answered(|| broker.read(&topic.topic, from))).await?
@@ -235,9 +237,8 @@ impl ChainFeed {
             if !messages.is_empty() {
                 report_wait(&self.parts, FEED, self.parts.guard.confirm(&self.parts.topics.fed())).await?;
             }
-            topic.found = messages.into_iter().find(|message| sequence_of(message) == Ok(next));
-            // The sequence after the found one is looked for from the beginning.
-            topic.search = Some(search).filter(|_| topic.found.is_none());
+            topic.found = messages.into_iter().find(|message| sequence_of(message) == Ok(next)).map(|it| (next, it));
+            topic.search = Some((next, search)).filter(|_| topic.found.is_none());
         }
         Ok(())
     }
@@ -410,7 +411,8 @@ impl TopicReader {
 
     /// Returns `next` where a message has that sequence, and else the sequence of the first message.
     fn head(&self, next: u64) -> Option<u64> {
-        match self.found.is_some() || self.place_of(next).is_some() {
+        let is_found = self.found.as_ref().is_some_and(|(sequence, _)| *sequence == next);
+        match is_found || self.place_of(next).is_some() {
             true => Some(next),
             false => self.heads.front().and_then(|(sequence, _)| sequence.as_ref().ok().copied()),
         }
@@ -424,7 +426,7 @@ impl TopicReader {
     fn take(&mut self, next: u64) -> Option<Message> {
         match self.place_of(next) {
             Some(place) => self.heads.remove(place).map(|(_, message)| message),
-            None => self.found.take(),
+            None => self.found.take_if(|(sequence, _)| *sequence == next).map(|(_, message)| message),
         }
     }
 

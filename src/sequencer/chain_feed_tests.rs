@@ -290,6 +290,49 @@ async fn a_sequence_that_is_produced_late_is_found_in_its_topic() {
     }
 }
 
+/// The search for a sequence has reached the end of its topic. The other topic brings the sequence, and a later one is
+/// missing, which the search has passed.
+#[tokio::test(start_paused = true)]
+async fn a_search_for_a_later_sequence_begins_anew() {
+    let topics = Topics::new().await;
+    let late = 2 + BATCH as u64;
+    let last = late + 6 * BATCH as u64;
+    for sequence in (2..late).chain(late + 1..=last).chain([late]) {
+        topics.put("block-mined", sequence).await;
+    }
+    let feed = tokio::spawn(topics.feed(&ChainState::default(), 0).await.run());
+    a_while().await;
+    assert!(topics.chain().await.is_empty());
+    topics.put("reorgs", 1).await;
+    a_while().await;
+    assert_eq!(topics.chain().await, (1..=last).collect::<Vec<_>>());
+    feed.abort();
+}
+
+/// The search has found the next sequence in one topic, and the other topic brings the sequence before the found
+/// message is copied. Protects: the found message is not copied in the place of a later sequence.
+#[tokio::test(start_paused = true)]
+async fn a_found_message_counts_for_its_own_sequence() {
+    let topics = Topics::new().await;
+    let missing = 2 + BATCH as u64;
+    for sequence in 2..missing {
+        topics.put("reorgs", sequence).await;
+    }
+    let mut feed = topics.feed(&ChainState::default(), 0).await;
+    feed.read_heads().await.unwrap();
+    topics.put("reorgs", 1).await;
+    feed.search_ahead().await.unwrap();
+    assert!(feed.reorgs.found.is_some());
+    topics.put("block-mined", 1).await;
+    let feed = tokio::spawn(feed.run());
+    a_while().await;
+    assert_eq!(topics.chain().await, (1..missing).collect::<Vec<_>>(), "{missing} is missing");
+    topics.put("block-mined", missing).await;
+    a_while().await;
+    assert_eq!(topics.chain().await, (1..=missing).collect::<Vec<_>>());
+    feed.abort();
+}
+
 #[test]
 fn a_feed_at_a_gap_yields_to_other_tasks() {
     // Real threads: under a paused clock a task that never yields would hang the test instead of failing it.

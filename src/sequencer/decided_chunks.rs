@@ -8,7 +8,7 @@ use std::{collections::VecDeque, time::Duration};
 use crate::{
     backoff::Backoff,
     broker::{Broker, BrokerErrorKind, TopicPartition},
-    event::{DecisionBody, Event},
+    event::{Decision, DecisionBody, Event},
     sequencer::{
         decision_parts,
         decisions::{BadDecision, DecisionError, DecisionLog, DecisionTable},
@@ -137,6 +137,47 @@ impl DecisionLog {
     }
 }
 
+/// Iterates over all decisions of a table by chain offset and step, parts joined. Chunks of descendants that are not in
+/// memory are read again, one after the other, and are not kept.
+pub struct DecisionWalk<'a> {
+    table: &'a DecisionTable,
+    topic: (&'a dyn Broker, &'a TopicPartition),
+    readers: ReaderCache,
+    chain_offset: u64,
+    step: u32,
+}
+
+impl<'a> DecisionWalk<'a> {
+    /// Begins with the first decision of a table that was read from this topic.
+    pub fn new(table: &'a DecisionTable, topic: (&'a dyn Broker, &'a TopicPartition)) -> Self {
+        DecisionWalk { table, topic, readers: ReaderCache::default(), chain_offset: 0, step: 0 }
+    }
+
+    /// Returns the next decision; `None` after the last one.
+    ///
+    /// # Errors
+    /// The topic no longer has a chunk, or the broker's first error that a retry does not heal.
+    pub async fn next(&mut self) -> Result<Option<Decision>, DecisionError> {
+        while let Some((&chain_offset, _)) = self.table.by_offset.range(self.chain_offset..).next() {
+            if chain_offset > self.chain_offset {
+                (self.chain_offset, self.step) = (chain_offset, 0);
+            }
+            let Some((body, next)) = self.table.next_decision(chain_offset, self.step) else {
+                (self.chain_offset, self.step) = (chain_offset + 1, 0);
+                continue;
+            };
+            self.step = next;
+            let body = match (body, self.table.position_of_dropped(chain_offset, next - 1)) {
+                (None, Some(at)) => reread_step(&mut self.readers, self.topic, at, (chain_offset, next - 1)).await?,
+                (Some(body), _) => body,
+                (None, None) => continue,
+            };
+            return Ok(Some(Decision { chain_offset, step: next - 1, body }));
+        }
+        Ok(None)
+    }
+}
+
 /// Reads the record of a step again, at its offset in the topic.
 ///
 /// # Errors
@@ -174,7 +215,7 @@ mod tests {
         broker::memory::{MemoryBroker, MemorySettings},
         broker::{NewTopic, OutgoingMessage},
         clock::Clock,
-        event::{Decision, Descendant},
+        event::Descendant,
         tx::Txid,
     };
 
@@ -256,6 +297,39 @@ mod tests {
             log.forget_handled(9);
             assert_eq!(log.table().next_step(7), 0);
         }
+    }
+
+    /// Protects: a rebuild takes every decision into account, though it holds one chunk of descendants in memory, and
+    /// finds the last decided event, also where a chunk comes before its end.
+    #[tokio::test(start_paused = true)]
+    async fn a_walk_over_the_decisions_reads_dropped_chunks_again() {
+        let broker = MemoryBroker::new(MemorySettings::new(Clock::simulated(0)));
+        broker.create_topics(&[NewTopic { name: "decisions".into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let mut log = open(&broker, 0).await;
+        let lifted = DecisionBody::Lifted { txid: Txid([9; 32]), outputs: vec![] };
+        let bodies = [numbered_chunk(0), lifted, numbered_chunk(2), numbered_chunk(3), DecisionBody::Closed];
+        // The events come in another order after a node's restart.
+        for chain_offset in [9, 7, 8] {
+            for body in &bodies {
+                log.publish(chain_offset, body.clone()).await.unwrap();
+            }
+        }
+        assert_eq!(log.table().handled_below(), 10);
+        log.publish(12, numbered_chunk(0)).await.unwrap();
+        log.publish(12, numbered_chunk(1)).await.unwrap();
+        assert_eq!(log.table().handled_below(), 12);
+        let chunks = [(0, 0), (2, 2), (3, 3)].map(|(step, tag)| (step, numbered_chunk(tag)));
+        let of_event = chunks.into_iter().chain([(4, DecisionBody::Closed)]);
+        let expected = [7, 8, 9].into_iter().flat_map(|at| of_event.clone().map(move |(step, body)| (at, step, body)));
+        let expected = expected.chain([(12, 0, numbered_chunk(0)), (12, 1, numbered_chunk(1))]);
+        let mut walk = DecisionWalk::new(log.table(), (log.broker.as_ref(), &log.partition));
+        for (chain_offset, step, body) in expected {
+            assert_eq!(walk.next().await.unwrap(), Some(Decision { chain_offset, step, body }));
+        }
+        assert_eq!(walk.next().await.unwrap(), None);
+        let in_memory = [7, 8, 9, 12].into_iter().flat_map(|at| (0..5).map(move |step| (at, step)));
+        let is_chunk = |(at, step): &(u64, u32)| matches!(log.table().get(*at, *step), Some(DecisionBody::Cone { .. }));
+        assert_eq!(in_memory.filter(is_chunk).count(), 1);
     }
 
     /// A topic that lost the record, or has another one in its place, halts the chain by name.

@@ -28,7 +28,8 @@ use crate::{
 
 /// The decisions by chain offset. Pure: messages are added in the order of the topic.
 ///
-/// The table of a sequencer leaves chunks of descendants in the topic. Every other table has all decisions.
+/// The tables of a sequencer and of a rebuild leave chunks of descendants in the topic. Every other table has all
+/// decisions.
 #[derive(Debug, Default)]
 pub struct DecisionTable {
     pub(super) by_offset: BTreeMap<u64, EventSteps>,
@@ -82,7 +83,7 @@ impl DecisionTable {
     }
 
     /// Leaves all but the newest chunks of descendants in the topic; those in memory have about `limit` bytes.
-    fn with_kept_bytes(self, limit: usize) -> Self {
+    pub fn with_kept_bytes(self, limit: usize) -> Self {
         DecisionTable { kept: KeptChunks::with_limit(limit), ..self }
     }
 
@@ -137,7 +138,7 @@ impl DecisionTable {
 
     /// Returns whether there is a decision from `step` on, also where it is not in memory.
     pub fn has_next(&self, chain_offset: u64, step: u32) -> bool {
-        self.next_joined(chain_offset, step).is_some() || self.find_next_dropped(chain_offset, step).is_some()
+        self.next_decision(chain_offset, step).is_some()
     }
 
     /// Returns the next decision from `step` on, its parts joined, and the step after it. `None` also where that is a
@@ -162,26 +163,30 @@ impl DecisionTable {
         self.by_offset.get(&chain_offset).map_or(0, |decided| decided.steps.len() as u32)
     }
 
-    /// Iterates over all decisions by chain offset and step, parts joined.
-    pub fn iter(&self) -> impl Iterator<Item = Decision> + '_ {
-        self.by_offset.keys().flat_map(|chain_offset| self.decisions_on(*chain_offset))
+    /// Returns the next decision from `step` on, its parts joined, or `None` in its place for a chunk of descendants
+    /// that is not in memory; and the step after it.
+    pub fn next_decision(&self, chain_offset: u64, step: u32) -> Option<(Option<DecisionBody>, u32)> {
+        match self.next_joined(chain_offset, step) {
+            Some((body, next)) => Some((Some(body), next)),
+            None => self.find_next_dropped(chain_offset, step).map(|dropped| (None, dropped + 1)),
+        }
     }
 
-    /// Iterates over the decisions on one event by step, parts joined.
-    fn decisions_on(&self, chain_offset: u64) -> impl Iterator<Item = Decision> + '_ {
-        let mut next = 0;
-        std::iter::from_fn(move || {
-            let (body, after) = self.next_joined(chain_offset, next)?;
-            let step = std::mem::replace(&mut next, after);
-            Some(Decision { chain_offset, step, body })
-        })
+    /// Returns whether the last decision on an event is `Closed`; `None`: the event has no decision.
+    fn is_closed(&self, chain_offset: u64) -> Option<bool> {
+        let (mut last, mut step) = (None, 0);
+        while let Some((body, next)) = self.next_decision(chain_offset, step) {
+            (last, step) = (Some(body == Some(DecisionBody::Closed)), next);
+        }
+        last
     }
 
     /// Returns the chain offset below which every event is decided to its end. The sequencer decides in order, so that
     /// only the last event with decisions may be half decided. The events of the last group may not be applied yet.
     pub fn handled_below(&self) -> u64 {
-        let last = self.by_offset.keys().rev().find_map(|chain_offset| self.decisions_on(*chain_offset).last());
-        last.map_or(0, |last| last.chain_offset + u64::from(last.body == DecisionBody::Closed))
+        let is_closed = |chain_offset: &u64| Some((*chain_offset, self.is_closed(*chain_offset)?));
+        let last = self.by_offset.keys().rev().find_map(is_closed);
+        last.map_or(0, |(chain_offset, is_closed)| chain_offset + u64::from(is_closed))
     }
 
     /// Returns the chain offset from which on no event has a decision.

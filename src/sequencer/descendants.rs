@@ -21,9 +21,8 @@ use crate::{
         second_chances::publish_reconsider,
         spender_search::SpenderSearch,
         steps::Steps,
-        txid_set::TxidSet,
     },
-    tx::Txid,
+    tx::{FingerprintSet, Txid},
 };
 
 /// A transaction that becomes conflicting, with the reason.
@@ -45,12 +44,12 @@ pub struct Descendants {
     /// between two steps.
     steps: Vec<u32>,
     /// The txids of all losers and descendants.
-    txids: TxidSet,
+    txids: FingerprintSet,
 }
 
 impl Descendants {
     fn from_losers(losers: Vec<LosingTx>, winner: Option<Txid>) -> Self {
-        let mut txids = TxidSet::default();
+        let mut txids = FingerprintSet::default();
         txids.extend(losers.iter().map(|loser| loser.txid));
         Descendants { losers, winner, steps: Vec::new(), txids }
     }

@@ -68,6 +68,9 @@ const STEP_LIMIT: Duration = Duration::from_secs(5);
 const MAX_LIMIT_FACTOR: u32 = 6;
 /// Pause before a failed step is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// Time that a step may still take when a chain event waits, at first and at most. The pause after an interrupted step
+/// is ten times as long, so that pruning takes at most a tenth of a chain that is never idle.
+const WAITING_EVENT_LIMITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Time between two log lines about one pass.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -79,8 +82,11 @@ pub(super) struct Pruner {
     /// since a node may have lost their writes.
     not_before: u64,
     pass: Option<(PrunePass, Started)>,
-    /// Factor on [`STEP_LIMIT`]; doubled after a step of a single transaction has timed out.
+    /// Factor on [`STEP_LIMIT`]; doubled after a step that could not become smaller has timed out.
     limit_factor: u32,
+    /// Time that a step may still take when a chain event waits; doubled after a step that could not become smaller was
+    /// interrupted.
+    waiting_event_limit: Duration,
     /// The rest of the pass waits until a greater chain offset than this one is committed.
     blocked_at: Option<u64>,
     /// The height up to which this instance has pruned.
@@ -93,8 +99,23 @@ impl Pruner {
     /// Makes a pruner that starts once chain offset `not_before` is committed. Without a task the pruner never starts.
     pub fn new(task: Option<PruneTask>, committed: watch::Receiver<CommittedChain>, not_before: u64) -> Self {
         let now = Instant::now();
-        let (pass, blocked_at, done) = (None, None, 0);
-        Pruner { task, committed, not_before, pass, limit_factor: 1, blocked_at, done, wake: now, last_logged: now }
+        Pruner {
+            task,
+            committed,
+            not_before,
+            pass: None,
+            limit_factor: 1,
+            waiting_event_limit: WAITING_EVENT_LIMITS.0,
+            blocked_at: None,
+            done: 0,
+            wake: now,
+            last_logged: now,
+        }
+    }
+
+    /// Returns the time that a step may still take when a chain event waits.
+    pub fn waiting_event_limit(&self) -> Duration {
+        self.waiting_event_limit
     }
 
     /// Waits until a step is due.
@@ -142,7 +163,7 @@ impl Pruner {
             }
             Err(_) => {
                 let smaller = self.pass.as_mut().map(|(pass, _)| pass.shrink_step_size());
-                if smaller == Some(false) {
+                if smaller != Some(true) {
                     self.limit_factor = self.limit_factor.saturating_mul(2).min(MAX_LIMIT_FACTOR);
                 }
                 tracing::warn!(?limit, smaller, "prune: step exceeded its time limit; retrying");
@@ -150,7 +171,7 @@ impl Pruner {
                 return Ok(());
             }
         };
-        self.limit_factor = 1;
+        (self.limit_factor, self.waiting_event_limit) = (1, WAITING_EVENT_LIMITS.0);
         if let Some((pass, _)) = &mut self.pass {
             pass.grow_step_size();
         }
@@ -228,11 +249,16 @@ impl Pruner {
         Ok(PruneStep::Done)
     }
 
-    /// Gives up a step that was dropped because a chain event came. Smaller steps follow after a pause.
+    /// Gives up a step that was dropped because a chain event came. A smaller step follows after a pause, or the same
+    /// step with more time: it would else be begun again and again, and no record behind it would be pruned.
     pub fn interrupt(&mut self) {
+        let limit = self.waiting_event_limit;
         let smaller = self.pass.as_mut().map(|(pass, _)| pass.shrink_step_size());
-        tracing::debug!(smaller, "prune: step interrupted by a chain event; retrying");
-        self.wake = Instant::now() + RETRY_PAUSE;
+        if smaller != Some(true) {
+            self.waiting_event_limit = limit.saturating_mul(2).min(WAITING_EVENT_LIMITS.1);
+        }
+        tracing::debug!(?limit, smaller, "prune: step interrupted by a chain event; retrying");
+        self.wake = Instant::now() + limit.saturating_mul(10);
     }
 
     /// Logs the progress of a long pass.

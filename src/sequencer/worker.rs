@@ -38,9 +38,6 @@ pub enum WorkerReport {
 /// First and longest pause before the decisions of a sequencer that is ahead are read again.
 const PAUSE_BEHIND: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Time that a step of pruning may still take when a chain event waits.
-const PRUNING_BEFORE_EVENT: Duration = Duration::from_secs(1);
-
 /// Windows of events that are taken from the queue before the first of them is handled.
 const WINDOWS_AT_ONCE: usize = 4;
 
@@ -238,6 +235,7 @@ impl ChainWorker {
         messages: &mut mpsc::UnboundedReceiver<MessageBatch>,
     ) -> Result<Option<MessageBatch>, SequencerError> {
         let Handler { parts, state, .. } = &self.handler;
+        let limit = pruner.waiting_event_limit();
         let batch = {
             let mut step = Box::pin(self.monitor.enter("a step of pruning", pruner.step(parts, state.era)));
             let batch = tokio::select! {
@@ -245,7 +243,7 @@ impl ChainWorker {
                 done = &mut step => return done.map(|()| None),
                 Some(batch) = messages.recv() => batch,
             };
-            if let Ok(done) = tokio::time::timeout(PRUNING_BEFORE_EVENT, &mut step).await {
+            if let Ok(done) = tokio::time::timeout(limit, &mut step).await {
                 return done.map(|()| Some(batch));
             }
             batch

@@ -5,6 +5,7 @@
 mod builder;
 mod check;
 mod error;
+mod fingerprints;
 mod hash;
 mod id;
 mod parts;
@@ -20,6 +21,7 @@ pub mod varint;
 pub use builder::TransactionBuilder;
 pub use check::MAX_MONEY;
 pub use error::{InvalidTransaction, ParseError, ParseErrorKind};
+pub use fingerprints::{FingerprintMap, FingerprintSet};
 pub use hash::{amount_size, double_sha256, utxo_hash};
 pub(crate) use id::read_text;
 pub use id::{Outpoint, ParseIdError, Txid, TxidMap, UtxoHash};

@@ -387,11 +387,21 @@ async fn a_preserved_transaction_that_a_block_restores_keeps_its_height() {
     }
 }
 
-/// Engine whose index of due records, once switched on, takes half a minute to answer.
+/// Engine whose index of due records, while switched on, takes some time to answer.
 struct SlowIndex {
     inner: Arc<dyn RecordEngine>,
+    pause: Duration,
     is_slow: AtomicBool,
     asked: AtomicUsize,
+}
+
+impl SlowIndex {
+    /// Returns the world over such an engine, and the engine.
+    fn in_world(world: &World, pause: Duration) -> (World, Arc<SlowIndex>) {
+        let (inner, is_slow, asked) = (world.store.engine.clone(), AtomicBool::new(true), AtomicUsize::new(0));
+        let engine = Arc::new(SlowIndex { inner, pause, is_slow, asked });
+        (World { nodes: Arc::new(FaultEngine::new(engine.clone(), 0)), ..world.clone() }, engine)
+    }
 }
 
 impl engine::EngineDecorator for SlowIndex {
@@ -402,32 +412,48 @@ impl engine::EngineDecorator for SlowIndex {
     async fn query(&self, index: Index, from: u64, to: u64, limit: usize) -> Result<Vec<Key>, EngineError> {
         if index == Index::DeleteAtHeight && self.is_slow.load(Ordering::Relaxed) {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_secs(30)).await;
+            tokio::time::sleep(self.pause).await;
         }
         self.inner.query(index, from, to, limit).await
     }
 }
 
-/// Protects: a chain event waits for a step of pruning for a second, not for the time limit of the step.
+/// Protects: a chain event waits for a step of pruning for a second at first, not for the time limit of the step.
 #[tokio::test(start_paused = true)]
 async fn a_step_that_takes_long_holds_no_chain_event() {
     let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
-    let (inner, is_slow, asked) = (world.store.engine.clone(), AtomicBool::new(true), AtomicUsize::new(0));
-    let engine = Arc::new(SlowIndex { inner, is_slow, asked });
-    let slow = World { nodes: Arc::new(FaultEngine::new(engine.clone(), 0)), ..world.clone() };
+    let (slow, engine) = SlowIndex::in_world(&world, Duration::from_secs(30));
     let running = slow.start();
-    for sequence in 1..=3 {
+    for (sequence, longest) in [(1, 2), (2, 3), (3, 5)] {
         world.mine(sequence, &[]).await;
         let before = engine.asked.load(Ordering::Relaxed);
         until("a step", async || engine.asked.load(Ordering::Relaxed) > before).await;
         let begun = tokio::time::Instant::now();
         world.produce("chain", b"x", b"no event".to_vec()).await;
         until("the event", async || world.count("dead-letters").await == sequence).await;
-        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(longest), "{:?}", begun.elapsed());
     }
     engine.is_slow.store(false, Ordering::Relaxed);
     let horizon = async || world.store.meta().await.unwrap().unwrap().prune_horizon;
     until("the end of the pass", async || horizon().await == 103).await;
+    running.stop().await;
+}
+
+/// The chain is never idle, and each step of pruning takes 3 s. Protects: a step that was interrupted gets more time,
+/// and the pass ends.
+#[tokio::test(start_paused = true)]
+async fn a_step_that_takes_long_ends_on_a_busy_chain() {
+    let world = World::with_settings(WorldSettings::pruned(RETENTION)).await;
+    let [_, child, _] = three_in(&world).await;
+    let (slow, _) = SlowIndex::in_world(&world, Duration::from_secs(3));
+    let running = slow.start();
+    let mut waited = 0;
+    while !is_pruned(&world, &child).await {
+        assert!(waited < 1_200, "the step does not end");
+        waited += 1;
+        world.produce("chain", b"x", b"no event".to_vec()).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
     running.stop().await;
 }
 

@@ -185,6 +185,35 @@ fn a_transaction_too_large_for_the_store_halts_and_its_child_waits() {
     );
 }
 
+/// A transaction is halted before or after the partitions of its child and its grandchild are revoked.
+/// Protects: no flight without an event waits for a halted one; other flights wait for their parents.
+#[test]
+fn revoked_descendants_of_a_halted_transaction_are_dropped() {
+    for is_halted_first in [true, false] {
+        let mut planner = Planner::new(SETTINGS);
+        let parent = tx(&[outside(0)], 1);
+        let child = tx(&[of(&parent, 1)], 2);
+        planner.submit(event(5), parent, Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, applied(), 0);
+        let (create, _) = row(&mut planner);
+        for (partition, tx) in [(1, child.clone()), (2, tx(&[of(&child, 0)], 3))] {
+            planner.submit(EventRef { partition, ..event(7) }, tx, Mode::Normal, 0);
+        }
+        let in_all = |planner: &Planner| planner.flights().counts().active + planner.flights().counts().parked;
+        if is_halted_first {
+            planner.halt(create.flight(), 0);
+        }
+        planner.revoke(2, 0);
+        assert_eq!(in_all(&planner), if is_halted_first { 2 } else { 3 });
+        planner.revoke(1, 0);
+        planner.halt(create.flight(), 0);
+        assert_eq!(in_all(&planner), 1, "the halted one");
+        planner.revoke(0, 0);
+        assert_eq!((in_all(&planner), actions(&mut planner).len()), (0, 0));
+    }
+}
+
 #[test]
 fn a_halted_transaction_ignores_other_answers() {
     let mut planner = Planner::new(SETTINGS);

@@ -129,6 +129,20 @@ impl Parking {
 }
 
 impl FlightSteps {
+    /// Drops the flights whose partitions were revoked and which wait for a halted flight: a halt lasts until the
+    /// events of the halted flight are read again.
+    pub(super) fn drop_revoked_behind_halted(&mut self) {
+        if !self.flights.has_halted() {
+            return;
+        }
+        let is_dropped = |flight: &&Flight| flight.events.is_empty() && waits_for_halted(&self.flights, flight.id);
+        let dropped: Vec<FlightId> = self.flights.waiting().filter(is_dropped).map(|flight| flight.id).collect();
+        for id in dropped {
+            self.parking.cancel_wait(&mut self.flights, id);
+            self.finish(id, Completion::PassedOver);
+        }
+    }
+
     /// Parks a flight, or makes the flight wait for parents in flight. A flight whose parent is proven missing, or
     /// whose parent is locked for longer than the grace, is contested instead.
     pub(super) fn park(&mut self, id: FlightId, now_ms: u64) {
@@ -172,4 +186,20 @@ impl FlightSteps {
             self.ready.push_back(id);
         }
     }
+}
+
+/// Returns whether a flight waits for a halted one, directly or through other flights.
+fn waits_for_halted(flights: &FlightTable, id: FlightId) -> bool {
+    let (mut open, mut seen) = (vec![id], BTreeSet::from([id]));
+    while let Some(id) = open.pop() {
+        match flights.get(id).map(|flight| &flight.stage) {
+            Some(Stage::Halted) => return true,
+            Some(Stage::AwaitingParents { .. }) => {
+                let parents = flights.parents_in_flight(id, |_| true).into_iter();
+                open.extend(parents.filter(|parent| seen.insert(*parent)));
+            }
+            _ => {}
+        }
+    }
+    false
 }

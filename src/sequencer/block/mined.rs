@@ -1,5 +1,7 @@
 //! Sets the listed transactions of a block mined, and never skips one.
 
+use std::slice;
+
 use crate::{
     engine::Row,
     event::Block,
@@ -123,7 +125,8 @@ impl<'a> MinedMarker<'a> {
         loop {
             let mut left = Vec::new();
             let mut changed = false;
-            let statuses = self.set_mined(&open).await?;
+            let mut statuses = self.set_mined(&open).await?;
+            self.set_accepted_later_mined(&open, &mut statuses).await?;
             let has_lost = |(_, status): &(&ListedTx, &MinedStatus)| matches!(status, MinedStatus::Conflicting);
             let losers = open.iter().zip(&statuses).filter(has_lost).map(|(listed, _)| listed.txid);
             let mut losers = ListedLosers::new(cx, losers);
@@ -177,6 +180,26 @@ impl<'a> MinedMarker<'a> {
         Ok(())
     }
 
+    /// Sets mined, in a rebuild, the transactions that a verdict at a later offset accepts. The verdicts of this event
+    /// are applied already: such a transaction was live at this event, and is contested in the rebuild because another
+    /// event has needed it before its own event was read.
+    async fn set_accepted_later_mined(
+        &self,
+        listed: &[ListedTx],
+        statuses: &mut [MinedStatus],
+    ) -> Result<(), SequencerError> {
+        for (listed, status) in listed.iter().zip(statuses) {
+            if matches!(status, MinedStatus::Conflicting)
+                && self.cx.is_live_at_frontier(&listed.txid)
+                && self.cx.master(listed.txid).await?.is_some_and(|page| !page.is_coinbase)
+            {
+                self.set_conflicting_mined(slice::from_ref(listed)).await?;
+                *status = MinedStatus::Mined;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether a waiting transaction can be set mined or accepted now.
     async fn can_any_be_mined(&self, waiting: &[ListedTx]) -> Result<bool, SequencerError> {
         let (cx, block) = (self.cx, self.block);
@@ -186,6 +209,7 @@ impl<'a> MinedMarker<'a> {
                 TxState::Live => return Ok(true),
                 // The attempt that revived the tombstone ended before it restored the slots.
                 TxState::Stub(_) if Box::pin(restore_stub_slots(cx, block.height, &page)).await? => return Ok(true),
+                TxState::Conflicting(_) if cx.is_live_at_frontier(&page.txid) && !page.is_coinbase => return Ok(true),
                 TxState::Conflicting(_) if are_parents_ready(cx, block.height, &page, waiting).await? => {
                     return Ok(true);
                 }

@@ -35,7 +35,7 @@ pub struct PartitionWait {
     end: u64,
     since: Instant,
     read_since: Option<Instant>,
-    /// Position of the partition at the last look, and since when it has not moved.
+    /// Position of the partition at the last look, and since when it has not moved; `None`: no event was unread then.
     stopped: Option<(u64, Instant)>,
     is_over: bool,
 }
@@ -58,8 +58,10 @@ impl PartitionWait {
     fn observe(&mut self, progress: PartitionProgress, limits: WaitLimits, now: Instant) -> bool {
         let PartitionProgress { completed, position, is_over_limit } = progress;
         let stopped = self.stopped.filter(|(stopped_at, _)| *stopped_at == position).unwrap_or((position, now));
-        self.stopped = Some(stopped);
         let is_read = position >= self.end || is_over_limit;
+        // A partition without an event to read stands still, too, and is not stuck.
+        let has_unread = completed < self.end && !is_read;
+        self.stopped = has_unread.then_some(stopped);
         self.is_over |= if completed >= self.end {
             true
         } else if is_read {
@@ -77,7 +79,8 @@ impl SharedWaits {
         self.by_partition.get(&partition).is_some_and(|wait| command < wait.commands_below)
     }
 
-    /// Begins a wait for a partition. A partition that has not moved since an earlier wait is not waited for anew.
+    /// Begins a wait for a partition. A partition that had unread events at the last look, and has not moved since, is
+    /// not waited for anew.
     pub fn begin(&mut self, partition: i32, wait: PartitionWait) {
         let stopped = self.by_partition.get(&partition).and_then(|earlier| earlier.stopped);
         self.by_partition.insert(partition, PartitionWait { stopped, ..wait });
@@ -165,6 +168,26 @@ mod tests {
         assert!(sample.look(0, 50, 60), "nothing has been read since");
         sample.begin(11, 300);
         assert!(!sample.look(0, 50, 61) && !sample.look(599, 50, 61) && sample.look(1, 50, 62));
+    }
+
+    /// A partition is idle for longer than an unread event is waited for. Then its first event since is produced, and
+    /// at once a command on the transaction.
+    #[test]
+    fn a_partition_that_was_idle_is_waited_for() {
+        for (completed, position) in [(100, 100), (50, 100)] {
+            let mut sample = Sample::new();
+            let _ = sample.look(0, completed, position);
+            sample.now += Duration::from_secs(9_000);
+            sample.begin(9, 101);
+            assert!(!sample.look(0, completed, position), "the event is not read yet");
+            assert!(!sample.look(599, completed, position) && sample.look(1, completed, position));
+        }
+        let mut sample = Sample::new();
+        let at_limit = PartitionProgress { completed: 50, position: 60, is_over_limit: true };
+        assert!(!sample.waits.observe(3, at_limit, false, LIMITS, sample.now));
+        sample.now += Duration::from_secs(9_000);
+        sample.begin(9, 101);
+        assert!(!sample.look(0, 50, 60), "the partition was paused, and is read again");
     }
 
     #[test]

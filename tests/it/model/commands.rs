@@ -285,7 +285,7 @@ impl Replay<'_> {
                 Refused("INVALID_SPEND")
             }
             CommandAction::Delete { txid } if matches!(status, Some(TxStatus::Conflicting(_))) => {
-                let height = self.history.height();
+                let height = self.history.decision_height(&txid);
                 let preserved = self.history.tx_entry(&txid).preserve_until.is_some_and(|until| until > height);
                 if preserved || self.history.is_kept_for_output(&txid) {
                     return Refused("NOT_PRUNABLE");
@@ -300,7 +300,6 @@ impl Replay<'_> {
 
     /// Applies the effect of an executed command, independent of which transactions were live.
     pub fn apply_restrictions(&mut self, action: &CommandAction<'_>) {
-        let height = self.history.height();
         match *action {
             CommandAction::Lock { txid } => self.history.tx_entry(&txid).locked = Some(true),
             CommandAction::Unlock { txid } => self.history.tx_entry(&txid).locked = Some(false),
@@ -308,7 +307,10 @@ impl Replay<'_> {
                 let tx_entry = self.history.tx_entry(&txid);
                 tx_entry.preserve_until = tx_entry.preserve_until.max(Some(until));
             }
-            CommandAction::Delete { txid } => self.history.set_status(&txid, TxStatus::Pruned(height)),
+            CommandAction::Delete { txid } => {
+                let height = self.history.decision_height(&txid);
+                self.history.set_status(&txid, TxStatus::Pruned(height));
+            }
             CommandAction::Freeze { outpoint } => {
                 self.history.restrictions.frozen.insert(outpoint);
             }

@@ -115,6 +115,14 @@ impl History {
         self.tip.map_or(0, |tip| tip.height)
     }
 
+    /// Returns the height of a decision on the transaction: before the first block its record gives the height of the
+    /// chain.
+    pub fn decision_height(&self, txid: &Txid) -> u32 {
+        let seeded_at = self.tx(txid).and_then(|tx| tx.seeded_at());
+        let own = self.unmined_since(txid).or(seeded_at).unwrap_or(0);
+        self.tip.map_or(own, |tip| tip.height)
+    }
+
     pub fn tx(&self, txid: &Txid) -> Option<&Tx> {
         self.facts.txs.get(txid)
     }

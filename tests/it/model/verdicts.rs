@@ -272,11 +272,7 @@ impl Replay<'_> {
     }
 
     pub fn check_height(&mut self, txid: &Txid, height: u32, block: Option<u32>) {
-        // Before the first block the record of the transaction gives the height of the chain.
-        let seeded_at = self.history.tx(txid).and_then(|tx| tx.seeded_at());
-        let own = self.history.unmined_since(txid).or(seeded_at).unwrap_or(0);
-        let tip = self.history.tip.map_or(own, |tip| tip.height);
-        let expected = block.unwrap_or(tip);
+        let expected = block.unwrap_or(self.history.decision_height(txid));
         if height != expected {
             self.complain(format!("is decided at height {height}, but the chain is at {expected}"));
         }

@@ -199,6 +199,37 @@ async fn a_rebuild_applies_a_command_on_the_grandchild_of_an_accepted_transactio
     world.check_without_model("a command before the block that its grandparent waits for").await;
 }
 
+/// Before the first block a transaction is preserved, becomes conflicting and is deleted (simulator, seed 119; the
+/// model took the height 0). Protects: `preserveUntil` is compared with the height of the transaction's own record.
+#[tokio::test(start_paused = true)]
+async fn before_the_first_block_a_deletion_goes_by_the_height_of_the_record() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let running = world.start();
+    for (vout, until, is_deleted) in [(0, 300, true), (1, 301, false)] {
+        let made = spend(&[seed.coin(vout)], 1, vout as u8);
+        let txid = made.txid;
+        world.validate_at(&made, 300).await;
+        world.until_consumed().await;
+        let actions = [
+            CommandAction::Preserve { txid, until },
+            CommandAction::SetConflicting { txid },
+            CommandAction::Delete { txid },
+        ];
+        let first = 1 + 3 * vout as u8;
+        for (action, id) in actions.into_iter().zip(first..) {
+            world.command(id, action).await;
+        }
+        world.until_consumed().await;
+        let [result] = world.results(first + 2).await.try_into().unwrap();
+        let is_refused = matches!(&result, CommandResult::Refused { code, .. } if code == "NOT_PRUNABLE");
+        assert_eq!((result == CommandResult::Applied, is_refused), (is_deleted, !is_deleted), "{result:?}");
+        assert_eq!(matches!(state(&world, &made).await, TxState::Pruned(300)), is_deleted);
+    }
+    running.stop().await;
+    world.check("deleted before the first block").await;
+}
+
 /// An output was reassigned, and a block lists the former owner's spend. Protects: a block does not correct claims that
 /// were true before the reassignment. Such a block is impossible, and the chain halts with the name of the transaction.
 #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use super::{
     reason, state,
 };
 use crate::{
-    harness::{LOSS_WINDOW, Made, World, WorldSettings, spend},
+    harness::{Coin, LOSS_WINDOW, Made, World, WorldSettings, spend, spend_claiming},
     node_restarts::until,
 };
 
@@ -317,4 +317,31 @@ async fn a_slot_of_a_conflicting_parent_does_not_make_a_child_win() {
     running.stop().await;
     assert_eq!(reason(&world, &child).await, Some(Reason::ConflictingParent { parent: parent.txid }));
     world.check("a slot of a conflicting parent").await;
+}
+
+/// A transaction lost for the wrong claims of its first event. Its second event has true claims and meets a rival. The
+/// rival then becomes conflicting (simulator, seed 17902). Protects: the verdict and the body of the first event stay,
+/// and the second event, once it comes again, is judged as any later event.
+#[tokio::test(start_paused = true)]
+async fn an_event_with_true_claims_that_met_a_rival_is_judged_once_it_comes_again() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (coin, rival) = (seed.coin(0), spend(&[seed.coin(0)], 1, 1));
+    let claimed = Coin { satoshis: coin.satoshis + 1, ..coin.clone() };
+    let (honest, wrong) = (spend(&[coin.clone()], 1, 2), spend_claiming(&[coin.clone()], &[claimed], 1, 2));
+    assert_eq!(honest.txid, wrong.txid);
+    let running = world.start();
+    for made in [&rival, &wrong, &honest] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    world.command(1, CommandAction::SetConflicting { txid: rival.txid }).await;
+    world.until_consumed().await;
+    assert_eq!(reason(&world, &honest).await, Some(Reason::Mismatch { input: 0 }));
+    world.check("the body that was decided stays").await;
+    world.validate(&honest).await;
+    world.until_consumed().await;
+    running.stop().await;
+    assert_eq!((state(&world, &honest).await, holder(&world, &coin).await), (TxState::Live, Some(honest.txid)));
+    world.check("an event with true claims came again").await;
 }

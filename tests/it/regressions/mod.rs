@@ -226,6 +226,18 @@ const HISTORIES: &[(&str, &[Scenario])] = &[
         "D spends coinbase c; c is disconnected and connected again, with D before, between and after",
         &[Scenario("reorgs", "a_disconnected_coinbase_returns_with_its_spender_at_every_moment")],
     ),
+    (
+        "a command and a block before the verdict that accepts their transaction, in a rebuild (seed 10296)",
+        &[Scenario("reorgs", "a_rebuild_sets_a_listed_transaction_mined_that_a_later_block_accepts")],
+    ),
+    (
+        "true claims that meet a rival after wrong claims, and come again (seed 17902)",
+        &[Scenario("contests", "an_event_with_true_claims_that_met_a_rival_is_judged_once_it_comes_again")],
+    ),
+    (
+        "a preserved transaction that is deleted before the first block (seed 119)",
+        &[Scenario("commands", "before_the_first_block_a_deletion_goes_by_the_height_of_the_record")],
+    ),
 ];
 
 const FILES: &[(&str, &str)] = &[

@@ -94,6 +94,37 @@ async fn a_late_disconnect_of_a_reconnected_coinbase_is_refused() {
     world.check("a late disconnect").await;
 }
 
+/// A block lists a transaction that is live by its own event. In later blocks the transaction loses to its rival and is
+/// accepted again. A command on the transaction is before the first block (simulator, seed 10296). In a rebuild the
+/// command makes the transaction wait for its last verdict, and the first block had no decision to accept it.
+/// Protects: in a rebuild a block sets a listed transaction mined that a later verdict accepts.
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_sets_a_listed_transaction_mined_that_a_later_block_accepts() {
+    let world = World::new().await;
+    let seed = world.seed(1, 1).await;
+    let (winner, rival) = (spend(&[seed.coin(0)], 1, 1), spend(&[seed.coin(0)], 1, 2));
+    let child = spend(&[winner.coin(0)], 1, 3);
+    let first = MadeBlock::new(1, 101, &coinbase(1), &[&winner]);
+    let other = MadeBlock { previous: first.previous, ..MadeBlock::new(2, 101, &coinbase(2), &[&rival]) };
+    let running = world.start();
+    for made in [&winner, &rival, &child] {
+        world.validate(made).await;
+        world.until_consumed().await;
+    }
+    world.command(1, CommandAction::Preserve { txid: winner.txid, until: 900 }).await;
+    world.bring(1, &first).await;
+    world.until_consumed().await;
+    world.reorganise(2, from_ref(&first), from_ref(&other)).await;
+    world.until_consumed().await;
+    assert!(has_lost(&world, &winner).await && has_lost(&world, &child).await);
+    world.reorganise(3, from_ref(&other), from_ref(&first)).await;
+    world.until_consumed().await;
+    assert_eq!((state(&world, &winner).await, state(&world, &child).await), (TxState::Live, TxState::Live));
+    running.stop().await;
+    let world = HoldingEngine::delay_in_rebuilds(world, Duration::from_secs(1), is_create_of, winner.txid);
+    world.check("a block before the verdict on its transaction").await;
+}
+
 /// Protects: a coinbase and its descendants become conflicting when its block is disconnected; the coinbase returns
 /// with the block, and its descendants get a second chance.
 #[tokio::test(start_paused = true)]
