@@ -26,7 +26,7 @@ use super::{
 /// Pause between two looks of the background task.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Time for which a start waits for a view that can be used. A cluster agrees on a view within some 3 s.
-const OPEN_TIMEOUT: Duration = START_PAUSE.saturating_add(Duration::from_secs(30));
+const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time for which a cluster of processes that were all started again is not fenced while a member of the last fence is
 /// missing: after a power cut the nodes start one after another, and a node that comes later would have to come empty.
 const START_PAUSE: Duration = Duration::from_secs(60);
@@ -45,6 +45,8 @@ pub struct Members {
     base: Mutex<Option<String>>,
     /// The last fence that this process has met.
     met: Mutex<Option<u64>>,
+    /// Members of the last view in use.
+    last_members: Mutex<BTreeSet<String>>,
     /// Time since which a cluster of restarted processes waits for a member of the last fence.
     incomplete_since: Mutex<Option<Instant>>,
     /// Wakes the background task before its pause ends.
@@ -84,7 +86,8 @@ impl Members {
     /// used, and keeps on watching. `None`: another cluster, or no host answers.
     ///
     /// # Errors
-    /// The configuration of a node does not fit, the view is unsafe, or no view can be used within a minute and a half.
+    /// The configuration of a node does not fit, the view is unsafe, or no view can be used within 15 s. A start waits a
+    /// minute longer for nodes that may still be starting.
     pub async fn open(settings: &AerospikeSettings) -> Result<Option<Arc<Self>>, OpenAerospikeError> {
         // Community Edition has no login and no encryption.
         if settings.access.login.is_some() || settings.access.tls_ca_file.is_some() {
@@ -101,6 +104,7 @@ impl Members {
             problem: Mutex::default(),
             base: Mutex::default(),
             met: Mutex::default(),
+            last_members: Mutex::default(),
             incomplete_since: Mutex::default(),
             wanted: Notify::new(),
             task: Mutex::default(),
@@ -135,7 +139,7 @@ impl Members {
                 Err(ViewError::Unsafe(view)) => return Err(unfit(view.to_string(), "stop all instances first")),
                 Err(ViewError::Passing(problem)) => problem,
             };
-            if started.elapsed() > OPEN_TIMEOUT {
+            if started.elapsed() > OPEN_TIMEOUT && lock(&self.incomplete_since).is_none() {
                 return Err(OpenAerospikeError::Unreachable { hosts: self.settings.hosts.clone(), problem });
             }
             tokio::time::sleep(LOOK_PAUSE / 5).await;
@@ -219,6 +223,7 @@ impl Members {
     async fn use_view_of(&self, mut look: ClusterLook) -> Result<(), ViewError> {
         let Some(view) = look.view.take() else {
             self.finish_interrupted_fence(&look).await?;
+            self.let_strangers_wait(&look).await?;
             return Err(ViewError::Passing(describe_no_view(&look.answers, &look.silent)));
         };
         if self.current().nodes != view.nodes() {
@@ -293,6 +298,7 @@ impl Members {
         *met = view.fence().max(*met);
         drop(met);
         *lock(&self.base) = Some(view.base().to_owned());
+        *lock(&self.last_members) = view.nodes();
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         tracing::info!(key = view.key, nodes = ?current.nodes, "aerospike: the cluster has new members or a new key");
         current.view = Some(view);
@@ -342,6 +348,21 @@ impl Members {
         }
     }
 
+    /// Gives each started node that was no member of the last view a name of its own while there is no view: the node
+    /// would form a cluster with a member that is started again.
+    async fn let_strangers_wait(&self, look: &ClusterLook) -> Result<(), ViewError> {
+        let members = lock(&self.last_members).clone();
+        if !self.settings.access.manages_cluster || members.is_empty() {
+            return Ok(());
+        }
+        for NodeAnswer { host, node, name, cluster } in &look.answers {
+            if name.fence.is_none() && cluster.is_none() && !members.contains(node) {
+                self.hosts.rename(std::iter::once(*host), &name.waiting(node), look.began_at).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives the name of a view that lacks copies to missing members of the last fence which wait outside with their
     /// records. No view was used without them.
     async fn bring_back(&self, view: &View, record: &FenceRecord) -> Result<(), ViewError> {
@@ -361,28 +382,41 @@ impl Members {
         Ok(())
     }
 
-    /// Records that the copies are complete, and admits empty nodes once they are.
+    /// Records that the copies are complete, and treats the nodes outside.
     async fn tend(&self, view: &View, warned_at: &mut Option<Instant>) -> Result<(), ViewError> {
+        let is_complete = self.record_complete_copies(view).await?;
+        // The look that led here ended with the last member's answer: the other hosts are asked here.
+        for host in self.hosts_outside(view) {
+            self.admit(host, view, is_complete, warned_at).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the copies are complete, once this is recorded.
+    async fn record_complete_copies(&self, view: &View) -> Result<bool, ViewError> {
         let client = self.client();
         let stored = self.records.read_cached(&client).await?;
         if stored.record.complete != view.nodes() || !stored.record.unproven.is_empty() {
             if !self.hosts.has_complete_copies(view).await? {
-                return Ok(());
+                return Ok(false);
             }
             let unproven = BTreeSet::new();
             let record = FenceRecord { complete: view.nodes(), unproven, ..stored.record.clone() };
             self.records.write(&client, &stored, &record).await?;
             tracing::info!(nodes = ?record.complete, "aerospike: the copies of all records are complete");
         }
-        // The look that led here ended with the last member's answer: the other hosts are asked here.
-        for host in self.hosts_outside(view) {
-            self.admit(host, view, warned_at).await?;
-        }
-        Ok(())
+        Ok(true)
     }
 
-    /// Admits the node at this host if the node is empty and was started since it was left out.
-    async fn admit(&self, host: usize, view: &View, warned_at: &mut Option<Instant>) -> Result<(), ViewError> {
+    /// Admits the node at this host if the node is empty, was started since the node was left out, and the copies are
+    /// complete. Another started node gets a name under which the node waits.
+    async fn admit(
+        &self,
+        host: usize,
+        view: &View,
+        is_complete: bool,
+        warned_at: &mut Option<Instant>,
+    ) -> Result<(), ViewError> {
         let looked_at = Instant::now();
         let Some(NodeAnswer { node, name, cluster, .. }) = self.hosts.look_at(host).await else { return Ok(()) };
         if view.members.contains_key(&node) || name.base != view.base() || cluster.is_some() {
@@ -393,11 +427,15 @@ impl Members {
             // The node is joining.
             return Ok(());
         }
-        if name.fence.is_none() && self.hosts.objects(host).await? == 0 {
+        let is_empty = name.was_started() && self.hosts.objects(host).await? == 0;
+        if is_empty && is_complete {
             tracing::info!(node, name = %present, "aerospike: admitting an empty node to the cluster");
             return Ok(self.hosts.rename(std::iter::once(host), present, looked_at).await?);
         }
-        if warned_at.is_none_or(|at| at.elapsed() > WARNING_PAUSE) {
+        if name.fence.is_none() {
+            self.hosts.rename(std::iter::once(host), &name.waiting(&node), looked_at).await?;
+        }
+        if !is_empty && warned_at.is_none_or(|at| at.elapsed() > WARNING_PAUSE) {
             *warned_at = Some(Instant::now());
             tracing::warn!(
                 node,

@@ -21,7 +21,7 @@ pub struct ClusterName {
 /// A fence: its number, and the tag of the members to which the fence belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence {
-    /// Greater than the number of every fence before.
+    /// Greater than the number of every fence before; 0 in the name of a single node that waits outside.
     pub number: u64,
     /// Tag of the members.
     pub tag: MembersTag,
@@ -40,6 +40,17 @@ impl MembersTag {
 }
 
 impl ClusterName {
+    /// Returns the name under which a node waits outside: with a name of its own the node forms no cluster with other
+    /// nodes that are started.
+    pub fn waiting(&self, node: &str) -> Self {
+        ClusterName { base: self.base.clone(), fence: Some(Fence { number: 0, tag: MembersTag::of([node]) }) }
+    }
+
+    /// Returns whether the process of the node was started since the last fence.
+    pub fn was_started(&self) -> bool {
+        self.fence.is_none_or(|fence| fence.number == 0)
+    }
+
     /// Splits a name into the configured part and the fence.
     pub fn parse(name: &str) -> Self {
         let fence = || {
@@ -191,9 +202,9 @@ pub enum FenceStep {
 #[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum UnsafeView {
     #[error(
-        "node {node} came back by itself although fence {met} had left it out; if the node was empty, stop it and \
-         delete its files again, and start one other member again; otherwise its old records can have replaced newer \
-         ones: rebuild the store into another namespace (replay --rebuild)"
+        "node {node} came back by itself although fence {met} had left it out; if the node was empty, stop it, delete \
+         its files again, and start it once the others are a cluster; otherwise its old records can have replaced \
+         newer ones: rebuild the store into another namespace (replay --rebuild)"
     )]
     NotAdmitted { node: String, met: u64 },
     #[error(
@@ -278,7 +289,7 @@ pub fn interrupted_fence(
         return None;
     }
     let is_candidate =
-        |answer: &&NodeAnswer| with_records.contains(&answer.node) && (met.is_some() || answer.name.fence.is_some());
+        |answer: &&NodeAnswer| with_records.contains(&answer.node) && (met.is_some() || !answer.name.was_started());
     let candidates: Vec<&NodeAnswer> = answers.iter().filter(is_candidate).collect();
     let name = candidates.iter().map(|answer| &answer.name).max_by_key(|name| name.fence)?.clone();
     let Fence { number, tag } = name.fence?;
@@ -295,7 +306,7 @@ pub fn interrupted_fence(
         MembersTag::of(nodes) == tag
     })?;
     let lacking: Vec<&NodeAnswer> = subset(members).map(|(_, node)| *node).filter(|node| node.name != name).collect();
-    let started = lacking.iter().filter(|node| node.name.fence.is_none()).count();
+    let started = lacking.iter().filter(|node| node.name.was_started()).count();
     (started <= 1).then(|| (name.clone(), lacking.iter().map(|node| node.host).collect()))
 }
 
