@@ -25,6 +25,7 @@ mod certificates;
 mod chromium;
 mod citations;
 mod cli;
+mod cluster_view;
 mod commands;
 mod commits;
 mod compare;
