@@ -3,6 +3,7 @@
 
 pub mod group;
 pub mod message_size;
+pub mod replication;
 pub mod rights;
 pub mod times;
 pub mod topics;

@@ -15,7 +15,10 @@ use crate::{
     config::Config,
     engine::StoreUrl,
     event::Topic,
-    preflight::topics::{NewTopicSettings, ObservedTopic, TopicStatus, config_for_replicas, new_topics},
+    preflight::{
+        replication::copies_of_new_topics,
+        topics::{NewTopicSettings, ObservedTopic, TopicStatus, config_for_replicas, new_topics},
+    },
     record::MetaRecord,
     store::topics::{find_topics, verify_topic_binding},
 };
@@ -57,8 +60,8 @@ struct CreateArgs {
     /// Number of partitions of the validated transactions, the outcomes and the dead letters
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(i32).range(1..=100_000))]
     partitions: i32,
-    /// Replicas of each topic; kafka.replication_factor by default, else the cluster's default. With three or more
-    /// replicas all but one must be in sync
+    /// Replicas of each topic; kafka.replication_factor by default, else 3 where the cluster has three or more brokers.
+    /// With three or more replicas all but one must be in sync
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1_000))]
     replication_factor: Option<i32>,
     /// Retention of the outcomes, hours; for good by default
@@ -130,13 +133,20 @@ impl CreateArgs {
         let config = self.config.load()?;
         let mut settings = wiring::kafka_settings(&config);
         settings.replication_factor = self.replication_factor.or(settings.replication_factor);
-        let (partitions, replication_factor) = (self.partitions, settings.replication_factor);
         let outcomes_ms = self.outcomes_hours.map(|hours| hours * 3_600_000);
-        let wanted = new_topics(&config.kafka.topics, NewTopicSettings { partitions, replication_factor, outcomes_ms });
         block_on(async {
+            let cluster = opening::build_kafka(settings.clone())?;
+            let brokers = cluster.describe_cluster(config.kafka.topics.name(Topic::Chain)).await?.brokers.len();
+            let wanted_copies = settings.replication_factor;
+            settings.replication_factor = copies_of_new_topics(wanted_copies, brokers);
+            let (partitions, replication_factor) = (self.partitions, settings.replication_factor);
+            let wanted = NewTopicSettings { partitions, replication_factor, outcomes_ms };
+            let wanted = new_topics(&config.kafka.topics, wanted);
             let broker = opening::build_kafka(settings)?;
             let mut wrong = 0;
-            for (status, wanted) in describe_topics(&broker, &config).await?.into_iter().zip(wanted) {
+            let wanted_copies = wanted_copies.and_then(|copies| usize::try_from(copies).ok());
+            let statuses = describe_topics(&broker, &config, wanted_copies).await?;
+            for (status, wanted) in statuses.into_iter().zip(wanted) {
                 let mut line = report(&wanted.name, status)?;
                 if line.partitions != 0 && line.partitions != wanted.partitions && line.problems.is_empty() {
                     line.problems
@@ -192,7 +202,7 @@ impl CheckArgs {
             let broker = opening::build_kafka(wiring::kafka_settings(&config))?;
             let meta = read_meta_record(&config).await;
             let mut wrong = 0;
-            for status in describe_topics(&broker, &config).await? {
+            for status in describe_topics(&broker, &config, wanted_copies(&config)).await? {
                 let (topic, name) = (status.topic, config.kafka.topics.name(status.topic));
                 let mut line = report(name, status)?;
                 if let Some(meta) = meta.as_ref().filter(|_| topic.is_state_source() && line.partitions > 0) {
@@ -230,20 +240,30 @@ async fn read_meta_record(config: &Config) -> Option<MetaRecord> {
     meta.unwrap_or_else(|error| unknown(error.to_string()))
 }
 
-/// Describes each topic and its configuration.
+/// Returns the number of copies that the settings demand.
+pub(super) fn wanted_copies(config: &Config) -> Option<usize> {
+    config.kafka.replication_factor.and_then(|copies| usize::try_from(copies).ok())
+}
+
+/// Describes each topic and its configuration. The topics are to have `wanted_copies`, where the settings say so.
 ///
 /// # Errors
 /// The brokers cannot be reached.
-pub(super) async fn describe_topics(broker: &KafkaBroker, config: &Config) -> Result<Vec<TopicStatus>, BrokerError> {
+pub(super) async fn describe_topics(
+    broker: &KafkaBroker,
+    config: &Config,
+    wanted_copies: Option<usize>,
+) -> Result<Vec<TopicStatus>, BrokerError> {
     let (topics, limits) = (&config.kafka.topics, wiring::message_limits(config));
     let mut all = Vec::new();
     for topic in Topic::all() {
         all.push(match broker.describe_topic(topics.name(topic)).await {
             Ok(found) => {
-                TopicStatus { topic, found: found.map(ObservedTopic::from_description), unknown: None, limits }
+                let found = found.map(ObservedTopic::from_description);
+                TopicStatus { topic, found, unknown: None, limits, wanted_copies }
             }
             Err(error) if error.kind == BrokerErrorKind::Refused => {
-                TopicStatus { topic, found: None, unknown: Some(error), limits }
+                TopicStatus { topic, found: None, unknown: Some(error), limits, wanted_copies }
             }
             Err(error) => return Err(error),
         });

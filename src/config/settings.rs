@@ -126,8 +126,9 @@ settings! {
         /// Time within which a produced message must be acknowledged, all retries included. After this time its event
         /// waits and the message is produced again.
         delivery_timeout_ms: u64 = 120_000, range 1_000 to 86_400_000, unit "ms";
-        /// Replicas of each topic that `utxo-store topics create` creates; --replication-factor overrides the setting.
-        /// With three or more replicas all but one have to be in sync. Not set: the default of the cluster.
+        /// Replicas of each topic: `utxo-store topics create` creates that many (--replication-factor overrides the
+        /// setting), and `topics check` and `run --check` demand that many. With three or more replicas all but one
+        /// have to be in sync. Not set: 3 in a cluster of three or more brokers, else the default of the cluster.
         replication_factor: Option<u32>, example 3, range 1 to 1_000, unit "copies";
         /// Further librdkafka properties, passed through unchanged (ssl.cipher.suites, socket.*, …). A property that
         /// has a setting here, or on which a guarantee rests, is refused. Environment:

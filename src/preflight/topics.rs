@@ -9,6 +9,7 @@ use crate::{
     preflight::{
         Finding,
         message_size::{MessageLimits, find_caution, find_problem, topic_limit},
+        replication::{MIN_IN_SYNC, UNCLEAN_ELECTION, find_replication, min_in_sync_config},
         times,
     },
 };
@@ -34,8 +35,6 @@ impl NewTopicSettings {
 const RETENTION_MS: &str = "retention.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 const CLEANUP: &str = "cleanup.policy";
-const MIN_IN_SYNC: &str = "min.insync.replicas";
-const UNCLEAN_ELECTION: &str = "unclean.leader.election.enable";
 
 /// Describes every topic of the store for its creation.
 pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> {
@@ -48,6 +47,7 @@ pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> 
             (CLEANUP.to_owned(), "delete".to_owned()),
             (RETENTION_MS.to_owned(), retention_ms),
             (RETENTION_BYTES.to_owned(), "-1".to_owned()),
+            (UNCLEAN_ELECTION.to_owned(), "false".to_owned()),
         ];
         config.push(topic_limit(topic));
         config.extend(times::topic_config(topic));
@@ -56,12 +56,6 @@ pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> 
         NewTopic { name: topics.name(topic).to_owned(), partitions, config }
     };
     Topic::all().map(new).collect()
-}
-
-/// Returns `min.insync.replicas` for this number of replicas: of three or more replicas all but one. An acknowledged
-/// message then survives the loss of one replica, and writes continue while one replica is away.
-fn min_in_sync_config(copies: i32) -> Option<(String, String)> {
-    (copies > 2).then(|| (MIN_IN_SYNC.to_owned(), (copies - 1).to_string()))
 }
 
 /// Returns the configuration for a topic that was created as `wanted` with the default number of replicas of the
@@ -80,6 +74,8 @@ pub struct ObservedTopic {
     pub partitions: i32,
     /// Replicas of each partition and replicas in sync, of the partition with the fewest replicas in sync.
     pub copies: Option<(usize, usize)>,
+    /// Brokers of the cluster that are up.
+    pub brokers: Option<usize>,
     /// Numbers of the partitions without a leader.
     pub leaderless: Vec<i32>,
     /// Configuration of the topic, by property.
@@ -94,8 +90,9 @@ impl ObservedTopic {
 
     /// Converts the description that a cluster gives.
     pub fn from_description(topic: DescribedTopic) -> Self {
-        let DescribedTopic { partitions, copies, in_sync, leaderless } = topic;
-        ObservedTopic { partitions, copies: Some((copies, in_sync)), leaderless, ..ObservedTopic::default() }
+        let DescribedTopic { partitions, copies, in_sync, leaderless, brokers } = topic;
+        let (copies, brokers) = (Some((copies, in_sync)), Some(brokers));
+        ObservedTopic { partitions, copies, brokers, leaderless, ..ObservedTopic::default() }
     }
 
     /// Returns `min.insync.replicas`, where known.
@@ -152,8 +149,7 @@ pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<String>
     problems
 }
 
-/// Describes the weaknesses of a topic that works: of a topic that a rebuild reads, or of the topic of dead letters,
-/// which operators read.
+/// Describes the weaknesses of the retention of a topic that works.
 pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<String> {
     let mut cautions = Vec::new();
     for property in [RETENTION_MS, RETENTION_BYTES].into_iter().filter(|_| topic == Topic::DeadLetters) {
@@ -161,24 +157,6 @@ pub fn find_cautions(topic: Topic, found: &ObservedTopic) -> Vec<String> {
             cautions.push(format!(
                 "has {property}={value}: dead letters that nobody has read are deleted, set {property}=-1"
             ));
-        }
-    }
-    let is = |property: &str, value: &str| found.config.get(property).is_some_and(|found| found == value);
-    match found.copies.filter(|_| topic.is_state_source() || topic == Topic::DeadLetters) {
-        None | Some((0, _)) => {}
-        Some((1, _)) => cautions.push("has one copy: it goes with its broker's disk".to_owned()),
-        Some(_) => {
-            if is(MIN_IN_SYNC, "1") {
-                cautions.push(format!(
-                    "has {MIN_IN_SYNC}=1: a message that only one copy has is acknowledged, set {MIN_IN_SYNC}=2"
-                ));
-            }
-            if is(UNCLEAN_ELECTION, "true") {
-                cautions.push(format!(
-                    "has {UNCLEAN_ELECTION}=true: a copy that lacks acknowledged messages may become the leader, set \
-                     {UNCLEAN_ELECTION}=false"
-                ));
-            }
         }
     }
     cautions.extend(times::find_age_limits(topic, &found.config));
@@ -196,13 +174,18 @@ pub struct TopicStatus {
     pub unknown: Option<BrokerError>,
     /// Sizes of messages that the producer and the consumer are set to.
     pub limits: MessageLimits,
+    /// Copies that the settings demand (`kafka.replication_factor`).
+    pub wanted_copies: Option<usize>,
 }
 
 impl TopicStatus {
     /// Describes the problems, which must be repaired before an instance starts.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = find_problems(self.topic, self.found.as_ref());
-        problems.extend(self.found.iter().filter_map(|found| find_problem(self.topic, &found.config, &self.limits)));
+        if let Some(found) = &self.found {
+            problems.extend(find_problem(self.topic, &found.config, &self.limits));
+            problems.extend(find_replication(self.topic, found, self.wanted_copies).problems);
+        }
         problems
     }
 
@@ -210,6 +193,7 @@ impl TopicStatus {
     pub fn cautions(&self) -> Vec<String> {
         let Some(found) = &self.found else { return Vec::new() };
         let mut cautions = find_cautions(self.topic, found);
+        cautions.extend(find_replication(self.topic, found, self.wanted_copies).cautions);
         cautions.extend(find_caution(self.topic, &found.config, &self.limits));
         cautions
     }
@@ -249,6 +233,9 @@ mod tests {
                 ObservedTopic { copies: Some((3, 3)), config, ..ObservedTopic::with_partition_count(new.partitions) };
             assert_eq!(find_problems(topic, Some(&found)), [""; 0], "{}", new.name);
             assert_eq!(find_cautions(topic, &found), [""; 0], "{}", new.name);
+            let replicated = ObservedTopic { brokers: Some(3), ..found.clone() };
+            assert_eq!(find_replication(topic, &replicated, None), Default::default(), "{}", new.name);
+            assert_eq!(found.config[UNCLEAN_ELECTION], "false");
             assert_eq!(found.config["min.insync.replicas"], "2");
             let kept = if topic == Topic::Outcomes { "7" } else { "-1" };
             assert_eq!(found.config[RETENTION_MS], kept, "{}", new.name);
@@ -320,34 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn weak_replication_is_a_caution_for_topics_with_unlimited_retention() {
-        let careless = [(MIN_IN_SYNC, "1"), (UNCLEAN_ELECTION, "true")];
-        let careful = [(MIN_IN_SYNC, "2"), (UNCLEAN_ELECTION, "false")];
-        let one_copy = "has one copy: it goes with its broker's disk";
-        let one_in_sync = "has min.insync.replicas=1: a message that only one copy has is acknowledged, set \
-                           min.insync.replicas=2";
-        let unclean = "has unclean.leader.election.enable=true: a copy that lacks acknowledged messages may become the \
-                       leader, set unclean.leader.election.enable=false";
-        for (copies, config, expected) in
-            [(1, &careless, vec![one_copy]), (3, &careless, vec![one_in_sync, unclean]), (3, &careful, vec![])]
-        {
-            let found = copied(copies, copies, config);
-            assert_eq!(find_cautions(Topic::Chain, &found), expected);
-            assert_eq!(find_cautions(Topic::DeadLetters, &found), expected);
-            assert_eq!(find_cautions(Topic::Outcomes, &found), [""; 0]);
-        }
-        assert_eq!(
-            find_cautions(Topic::Chain, &ObservedTopic::with_partition_count(1)),
-            [""; 0],
-            "the number of copies is unknown"
-        );
-    }
-
-    #[test]
     fn the_status_of_a_topic_compares_the_sizes_of_messages() {
         let status = |topic, bytes: &str| {
             let found = Some(found(1, &[("max.message.bytes", bytes)]));
-            TopicStatus { topic, found, unknown: None, limits: LIMITS }
+            TopicStatus { topic, found, unknown: None, limits: LIMITS, wanted_copies: None }
         };
         let of_events = status(Topic::ValidatedTxs, "1000");
         assert!(of_events.problems()[0].contains("lower objects.inline_event_bytes"), "{:?}", of_events.problems());

@@ -5,29 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rdkafka::{
-    ClientConfig,
-    consumer::{BaseConsumer, Consumer as _},
-};
 use utxo_store::broker::Broker;
 
 use crate::{
-    kafka_server::KafkaServer,
+    cluster_view::{ClusterView, OFFSETS},
+    kafka_server::{ClusterSetup, KafkaServer, addresses},
     real_kafka::{json, plain},
     run::{Bench, block_on, until},
 };
-
-/// The topic of committed offsets: the leader of its one partition coordinates all groups.
-const OFFSETS: &str = "__consumer_offsets";
-
-/// Returns the broker that leads the offsets topic and the number of its copies in sync.
-fn offsets_of(brokers: &str) -> Option<(usize, usize)> {
-    let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().unwrap();
-    let metadata = client.fetch_metadata(Some(OFFSETS), Duration::from_secs(2)).ok()?;
-    let partition = metadata.topics().first()?.partitions().first()?;
-    let leader = usize::try_from(partition.leader()).ok()?;
-    Some((leader, partition.isr().len()))
-}
 
 /// Returns the group's committed offsets of validated transactions, summed; `None`: no coordinator answers.
 fn committed(bench: &Bench) -> Option<u64> {
@@ -49,9 +34,10 @@ fn load(bench: &Bench, stop: &AtomicBool, sent: &AtomicU64) {
 
 #[test]
 fn commits_go_on_after_two_coordinators_were_killed() {
-    let Some(mut servers) = KafkaServer::cluster::<3>() else { return };
-    let brokers = servers.each_ref().map(|server| server.bootstrap_servers().to_owned()).join(",");
-    let bench = Bench::on(&brokers);
+    let setup = ClusterSetup { brokers: 3, ..ClusterSetup::default() };
+    let Some(mut servers) = KafkaServer::cluster(&setup) else { return };
+    let brokers = addresses(&servers);
+    let (bench, view) = (Bench::on(&brokers), ClusterView::new(&brokers));
     bench.create_topics();
     let mut instance = bench.start();
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -59,14 +45,13 @@ fn commits_go_on_after_two_coordinators_were_killed() {
         let loading = scope.spawn(|| load(&bench, &stop, &sent));
         for kill in 1..=2 {
             until("commits move on, with all copies in sync", || {
-                committed(&bench).is_some_and(|done| done > 0)
-                    && offsets_of(&brokers).is_some_and(|(_, copies)| copies == 3)
+                committed(&bench).is_some_and(|done| done > 0) && view.is_whole()
             });
-            let (coordinator, _) = offsets_of(&brokers).unwrap();
+            let coordinator = view.leader(OFFSETS, 0).unwrap();
             let server = &mut servers[coordinator - 1];
             server.kill();
             let (killed, at_least) = (Instant::now(), sent.load(Relaxed) + 100);
-            until("another one coordinates", || offsets_of(&brokers).is_some_and(|(leader, _)| leader != coordinator));
+            until("another one coordinates", || view.leader(OFFSETS, 0).is_some_and(|leader| leader != coordinator));
             until("commits move on without it", || committed(&bench).is_some_and(|done| done >= at_least));
             assert!(instance.child.try_wait().unwrap().is_none(), "the instance keeps running");
             eprintln!("kill {kill}: commits moved on after {:?}", killed.elapsed());

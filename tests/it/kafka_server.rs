@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,12 +18,21 @@ const PROPERTIES: &str = "server.properties";
 /// Time limit of a start; two cores may be shared by many.
 const START_BOUND: Duration = Duration::from_secs(120);
 
+const LOG: &str = "server.log";
+/// File with the process id of the server.
+const PID: &str = "server.pid";
+/// Heap of a server that is the whole cluster, and of one of several.
+const HEAP: &[&str] = &["-Xmx768m"];
+/// Several servers share two cores: their start is faster with the first compiler alone.
+const SMALL_HEAP: &[&str] = &["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+
 /// Runs a program until the program ends or its own standard input ends, which happens when the holder of the other end
-/// ends. Then it removes a directory, if one is given.
+/// ends. Then it removes a directory, if one is given. The first argument is the file for the program's process id.
 const KEEPER: &str = r#"
-remove=$1; shift
+pid=$1; remove=$2; shift 2
 exec 3<&0
 "$@" & server=$!
+echo $server >"$pid"
 { cat; kill -9 $server; } <&3 & end=$!
 wait $server
 kill $end 2>&-
@@ -38,6 +48,22 @@ pub struct Setup<'a> {
     pub listeners: &'a [(&'a str, &'a str)],
     /// Users for SCRAM, as `StorageTool format --add-scram` takes them.
     pub users: &'a [&'a str],
+    /// Role in the cluster.
+    pub role: Role,
+    /// Directory for messages besides the server's own, which has the metadata.
+    pub second_log_directory: Option<&'a Path>,
+}
+
+/// Role of a server in its cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// A broker that is a controller, too.
+    #[default]
+    Both,
+    /// A broker that is no controller.
+    Broker,
+    /// A controller that is no broker.
+    Controller,
 }
 
 /// A running server.
@@ -47,8 +73,25 @@ pub struct KafkaServer {
     /// Ports of the further listeners.
     ports: Vec<u16>,
     data: PathBuf,
+    /// Arguments of the virtual machine.
+    java: &'static [&'static str],
     /// Removes the files of a server that belongs to one test.
     _own: Option<tempfile::TempDir>,
+}
+
+/// Brokers of one cluster. Every topic has a copy on each broker and needs two in sync, and a dead broker is soon
+/// detected.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClusterSetup<'a> {
+    /// Number of brokers.
+    pub brokers: usize,
+    /// Lines appended to the properties of each broker.
+    pub lines: &'a str,
+    /// Whether a server of its own is the controller. Otherwise each broker is a controller, too, so that the loss of
+    /// most brokers takes the controllers away.
+    pub has_own_controller: bool,
+    /// Directory for half of the messages of the last broker.
+    pub last_log_directory: Option<&'a Path>,
 }
 
 impl KafkaServer {
@@ -69,9 +112,10 @@ impl KafkaServer {
     /// The keeper removes the directory when the process ends: statics are not dropped.
     fn for_all(setup: &Setup<'_>) -> Self {
         let (data, ports) = prepare(setup);
-        let (data, bootstrap_servers) = (data.keep(), address(ports[0]));
-        let ports = ports[1..].to_vec();
-        KafkaServer { keeper: spawn(&data, Some(&data)), bootstrap_servers, ports, data, _own: None }
+        let data = data.keep();
+        let keeper = spawn(&data, HEAP, Some(&data));
+        let (bootstrap_servers, ports) = (address(ports[0]), ports[1..].to_vec());
+        KafkaServer { keeper, bootstrap_servers, ports, data, java: HEAP, _own: None }
     }
 
     /// Starts a server of a test's own, which the test may kill.
@@ -89,40 +133,67 @@ impl KafkaServer {
         is_available()
             .then(|| {
                 let (own, ports) = prepare(setup);
-                let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[0]));
-                let ports = ports[1..].to_vec();
-                KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports, data, _own: Some(own) }
+                Self::start_in(own, address(ports[0]), ports[1..].to_vec(), HEAP)
             })
             .inspect(|server| server.wait_until_it_answers())
     }
 
-    /// Starts brokers of one cluster, in which every topic has a copy on each broker and needs two in sync, and which
-    /// soon detects a dead broker.
-    pub fn cluster<const N: usize>() -> Option<[Self; N]> {
-        Self::cluster_with("")
+    /// Starts a server in a formatted directory.
+    fn start_in(
+        own: tempfile::TempDir,
+        bootstrap_servers: String,
+        ports: Vec<u16>,
+        java: &'static [&'static str],
+    ) -> Self {
+        let (keeper, data) = (spawn(own.path(), java, None), own.path().to_owned());
+        KafkaServer { keeper, bootstrap_servers, ports, data, java, _own: Some(own) }
     }
 
-    /// Starts such a cluster with these lines appended to the properties of each broker.
-    pub fn cluster_with<const N: usize>(also: &str) -> Option<[Self; N]> {
+    /// Starts the brokers of a cluster of a test's own; the controller, where there is one, is the last server. `None`
+    /// as for [`shared`](Self::shared).
+    pub fn cluster(setup: &ClusterSetup<'_>) -> Option<Vec<Self>> {
         if !is_available() {
             return None;
         }
-        let (ports, controllers) = (free_ports(2 * N), N..2 * N);
-        let voters: Vec<_> = (1..=N).zip(controllers).map(|(id, at)| format!("{id}@{}", address(ports[at]))).collect();
-        let servers = std::array::from_fn(|n| {
+        let ClusterSetup { brokers, has_own_controller, .. } = *setup;
+        let servers = brokers + usize::from(has_own_controller);
+        let all_ports = free_ports(2 * servers);
+        let (ports, controllers) = all_ports.split_at(servers);
+        let voters = if has_own_controller { brokers + 1..=brokers + 1 } else { 1..=brokers };
+        let voters: Vec<_> = voters.map(|id| format!("{id}@{}", address(controllers[id - 1]))).collect();
+        let prepare = |index: usize| {
+            let role = match (has_own_controller, index == brokers) {
+                (false, _) => Role::Both,
+                (true, false) => Role::Broker,
+                (true, true) => Role::Controller,
+            };
             let lines = format!(
                 "node.id={}\ncontroller.quorum.voters={}\n\
-                 default.replication.factor={N}\nmin.insync.replicas=2\n\
-                 offsets.topic.replication.factor={N}\noffsets.topic.num.partitions=1\n\
+                 default.replication.factor={brokers}\nmin.insync.replicas=2\n\
+                 offsets.topic.replication.factor={brokers}\noffsets.topic.num.partitions=1\n\
+                 transaction.state.log.replication.factor={brokers}\ntransaction.state.log.min.isr=2\n\
+                 transaction.state.log.num.partitions=1\n\
                  broker.session.timeout.ms=4000\nbroker.heartbeat.interval.ms=500\n\
-                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n{also}",
-                n + 1,
-                voters.join(",")
+                 replica.lag.time.max.ms=5000\nnum.io.threads=2\nnum.network.threads=1\n{}",
+                index + 1,
+                voters.join(","),
+                setup.lines
             );
-            let own = prepare_at(&ports[n..=n], ports[N + n], &Setup { lines: &lines, ..Setup::default() });
-            let (data, bootstrap_servers) = (own.path().to_owned(), address(ports[n]));
-            KafkaServer { keeper: spawn(&data, None), bootstrap_servers, ports: Vec::new(), data, _own: Some(own) }
+            let second_log_directory = setup.last_log_directory.filter(|_| index + 1 == brokers);
+            let setup = Setup { lines: &lines, role, second_log_directory, ..Setup::default() };
+            prepare_at(&ports[index..=index], controllers[index], &setup)
+        };
+        // Each is formatted by a virtual machine of its own, which takes a second.
+        let prepared: Vec<_> = thread::scope(|scope| {
+            let prepare = &prepare;
+            let formatting: Vec<_> = (0..servers).map(|index| scope.spawn(move || prepare(index))).collect();
+            formatting.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
+        let started = prepared.into_iter().enumerate().map(|(index, own)| {
+            let port = if index == brokers { controllers[index] } else { ports[index] };
+            Self::start_in(own, address(port), Vec::new(), SMALL_HEAP)
+        });
+        let servers: Vec<_> = started.collect();
         servers.iter().for_each(Self::wait_until_it_answers);
         Some(servers)
     }
@@ -151,19 +222,44 @@ impl KafkaServer {
 
     /// Starts the server again with its ports and data.
     pub fn restart(&mut self) {
-        self.keeper = spawn(&self.data, None);
+        self.start_again();
         self.wait_until_it_answers();
+    }
+
+    /// Starts the server again, and does not wait until it answers.
+    pub fn start_again(&mut self) {
+        self.keeper = spawn(&self.data, self.java, None);
+    }
+
+    /// Starts the killed server again with its number and an empty directory for messages. Its metadata comes from the
+    /// controller.
+    pub fn replace_disk(&mut self) {
+        fs::remove_dir_all(self.data.join("log")).unwrap();
+        format_directory(&self.data.join(PROPERTIES), &[]);
+        self.start_again();
+    }
+
+    /// Stops the process of the server with SIGSTOP, or lets it continue.
+    pub fn freeze(&self, is_frozen: bool) {
+        let pid = fs::read_to_string(self.data.join(PID)).unwrap();
+        let signal = if is_frozen { "-STOP" } else { "-CONT" };
+        assert!(Command::new("/bin/kill").args([signal, pid.trim()]).status().unwrap().success());
+    }
+
+    /// Returns the output of the server, of all its starts.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.data.join(LOG)).unwrap_or_default()
     }
 
     fn wait_until_it_answers(&self) {
         let start = Instant::now();
-        let log = || fs::read_to_string(self.data.join("server.log")).unwrap_or_default();
+        let log = || self.log();
         while TcpStream::connect(&self.bootstrap_servers).is_err() {
             assert!(start.elapsed() < START_BOUND, "Kafka does not answer: {}", log());
             // The keeper of a server that ended by itself is a zombie.
             let status = fs::read_to_string(format!("/proc/{}/stat", self.keeper.id())).unwrap_or_default();
             assert!(!status.contains(") Z "), "Kafka ended: {}", log());
-            std::thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
         }
     }
 }
@@ -192,6 +288,11 @@ fn is_available() -> bool {
     false
 }
 
+/// Returns the addresses of the brokers of a cluster, `host:port,…`.
+pub fn addresses(servers: &[KafkaServer]) -> String {
+    servers.iter().map(KafkaServer::bootstrap_servers).collect::<Vec<_>>().join(",")
+}
+
 fn address(port: u16) -> String {
     format!("127.0.0.1:{port}")
 }
@@ -206,27 +307,33 @@ fn prepare(setup: &Setup<'_>) -> (tempfile::TempDir, Vec<u16>) {
 /// Returns a directory that is formatted for a server on these ports.
 fn prepare_at(ports: &[u16], controller: u16, setup: &Setup<'_>) -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
-    let properties = write_properties(data.path(), ports, controller, setup);
+    format_directory(&write_properties(data.path(), ports, controller, setup), setup.users);
+    data
+}
+
+/// Formats the directories that the properties name, unless they are formatted.
+fn format_directory(properties: &Path, users: &[&str]) {
     let formatted = Command::new("java")
-        .args(java("256m"))
-        .args(["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
-        .arg(&properties)
-        .args(setup.users.iter().flat_map(|user| ["--add-scram", user]))
+        .args(java(&["-Xmx256m"]))
+        .args(["kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"])
+        .arg(properties)
+        .args(users.iter().flat_map(|user| ["--add-scram", user]))
         .stdin(Stdio::null())
         .output()
         .unwrap();
     assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
-    data
 }
 
 /// Starts a server in a process group of its own, so that nothing but the end of its standard input ends it.
-fn spawn(data: &Path, remove: Option<&Path>) -> Child {
-    let log = File::options().create(true).append(true).open(data.join("server.log")).unwrap();
+fn spawn(data: &Path, options: &[&str], remove: Option<&Path>) -> Child {
+    let log = File::options().create(true).append(true).open(data.join(LOG)).unwrap();
+    fs::remove_file(data.join(PID)).ok();
     Command::new("sh")
         .args(["-c", KEEPER, "sh"])
+        .arg(data.join(PID))
         .arg(remove.unwrap_or(Path::new("")))
         .arg("java")
-        .args(java("768m"))
+        .args(java(options))
         .arg("kafka.Kafka")
         .arg(data.join(PROPERTIES))
         .process_group(0)
@@ -264,8 +371,9 @@ fn fetch() -> PathBuf {
     folder
 }
 
-fn java(memory: &str) -> [String; 3] {
-    [format!("-Xmx{memory}"), "-cp".to_owned(), libraries().join("*").display().to_string()]
+fn java(options: &[&str]) -> Vec<String> {
+    let path = libraries().join("*").display().to_string();
+    options.iter().map(|option| option.to_string()).chain(["-cp".to_owned(), path]).collect()
 }
 
 /// Binds all ports at once, so that they differ.
@@ -286,15 +394,26 @@ fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'
     let listeners = besides(|name, _, port| format!("{name}://127.0.0.1:{port}"));
     let advertised = besides(|name, _, port| format!("{name}://localhost:{port}"));
     let protocols = besides(|name, protocol, _| format!("{name}:{protocol}"));
+    let of_clients = format!("PLAINTEXT://127.0.0.1:{port}{listeners}");
+    let of_controllers = format!("CONTROLLER://127.0.0.1:{controller}");
+    let advertised = format!("advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\n");
+    let roles = match setup.role {
+        Role::Both => {
+            format!("process.roles=broker,controller\nlisteners={of_clients},{of_controllers}\n{advertised}")
+        }
+        Role::Broker => format!("process.roles=broker\nlisteners={of_clients}\n{advertised}"),
+        Role::Controller => format!("process.roles=controller\nlisteners={of_controllers}\n"),
+    };
+    let own = data.join("log").display().to_string();
+    let second = setup.second_log_directory.map_or_else(String::new, |path| format!(",{}", path.display()));
     let text = format!(
-        "process.roles=broker,controller\n\
+        "{roles}\
          node.id=1\n\
          controller.quorum.voters=1@127.0.0.1:{controller}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\n\
          controller.listener.names=CONTROLLER\n\
          listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
-         log.dirs={}\n\
+         log.dirs={own}{second}\n\
+         metadata.log.dir={own}\n\
          log.retention.ms=-1\n\
          offsets.topic.replication.factor=1\n\
          offsets.topic.num.partitions=4\n\
@@ -304,8 +423,7 @@ fn write_properties(data: &Path, ports: &[u16], controller: u16, setup: &Setup<'
          group.consumer.min.session.timeout.ms=6000\n\
          group.consumer.session.timeout.ms=6000\n\
          group.consumer.min.heartbeat.interval.ms=300\n\
-         group.consumer.heartbeat.interval.ms=300\n{lines}",
-        data.join("log").display()
+         group.consumer.heartbeat.interval.ms=300\n{lines}"
     );
     fs::write(&properties, text).unwrap();
     properties

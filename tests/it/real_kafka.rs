@@ -26,7 +26,7 @@ use utxo_store::{
 use crate::{
     demo,
     harness::spend,
-    kafka_server::KafkaServer,
+    kafka_server::{ClusterSetup, KafkaServer, addresses},
     run::{Bench, assert_refused, block_on, until},
     transactional::seeded,
 };
@@ -333,26 +333,50 @@ fn topics_are_created_once_and_problems_are_named() {
     assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("7200000", "delete"));
 }
 
-/// The brokers make three copies, and would acknowledge a message that one of them has.
+/// Three brokers with Kafka's own defaults and an unclean election: one copy, of which one has to be in sync.
 #[test]
 fn created_topics_need_all_copies_but_one_in_sync() {
-    let Some(servers) = KafkaServer::cluster_with::<3>("min.insync.replicas=1\n") else { return };
-    let bench = Bench::on(&servers.each_ref().map(|server| server.bootstrap_servers().to_owned()).join(","));
-    let topics = |args: &[&str]| {
-        let output = output(bench.command(&[&["topics"], args, &["--json"]].concat(), &[]));
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = "default.replication.factor=1\nmin.insync.replicas=1\nunclean.leader.election.enable=true\n";
+    let setup = ClusterSetup { brokers: 3, lines, ..ClusterSetup::default() };
+    let Some(servers) = KafkaServer::cluster(&setup) else { return };
+    let (bench, weak) = (Bench::on(&addresses(&servers)), Bench::on(&addresses(&servers)));
+    let topics = |bench: &Bench, args: &[&str], variables: &[(&str, &str)]| {
+        let output = output(bench.command(&[&["topics"], args, &["--json"]].concat(), variables));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>()
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 7, "{}", String::from_utf8_lossy(&output.stderr));
+        (output.status.code(), lines)
     };
-    let created = topics(&["create", "--partitions", "2"]);
+    let (code, created) = topics(&bench, &["create", "--partitions", "2"], &[]);
     assert!(created.iter().all(|line| line["outcome"] == "created" && line["cautions"] == Value::Array(vec![])));
-    for line in topics(&["check"]) {
+    let (checked, lines) = topics(&bench, &["check"], &[]);
+    assert_eq!((code, checked), (Some(0), Some(0)), "{lines:?}");
+    for line in lines {
         assert_eq!((&line["copies"], &line["min_in_sync"]), (&3.into(), &2.into()), "{line}");
         assert_eq!(line["cautions"], Value::Array(vec![]), "{line}");
     }
     let config = block_on(async { bench.broker().topic_configs(&[&bench.topic("chain")]).await.unwrap() });
     let config = config[0].as_ref().unwrap();
     assert_eq!((config["retention.ms"].as_str(), config["cleanup.policy"].as_str()), ("-1", "delete"));
+    assert_eq!(config["unclean.leader.election.enable"], "false");
+
+    // Topics that another program created: each of the seven needs copies, unless the settings accept one.
+    let kept = [("retention.ms".to_owned(), "-1".to_owned())];
+    block_on(async {
+        for (name, partitions) in crate::run::TOPICS {
+            let topic = NewTopic { name: weak.topic(name), partitions, config: kept.to_vec() };
+            weak.broker().create_topics(&[topic]).await.unwrap();
+        }
+    });
+    let (code, lines) = topics(&weak, &["check"], &[]);
+    let problem = "has 1 copy in a cluster of 3 brokers: the loss of a broker stops its partitions, add copies up to 3 \
+                   (kafka-reassign-partitions), or set kafka.replication_factor=1";
+    assert!(code == Some(1) && lines.iter().all(|line| line["problems"][0] == problem), "{lines:?}");
+    let (code, lines) = topics(&weak, &["check"], &[("UTXO_STORE__KAFKA__REPLICATION_FACTOR", "1")]);
+    assert_eq!(code, Some(0), "{lines:?}");
+    let accepted = Value::from("has one copy: it goes with its broker's disk");
+    let cautioned = lines.iter().filter(|line| line["cautions"].as_array().unwrap().contains(&accepted));
+    assert_eq!(cautioned.count(), 6, "all but the outcomes");
 }
 
 /// A parent that comes after its child was given up; and poison, which fails again.

@@ -23,12 +23,21 @@ pub const PARTITIONS: i32 = 2;
 /// Time limit that only ends a test which would never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Topics of the store, with their numbers of partitions.
+pub const TOPICS: [(&str, i32); 7] = [
+    ("block-mined", 1),
+    ("reorgs", 1),
+    ("chain", 1),
+    ("decisions", 1),
+    ("validated-txs", PARTITIONS),
+    ("outcomes", PARTITIONS),
+    ("dead-letters", PARTITIONS),
+];
+
 /// Returns every topic, with this suffix of its name.
 fn topics(suffix: &str) -> Vec<NewTopic> {
-    let new = |name: &str, partitions| NewTopic { name: format!("utxo.{name}{suffix}"), partitions, config: vec![] };
-    let singles = ["block-mined", "reorgs", "chain", "decisions"].map(|name| new(name, 1));
-    let many = ["validated-txs", "outcomes", "dead-letters"].map(|name| new(name, PARTITIONS));
-    [singles.as_slice(), many.as_slice()].concat()
+    let new = |(name, partitions)| NewTopic { name: format!("utxo.{name}{suffix}"), partitions, config: Vec::new() };
+    TOPICS.map(new).to_vec()
 }
 
 /// A cluster, and a directory with a configuration and a store.

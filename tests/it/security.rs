@@ -80,6 +80,7 @@ impl Secured {
             lines: &lines,
             listeners: &[("LOGINS", "SASL_SSL"), ("OPEN", "SASL_PLAINTEXT"), ("MUTUAL", "SSL")],
             users: &users.each_ref().map(String::as_str),
+            ..Setup::default()
         })?;
         Some(Secured { certificates, server })
     }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,20 +23,43 @@ use crate::broker::{BrokerError, BrokerErrorKind, TopicId, TopicIdentity};
 
 const OPERATION: &str = "look up topic ids";
 
-/// Timeout of a request to the broker that answered last; after it another broker is chosen.
-const SAME_BROKER: Duration = Duration::from_secs(2);
+/// Timeout of the first request; each further request may take twice as long. A broker without an answer is avoided,
+/// and another one is asked.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
+/// Pause between two attempts.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
+/// Time for which a broker is avoided: the cluster still names a lost broker as a leader until its session ends.
+const AVOIDED_FOR: Duration = Duration::from_secs(10);
 
-/// The broker that serves the requests for topic ids; `None`: not chosen yet.
+/// The broker that serves the requests for topic ids.
 ///
 /// librdkafka would use the controller, which a mock cluster does not have, and does not look for another controller
 /// while the broker is unreachable. The leader of a topic's first partition is used instead: the leader learns of a new
-/// topic before all other brokers.
+/// topic before all other brokers. Another broker is used only while the leader does not answer.
 #[derive(Debug, Default)]
-pub(super) struct TopicIdBroker(Mutex<Option<i32>>);
+pub(super) struct TopicIdBroker(Mutex<BrokerChoice>);
+
+/// The brokers that have answered, and those that have not.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct BrokerChoice {
+    /// Leader that answered last; `None`: the leader has to be looked up.
+    leader: Option<i32>,
+    /// Broker that did not answer, and the time from which it is used again.
+    avoided: Option<(i32, Instant)>,
+}
+
+impl BrokerChoice {
+    /// Chooses the leader, or another broker while the leader is avoided; `None`: the cluster names no broker.
+    fn choose(&self, leader: Option<i32>, brokers: &[i32], now: Instant) -> Option<i32> {
+        let is_avoided = |broker: &i32| self.avoided.is_some_and(|(id, until)| id == *broker && now < until);
+        let mut candidates = leader.into_iter().chain(brokers.iter().copied());
+        candidates.clone().find(|broker| !is_avoided(broker)).or_else(|| candidates.next())
+    }
+}
 
 impl TopicIdBroker {
-    fn broker(&self) -> MutexGuard<'_, Option<i32>> {
-        // No panic can leave the number half written.
+    fn choice(&self) -> MutexGuard<'_, BrokerChoice> {
+        // No panic can leave the choice half written.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,29 +71,60 @@ impl TopicIdBroker {
         timeout: Duration,
     ) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
         let until = Instant::now() + timeout;
-        let known = *self.broker();
-        if known.is_some() {
-            match request_identities(client, topics, known, timeout.min(SAME_BROKER)) {
-                Err(error) if error.kind == BrokerErrorKind::Retryable => *self.broker() = None,
+        let mut longest = FIRST_ATTEMPT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.attempt(client, topics, left.min(longest)) {
+                Err(error) if error.kind == BrokerErrorKind::Retryable && Instant::now() + ATTEMPT_PAUSE < until => {
+                    thread::sleep(ATTEMPT_PAUSE);
+                    longest *= 2;
+                }
                 answer => return answer,
             }
         }
-        let left = || until.saturating_duration_since(Instant::now());
-        let broker = find_leader(client, topics, left())?;
-        let answer = request_identities(client, topics, broker, left());
-        *self.broker() = broker.filter(|_| answer.is_ok());
+    }
+
+    /// Asks one broker once.
+    fn attempt(
+        &self,
+        client: &QueryClient,
+        topics: &[String],
+        timeout: Duration,
+    ) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        let known = self.choice().leader;
+        let (leader, broker) = match known {
+            Some(_) => (known, known),
+            None => {
+                let (leader, brokers) = find_leader(client, topics, timeout)?;
+                (leader, self.choice().choose(leader, &brokers, Instant::now()))
+            }
+        };
+        let answer = request_identities(client, topics, broker, timeout);
+        let mut choice = self.choice();
+        match &answer {
+            Err(error) if error.kind == BrokerErrorKind::Retryable => {
+                choice.leader = None;
+                choice.avoided = broker.map(|broker| (broker, Instant::now() + AVOIDED_FOR));
+            }
+            // Another broker than the leader is not kept: the next request looks for the leader again.
+            _ => choice.leader = leader.filter(|_| leader == broker && answer.is_ok()),
+        }
         answer
     }
 }
 
-/// Leader of the first topic that has a leader, or else any broker.
-fn find_leader(client: &QueryClient, topics: &[String], timeout: Duration) -> Result<Option<i32>, BrokerError> {
-    let Some(topic) = topics.first() else { return Ok(None) };
+/// Leader of the first topic that has a leader, and all brokers.
+fn find_leader(
+    client: &QueryClient,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<(Option<i32>, Vec<i32>), BrokerError> {
+    let Some(topic) = topics.first() else { return Ok((None, Vec::new())) };
     let answer = client.fetch_metadata(Some(topic), timeout);
     let answer = answer.map_err(|error| translate(OPERATION, topic, &error))?;
     let mut leaders = answer.topics().iter().flat_map(|topic| topic.partitions()).map(MetadataPartition::leader);
     let leader = leaders.find(|leader| *leader >= 0);
-    Ok(leader.or_else(|| answer.brokers().first().map(MetadataBroker::id)))
+    Ok((leader, answer.brokers().iter().map(MetadataBroker::id).collect()))
 }
 
 fn request_identities(
@@ -119,6 +174,21 @@ fn topic_id((most, least): (i64, i64)) -> Option<TopicId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Protects: the lookups of all chunks do not wait for a lost leader for as long as the cluster names it.
+    #[test]
+    fn a_broker_without_an_answer_is_avoided_for_a_while() {
+        let now = Instant::now();
+        let lost = BrokerChoice { leader: None, avoided: Some((1, now + AVOIDED_FOR)) };
+        let chosen = |choice: &BrokerChoice, leader, brokers: &[i32]| choice.choose(leader, brokers, now);
+        assert_eq!(chosen(&BrokerChoice::default(), Some(1), &[1, 2]), Some(1), "the leader");
+        assert_eq!(chosen(&BrokerChoice::default(), None, &[3, 2]), Some(3), "any broker");
+        assert_eq!(chosen(&lost, Some(1), &[1, 2]), Some(2), "another broker");
+        assert_eq!(chosen(&lost, Some(2), &[1, 2]), Some(2), "the new leader");
+        assert_eq!(chosen(&lost, Some(1), &[1]), Some(1), "there is no other broker");
+        assert_eq!(lost.choose(Some(1), &[1, 2], now + AVOIDED_FOR), Some(1), "the leader answers again");
+        assert_eq!(chosen(&lost, None, &[]), None);
+    }
 
     #[test]
     fn an_id_of_zeros_is_none() {

@@ -1,6 +1,10 @@
 //! Lookups of a client: committed offsets, watermarks, members and timestamps.
 
-use std::{ffi::CString, time::Duration};
+use std::{
+    ffi::CString,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rdkafka::{
     ClientContext, Offset, TopicPartitionList,
@@ -101,15 +105,62 @@ pub(super) fn count_members(client: &QueryClient, group: &str, timeout: Duration
     answers.into_iter().map(|(_, members)| members).sum()
 }
 
+/// Timeout of the first attempt at the leaders; each further attempt may take twice as long.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
+/// Pause before an attempt is repeated.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Repeats a request to the leaders of a topic's partitions until they answer or the time is over.
+///
+/// librdkafka sends such a request to the leader that it knows. In a client that neither produces nor consumes the
+/// topic, only an answer of the known leader, or 15 minutes, make librdkafka look for another one. A lost leader does
+/// not answer, so that a failed attempt looks for the leaders.
+fn ask_leaders<C: ConsumerContext, T>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    timeout: Duration,
+    request: impl Fn(Duration) -> Result<T, BrokerError>,
+) -> Result<T, BrokerError> {
+    let find_leaders = |bound| {
+        if let Err(error) = consumer.fetch_metadata(Some(topic), bound) {
+            tracing::debug!(%error, topic, "kafka lookup: leaders unknown");
+        }
+    };
+    repeat_attempts(timeout, find_leaders, request)
+}
+
+/// Repeats a request after retryable errors until `timeout` is over; `find_leaders` runs between two attempts.
+fn repeat_attempts<T>(
+    timeout: Duration,
+    find_leaders: impl Fn(Duration),
+    request: impl Fn(Duration) -> Result<T, BrokerError>,
+) -> Result<T, BrokerError> {
+    let until = Instant::now() + timeout;
+    let mut longest = FIRST_ATTEMPT;
+    let left = || until.saturating_duration_since(Instant::now());
+    loop {
+        match request(left().min(longest)) {
+            Err(error) if error.kind == BrokerErrorKind::Retryable && left() > ATTEMPT_PAUSE => {
+                thread::sleep(ATTEMPT_PAUSE);
+                find_leaders(left().min(longest));
+                longest *= 2;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// Requests the low and high watermark of a partition.
 pub(super) fn fetch_watermarks<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     at: &TopicPartition,
     timeout: Duration,
 ) -> Result<(u64, u64), BrokerError> {
-    let answer: KafkaResult<(i64, i64)> = consumer.fetch_watermarks(&at.topic, at.partition, timeout);
-    let (low, high) = answer.map_err(|error| translate("look up watermarks", &at.to_string(), &error))?;
-    Ok((low.max(0) as u64, high.max(0) as u64))
+    ask_leaders(consumer, &at.topic, timeout, |timeout| {
+        let answer: KafkaResult<(i64, i64)> = consumer.fetch_watermarks(&at.topic, at.partition, timeout);
+        let (low, high) = answer.map_err(|error| translate("look up watermarks", &at.to_string(), &error))?;
+        Ok((low.max(0) as u64, high.max(0) as u64))
+    })
 }
 
 /// Requests the low and high watermarks of partitions, in the order of `partitions`: two requests to each broker that
@@ -139,13 +190,27 @@ pub(super) fn fetch_offsets_at<C: ConsumerContext>(
     timeout: Duration,
 ) -> Result<Vec<Option<u64>>, BrokerError> {
     let Some(first) = partitions.first() else { return Ok(Vec::new()) };
+    ask_leaders(consumer, &first.topic, timeout, |timeout| {
+        ask_offsets_at(consumer, partitions, time, operation, timeout)
+    })
+}
+
+/// Requests the same once.
+fn ask_offsets_at<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[TopicPartition],
+    time: Offset,
+    operation: &'static str,
+    timeout: Duration,
+) -> Result<Vec<Option<u64>>, BrokerError> {
     let mut list = TopicPartitionList::with_capacity(partitions.len());
     for at in partitions {
         let added = list.add_partition_offset(&at.topic, at.partition, time);
         added.map_err(|error| translate(operation, &at.to_string(), &error))?;
     }
     let answer = consumer.offsets_for_times(list, timeout);
-    let answer = answer.map_err(|error| translate(operation, &first.topic, &error))?;
+    let topic = partitions.first().map_or("", |first| &*first.topic);
+    let answer = answer.map_err(|error| translate(operation, topic, &error))?;
     let offset_of = |at: &TopicPartition| {
         let element = answer.find_partition(&at.topic, at.partition).ok_or_else(|| no_answer(operation, at))?;
         element.error().map_err(|error| translate(operation, &at.to_string(), &error))?;
@@ -172,5 +237,34 @@ pub(super) fn cached_high_watermark<C: ClientContext>(client: &Client<C>, topic:
     match code {
         RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => high.max(0) as u64,
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    /// Protects: a lookup finds the new leader of a partition whose leader was lost, within the time of the lookup.
+    #[test]
+    fn a_lookup_without_an_answer_looks_for_the_leaders() {
+        let (attempts, found) = (RefCell::new(Vec::new()), Cell::new(0));
+        let failed = |kind| Err::<u8, _>(BrokerError::new(kind, "look up watermarks", "no answer"));
+        let repeat = |until: usize, kind| {
+            let request = |bound: Duration| {
+                attempts.borrow_mut().push(bound);
+                if attempts.borrow().len() == until { Ok(7) } else { failed(kind) }
+            };
+            repeat_attempts(Duration::from_secs(10), |_| found.set(found.get() + 1), request)
+        };
+        assert_eq!(repeat(3, BrokerErrorKind::Retryable).unwrap(), 7);
+        assert_eq!(found.get(), 2, "after each failed attempt");
+        let bounds: Vec<u64> = attempts.take().iter().map(|bound| bound.as_millis() as u64).collect();
+        assert_eq!(bounds, [2_000, 4_000, 8_000], "twice as long each");
+        assert_eq!(repeat(3, BrokerErrorKind::Refused).unwrap_err().kind, BrokerErrorKind::Refused);
+        assert_eq!((attempts.take().len(), found.get()), (1, 2), "a retry does not heal it");
+        let never = repeat_attempts(Duration::ZERO, |_| {}, |_| failed(BrokerErrorKind::Retryable));
+        assert_eq!(never.unwrap_err().kind, BrokerErrorKind::Retryable);
     }
 }

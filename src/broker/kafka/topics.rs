@@ -29,6 +29,8 @@ pub struct DescribedTopic {
     pub in_sync: usize,
     /// Partitions without a leader: they can be neither read nor written.
     pub leaderless: Vec<i32>,
+    /// Brokers of the cluster that are up.
+    pub brokers: usize,
 }
 
 /// A topic's configuration: value by property.
@@ -174,6 +176,7 @@ fn describe(client: &QueryClient, topic: &str, bound: Duration) -> Result<Option
         copies: fewest(|partition| partition.replicas().len()),
         in_sync: fewest(|partition| partition.isr().len()),
         leaderless: leaderless.map(MetadataPartition::id).collect(),
+        brokers: answer.brokers().len(),
     };
     Ok(Some(described).filter(|described| described.partitions > 0))
 }

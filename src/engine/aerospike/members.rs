@@ -86,8 +86,8 @@ impl Members {
     /// used, and keeps on watching. `None`: another cluster, or no host answers.
     ///
     /// # Errors
-    /// The configuration of a node does not fit, the view is unsafe, or no view can be used within 15 s. A start waits a
-    /// minute longer for nodes that may still be starting.
+    /// The configuration of a node does not fit, the view is unsafe, or no view can be used within 15 s. A start waits
+    /// a minute longer for nodes that may still be starting.
     pub async fn open(settings: &AerospikeSettings) -> Result<Option<Arc<Self>>, OpenAerospikeError> {
         // Community Edition has no login and no encryption.
         if settings.access.login.is_some() || settings.access.tls_ca_file.is_some() {

@@ -7,14 +7,16 @@ use crate::{
         committed::{GroupPosition, read_positions},
         kafka::KafkaBroker,
     },
-    cli::{Failure, topics},
+    cli::{Failure, topics, topics::wanted_copies},
     config::Config,
     event::Topic,
     instance::{InstanceSettings, frontier::Frontier, start::check_decisions},
     preflight::{
         CheckOutcome, Finding,
         group::{describe_halts, position_problem},
+        replication::offsets_topic_problem,
         rights::{missing_group_rights, missing_topic_rights},
+        topics::ObservedTopic,
     },
     sequencer::{chain_group, state::ChainState},
     store::topics::LogIdentity,
@@ -41,6 +43,7 @@ pub(super) async fn check_log(
         }
     }
     let existing = check_topics(config, broker, report).await?;
+    report.print([check_offsets_topic(config, broker).await])?;
     report.print([check_permissions(settings, broker, &existing).await])?;
     if !settings.state_topics().iter().all(|(topic, _)| existing.contains(topic)) {
         let reason = "one of their topics does not exist, or cannot be described";
@@ -62,7 +65,7 @@ pub(super) async fn check_log(
 /// Checks each topic, and returns the topics that exist.
 async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckReport) -> Result<Vec<Topic>, Failure> {
     let names = &config.kafka.topics;
-    match topics::describe_topics(broker, config).await {
+    match topics::describe_topics(broker, config, wanted_copies(config)).await {
         Ok(statuses) => {
             report.print(statuses.iter().map(|status| status.finding(names.name(status.topic))))?;
             Ok(statuses.iter().filter(|status| status.found.is_some()).map(|status| status.topic).collect())
@@ -71,6 +74,20 @@ async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckR
             report.print([Finding::failed("topics", error)])?;
             Ok(Vec::new())
         }
+    }
+}
+
+/// Checks the copies of the cluster's own topic of committed offsets, without which no group commits.
+async fn check_offsets_topic(config: &Config, broker: &KafkaBroker) -> Finding {
+    const TOPIC: &str = "__consumer_offsets";
+    let check = format!("topic {TOPIC}");
+    match broker.describe_topic(TOPIC).await.map(|found| found.map(ObservedTopic::from_description)) {
+        Ok(Some(found)) => {
+            let problem = offsets_topic_problem(&found, wanted_copies(config));
+            Finding::from_problems(check, &found.to_string(), problem.as_slice(), &[])
+        }
+        Ok(None) => Finding::new(check, CheckOutcome::Skipped, "the cluster creates the topic for its first group"),
+        Err(error) => Finding::new(check, CheckOutcome::Skipped, format!("cannot be described: {error}")),
     }
 }
 
