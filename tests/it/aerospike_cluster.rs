@@ -63,6 +63,11 @@ impl AerospikeCluster {
         (1..=self.nodes.len()).find(size).unwrap_or(0)
     }
 
+    /// Number of nodes.
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Returns whether all nodes are one cluster in which the copies of all records are complete.
     pub fn is_whole(&self) -> bool {
         let complete = format!("cluster-stable:ignore-migrations=false;size={}", self.nodes.len());
@@ -92,6 +97,11 @@ impl AerospikeCluster {
     /// Returns settings with a set that no other test uses.
     pub fn settings(&self) -> AerospikeSettings {
         AerospikeSettings { hosts: self.hosts.clone(), ..self.nodes[0].settings() }
+    }
+
+    /// Returns a store URL with a set that no other test uses.
+    pub fn url(&self) -> String {
+        self.nodes[0].url().replace(self.nodes[0].hosts(), &self.hosts)
     }
 
     /// Ends a node as a power cut would.

@@ -2,7 +2,7 @@
 //! a file or in memory and is restarted; under load, at random moments, in rounds. After each round every event is
 //! handled, all instances stop gracefully, and `verify` and the model check the store.
 //!
-//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory`; `make test` runs a few of each.
+//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory|nodes`; `make test` runs a few of each.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -16,9 +16,11 @@ use super::{
     instances::{HostProcess, INSTANCES, InstanceProcesses, InstanceSet},
     judge,
     load::LoadGenerator,
+    nodes::NodeLosses,
     produce_during, report_failure,
 };
 use crate::{
+    aerospike_cluster::AerospikeCluster,
     aerospike_server::{AerospikeServer, FIT, Setup},
     kafka_server::KafkaServer,
 };
@@ -241,6 +243,30 @@ fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSumm
     Some(kill_run.summary)
 }
 
+/// Kills and freezes nodes of a cluster with two copies, one after the other, and kills all of them at once. The
+/// instances continue by themselves.
+fn kill_nodes(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
+    let mut cluster = AerospikeCluster::whole()?;
+    let mut testbed = TestBed::aerospike_at(kafka.bootstrap_servers(), || cluster.url());
+    testbed.has_lost_writes = true;
+    let mut losses = NodeLosses::new(&mut cluster);
+    let kill = |_: &mut dyn InstanceSet, rng: &mut SplitMix64| {
+        losses.end(rng);
+        let is_lost = losses.turn(rng, true).is_some();
+        // Some losses come while lost writes are being applied again.
+        pause(rng, 0, 6_000);
+        losses.end(rng);
+        is_lost
+    };
+    Some(report_panics(&testbed, plan, || {
+        KillRun::new("nodes of a cluster with two copies", plan).run_rounds(
+            &testbed,
+            &mut InstanceProcesses::new(&testbed, false),
+            kill,
+        )
+    }))
+}
+
 fn report_panics(testbed: &TestBed, plan: KillPlan, work: impl FnOnce() -> KillSummary) -> KillSummary {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|why| report_failure(testbed, plan.seed, why))
 }
@@ -256,7 +282,8 @@ fn run_kinds(plan: KillPlan) {
         Ok("aerospike") => vec![kill_instances_on_aerospike(kafka, plan)],
         Ok("file") => vec![kill_server_with_a_file(kafka, plan)],
         Ok("memory") => vec![kill_server_in_memory(kafka, plan)],
-        Ok(other) => panic!("KIND={other} is none of fjall, aerospike, file, memory"),
+        Ok("nodes") => vec![kill_nodes(kafka, plan)],
+        Ok(other) => panic!("KIND={other} is none of fjall, aerospike, file, memory, nodes"),
         Err(_) => vec![
             Some(kill_instances_on_fjall(kafka, of(third))),
             kill_instances_on_aerospike(kafka, of(third)),
@@ -294,6 +321,11 @@ fn killed_instances_on_aerospike_lose_no_event() {
 #[test]
 fn a_killed_server_with_a_file_is_recovered_from_the_log() {
     KafkaServer::shared().and_then(|kafka| kill_server_with_a_file(kafka, FEW_KILLS));
+}
+
+#[test]
+fn killed_nodes_of_a_cluster_lose_no_event() {
+    KafkaServer::shared().and_then(|kafka| kill_nodes(kafka, FEW_KILLS));
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! frozen and started at random ([`instances`]), and so are the brokers ([`brokers`]). At the end the store must equal
 //! the model of the logs, break no invariant, and equal a rebuild.
 //!
-//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer BROKERS=1|3`; a short run
-//! of each is in `make test`. HOLD=1 keeps everything running after a failure.
+//! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer BROKERS=1|3 NODES=1|3`; a
+//! short run of each is in `make test`. HOLD=1 keeps everything running after a failure.
 
 mod api_kills;
 mod brokers;
@@ -13,6 +13,7 @@ mod judge;
 mod kills;
 mod load;
 mod lost_brokers;
+mod nodes;
 mod soak;
 
 use std::{
@@ -32,9 +33,11 @@ use self::{
     brokers::{BrokerLosses, start_brokers},
     instances::{HostProcess, INSTANCES, InstanceProcesses, InstanceSet},
     load::{LoadGenerator, LoadMessage},
+    nodes::NodeLosses,
     soak::ResourceWatch,
 };
 use crate::{
+    aerospike_cluster::AerospikeCluster,
     aerospike_server::AerospikeServer,
     kafka_server::{KafkaServer, addresses},
     run::{Bench, block_on},
@@ -64,6 +67,8 @@ struct TortureSettings {
     is_first_spared: bool,
     /// `kafka.group_protocol` of all instances.
     protocol: GroupProtocol,
+    /// Number of Aerospike nodes: one, which is never lost, or three, of which one at a time is lost.
+    nodes: usize,
     /// Number of brokers: one, or three, of which one at a time is lost.
     brokers: usize,
 }
@@ -77,6 +82,7 @@ impl TortureSettings {
             seed: env_seed(),
             is_first_spared: false,
             protocol: std::env::var("PROTOCOL").map_or(GroupProtocol::Classic, |text| text.parse().unwrap()),
+            nodes: env_number("NODES", 1) as usize,
             brokers: env_number("BROKERS", 1) as usize,
         }
     }
@@ -84,7 +90,7 @@ impl TortureSettings {
     fn short(seed: u64) -> Self {
         let time = Duration::from_secs(20);
         let protocol = GroupProtocol::Classic;
-        TortureSettings { time, rate: 300, seed, is_first_spared: false, protocol, brokers: 1 }
+        TortureSettings { time, rate: 300, seed, is_first_spared: false, protocol, nodes: 1, brokers: 1 }
     }
 }
 
@@ -148,6 +154,7 @@ async fn send(bench: &Bench, producer: &dyn Producer, all: Vec<LoadMessage>) -> 
 fn disturb_instances(
     instances: &mut dyn InstanceSet,
     kafka: &mut [KafkaServer],
+    cluster: Option<&mut AerospikeCluster>,
     settings: TortureSettings,
     mut watch: impl FnMut(&dyn InstanceSet),
 ) -> BTreeMap<&'static str, u64> {
@@ -155,6 +162,7 @@ fn disturb_instances(
     let mut counts = BTreeMap::new();
     let mut frozen: Option<(usize, Instant)> = None;
     let mut brokers = BrokerLosses::new(kafka);
+    let mut nodes = cluster.map(NodeLosses::new);
     // A shorter run has shorter pauses. After each disturbance work must get done, else only starts are tested.
     let most = (settings.time.as_millis() as u64 / 15).clamp(500, 8_000);
     let mut count = |what, did: bool| *counts.entry(what).or_default() += u64::from(did);
@@ -167,6 +175,9 @@ fn disturb_instances(
         instances.check_alive();
         watch(instances);
         brokers.end_if_due();
+        if let Some(loss) = nodes.as_mut().and_then(|nodes| nodes.turn(&mut rng, false)) {
+            count(loss, true);
+        }
         if let Some((slot, until)) = frozen
             && until <= Instant::now()
         {
@@ -205,6 +216,9 @@ fn disturb_instances(
         instances.freeze(slot, false);
     }
     brokers.end();
+    if let Some(mut nodes) = nodes {
+        nodes.end(&mut rng);
+    }
     counts
 }
 
@@ -256,10 +270,15 @@ impl TestBed {
 
     /// Uses records of few slots, so that most transactions of the load have several pages.
     fn aerospike(brokers: &str, server: &AerospikeServer) -> Self {
+        Self::aerospike_at(brokers, || server.url())
+    }
+
+    /// Makes one URL for each of the two stores.
+    fn aerospike_at(brokers: &str, url: impl Fn() -> String) -> Self {
         let mut testbed = TestBed::on(brokers);
         testbed.set("STORE__UTXO_BATCH_SIZE", "4");
-        testbed.use_store(server.url(), "blobs");
-        testbed.set_rebuild_target(server.url(), "blobs-rebuilt");
+        testbed.use_store(url(), "blobs");
+        testbed.set_rebuild_target(url(), "blobs-rebuilt");
         testbed
     }
 
@@ -295,12 +314,18 @@ fn arguments<const N: usize>(named: [(&str, String); N]) -> Vec<String> {
     named.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
 }
 
-fn torture(testbed: &TestBed, kafka: &mut [KafkaServer], instances: &mut dyn InstanceSet, settings: TortureSettings) {
+fn torture(
+    testbed: &TestBed,
+    kafka: &mut [KafkaServer],
+    cluster: Option<&mut AerospikeCluster>,
+    instances: &mut dyn InstanceSet,
+    settings: TortureSettings,
+) {
     eprintln!("torture: {settings:?}");
     let mut generator = LoadGenerator::new(settings.seed);
     let mut watch = ResourceWatch::new(settings.time);
     let (messages, done) = produce_during(&testbed.bench, &mut generator, settings.rate, || {
-        disturb_instances(instances, kafka, settings, |instances| {
+        disturb_instances(instances, kafka, cluster, settings, |instances| {
             if settings.is_first_spared {
                 watch.sample(testbed, instances)
             }
@@ -334,15 +359,26 @@ fn report_failure(testbed: &TestBed, seed: u64, why: Box<dyn std::any::Any + Sen
 fn on_fjall(kafka: &mut [KafkaServer], settings: TortureSettings) {
     let mut testbed = TestBed::fjall(&addresses(kafka));
     testbed.set("KAFKA__GROUP_PROTOCOL", &settings.protocol.to_string());
-    torture(&testbed, kafka, &mut HostProcess::new(&testbed), settings);
+    torture(&testbed, kafka, None, &mut HostProcess::new(&testbed), settings);
 }
 
 fn on_aerospike(kafka: &mut [KafkaServer], settings: TortureSettings) {
-    let Some(server) = AerospikeServer::start() else { return };
-    let mut testbed = TestBed::aerospike(&addresses(kafka), &server);
-    testbed.set("KAFKA__GROUP_PROTOCOL", &settings.protocol.to_string());
-    let are_static = settings.seed.is_multiple_of(2) && settings.protocol == GroupProtocol::Classic;
-    torture(&testbed, kafka, &mut InstanceProcesses::new(&testbed, are_static), settings);
+    let run = |mut testbed: TestBed, kafka: &mut [KafkaServer], cluster: Option<&mut AerospikeCluster>| {
+        testbed.set("KAFKA__GROUP_PROTOCOL", &settings.protocol.to_string());
+        let are_static = settings.seed.is_multiple_of(2) && settings.protocol == GroupProtocol::Classic;
+        torture(&testbed, kafka, cluster, &mut InstanceProcesses::new(&testbed, are_static), settings);
+    };
+    match settings.nodes {
+        1 => {
+            let Some(server) = AerospikeServer::start() else { return };
+            run(TestBed::aerospike(&addresses(kafka), &server), kafka, None);
+        }
+        _ => {
+            let Some(mut cluster) = AerospikeCluster::whole() else { return };
+            let testbed = TestBed::aerospike_at(&addresses(kafka), || cluster.url());
+            run(testbed, kafka, Some(&mut cluster));
+        }
+    }
 }
 
 /// Entry of `make torture`.
@@ -373,6 +409,13 @@ fn a_short_torture_on_aerospike() {
 fn a_short_torture_with_the_consumer_protocol() {
     let Some(mut kafka) = start_brokers(1) else { return };
     on_fjall(&mut kafka, TortureSettings { protocol: GroupProtocol::Consumer, ..TortureSettings::short(3) });
+}
+
+#[test]
+fn a_short_torture_on_three_nodes() {
+    let Some(mut kafka) = start_brokers(1) else { return };
+    let settings = TortureSettings { time: Duration::from_secs(60), nodes: 3, ..TortureSettings::short(5) };
+    on_aerospike(&mut kafka, settings);
 }
 
 #[test]

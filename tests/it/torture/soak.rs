@@ -169,6 +169,7 @@ fn a_long_soak() {
         seed: env_seed(),
         is_first_spared: true,
         protocol: GroupProtocol::Classic,
+        nodes: 1,
         brokers: 1,
     };
     let Some(mut kafka) = start_brokers(settings.brokers) else { return };
