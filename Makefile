@@ -29,11 +29,11 @@ mutations: setup ## plants known faults, each of which the simulator must find: 
 	@$(if $(FAULTS),FAULTS="$(FAULTS)") $(if $(SEEDS),SEEDS="$(SEEDS)") \
 		cargo test --locked --test mutations -- --ignored --nocapture
 
-# STORE=fjall|aerospike, PROTOCOL=classic|consumer.
-torture: setup ## kills, freezes and starts instances on Apache Kafka: SECONDS=n RATE=n SEED=n STORE=… PROTOCOL=…
+# STORE=fjall|aerospike, PROTOCOL=classic|consumer, BROKERS=1|3.
+torture: setup ## kills, freezes and starts instances and brokers: SECONDS=n RATE=n SEED=n STORE=… PROTOCOL=… BROKERS=3
 	@scripts/setup.sh tests
 	@TORTURE_SECONDS="$(or $(SECONDS),900)" STORE="$(or $(STORE),fjall)" RATE="$(or $(RATE),400)" \
-		$(if $(SEED),SEED="$(SEED)") PROTOCOL="$(or $(PROTOCOL),classic)" \
+		$(if $(SEED),SEED="$(SEED)") PROTOCOL="$(or $(PROTOCOL),classic)" BROKERS="$(or $(BROKERS),1)" \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::a_long_torture -- --ignored --nocapture
 
 # KIND names the killed process: an instance on `fjall` or `aerospike`, or the Aerospike server with records in a `file`

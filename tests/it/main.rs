@@ -83,6 +83,7 @@ mod security;
 mod sequencing;
 mod several_pages;
 mod sim;
+mod small_disk;
 mod state_page;
 mod torture;
 mod transactional;

@@ -125,7 +125,7 @@ fn run_api_kills(kills: u64, seed_of_run: u64, is_rebuilt: bool) {
     // The durability lag is 5.5 s instead of 10 s.
     let configuration = configuration(setup).replace("filesize 1G", "filesize 1G\n    flush-max-ms 100");
     let Some(mut asd) = AerospikeServer::start_configured(&configuration) else { return };
-    let mut testbed = TestBed::aerospike(kafka, &asd);
+    let mut testbed = TestBed::aerospike(kafka.bootstrap_servers(), &asd);
     testbed.has_lost_writes = true;
     eprintln!("kills under load of the API: SEED={seed_of_run} KILLS={kills}");
     let killed = panic::catch_unwind(AssertUnwindSafe(|| {

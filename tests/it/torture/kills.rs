@@ -145,7 +145,7 @@ fn pause(rng: &mut SplitMix64, least_ms: u64, most_ms: u64) {
 
 /// Kills all instances at once: they share one process with the store.
 fn kill_instances_on_fjall(kafka: &KafkaServer, plan: KillPlan) -> KillSummary {
-    let testbed = TestBed::fjall(kafka);
+    let testbed = TestBed::fjall(kafka.bootstrap_servers());
     report_panics(&testbed, plan, || {
         KillRun::new("instances on fjall", plan).run_rounds(
             &testbed,
@@ -161,7 +161,7 @@ fn kill_instances_on_fjall(kafka: &KafkaServer, plan: KillPlan) -> KillSummary {
 /// Kills one instance, sometimes all.
 fn kill_instances_on_aerospike(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT })?;
-    let testbed = TestBed::aerospike(kafka, &server);
+    let testbed = TestBed::aerospike(kafka.bootstrap_servers(), &server);
     let kill = |instances: &mut dyn InstanceSet, rng: &mut SplitMix64| match rng.below(8) {
         0 => {
             instances.kill_all();
@@ -182,7 +182,7 @@ fn kill_instances_on_aerospike(kafka: &KafkaServer, plan: KillPlan) -> Option<Ki
 /// before each kill, and at the end, none may have ended.
 fn kill_server_with_a_file(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let mut server = AerospikeServer::start_own(Setup { durable: true, namespace: FIT })?;
-    let mut testbed = TestBed::aerospike(kafka, &server);
+    let mut testbed = TestBed::aerospike(kafka.bootstrap_servers(), &server);
     testbed.has_lost_writes = true;
     let kill = |_: &mut dyn InstanceSet, rng: &mut SplitMix64| {
         server.kill();
@@ -205,7 +205,7 @@ fn kill_server_with_a_file(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSu
 /// of the group in another set.
 fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
     let mut server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT })?;
-    let mut testbed = TestBed::aerospike(kafka, &server);
+    let mut testbed = TestBed::aerospike(kafka.bootstrap_servers(), &server);
     testbed.has_lost_writes = true;
     let mut kill_run = KillRun::new("Aerospike, its records in memory", plan);
     for life in 1..=plan.kills {

@@ -15,9 +15,9 @@ use std::{
 use utxo_store::broker::kafka::GroupProtocol;
 
 use super::{
-    INSTANCES, TestBed, TortureSettings, env_number, env_seed, instances::InstanceSet, on_aerospike, on_fjall,
+    INSTANCES, TestBed, TortureSettings, brokers::start_brokers, env_number, env_seed, instances::InstanceSet,
+    on_aerospike, on_fjall,
 };
-use crate::kafka_server::KafkaServer;
 
 /// Share of the time that is not judged: caches fill meanwhile.
 const WARM_UP: f64 = 0.25;
@@ -169,8 +169,9 @@ fn a_long_soak() {
         seed: env_seed(),
         is_first_spared: true,
         protocol: GroupProtocol::Classic,
+        brokers: 1,
     };
-    let Some(mut kafka) = KafkaServer::own() else { return };
+    let Some(mut kafka) = start_brokers(settings.brokers) else { return };
     match std::env::var("STORE").as_deref() {
         Ok("aerospike") => on_aerospike(&mut kafka, settings),
         _ => on_fjall(&mut kafka, settings),
