@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
 };
@@ -32,6 +33,8 @@ impl SmallDisk {
             .args(["-c", KEEPER, "sh"])
             .arg(directory.path())
             .arg(format!("{megabytes}m"))
+            // A signal to the group of the test would end the keeper before it unmounts.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
