@@ -328,7 +328,8 @@ async fn an_event_with_true_claims_that_met_a_rival_is_judged_once_it_comes_agai
     let seed = world.seed(1, 1).await;
     let (coin, rival) = (seed.coin(0), spend(&[seed.coin(0)], 1, 1));
     let claimed = Coin { satoshis: coin.satoshis + 1, ..coin.clone() };
-    let (honest, wrong) = (spend(&[coin.clone()], 1, 2), spend_claiming(&[coin.clone()], &[claimed], 1, 2));
+    let coins = [coin.clone()];
+    let (honest, wrong) = (spend(&coins, 1, 2), spend_claiming(&coins, &[claimed], 1, 2));
     assert_eq!(honest.txid, wrong.txid);
     let running = world.start();
     for made in [&rival, &wrong, &honest] {

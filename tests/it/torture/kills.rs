@@ -324,11 +324,6 @@ fn a_killed_server_with_a_file_is_recovered_from_the_log() {
 }
 
 #[test]
-fn killed_nodes_of_a_cluster_lose_no_event() {
-    KafkaServer::shared().and_then(|kafka| kill_nodes(kafka, FEW_KILLS));
-}
-
-#[test]
 fn a_killed_server_in_memory_is_rebuilt() {
     KafkaServer::shared().and_then(|kafka| kill_server_in_memory(kafka, KillPlan { kills: 1, ..FEW_KILLS }));
 }

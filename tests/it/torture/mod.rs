@@ -412,13 +412,6 @@ fn a_short_torture_with_the_consumer_protocol() {
 }
 
 #[test]
-fn a_short_torture_on_three_nodes() {
-    let Some(mut kafka) = start_brokers(1) else { return };
-    let settings = TortureSettings { time: Duration::from_secs(60), nodes: 3, ..TortureSettings::short(5) };
-    on_aerospike(&mut kafka, settings);
-}
-
-#[test]
 #[ignore = "was not run yet"]
 fn a_short_torture_with_three_brokers() {
     let Some(mut kafka) = start_brokers(3) else { return };
