@@ -40,6 +40,10 @@ mod selected;
 mod settings;
 mod template;
 mod view;
+#[cfg(test)]
+mod view_model_tests;
+#[cfg(test)]
+mod view_tests;
 
 use std::{
     sync::{

@@ -101,7 +101,8 @@ fn replication_factor(namespace: &InfoPairs) -> u64 {
     namespace.number("replication-factor").or(namespace.number("effective_replication_factor")).unwrap_or(1)
 }
 
-fn unfit(problem: impl Into<String>, remedy: impl Into<String>) -> OpenAerospikeError {
+/// Makes the refusal of a cluster that does not fit this store.
+pub fn unfit(problem: impl Into<String>, remedy: impl Into<String>) -> OpenAerospikeError {
     OpenAerospikeError::Unfit { problem: problem.into(), remedy: remedy.into() }
 }
 

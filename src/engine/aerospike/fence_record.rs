@@ -18,6 +18,7 @@ const PLANNED: &str = "planned";
 const MET: &str = "met";
 const MEMBERS: &str = "members";
 const COMPLETE: &str = "complete";
+const JOINED: &str = "joined";
 const UNPROVEN: &str = "unproven";
 
 /// Reads and writes the record.
@@ -118,6 +119,7 @@ fn encode(record: &FenceRecord) -> Vec<Bin> {
         Bin::new(MET, Value::Int(record.met as i64)),
         Bin::new(MEMBERS, nodes(&record.members)),
         Bin::new(COMPLETE, nodes(&record.complete)),
+        Bin::new(JOINED, nodes(&record.joined)),
         Bin::new(UNPROVEN, nodes(&record.unproven)),
     ]
 }
@@ -143,6 +145,7 @@ fn decode(record: &Record) -> Result<StoredFences, String> {
         met: number(MET)?,
         members: nodes(MEMBERS)?,
         complete: nodes(COMPLETE)?,
+        joined: nodes(JOINED)?,
         unproven: nodes(UNPROVEN)?,
     };
     Ok(StoredFences { record: fences, generation: record.generation })

@@ -11,15 +11,15 @@ use aerospike::Client;
 use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
 use super::{
-    checks,
+    checks::{self, unfit},
     cluster_hosts::{ClusterHosts, ClusterLook},
     connection::{self, OpenAerospikeError},
     errors::describe_error,
     fence_record::FenceRecords,
     settings::{AerospikeSettings, Policies},
     view::{
-        FenceRecord, FenceStep, NodeAnswer, NodeCluster, UnsafeView, View, describe_no_view, interrupted_fence,
-        next_step,
+        FenceRecord, FenceStep, NodeAnswer, NodeCluster, UnsafeView, View, bring_back, describe_no_view,
+        interrupted_fence, next_step,
     },
 };
 
@@ -177,8 +177,7 @@ impl Members {
         if let Some(task) = lock(&self.task).take() {
             task.abort();
         }
-        let client = self.client();
-        client.close().await
+        self.client().close().await
     }
 
     /// Checks that the hosts lead to all nodes of one cluster.
@@ -239,10 +238,14 @@ impl Members {
         checks::check_members(&self.settings.namespace, &self.hosts.configurations(&view).await?)?;
         let client = self.client();
         let stored = self.records.read(&client).await?;
+        if stored.record.planned == 0 {
+            self.require_all_hosts(&view).await?;
+        }
         self.wait_for_members(&view, &stored.record)?;
-        let known = *lock(&self.met);
-        if let Some(known) = known.filter(|known| stored.record.met < *known) {
-            return Err(UnsafeView::WentBack { found: stored.record.met, met: known }.into());
+        if let Some(met) = *lock(&self.met)
+            && stored.record.met < met
+        {
+            return Err(UnsafeView::WentBack { found: stored.record.met, met }.into());
         }
         let step = match next_step(&view, &stored.record, self.copies) {
             Err(UnsafeView::CopiesLost { lost }) => {
@@ -276,6 +279,21 @@ impl Members {
         Err(ViewError::Passing("setting a fence around the members of the cluster".into()))
     }
 
+    /// Checks that the view has the nodes of all hosts: without a record of fences, the record and its copy may be on
+    /// two nodes that have not started yet.
+    async fn require_all_hosts(&self, view: &View) -> Result<(), ViewError> {
+        for host in self.hosts_outside(view) {
+            // Two hosts can lead to one node.
+            let answer = self.hosts.look_at(host).await;
+            if answer.is_none_or(|answer| !view.members.contains_key(&answer.node)) {
+                let host = self.hosts.describe(host);
+                let problem = "is not in the cluster; the first fence needs every node that store.url names";
+                return Err(ViewError::Passing(format!("{host} {problem}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Waits a while for members of the last fence whose processes may still be starting.
     fn wait_for_members(&self, view: &View, record: &FenceRecord) -> Result<(), ViewError> {
         let missing: Vec<String> = record.members.difference(&view.nodes()).cloned().collect();
@@ -294,9 +312,8 @@ impl Members {
     }
 
     fn use_view(&self, view: View) {
-        let mut met = lock(&self.met);
-        *met = view.fence().max(*met);
-        drop(met);
+        let met = *lock(&self.met);
+        *lock(&self.met) = view.fence().max(met);
         *lock(&self.base) = Some(view.base().to_owned());
         *lock(&self.last_members) = view.nodes();
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
@@ -363,23 +380,24 @@ impl Members {
         Ok(())
     }
 
-    /// Gives the name of a view that lacks copies to missing members of the last fence which wait outside with their
-    /// records. No view was used without them.
+    /// Brings missing members back to a view that lacks copies, where they wait outside with their records.
     async fn bring_back(&self, view: &View, record: &FenceRecord) -> Result<(), ViewError> {
         let looked_at = Instant::now();
-        let names = view.members.values().map(|member| &member.name);
-        let Some(name) = names.filter(|name| name.fence.is_some()).max_by_key(|name| name.fence) else {
-            return Ok(());
-        };
+        let mut waiting = Vec::new();
         for host in self.hosts_outside(view) {
             let Some(answer) = self.hosts.look_at(host).await else { continue };
-            let is_missing = record.members.contains(&answer.node) && !view.members.contains_key(&answer.node);
-            if is_missing && answer.cluster.is_none() && answer.name != *name && self.hosts.objects(host).await? > 0 {
-                tracing::info!(node = answer.node, %name, "aerospike: bringing a member back with its records");
-                self.hosts.rename(std::iter::once(host), name, looked_at).await?;
+            // A namespace without a fence may have no records yet.
+            if record.met == 0 || self.hosts.objects(host).await? > 0 {
+                waiting.push(answer);
             }
         }
-        Ok(())
+        match bring_back(view, record, &waiting) {
+            Some((name, hosts)) if !hosts.is_empty() => {
+                tracing::info!(%name, "aerospike: bringing members back with their records");
+                Ok(self.hosts.rename(hosts.into_iter(), &name, looked_at).await?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Records that the copies are complete, and treats the nodes outside.
@@ -400,8 +418,8 @@ impl Members {
             if !self.hosts.has_complete_copies(view).await? {
                 return Ok(false);
             }
-            let unproven = BTreeSet::new();
-            let record = FenceRecord { complete: view.nodes(), unproven, ..stored.record.clone() };
+            let (joined, unproven) = (BTreeSet::new(), BTreeSet::new());
+            let record = FenceRecord { complete: view.nodes(), joined, unproven, ..stored.record.clone() };
             self.records.write(&client, &stored, &record).await?;
             tracing::info!(nodes = ?record.complete, "aerospike: the copies of all records are complete");
         }
@@ -472,10 +490,6 @@ impl Drop for Members {
             task.abort();
         }
     }
-}
-
-fn unfit(problem: String, remedy: &str) -> OpenAerospikeError {
-    OpenAerospikeError::Unfit { problem, remedy: remedy.into() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

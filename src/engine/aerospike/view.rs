@@ -179,6 +179,8 @@ pub struct FenceRecord {
     pub members: BTreeSet<String>,
     /// The members when all copies were complete the last time.
     pub complete: BTreeSet<String>,
+    /// Members of fences planned since: a migration may have brought the only copies of a record to them.
+    pub joined: BTreeSet<String>,
     /// Members that must all be there until the copies are complete: the processes of all of them were started again,
     /// and one of them may have lost its files.
     pub unproven: BTreeSet<String>,
@@ -240,7 +242,8 @@ pub fn next_step(view: &View, record: &FenceRecord, copies: usize) -> Result<Fen
         if let (true, Some(node)) = (view.has_restarted(), nodes.difference(&record.members).next()) {
             return Err(UnsafeView::NotAdmitted { node: node.clone(), met: record.met });
         }
-        let lost: BTreeSet<String> = record.complete.difference(&nodes).cloned().collect();
+        let holders = record.complete.union(&record.joined);
+        let lost: BTreeSet<String> = holders.filter(|node| !nodes.contains(*node)).cloned().collect();
         if lost.len() >= copies {
             return Err(UnsafeView::CopiesLost { lost });
         }
@@ -268,8 +271,50 @@ pub fn next_step(view: &View, record: &FenceRecord, copies: usize) -> Result<Fen
     }
     let number = greatest.map_or(0, |fence| fence.number).max(record.planned) + 1;
     let name = ClusterName { base, fence: Some(Fence { number, tag }) };
+    let joined = record.joined.union(&nodes).filter(|node| !record.complete.contains(*node)).cloned().collect();
     let unproven = if view.has_restarted() { nodes } else { record.unproven.clone() };
-    Ok(FenceStep::Plan(FenceRecord { planned: number, unproven, ..record.clone() }, name))
+    Ok(FenceStep::Plan(FenceRecord { planned: number, joined, unproven, ..record.clone() }, name))
+}
+
+/// Finds how missing members come back to a view that lacks copies: they have waited outside with their records, and no
+/// view was used without them. Returns a name, and the hosts that get the name.
+///
+/// `waiting` are nodes outside the view that may come back if they are missing. The name belongs to exactly the view
+/// and the nodes that come back: where one of these does not join, the name is no fence of the others.
+pub fn bring_back(view: &View, record: &FenceRecord, waiting: &[NodeAnswer]) -> Option<(ClusterName, Vec<usize>)> {
+    let is_missing = |answer: &&NodeAnswer| {
+        let is_member = record.members.contains(&answer.node) || record.unproven.contains(&answer.node);
+        is_member && answer.cluster.is_none() && !view.members.contains_key(&answer.node)
+    };
+    let missing: Vec<&NodeAnswer> = waiting.iter().filter(is_missing).collect();
+    // A missing member has the name of the last fence if an instance began this fence there.
+    let is_last = |name: &&ClusterName| name.fence.is_some_and(|fence| fence.number == record.planned);
+    let mut names: Vec<&ClusterName> = view.names().collect();
+    names.extend(missing.iter().map(|answer| &answer.name).filter(is_last).filter(|name| name.base == view.base()));
+    let name = names.into_iter().max_by_key(|name| name.fence)?.clone();
+    let present = view.nodes();
+    let members = subset_with_tag(&missing, &present, name.fence?.tag)?;
+    let joining = members.into_iter().map(|answer| (answer.host, &answer.name));
+    let hosts = view.members.values().map(|member| (member.host, &member.name)).chain(joining);
+    let lacking = hosts.filter(|(_, present)| **present != name).map(|(host, _)| host).collect();
+    Some((name, lacking))
+}
+
+/// Finds the nodes that, together with `others`, have this tag. More than a few nodes are not searched.
+fn subset_with_tag<'a>(
+    nodes: &[&'a NodeAnswer],
+    others: &BTreeSet<String>,
+    tag: MembersTag,
+) -> Option<Vec<&'a NodeAnswer>> {
+    if nodes.len() > 12 {
+        return None;
+    }
+    let subset = |bits: u32| nodes.iter().enumerate().filter(move |(at, _)| bits >> at & 1 == 1).map(|(_, node)| *node);
+    let members = (0..1_u32 << nodes.len()).find(|bits| {
+        let ids = subset(*bits).map(|answer| answer.node.as_str());
+        MembersTag::of(ids.chain(others.iter().map(String::as_str)).collect::<BTreeSet<_>>()) == tag
+    })?;
+    Some(subset(members).collect())
 }
 
 /// Finds members of one fence that have lost each other and have no cluster: an instance was stopped between the
@@ -296,16 +341,8 @@ pub fn interrupted_fence(
     if met.is_some_and(|met| number < met) || candidates.iter().any(|answer| answer.name.base != name.base) {
         return None;
     }
-    // Subsets of a few nodes; a cluster of more nodes than this is not searched.
-    if candidates.len() > 12 {
-        return None;
-    }
-    let subset = |bits: u32| candidates.iter().enumerate().filter(move |(at, _)| bits >> at & 1 == 1);
-    let members = (1..1_u32 << candidates.len()).find(|bits| {
-        let nodes: BTreeSet<&str> = subset(*bits).map(|(_, answer)| answer.node.as_str()).collect();
-        MembersTag::of(nodes) == tag
-    })?;
-    let lacking: Vec<&NodeAnswer> = subset(members).map(|(_, node)| *node).filter(|node| node.name != name).collect();
+    let members = subset_with_tag(&candidates, &BTreeSet::new(), tag)?;
+    let lacking: Vec<&NodeAnswer> = members.into_iter().filter(|node| node.name != name).collect();
     let started = lacking.iter().filter(|node| node.name.was_started()).count();
     (started <= 1).then(|| (name.clone(), lacking.iter().map(|node| node.host).collect()))
 }
