@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -13,10 +14,15 @@ use crate::aerospike_server::{self, AerospikeServer};
 /// Time limit of a change of the cluster; two cores may be shared by many.
 pub const CHANGE_BOUND: Duration = Duration::from_secs(60);
 
+/// A node whose heartbeats find no core free is left out by the others: of all tests, one at a time has a cluster.
+static ONE_CLUSTER: Mutex<()> = Mutex::new(());
+
 /// The nodes. Node number `i` has the id `A{i + 1}`.
 pub struct AerospikeCluster {
     nodes: Vec<AerospikeServer>,
     hosts: String,
+    /// The right to have a cluster; a single node needs none.
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl AerospikeCluster {
@@ -27,6 +33,7 @@ impl AerospikeCluster {
 
     /// Starts nodes whose configurations `edit` changes, by number.
     pub fn start_with(count: usize, edit: impl Fn(usize, String) -> String) -> Option<Self> {
+        let turn = (count > 1).then(|| ONE_CLUSTER.lock().unwrap_or_else(PoisonError::into_inner));
         let ports: Vec<[u16; 3]> = (0..count).map(|_| aerospike_server::free_ports()).collect();
         let seeds: Vec<String> =
             ports.iter().map(|[_, _, port]| format!("mesh-seed-address-port 127.0.0.1 {port}")).collect();
@@ -36,7 +43,7 @@ impl AerospikeCluster {
         });
         let nodes = nodes.collect::<Option<Vec<AerospikeServer>>>()?;
         let hosts = nodes.iter().map(AerospikeServer::hosts).collect::<Vec<_>>().join(",");
-        Some(AerospikeCluster { nodes, hosts })
+        Some(AerospikeCluster { nodes, hosts, _turn: turn })
     }
 
     /// As [`start`](Self::start), and waits until the nodes are one cluster.
