@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -18,16 +17,12 @@ use super::{
     admin::{admin_error, describe_topics},
     connection_errors::QueryClient,
     errors::translate,
+    lookup::repeat_attempts,
 };
 use crate::broker::{BrokerError, BrokerErrorKind, TopicId, TopicIdentity};
 
 const OPERATION: &str = "look up topic ids";
 
-/// Timeout of the first request; each further request may take twice as long. A broker without an answer is avoided,
-/// and another one is asked.
-const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
-/// Pause between two attempts.
-const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for which a broker is avoided: the cluster still names a lost broker as a leader until its session ends.
 const AVOIDED_FOR: Duration = Duration::from_secs(10);
 
@@ -70,18 +65,7 @@ impl TopicIdBroker {
         topics: &[String],
         timeout: Duration,
     ) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
-        let until = Instant::now() + timeout;
-        let mut longest = FIRST_ATTEMPT;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.attempt(client, topics, left.min(longest)) {
-                Err(error) if error.kind == BrokerErrorKind::Retryable && Instant::now() + ATTEMPT_PAUSE < until => {
-                    thread::sleep(ATTEMPT_PAUSE);
-                    longest *= 2;
-                }
-                answer => return answer,
-            }
-        }
+        repeat_attempts(timeout, |_| {}, |bound| self.attempt(client, topics, bound))
     }
 
     /// Asks one broker once.

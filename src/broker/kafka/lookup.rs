@@ -105,7 +105,7 @@ pub(super) fn count_members(client: &QueryClient, group: &str, timeout: Duration
     answers.into_iter().map(|(_, members)| members).sum()
 }
 
-/// Timeout of the first attempt at the leaders; each further attempt may take twice as long.
+/// Timeout of the first attempt; each further attempt may take twice as long.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
 /// Pause before an attempt is repeated.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
@@ -130,7 +130,7 @@ fn ask_leaders<C: ConsumerContext, T>(
 }
 
 /// Repeats a request after retryable errors until `timeout` is over; `find_leaders` runs between two attempts.
-fn repeat_attempts<T>(
+pub(super) fn repeat_attempts<T>(
     timeout: Duration,
     find_leaders: impl Fn(Duration),
     request: impl Fn(Duration) -> Result<T, BrokerError>,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     checks::{self, MemberConfig},
     connection::{self, OpenAerospikeError},
-    info::InfoPairs,
+    info::{InfoPairs, is_cluster_key},
     info_connection::InfoConnection,
     settings::AerospikeSettings,
     view::{ClusterName, NodeAnswer, NodeCluster, View},
@@ -193,18 +193,13 @@ impl ClusterHosts {
     }
 }
 
-/// Returns whether an answer to `cluster-stable` is a key as a whole.
-fn is_key(answer: &str) -> bool {
-    u64::from_str_radix(answer, 16).is_ok_and(|key| key != 0)
-}
-
 /// Parses the answers to `node`, `cluster-name`, `cluster-stable`, and `cluster-stable` for each size from 1.
 fn parse_answer(host: usize, answer: &[String]) -> Option<NodeAnswer> {
     let [node, name, sizes @ ..] = answer else { return None };
     if node.is_empty() || name.is_empty() {
         return None;
     }
-    let key = sizes.first().filter(|answer| is_key(answer));
+    let key = sizes.first().filter(|answer| is_cluster_key(answer));
     let cluster = key.map(|key| NodeCluster {
         key: key.clone(),
         size: sizes.iter().skip(1).position(|answer| answer == key).map(|at| at + 1),

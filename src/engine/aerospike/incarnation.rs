@@ -19,7 +19,12 @@ use aerospike::{AdminPolicy, Client, Node};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{errors::describe_error, info::InfoPairs, members::Members, view::Member};
+use super::{
+    errors::describe_error,
+    info::{InfoPairs, is_cluster_key},
+    members::Members,
+    view::Member,
+};
 use crate::engine::{EngineError, ErrorKind, Incarnation};
 
 /// Tolerance for an uptime: nodes report whole seconds, by a clock of their own.
@@ -173,12 +178,10 @@ fn parse_node(node: &str) -> Result<String, EngineError> {
     if node.is_empty() { Err(missing(node, "id")) } else { Ok(node.to_owned()) }
 }
 
-/// Parses the answer to `cluster-stable`. A server whose cluster changes during the answer sends an error with a key
-/// behind the error, so that the answer must be a key as a whole.
+/// Parses the answer to `cluster-stable`.
 fn parse_cluster(node: &str, answer: &str) -> Result<ClusterReport, EngineError> {
     let node = parse_node(node)?;
-    let is_key = u64::from_str_radix(answer, 16).is_ok_and(|key| key != 0);
-    match is_key {
+    match is_cluster_key(answer) {
         true => Ok(ClusterReport { node, cluster_key: answer.to_owned() }),
         false => Err(unknown_incarnation(format!("node {node} has no stable cluster: `{answer}`"))),
     }

@@ -34,6 +34,12 @@ impl InfoPairs {
     }
 }
 
+/// Returns whether an answer to `cluster-stable` is a key as a whole. A server whose cluster changes during the answer
+/// sends an error with a key behind the error.
+pub fn is_cluster_key(answer: &str) -> bool {
+    u64::from_str_radix(answer, 16).is_ok_and(|key| key != 0)
+}
+
 /// The first two numbers of a release, for example 8 and 1 of 8.1.0.3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release(pub u16, pub u16);
