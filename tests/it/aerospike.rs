@@ -24,7 +24,7 @@ use utxo_store::{
 use crate::{
     aerospike_server::{self, AerospikeServer, FIT, Setup},
     commands, demo, group_store,
-    harness::{self, Made, World, WorldSettings},
+    harness::{self, Coin, Made, World, WorldSettings},
     pipeline,
     pruning::{self, RETENTION},
     rebuild, reorgs,
@@ -458,6 +458,17 @@ async fn a_node_restarted_within_the_heartbeat_timeout_changes_the_incarnation()
     engine.close().await.unwrap();
 }
 
+/// Produces a spend of the coin, a rival of the spend if `is_contested`, and a child of the spend.
+pub async fn validate_parent_and_child(world: &World, coin: Coin, is_contested: bool) -> [Made; 2] {
+    let rival = is_contested.then(|| harness::spend(std::slice::from_ref(&coin), 1, 2));
+    let parent = harness::spend(&[coin], 1, 1);
+    let child = harness::spend(&[parent.coin(0)], 1, 3);
+    for tx in [Some(&parent), rival.as_ref(), Some(&child)].into_iter().flatten() {
+        world.validate(tx).await;
+    }
+    [parent, child]
+}
+
 /// A power cut loses writes that were acknowledged and not flushed; the pipeline rewinds to its committed offsets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pipeline_equals_its_rebuild_after_the_server_was_killed() {
@@ -470,14 +481,7 @@ async fn a_pipeline_equals_its_rebuild_after_the_server_was_killed() {
     }
     let mut made = Vec::new();
     for vout in 0..60 {
-        let parent = harness::spend(&[seed.coin(vout)], 1, 1);
-        let rival = (vout % 10 == 3).then(|| harness::spend(&[seed.coin(vout)], 1, 2));
-        let child = harness::spend(&[parent.coin(0)], 1, 3);
-        for tx in [Some(&parent), rival.as_ref(), Some(&child)].into_iter().flatten() {
-            world.validate(tx).await;
-        }
-        made.push(parent);
-        made.push(child);
+        made.extend(validate_parent_and_child(&world, seed.coin(vout), vout % 10 == 3).await);
         tokio::time::sleep(Duration::from_millis(50)).await;
         if vout == 40 {
             assert!(world.page(&made[2 * 39]).await.is_some(), "the server has writes to lose");

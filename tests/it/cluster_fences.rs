@@ -16,9 +16,9 @@ use utxo_store::{
 };
 
 use crate::{
-    aerospike::{apply_until_done, create, spend, txid, world_over},
+    aerospike::{apply_until_done, create, spend, txid, validate_parent_and_child, world_over},
     aerospike_cluster::{AerospikeCluster, CHANGE_BOUND},
-    harness::{self, Made, WorldSettings},
+    harness::{Made, WorldSettings},
 };
 
 async fn open(cluster: &AerospikeCluster) -> Arc<AerospikeEngine> {
@@ -212,14 +212,7 @@ async fn a_pipeline_equals_its_rebuild_after_nodes_were_lost() {
     }
     let mut made = Vec::new();
     for vout in 0..120 {
-        let parent = harness::spend(&[seed.coin(vout)], 1, 1);
-        let rival = (vout % 10 == 3).then(|| harness::spend(&[seed.coin(vout)], 1, 2));
-        let child = harness::spend(&[parent.coin(0)], 1, 3);
-        for tx in [Some(&parent), rival.as_ref(), Some(&child)].into_iter().flatten() {
-            world.validate(tx).await;
-        }
-        made.push(parent);
-        made.push(child);
+        made.extend(validate_parent_and_child(&world, seed.coin(vout), vout % 10 == 3).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
         match vout {
             20 => cluster.kill(0),

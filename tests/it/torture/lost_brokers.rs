@@ -159,7 +159,7 @@ impl Drop for EndOfWatch<'_> {
     }
 }
 
-/// What a scenario works with.
+/// Cluster, store, instances and witnesses of a scenario.
 struct Scenario<'a, 'b> {
     cluster: &'a mut Cluster,
     testbed: &'b TestBed,
