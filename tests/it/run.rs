@@ -46,6 +46,8 @@ pub struct Bench {
     /// Suffix of the names of the topics and of the group.
     suffix: String,
     session_timeout_ms: u32,
+    /// One client for all looks of a test: a client of its own for each look costs the cluster more than the test.
+    broker: KafkaBroker,
     _mock: Option<MockCluster>,
     pub directory: TempDir,
 }
@@ -63,7 +65,9 @@ impl Bench {
         let directory = tempfile::tempdir().unwrap();
         let name = directory.path().file_name().unwrap().to_str().unwrap();
         let suffix = format!(".{}", name.trim_start_matches('.'));
-        Bench { brokers: brokers.to_owned(), suffix, session_timeout_ms: 6_000, _mock: None, directory }
+        let settings = KafkaSettings { fetch_wait_max: Duration::from_millis(10), ..KafkaSettings::new(brokers) };
+        let broker = KafkaBroker::new(settings).unwrap();
+        Bench { brokers: brokers.to_owned(), suffix, session_timeout_ms: 6_000, broker, _mock: None, directory }
     }
 
     /// Returns the address `host:port` of the cluster.
@@ -146,8 +150,7 @@ impl Bench {
     }
 
     pub fn broker(&self) -> KafkaBroker {
-        let settings = KafkaSettings::new(self.brokers.as_str());
-        KafkaBroker::new(KafkaSettings { fetch_wait_max: Duration::from_millis(10), ..settings }).unwrap()
+        self.broker.clone()
     }
 
     /// Produces `count` partial transactions.
