@@ -143,7 +143,8 @@ pub(super) fn repeat_attempts<T>(
             Err(error) if error.kind == BrokerErrorKind::Retryable && left() > ATTEMPT_PAUSE => {
                 thread::sleep(ATTEMPT_PAUSE);
                 find_leaders(left().min(longest));
-                longest *= 2;
+                // A broker that refuses at once is asked very often within the time.
+                longest = longest.saturating_mul(2).min(timeout);
             }
             answer => return answer,
         }
@@ -266,5 +267,19 @@ mod tests {
         assert_eq!((attempts.take().len(), found.get()), (1, 2), "a retry does not heal it");
         let never = repeat_attempts(Duration::ZERO, |_| {}, |_| failed(BrokerErrorKind::Retryable));
         assert_eq!(never.unwrap_err().kind, BrokerErrorKind::Retryable);
+    }
+
+    /// The leader of a partition refuses at once, for as long as the lookup lasts.
+    /// Protects: the growing bound of an attempt once overflowed, and the lookup panicked after three seconds.
+    #[test]
+    fn a_lookup_that_is_refused_at_once_is_repeated_until_its_time_is_over() {
+        let attempts = Cell::new(0);
+        let request = |_| {
+            attempts.set(attempts.get() + 1);
+            Err::<u8, _>(BrokerError::new(BrokerErrorKind::Retryable, "look up watermarks", "no leader"))
+        };
+        let error = repeat_attempts(Duration::from_secs(5), |_| {}, request).unwrap_err();
+        assert_eq!(error.kind, BrokerErrorKind::Retryable);
+        assert!(attempts.get() > 64, "{} attempts", attempts.get());
     }
 }
