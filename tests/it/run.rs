@@ -21,7 +21,7 @@ use utxo_store::{
 
 pub const PARTITIONS: i32 = 2;
 /// Time limit that only ends a test which would never end.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Topics of the store, with their numbers of partitions.
 pub const TOPICS: [(&str, i32); 7] = [
