@@ -1,8 +1,8 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test kill-test-api soak lint fuzz setup pictures
-.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-all
+.PHONY: help demo test sim mutations torture kill-test kill-test-api lost-brokers node-deaths soak lint fuzz setup pictures
+.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-all
 
 TARGET ?= transaction
 # Recipes that run for long compile with optimisation: ten minutes on two cores, once.
@@ -44,6 +44,16 @@ kill-test: setup ## kills instances and the Aerospike server under load, then ve
 	@KILLS="$(or $(KILLS),200)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") $(if $(KIND),KIND="$(KIND)") \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::kills::a_long_kill_test -- \
 		--ignored --nocapture
+
+lost-brokers: setup ## loses leaders, brokers, coordinators and a disk of three brokers, and judges the store after each
+	@scripts/setup.sh tests
+	@$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::lost_brokers -- --ignored --nocapture
+
+# Three nodes with two copies; a dead node comes back empty.
+node-deaths: setup ## measures the time from the death of a node to the first commit and to full speed: DEATHS=20 RATE=n
+	@scripts/setup.sh tests
+	@DEATHS="$(or $(DEATHS),20)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") \
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::node_deaths -- --ignored --nocapture
 
 kill-test-api: setup ## kills `run`, `serve` and the Aerospike server while the API is used: KILLS=100 SEED=n
 	@scripts/setup.sh tests
@@ -87,6 +97,11 @@ bench-kafka: setup ## compares the way from Kafka to the state with a bare consu
 bench-api: setup ## measures batches, single outputs, outcomes, memory of long answers and streams, a large transaction
 	@scripts/setup.sh tests
 	@cargo bench --locked --bench api
+
+# Starts its own broker and, with `asd` in PATH, its own Aerospike server.
+bench-scale: setup ## measures one to eight instances on one topic and changes of the group; simulates more machines
+	@scripts/setup.sh tests
+	@cargo bench --locked --bench scale
 
 bench-all: setup ## runs all benches with smaller sizes, some 30 minutes
 	@scripts/setup.sh tests

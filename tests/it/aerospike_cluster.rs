@@ -9,7 +9,10 @@ use std::{
 
 use utxo_store::engine::aerospike::AerospikeSettings;
 
-use crate::aerospike_server::{self, AerospikeServer};
+use crate::{
+    aerospike_server::{self, AerospikeServer},
+    cut_network::CutNetwork,
+};
 
 /// Time limit of a change of the cluster; two cores may be shared by many.
 pub const CHANGE_BOUND: Duration = Duration::from_secs(60);
@@ -21,6 +24,8 @@ static ONE_CLUSTER: Mutex<()> = Mutex::new(());
 pub struct AerospikeCluster {
     nodes: Vec<AerospikeServer>,
     hosts: String,
+    /// Networks of the nodes, where a test can cut them. Dropped after the nodes.
+    network: Option<(CutNetwork, tempfile::TempDir)>,
     /// The right to have a cluster; a single node needs none.
     _turn: Option<MutexGuard<'static, ()>>,
 }
@@ -38,12 +43,36 @@ impl AerospikeCluster {
         let seeds: Vec<String> =
             ports.iter().map(|[_, _, port]| format!("mesh-seed-address-port 127.0.0.1 {port}")).collect();
         let nodes = (0..count).map(|number| {
-            let text = edit(number, configuration(number, &seeds.join("\n    ")));
+            let text = edit(number, configuration(number, "127.0.0.1", &seeds.join("\n    ")));
             AerospikeServer::start_on(&text, ports[number])
         });
         let nodes = nodes.collect::<Option<Vec<AerospikeServer>>>()?;
-        let hosts = nodes.iter().map(AerospikeServer::hosts).collect::<Vec<_>>().join(",");
-        Some(AerospikeCluster { nodes, hosts, _turn: turn })
+        Some(AerospikeCluster { hosts: hosts_of(&nodes), nodes, network: None, _turn: turn })
+    }
+
+    /// Starts three nodes, each in a network of its own that can be cut, and waits until the nodes are one cluster.
+    /// `None`, with a line on standard error, when no server is available, or no network can be made.
+    pub fn cuttable() -> Option<Self> {
+        let turn = ONE_CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
+        let (program, network) = (aerospike_server::program()?, CutNetwork::make(3)?);
+        let folder = tempfile::tempdir().unwrap();
+        let seeds: Vec<String> =
+            (0..3).map(|node| format!("mesh-seed-address-port {} 3002", network.address(node))).collect();
+        let nodes = (0..3).map(|node| {
+            let (command, address) = (network.write_program(folder.path(), node, &program), network.address(node));
+            let text = configuration(node, &address, &seeds.join("\n    "));
+            AerospikeServer::start_at(command, &text, [3000, 3001, 3002], &address)
+        });
+        let nodes: Vec<AerospikeServer> = nodes.collect();
+        let cluster =
+            AerospikeCluster { hosts: hosts_of(&nodes), nodes, network: Some((network, folder)), _turn: Some(turn) };
+        cluster.until(Self::is_whole);
+        Some(cluster)
+    }
+
+    /// Returns the networks of the nodes, where they can be cut.
+    pub fn network(&self) -> Option<&CutNetwork> {
+        self.network.as_ref().map(|(network, _)| network)
     }
 
     /// As [`start`](Self::start), and waits until the nodes are one cluster.
@@ -139,8 +168,12 @@ impl AerospikeCluster {
     }
 }
 
+fn hosts_of(nodes: &[AerospikeServer]) -> String {
+    nodes.iter().map(AerospikeServer::hosts).collect::<Vec<_>>().join(",")
+}
+
 /// The configuration of `deploy/aerospike-cluster.conf`, with addresses, names and sizes of a test.
-fn configuration(number: usize, seeds: &str) -> String {
+fn configuration(number: usize, address: &str, seeds: &str) -> String {
     let mut text = include_str!("../../deploy/aerospike-cluster.conf").to_owned();
     let mut replace = |from: &str, to: &str| {
         assert!(text.contains(from), "the configuration that is shipped lacks `{from}`");
@@ -150,10 +183,10 @@ fn configuration(number: usize, seeds: &str) -> String {
     replace(own_seed, &format!("    {seeds}"));
     replace("    mesh-seed-address-port 10.0.0.2 3002\n", "");
     replace("    mesh-seed-address-port 10.0.0.3 3002\n", "");
-    replace("port 3000", "access-address 127.0.0.1\n    port {SERVICE}");
+    replace("port 3000", &format!("access-address {address}\n    port {{SERVICE}}"));
     replace("port 3001", "port {FABRIC}");
     replace("port 3002", "port {HEARTBEAT}");
-    replace("10.0.0.1", "127.0.0.1");
+    replace("10.0.0.1", address);
     replace("proto-fd-max 15000", "proto-fd-max 1024\n  work-directory {FOLDER}");
     replace("node-id a1", &format!("node-id a{}", number + 1));
     replace("namespace utxo", "namespace test");

@@ -51,7 +51,7 @@ impl AerospikeServer {
         }
         let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::process(command, &configuration(setup), free_ports()));
+            return Some(Self::process(command, &configuration(setup), free_ports(), "127.0.0.1"));
         }
         if engine_runs() {
             return Some(Self::container(setup));
@@ -73,11 +73,12 @@ impl AerospikeServer {
 
     /// As [`start_configured`](Self::start_configured), with these ports for `{SERVICE}`, `{FABRIC}` and `{HEARTBEAT}`.
     pub fn start_on(configuration: &str, ports: [u16; 3]) -> Option<Self> {
-        let Some(command) = in_path("asd") else {
-            eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
-            return None;
-        };
-        Some(Self::process(command, configuration, ports))
+        Some(Self::process(program()?, configuration, ports, "127.0.0.1"))
+    }
+
+    /// As [`start_on`](Self::start_on), by this command, with a configuration that names this address.
+    pub fn start_at(command: PathBuf, configuration: &str, ports: [u16; 3], address: &str) -> Self {
+        Self::process(command, configuration, ports, address)
     }
 
     /// Returns settings with a set that no other test uses.
@@ -138,7 +139,7 @@ impl AerospikeServer {
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
     }
 
-    fn process(command: PathBuf, configuration: &str, ports: [u16; 3]) -> Self {
+    fn process(command: PathBuf, configuration: &str, ports: [u16; 3], address: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for sub in ["smd", "usr/udf/lua"] {
             fs::create_dir_all(folder.path().join(sub)).unwrap();
@@ -146,7 +147,7 @@ impl AerospikeServer {
         let text = filled(configuration, &folder.path().display().to_string(), ports);
         fs::write(folder.path().join("aerospike.conf"), text).unwrap();
         let mut process = spawn(&command, folder.path());
-        let hosts = format!("127.0.0.1:{}", ports[0]);
+        let hosts = format!("{address}:{}", ports[0]);
         wait_until_it_answers(&hosts, || process.try_wait().unwrap().is_some(), folder.path());
         AerospikeServer { hosts, namespace: "test".into(), own: Some(Own::Process { process, command, folder }) }
     }
@@ -190,6 +191,15 @@ impl Drop for AerospikeServer {
 fn own_set() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     format!("it{}n{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Returns the path of `asd`; `None`, with a line on standard error, when there is none.
+pub fn program() -> Option<PathBuf> {
+    let program = in_path("asd");
+    if program.is_none() {
+        eprintln!("SKIPPED: tests on an Aerospike of their own: no `asd` in PATH");
+    }
+    program
 }
 
 fn in_path(name: &str) -> Option<PathBuf> {

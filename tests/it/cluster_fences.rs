@@ -146,6 +146,29 @@ async fn a_frozen_node_changes_nothing_when_it_goes_on() {
     assert_eq!(incarnation(&engine).await, second);
 }
 
+/// Clients still reach the node that is cut off, and a process of the store talks to it until it knows better.
+/// Protects: a write that the node acknowledges alone would be thrown away when the cut ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_node_that_is_cut_off_acknowledges_nothing_that_is_lost_later() {
+    let Some(cluster) = AerospikeCluster::cuttable() else { return };
+    let network = cluster.network().unwrap();
+    let engine = open(&cluster).await;
+    fill(engine.as_ref()).await;
+    let first = incarnation(&engine).await;
+    network.cut_from_peers(2, true);
+    spend_each(engine.as_ref(), COUNT, 1).await;
+    let second = until_incarnation(&engine, |text| !text.contains(" A3+")).await;
+    assert_ne!(second, first);
+    spend_each(engine.as_ref(), COUNT, 2).await;
+    network.cut_from_peers(2, false);
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        check_spent(engine.as_ref(), COUNT, 3).await;
+        assert_eq!(cluster.size(0), 2, "the node has old records, and stays outside");
+    }
+    assert_eq!(incarnation(&engine).await, second);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_fence_that_an_instance_began_is_completed() {
     let Some(mut cluster) = AerospikeCluster::whole() else { return };

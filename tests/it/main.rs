@@ -33,6 +33,7 @@ mod commits;
 mod compare;
 mod compose;
 mod coordinators;
+mod cut_network;
 mod dead_letters;
 mod demo;
 mod demo_directory;

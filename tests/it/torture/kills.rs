@@ -246,7 +246,7 @@ fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSumm
 /// Kills and freezes nodes of a cluster with two copies, one after the other, and kills all of them at once. The
 /// instances continue by themselves.
 fn kill_nodes(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
-    let mut cluster = AerospikeCluster::whole()?;
+    let mut cluster = AerospikeCluster::cuttable().or_else(AerospikeCluster::whole)?;
     let mut testbed = TestBed::aerospike_at(kafka.bootstrap_servers(), || cluster.url());
     testbed.has_lost_writes = true;
     let mut losses = NodeLosses::new(&mut cluster);

@@ -1,11 +1,12 @@
 //! Losses of the nodes of an Aerospike cluster, one after the other: the next node is lost once the copies of all
-//! records are complete again. The operator of the cluster is played here, too: a node that was left out is emptied.
+//! records are complete again. Nodes are killed, frozen, and cut off from the others or from all. The operator of the
+//! cluster is played here, too: a node that was left out is emptied.
 
 use std::time::{Duration, Instant};
 
 use utxo_store::rng::SplitMix64;
 
-use crate::aerospike_cluster::AerospikeCluster;
+use crate::{aerospike_cluster::AerospikeCluster, cut_network::CutNetwork};
 
 /// Longest time until a node has come back and the copies are complete.
 const RETURN_BOUND: Duration = Duration::from_secs(300);
@@ -19,10 +20,10 @@ pub struct NodeLosses<'c> {
 /// State of the node that is away.
 enum Away {
     None,
-    /// Dead or frozen until this time.
+    /// Dead, frozen or cut off until this time.
     Lost {
         node: usize,
-        is_frozen: bool,
+        loss: Loss,
         until: Instant,
     },
     /// Runs with its old records, outside the cluster, until this time.
@@ -36,6 +37,27 @@ enum Away {
     },
 }
 
+/// How a node is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    Killed,
+    Frozen,
+    /// Clients reach the node, the other nodes do not.
+    CutFromPeers,
+    CutFromAll,
+}
+
+impl Loss {
+    fn name(self) -> &'static str {
+        match self {
+            Loss::Killed => "node killed",
+            Loss::Frozen => "node frozen",
+            Loss::CutFromPeers => "node cut off from the others",
+            Loss::CutFromAll => "node cut off from all",
+        }
+    }
+}
+
 impl<'c> NodeLosses<'c> {
     pub fn new(cluster: &'c mut AerospikeCluster) -> Self {
         NodeLosses { cluster, away: Away::Returning { since: Instant::now() } }
@@ -47,44 +69,35 @@ impl<'c> NodeLosses<'c> {
         let now = Instant::now();
         let soon = |rng: &mut SplitMix64, seconds: &[u64]| now + Duration::from_secs(*rng.pick(seconds));
         match self.away {
+            Away::None if power_cuts && rng.below(10) >= 8 => {
+                (0..self.cluster.count()).for_each(|node| self.cluster.kill(node));
+                (0..self.cluster.count()).for_each(|node| self.cluster.restart(node));
+                self.away = Away::Returning { since: now };
+                Some("all nodes killed")
+            }
             Away::None => {
                 let node = rng.below(self.cluster.count() as u64) as usize;
-                match rng.below(if power_cuts { 10 } else { 8 }) {
-                    0..4 => {
-                        self.cluster.kill(node);
-                        // Also within the timeout of the heartbeats.
-                        self.away = Away::Lost { node, is_frozen: false, until: soon(rng, &[0, 1, 4, 12]) };
-                        Some("node killed")
-                    }
-                    4..8 => {
-                        self.cluster.freeze(node, true);
-                        // Shorter than the timeout of the heartbeats, and longer than a cut-off node serves requests.
-                        self.away = Away::Lost { node, is_frozen: true, until: soon(rng, &[1, 3, 8, 15]) };
-                        Some("node frozen")
-                    }
-                    _ => {
-                        for node in 0..self.cluster.count() {
-                            self.cluster.kill(node);
-                        }
-                        for node in 0..self.cluster.count() {
-                            self.cluster.restart(node);
-                        }
-                        self.away = Away::Returning { since: now };
-                        Some("all nodes killed")
-                    }
-                }
+                let kinds = [Loss::Killed, Loss::Frozen, Loss::CutFromPeers, Loss::CutFromAll];
+                let possible = if self.cluster.network().is_some() { &kinds[..] } else { &kinds[..2] };
+                let loss = *rng.pick(possible);
+                self.set_lost(node, loss, true);
+                let until = match loss {
+                    // Also within the timeout of the heartbeats.
+                    Loss::Killed => soon(rng, &[0, 1, 4, 12]),
+                    // Shorter than the timeout of the heartbeats, and longer than a cut-off node serves requests.
+                    _ => soon(rng, &[1, 3, 8, 15]),
+                };
+                self.away = Away::Lost { node, loss, until };
+                Some(loss.name())
             }
-            Away::Lost { node, is_frozen, until } if until <= now => {
-                match (is_frozen, rng.below(2)) {
-                    (true, _) => self.cluster.freeze(node, false),
-                    (false, 0) => self.cluster.restart(node),
-                    (false, _) => {
-                        self.cluster.replace_dead(node);
-                        self.away = Away::Returning { since: now };
-                        return None;
-                    }
+            Away::Lost { node, loss, until } if until <= now => {
+                if loss == Loss::Killed && rng.below(2) == 1 {
+                    self.cluster.replace_dead(node);
+                    self.away = Away::Returning { since: now };
+                } else {
+                    self.set_lost(node, loss, false);
+                    self.away = Away::Outside { node, until: soon(rng, &[2, 6, 14]) };
                 }
-                self.away = Away::Outside { node, until: soon(rng, &[2, 6, 14]) };
                 None
             }
             Away::Outside { node, until } if until <= now => {
@@ -103,6 +116,20 @@ impl<'c> NodeLosses<'c> {
                 None
             }
             Away::Lost { .. } | Away::Outside { .. } => None,
+        }
+    }
+
+    /// Loses a node, or ends the loss.
+    fn set_lost(&mut self, node: usize, loss: Loss, is_lost: bool) {
+        let cut = |cluster: &AerospikeCluster, cut: fn(&CutNetwork, usize, bool)| {
+            cut(cluster.network().expect("nodes are cut off where they have networks"), node, is_lost);
+        };
+        match (loss, is_lost) {
+            (Loss::Killed, true) => self.cluster.kill(node),
+            (Loss::Killed, false) => self.cluster.restart(node),
+            (Loss::Frozen, _) => self.cluster.freeze(node, is_lost),
+            (Loss::CutFromPeers, _) => cut(self.cluster, CutNetwork::cut_from_peers),
+            (Loss::CutFromAll, _) => cut(self.cluster, CutNetwork::cut_from_all),
         }
     }
 
