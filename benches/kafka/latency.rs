@@ -48,7 +48,7 @@ pub fn consume(sink: Sink, bench_topic: &BenchTopic) {
         let settings = settings(bench_topic);
         let log = join_group(bench_topic, &settings).await;
         let running = Running::start(settings, log, engine.clone()).await;
-        running.wait_until_assigned(bench_topic.partitions.unsigned_abs().into()).await;
+        running.wait_until_assigned(bench_topic.partitions as usize).await;
         println!("{READY}");
         running.wait_until_completed(bench_topic.transactions).await;
         running.stop().await;

@@ -38,7 +38,7 @@ use utxo_store::{
         ownership::UnverifiedStore,
         restart_detector::RestartDetector,
     },
-    telemetry::{Completion, Metrics, RebalanceChange},
+    telemetry::{Completion, Metrics},
     tx::Network,
 };
 
@@ -94,6 +94,7 @@ pub async fn memory_broker(topics: &[&str]) -> MemoryBroker {
 /// A running pipeline on the runtime's workers.
 pub struct Running {
     metrics: Arc<Metrics>,
+    health: Arc<Health>,
     shutdown: CancellationToken,
     task: JoinHandle<Result<PipelineReport, PipelineError>>,
 }
@@ -102,15 +103,22 @@ impl Running {
     pub async fn start(settings: PipelineSettings, log: Log, engine: Arc<dyn RecordEngine>) -> Self {
         let metrics = Arc::new(Metrics::new());
         let parts = parts(&settings, log.broker, engine, metrics.clone()).await;
+        let health = parts.health.clone();
         let pipeline = Pipeline::new(settings, parts, log.consumer, None);
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(pipeline.run(shutdown.clone()));
-        Running { metrics, shutdown, task }
+        Running { metrics, health, shutdown, task }
+    }
+
+    /// Returns the number of partitions that are assigned.
+    pub fn partitions(&self) -> usize {
+        let page = serde_json::to_value(self.health.status_registry().page(&self.health)).expect("the page is JSON");
+        page["pipeline"]["partitions"].as_array().map_or(0, Vec::len)
     }
 
     /// Waits until `partitions` partitions are assigned.
-    pub async fn wait_until_assigned(&self, partitions: u64) {
-        self.wait_until(async || self.metrics.rebalances.of(RebalanceChange::Assigned).get() >= partitions).await;
+    pub async fn wait_until_assigned(&self, partitions: usize) {
+        self.wait_until(async || self.partitions() >= partitions).await;
     }
 
     pub async fn wait_until_completed(&self, transactions: u64) {
@@ -193,7 +201,7 @@ pub async fn run_to_end(
     transactions: u64,
     warm_up: u64,
 ) -> Measurement {
-    let partitions = settings.partitions.map_or(1, i32::unsigned_abs).into();
+    let partitions = settings.partitions.map_or(1, |count| count as usize);
     let running = Running::start(settings, log, engine).await;
     running.wait_until_assigned(partitions).await;
     let mut stopwatch = Stopwatch::start();

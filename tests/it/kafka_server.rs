@@ -241,9 +241,13 @@ impl KafkaServer {
 
     /// Stops the process of the server with SIGSTOP, or lets it continue.
     pub fn freeze(&self, is_frozen: bool) {
-        let pid = fs::read_to_string(self.data.join(PID)).unwrap();
         let signal = if is_frozen { "-STOP" } else { "-CONT" };
-        assert!(Command::new("/bin/kill").args([signal, pid.trim()]).status().unwrap().success());
+        assert!(Command::new("/bin/kill").args([signal, &self.process_id().to_string()]).status().unwrap().success());
+    }
+
+    /// Returns the id of the server's process.
+    pub fn process_id(&self) -> u32 {
+        fs::read_to_string(self.data.join(PID)).unwrap().trim().parse().unwrap()
     }
 
     /// Returns the output of the server, of all its starts.
