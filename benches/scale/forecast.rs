@@ -84,8 +84,8 @@ pub fn forecast(measured: &Steady) {
     }
     let limit = 1e6 / costs.contest;
     println!(
-        "The sequencer decides {limit:.0} contests a second: the limit of {:.0} transactions a second with 1 % of double \
-         spends, of {:.0} with 0.1 %",
+        "The sequencer decides {limit:.0} contests a second: the limit of {:.0} transactions a second with 1 % of \
+         double spends, of {:.0} with 0.1 %",
         limit / 0.01,
         limit / 0.001
     );

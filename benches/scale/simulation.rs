@@ -1,5 +1,6 @@
 //! A simulation of discrete events: batches of transactions on their way from the brokers through the instances and the
-//! database to the outcomes. The costs are measured, everything else is computed. Pure: equal inputs give equal results.
+//! database to the outcomes. The costs are measured, everything else is computed. Pure: equal inputs give equal
+//! results.
 
 use std::{
     cmp::Reverse,
