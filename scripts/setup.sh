@@ -2,7 +2,7 @@
 # Installs the packages that the build needs with apt-get. Without root or apt-get, the missing packages are named.
 # librdkafka is built from source by ./configure (bash) and make; the build compiles a C++ wrapper and the C library.
 # `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), Java and Maven for Apache Kafka, Chromium for
-# the page, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a missing package
+# the page, PostgreSQL, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a missing package
 # are skipped.
 set -euo pipefail
 
@@ -51,6 +51,10 @@ if [ "${1:-}" = tests ]; then
     need default-jre-headless java
     need maven mvn
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests on Apache Kafka are skipped" >&2
+    packages=()
+    need util-linux setpriv
+    if ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then packages+=(postgresql); fi
+    install ${packages[@]+"${packages[@]}"} || echo "setup: tests on PostgreSQL are skipped" >&2
     packages=()
     need chromium chromium
     install ${packages[@]+"${packages[@]}"} || echo "setup: tests of the page in a browser are skipped" >&2

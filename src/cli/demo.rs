@@ -351,7 +351,7 @@ async fn begin(directory: &DemoDirectory, settings: &DemoSettings<'_>) -> Result
 
 /// Checks that the store is empty and outlives its process: the comparison with a rebuild needs both.
 async fn check_empty(config: &Config) -> Result<(), Failure> {
-    if matches!(config.store.url, StoreUrl::Memory | StoreUrl::Null) {
+    if config.store.url.is_volatile() {
         let problem = format!("--store {}: a demo needs a store that outlives its process", config.store.url);
         return Err(UsageError(problem).into());
     }

@@ -9,7 +9,7 @@ use crate::{
     blob::{BlobUrl, Intent},
     config::Config,
     embed::reader::{open_existing, open_with_recorded_settings},
-    engine::{OpenError, StoreUrl, aerospike::AerospikeSettings},
+    engine::{OpenError, StoreUrl},
     record::MetaRecord,
     store::StateStore,
     telemetry::Metrics,
@@ -58,7 +58,7 @@ impl StoreArgs {
     fn blob_url(&self, config: &Config, store: &StoreUrl) -> Result<Option<BlobUrl>, Failure> {
         match store {
             _ if self.blobs.is_some() => Ok(self.blobs.clone()),
-            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(url), .. }) => Ok(Some(url.parse()?)),
+            store if store.external_store().is_some() => Ok(store.external_store().map(str::parse).transpose()?),
             store if *store == config.store.url => {
                 config.store.blob_url().map_err(|problem| UsageError(format!("store.url {problem}")).into())
             }

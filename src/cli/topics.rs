@@ -13,7 +13,6 @@ use super::{CliResult, ConfigArgs, Failure, block_on, opening, output, wiring};
 use crate::{
     broker::{Broker, BrokerError, BrokerErrorKind, NewTopic, kafka::KafkaBroker},
     config::Config,
-    engine::StoreUrl,
     event::Topic,
     preflight::{
         replication::copies_of_new_topics,
@@ -221,7 +220,7 @@ impl CheckArgs {
 /// Reads the meta record of the configured store; `None`: there is no store, or a line on standard error says why the
 /// store cannot be opened.
 async fn read_meta_record(config: &Config) -> Option<MetaRecord> {
-    if !matches!(config.store.url, StoreUrl::Fjall(..) | StoreUrl::Aerospike(_)) {
+    if config.store.url.is_volatile() {
         return None;
     }
     let unknown = |reason: String| {

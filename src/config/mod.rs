@@ -14,11 +14,7 @@ mod types;
 
 use std::{ffi::OsString, path::Path};
 
-use crate::{
-    blob::BlobUrl,
-    engine::{StoreUrl, aerospike::AerospikeSettings},
-    event::Topic,
-};
+use crate::{blob::BlobUrl, engine::StoreUrl, event::Topic};
 pub use check::{ConfigError, ConfigErrors};
 use layers::Sections;
 pub use sample::sample;
@@ -157,7 +153,7 @@ impl Store {
     /// # Errors
     /// The two URLs differ, or `externalStore` is no URL of a blob store. The configuration refuses both.
     pub fn blob_url(&self) -> Result<Option<BlobUrl>, String> {
-        let StoreUrl::Aerospike(AerospikeSettings { external_store: Some(external), .. }) = &self.url else {
+        let Some(external) = self.url.external_store() else {
             return Ok(self.blobs.url.clone());
         };
         let external: BlobUrl =
@@ -181,12 +177,12 @@ pub fn writable_blobs(blobs: &BlobUrl, store: &StoreUrl) -> Result<(), String> {
         (BlobUrl::Web(_), _) => {
             Err("is a blob store behind a web server, which can only be read: name a directory or S3".to_owned())
         }
-        (BlobUrl::Memory, StoreUrl::Fjall(..) | StoreUrl::Aerospike(_)) => {
+        (BlobUrl::Memory, store) if !store.is_volatile() => {
             let problem = "is memory://, which is gone with the process, while the records that need it stay: name a \
                            directory or S3";
             Err(problem.to_owned())
         }
-        (BlobUrl::Memory, StoreUrl::Memory | StoreUrl::Null) | (BlobUrl::Directory(_) | BlobUrl::S3(_), _) => Ok(()),
+        (BlobUrl::Memory | BlobUrl::Directory(_) | BlobUrl::S3(_), _) => Ok(()),
     }
 }
 

@@ -214,8 +214,9 @@ settings! {
     /// The state that the log produces.
     ["store"] Store {
         /// Store URL: fjall:///absolute/path (embedded, durable), aerospike://host:3000,host2/namespace?set=txmeta
-        /// (needs store.blobs.url, since its records are bounded), memory:// (lost with the process) or null:///
-        /// (discards every write).
+        /// (needs store.blobs.url, since its records are bounded), sqlite:///absolute/path or
+        /// postgres://user@host:5432/database (feature sql), memory:// (lost with the process) or null:/// (discards
+        /// every write).
         url: StoreUrl = "fjall:///var/lib/utxo-store", reference "utxostore";
         /// Network: main, test or regtest. Decides from which height on an output is unspendable by its script.
         network: Network = "main";
@@ -236,6 +237,9 @@ settings! {
         nested
         /// Connection to an Aerospike cluster.
         aerospike: Cluster;
+        nested
+        /// Connection to a database.
+        sql: Database;
         nested
         /// The store of bodies that are too large for a record.
         blobs: Blobs;
@@ -258,6 +262,21 @@ settings! {
         timeout_ms: u64 = 5_000, range 100 to 600_000, unit "ms", reference "database timeout (DBTimeout)";
         /// Most connections to each node; not fewer than the batches in flight.
         connections: u32 = 256, range 1 to 65_536, unit "connections";
+    }
+
+    /// Connection to a database, where store.url names one.
+    ["store.sql"] Database {
+        /// Password of the login to PostgreSQL, where the URL has none. Better given in the environment:
+        /// UTXO_STORE__STORE__SQL__PASSWORD.
+        password: Option<Secret>, example "not in a file";
+        /// File with the password as its one line, instead of the password.
+        password_file: Option<String>, example "/run/secrets/postgres-password";
+        /// Most open connections to PostgreSQL.
+        max_open_connections: u32 = 100, range 2 to 10_000, unit "connections", reference "PostgresMaxOpenConns";
+        /// Most connections to PostgreSQL that stay open while no request uses them.
+        max_idle_connections: u32 = 10, range 0 to 10_000, unit "connections", reference "PostgresMaxIdleConns";
+        /// Time of one transaction of the database, with the wait for a connection.
+        timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms";
     }
 
     /// The blob store: bodies of transactions that are too large for a record. All instances of one store share the

@@ -19,7 +19,7 @@ use crate::{
     },
     clock::Clock,
     config::{Config, ConfigErrors},
-    engine::{self, EngineError, OpenError, StoreUrl, fjall::OpenFjallError},
+    engine::{self, EngineError, OpenError, StoreUrl, fjall::OpenFjallError, sql::OpenSqlError},
     instance::InstanceParts,
     liveness::LivenessMonitor,
     rng::random_bytes,
@@ -118,7 +118,7 @@ pub fn start_logging(config: &Config) -> Result<(), LoggingError> {
 /// # Errors
 /// Every error of [`OpenError`], which names the problem.
 pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>) -> Result<StateStore, OpeningError> {
-    let engine = engine::open(&url.to_string(), &wiring::engine_options(config)).await;
+    let engine = engine::open_url(url.clone(), &wiring::engine_options(config)).await;
     let engine = engine.map_err(OpeningError::ConfiguredStore)?;
     let engine = WatchedEngine::new(engine, metrics.clone());
     Ok(StateStore::new(Arc::new(engine), wiring::store_settings(config)))
@@ -130,9 +130,9 @@ pub async fn open_store(config: &Config, url: &StoreUrl, metrics: &Arc<Metrics>)
 /// # Errors
 /// Every other error of [`OpenError`], which names the problem.
 pub async fn open_existing_store(config: &Config) -> Result<Option<StateStore>, OpenError> {
-    match engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await {
+    match engine::open_existing_url(config.store.url.clone(), &wiring::engine_options(config)).await {
         Ok(engine) => Ok(Some(StateStore::new(engine, wiring::store_settings(config)))),
-        Err(OpenError::Fjall(OpenFjallError::Missing(_))) => Ok(None),
+        Err(OpenError::Fjall(OpenFjallError::Missing(_)) | OpenError::Sql(OpenSqlError::Missing { .. })) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -6,7 +6,7 @@ use super::{OpeningError, opening, wiring};
 use crate::{
     blob::{BlobStore, BlobUrl, Intent},
     config::Config,
-    engine::{self, EngineError, OpenOptions, RecordEngine, StoreUrl, aerospike::AerospikeSettings},
+    engine::{self, EngineError, OpenOptions, RecordEngine, StoreUrl},
     record::{MetaRecord, Rules},
     store::{
         StateStore, StoreSettings,
@@ -45,10 +45,7 @@ impl Store {
     /// ([`open_with`](Self::open_with)).
     pub async fn open(url: &str) -> Result<Self, OpeningError> {
         let url: StoreUrl = url.parse()?;
-        let external = match &url {
-            StoreUrl::Aerospike(AerospikeSettings { external_store: Some(external), .. }) => Some(external.parse()?),
-            _ => None,
-        };
+        let external = url.external_store().map(str::parse).transpose()?;
         Self::open_with(&url, external.as_ref(), &Config::default()).await
     }
 
@@ -133,8 +130,9 @@ impl Store {
 /// Opens the engine of an existing store, for a reader.
 pub(crate) async fn open_existing(url: &StoreUrl, config: &Config) -> Result<Arc<dyn RecordEngine>, OpeningError> {
     // The retention matters only for writes.
-    let options = OpenOptions { rules: Rules::main(0), access: wiring::cluster_access(config) };
-    Ok(engine::open_existing(&url.to_string(), &options).await?)
+    let options =
+        OpenOptions { rules: Rules::main(0), access: wiring::cluster_access(config), sql: wiring::sql_access(config) };
+    Ok(engine::open_existing_url(url.clone(), &options).await?)
 }
 
 /// Opens a store with the network, page size and retention of its meta record.

@@ -6,7 +6,7 @@ use crate::{
     blob::{BlobAccess, BlobOptions, BlobUrl, EventBodyLimits},
     broker::kafka::{AssignmentStrategy, KafkaSecurity, KafkaSettings},
     config::{Config, Secret, Security},
-    engine::{OpenOptions, aerospike::Access},
+    engine::{OpenOptions, aerospike::Access, sql::SqlAccess},
     group::{dead_letters::DeadLetterLimits, partition::PartitionLimits},
     ingest::{dispatch::DispatchSettings, pipeline::PipelineSettings, plan::PlanSettings},
     instance::InstanceSettings,
@@ -38,7 +38,8 @@ pub fn engine_options(config: &Config) -> OpenOptions {
         inline_limit: inline_limit(config),
         ..cluster_access(config)
     };
-    OpenOptions { rules: record_rules(config), access }
+    let sql = SqlAccess { utxo_batch_size: Some(config.store.utxo_batch_size), ..sql_access(config) };
+    OpenOptions { rules: record_rules(config), access, sql }
 }
 
 /// Makes the options with which an Aerospike cluster is read: login, TLS, timeouts, connections.
@@ -51,6 +52,18 @@ pub fn cluster_access(config: &Config) -> Access {
         timeout: Duration::from_millis(cluster.timeout_ms),
         connections: cluster.connections as usize,
         ..Access::default()
+    }
+}
+
+/// Makes the options with which a database is read: password, timeout, connections.
+pub fn sql_access(config: &Config) -> SqlAccess {
+    let sql = &config.store.sql;
+    SqlAccess {
+        password: sql.password.as_ref().map(|password| password.as_str().to_owned()),
+        max_open: sql.max_open_connections,
+        max_idle: sql.max_idle_connections,
+        timeout: ms(sql.timeout_ms),
+        utxo_batch_size: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 //!
-//! Engines: [`memory`], [`null`], [`fjall`], [`aerospike`]. [`fault`] injects faults into any engine, [`conformance`]
+//! Engines: [`memory`], [`null`], [`fjall`], [`aerospike`], [`sql`]. [`fault`] injects faults into any engine, [`conformance`]
 //! compares any engine with the pure function.
 
 pub mod aerospike;
@@ -14,6 +14,7 @@ mod key;
 mod local;
 pub mod memory;
 pub mod null;
+pub mod sql;
 mod url;
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use decorator::EngineDecorator;
-pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing};
+pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing, open_existing_url, open_url};
 
 use crate::record::{Key, Operation, Outcome, Record, SelectedPage, Selection};
 

@@ -2,10 +2,12 @@
 //!
 //! | URL | engine |
 //! |---|---|
-//! | `memory://` | [`MemoryEngine`]; ends with the process |
+//! | `memory://`, `memory://host:port/splitbyhash` | [`MemoryEngine`]; ends with the process |
 //! | `null:///` | [`NullEngine`]; stores nothing |
 //! | `fjall:///path?cache_mib=256` | [`FjallEngine`] in that directory |
 //! | `aerospike://host:3000,host2/namespace?set=txmeta&externalStore=…` | [`AerospikeEngine`] in that namespace |
+//! | `sqlite:///path`, `sqlitememory:///name` | a database of SQLite ([`SqlSettings`]) |
+//! | `postgres://user:password@host:5432/database?…` | a database of PostgreSQL ([`SqlSettings`]) |
 //!
 //! In a path and in a parameter, `%` and two hexadecimal digits stand for a byte (`text::percent`). The crate `url`
 //! cannot read these URLs: `docs/decisions/0212-store-urls-without-the-crate-url.md`.
@@ -18,6 +20,7 @@ use super::{
     fjall::{FjallEngine, FjallOptions, OpenFjallError},
     memory::MemoryEngine,
     null::NullEngine,
+    sql::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings},
 };
 use crate::{
     address::{Address, AddressError, AddressFormat},
@@ -36,8 +39,6 @@ pub enum OpenError {
         .0.escape_debug()
     )]
     UnknownScheme(String),
-    #[error("store `{0}://` is not built yet; use fjall or aerospike")]
-    NotBuilt(String),
     /// The store cannot have this path.
     #[error("store `{scheme}` {problem}")]
     Path { scheme: &'static str, problem: &'static str },
@@ -50,6 +51,11 @@ pub enum OpenError {
     Percent,
     #[error("store `aerospike` {0}")]
     Address(AddressError),
+    #[error("store `postgres` {0}")]
+    ServerAddress(AddressError),
+    /// A value of a parameter that no setting of this program stands for.
+    #[error("cannot take {parameter} from a store URL: {reason}")]
+    RefusedParameter { parameter: &'static str, reason: &'static str },
     /// The URL contains user and password. A URL appears in logs and in process lists.
     #[error("cannot take user and password from a store URL; set store.aerospike.user and store.aerospike.password")]
     Login,
@@ -57,6 +63,8 @@ pub enum OpenError {
     Fjall(#[from] OpenFjallError),
     #[error(transparent)]
     Aerospike(#[from] OpenAerospikeError),
+    #[error(transparent)]
+    Sql(#[from] OpenSqlError),
     #[error("opening the store panicked: {0}")]
     Panicked(String),
 }
@@ -68,13 +76,15 @@ pub struct OpenOptions {
     pub rules: Rules,
     /// Login, encryption and limits for a store in a cluster.
     pub access: Access,
+    /// Password and limits for a store in a database.
+    pub sql: SqlAccess,
 }
 
 #[cfg(feature = "testkit")]
 impl OpenOptions {
     /// Creates options without login or encryption, with default limits.
     pub fn new(rules: Rules) -> Self {
-        OpenOptions { rules, access: Access::default() }
+        OpenOptions { rules, access: Access::default(), sql: SqlAccess::default() }
     }
 }
 
@@ -84,19 +94,51 @@ impl OpenOptions {
 /// # Errors
 /// See [`OpenError`]; each is one line.
 pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    open_url(url.parse()?, options).await
+}
+
+/// Opens a store as [`open`] does, whose URL was read before: a [`StoreUrl`] shows its password to nobody else.
+///
+/// # Errors
+/// See [`OpenError`]; each is one line.
+pub async fn open_url(url: StoreUrl, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    for notice in url.notices() {
+        tracing::warn!("store: {notice}");
+    }
     let rules = options.rules;
-    Ok(match url.parse()? {
-        StoreUrl::Memory => Arc::new(MemoryEngine::new(rules)),
+    Ok(match url {
+        StoreUrl::Memory(_) => Arc::new(MemoryEngine::new(rules)),
         StoreUrl::Null => Arc::new(NullEngine::new(rules)),
         StoreUrl::Fjall(directory, options) => {
             let opened = tokio::task::spawn_blocking(move || FjallEngine::open(&directory, rules, options)).await;
             Arc::new(opened.map_err(|panic| OpenError::Panicked(panic.to_string()))??)
         }
         StoreUrl::Aerospike(settings) => {
-            let settings = AerospikeSettings { access: options.access.clone(), ..settings };
+            let connections = settings.connection_queue_size.unwrap_or(options.access.connections);
+            let access = Access { connections, ..options.access.clone() };
+            let settings = AerospikeSettings { access, ..settings };
             Arc::new(AerospikeEngine::open(&settings, rules).await?)
         }
+        StoreUrl::Sql(settings) => open_sql(&settings, options, false).await?,
     })
+}
+
+#[cfg(feature = "sql")]
+async fn open_sql(
+    settings: &SqlSettings,
+    OpenOptions { rules, sql, .. }: &OpenOptions,
+    must_exist: bool,
+) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    use super::sql::SqlEngine;
+    Ok(Arc::new(match must_exist {
+        true => SqlEngine::open_existing(settings, *rules, sql).await?,
+        false => SqlEngine::open(settings, *rules, sql).await?,
+    }))
+}
+
+#[cfg(not(feature = "sql"))]
+async fn open_sql(settings: &SqlSettings, _: &OpenOptions, _: bool) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    Err(OpenSqlError::NotBuilt { database: settings.describe() }.into())
 }
 
 /// Opens the existing store that `url` names, for a reader. Creates and changes nothing if the store does not exist.
@@ -104,24 +146,40 @@ pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngi
 /// # Errors
 /// As [`open`]; and the store does not exist.
 pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
-    if let StoreUrl::Fjall(directory, _) = url.parse()? {
-        FjallEngine::must_exist(&directory)?;
-    }
-    let access = Access { manages_cluster: false, ..options.access.clone() };
-    open(url, &OpenOptions { access, ..*options }).await
+    open_existing_url(url.parse()?, options).await
 }
 
-/// Engine, place and parameters of a store. `Display` writes a URL that parses to an equal value.
+/// Opens an existing store as [`open_existing`] does, whose URL was read before.
+///
+/// # Errors
+/// As [`open_existing`].
+pub async fn open_existing_url(url: StoreUrl, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
+    match &url {
+        StoreUrl::Fjall(directory, _) => FjallEngine::must_exist(directory)?,
+        // A database in memory never exists before its process.
+        StoreUrl::Sql(settings) if !matches!(settings.database, SqlDatabase::SqliteMemory(_)) => {
+            return open_sql(settings, options, true).await;
+        }
+        _ => {}
+    }
+    let access = Access { manages_cluster: false, ..options.access.clone() };
+    open_url(url, &OpenOptions { access, ..options.clone() }).await
+}
+
+/// Engine, place and parameters of a store. `Display` writes a URL that parses to an equal value, except for a password,
+/// which is written as `***`; [`reveal`](Self::reveal) writes the password, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// Records are in memory and end with the process.
-    Memory,
+    /// Records are in memory and end with the process; holds the place that the reference writes, which has no effect.
+    Memory(Option<String>),
     /// Every operation is accepted and nothing is stored; for benchmarks.
     Null,
     /// Records are in the embedded durable engine, in this directory.
     Fjall(PathBuf, FjallOptions),
     /// Records are in an Aerospike cluster; login and encryption are not part of the URL.
     Aerospike(AerospikeSettings),
+    /// Records are rows of a database.
+    Sql(SqlSettings),
 }
 
 /// Name of the set in the reference document.
@@ -140,12 +198,62 @@ impl StoreUrl {
     pub fn bounds_records(&self) -> bool {
         matches!(self, StoreUrl::Aerospike(_))
     }
+
+    /// Returns whether the records end with the process.
+    pub fn is_volatile(&self) -> bool {
+        let is_in_memory = |settings: &SqlSettings| matches!(settings.database, SqlDatabase::SqliteMemory(_));
+        match self {
+            StoreUrl::Memory(_) | StoreUrl::Null => true,
+            StoreUrl::Fjall(..) | StoreUrl::Aerospike(_) => false,
+            StoreUrl::Sql(settings) => is_in_memory(settings),
+        }
+    }
+
+    /// Returns the parameter `externalStore`: the URL of the blob store.
+    pub fn external_store(&self) -> Option<&str> {
+        match self {
+            StoreUrl::Aerospike(settings) => settings.external_store.as_deref(),
+            StoreUrl::Sql(settings) => settings.external_store.as_deref(),
+            StoreUrl::Memory(_) | StoreUrl::Null | StoreUrl::Fjall(..) => None,
+        }
+    }
+
+    /// Returns the URL with its password, for a file that only the owner reads. The text must not be logged.
+    pub fn reveal(&self) -> String {
+        match self {
+            StoreUrl::Sql(settings) => settings.format(true),
+            url => url.to_string(),
+        }
+    }
+
+    /// Returns a sentence for each parameter of the reference that a setting stands for, or that has no effect.
+    pub fn notices(&self) -> Vec<String> {
+        let mut notices = Vec::new();
+        match self {
+            StoreUrl::Memory(Some(_)) => notices.push(
+                "store.url has an address and a mode, which have no effect: records in memory are always spread by hash, \
+                 and no port is opened"
+                    .to_owned(),
+            ),
+            StoreUrl::Aerospike(settings) => {
+                if let Some(size) = settings.connection_queue_size {
+                    notices.push(format!(
+                        "store.url has ConnectionQueueSize={size}, which stands for store.aerospike.connections and \
+                         overrides that setting"
+                    ));
+                }
+            }
+            StoreUrl::Sql(settings) => notices.extend(settings.notices()),
+            StoreUrl::Memory(None) | StoreUrl::Null | StoreUrl::Fjall(..) => {}
+        }
+        notices
+    }
 }
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StoreUrl::Memory => f.write_str("memory://"),
+            StoreUrl::Memory(place) => write!(f, "memory://{}", place.as_deref().unwrap_or_default()),
             StoreUrl::Null => f.write_str("null:///"),
             StoreUrl::Fjall(directory, options) => {
                 write!(f, "fjall://{}", percent_encode_path(directory))?;
@@ -154,13 +262,15 @@ impl fmt::Display for StoreUrl {
                 }
                 write!(f, "?cache_mib={}", options.cache_bytes >> 20)
             }
-            StoreUrl::Aerospike(AerospikeSettings { hosts, namespace, set, external_store, .. }) => {
+            StoreUrl::Aerospike(settings) => {
+                let AerospikeSettings { hosts, namespace, set, external_store, connection_queue_size, .. } = settings;
                 write!(f, "aerospike://{hosts}/{}?set={}", percent_encode(namespace), percent_encode(set))?;
-                match external_store {
-                    Some(store) => write!(f, "&externalStore={}", percent_encode(store)),
-                    None => Ok(()),
+                if let Some(store) = external_store {
+                    write!(f, "&externalStore={}", percent_encode(store))?;
                 }
+                connection_queue_size.map_or(Ok(()), |size| write!(f, "&ConnectionQueueSize={size}"))
             }
+            StoreUrl::Sql(settings) => f.write_str(&settings.describe()),
         }
     }
 }
@@ -172,20 +282,36 @@ impl FromStr for StoreUrl {
         let (scheme, rest) = url.split_once("://").ok_or(OpenError::NotAUrl)?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         match scheme {
-            "memory" => refuse_place("memory", path, query).map(|()| StoreUrl::Memory),
+            "memory" => parse_memory(path, query),
             "null" => refuse_place("null", path, query).map(|()| StoreUrl::Null),
             "fjall" => Ok(StoreUrl::Fjall(parse_fjall_directory(path)?, parse_fjall_options(query)?)),
             "aerospike" => parse_aerospike(path, query).map(StoreUrl::Aerospike),
-            "postgres" | "sqlite" | "sqlitememory" => Err(OpenError::NotBuilt(scheme.into())),
+            // The names that the clients of PostgreSQL take.
+            "postgres" | "postgresql" => SqlSettings::parse_postgres(path, query).map(StoreUrl::Sql),
+            "sqlite" => SqlSettings::parse_sqlite(path, query).map(StoreUrl::Sql),
+            "sqlitememory" => SqlSettings::parse_memory(path, query).map(StoreUrl::Sql),
             _ => Err(OpenError::UnknownScheme(scheme.into())),
         }
     }
 }
 
+/// Reads `memory://`, or `memory://host:port/mode` of the reference, whose modes are `splitbyhash` and `all`.
+fn parse_memory(place: &str, query: &str) -> Result<StoreUrl, OpenError> {
+    let (address, mode) = place.split_once('/').unwrap_or((place, ""));
+    if matches!(mode, "splitbyhash" | "all") && !address.contains('@') {
+        return refuse_place("memory", "", query).map(|()| StoreUrl::Memory(Some(place.to_owned())));
+    }
+    refuse_place("memory", place, query).map(|()| StoreUrl::Memory(None))
+}
+
 /// Refuses a path and parameters, for a store that has neither.
 fn refuse_place(scheme: &'static str, path: &str, query: &str) -> Result<(), OpenError> {
     if !matches!(path, "" | "/") {
-        return Err(OpenError::Path { scheme, problem: "takes no path" });
+        let problem = match scheme {
+            "memory" => "takes no path: write `memory://`, or `memory://host:port/splitbyhash` (or `/all`)",
+            _ => "takes no path",
+        };
+        return Err(OpenError::Path { scheme, problem });
     }
     match parse_parameters(query).ok_or(OpenError::Percent)?.into_iter().next() {
         Some((key, _)) => Err(OpenError::UnknownParameter { scheme, key }),
@@ -235,10 +361,29 @@ fn parse_aerospike(place: &str, query: &str) -> Result<AerospikeSettings, OpenEr
             }
             "set" => settings.set = value,
             "externalStore" => settings.external_store = Some(value),
+            "ConnectionQueueSize" => settings.connection_queue_size = Some(parse_queue_size(&value)?),
+            "LimitConnectionsToQueueSize" => match value.as_str() {
+                "true" => {}
+                "false" => {
+                    return Err(OpenError::RefusedParameter {
+                        parameter: "LimitConnectionsToQueueSize=false",
+                        reason: "the connections to a node never exceed store.aerospike.connections; write true",
+                    });
+                }
+                _ => {
+                    let key = "LimitConnectionsToQueueSize";
+                    return Err(OpenError::BadParameter { key, expected: "true or false" });
+                }
+            },
             _ => return Err(OpenError::UnknownParameter { scheme: "aerospike", key }),
         }
     }
     Ok(settings)
+}
+
+fn parse_queue_size(size: &str) -> Result<usize, OpenError> {
+    let size = size.parse().ok().filter(|size| (1..=65_536).contains(size));
+    size.ok_or(OpenError::BadParameter { key: "ConnectionQueueSize", expected: "a number of connections above 0" })
 }
 
 fn parse_cache_bytes(mib: &str) -> Result<u64, OpenError> {
@@ -271,8 +416,9 @@ mod tests {
     fn urls_parse_to_stores() {
         let default = FjallOptions::default().cache_bytes;
         for (url, store) in [
-            ("memory://", StoreUrl::Memory),
-            ("memory:///", StoreUrl::Memory),
+            ("memory://", StoreUrl::Memory(None)),
+            ("memory:///", StoreUrl::Memory(None)),
+            ("memory://localhost:8080/all", StoreUrl::Memory(Some("localhost:8080/all".into()))),
             ("null:///", StoreUrl::Null),
             ("fjall:///var/lib/utxo", fjall("/var/lib/utxo", default)),
             ("fjall:///a%20b/%E2%82%BF%3f?", fjall("/a b/₿?", default)),
@@ -340,9 +486,8 @@ mod tests {
             ("aerospike://root:secret@a/ns", "store.aerospike.password"),
             ("aerospike://a/ns?sets=x", "no parameter `sets`"),
             ("aerospike://a/ns?set=", "the name of a set"),
-            ("postgres://user:secret@host/db", "`postgres://` is not built yet"),
-            ("sqlite:///a", "not built yet"),
-            ("sqlitememory:///a", "not built yet"),
+            ("memory://user:secret@host:80/all", "takes no path"),
+            ("memory://host:80/some", "takes no path"),
             ("memory://somewhere", "takes no path"),
             ("memory://?size=3", "no parameter `size`"),
             ("null:///x", "takes no path"),

@@ -372,4 +372,4 @@ fn read_consumed(r: &mut RecordReader) -> Result<ConsumedOffsets, CodecError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -39,6 +39,19 @@ async fn memory_and_aerospike_agree_on_ten_thousand_operations() {
     assert!(counts.refused > 500 && counts.lost_races == 0, "{counts:?}");
 }
 
+#[cfg(feature = "sql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn memory_and_the_databases_agree_on_ten_thousand_operations() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = crate::sql::open(&format!("sqlite://{}/store", directory.path().display())).await;
+    let mut engines: Vec<Arc<dyn RecordEngine>> = vec![Arc::new(MemoryEngine::new(RULES)), file];
+    engines.push(crate::sql::open("sqlitememory:///differential").await);
+    if let Some(database) = crate::postgres_server::shared_database() {
+        engines.push(crate::sql::open(&database.url()).await);
+    }
+    compare(engines, seed()).await;
+}
+
 /// Returns the day as the seed; a failure prints the seed, and `DIFFERENTIAL_SEED` replays it.
 fn seed() -> u64 {
     match std::env::var("DIFFERENTIAL_SEED") {

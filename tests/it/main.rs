@@ -59,6 +59,8 @@ mod page;
 mod partial_and_whole;
 mod pipeline;
 mod planted_secrets;
+#[cfg(feature = "sql")]
+mod postgres_server;
 mod preflight;
 mod pruning;
 mod published_outcomes;
@@ -87,6 +89,10 @@ mod sequencing;
 mod several_pages;
 mod sim;
 mod small_disk;
+#[cfg(feature = "sql")]
+mod sql;
+#[cfg(feature = "sql")]
+mod sql_kills;
 mod state_page;
 mod torture;
 mod transactional;

@@ -392,3 +392,29 @@ async fn creates_survive_ten_kills_on_fjall_with_blobs() {
     let url = format!("fjall://{}", directory.path().join("records").display());
     assert_creates_survive_kills(&url, Some(&directory.path().join("blobs")), 10).await;
 }
+
+#[cfg(feature = "sql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paged_history_is_the_same_on_memory_and_the_databases() {
+    let memory = play_history(Arc::new(MemoryEngine::new(RULES))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut urls = vec![format!("sqlite://{}/records", directory.path().display())];
+    urls.extend(crate::postgres_server::shared_database().map(|database| database.url()));
+    for url in urls {
+        assert_eq!(play_history(engine::open(&url, &OpenOptions::new(RULES)).await.unwrap()).await, memory, "{url}");
+    }
+}
+
+#[cfg(feature = "sql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn creates_survive_ten_kills_on_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_creates_survive_kills(&format!("sqlite://{}/records", directory.path().display()), None, 10).await;
+}
+
+#[cfg(feature = "sql")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn creates_survive_ten_kills_on_postgres() {
+    let Some(database) = crate::postgres_server::shared_database() else { return };
+    assert_creates_survive_kills(&database.url(), None, 10).await;
+}

@@ -89,7 +89,7 @@ impl DemoDirectory {
             let key = name.trim_start_matches("utxo.").replace('-', "_");
             text += &format!("{key} = {}\n", quoted(&format!("{name}{}", settings.suffix.unwrap_or_default())));
         }
-        let names_blobs = matches!(&store, StoreUrl::Aerospike(settings) if settings.external_store.is_some());
+        let names_blobs = store.external_store().is_some();
         let mut more = settings.utxo_batch_size.map_or(String::new(), |slots| format!("utxo_batch_size = {slots}\n"));
         more += &format!("externalize_all_transactions = {}\n", settings.externalize_all);
         more += &if names_blobs { String::new() } else { self.blobs() };
@@ -97,7 +97,7 @@ impl DemoDirectory {
             "[store]\nurl = {}\nnetwork = {}\n{more}[ingest]\n{lag}commit_interval_ms = 100\n\
              missing_parent_grace_ms = 2000\nflag_grace_ms = 2000\n[sequencer]\nblock_wait_ms = 20000\n\
              [prune]\nenabled = false\n[http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n",
-            quoted(&store.to_string()),
+            quoted(&store.reveal()),
             quoted(&settings.network.to_string()),
         );
         text

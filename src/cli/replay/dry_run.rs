@@ -104,7 +104,7 @@ async fn open_and_read_floor(
 ) -> Result<ConsumedOffsets, Failure> {
     let monitoring = Monitoring::new(config);
     let consumed = reset.consumed_offsets(broker).await?;
-    let engine = engine::open_existing(&config.store.url.to_string(), &wiring::engine_options(config)).await?;
+    let engine = engine::open_existing_url(config.store.url.clone(), &wiring::engine_options(config)).await?;
     let blobs = opening::open_blobs(config, Intent::Read, &monitoring.metrics).await?;
     let store = StateStore::new(engine, wiring::store_settings(config)).with_blobs(blobs);
     let verified = async {

@@ -25,6 +25,7 @@ const NO_TLS: &str = "which this build does not have: build it with --features t
 const PASSWORD: &str = "kafka.security.password";
 const KEY_PASSWORD: &str = "kafka.security.key_password";
 const CLUSTER_PASSWORD: &str = "store.aerospike.password";
+const DATABASE_PASSWORD: &str = "store.sql.password";
 const BLOB_SECRET: &str = "store.blobs.secret_access_key";
 
 impl Checker<'_> {
@@ -35,8 +36,9 @@ impl Checker<'_> {
             let Security { key_password, key_password_file, .. } = security;
             self.read_secret(KEY_PASSWORD, key_password, key_password_file.as_deref());
         }
-        if let Some(Store { aerospike, blobs, .. }) = store {
+        if let Some(Store { aerospike, sql, blobs, .. }) = store {
             self.read_secret(CLUSTER_PASSWORD, &mut aerospike.password, aerospike.password_file.as_deref());
+            self.read_secret(DATABASE_PASSWORD, &mut sql.password, sql.password_file.as_deref());
             let (secret, file) = (&mut blobs.secret_access_key, blobs.secret_access_key_file.as_deref());
             self.read_secret(BLOB_SECRET, secret, file);
         }
@@ -45,11 +47,13 @@ impl Checker<'_> {
     /// Checks that a finished configuration has the secret of each file that it names: only
     /// [`read_secrets`](Self::read_secrets) reads such a file.
     pub(super) fn check_secrets_are_read(&mut self, kafka: &Kafka, store: &Store) {
-        let (security, cluster, blobs) = (&kafka.security, &store.aerospike, &store.blobs);
+        let (security, cluster) = (&kafka.security, &store.aerospike);
+        let (database, blobs) = (&store.sql, &store.blobs);
         for (key, secret, file) in [
             (PASSWORD, &security.password, &security.password_file),
             (KEY_PASSWORD, &security.key_password, &security.key_password_file),
             (CLUSTER_PASSWORD, &cluster.password, &cluster.password_file),
+            (DATABASE_PASSWORD, &database.password, &database.password_file),
             (BLOB_SECRET, &blobs.secret_access_key, &blobs.secret_access_key_file),
         ] {
             if file.is_some() && secret.is_none() {

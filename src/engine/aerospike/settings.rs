@@ -15,6 +15,8 @@ pub struct AerospikeSettings {
     pub set: String,
     /// URL of the blob store with the external bodies. The engine does not use it.
     pub external_store: Option<String>,
+    /// Most connections to a node (`ConnectionQueueSize`); `None`: [`Access::connections`].
+    pub connection_queue_size: Option<usize>,
     /// Access to the cluster: login, encryption, limits.
     pub access: Access,
 }
@@ -76,6 +78,7 @@ impl AerospikeSettings {
             namespace: namespace.into(),
             set: set.into(),
             external_store: None,
+            connection_queue_size: None,
             access: Access::default(),
         }
     }

@@ -181,7 +181,8 @@ fn topics() -> impl Strategy<Value = BTreeMap<String, BoundTopic>> {
     btree_map("[a-z.]{0,9}", bound, 0..4)
 }
 
-fn stored() -> impl Strategy<Value = (Key, Record)> {
+/// Draws a record of any kind with its key; the fields of a page are independent of each other.
+pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
     let lock_record = (txid(), any::<(u64, u64, u32, String, u32, u64)>()).prop_map(|(txid, fields)| {
         let (created_at, expires_at, process_id, hostname, expected_recs, owner) = fields;
         let record = LockRecord { created_at, expires_at, process_id, hostname, expected_recs, owner };

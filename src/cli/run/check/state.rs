@@ -109,9 +109,11 @@ async fn check_records(
 
 fn describe_store(config: &Config, meta: Option<&MetaRecord>) -> Finding {
     let volatile = match config.store.url {
-        StoreUrl::Memory => Some("the store is lost at the end of the process (store.url is memory://)".to_owned()),
         StoreUrl::Null => Some("the store keeps no records (store.url is null:///)".to_owned()),
-        StoreUrl::Fjall(..) | StoreUrl::Aerospike(_) => None,
+        ref url if url.is_volatile() => {
+            Some(format!("the store is lost at the end of the process (store.url is {url})"))
+        }
+        _ => None,
     };
     let message = match meta {
         None => "no meta record yet: the first start creates the store".to_owned(),

@@ -1,0 +1,261 @@
+//! SQLite: pools, pragmas and statements.
+//!
+//! A list of rows is `VALUES (?, …), …`, rounded up to one of a few sizes, so that each statement is prepared once. The
+//! rows above the list's end are NULL, and are left out by their key.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Row as _, Sqlite, SqlitePool, Transaction,
+    query::Query,
+    sqlite::{
+        SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    },
+};
+
+use super::{
+    database::Filter,
+    errors::SqlError,
+    tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
+};
+
+/// Numbers of rows of one statement, ascending.
+const SIZES: [usize; 5] = [1, 4, 16, 64, 256];
+/// Prepared statements of a connection: every table, kind of statement and size.
+const STATEMENTS: usize = 256;
+/// Connections that read a file. Readers see the last commit and wait for no writer.
+const READERS: u32 = 4;
+/// Kibibytes of the page cache of a connection.
+const CACHE_KIB: &str = "-65536";
+/// Pages in the write-ahead log after which a commit copies them into the file: 64 MiB. A page that many commits change
+/// is copied once.
+const CHECKPOINT_PAGES: &str = "16384";
+/// Columns of an index query besides its value: the key of `transactions`.
+const INDEXED_KINDS: [Kind; 3] = [Kind::Int, Kind::Bytes, Kind::Int];
+
+/// Value of a row that only rounds a list up.
+const NULL: Value = Value::Int(None);
+
+/// An open database of SQLite.
+#[derive(Clone)]
+pub(super) struct SqliteDatabase {
+    /// The one connection that writes.
+    pub writer: SqlitePool,
+    /// Connections that read; of a database in memory, the writer.
+    pub readers: SqlitePool,
+}
+
+pub(super) struct SqliteTransaction(Transaction<'static, Sqlite>);
+
+impl SqliteDatabase {
+    /// Opens a file, or creates the file if `create`.
+    pub async fn open_file(path: &Path, create: bool, timeout: Duration, logging: bool) -> Result<Self, sqlx::Error> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(create)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A commit is durable once its pages are synced in the write-ahead log.
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(timeout)
+            .pragma("wal_autocheckpoint", CHECKPOINT_PAGES);
+        let options = shared_options(options, logging);
+        let pool = |connections| SqlitePoolOptions::new().max_connections(connections).acquire_timeout(timeout);
+        let writer = pool(1).idle_timeout(None).max_lifetime(None).connect_with(options.clone()).await?;
+        Ok(SqliteDatabase { writer, readers: pool(READERS).connect_lazy_with(options) })
+    }
+
+    /// Makes an empty database in memory, which lives as long as its one connection.
+    pub async fn open_memory(timeout: Duration, logging: bool) -> Result<Self, sqlx::Error> {
+        let options = shared_options(SqliteConnectOptions::new().in_memory(true), logging);
+        let pool = SqlitePoolOptions::new().max_connections(1).min_connections(1).acquire_timeout(timeout);
+        let pool = pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false).connect_with(options).await?;
+        Ok(SqliteDatabase { readers: pool.clone(), writer: pool })
+    }
+
+    pub async fn begin_read(&self) -> Result<SqliteTransaction, SqlError> {
+        Ok(SqliteTransaction(self.readers.begin().await?))
+    }
+
+    pub async fn begin_write(&self) -> Result<SqliteTransaction, SqlError> {
+        // The lock comes first: a transaction that begins as a reader cannot write after another process has written.
+        Ok(SqliteTransaction(self.writer.begin_with("BEGIN IMMEDIATE").await?))
+    }
+
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}
+
+fn shared_options(options: SqliteConnectOptions, logging: bool) -> SqliteConnectOptions {
+    let options = options.statement_cache_capacity(STATEMENTS).pragma("cache_size", CACHE_KIB);
+    if logging { options } else { options.disable_statement_logging() }
+}
+
+impl SqliteTransaction {
+    pub async fn select(&mut self, table: &Table, filter: Filter<'_>) -> Result<Vec<Row>, SqlError> {
+        match filter {
+            Filter::Keys(keys) | Filter::LockedKeys(keys) => {
+                let columns = keys.first().map_or(0, Vec::len);
+                let on = equal(&table.columns[..columns]);
+                self.select_joined(table, keys, &on).await
+            }
+            Filter::Ranges(ranges) => {
+                let [first, second, ..] = table.columns else {
+                    return Err(SqlError::fatal(format!("{} has no second column", table.name)));
+                };
+                let (first, second) = (first.name, second.name);
+                let on = format!("t.{first} = k.column1 AND t.{second} BETWEEN k.column2 AND k.column3");
+                self.select_joined(table, ranges, &on).await
+            }
+            Filter::After(key, limit) => {
+                let names = names(table.key());
+                let after = key.map_or(String::new(), |key| format!("WHERE ({names}) > ({})", marks(key.len())));
+                let sql = format!(
+                    "SELECT {} FROM {} {after} ORDER BY {names} LIMIT ?",
+                    self::names(table.columns),
+                    table.name
+                );
+                let query = bind_all(sqlx::query(AssertSqlSafe(sql)), key.into_iter().flatten());
+                self.fetch(query.bind(limit as i64), &kinds(table.columns)).await
+            }
+            Filter::Indexed { column, condition, from, to, after, limit } => {
+                let (low, low_sql) = match after {
+                    Some(entry) => (entry.clone(), format!("({column}, txid, page) > (?, ?, ?)")),
+                    None => (vec![Value::Int(Some(from))], format!("{column} >= ?")),
+                };
+                let sql = format!(
+                    "SELECT {column}, txid, page FROM {} WHERE {low_sql} AND {column} <= ? AND {column} IS NOT NULL \
+                     {condition} ORDER BY {column}, txid, page LIMIT ?",
+                    table.name
+                );
+                let query = bind_all(sqlx::query(AssertSqlSafe(sql)), &low).bind(to);
+                self.fetch(query.bind(limit as i64), &INDEXED_KINDS).await
+            }
+        }
+    }
+
+    /// Selects the rows that a list of keys names. `CROSS JOIN` makes SQLite look each key of the list up.
+    async fn select_joined(&mut self, table: &Table, keys: &[Row], on: &str) -> Result<Vec<Row>, SqlError> {
+        let mut found = Vec::new();
+        for (chunk, size) in chunks(keys) {
+            let columns: Vec<String> = table.columns.iter().map(|column| format!("t.{}", column.name)).collect();
+            let sql = format!(
+                "SELECT {} FROM (VALUES {}) k CROSS JOIN {} t ON {on}",
+                columns.join(", "),
+                value_lists(chunk[0].len(), size),
+                table.name
+            );
+            let query = bind_all(sqlx::query(AssertSqlSafe(sql)), chunk.iter().flatten());
+            found.extend(self.fetch(query, &kinds(table.columns)).await?);
+        }
+        Ok(found)
+    }
+
+    async fn fetch(&mut self, query: Query<'_, Sqlite, SqliteArguments>, kinds: &[Kind]) -> Result<Vec<Row>, SqlError> {
+        let rows = query.fetch_all(&mut *self.0).await?;
+        rows.iter().map(|row| read_row(row, kinds).map_err(SqlError::from)).collect()
+    }
+
+    pub async fn write(&mut self, changes: &Changes) -> Result<(), SqlError> {
+        for (table, changes) in TABLES.iter().zip(&changes.0) {
+            self.delete(table, &changes.deleted).await?;
+            self.put(table, &changes.inserted, "").await?;
+            let set: Vec<String> =
+                table.data().iter().map(|column| format!("{0} = excluded.{0}", column.name)).collect();
+            let update = format!("ON CONFLICT ({}) DO UPDATE SET {}", names(table.key()), set.join(", "));
+            self.put(table, &changes.updated, &update).await?;
+        }
+        Ok(())
+    }
+
+    async fn put(&mut self, table: &Table, rows: &[Row], on_conflict: &str) -> Result<(), SqlError> {
+        for (chunk, size) in chunks(rows) {
+            let sql = format!(
+                "INSERT INTO {} ({}) SELECT * FROM (VALUES {}) WHERE column1 IS NOT NULL {on_conflict}",
+                table.name,
+                names(table.columns),
+                value_lists(table.columns.len(), size),
+            );
+            bind_all(sqlx::query(AssertSqlSafe(sql)), chunk.iter().flatten()).execute(&mut *self.0).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self, table: &Table, keys: &[Row]) -> Result<(), SqlError> {
+        for (chunk, size) in chunks(keys) {
+            // A list of pairs alone would scan the table: the first column is looked up, then the pairs are compared.
+            let sql = format!(
+                "DELETE FROM {} WHERE {} IN (VALUES {}) AND ({}) IN (VALUES {})",
+                table.name,
+                table.columns[0].name,
+                value_lists(1, size),
+                names(table.key()),
+                value_lists(table.key_columns, size)
+            );
+            let padding = vec![NULL; size - chunk.len()];
+            let firsts = chunk.iter().map(|key| &key[0]).chain(&padding);
+            let query = bind_all(sqlx::query(AssertSqlSafe(sql)), firsts.chain(chunk.iter().flatten()));
+            query.execute(&mut *self.0).await?;
+        }
+        Ok(())
+    }
+
+    pub async fn commit(self) -> Result<(), SqlError> {
+        self.0.commit().await.map_err(|error| SqlError::of_commit(&error))
+    }
+}
+
+/// Cuts a list into parts, each with the size of its statement.
+fn chunks<T>(mut list: &[T]) -> impl Iterator<Item = (&[T], usize)> {
+    std::iter::from_fn(move || {
+        let size = SIZES.into_iter().find(|size| *size >= list.len()).unwrap_or(SIZES[SIZES.len() - 1]);
+        let (chunk, rest) = list.split_at(size.min(list.len()));
+        list = rest;
+        (!chunk.is_empty()).then_some((chunk, size))
+    })
+}
+
+fn marks(columns: usize) -> String {
+    vec!["?"; columns].join(", ")
+}
+
+fn value_lists(columns: usize, rows: usize) -> String {
+    vec![format!("({})", marks(columns)); rows].join(", ")
+}
+
+fn names(columns: &[Column]) -> String {
+    columns.iter().map(|column| column.name).collect::<Vec<_>>().join(", ")
+}
+
+fn kinds(columns: &[Column]) -> Vec<Kind> {
+    columns.iter().map(|column| column.kind).collect()
+}
+
+fn equal(columns: &[Column]) -> String {
+    let equal = |(column, number): (&Column, u32)| format!("t.{} = k.column{number}", column.name);
+    columns.iter().zip(1..).map(equal).collect::<Vec<_>>().join(" AND ")
+}
+
+fn bind_all<'q, 'v>(
+    query: Query<'q, Sqlite, SqliteArguments>,
+    values: impl IntoIterator<Item = &'v Value>,
+) -> Query<'q, Sqlite, SqliteArguments> {
+    values.into_iter().fold(query, |query, value| match value {
+        Value::Bytes(bytes) => query.bind(bytes.as_ref().map(|bytes| Arc::<[u8]>::from(&bytes[..]))),
+        Value::Int(number) => query.bind(*number),
+        Value::Bool(value) => query.bind(*value),
+    })
+}
+
+fn read_row(row: &SqliteRow, kinds: &[Kind]) -> Result<Row, sqlx::Error> {
+    let value = |(place, kind): (usize, &Kind)| {
+        Ok(match kind {
+            Kind::Bytes => Value::Bytes(row.try_get::<Option<&[u8]>, _>(place)?.map(Bytes::copy_from_slice)),
+            Kind::Int => Value::Int(row.try_get(place)?),
+            Kind::Bool => Value::Bool(row.try_get(place)?),
+        })
+    };
+    kinds.iter().enumerate().map(value).collect()
+}

@@ -1,0 +1,165 @@
+//! PostgreSQL (Debian's package `postgresql`) in a temporary folder, on a Unix socket there, as a user of its own.
+//!
+//! One server is shared by all tests of the process, each with a database of its own. A keeper process stops the server
+//! once its own standard input has ended, which happens when the test process ends, however that happens.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Makes a cluster in `$1` with the programs in `$2`, says `ready`, and stops the server at the end of its input. Each
+/// line of the input starts the server again after it was killed. `initdb` refuses root.
+const KEEPER: &str = r#"
+folder=$1 programs=$2
+as=
+if [ "$(id -u)" = 0 ]; then
+    chown nobody "$folder"
+    as="setpriv --reuid=nobody --regid=nogroup --clear-groups"
+fi
+cd "$folder"
+$as "$programs/initdb" -D "$folder/data" -U utxo --auth=trust --no-sync -E UTF8 --locale=C >"$folder/initdb.log" 2>&1 || {
+    cat "$folder/initdb.log" >&2
+    exit 1
+}
+start() {
+    $as "$programs/postgres" -D "$folder/data" -c listen_addresses= -c unix_socket_directories="$folder" \
+        -c max_connections=200 -c shared_buffers=64MB >>"$folder/server.log" 2>&1 &
+    server=$!
+    tries=600
+    until "$programs/pg_isready" -q -h "$folder" || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
+    echo ready
+}
+start
+while read -r order; do
+    case $order in
+        kill) kill -QUIT $server; wait $server; start ;;
+        restart) kill -INT $server; wait $server; start ;;
+    esac
+done
+kill -INT $server
+wait $server
+rm -rf "$folder"
+"#;
+
+/// A running server.
+pub struct PostgresServer {
+    _keeper: Child,
+    input: ChildStdin,
+    answers: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    socket: PathBuf,
+}
+
+/// A database on a server.
+#[derive(Clone)]
+pub struct PostgresDatabase {
+    socket: PathBuf,
+    pub name: String,
+}
+
+impl PostgresServer {
+    /// Starts a server of its own; `None`, with a line on standard error, where PostgreSQL is not installed.
+    pub fn start() -> Option<Self> {
+        let Some(programs) = find_programs() else {
+            eprintln!("SKIPPED: tests on PostgreSQL: `initdb` is not installed");
+            return None;
+        };
+        // The keeper removes the folder.
+        let folder = tempfile::Builder::new().prefix("utxo-postgres").tempdir().unwrap().keep();
+        let mut keeper = Command::new("sh")
+            .args(["-c", KEEPER, "sh"])
+            .args([&folder, &programs])
+            // A signal to the group of the test would end the keeper before it stops the server.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = keeper.stdin.take().unwrap();
+        let answers = BufReader::new(keeper.stdout.take().unwrap()).lines();
+        let mut server = PostgresServer { _keeper: keeper, input, answers, socket: folder };
+        server.wait_until_ready();
+        Some(server)
+    }
+
+    fn wait_until_ready(&mut self) {
+        let answer = self.answers.next().expect("PostgreSQL did not start").unwrap();
+        assert_eq!(answer, "ready");
+    }
+
+    /// Stops the server (`restart`) or kills it (`kill`), and starts it again.
+    pub fn restart(&mut self, order: &str) {
+        use std::io::Write;
+        writeln!(self.input, "{order}").unwrap();
+        self.wait_until_ready();
+    }
+
+    /// Makes a new database.
+    pub fn database(&self) -> PostgresDatabase {
+        create_database(&self.socket)
+    }
+}
+
+/// Makes a new database on the server that all tests share; `None`: PostgreSQL is not installed.
+pub fn shared_database() -> Option<PostgresDatabase> {
+    static SERVER: OnceLock<Option<std::sync::Mutex<PostgresServer>>> = OnceLock::new();
+    let server = SERVER.get_or_init(|| PostgresServer::start().map(std::sync::Mutex::new));
+    if server.is_none() {
+        eprintln!("SKIPPED: tests on PostgreSQL: `initdb` is not installed");
+    }
+    Some(create_database(&server.as_ref()?.lock().unwrap().socket))
+}
+
+fn create_database(socket: &Path) -> PostgresDatabase {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let name = format!("store_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+    let database = PostgresDatabase { socket: socket.to_owned(), name: "postgres".to_owned() };
+    database.sql(&format!("CREATE DATABASE {name}"));
+    PostgresDatabase { name, ..database }
+}
+
+impl PostgresDatabase {
+    /// Returns the URL of the database.
+    pub fn url(&self) -> String {
+        format!("postgres://utxo:secret@/{}?host={}", self.name, self.socket.display())
+    }
+
+    /// Runs statements, and returns the rows: columns separated by `|`.
+    pub fn sql(&self, statements: &str) -> String {
+        let output = Command::new("psql")
+            .args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-U", "utxo", "-d", &self.name, "-c", statements])
+            .arg("-h")
+            .arg(&self.socket)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{statements}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// Ends every other session of the database, until at least one was there.
+    pub fn end_sessions(&self) {
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND \
+                   pid <> pg_backend_pid()";
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.sql(end) == "0" {
+            assert!(Instant::now() < until, "no session");
+        }
+    }
+}
+
+/// Finds the folder with `initdb`: of the path, or of Debian's package.
+fn find_programs() -> Option<PathBuf> {
+    let debian = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = debian.map(|entry| entry.path().join("bin")).collect();
+    folders.sort();
+    folders.reverse();
+    folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    folders.into_iter().find(|folder| folder.join("initdb").exists() && folder.join("pg_isready").exists())
+}
