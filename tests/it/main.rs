@@ -86,6 +86,7 @@ mod sequencing;
 mod several_pages;
 mod sim;
 mod small_disk;
+mod snapshots;
 mod state_page;
 mod torture;
 mod transactional;
