@@ -18,6 +18,7 @@ pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
 use crate::{
     broker::{Broker, BrokerError, Outage, Producer, TopicPartition, identity::TopicGuard},
     clock::Clock,
+    engine::RestoredEngine,
     event::Topic,
     group::{earlier_halts::EarlierHalts, outcomes::OutcomeTopic},
     ingest::{
@@ -34,6 +35,7 @@ use crate::{
     store::{
         StateStore,
         create::{Creator, CreatorIdentity},
+        meta::StoreMeta,
         ownership::StoreOwnership,
         restart_detector::RestartDetector,
     },
@@ -111,6 +113,11 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     parts.health.status_registry().publish_store(parts.store.engine.name());
+    let parts = tokio::select! {
+        biased;
+        parts = restored_parts(&settings, parts) => parts?,
+        () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
+    };
     let starting = async {
         let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
         settings.pipeline.partitions = Some(counts.validated);
@@ -141,6 +148,21 @@ pub async fn run(
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
     }
+}
+
+/// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a snapshot
+/// and the group has not read everything again. The first start after that makes the store an ordinary one.
+async fn restored_parts(settings: &InstanceSettings, mut parts: InstanceParts) -> Result<InstanceParts, InstanceError> {
+    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok(parts) };
+    let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
+    if restored.is_covered_by(&frontier.resume) {
+        tracing::info!("instance: the restored store has caught up with the log");
+        StoreMeta::of(&parts.store).end_restore().await?;
+    } else {
+        tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
+        parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
+    }
+    Ok(parts)
 }
 
 /// Opens the log for writing and reading, and creates the pipeline, and the sequencer where it is enabled.

@@ -71,7 +71,7 @@
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
 //! inputs:    generate config preflight
-//! process:   client instance embed api cli
+//! process:   client instance snapshot embed api cli
 //! ```
 
 #![warn(clippy::large_futures)]
@@ -102,6 +102,7 @@ cfg_if::cfg_if! {
         pub mod replay;
         pub mod rng;
         pub mod sequencer;
+        pub mod snapshot;
         pub mod status;
         pub mod store;
         pub mod tasks;
@@ -132,6 +133,7 @@ cfg_if::cfg_if! {
         mod replay;
         mod rng;
         mod sequencer;
+        mod snapshot;
         mod status;
         mod store;
         mod tasks;

@@ -9,7 +9,7 @@ use std::{
 use object_store::{ObjectStore, local::LocalFileSystem};
 
 use super::{
-    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket,
+    BlobError, BlobErrorKind, BlobOptions, BlobStore, BlobUrl, Bucket, SnapshotPlace,
     claim::{BlobLocation, MARK},
     directory::BlobDirectory,
     event_bodies::{BodyWrites, EventBodies, EventBodyLimits},
@@ -137,6 +137,25 @@ pub async fn open_event_bodies(
         BlobUrl::Web(url_text) => (web::http(url_text, access, options)?, BodyWrites::ReadOnly),
     };
     Ok(EventBodies::with_writes(store, options, limits, writes))
+}
+
+/// Opens the place that `url` names for snapshots. To write, a directory is created; nothing else is checked.
+pub async fn open_snapshots(
+    url: &BlobUrl,
+    intent: Intent,
+    access: &BlobAccess,
+    options: &BlobOptions,
+) -> Result<SnapshotPlace, OpenBlobError> {
+    let store: Arc<dyn ObjectStore> = match url {
+        BlobUrl::Memory => Arc::new(object_store::memory::InMemory::new()),
+        BlobUrl::Directory(path) if intent != Intent::Write && !path.is_dir() => {
+            return Err(OpenBlobError::Missing { place: path.display().to_string() });
+        }
+        BlobUrl::Directory(path) => Arc::new(open_files(path, intent).await?.with_fsync(true)),
+        BlobUrl::S3(bucket) => web::s3(bucket, access, options)?,
+        BlobUrl::Web(url_text) => web::http(url_text, access, options)?,
+    };
+    Ok(SnapshotPlace::new(store, options))
 }
 
 /// Opens a directory of objects, and creates the directory to write.

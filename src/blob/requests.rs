@@ -179,6 +179,17 @@ impl Requests {
         }))
     }
 
+    /// Runs a request of a caller that names it.
+    pub async fn run<T>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        len: u64,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, BlobError> {
+        Ok(self.run_request(operation, path, len, request).await?)
+    }
+
     /// Runs a request with the time limit for `len` bytes.
     async fn run_request<T>(
         &self,

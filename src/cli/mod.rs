@@ -32,6 +32,7 @@ mod run;
 mod serve;
 mod serving;
 mod signals;
+mod snapshot;
 mod spinner;
 mod stats;
 mod timestamp;
@@ -114,6 +115,8 @@ commands! {
     Recover(recover::RecoverArgs),
     /// Prune transactions spent by mined transactions, and conflicting ones, while no instance runs
     Prune(prune::PruneArgs),
+    /// Create, restore, verify, list or delete snapshots of a store
+    Snapshot(snapshot::SnapshotCommand),
     /// Show transactions, outputs, blocks, lock records, offsets, decisions or blobs
     Inspect(inspect::InspectCommand),
     /// Print the content of the state digest: one JSON object per transaction

@@ -16,6 +16,7 @@ use super::{
 use crate::{
     blob::Intent,
     broker::{Broker, TopicPartition},
+    clock::Clock,
     config::Config,
     engine::RecordEngine,
     instance::offset_reset::describe_members,
@@ -145,7 +146,7 @@ impl PruneArgs {
         let retention = store.settings.rules.retention;
         let terms = PruneTerms { height: self.height, retention, committed: committed_chain.offset };
         if !self.dry_run {
-            StoreMeta::of(store).begin_pruning(&floor, &terms).await?;
+            StoreMeta::of(store).begin_pruning(&floor, &terms, Clock::System.now_ms()).await?;
         }
         let settings = self.pass_settings(config, store.engine.as_ref());
         let (progress, started) = (Spinner::start(PROGRESS_TEMPLATE, ""), Instant::now());

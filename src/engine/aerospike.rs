@@ -57,7 +57,8 @@ use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, IndexMap, Resul
 use async_trait::async_trait;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set, local::closed_error,
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set,
+    local::closed_error,
 };
 use crate::record::{Key, Record, Rules, SelectedPage, Selection};
 use bins::BadRecord;
@@ -224,6 +225,10 @@ impl RecordEngine for AerospikeEngine {
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         self.require_open("scan")?.scan(set, cursor, limit).await
+    }
+
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.require_open("scan")?.scan_part(Set::Transactions, part, cursor, limit).await
     }
 
     fn loss_window(&self) -> Duration {

@@ -13,7 +13,7 @@ mod states;
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use super::{EngineError, ErrorKind, RecordEngine, Row, Set};
+use super::{EngineError, ErrorKind, RecordEngine, Row, ScanPart, Set};
 use crate::{
     record::{Key, Outcome, Record, Rules, SelectedPage, Selection},
     rng::SplitMix64,
@@ -192,6 +192,18 @@ impl EngineBench {
         let (mut records, mut cursor) = (Vec::new(), None);
         loop {
             let page = self.retry("scan", || self.engine.scan(set, cursor.clone(), limit)).await;
+            records.extend(page.records);
+            cursor = page.next;
+            if cursor.is_none() {
+                return records;
+            }
+        }
+    }
+
+    async fn scan_part(&self, part: ScanPart, limit: usize) -> Vec<(Key, Record)> {
+        let (mut records, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = self.retry("scan", || self.engine.scan_part(part, cursor.clone(), limit)).await;
             records.extend(page.records);
             cursor = page.next;
             if cursor.is_none() {

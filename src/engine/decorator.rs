@@ -5,7 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set, keys_of, select,
+    Cursor, EngineError, Incarnation, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set, keys_of,
+    select,
 };
 use crate::record::{Key, Record, SelectedPage, Selection};
 
@@ -70,6 +71,21 @@ pub trait EngineDecorator: Send + Sync + 'static {
         async move { self.inner().scan(set, cursor, limit).await }
     }
 
+    /// Forwards the call to [`RecordEngine::scan_part`].
+    fn scan_part(
+        &self,
+        part: ScanPart,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> impl Future<Output = Result<ScanPage, EngineError>> + Send {
+        async move { self.inner().scan_part(part, cursor, limit).await }
+    }
+
+    /// Forwards the call to [`RecordEngine::loss_window`].
+    fn loss_window(&self) -> Duration {
+        self.inner().loss_window()
+    }
+
     /// Forwards the call to [`RecordEngine::incarnation`].
     fn incarnation(&self) -> impl Future<Output = Result<Incarnation, EngineError>> + Send {
         async move { self.inner().incarnation().await }
@@ -122,7 +138,11 @@ impl<D: EngineDecorator> RecordEngine for D {
     }
 
     fn loss_window(&self) -> Duration {
-        self.inner().loss_window()
+        EngineDecorator::loss_window(self)
+    }
+
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        EngineDecorator::scan_part(self, part, cursor, limit).await
     }
 
     fn may_lose_parts(&self) -> bool {

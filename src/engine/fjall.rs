@@ -26,9 +26,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{committer::QueuedCall, job::Job, tables::Tables};
 use super::{
-    Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, Set,
+    Cursor, EngineError, ErrorKind, Index, KeyPage, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set,
     key::{self, KeyBytes},
-    local::{bad_cursor_error, closed_error},
+    local::{KeyRange, bad_cursor_error, closed_error},
 };
 use crate::record::{Key, Record, Rules};
 
@@ -163,10 +163,21 @@ impl RecordEngine for FjallEngine {
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         let after = cursor.map(|cursor| key::decode(&cursor.0).ok_or_else(bad_cursor_error)).transpose()?;
         let limit = limit.max(1);
-        let records = self.run_blocking("scan", move |tables| tables.scan(set, after, limit)).await?;
+        let find = move |tables: &Tables| match (set, after) {
+            (Set::Commands, None) => tables.scan_commands(None, limit),
+            (Set::Commands, Some(Key::Command(id))) => tables.scan_commands(Some(id), limit),
+            (Set::Commands, Some(_)) => Err(bad_cursor_error()),
+            (Set::Transactions | Set::Blocks, after) => tables.scan(set, after, limit),
+        };
+        let records = self.run_blocking("scan", find).await?;
         let last = records.last().filter(|_| records.len() == limit);
         let next = last.map(|(key, _)| Cursor(KeyBytes::of(key).as_ref().to_vec()));
         Ok(ScanPage { records, next })
+    }
+
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        let range = KeyRange::of(part);
+        Ok(range.clip(self.scan(Set::Transactions, cursor.or_else(|| range.start()), limit).await?))
     }
 
     async fn close(&self) -> Result<(), EngineError> {

@@ -19,9 +19,9 @@ use async_trait::async_trait;
 use foldhash::fast::FixedState;
 
 use super::{
-    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, Set,
+    Cursor, EngineError, Incarnation, Index, RecordEngine, Row, RowResult, ScanPage, ScanPart, Set,
     key::{self, KeyBytes},
-    local::{IndexValues, bad_cursor_error, closed_error, index_values},
+    local::{IndexValues, KeyRange, bad_cursor_error, closed_error, command_after, index_values},
 };
 use crate::{
     record::{self, Effect, Key, Page, Record, Rules},
@@ -222,7 +222,8 @@ impl RecordEngine for MemoryEngine {
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
         self.check_open("scan")?;
-        let after = cursor.map(|cursor| key::decode(&cursor.0).ok_or_else(bad_cursor_error)).transpose()?;
+        let decode = |cursor: &Cursor| key::decode(&cursor.0).ok_or_else(bad_cursor_error);
+        let after = cursor.as_ref().map(decode).transpose()?;
         let limit = limit.max(1);
         match set {
             Set::Transactions => {
@@ -235,7 +236,13 @@ impl RecordEngine for MemoryEngine {
                     .transpose()?;
                 Ok(self.scan_blocks(after, limit))
             }
+            Set::Commands => Ok(self.scan_commands(command_after(cursor.as_ref())?, limit)),
         }
+    }
+
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        let range = KeyRange::of(part);
+        Ok(range.clip(self.scan(Set::Transactions, cursor.or_else(|| range.start()), limit).await?))
     }
 
     #[cfg(feature = "testkit")]
@@ -283,6 +290,13 @@ impl MemoryEngine {
         let from = after.map_or(Bound::Included(Key::Block(0)), |id| Bound::Excluded(Key::Block(id)));
         let shard = self.lock(OTHER_SHARD);
         let left = shard.others.range((from, Bound::Unbounded)).take_while(|(key, _)| matches!(key, Key::Block(_)));
+        page_of(left.take(limit).map(|(key, record)| (*key, record.clone())).collect(), limit)
+    }
+
+    fn scan_commands(&self, after: Option<[u8; 16]>, limit: usize) -> ScanPage {
+        let from = after.map_or(Bound::Included(Key::Command([0; 16])), |id| Bound::Excluded(Key::Command(id)));
+        let shard = self.lock(OTHER_SHARD);
+        let left = shard.others.range((from, Bound::Unbounded)).take_while(|(key, _)| matches!(key, Key::Command(_)));
         page_of(left.take(limit).map(|(key, record)| (*key, record.clone())).collect(), limit)
     }
 }

@@ -10,10 +10,11 @@ mod decorator;
 #[cfg(feature = "testkit")]
 pub mod fault;
 pub mod fjall;
-mod key;
+pub(crate) mod key;
 mod local;
 pub mod memory;
 pub mod null;
+mod restored;
 pub mod sql;
 mod url;
 
@@ -22,6 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use decorator::EngineDecorator;
+pub use restored::RestoredEngine;
 pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing, open_existing_url, open_url};
 
 use crate::record::{Key, Operation, Outcome, Record, SelectedPage, Selection};
@@ -113,6 +115,22 @@ pub enum Set {
     Transactions,
     /// Block records, by block id.
     Blocks,
+    /// Results of commands, by command id.
+    Commands,
+}
+
+/// Part of a set: parts can be scanned at the same time, and together have each record of the set once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanPart {
+    /// Number of the part, below `count`.
+    pub number: u16,
+    /// Number of parts, from 1 to 256.
+    pub count: u16,
+}
+
+impl ScanPart {
+    /// The whole set.
+    pub const WHOLE: ScanPart = ScanPart { number: 0, count: 1 };
 }
 
 /// Position at which a scan continues; opaque to the caller.
@@ -190,6 +208,12 @@ pub trait RecordEngine: Send + Sync + 'static {
 
     /// Returns about `limit` further records of a set, from `cursor` (`None`: from the start).
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError>;
+
+    /// Returns about `limit` further records of a part of [`Set::Transactions`], like [`scan`](Self::scan). An engine
+    /// that cannot divide the set has all records in the first part.
+    async fn scan_part(&self, part: ScanPart, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        if part.number == 0 { self.scan(Set::Transactions, cursor, limit).await } else { Ok(ScanPage::default()) }
+    }
 
     /// Returns the time during which an acknowledged change may still be lost if the machine (not the process) dies.
     fn loss_window(&self) -> Duration {

@@ -86,7 +86,7 @@ impl Frontier {
 
     /// Returns the end offsets of a rebuild that begins now. Validated partitions are read last: an event is in the log
     /// before a decision or a block names its transaction.
-    pub(super) async fn log_ends(
+    pub(crate) async fn log_ends(
         &self,
         settings: &InstanceSettings,
         broker: &dyn Broker,

@@ -106,7 +106,7 @@ pub(super) async fn open_durably(
 
 /// Marks the blob store with the id of this store: a store has one blob store for good, or none so far. Returns true if
 /// the mark is new.
-pub(super) async fn claim_blobs(store: &StateStore, meta: &MetaRecord) -> Result<bool, InstanceError> {
+pub(crate) async fn claim_blobs(store: &StateStore, meta: &MetaRecord) -> Result<bool, InstanceError> {
     let Some(blobs) = &store.blobs else { return Ok(false) };
     let is_first = !meta.has_blobs;
     blobs.claim(meta.store_id, is_first).await?;

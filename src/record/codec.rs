@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use super::{
     BlockRecord, BoundTopic, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, LogEnds,
-    MetaRecord, Rebuilding, Record,
+    MetaRecord, Rebuilding, Record, Restored, SnapshotHold,
 };
 use fields::{RecordReader, RecordWriter};
 
@@ -196,6 +196,8 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
         topics,
         tip,
         health_checks,
+        snapshot_hold,
+        restored,
     } = meta;
     w.raw(store_id);
     w.number(*layout_version);
@@ -208,13 +210,15 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     w.option(rebuilder.as_ref(), |w, attempt| w.number(*attempt));
     w.option(partitions.as_ref(), |w, count| w.number(*count));
     let has_durable = *durable != ConsumedOffsets::default();
+    let has_snapshots = snapshot_hold.is_some() || restored.is_some();
     let has_chain = tip.is_some() || consumed.height > 0 || *health_checks > 0;
     w.byte(
         u8::from(*has_blobs)
             | u8::from(*has_sentinels) << 1
             | u8::from(!topics.is_empty()) << 2
             | u8::from(has_chain) << 3
-            | u8::from(has_durable) << 4,
+            | u8::from(has_durable) << 4
+            | u8::from(has_snapshots) << 5,
     );
     write_consumed(consumed, w);
     write_consumed(replay_floor, w);
@@ -232,6 +236,72 @@ fn write_meta(meta: &MetaRecord, w: &mut RecordWriter) {
     if has_durable {
         write_consumed(durable, w);
     }
+    if has_snapshots {
+        w.option(snapshot_hold.as_ref(), |w, hold| write_hold(hold, w));
+        w.option(restored.as_ref(), |w, restored| write_restored(restored, w));
+    }
+}
+
+fn write_hold(SnapshotHold { snapshot, until_ms }: &SnapshotHold, w: &mut RecordWriter) {
+    w.raw(snapshot);
+    w.number(*until_ms);
+}
+
+fn read_hold(r: &mut RecordReader) -> Result<SnapshotHold, CodecError> {
+    Ok(SnapshotHold { snapshot: r.array()?, until_ms: r.u64()? })
+}
+
+fn write_restored(restored: &Restored, w: &mut RecordWriter) {
+    let Restored { snapshot, is_loading, nodes, chunks, until } = restored;
+    w.raw(snapshot);
+    w.byte(u8::from(*is_loading));
+    w.bytes(nodes.as_bytes());
+    w.number(*chunks);
+    write_consumed(until, w);
+}
+
+fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
+    Ok(Restored {
+        snapshot: r.array()?,
+        is_loading: r.bool()?,
+        nodes: r.text()?,
+        chunks: r.u64()?,
+        until: read_consumed(r)?,
+    })
+}
+
+/// Encodes a hold, for engines that do not store a meta record as one value.
+pub fn encode_hold(hold: &SnapshotHold) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_hold(hold, &mut RecordWriter(&mut bytes));
+    bytes
+}
+
+/// Decodes the bytes that [`encode_hold`] writes.
+///
+/// # Errors
+/// Fails for any other bytes, see [`CodecError`].
+pub fn decode_hold(bytes: impl Into<Bytes>) -> Result<SnapshotHold, CodecError> {
+    let mut r = RecordReader(bytes.into());
+    let hold = read_hold(&mut r)?;
+    if r.0.is_empty() { Ok(hold) } else { Err(CodecError::Trailing) }
+}
+
+/// Encodes a restore, for engines that do not store a meta record as one value.
+pub fn encode_restored(restored: &Restored) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write_restored(restored, &mut RecordWriter(&mut bytes));
+    bytes
+}
+
+/// Decodes the bytes that [`encode_restored`] writes.
+///
+/// # Errors
+/// Fails for any other bytes, see [`CodecError`].
+pub fn decode_restored(bytes: impl Into<Bytes>) -> Result<Restored, CodecError> {
+    let mut r = RecordReader(bytes.into());
+    let restored = read_restored(&mut r)?;
+    if r.0.is_empty() { Ok(restored) } else { Err(CodecError::Trailing) }
 }
 
 fn write_tip(ChainTip { chain_offset, height, hash, median_time }: &ChainTip, w: &mut RecordWriter) {
@@ -342,6 +412,8 @@ fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
         topics: if flags & 4 != 0 { read_topics(r)? } else { BTreeMap::new() },
         tip: None,
         health_checks: 0,
+        snapshot_hold: None,
+        restored: None,
     };
     if flags & 8 != 0 {
         (meta.consumed.height, meta.health_checks) = (r.u32()?, r.u64()?);
@@ -350,7 +422,11 @@ fn read_meta(r: &mut RecordReader) -> Result<MetaRecord, CodecError> {
     if flags & 16 != 0 {
         meta.durable = read_consumed(r)?;
     }
-    if flags < 32 { Ok(meta) } else { Err(CodecError::Field("flag")) }
+    if flags & 32 != 0 {
+        meta.snapshot_hold = r.option(read_hold)?;
+        meta.restored = r.option(|r| Ok(Box::new(read_restored(r)?)))?;
+    }
+    if flags < 64 { Ok(meta) } else { Err(CodecError::Field("flag")) }
 }
 
 fn read_tip(r: &mut RecordReader) -> Result<ChainTip, CodecError> {

@@ -48,6 +48,37 @@ pub struct MetaRecord {
     pub tip: Option<ChainTip>,
     /// Number of deep health checks: each check writes its number.
     pub health_checks: u64,
+    /// Snapshot in progress, for which no record is pruned; `None`: no snapshot is in progress.
+    pub snapshot_hold: Option<SnapshotHold>,
+    /// Snapshot from which the store was restored, until the store has caught up with the log; `None`: the store has
+    /// caught up, or was never restored.
+    pub restored: Option<Box<Restored>>,
+}
+
+/// Hold on pruning, for a snapshot in progress. A pruner that finds an expired hold removes the hold before it prunes,
+/// so that the snapshot learns of each pruning by the missing hold, whatever the clocks say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotHold {
+    /// Id of the snapshot.
+    pub snapshot: [u8; 16],
+    /// Time of the expiry, milliseconds since the epoch.
+    pub until_ms: u64,
+}
+
+/// Restore of a snapshot into this set.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Restored {
+    /// Id of the snapshot.
+    pub snapshot: [u8; 16],
+    /// The records are being loaded: no instance may use the store. `false`: the store reads the log again.
+    pub is_loading: bool,
+    /// Incarnation of the store's nodes since which `chunks` counts; empty for a store that never loses writes.
+    pub nodes: String,
+    /// Number of chunks, in the order of the manifest, that are loaded and durable.
+    pub chunks: u64,
+    /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
+    /// these offsets.
+    pub until: ConsumedOffsets,
 }
 
 /// Tip of the longest chain at one offset of the chain log. The tip follows from the log alone, so that a record with

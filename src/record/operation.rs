@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, SpendingData, Stamp};
+use super::{
+    BlockRecord, Body, CommandRecord, LockRecord, MetaRecord, MinedIn, Page, Reason, Record, SpendingData, Stamp,
+};
 use crate::tx::{Network, Outpoint, Output, Txid, UtxoHash, utxo_hash};
 
 /// Settings that determine the effect of an operation; equal for all operations on a set.
@@ -96,6 +98,9 @@ pub enum Operation {
     ReplaceMeta(Box<ReplaceMeta>),
     /// Writes a sentinel of the store with this id, also over a sentinel of another store.
     PutSentinel([u8; 16]),
+    /// Writes a record of a snapshot as it is, into a set that is being restored. An equal record: `AlreadyApplied`. Any
+    /// other record refuses (`Unexpected`), and so does a key of another record.
+    Restore(Box<Record>),
     /// An operation of the sequencer with its stamp.
     Sequenced(Stamp, Sequenced),
     /// Operations of the sequencer in the order of their stamps, all or none. A record with the stamp of one of the
@@ -105,12 +110,16 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns the page of a create operation.
+    /// Returns the page that the operation writes whole: of a create, or of a snapshot.
     pub fn created(&self) -> Option<&Arc<Page>> {
         match self {
             Operation::Create(page)
             | Operation::CreateContested(page)
             | Operation::Sequenced(_, Sequenced::CreateCoinbase(page)) => Some(page),
+            Operation::Restore(record) => match &**record {
+                Record::Page(page) => Some(page),
+                _ => None,
+            },
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use crate::{
         state::{BadState, ChainState},
     },
     store::{
-        meta::StoreMeta,
+        meta::{MetaError, StoreMeta},
         prune::{PruneBasis, PruneError, PrunePass, PruneSettings, PruneStep, PruneTerms, PruneTotals},
     },
     telemetry::PrunedKind,
@@ -155,6 +155,11 @@ impl Pruner {
         let done = tokio::time::timeout(limit, self.try_step(parts, era, &task, committed)).await;
         let step = match done {
             Ok(Ok(step)) => step,
+            Ok(Err(StepError::Held(why))) => {
+                tracing::debug!(why, "prune: held by a snapshot; retrying");
+                self.wake = Instant::now() + RETRY_PAUSE;
+                return Ok(());
+            }
             Ok(Err(StepError::Stop(stop))) => return Err(stop),
             Ok(Err(StepError::Retry(why))) => {
                 tracing::warn!(why, "prune: step failed; retrying");
@@ -206,14 +211,13 @@ impl Pruner {
             // The replay floor is written first: a replay from below could restore records that are pruned.
             let floor = read_replay_floor(parts.broker.as_ref(), &parts.validated, committed.offset).await;
             let floor = floor.map_err(|error| StepError::Retry(error.to_string()))?;
-            let meta = StoreMeta::of(store).begin_pruning(&floor, &under.terms).await.map_err(|error| {
-                match error.may_be_retried() {
-                    true => StepError::Retry(error.to_string()),
-                    false => StepError::Stop(SequencerError::Damaged(error.to_string())),
-                }
-            })?;
+            let now_ms = parts.clock.now_ms();
+            let meta = StoreMeta::of(store).begin_pruning(&floor, &under.terms, now_ms).await.map_err(to_step_error)?;
             metrics.prune_horizon.set(i64::from(meta.prune_horizon));
             self.pass = Some((PrunePass::new(task.pass, under), Started::now()));
+        } else {
+            // `committed` was read before: a snapshot that takes its hold from here on reads offsets at or above.
+            StoreMeta::of(store).check_may_prune(parts.clock.now_ms()).await.map_err(to_step_error)?;
         }
         let Some((pass, started)) = &mut self.pass else { return Ok(PruneStep::Done) };
         pass.advance(under);
@@ -274,7 +278,17 @@ impl Pruner {
     }
 }
 
+fn to_step_error(error: MetaError) -> StepError {
+    match error {
+        MetaError::HeldBySnapshot { .. } => StepError::Held(error.to_string()),
+        _ if error.may_be_retried() => StepError::Retry(error.to_string()),
+        _ => StepError::Stop(SequencerError::Damaged(error.to_string())),
+    }
+}
+
 enum StepError {
+    /// A snapshot is in progress.
+    Held(String),
     /// An error that stops the chain.
     Stop(SequencerError),
     /// An error of the pruning alone: the step is retried.

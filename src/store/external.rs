@@ -9,7 +9,8 @@ use crate::{
     blob::{BlobError, BlobErrorKind, BlobStore, PartialTx, Reuse, TxPieces, find_outputs_by_hash},
     engine::{EngineError, ErrorKind, Row},
     record::{
-        Blob, Body, ClaimedBody, Key, Operation, Page, PartialOutputs, Sequenced, StoredOutput, build::InlineBodies,
+        Blob, Body, ClaimedBody, Key, Operation, Page, PartialOutputs, Record, Sequenced, StoredOutput,
+        build::InlineBodies,
     },
     tx::{Txid, UtxoHash, WireFormat},
 };
@@ -33,6 +34,20 @@ impl StateStore {
             (Some(blobs), Some(body)) if !self.inline().is_inline(body, master.extra_pages()) => {
                 let _wait = self.blob_status.begin_wait();
                 put_body(blobs, master, body).await
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Puts the inline body of a master of a snapshot into the blob store, if it belongs there. Returns the reference for
+    /// the record; `None`: the body stays inline.
+    ///
+    /// # Errors
+    /// An error that no retry heals.
+    pub(crate) async fn externalize_restored(&self, master: &Page) -> Result<Option<Body>, EngineError> {
+        match (BlobBodies::of(self), master.body()) {
+            (Some(bodies), Some(body)) if !self.inline().is_inline(body, master.extra_pages()) => {
+                bodies.put(master, body, |_| {}).await
             }
             _ => Ok(None),
         }
@@ -209,6 +224,10 @@ fn with_body(operation: &Operation, body: Body) -> Operation {
         Operation::Sequenced(stamp, Sequenced::ReplaceBody(claimed)) => {
             Operation::Sequenced(*stamp, Sequenced::ReplaceBody(ClaimedBody { body, ..claimed.clone() }))
         }
+        Operation::Restore(record) => match &**record {
+            Record::Page(page) => Operation::Restore(Box::new(Record::Page(with_body_replaced(page, body)))),
+            _ => operation.clone(),
+        },
         other => other.clone(),
     }
 }

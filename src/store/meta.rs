@@ -3,6 +3,8 @@
 mod checks;
 mod error;
 mod rebuild;
+mod restore;
+mod snapshot_hold;
 mod topic_id;
 
 use crate::{
@@ -15,9 +17,12 @@ use super::{StateStore, prune::PruneTerms, scan::SetScan, sentinels::Sentinels};
 pub use checks::{LAYOUT_VERSION, check_blobs, check_chain_id, check_not_rebuilding, check_partition_count};
 pub use error::MetaError;
 pub use rebuild::{RebuildAttempt, RebuildRecord};
+pub use restore::RestoreRecord;
+pub use snapshot_hold::PruningHold;
 pub use topic_id::{compute_chain_id, read_topic_id};
 
 use checks::check_settings;
+use snapshot_hold::without_expired_hold;
 
 impl StateStore {
     /// Reads the meta record; `None`: the store has none.
@@ -109,13 +114,30 @@ impl<'a> StoreMeta<'a> {
 
     /// Records that pruning begins: no event below `floor` is read into this set again, and no block that can list a
     /// pruned transaction is disconnected.
-    pub async fn begin_pruning(&self, floor: &ConsumedOffsets, terms: &PruneTerms) -> Result<MetaRecord, MetaError> {
-        self.change(|mut meta| {
+    ///
+    /// # Errors
+    /// [`MetaError::HeldBySnapshot`], or an error of [`change`](Self::change).
+    pub async fn begin_pruning(
+        &self,
+        floor: &ConsumedOffsets,
+        terms: &PruneTerms,
+        now_ms: u64,
+    ) -> Result<MetaRecord, MetaError> {
+        self.change(|meta| {
+            let mut meta = without_expired_hold(meta, now_ms)?;
             meta.replay_floor.raise(floor);
             meta.reorg_floor = meta.reorg_floor.max(terms.reorg_floor());
             Ok(meta)
         })
         .await
+    }
+
+    /// Verifies before a step of a pass that no snapshot is in progress. An expired hold is removed.
+    ///
+    /// # Errors
+    /// As [`begin_pruning`](Self::begin_pruning).
+    pub async fn check_may_prune(&self, now_ms: u64) -> Result<(), MetaError> {
+        self.change(|meta| without_expired_hold(meta, now_ms)).await.map(drop)
     }
 
     /// Records that every record that was due at `height` is pruned.

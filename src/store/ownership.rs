@@ -282,8 +282,8 @@ mod tests {
             verify_above_floor(&meta.replay_floor, &from)
         };
         may_go_on(consumed(0, [])).await.unwrap();
-        StoreMeta::of(&store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS).await.unwrap();
-        StoreMeta::of(&store).begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS).await.unwrap();
+        StoreMeta::of(&store).begin_pruning(&consumed(7, [(0, 5)]), &TERMS, 0).await.unwrap();
+        StoreMeta::of(&store).begin_pruning(&consumed(6, [(0, 9), (2, 1)]), &TERMS, 0).await.unwrap();
         may_go_on(consumed(7, [(0, 9), (2, 1)])).await.unwrap();
         for (from, words) in [
             (consumed(6, [(0, 9), (2, 1)]), ["the chain", "offset 6", "from 7 on"]),

@@ -205,6 +205,7 @@ impl From<&Operation> for OperationKind {
             Operation::SetDeleteAtHeight(_) => OperationKind::Housekeeping,
             Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => OperationKind::LockRecord,
             Operation::CreateMeta(_) | Operation::ReplaceMeta(_) | Operation::PutSentinel(_) => OperationKind::Meta,
+            Operation::Restore(_) => OperationKind::Create,
             Operation::Sequenced(
                 _,
                 Sequenced::SetMined { .. } | Sequenced::WasMined(_) | Sequenced::UnsetMined { .. },

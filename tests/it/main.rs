@@ -89,6 +89,7 @@ mod sequencing;
 mod several_pages;
 mod sim;
 mod small_disk;
+mod snapshots;
 #[cfg(feature = "sql")]
 mod sql;
 #[cfg(feature = "sql")]

@@ -631,7 +631,7 @@ async fn the_reorg_floor_follows_the_actual_pruning() {
     world.until_consumed().await;
     assert!(running.health.ready().reasons.is_empty(), "no pruning refuses the reorg");
     let terms = PruneTerms { height: 104, retention: 3, committed: 0 };
-    StoreMeta::of(&world.store).begin_pruning(&ConsumedOffsets::default(), &terms).await.unwrap();
+    StoreMeta::of(&world.store).begin_pruning(&ConsumedOffsets::default(), &terms, 0).await.unwrap();
     world.reorganise(6, &[blocks[0].clone(), other], &[]).await;
     until("the halt", async || halted_by(&running.health, "at height 101 is to leave")).await;
     running.stop().await;

@@ -290,6 +290,7 @@ impl RowGroup<'_> {
     fn request_bytes(&self) -> usize {
         let pages = self.operations.iter().filter_map(|operation| match operation {
             Operation::Create(page) | Operation::CreateContested(page) => Some(estimate_page_bytes(page)),
+            Operation::Restore(_) => operation.created().map(|page| estimate_page_bytes(page)),
             _ => None,
         });
         ROW_BYTES + pages.sum::<usize>()
@@ -330,6 +331,7 @@ fn is_create(operation: &Operation) -> bool {
             | Operation::CreateContested(_)
             | Operation::AcquireLockRecord { .. }
             | Operation::CreateMeta(_)
+            | Operation::Restore(_)
     )
 }
 
@@ -380,6 +382,7 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::CreateMeta(_) => "create meta record",
         Operation::ReplaceMeta(_) => "replace meta record",
         Operation::PutSentinel(_) => "put sentinel",
+        Operation::Restore(_) => "restore",
         Operation::Sequenced(..) | Operation::SequencedAll(_) => "sequenced operation",
     }
 }

@@ -88,5 +88,13 @@ pub fn block_id_of(bins: &IndexMap<String, Value>) -> Result<u32, BadRecord> {
     }
 }
 
+/// Returns the id of a command record; `None`: an earlier version wrote the record, without its id.
+pub fn command_id_of(bins: &IndexMap<String, Value>) -> Option<[u8; 16]> {
+    match bins.get(super::names::command::COMMAND_ID) {
+        Some(Value::Blob(id)) => id.as_slice().try_into().ok(),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests;

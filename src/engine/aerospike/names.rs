@@ -90,6 +90,8 @@ pub mod block {
 
 /// Bins of command records. An applied command has only the command's bytes and its chain offset.
 pub mod command {
+    /// Id of the command: a scan returns only the digests of keys. Absent in records of earlier versions.
+    pub const COMMAND_ID: &str = "commandID";
     pub const ASKED: &str = "asked";
     pub const CHAIN_OFFSET: &str = "chainOffset";
     pub const NOTHING_TO_DO: &str = "nothingToDo";
@@ -136,4 +138,8 @@ pub mod meta {
     pub const MEDIAN_TIME: &str = "medianTime";
     /// The number of deep health checks; absent: 0.
     pub const HEALTH_CHECKS: &str = "healthChecks";
+    /// A snapshot in progress, as `record::codec` encodes it.
+    pub const SNAPSHOT_HOLD: &str = "snapshotHold";
+    /// The restore of a snapshot, as `record::codec` encodes it.
+    pub const RESTORED: &str = "restored";
 }

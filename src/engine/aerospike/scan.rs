@@ -11,7 +11,7 @@ use super::{
     errors::{RequestKind, damaged, engine_error},
 };
 use crate::{
-    engine::{Cursor, EngineError, ScanPage, Set, local::bad_cursor_error},
+    engine::{Cursor, EngineError, ScanPage, ScanPart, Set, local::bad_cursor_error},
     record::{Key, Record},
 };
 
@@ -53,20 +53,38 @@ impl ScanPosition {
 
 impl ConnectedCluster {
     pub async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {
+        self.scan_part(set, ScanPart::WHOLE, cursor, limit).await
+    }
+
+    pub async fn scan_part(
+        &self,
+        set: Set,
+        part: ScanPart,
+        cursor: Option<Cursor>,
+        limit: usize,
+    ) -> Result<ScanPage, EngineError> {
         let limit = limit.max(MIN_PAGE);
+        let count = part.count.clamp(1, 256);
+        let first_partition = |number: u16| (u32::from(PARTITIONS) * u32::from(number) / u32::from(count)) as u16;
+        let (begin, end) = (first_partition(part.number.min(count)), first_partition((part.number + 1).min(count)));
         let mut position = match cursor {
-            None => ScanPosition::start(),
+            None => ScanPosition { partition: begin, ..ScanPosition::start() },
             Some(cursor) => ScanPosition::decode(&cursor).ok_or_else(bad_cursor_error)?,
         };
+        if position.partition >= end {
+            return Ok(ScanPage::default());
+        }
         let mut records = Vec::new();
         loop {
-            let found = self.read_records(set, position, limit).await?;
+            let found = self.read_records(set, position, end, limit).await?;
             let count = found.len();
             let last = found.last().and_then(|record| record.key.as_ref()).map(ServerKey::digest);
             for record in found {
-                records.push(self.decode_record(set, record)?);
+                records.extend(self.decode_record(set, record)?);
             }
-            let Some(next) = position.next(count, last, limit) else { return Ok(ScanPage { records, next: None }) };
+            let Some(next) = position.next(count, last, limit, end) else {
+                return Ok(ScanPage { records, next: None });
+            };
             position = next;
             if records.len() >= limit {
                 return Ok(ScanPage { records, next: Some(position.encode()) });
@@ -79,11 +97,13 @@ impl ConnectedCluster {
         &self,
         set: Set,
         position: ScanPosition,
+        end: u16,
         limit: usize,
     ) -> Result<Vec<ServerRecord>, EngineError> {
         let set_name = match set {
             Set::Transactions => &self.location.transactions,
             Set::Blocks => &self.location.blocks,
+            Set::Commands => &self.location.commands,
         };
         let statement = Statement::new(self.location.namespace.as_str(), set_name.as_str(), Bins::All);
         let mut policy = QueryPolicy { ..self.policies.query.clone() };
@@ -92,9 +112,9 @@ impl ConnectedCluster {
                 let after = ServerKey::with_digest(self.location.namespace.as_str(), set_name.as_str(), None, digest);
                 PartitionFilter::by_key(&after)
             }
-            None => PartitionFilter::by_range(position.partition.into(), position.clipped_width().into()),
+            None => PartitionFilter::by_range(position.partition.into(), position.clipped_width(end).into()),
         };
-        if position.is_single() {
+        if position.is_single(end) {
             policy.max_records = limit as u64;
         }
         let to_error = |error: &aerospike::Error| engine_error("scan", set_name, error, RequestKind::Read);
@@ -107,32 +127,42 @@ impl ConnectedCluster {
         Ok(found)
     }
 
-    fn decode_record(&self, set: Set, mut record: ServerRecord) -> Result<(Key, Record), EngineError> {
+    /// Decodes a record; `None`: a command record without an id, as an earlier version wrote it.
+    fn decode_record(&self, set: Set, mut record: ServerRecord) -> Result<Option<(Key, Record)>, EngineError> {
         let key = match set {
             Set::Transactions => self.key_of(&mut record)?,
             Set::Blocks => {
                 Key::Block(bins::block_id_of(&record.bins).map_err(|error| damaged("scan", "a block", error))?)
             }
+            Set::Commands => match bins::command_id_of(&record.bins) {
+                Some(id) => Key::Command(id),
+                None => {
+                    tracing::warn!("aerospike: command record of an earlier version has no id; left out of the scan");
+                    return Ok(None);
+                }
+            },
         };
-        bins::decode(&key, record.bins).map(|record| (key, record)).map_err(|error| damaged("scan", key, error))
+        let decoded = bins::decode(&key, record.bins).map_err(|error| damaged("scan", key, error))?;
+        Ok(Some((key, decoded)))
     }
 }
 
 impl ScanPosition {
-    fn clipped_width(self) -> u16 {
-        self.width.min(PARTITIONS - self.partition)
+    /// Returns the number of partitions that are read at once, none from the partition `end` on.
+    fn clipped_width(self, end: u16) -> u16 {
+        self.width.min(end - self.partition)
     }
 
-    fn is_single(self) -> bool {
-        self.digest.is_some() || self.clipped_width() == 1
+    fn is_single(self, end: u16) -> bool {
+        self.digest.is_some() || self.clipped_width(end) == 1
     }
 
-    /// Returns the next position after `count` records; `None` at the end.
-    fn next(self, count: usize, last: Option<[u8; 20]>, limit: usize) -> Option<Self> {
-        if self.is_single() && count >= limit {
+    /// Returns the next position after `count` records; `None` at the partition `end`.
+    fn next(self, count: usize, last: Option<[u8; 20]>, limit: usize, end: u16) -> Option<Self> {
+        if self.is_single(end) && count >= limit {
             return Some(ScanPosition { digest: last, ..self });
         }
-        let taken = if self.digest.is_some() { 1 } else { self.clipped_width() };
+        let taken = if self.digest.is_some() { 1 } else { self.clipped_width(end) };
         let partition = self.partition + taken;
         // The next width is estimated from the density of these partitions; after empty partitions the width grows
         // eightfold.
@@ -140,7 +170,7 @@ impl ScanPosition {
             0 => self.width.saturating_mul(8),
             _ => u16::try_from(limit * usize::from(taken) / count).unwrap_or(u16::MAX).max(1),
         };
-        (partition < PARTITIONS).then_some(ScanPosition { partition, digest: None, width })
+        (partition < end).then_some(ScanPosition { partition, digest: None, width })
     }
 }
 
@@ -162,16 +192,19 @@ mod tests {
     #[test]
     fn a_full_partition_continues_after_its_last_record() {
         let start = ScanPosition::start();
-        let next = start.next(64, Some([3; 20]), 64).unwrap();
+        let next = start.next(64, Some([3; 20]), 64, PARTITIONS).unwrap();
         assert_eq!(next, ScanPosition { digest: Some([3; 20]), ..start });
-        assert_eq!(next.next(5, Some([4; 20]), 64).unwrap(), ScanPosition { partition: 1, digest: None, width: 12 });
+        assert_eq!(
+            next.next(5, Some([4; 20]), 64, PARTITIONS).unwrap(),
+            ScanPosition { partition: 1, digest: None, width: 12 }
+        );
     }
 
     #[test]
     fn sparse_partitions_are_read_together_up_to_the_last() {
         let mut position = ScanPosition::start();
         let mut steps = 0;
-        while let Some(next) = position.next(0, None, 64) {
+        while let Some(next) = position.next(0, None, 64, PARTITIONS) {
             assert!(next.partition > position.partition);
             position = next;
             steps += 1;

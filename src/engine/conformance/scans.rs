@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{EngineBench, fixtures::*, states::Model};
 use crate::{
-    engine::{Row, Set},
-    record::{Key, Operation, Record, Sequenced},
+    engine::{Row, ScanPart, Set},
+    record::{CommandRecord, CommandResult, Key, Operation, Record, Sequenced},
 };
 
 /// Scans a set and returns the records that the model knows.
@@ -43,6 +43,18 @@ pub(super) async fn each_record_exactly_once(bench: EngineBench) {
             bench.check
         );
     }
+    for (count, limit) in [(1, 40), (3, 7), (16, 100), (256, 5)] {
+        let mut found = BTreeMap::new();
+        for number in 0..count {
+            for (key, record) in bench.scan_part(ScanPart { number, count }, limit).await {
+                if model.records.contains_key(&key) {
+                    let part = format!("{}: part {number} of {count}", bench.check);
+                    assert!(found.insert(key, record).is_none(), "{part}: {key} came twice");
+                }
+            }
+        }
+        assert_eq!(found, expected, "{}: {count} parts by {limit}", bench.check);
+    }
     let empty_pages = scan_model_records(&bench, &model, Set::Transactions, 0).await;
     assert_eq!(empty_pages, expected, "{}: a scan with limit 0 still advances", bench.check);
 }
@@ -52,11 +64,21 @@ pub(super) async fn sets_do_not_mix(bench: EngineBench) {
     let put = |id: u32| Row { key: Key::Block(id), operation: sequenced_at(1, Sequenced::PutBlock(block(id, 0))) };
     let mut rows: Vec<Row> = (3_000_000..3_000_025).map(put).collect();
     rows.push(create(page_of(bench.txid(0), 1)));
+    let command = |number: u8| {
+        let id = [number; 16];
+        let result = CommandResult::Applied;
+        let record = CommandRecord { id, event_digest: [7; 32], chain_offset: 1, result, chain_pos: None };
+        Row { key: Key::Command(id), operation: sequenced_at(1, Sequenced::PutCommand(record)) }
+    };
+    rows.extend((0x30..0x30 + 25).map(command));
     bench.apply_as(&mut model, &rows).await;
     for limit in [4, 1_000] {
         let blocks = scan_model_records(&bench, &model, Set::Blocks, limit).await;
         assert_eq!(blocks.len(), 25, "{}", bench.check);
         assert!(blocks.keys().all(|key| matches!(key, Key::Block(_))), "{}", bench.check);
+        let commands = scan_model_records(&bench, &model, Set::Commands, limit).await;
+        assert_eq!(commands.len(), 25, "{}", bench.check);
+        assert!(commands.keys().all(|key| matches!(key, Key::Command(_))), "{}", bench.check);
         let transactions = scan_model_records(&bench, &model, Set::Transactions, limit).await;
         assert_eq!(transactions.into_keys().collect::<Vec<_>>(), [Key::master(bench.txid(0))], "{}", bench.check);
     }

@@ -130,6 +130,7 @@ impl Tables {
         let keyspace = match set {
             Set::Transactions => &self.records,
             Set::Blocks => &self.blocks,
+            Set::Commands => &self.meta,
         };
         let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(KeyBytes::of(key)));
         let record_of = |entry: ::fjall::Guard| {
@@ -138,6 +139,21 @@ impl Tables {
             decode_record("scan", &key, value).map(|record| (key, record))
         };
         keyspace.range::<KeyBytes, _>((from, Bound::Unbounded)).take(limit).map(record_of).collect()
+    }
+
+    /// Returns at most `limit` command records after `after`. Their keyspace has other records, too.
+    pub fn scan_commands(&self, after: Option<[u8; 16]>, limit: usize) -> Result<Vec<(Key, Record)>, EngineError> {
+        let from = after.as_ref().map_or(Bound::Unbounded, |id| Bound::Excluded(&id[..]));
+        let mut found = Vec::new();
+        for entry in self.meta.range::<&[u8], _>((from, Bound::Unbounded)) {
+            let (bytes, value) = entry.into_inner().map_err(|error| disk_error("scan", "commands", &error))?;
+            let Some(key @ Key::Command(_)) = key::decode(&bytes) else { continue };
+            found.push((key, decode_record("scan", &key, value)?));
+            if found.len() == limit {
+                break;
+            }
+        }
+        Ok(found)
     }
 
     /// Adds the entries of all records to an index. A repeat changes nothing.

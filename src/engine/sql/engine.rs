@@ -178,7 +178,10 @@ impl RecordEngine for SqlEngine {
                     scan_pages(&store, Some(vec![bytes(&txid.0), int(page)]), limit).await
                 }
                 (Set::Transactions, Some(key @ Key::LockRecord(_))) => {
-                    scan_lock_records(&store, Some(key), limit).await
+                    scan_others(&store, is_lock_record, Some(key), limit).await
+                }
+                (Set::Commands, after @ (None | Some(Key::Command(_)))) => {
+                    scan_others(&store, is_command, after, limit).await
                 }
                 _ => Err(SqlError::fatal(bad_cursor_error().message)),
             }
@@ -212,18 +215,31 @@ async fn scan_pages(store: &Store, after: Option<TableRow>, limit: usize) -> Res
         return Ok(page);
     }
     let mut records = page.records;
-    let rest = scan_lock_records(store, None, limit.saturating_sub(records.len()).max(1)).await?;
+    let rest = scan_others(store, is_lock_record, None, limit.saturating_sub(records.len()).max(1)).await?;
     records.extend(rest.records);
     Ok(ScanPage { records, next: rest.next })
 }
 
-/// Scans the lock records in `other_records`, whose other keys are shorter.
-async fn scan_lock_records(store: &Store, after: Option<Key>, limit: usize) -> Result<ScanPage, SqlError> {
+fn is_lock_record(key: &Key) -> bool {
+    matches!(key, Key::LockRecord(_))
+}
+
+fn is_command(key: &Key) -> bool {
+    matches!(key, Key::Command(_))
+}
+
+/// Scans the records of one kind in `other_records`.
+async fn scan_others(
+    store: &Store,
+    is_wanted: fn(&Key) -> bool,
+    after: Option<Key>,
+    limit: usize,
+) -> Result<ScanPage, SqlError> {
     let mut after = after.map(|key| vec![bytes(KeyBytes::of(&key).as_ref())]);
     let mut records = Vec::new();
     loop {
         let page = scan_table(store, OTHER_RECORDS, after, limit).await?;
-        records.extend(page.records.into_iter().filter(|(key, _)| matches!(key, Key::LockRecord(_))));
+        records.extend(page.records.into_iter().filter(|(key, _)| is_wanted(key)));
         let last = records.last().filter(|_| records.len() >= limit);
         if let Some((key, _)) = last {
             return Ok(ScanPage { next: Some(cursor_at(key)), records });

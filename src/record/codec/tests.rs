@@ -166,6 +166,16 @@ fn rebuilding() -> impl Strategy<Value = Rebuilding> {
     )
 }
 
+fn hold() -> impl Strategy<Value = SnapshotHold> {
+    any::<([u8; 16], u64)>().prop_map(|(snapshot, until_ms)| SnapshotHold { snapshot, until_ms })
+}
+
+fn restored() -> impl Strategy<Value = Restored> {
+    (any::<([u8; 16], bool, String, u64)>(), consumed()).prop_map(|((snapshot, is_loading, nodes, chunks), until)| {
+        Restored { snapshot, is_loading, nodes, chunks, until }
+    })
+}
+
 fn chain_tip() -> impl Strategy<Value = ChainTip> {
     any::<(u64, u32, [u8; 32], u32)>().prop_map(|(chain_offset, height, hash, median_time)| ChainTip {
         chain_offset,
@@ -200,7 +210,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
         any::<(String, Option<[u8; 32]>, Option<u64>, Option<u32>, bool, bool)>(),
         option::of(rebuilding()),
         (consumed(), consumed()),
-        (topics(), option::of(chain_tip()), 0..3_u64),
+        (topics(), option::of(chain_tip()), 0..3_u64, option::of(hold()), option::of(restored())),
     )
         .prop_map(
             |(
@@ -209,7 +219,7 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                 (network, chain_id, rebuilder, partitions, has_blobs, has_sentinels),
                 rebuilding,
                 (consumed, durable),
-                (topics, tip, health_checks),
+                (topics, tip, health_checks, snapshot_hold, restored),
             )| {
                 let [layout_version, utxo_batch_size, retention, prune_horizon, reorg_floor, height] = numbers;
                 let meta = MetaRecord {
@@ -232,6 +242,8 @@ pub(crate) fn stored() -> impl Strategy<Value = (Key, Record)> {
                     topics: if has_blobs { topics } else { Default::default() },
                     tip,
                     health_checks,
+                    snapshot_hold,
+                    restored: restored.map(Box::new),
                 };
                 (Key::Meta, Record::Meta(Box::new(meta)))
             },

@@ -27,6 +27,7 @@ mod reassign;
 mod refusal;
 mod replace_body;
 mod respend;
+mod restore;
 mod set_locked;
 mod set_mined;
 mod set_spending_height;
@@ -76,6 +77,7 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::CreateMeta(meta) => meta::create(key, record, meta),
         Operation::ReplaceMeta(replace) => meta::replace(record, &replace.expected, &replace.new),
         Operation::PutSentinel(store_id) => meta::put_sentinel(key, record, store_id),
+        Operation::Restore(restored) => restore::apply(key, record, restored),
         Operation::Sequenced(stamp, operation) => apply_sequenced(rules, key, record, *stamp, operation),
         Operation::SequencedAll(operations) => apply_all_sequenced(rules, key, record, operations),
     };

@@ -43,6 +43,7 @@ pub fn check_partition_count(meta: &MetaRecord, found: u32) -> Result<(), MetaEr
 pub fn check_not_rebuilding(meta: &MetaRecord) -> Result<(), MetaError> {
     match &meta.rebuilding {
         Some(rebuilding) => Err(MetaError::UnfinishedRebuild { frontier: rebuilding.frontier }),
+        None if meta.restored.as_ref().is_some_and(|restored| restored.is_loading) => Err(MetaError::UnfinishedRestore),
         None => Ok(()),
     }
 }

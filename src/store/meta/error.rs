@@ -74,6 +74,28 @@ pub enum MetaError {
     UnfinishedRebuild { frontier: u64 },
     #[error("cannot continue the rebuild: another rebuild has begun in this set since, and continues alone")]
     RebuildTakenOver,
+    #[error(
+        "the store is being restored from a snapshot, and not all of its records are loaded: repeat the same \
+         `snapshot restore`, which continues"
+    )]
+    UnfinishedRestore,
+    #[error(
+        "cannot restore into this store: it is not empty, and not the unfinished restore of this snapshot; use an \
+         empty store"
+    )]
+    RestoreNotEmpty,
+    #[error("cannot continue the restore: another process has continued or ended it")]
+    RestoreTakenOver,
+    #[error(
+        "snapshot {snapshot} is in progress, and nothing is pruned for {seconds} s more unless the snapshot ends; wait, \
+         or end the command `snapshot create`"
+    )]
+    HeldBySnapshot { snapshot: String, seconds: u64 },
+    #[error(
+        "the snapshot has lost its hold on pruning: records may have been pruned since its offsets were read; begin a \
+         new snapshot"
+    )]
+    HoldLost,
     /// A node has restarted during a rebuild, so that writes of the rebuild may be lost.
     #[error(
         "cannot continue the rebuild: a node of the store has restarted since it began, and may have lost writes of \

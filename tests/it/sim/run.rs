@@ -1,6 +1,7 @@
 //! Executes a plan: real pipelines and sequencers on one thread under a paused clock.
 
 mod offset_reset;
+mod snapshots;
 
 use std::{
     collections::BTreeMap,
@@ -100,6 +101,7 @@ struct Simulation<'a> {
     made: BTreeMap<u32, Made>,
     slots: [Option<Running>; SLOTS as usize],
     chain: Chain,
+    snapshots: Option<snapshots::Snapshots>,
 }
 
 impl<'a> Simulation<'a> {
@@ -118,6 +120,7 @@ impl<'a> Simulation<'a> {
             simulation.read_again().await?;
         }
         simulation.check_end_state().await?;
+        simulation.check_snapshot().await?;
         simulation.count_coverage().await;
         Ok(())
     }
@@ -179,7 +182,11 @@ impl<'a> Simulation<'a> {
             made: BTreeMap::new(),
             slots: [const { None }; SLOTS as usize],
             chain: Chain::new(plan.height_step),
+            snapshots: None,
         };
+        if snapshots::is_wanted(plan.rng_seed) {
+            simulation.snapshots = Some(snapshots::Snapshots::begin(&simulation.world, plan.rng_seed));
+        }
         for (id, tx) in &plan.txs {
             let made = simulation.make_transaction(*id, tx);
             simulation.made.insert(*id, made);

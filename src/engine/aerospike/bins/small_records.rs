@@ -10,7 +10,10 @@ use super::{
 };
 use crate::record::{
     BlockRecord, ChainTip, CommandRecord, CommandResult, ConsumedOffsets, Key, LockRecord, MetaRecord,
-    codec::{decode_rebuilding, decode_topics, encode_rebuilding, encode_topics},
+    codec::{
+        decode_hold, decode_rebuilding, decode_restored, decode_topics, encode_hold, encode_rebuilding,
+        encode_restored, encode_topics,
+    },
 };
 
 /// The only kind of lock record in the reference document.
@@ -77,7 +80,11 @@ pub fn decode_block(block_id: u32, bins: &mut BinReader) -> Result<BlockRecord, 
 
 pub fn encode_command(record: &CommandRecord) -> Bins {
     let event_digest = Value::Blob(record.event_digest.to_vec());
-    let mut bins = vec![(command::ASKED, event_digest), (command::CHAIN_OFFSET, int(record.chain_offset))];
+    let mut bins = vec![
+        (command::COMMAND_ID, Value::Blob(record.id.to_vec())),
+        (command::ASKED, event_digest),
+        (command::CHAIN_OFFSET, int(record.chain_offset)),
+    ];
     match &record.result {
         CommandResult::Applied => {}
         CommandResult::AlreadyApplied => bins.push((command::NOTHING_TO_DO, Value::Bool(true))),
@@ -169,6 +176,12 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
     if record.health_checks > 0 {
         bins.push((meta::HEALTH_CHECKS, int(record.health_checks)));
     }
+    if let Some(hold) = &record.snapshot_hold {
+        bins.push((meta::SNAPSHOT_HOLD, Value::Blob(encode_hold(hold))));
+    }
+    if let Some(restored) = &record.restored {
+        bins.push((meta::RESTORED, Value::Blob(encode_restored(restored))));
+    }
     if let Some(tip) = &record.tip {
         bins.push((meta::TIP_OFFSET, int(tip.chain_offset)));
         bins.push((meta::TIP_HEIGHT, int(tip.height)));
@@ -181,6 +194,8 @@ pub fn encode_meta(record: &MetaRecord) -> Bins {
 pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
     let rebuilding = bins.optional_blob(meta::REBUILDING)?.map(|bytes| decode_rebuilding(bytes).map(Box::new));
     let topics = bins.optional_blob(meta::TOPICS)?.map(decode_topics).transpose();
+    let hold = bins.optional_blob(meta::SNAPSHOT_HOLD)?.map(decode_hold).transpose();
+    let restored = bins.optional_blob(meta::RESTORED)?.map(|bytes| decode_restored(bytes).map(Box::new));
     Ok(MetaRecord {
         store_id: bins.array(meta::STORE_ID)?,
         layout_version: bins.required(meta::LAYOUT_VERSION)?,
@@ -204,6 +219,8 @@ pub fn decode_meta(bins: &mut BinReader) -> Result<MetaRecord, BadRecord> {
         topics: topics.map_err(|_| BadRecord(meta::TOPICS))?.unwrap_or_default(),
         tip: decode_tip(bins)?,
         health_checks: bins.number(meta::HEALTH_CHECKS)?,
+        snapshot_hold: hold.map_err(|_| BadRecord(meta::SNAPSHOT_HOLD))?,
+        restored: restored.transpose().map_err(|_| BadRecord(meta::RESTORED))?,
     })
 }
 

@@ -1,0 +1,47 @@
+//! Snapshots of a store in an object store: create beside running instances, restore into an empty store of any engine,
+//! verify, list, delete (`docs/protocols/snapshot.md`).
+//!
+//! A snapshot has the committed offsets of the group, which are read first, and then all records as a scan finds them
+//! while instances write. Each record is thus as a restarted node leaves it: with every change of the events below the
+//! offsets, and with some of the later ones. A restored store reads the log again from the offsets, under the rules for
+//! a store that has lost writes.
+//!
+//! | object | content |
+//! |---|---|
+//! | `NAME/plan.json` | what was read before the scan; written first ([`Plan`]) |
+//! | `NAME/chunks/PPP-NNNNNN` | records of one part of the scan ([`chunk`]) |
+//! | `NAME/manifest.json` | the plan, all chunks and the totals; written last ([`Manifest`]) |
+
+pub mod chunk;
+mod create;
+mod error;
+mod load;
+mod manifest;
+mod restore;
+mod shelf;
+mod totals;
+mod verify;
+
+pub use create::{CreateOptions, CreateReport, create};
+pub use error::SnapshotError;
+pub use manifest::{ChunkEntry, FORMAT, Manifest, Plan};
+pub use restore::{RestoreReport, restore};
+pub use shelf::{FoundSnapshot, Shelf};
+pub use totals::Totals;
+pub use verify::{VerifyReport, verify};
+
+/// Receives the progress of a snapshot: records and bytes so far, and all chunks where their number is known.
+pub type OnProgress<'a> = &'a (dyn Fn(Progress) + Send + Sync);
+
+/// Progress of a snapshot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Records that are done.
+    pub records: u64,
+    /// Bytes of complete chunks.
+    pub bytes: u64,
+    /// Complete chunks.
+    pub chunks: u64,
+    /// Number of all chunks; 0 while it is not known.
+    pub all_chunks: u64,
+}

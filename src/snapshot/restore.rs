@@ -1,0 +1,322 @@
+//! Restore of a snapshot into an empty store of any engine (`docs/protocols/snapshot.md`).
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    ChunkEntry, Manifest, OnProgress, Progress, Shelf, SnapshotError, Totals,
+    load::to_store,
+    manifest::Offsets,
+    verify::{CHUNKS_AT_ONCE, check_totals, damaged_chunk, damaged_plan},
+};
+use crate::{
+    broker::{Broker, CommittedOffset, TopicPartition},
+    engine::Row,
+    event::Topic,
+    group::commit_metadata::reset_commit,
+    instance::{
+        InstanceParts, InstanceSettings,
+        frontier::Frontier,
+        offset_reset::OffsetReset,
+        start::{check_decisions, claim_blobs},
+    },
+    record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Restored},
+    sequencer::{chain_group, state::ChainState},
+    store::{
+        StateStore,
+        meta::{LAYOUT_VERSION, MetaError, RestoreRecord},
+        restart_detector::{RestartDetector, durability_lag},
+        sentinels::Sentinels,
+        topics::LogIdentity,
+    },
+};
+
+/// Result of a restore.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct RestoreReport {
+    /// Name of the snapshot.
+    pub name: String,
+    /// The restore continued one that was stopped.
+    pub resumed: bool,
+    /// Offsets from which `run` reads the log.
+    pub offsets: Offsets,
+    /// Offsets at which the restored store has caught up.
+    pub until: Offsets,
+    /// Counts of all records.
+    pub totals: Totals,
+}
+
+/// Restores a snapshot into the empty store of `parts`, or continues such a restore, and sets the group back to the
+/// offsets of the snapshot.
+///
+/// # Errors
+/// See [`SnapshotError`]. Every refusal comes before the first write. [`SnapshotError::Stopped`] after `shutdown`; the
+/// same call then continues.
+pub async fn restore(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    shelf: &Shelf,
+    name: &str,
+    shutdown: &CancellationToken,
+    on_progress: OnProgress<'_>,
+) -> Result<RestoreReport, SnapshotError> {
+    let restore = Restore::check(settings, parts, shelf, name).await?;
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => Err(SnapshotError::Stopped),
+        done = restore.run(on_progress) => done,
+    }
+}
+
+struct Restore<'a> {
+    settings: &'a InstanceSettings,
+    parts: &'a InstanceParts,
+    shelf: &'a Shelf,
+    name: &'a str,
+    manifest: Manifest,
+    /// Meta record that the store gets.
+    meta: MetaRecord,
+}
+
+impl<'a> Restore<'a> {
+    /// Checks the snapshot, the log and the group, and writes nothing.
+    async fn check(
+        settings: &'a InstanceSettings,
+        parts: &'a InstanceParts,
+        shelf: &'a Shelf,
+        name: &'a str,
+    ) -> Result<Self, SnapshotError> {
+        let broker = parts.broker.as_ref();
+        let manifest = shelf.read_manifest(name).await?;
+        let source = manifest.plan.meta_record().map_err(|problem| damaged_plan(name, problem))?;
+        let state = ChainState::from_metadata(&manifest.plan.chain_state)
+            .map_err(|error| damaged_plan(name, error.to_string()))?;
+        if source.layout_version != LAYOUT_VERSION {
+            return Err(MetaError::OtherLayout { store: source.layout_version }.into());
+        }
+        let mut refused = Vec::new();
+        if let Some(stored) = parts.store.meta().await? {
+            // A restore that was stopped goes on; nothing else may be there.
+            let is_ours = |restored: &Restored| restored.is_loading && restored.snapshot == manifest.plan.id;
+            if !stored.restored.as_deref().is_some_and(is_ours) {
+                return Err(MetaError::RestoreNotEmpty.into());
+            }
+        }
+        let group = &settings.pipeline.group;
+        refused.extend(OffsetReset { topic: &settings.pipeline.topic, group }.describe_members(broker).await?);
+        let log = LogIdentity::read(broker, &settings.state_topics()).await?;
+        refused.extend(log.differences(&source).iter().map(ToString::to_string));
+        refused.extend(find_lost_offsets(settings, broker, &manifest, &state).await?);
+        if !refused.is_empty() {
+            return Err(SnapshotError::Refused(refused));
+        }
+        let chain_commit = chain_commit(&manifest);
+        check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
+        let meta = restored_meta(&manifest, source, &state, parts.store_id);
+        Ok(Restore { settings, parts, shelf, name, manifest, meta })
+    }
+
+    async fn run(self, on_progress: OnProgress<'_>) -> Result<RestoreReport, SnapshotError> {
+        let store = &self.parts.store;
+        let lag = durability_lag(store.engine.as_ref(), self.settings.durability_lag)?;
+        let mut nodes = RestartDetector::new(store.engine.clone(), lag);
+        let record = RestoreRecord::of(store, self.manifest.plan.id);
+        nodes.baseline().await?;
+        let mut resumed = None;
+        let totals = loop {
+            let meta = record.begin(self.meta.clone(), nodes.expected()).await?;
+            let first = meta.restored.as_ref().map_or(0, |restored| restored.chunks);
+            resumed.get_or_insert(first > 0);
+            // The mark of the blob store and the sentinels name the store id, which must be durable before.
+            if first == 0 && !nodes.wait_until_durable().await? {
+                continue;
+            }
+            claim_blobs(store, &meta).await?;
+            Sentinels::of(store).write(&meta).await?;
+            let loaded = self.load(first, &record, &nodes, on_progress).await?;
+            if nodes.wait_until_durable().await? {
+                break loaded;
+            }
+            tracing::warn!("snapshot: a node restarted during the restore; loading every chunk again");
+        };
+        if let Some(totals) = totals {
+            check_totals(self.name, &self.manifest, totals)?;
+        }
+        if store.engine.may_lose_parts() {
+            let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
+            Sentinels::of(store).verify(&meta).await?;
+            Sentinels::of(store).record().await?;
+        }
+        // The offsets come before the end of the loading: a store that instances may use has its group set back.
+        self.reset_group().await?;
+        record.end_loading().await?;
+        while !nodes.wait_until_durable().await? {
+            record.end_loading().await.map(drop).or_else(|error| match error {
+                // The end is in the store already.
+                MetaError::RestoreTakenOver => Ok(()),
+                error => Err(error),
+            })?;
+        }
+        Ok(RestoreReport {
+            name: self.name.to_owned(),
+            resumed: resumed.unwrap_or(false),
+            offsets: self.manifest.plan.offsets.clone(),
+            until: self.manifest.until.clone(),
+            totals: self.manifest.totals,
+        })
+    }
+
+    /// Loads the chunks from `first` on. Returns the counts where every chunk was loaded.
+    async fn load(
+        &self,
+        first: u64,
+        record: &RestoreRecord<'_>,
+        nodes: &RestartDetector,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Option<Totals>, SnapshotError> {
+        let skipped = usize::try_from(first).unwrap_or(usize::MAX).min(self.manifest.chunks.len());
+        let (done, left) = self.manifest.chunks.split_at(skipped);
+        let mut progress = Progress { all_chunks: self.manifest.chunks.len() as u64, ..Progress::default() };
+        for entry in done {
+            add(&mut progress, entry);
+        }
+        let loads = stream::iter(left)
+            .map(|entry| async move { Ok::<_, SnapshotError>((entry, self.load_chunk(entry).await?)) })
+            .buffered(CHUNKS_AT_ONCE);
+        let mut loads = std::pin::pin!(loads);
+        let (mut totals, mut recorded, mut loaded_at) = (Totals::default(), first, Vec::new());
+        while let Some((entry, found)) = loads.try_next().await? {
+            totals += found;
+            add(&mut progress, entry);
+            on_progress(progress);
+            loaded_at.push((progress.chunks, tokio::time::Instant::now()));
+            // A chunk counts as durable one lag after its last write, over nodes that have not restarted.
+            let durable = loaded_at.iter().rev().find(|(_, at)| at.elapsed() >= nodes.lag()).map(|(chunks, _)| *chunks);
+            if let Some(chunks) = durable.filter(|chunks| *chunks > recorded) {
+                if !nodes.has_kept_writes().await? {
+                    return Ok(None);
+                }
+                record.record_progress(chunks, nodes.expected()).await?;
+                recorded = chunks;
+                loaded_at.retain(|(loaded, _)| *loaded > chunks);
+            }
+        }
+        Ok((first == 0).then_some(totals))
+    }
+
+    async fn load_chunk(&self, entry: &ChunkEntry) -> Result<Totals, SnapshotError> {
+        let store = &self.parts.store;
+        let chunk = self.shelf.read_chunk(&self.manifest.plan, entry).await?;
+        let (mut totals, mut rows, mut bytes) = (Totals::default(), Vec::new(), 0);
+        for record in chunk {
+            let (key, record) = record.map_err(|error| damaged_chunk(self.name, entry, error))?;
+            totals += Totals::of(&record);
+            bytes += record.page().and_then(|page| page.body()).map_or(0, crate::record::Body::size) + ROW_BYTES;
+            let record = to_store(store, record).await?;
+            rows.push(Row { key, operation: Operation::Restore(Box::new(record)) });
+            if bytes >= BATCH_BYTES {
+                apply(store, std::mem::take(&mut rows)).await?;
+                bytes = 0;
+            }
+        }
+        apply(store, rows).await?;
+        Ok(totals)
+    }
+
+    /// Sets the committed offsets of both groups to those of the snapshot. The coordinator refuses a group with members.
+    async fn reset_group(&self) -> Result<(), SnapshotError> {
+        let (broker, group) = (self.parts.broker.as_ref(), &self.settings.pipeline.group);
+        let validated = self.manifest.plan.offsets.validated.iter();
+        let at = |number: u32| self.settings.partition(Topic::ValidatedTxs, i32::try_from(number).unwrap_or(i32::MAX));
+        let commits: Vec<(TopicPartition, CommittedOffset)> =
+            validated.map(|(number, offset)| (at(*number), reset_commit(*offset))).collect();
+        broker.set_committed(group, &commits).await?;
+        let commit =
+            chain_commit(&self.manifest).unwrap_or_else(|| CommittedOffset { offset: 0, metadata: String::new() });
+        let chain = self.settings.partition(Topic::Chain, 0);
+        Ok(broker.set_committed(&chain_group(group), &[(chain, commit)]).await?)
+    }
+}
+
+/// Bytes of records that are written at once, and the bytes that a record counts besides its body.
+const BATCH_BYTES: u64 = 4 << 20;
+const ROW_BYTES: u64 = 512;
+
+fn add(progress: &mut Progress, entry: &ChunkEntry) {
+    progress.records += entry.records;
+    progress.bytes += entry.bytes;
+    progress.chunks += 1;
+}
+
+async fn apply(store: &StateStore, rows: Vec<Row>) -> Result<(), SnapshotError> {
+    let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
+    let outcomes = store.apply(rows).await?;
+    let refused = keys.iter().zip(outcomes).find(|(_, outcome)| matches!(outcome, Outcome::Rejected(_)));
+    refused.map_or(Ok(()), |(key, _)| Err(SnapshotError::OtherRecord { key: key.to_string() }))
+}
+
+/// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing.
+fn chain_commit(manifest: &Manifest) -> Option<CommittedOffset> {
+    let (offset, metadata) = (manifest.plan.offsets.chain, manifest.plan.chain_state.clone());
+    (offset > 0).then_some(CommittedOffset { offset, metadata })
+}
+
+/// Returns the meta record of the restored store: what the offsets of the snapshot prove, and nothing later.
+fn restored_meta(manifest: &Manifest, source: MetaRecord, state: &ChainState, store_id: [u8; 16]) -> MetaRecord {
+    let offsets = manifest.plan.offsets.to_consumed();
+    MetaRecord {
+        store_id,
+        consumed: ConsumedOffsets { height: source.consumed.height, ..offsets.clone() },
+        durable: offsets.clone(),
+        tip: state.recorded_tip(offsets.chain),
+        rebuilding: None,
+        rebuilder: None,
+        has_blobs: false,
+        has_sentinels: false,
+        health_checks: 0,
+        snapshot_hold: None,
+        restored: Some(Box::new(Restored {
+            snapshot: manifest.plan.id,
+            is_loading: true,
+            until: manifest.until.to_consumed(),
+            ..Restored::default()
+        })),
+        ..source
+    }
+}
+
+/// Names each topic that no longer holds the offset from which the restored store reads it.
+async fn find_lost_offsets(
+    settings: &InstanceSettings,
+    broker: &dyn Broker,
+    manifest: &Manifest,
+    state: &ChainState,
+) -> Result<Vec<String>, SnapshotError> {
+    let mut lost = Vec::new();
+    for (topic, number, from) in first_offsets(&manifest.plan.offsets, state) {
+        let partition = settings.partition(topic, number);
+        let (low, high) = broker.watermarks(&partition).await?;
+        if from < low || from > high {
+            lost.push(format!(
+                "the snapshot needs {partition} from offset {from} on, and the topic holds {low} to {high}"
+            ));
+        }
+    }
+    Ok(lost)
+}
+
+/// Returns the first offset that a restored store reads of each partition whose events make the state.
+pub(super) fn first_offsets(offsets: &Offsets, state: &ChainState) -> Vec<(Topic, i32, u64)> {
+    let (mined, reorgs) = state.handled_offsets();
+    let validated = offsets
+        .validated
+        .iter()
+        .filter_map(|(number, offset)| Some((Topic::ValidatedTxs, i32::try_from(*number).ok()?, *offset)));
+    let single = [
+        (Topic::Chain, 0, offsets.chain),
+        (Topic::Decisions, 0, state.decisions_from),
+        (Topic::BlockMined, 0, mined),
+        (Topic::Reorgs, 0, reorgs),
+    ];
+    validated.chain(single).collect()
+}

@@ -1,0 +1,121 @@
+//! The restore of a snapshot into a set, as the meta record of the set shows it.
+
+use crate::{
+    engine::Incarnation,
+    record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Restored},
+    store::StateStore,
+};
+
+use super::{
+    MetaError, Row, StoreMeta,
+    checks::{check_blobs, check_settings},
+};
+
+/// The restore of a snapshot in the meta record of its set.
+#[derive(Clone, Copy)]
+pub struct RestoreRecord<'a> {
+    meta: StoreMeta<'a>,
+    snapshot: [u8; 16],
+}
+
+impl<'a> RestoreRecord<'a> {
+    /// Returns the record of the restore of this snapshot into this store's set.
+    pub fn of(store: &'a StateStore, snapshot: [u8; 16]) -> Self {
+        RestoreRecord { meta: StoreMeta::of(store), snapshot }
+    }
+
+    /// Begins the restore in an empty set, whose meta record becomes `new`, or continues the restore of the same
+    /// snapshot. Chunks that were loaded over nodes of another incarnation do not count: a node may have lost them.
+    ///
+    /// # Errors
+    /// [`MetaError::RestoreNotEmpty`]; the set is unchanged then. Or an error of [`StoreMeta::change`].
+    pub async fn begin(&self, new: MetaRecord, nodes: &Incarnation) -> Result<MetaRecord, MetaError> {
+        check_settings(&new, &self.meta.store().settings)?;
+        let stored = match self.meta.store().meta().await? {
+            Some(meta) => meta,
+            None if self.meta.has_records().await? => return Err(MetaError::RestoreNotEmpty),
+            None => {
+                let operation = Operation::CreateMeta(Box::new(new.clone()));
+                match self.meta.store().apply_one(Row { key: Key::Meta, operation }).await? {
+                    Outcome::Applied(_) | Outcome::AlreadyApplied(_) => new,
+                    Outcome::Rejected(_) => self.meta.read().await?,
+                }
+            }
+        };
+        check_settings(&stored, &self.meta.store().settings)?;
+        check_blobs(&stored, self.meta.store())?;
+        self.meta
+            .change(|mut meta| {
+                let restored = self.loading(&mut meta)?;
+                if restored.nodes != nodes.0 {
+                    restored.nodes.clone_from(&nodes.0);
+                    restored.chunks = 0;
+                }
+                Ok(meta)
+            })
+            .await
+    }
+
+    /// Records that the first `chunks` chunks are loaded and durable over nodes of this incarnation.
+    ///
+    /// # Errors
+    /// [`MetaError::RestoreTakenOver`], or an error of [`StoreMeta::change`].
+    pub async fn record_progress(&self, chunks: u64, nodes: &Incarnation) -> Result<(), MetaError> {
+        let raise = |mut meta: MetaRecord| {
+            let restored = self.loading(&mut meta)?;
+            if restored.nodes != nodes.0 {
+                return Err(MetaError::RestoreTakenOver);
+            }
+            restored.chunks = restored.chunks.max(chunks);
+            Ok(meta)
+        };
+        self.meta.change(raise).await.map(drop)
+    }
+
+    /// Records that every record is loaded and durable: instances may use the store from now on.
+    ///
+    /// # Errors
+    /// [`MetaError::RestoreTakenOver`], or an error of [`StoreMeta::change`].
+    pub async fn end_loading(&self) -> Result<MetaRecord, MetaError> {
+        self.meta
+            .change(|mut meta| {
+                self.loading(&mut meta)?.is_loading = false;
+                Ok(meta)
+            })
+            .await
+    }
+
+    fn loading<'m>(&self, meta: &'m mut MetaRecord) -> Result<&'m mut Restored, MetaError> {
+        match &mut meta.restored {
+            Some(restored) if restored.snapshot != self.snapshot => Err(MetaError::RestoreNotEmpty),
+            Some(restored) if restored.is_loading => Ok(restored),
+            Some(_) => Err(MetaError::RestoreTakenOver),
+            None => Err(MetaError::RestoreNotEmpty),
+        }
+    }
+}
+
+impl StoreMeta<'_> {
+    /// Records that the group has committed every offset of the restore, so that the records belong together.
+    ///
+    /// # Errors
+    /// An error of [`StoreMeta::change`].
+    pub async fn end_restore(&self) -> Result<MetaRecord, MetaError> {
+        let is_read_again = |meta: &MetaRecord| meta.restored.as_ref().is_some_and(|restored| !restored.is_loading);
+        self.change(|meta| match is_read_again(&meta) {
+            true => Ok(MetaRecord { restored: None, ..meta }),
+            false => Ok(meta),
+        })
+        .await
+    }
+}
+
+impl Restored {
+    /// Returns whether a group that has committed these offsets has read everything again.
+    pub fn is_covered_by(&self, committed: &ConsumedOffsets) -> bool {
+        let has = |(partition, until): (&u32, &u64)| {
+            *until == 0 || committed.validated.get(partition).is_some_and(|offset| offset >= until)
+        };
+        committed.chain >= self.until.chain && self.until.validated.iter().all(has)
+    }
+}

@@ -1,0 +1,276 @@
+//! Snapshots: created beside a running instance, restored into another store, and read up to the live state.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    blob::{BlobOptions, BlobStore, SnapshotPlace},
+    engine::{RecordEngine, StoreUrl, memory::MemoryEngine},
+    instance::InstanceError,
+    record::Rules,
+    snapshot::{CreateOptions, CreateReport, Shelf, SnapshotError, create, restore, verify},
+    store::{StateStore, meta::MetaError},
+};
+
+use crate::harness::{World, WorldSettings, dump, spend};
+
+const OPTIONS: CreateOptions =
+    CreateOptions { parts: 3, chunk_bytes: 300, batch: 2, hold: std::time::Duration::from_secs(60) };
+
+/// A place for snapshots whose objects a test can change.
+fn shelf() -> (Arc<InMemory>, Shelf) {
+    let objects = Arc::new(InMemory::new());
+    (objects.clone(), Shelf::new(SnapshotPlace::new(objects, &BlobOptions::default())))
+}
+
+async fn create_snapshot(world: &World, shelf: &Shelf) -> Result<CreateReport, SnapshotError> {
+    let parts = world.parts(&world.store);
+    create(&world.settings, &parts, shelf, OPTIONS, &CancellationToken::new(), &|_| {}).await
+}
+
+async fn restore_into(world: &World, shelf: &Shelf, name: &str) -> Result<(), SnapshotError> {
+    let parts = world.parts(&world.store);
+    restore(&world.settings, &parts, shelf, name, &CancellationToken::new(), &|_| {}).await.map(drop)
+}
+
+fn empty_beside(world: &World) -> World {
+    let mut other = world.beside(Arc::new(MemoryEngine::new(world.store.settings.rules)));
+    other.store = other.store.with_blobs(world.store.blobs.as_ref().map(|_| BlobStore::memory()));
+    other
+}
+
+/// Produces transactions of several generations, a double spend and blocks; `from` keeps their ids apart.
+async fn produce_history(world: &World, from: u8, sequence: u64) {
+    let seed = world.seed(from, 6).await;
+    let first: Vec<_> = (0..5).map(|vout| spend(&[seed.coin(vout)], 2, from + 1 + vout as u8)).collect();
+    for made in &first {
+        world.validate(made).await;
+    }
+    let rival = spend(&[seed.coin(0)], 1, from + 20);
+    world.validate(&rival).await;
+    let second = spend(&[first[1].coin(0), first[2].coin(1)], 3, from + 21);
+    world.validate(&second).await;
+    world.mine(sequence, &[&first[1], &first[2], &first[3]]).await;
+    world.mine(sequence + 1, &[&second]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_snapshot_catches_up_with_the_live_store() {
+    for settings in [WorldSettings::calm(), WorldSettings::paged(2), WorldSettings::with_blobs(2, 0)] {
+        let world = World::with_settings(settings).await;
+        produce_history(&world, 10, 1).await;
+        let running = world.start();
+        world.until_consumed().await;
+        let (_, shelf) = shelf();
+        let report = create_snapshot(&world, &shelf).await.unwrap();
+        assert!(report.totals.records > 10 && report.totals.unspent_outputs > 5 && !report.resumed, "{report:?}");
+        let verified = verify(&shelf, &report.name, &|_| {}).await.unwrap();
+        assert_eq!((verified.totals, verified.chunks), (report.totals, report.chunks));
+        assert_eq!(world.store.meta().await.unwrap().unwrap().snapshot_hold, None);
+        produce_history(&world, 60, 3).await;
+        world.until_consumed().await;
+        running.stop().await;
+
+        let live = dump(&world.store).await;
+        let other = empty_beside(&world);
+        restore_into(&other, &shelf, &report.name).await.unwrap();
+        assert_ne!(dump(&other.store).await, live);
+        other.run_until_consumed().await;
+        assert_eq!(dump(&other.store).await, live);
+        assert!(other.store.meta().await.unwrap().unwrap().restored.is_some());
+        other.run_until_consumed().await;
+        assert_eq!(other.store.meta().await.unwrap().unwrap().restored, None);
+        other.check("the restored store").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_half_restored_store_is_used_by_nothing_but_its_restore() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let (objects, shelf) = shelf();
+    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    let live = dump(&world.store).await;
+    // A chunk in the middle is away, so that the restore stops there.
+    let chunks = chunks_of(&shelf, &name).await;
+    let missing = Path::from(chunks[chunks.len() / 2].as_str());
+    let content = objects.get(&missing).await.unwrap().bytes().await.unwrap();
+    objects.delete(&missing).await.unwrap();
+    let other = empty_beside(&world);
+    assert!(matches!(restore_into(&other, &shelf, &name).await, Err(SnapshotError::Missing { .. })));
+    let refused = other.start().ended().await;
+    assert!(matches!(refused, Err(InstanceError::Meta(MetaError::UnfinishedRestore))), "{refused:?}");
+    // Another snapshot cannot be restored over the half of this one.
+    let second = create_snapshot(&world, &shelf).await.unwrap().name;
+    let error = restore_into(&other, &shelf, &second).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Meta(MetaError::RestoreNotEmpty)), "{error}");
+    objects.put(&missing, content.into()).await.unwrap();
+    restore_into(&other, &shelf, &name).await.unwrap();
+    let error = restore_into(&other, &shelf, &name).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Meta(MetaError::RestoreNotEmpty)), "{error}");
+    other.run_until_consumed().await;
+    assert_eq!(dump(&other.store).await, live);
+}
+
+async fn chunks_of(shelf: &Shelf, name: &str) -> Vec<String> {
+    let manifest = shelf.read_manifest(name).await.unwrap();
+    let object =
+        |chunk: &utxo_store::snapshot::ChunkEntry| format!("{name}/chunks/{:03}-{:06}", chunk.part, chunk.number);
+    manifest.chunks.iter().map(object).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_not_empty_and_a_running_group_are_refused() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let (_, shelf) = shelf();
+    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    let error = restore_into(&world, &shelf, &name).await.unwrap_err();
+    assert!(matches!(error, SnapshotError::Meta(MetaError::RestoreNotEmpty)), "{error}");
+    let running = world.start();
+    world.until_consumed().await;
+    let other = empty_beside(&world);
+    let error = restore_into(&other, &shelf, &name).await.unwrap_err();
+    assert!(error.to_string().contains("stop them"), "{error}");
+    assert_eq!(other.store.meta().await.unwrap(), None, "nothing was written");
+    running.stop().await;
+}
+
+/// Changes one object of a snapshot, and returns the error of the verification and of the restore.
+async fn errors_after(world: &World, change: impl AsyncFn(&InMemory, &str, &[String])) -> [String; 2] {
+    let (objects, shelf) = shelf();
+    let name = create_snapshot(world, &shelf).await.unwrap().name;
+    change(&objects, &name, &chunks_of(&shelf, &name).await).await;
+    let other = empty_beside(world);
+    let verified = verify(&shelf, &name, &|_| {}).await.unwrap_err().to_string();
+    [verified, restore_into(&other, &shelf, &name).await.unwrap_err().to_string()]
+}
+
+async fn read(objects: &InMemory, name: &str) -> Vec<u8> {
+    objects.get(&Path::from(name)).await.unwrap().bytes().await.unwrap().to_vec()
+}
+
+async fn write(objects: &InMemory, name: &str, content: Vec<u8>) {
+    objects.put(&Path::from(name), Bytes::from(content).into()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_snapshot_is_refused_with_the_object() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let gone = errors_after(&world, async |objects, _, chunks| objects.delete(&Path::from(&*chunks[1])).await.unwrap());
+    for error in gone.await {
+        assert!(error.contains("chunk `") && error.contains("is missing"), "{error}");
+    }
+    let changed = errors_after(&world, async |objects, _, chunks| {
+        let mut content = read(objects, &chunks[0]).await;
+        content[40] ^= 1;
+        write(objects, &chunks[0], content).await;
+    });
+    for error in changed.await {
+        assert!(error.contains("its checksum is wrong"), "{error}");
+    }
+    let cut = errors_after(&world, async |objects, _, chunks| {
+        let content = read(objects, &chunks[0]).await;
+        write(objects, &chunks[0], content[..content.len() / 2].to_vec()).await;
+    });
+    for error in cut.await {
+        assert!(error.contains("its checksum is wrong"), "{error}");
+    }
+    let swapped = errors_after(&world, async |objects, _, chunks| {
+        let content = read(objects, &chunks[1]).await;
+        write(objects, &chunks[0], content).await;
+    });
+    for error in swapped.await {
+        assert!(error.contains("it is chunk"), "{error}");
+    }
+    let foreign = errors_after(&world, async |objects, name, chunks| {
+        let (others, other_shelf) = shelf();
+        let other = create_snapshot(&world, &other_shelf).await.unwrap().name;
+        let content = read(&others, &chunks[0].replace(name, &other)).await;
+        write(objects, &chunks[0], content).await;
+    });
+    for error in foreign.await {
+        assert!(error.contains("it belongs to snapshot"), "{error}");
+    }
+    let later = errors_after(&world, async |objects, name, _| {
+        let object = format!("{name}/manifest.json");
+        let text = String::from_utf8(read(objects, &object).await).unwrap();
+        let json = text.lines().next().unwrap().replacen("\"format\":1", "\"format\":2", 1);
+        let checksum = blake3::hash(json.as_bytes()).to_hex();
+        write(objects, &object, format!("{json}\n{checksum}\n").into_bytes()).await;
+    });
+    for error in later.await {
+        assert!(error.contains("has format 2, this program reads format 1"), "{error}");
+    }
+    let edited = errors_after(&world, async |objects, name, _| {
+        let object = format!("{name}/manifest.json");
+        let text = String::from_utf8(read(objects, &object).await).unwrap();
+        write(objects, &object, text.replacen("\"records\":", "\"records\":1", 1).into_bytes()).await;
+    });
+    for error in edited.await {
+        assert!(error.contains("manifest.json` is damaged: its checksum is wrong"), "{error}");
+    }
+    let unfinished = errors_after(&world, async |objects, name, _| {
+        objects.delete(&Path::from(format!("{name}/manifest.json"))).await.unwrap();
+    });
+    for error in unfinished.await {
+        assert!(error.contains("has no manifest"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_snapshots_are_deleted_and_half_deleted_ones_are_unfinished() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let (objects, shelf) = shelf();
+    let mut names = Vec::new();
+    for _ in 0..4 {
+        names.push(create_snapshot(&world, &shelf).await.unwrap().name);
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+    assert!(names.is_sorted());
+    objects.delete(&Path::from(format!("{}/manifest.json", names[1]))).await.unwrap();
+    let complete: Vec<_> = shelf.list().await.unwrap().iter().map(|found| found.is_complete).collect();
+    assert_eq!(complete, [true, false, true, true]);
+    assert_eq!(shelf.newest().await.unwrap(), names[3]);
+    assert_eq!(shelf.delete_old(2).await.unwrap(), names[..2]);
+    let left: Vec<_> = shelf.list().await.unwrap().into_iter().map(|found| found.name).collect();
+    assert_eq!(left, names[2..]);
+    verify(&shelf, &names[2], &|_| {}).await.unwrap();
+    assert!(matches!(verify(&shelf, "x", &|_| {}).await, Err(SnapshotError::Unknown(_))));
+}
+
+/// Restores a snapshot of a store in memory into an engine on disk.
+#[tokio::test]
+async fn a_snapshot_is_restored_into_another_engine() {
+    let world = World::with_settings(WorldSettings::paged(3)).await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let (_, shelf) = shelf();
+    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    produce_history(&world, 60, 3).await;
+    world.run_until_consumed().await;
+    let directory = tempfile::tempdir().unwrap();
+    let rules: Rules = world.store.settings.rules;
+    let url = StoreUrl::fjall(directory.path()).to_string();
+    let engine: Arc<dyn RecordEngine> =
+        utxo_store::engine::open(&url, &utxo_store::engine::OpenOptions::new(rules)).await.unwrap();
+    let other = world.beside(engine.clone());
+    restore_into(&other, &shelf, &name).await.unwrap();
+    other.run_until_consumed().await;
+    other.run_until_consumed().await;
+    let sorted = async |store: &StateStore| {
+        let mut lines = dump(store).await;
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&other.store).await, sorted(&world.store).await);
+    engine.close().await.unwrap();
+}
