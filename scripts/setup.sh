@@ -2,8 +2,8 @@
 # Installs the packages that the build needs with apt-get. Without root or apt-get, the missing packages are named.
 # librdkafka is built from source by ./configure (bash) and make; the build compiles a C++ wrapper and the C library.
 # `setup.sh tests` also installs the headers of OpenSSL (feature `tls`), Java and Maven for Apache Kafka, Chromium for
-# the page, PostgreSQL, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a missing package
-# are skipped.
+# the page, PostgreSQL, and `venv` for packages of PyPI, which the tests install by themselves. Tests that need a
+# missing package are skipped.
 set -euo pipefail
 
 if ! command -v cargo >/dev/null; then

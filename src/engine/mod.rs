@@ -1,7 +1,7 @@
 //! [`RecordEngine`]: makes the operations of [`crate::record`] atomic and durable, in batches.
 //!
-//! Engines: [`memory`], [`null`], [`fjall`], [`aerospike`], [`sql`]. [`fault`] injects faults into any engine, [`conformance`]
-//! compares any engine with the pure function.
+//! Engines: [`memory`], [`null`], [`fjall`], [`aerospike`], [`sql`]. [`fault`] injects faults into any engine,
+//! [`conformance`] compares any engine with the pure function.
 
 pub mod aerospike;
 #[cfg(feature = "testkit")]

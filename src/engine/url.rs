@@ -166,8 +166,8 @@ pub async fn open_existing_url(url: StoreUrl, options: &OpenOptions) -> Result<A
     open_url(url, &OpenOptions { access, ..options.clone() }).await
 }
 
-/// Engine, place and parameters of a store. `Display` writes a URL that parses to an equal value, except for a password,
-/// which is written as `***`; [`reveal`](Self::reveal) writes the password, too.
+/// Engine, place and parameters of a store. `Display` writes a URL that parses to an equal value, except for a
+/// password, which is written as `***`; [`reveal`](Self::reveal) writes the password, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreUrl {
     /// Records are in memory and end with the process; holds the place that the reference writes, which has no effect.
@@ -231,8 +231,8 @@ impl StoreUrl {
         let mut notices = Vec::new();
         match self {
             StoreUrl::Memory(Some(_)) => notices.push(
-                "store.url has an address and a mode, which have no effect: records in memory are always spread by hash, \
-                 and no port is opened"
+                "store.url has an address and a mode, which have no effect: records in memory are always spread by \
+                 hash, and no port is opened"
                     .to_owned(),
             ),
             StoreUrl::Aerospike(settings) => {

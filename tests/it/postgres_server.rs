@@ -25,7 +25,8 @@ if [ "$(id -u)" = 0 ]; then
     as="setpriv --reuid=nobody --regid=nogroup --clear-groups"
 fi
 cd "$folder"
-$as "$programs/initdb" -D "$folder/data" -U utxo --auth=trust --no-sync -E UTF8 --locale=C >"$folder/initdb.log" 2>&1 || {
+$as "$programs/initdb" -D "$folder/data" -U utxo --auth=trust --no-sync -E UTF8 --locale=C \
+    >"$folder/initdb.log" 2>&1 || {
     cat "$folder/initdb.log" >&2
     exit 1
 }
@@ -145,8 +146,8 @@ impl PostgresDatabase {
 
     /// Ends every other session of the database, until at least one was there.
     pub fn end_sessions(&self) {
-        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND \
-                   pid <> pg_backend_pid()";
+        let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() \
+                   AND pid <> pg_backend_pid()";
         let until = Instant::now() + Duration::from_secs(60);
         while self.sql(end) == "0" {
             assert!(Instant::now() < until, "no session");

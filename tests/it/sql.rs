@@ -1,4 +1,5 @@
-//! The engine on SQLite and PostgreSQL: conformance, refusals at a start, servers that restart, full and read-only disks.
+//! The engine on SQLite and PostgreSQL: conformance, refusals at a start, servers that restart, full and read-only
+//! disks.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

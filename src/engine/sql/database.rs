@@ -7,7 +7,7 @@ use super::{
     tables::{Changes, Row, Table},
 };
 
-/// An open database.
+/// An open database of either kind.
 #[derive(Clone)]
 pub(super) enum Database {
     Sqlite(SqliteDatabase),
@@ -22,7 +22,7 @@ pub(super) enum DatabaseTransaction {
 
 /// Rows to read from a table.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Filter<'a> {
+pub(super) enum RowFilter<'a> {
     /// Rows with these keys, or whose first key columns have these values.
     Keys(&'a [Row]),
     /// Rows with these keys, which no other writer may change before the end of the transaction.
@@ -76,7 +76,7 @@ impl Database {
 
 impl DatabaseTransaction {
     /// Reads rows of a table; no order unless the filter has one.
-    pub async fn select(&mut self, table: &Table, filter: Filter<'_>) -> Result<Vec<Row>, SqlError> {
+    pub async fn select(&mut self, table: &Table, filter: RowFilter<'_>) -> Result<Vec<Row>, SqlError> {
         match self {
             DatabaseTransaction::Sqlite(transaction) => transaction.select(table, filter).await,
             DatabaseTransaction::Postgres(transaction) => transaction.select(table, filter).await,
@@ -94,6 +94,15 @@ impl DatabaseTransaction {
         match self {
             DatabaseTransaction::Sqlite(transaction) => transaction.commit().await,
             DatabaseTransaction::Postgres(transaction) => transaction.commit().await,
+        }
+    }
+
+    /// Takes the transaction back.
+    pub async fn give_up(self) {
+        match self {
+            DatabaseTransaction::Sqlite(transaction) => transaction.give_up().await,
+            // The pool takes the transaction back before the connection is used again.
+            DatabaseTransaction::Postgres(transaction) => drop(transaction),
         }
     }
 }

@@ -12,10 +12,10 @@ use tokio::{
 };
 
 use super::{
-    database::Filter,
+    database::RowFilter,
     errors::SqlError,
     tables::{BLOCKS, OTHER_RECORDS, Row as TableRow, TABLES, TRANSACTIONS, Value, bytes, int},
-    writer::{self, QueuedCall, Store, key_of, page_key},
+    writer::{self, QueuedRows, SqlStore, key_of, page_key},
 };
 use crate::{
     engine::{
@@ -39,23 +39,23 @@ const CURSOR_VALUE: usize = 8;
 pub struct SqlEngine {
     name: &'static str,
     /// The open store; `None` once the engine is closed.
-    open: Mutex<Option<OpenStore>>,
+    open: Mutex<Option<OpenSqlStore>>,
 }
 
-struct OpenStore {
-    store: Store,
-    calls: mpsc::Sender<QueuedCall>,
+struct OpenSqlStore {
+    store: SqlStore,
+    calls: mpsc::Sender<QueuedRows>,
     writers: Vec<JoinHandle<()>>,
 }
 
 impl SqlEngine {
-    pub(super) fn start(store: Store) -> Self {
+    pub(super) fn start(store: SqlStore) -> Self {
         let (calls, queue) = mpsc::channel(CALL_QUEUE);
         let writers = writer::start(&store, queue);
-        SqlEngine { name: store.database.name(), open: Mutex::new(Some(OpenStore { store, calls, writers })) }
+        SqlEngine { name: store.database.name(), open: Mutex::new(Some(OpenSqlStore { store, calls, writers })) }
     }
 
-    fn handles(&self, operation: &'static str) -> Result<(Store, mpsc::Sender<QueuedCall>), EngineError> {
+    fn handles(&self, operation: &'static str) -> Result<(SqlStore, mpsc::Sender<QueuedRows>), EngineError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let handles = open.as_ref().map(|open| (open.store.clone(), open.calls.clone()));
         handles.ok_or_else(|| closed_error(operation, "any"))
@@ -64,7 +64,7 @@ impl SqlEngine {
     async fn call(&self, rows: &[Row]) -> Result<Vec<RowResult>, EngineError> {
         let (_, calls) = self.handles("apply")?;
         let (reply, answers) = oneshot::channel();
-        let call = QueuedCall { rows: rows.to_vec(), reply };
+        let call = QueuedRows { rows: rows.to_vec(), reply };
         calls.send(call).await.map_err(|_| closed_error("apply", "any"))?;
         drop(calls);
         answers.await.map_err(|_| EngineError {
@@ -96,7 +96,7 @@ impl SqlEngine {
             Index::Verdict => ("verdict", "AND pruned IS NULL"),
         };
         let (from, to) = (from as i64, to.min(greatest) as i64);
-        let filter = Filter::Indexed { column, condition, from, to, after, limit: limit.min(greatest) };
+        let filter = RowFilter::Indexed { column, condition, from, to, after, limit: limit.min(greatest) };
         let select = async {
             let mut transaction = store.database.begin_read().await?;
             let rows = transaction.select(&TABLES[TRANSACTIONS], filter).await?;
@@ -191,7 +191,7 @@ impl RecordEngine for SqlEngine {
 
     async fn close(&self) -> Result<(), EngineError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(OpenStore { store, calls, writers }) = open else { return Ok(()) };
+        let Some(OpenSqlStore { store, calls, writers }) = open else { return Ok(()) };
         drop(calls);
         for writer in writers {
             let message = |error| format!("a writer of the database stopped: {error}");
@@ -209,7 +209,7 @@ fn decode_index_cursor(cursor: &[u8]) -> Option<TableRow> {
 }
 
 /// Scans pages, and after the last page the lock records.
-async fn scan_pages(store: &Store, after: Option<TableRow>, limit: usize) -> Result<ScanPage, SqlError> {
+async fn scan_pages(store: &SqlStore, after: Option<TableRow>, limit: usize) -> Result<ScanPage, SqlError> {
     let page = scan_table(store, TRANSACTIONS, after, limit).await?;
     if page.next.is_some() {
         return Ok(page);
@@ -230,7 +230,7 @@ fn is_command(key: &Key) -> bool {
 
 /// Scans the records of one kind in `other_records`.
 async fn scan_others(
-    store: &Store,
+    store: &SqlStore,
     is_wanted: fn(&Key) -> bool,
     after: Option<Key>,
     limit: usize,
@@ -251,9 +251,14 @@ async fn scan_others(
     }
 }
 
-async fn scan_table(store: &Store, table: usize, after: Option<TableRow>, limit: usize) -> Result<ScanPage, SqlError> {
+async fn scan_table(
+    store: &SqlStore,
+    table: usize,
+    after: Option<TableRow>,
+    limit: usize,
+) -> Result<ScanPage, SqlError> {
     let mut transaction = store.database.begin_read().await?;
-    let rows = transaction.select(&TABLES[table], Filter::After(after.as_ref(), limit as u64)).await?;
+    let rows = transaction.select(&TABLES[table], RowFilter::After(after.as_ref(), limit as u64)).await?;
     let last = rows.last().filter(|_| rows.len() == limit).map(|row| key_of(table, row)).transpose()?;
     let mut found = BTreeMap::new();
     store.add_rows(&mut transaction, table, rows, &mut found).await?;

@@ -1,4 +1,4 @@
-//! What the caller may do about an error of a database.
+//! Classes of database errors, by what the caller may do.
 
 use sqlx::Error;
 

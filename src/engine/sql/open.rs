@@ -13,7 +13,7 @@ use super::{
     settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings},
     sqlite::SqliteDatabase,
     tables::TABLES,
-    writer::Store,
+    writer::SqlStore,
 };
 use crate::record::Rules;
 
@@ -27,7 +27,7 @@ const DEFAULT_BATCH_SIZE: u32 = 20_000;
 /// Key of the advisory lock under which one process at a time creates the tables: `utxo`.
 const CREATION_LOCK: i64 = 0x7574_786F;
 
-/// What the opener of a database expects.
+/// Properties that the opener of a database expects.
 struct Expected<'a> {
     database: String,
     rules: Rules,
@@ -93,7 +93,7 @@ async fn open(
     };
     // The row was checked: the number is between 1 and the largest u32.
     let utxo_batch_size = u32::try_from(row.utxo_batch_size).unwrap_or(DEFAULT_BATCH_SIZE);
-    Ok(SqlEngine::start(Store { database, rules, utxo_batch_size, timeout: access.timeout }))
+    Ok(SqlEngine::start(SqlStore { database, rules, utxo_batch_size, timeout: access.timeout }))
 }
 
 async fn open_file(path: &Path, logging: bool, expected: &Expected<'_>) -> Result<(Database, StoreRow), OpenSqlError> {

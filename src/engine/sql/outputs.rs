@@ -28,7 +28,7 @@ impl SlotPlace {
     }
 }
 
-/// One row of the table `outputs` without its key.
+/// Row of the table `outputs` without its key.
 #[derive(Default)]
 struct OutputRow {
     slot: Option<Slot>,

@@ -12,7 +12,7 @@ use sqlx::{
 };
 
 use super::{
-    database::Filter,
+    database::RowFilter,
     errors::SqlError,
     settings::{PostgresServer, SqlAccess},
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
@@ -144,15 +144,15 @@ impl PostgresDatabase {
 }
 
 impl PostgresTransaction {
-    pub async fn select(&mut self, table: &Table, filter: Filter<'_>) -> Result<Vec<Row>, SqlError> {
+    pub async fn select(&mut self, table: &Table, filter: RowFilter<'_>) -> Result<Vec<Row>, SqlError> {
         match filter {
-            Filter::Keys(keys) => self.select_joined(table, keys, "").await,
-            Filter::LockedKeys(keys) => {
+            RowFilter::Keys(keys) => self.select_joined(table, keys, "").await,
+            RowFilter::LockedKeys(keys) => {
                 // In the order of the keys, so that two writers do not wait for each other.
                 let order = format!(" ORDER BY {} FOR UPDATE OF t", list(table.key(), "t."));
                 self.select_joined(table, keys, &order).await
             }
-            Filter::Ranges(ranges) => {
+            RowFilter::Ranges(ranges) => {
                 let [first, second, ..] = table.columns else {
                     return Err(SqlError::fatal(format!("{} has no second column", table.name)));
                 };
@@ -173,7 +173,7 @@ impl PostgresTransaction {
                 }
                 Ok(found)
             }
-            Filter::After(key, limit) => {
+            RowFilter::After(key, limit) => {
                 let names = list(table.key(), "");
                 let after = key.map_or(String::new(), |key| format!("WHERE ({names}) > ({})", marks(2, key.len())));
                 let sql =
@@ -181,7 +181,7 @@ impl PostgresTransaction {
                 let query = sqlx::query(AssertSqlSafe(sql)).bind(limit as i64);
                 self.fetch(bind_all(query, key.into_iter().flatten()), &kinds(table.columns)).await
             }
-            Filter::Indexed { column, condition, from, to, after, limit } => {
+            RowFilter::Indexed { column, condition, from, to, after, limit } => {
                 let (low, low_sql) = match after {
                     Some(entry) => (entry.clone(), format!("({column}, txid, page) > ($3, $4, $5)")),
                     None => (vec![Value::Int(Some(from))], format!("{column} >= $3")),

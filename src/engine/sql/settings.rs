@@ -18,7 +18,7 @@ const RESERVED: [(char, &str); 5] = [('/', "%2F"), ('@', "%40"), (':', "%3A"), (
 /// Location of a store in a database, with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlSettings {
-    /// The database.
+    /// Database that holds the store.
     pub database: SqlDatabase,
     /// Log each statement at level debug (`logging`).
     pub logging: bool,
@@ -343,8 +343,8 @@ pub enum OpenSqlError {
     )]
     Version { database: String, found: i64, expected: i64 },
     #[error(
-        "cannot open `{database}`: it is a store of network {found}, and store.network is {expected}; name the database \
-         of that network"
+        "cannot open `{database}`: it is a store of network {found}, and store.network is {expected}; name the \
+         database of that network"
     )]
     Network { database: String, found: String, expected: String },
     #[error(

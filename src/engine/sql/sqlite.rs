@@ -7,7 +7,8 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Row as _, Sqlite, SqlitePool, Transaction,
+    AssertSqlSafe, ConnectOptions, Executor, Row as _, Sqlite, SqlitePool,
+    pool::PoolConnection,
     query::Query,
     sqlite::{
         SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
@@ -15,7 +16,7 @@ use sqlx::{
 };
 
 use super::{
-    database::Filter,
+    database::RowFilter,
     errors::SqlError,
     tables::{Changes, Column, Kind, Row, TABLES, Table, Value},
 };
@@ -46,7 +47,9 @@ pub(super) struct SqliteDatabase {
     pub readers: SqlitePool,
 }
 
-pub(super) struct SqliteTransaction(Transaction<'static, Sqlite>);
+/// A transaction by plain statements: SQLite ends a transaction by itself at some errors, such as a full disk, after
+/// which the transactions of `sqlx` would refuse every further one on the connection.
+pub(super) struct SqliteTransaction(PoolConnection<Sqlite>);
 
 impl SqliteDatabase {
     /// Opens a file, or creates the file if `create`.
@@ -74,12 +77,12 @@ impl SqliteDatabase {
     }
 
     pub async fn begin_read(&self) -> Result<SqliteTransaction, SqlError> {
-        Ok(SqliteTransaction(self.readers.begin().await?))
+        SqliteTransaction::begin(&self.readers, "BEGIN").await
     }
 
     pub async fn begin_write(&self) -> Result<SqliteTransaction, SqlError> {
         // The lock comes first: a transaction that begins as a reader cannot write after another process has written.
-        Ok(SqliteTransaction(self.writer.begin_with("BEGIN IMMEDIATE").await?))
+        SqliteTransaction::begin(&self.writer, "BEGIN IMMEDIATE").await
     }
 
     pub async fn close(&self) {
@@ -93,15 +96,34 @@ fn shared_options(options: SqliteConnectOptions, logging: bool) -> SqliteConnect
     if logging { options } else { options.disable_statement_logging() }
 }
 
+/// Returns whether a statement failed because the connection has a transaction already.
+fn is_inside_transaction(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.message().contains("within a transaction"))
+}
+
 impl SqliteTransaction {
-    pub async fn select(&mut self, table: &Table, filter: Filter<'_>) -> Result<Vec<Row>, SqlError> {
+    async fn begin(pool: &SqlitePool, statement: &'static str) -> Result<Self, SqlError> {
+        let mut connection = pool.acquire().await?;
+        let begun = connection.execute(statement).await;
+        match begun {
+            // The last transaction of the connection was given up in its middle.
+            Err(error) if is_inside_transaction(&error) => {
+                connection.execute("ROLLBACK").await?;
+                connection.execute(statement).await?;
+            }
+            begun => drop(begun?),
+        }
+        Ok(SqliteTransaction(connection))
+    }
+
+    pub async fn select(&mut self, table: &Table, filter: RowFilter<'_>) -> Result<Vec<Row>, SqlError> {
         match filter {
-            Filter::Keys(keys) | Filter::LockedKeys(keys) => {
+            RowFilter::Keys(keys) | RowFilter::LockedKeys(keys) => {
                 let columns = keys.first().map_or(0, Vec::len);
                 let on = equal(&table.columns[..columns]);
                 self.select_joined(table, keys, &on).await
             }
-            Filter::Ranges(ranges) => {
+            RowFilter::Ranges(ranges) => {
                 let [first, second, ..] = table.columns else {
                     return Err(SqlError::fatal(format!("{} has no second column", table.name)));
                 };
@@ -109,7 +131,7 @@ impl SqliteTransaction {
                 let on = format!("t.{first} = k.column1 AND t.{second} BETWEEN k.column2 AND k.column3");
                 self.select_joined(table, ranges, &on).await
             }
-            Filter::After(key, limit) => {
+            RowFilter::After(key, limit) => {
                 let names = names(table.key());
                 let after = key.map_or(String::new(), |key| format!("WHERE ({names}) > ({})", marks(key.len())));
                 let sql = format!(
@@ -120,7 +142,7 @@ impl SqliteTransaction {
                 let query = bind_all(sqlx::query(AssertSqlSafe(sql)), key.into_iter().flatten());
                 self.fetch(query.bind(limit as i64), &kinds(table.columns)).await
             }
-            Filter::Indexed { column, condition, from, to, after, limit } => {
+            RowFilter::Indexed { column, condition, from, to, after, limit } => {
                 let (low, low_sql) = match after {
                     Some(entry) => (entry.clone(), format!("({column}, txid, page) > (?, ?, ?)")),
                     None => (vec![Value::Int(Some(from))], format!("{column} >= ?")),
@@ -202,8 +224,21 @@ impl SqliteTransaction {
         Ok(())
     }
 
-    pub async fn commit(self) -> Result<(), SqlError> {
-        self.0.commit().await.map_err(|error| SqlError::of_commit(&error))
+    pub async fn commit(mut self) -> Result<(), SqlError> {
+        let committed = self.0.execute("COMMIT").await;
+        match committed {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.give_up().await;
+                Err(SqlError::of_commit(&error))
+            }
+        }
+    }
+
+    /// Takes the transaction back, so that its lock is free for other processes.
+    pub async fn give_up(mut self) {
+        // An error means that SQLite has taken the transaction back already.
+        let _ = self.0.execute("ROLLBACK").await;
     }
 }
 

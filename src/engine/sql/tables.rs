@@ -5,11 +5,11 @@ use bytes::Bytes;
 /// Type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `BLOB` or `BYTEA`.
+    /// Bytes: `BLOB` in SQLite, `BYTEA` in PostgreSQL.
     Bytes,
     /// 64 bits, signed. A number from 2^63 on is stored as the negative number with the same bits.
     Int,
-    /// Never null.
+    /// Truth value, which is never null.
     Bool,
 }
 

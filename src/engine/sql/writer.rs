@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    database::{Database, DatabaseTransaction, Filter},
+    database::{Database, DatabaseTransaction, RowFilter},
     errors::SqlError,
     rows::{self, SplitError},
     tables::{
@@ -31,14 +31,14 @@ const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A call of `apply` in the queue.
-pub(super) struct QueuedCall {
+pub(super) struct QueuedRows {
     pub rows: Vec<EngineRow>,
     pub reply: oneshot::Sender<Vec<RowResult>>,
 }
 
-/// What reads and writers need.
+/// Database, rules and limits that reads and writers share.
 #[derive(Clone)]
-pub(super) struct Store {
+pub(super) struct SqlStore {
     pub database: Database,
     pub rules: Rules,
     pub utxo_batch_size: u32,
@@ -47,7 +47,7 @@ pub(super) struct Store {
 }
 
 /// Starts the writers of a database. They end once the queue is closed and empty.
-pub(super) fn start(store: &Store, queue: mpsc::Receiver<QueuedCall>) -> Vec<JoinHandle<()>> {
+pub(super) fn start(store: &SqlStore, queue: mpsc::Receiver<QueuedRows>) -> Vec<JoinHandle<()>> {
     let queue = Arc::new(Mutex::new(queue));
     let start = |_| {
         let (store, queue) = (store.clone(), queue.clone());
@@ -65,7 +65,7 @@ pub(super) fn start(store: &Store, queue: mpsc::Receiver<QueuedCall>) -> Vec<Joi
 }
 
 /// Waits for a call, and takes the calls that wait with it. Empty: the queue is closed.
-async fn gather(queue: &mut mpsc::Receiver<QueuedCall>) -> Vec<QueuedCall> {
+async fn gather(queue: &mut mpsc::Receiver<QueuedRows>) -> Vec<QueuedRows> {
     let (mut rows, mut group) = (0, Vec::new());
     let mut next = queue.recv().await;
     while let Some(call) = next {
@@ -77,15 +77,15 @@ async fn gather(queue: &mut mpsc::Receiver<QueuedCall>) -> Vec<QueuedCall> {
 }
 
 /// A record that a group reads and changes.
-struct TouchedRecord {
+struct RecordInGroup {
     before: TableRows,
     /// The record as the operations have left it; an error answers every operation on the record.
     record: Result<Option<Record>, EngineError>,
     has_changed: bool,
 }
 
-impl Store {
-    async fn answer(&self, group: Vec<QueuedCall>) {
+impl SqlStore {
+    async fn answer(&self, group: Vec<QueuedRows>) {
         let (rows, replies): (Vec<_>, Vec<_>) = group.into_iter().map(|call| (call.rows, call.reply)).unzip();
         let answers = match self.apply_with_retries(&rows).await {
             Ok(answers) => answers,
@@ -130,12 +130,27 @@ impl Store {
         let keys: BTreeSet<Key> = group.iter().flatten().map(|row| row.key).collect();
         let keys: Vec<Key> = keys.into_iter().collect();
         let mut transaction = self.database.begin_write().await?;
-        let mut stored = self.read_rows(&mut transaction, &keys, true).await?;
-        let mut records: BTreeMap<Key, TouchedRecord> = BTreeMap::new();
+        match self.apply_within(&mut transaction, keys, group).await {
+            Ok(answers) => transaction.commit().await.map(|()| answers),
+            Err(error) => {
+                transaction.give_up().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn apply_within(
+        &self,
+        transaction: &mut DatabaseTransaction,
+        keys: Vec<Key>,
+        group: &[Vec<EngineRow>],
+    ) -> Result<Vec<Vec<RowResult>>, SqlError> {
+        let mut stored = self.read_rows(transaction, &keys, true).await?;
+        let mut records: BTreeMap<Key, RecordInGroup> = BTreeMap::new();
         for key in keys {
             let before = stored.remove(&key).unwrap_or_default();
             let record = self.join(&key, &before);
-            records.insert(key, TouchedRecord { before, record, has_changed: false });
+            records.insert(key, RecordInGroup { before, record, has_changed: false });
         }
         let mut answers: Vec<Vec<RowResult>> = group
             .iter()
@@ -144,7 +159,7 @@ impl Store {
 
         let mut changes = Changes::default();
         for (key, touched) in records {
-            let TouchedRecord { before, record: Ok(record), has_changed: true } = touched else { continue };
+            let RecordInGroup { before, record: Ok(record), has_changed: true } = touched else { continue };
             let after = match &record {
                 Some(record) => rows::split(&key, record, self.utxo_batch_size),
                 None => Ok(TableRows::default()),
@@ -157,7 +172,6 @@ impl Store {
         if !changes.is_empty() {
             transaction.write(&changes).await?;
         }
-        transaction.commit().await?;
         Ok(answers)
     }
 
@@ -198,7 +212,7 @@ impl Store {
             if lists[table].is_empty() {
                 continue;
             }
-            let filter = if locks { Filter::LockedKeys(&lists[table]) } else { Filter::Keys(&lists[table]) };
+            let filter = if locks { RowFilter::LockedKeys(&lists[table]) } else { RowFilter::Keys(&lists[table]) };
             let rows = transaction.select(&TABLES[table], filter).await?;
             self.add_rows(transaction, table, rows, &mut found).await?;
         }
@@ -226,7 +240,7 @@ impl Store {
             found.entry(key).or_default().0[table].push(row);
         }
         if !ranges.is_empty() {
-            for row in transaction.select(&TABLES[OUTPUTS], Filter::Ranges(&ranges)).await? {
+            for row in transaction.select(&TABLES[OUTPUTS], RowFilter::Ranges(&ranges)).await? {
                 let page = u64_of(&row[1])? / u64::from(self.utxo_batch_size);
                 let txid = bytes_of(&row[0])?;
                 let page = u32::try_from(page).map_err(|_| SqlError::fatal("an output of no page"))?;
@@ -235,7 +249,7 @@ impl Store {
             }
         }
         if !masters.is_empty() {
-            for row in transaction.select(&TABLES[MINED_IN], Filter::Keys(&masters)).await? {
+            for row in transaction.select(&TABLES[MINED_IN], RowFilter::Keys(&masters)).await? {
                 let key = Key::master(txid_of(bytes_of(&row[0])?)?);
                 found.entry(key).or_default().0[MINED_IN].push(row);
             }
@@ -254,7 +268,7 @@ fn compare_keys(table: usize, a: &Row, b: &Row) -> std::cmp::Ordering {
     a[..columns].cmp(&b[..columns])
 }
 
-fn apply_row(rules: &Rules, records: &mut BTreeMap<Key, TouchedRecord>, row: &EngineRow) -> RowResult {
+fn apply_row(rules: &Rules, records: &mut BTreeMap<Key, RecordInGroup>, row: &EngineRow) -> RowResult {
     // Every key of the group has an entry; the other arm exists only for the type.
     let Some(touched) = records.get_mut(&row.key) else { return Ok(Outcome::Rejected(Rejection::Unexpected)) };
     match &mut touched.record {
