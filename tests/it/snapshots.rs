@@ -87,10 +87,8 @@ async fn a_restored_snapshot_catches_up_with_the_live_store() {
         assert_ne!(digest(&other.store).await, live);
         other.run_until_consumed().await;
         assert_eq!(digest(&other.store).await, live);
-        assert!(other.store.meta().await.unwrap().unwrap().restored.is_some());
         other.run_until_consumed().await;
         assert_eq!(other.store.meta().await.unwrap().unwrap().restored, None);
-        other.check("the restored store").await;
     }
 }
 
