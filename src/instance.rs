@@ -150,8 +150,8 @@ pub async fn run(
     }
 }
 
-/// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a snapshot
-/// and the group has not read everything again. The first start after that makes the store an ordinary one.
+/// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a
+/// snapshot and the group has not read everything again. The first start after that makes the store an ordinary one.
 async fn restored_parts(settings: &InstanceSettings, mut parts: InstanceParts) -> Result<InstanceParts, InstanceError> {
     let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok(parts) };
     let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;

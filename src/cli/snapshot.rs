@@ -14,7 +14,7 @@ use super::{CliResult, Failure, block_on, opening::OpeningError, output, spinner
 use crate::{
     blob::{self, BlobUrl, Intent},
     config::Config,
-    snapshot::{Progress, Shelf, Totals},
+    snapshot::{CopyProgress, Shelf, Totals},
     telemetry::Metrics,
 };
 
@@ -28,11 +28,11 @@ pub struct SnapshotCommand {
 #[derive(Debug, Subcommand)]
 enum SnapshotAction {
     /// Create a snapshot of the configured store, also while instances run
-    Create(create::CreateArgs),
+    Create(create::SnapshotCreateArgs),
     /// Restore a snapshot into an empty store of any engine, and set the group back to its offsets
     Restore(restore::RestoreArgs),
     /// Read every chunk of a snapshot, and compare checksums, counts and sums
-    Verify(shelf::VerifyArgs),
+    Verify(shelf::SnapshotVerifyArgs),
     /// List the snapshots of a place, oldest first
     List(shelf::ListArgs),
     /// Delete all snapshots but the newest ones
@@ -64,7 +64,7 @@ async fn open_shelf(config: &Config, url: &BlobUrl, intent: Intent) -> Result<Sh
 /// Form of the progress line.
 const PROGRESS_TEMPLATE: &str = "{spinner} {msg}";
 
-/// Progress line of a snapshot command, with the time left where the number of chunks is known.
+/// CopyProgress line of a snapshot command, with the time left where the number of chunks is known.
 struct SnapshotProgress {
     line: Spinner,
     began: Instant,
@@ -75,8 +75,8 @@ impl SnapshotProgress {
         SnapshotProgress { line: Spinner::start(PROGRESS_TEMPLATE, activity), began: Instant::now() }
     }
 
-    fn update(&self, progress: Progress) {
-        let Progress { records, bytes, chunks, all_chunks } = progress;
+    fn update(&self, progress: CopyProgress) {
+        let CopyProgress { records, bytes, chunks, all_chunks } = progress;
         let mut message = format!("{} records, {}, chunk {chunks}", HumanCount(records), HumanBytes(bytes));
         if all_chunks > 0 {
             message += &format!(" of {all_chunks}");
@@ -91,15 +91,15 @@ impl SnapshotProgress {
 
 /// Result of a command with its time; the JSON object of `--json`.
 #[derive(Debug, Serialize)]
-struct Timed<T> {
+struct TimedReport<T> {
     #[serde(flatten)]
     report: T,
     seconds: f64,
 }
 
-impl<T> Timed<T> {
+impl<T> TimedReport<T> {
     fn since(began: Instant, report: T) -> Self {
-        Timed { report, seconds: began.elapsed().as_secs_f64() }
+        TimedReport { report, seconds: began.elapsed().as_secs_f64() }
     }
 }
 

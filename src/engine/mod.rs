@@ -129,7 +129,7 @@ pub struct ScanPart {
 }
 
 impl ScanPart {
-    /// The whole set.
+    /// The set as one part.
     pub const WHOLE: ScanPart = ScanPart { number: 0, count: 1 };
 }
 

@@ -98,8 +98,8 @@ pub enum Operation {
     ReplaceMeta(Box<ReplaceMeta>),
     /// Writes a sentinel of the store with this id, also over a sentinel of another store.
     PutSentinel([u8; 16]),
-    /// Writes a record of a snapshot as it is, into a set that is being restored. An equal record: `AlreadyApplied`. Any
-    /// other record refuses (`Unexpected`), and so does a key of another record.
+    /// Writes a record of a snapshot as it is, into a set that is being restored. An equal record: `AlreadyApplied`.
+    /// Any other record refuses (`Unexpected`), and so does a key of another record.
     Restore(Box<Record>),
     /// An operation of the sequencer with its stamp.
     Sequenced(Stamp, Sequenced),

@@ -38,11 +38,11 @@ pub struct ChunkPlace {
     pub number: u32,
 }
 
-/// What a chunk says about itself.
+/// Footer of a chunk: the counts of its records, and the position behind the chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkFooter {
-    /// Number of records.
+    /// Number of the records in the chunk.
     pub records: u64,
     /// Position at which the scan of the part continues, hex; `None`: the part ends here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,7 +99,7 @@ pub struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// Begins a chunk.
+    /// Begins the chunk of a place.
     pub fn new(place: ChunkPlace) -> Self {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -109,7 +109,7 @@ impl ChunkWriter {
         ChunkWriter { bytes, totals: Totals::default() }
     }
 
-    /// Adds a record.
+    /// Adds a record, and counts it.
     pub fn add(&mut self, key: &Key, record: &Record) {
         let key = KeyBytes::of(key);
         self.bytes.push(key.as_ref().len() as u8);
@@ -147,15 +147,15 @@ impl ChunkWriter {
 
 /// A chunk that was read: its footer, and its records.
 #[derive(Debug)]
-pub struct Chunk {
-    /// What the chunk says about itself.
+pub struct SnapshotChunk {
+    /// Footer of this chunk.
     pub footer: ChunkFooter,
     records: Bytes,
     read: u64,
     has_failed: bool,
 }
 
-impl Chunk {
+impl SnapshotChunk {
     /// Reads the chunk of a place, and verifies its checksum and its place.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Chunk {
             return Err(ChunkError::Footer);
         }
         let records = bytes.slice(HEADER..HEADER + records_end);
-        Ok(Chunk { footer, records, read: 0, has_failed: false })
+        Ok(SnapshotChunk { footer, records, read: 0, has_failed: false })
     }
 
     fn take(&mut self, length: usize) -> Option<Bytes> {
@@ -206,7 +206,7 @@ impl Chunk {
     }
 }
 
-impl Iterator for Chunk {
+impl Iterator for SnapshotChunk {
     type Item = Result<(Key, Record), ChunkError>;
 
     /// Returns the next record. The last item is an error where the records are not those of the footer.

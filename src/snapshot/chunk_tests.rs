@@ -37,14 +37,14 @@ fn with_checksum(mut bytes: Vec<u8>) -> Bytes {
 
 #[test]
 fn a_chunk_gives_back_its_records_and_its_footer() {
-    let chunk = Chunk::parse(chunk(), PLACE).unwrap();
+    let chunk = SnapshotChunk::parse(chunk(), PLACE).unwrap();
     assert_eq!(chunk.footer.next_cursor().unwrap(), Some(Cursor(vec![0xAB, 1])));
     let totals = Totals { records: 3, blocks: 2, commands: 1, ..Totals::default() };
     assert_eq!((chunk.footer.records, chunk.footer.totals), (3, totals));
     assert_eq!(chunk.collect::<Result<Vec<_>, _>>().unwrap(), records());
     let (empty, footer) = ChunkWriter::new(PLACE).finish(None);
     assert_eq!((footer.records, footer.next_cursor().unwrap()), (0, None));
-    assert_eq!(Chunk::parse(empty, PLACE).unwrap().count(), 0);
+    assert_eq!(SnapshotChunk::parse(empty, PLACE).unwrap().count(), 0);
 }
 
 #[test]
@@ -53,20 +53,20 @@ fn every_changed_byte_and_every_cut_is_refused() {
     for at in 0..whole.len() {
         let mut changed = whole.to_vec();
         changed[at] ^= 1;
-        assert!(Chunk::parse(changed.into(), PLACE).is_err(), "byte {at}");
-        assert!(Chunk::parse(whole.slice(..at), PLACE).is_err(), "cut at {at}");
+        assert!(SnapshotChunk::parse(changed.into(), PLACE).is_err(), "byte {at}");
+        assert!(SnapshotChunk::parse(whole.slice(..at), PLACE).is_err(), "cut at {at}");
     }
 }
 
 #[test]
 fn a_chunk_of_another_place_or_layout_says_so() {
-    let error = |place: ChunkPlace| Chunk::parse(chunk(), place).unwrap_err();
+    let error = |place: ChunkPlace| SnapshotChunk::parse(chunk(), place).unwrap_err();
     assert_eq!(error(ChunkPlace { snapshot: [8; 16], ..PLACE }), ChunkError::OtherSnapshot("07".repeat(16)));
     assert_eq!(error(ChunkPlace { number: 8, ..PLACE }), ChunkError::OtherPlace(3, 9));
     assert_eq!(error(ChunkPlace { part: 2, ..PLACE }), ChunkError::OtherPlace(3, 9));
     let mut other = chunk().to_vec();
     other[8] = 2;
-    assert_eq!(Chunk::parse(with_checksum(other), PLACE).unwrap_err(), ChunkError::Version(2));
+    assert_eq!(SnapshotChunk::parse(with_checksum(other), PLACE).unwrap_err(), ChunkError::Version(2));
 }
 
 /// Bytes with a right checksum can still be anything: a hostile writer can compute it.
@@ -77,7 +77,7 @@ fn foreign_records_with_a_right_checksum_are_errors_and_no_panic() {
         for bit in [0, 7] {
             let mut changed = whole.to_vec();
             changed[at] ^= 1 << bit;
-            if let Ok(chunk) = Chunk::parse(with_checksum(changed), PLACE) {
+            if let Ok(chunk) = SnapshotChunk::parse(with_checksum(changed), PLACE) {
                 assert!(chunk.count() <= 4);
             }
         }

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ChunkEntry, FORMAT, Manifest, OnProgress, Plan, Progress, Shelf, SnapshotError, Totals,
+    ChunkEntry, CopyProgress, FORMAT, Manifest, OnProgress, Shelf, SnapshotError, SnapshotPlan, Totals,
     chunk::ChunkWriter,
     load::to_snapshot,
     manifest::{BLOCKS, COMMANDS, Offsets},
@@ -61,7 +61,7 @@ pub struct CreateReport {
     pub resumed: bool,
     /// Offsets from which a restored store reads the log.
     pub offsets: Offsets,
-    /// Number of chunks.
+    /// Number of chunks of all parts.
     pub chunks: u64,
     /// Bytes of all chunks.
     pub bytes: u64,
@@ -148,7 +148,7 @@ async fn find_unfinished(
     meta: &MetaRecord,
     nodes: &RestartDetector,
     options: CreateOptions,
-) -> Result<Option<Plan>, SnapshotError> {
+) -> Result<Option<SnapshotPlan>, SnapshotError> {
     for found in shelf.list().await?.into_iter().rev().filter(|found| !found.is_complete) {
         let Some(plan) = shelf.read_plan(&found.name).await? else { continue };
         if plan.store_id != meta.store_id || Shelf::name_of(&plan) != found.name {
@@ -178,7 +178,7 @@ async fn begin(
     shelf: &Shelf,
     nodes: &RestartDetector,
     options: CreateOptions,
-) -> Result<Plan, SnapshotError> {
+) -> Result<SnapshotPlan, SnapshotError> {
     let (store, broker) = (&parts.store, parts.broker.as_ref());
     let id = random_bytes()?;
     let hold = PruningHold::of(store, id);
@@ -199,7 +199,7 @@ async fn begin(
             let why = "the chain offset was committed by an operator; run an instance until it has committed";
             return Err(SnapshotError::Group(why.to_owned()));
         }
-        Ok(Plan {
+        Ok(SnapshotPlan {
             format: FORMAT,
             id,
             created_ms: parts.clock.now_ms(),
@@ -211,7 +211,7 @@ async fn begin(
             chain_state: chain_state.to_owned(),
             nodes: nodes.expected().0.clone(),
             parts: options.parts.clamp(1, 256),
-            meta: Plan::encode_meta(&MetaRecord { snapshot_hold: None, ..meta }),
+            meta: SnapshotPlan::encode_meta(&MetaRecord { snapshot_hold: None, ..meta }),
         })
     };
     let written = async {
@@ -242,7 +242,7 @@ async fn keep_hold(parts: &InstanceParts, hold: PruningHold<'_>, length: Duratio
 async fn end(
     settings: &InstanceSettings,
     parts: &InstanceParts,
-    plan: &Plan,
+    plan: &SnapshotPlan,
     nodes: &mut RestartDetector,
     options: CreateOptions,
     chunks: Vec<ChunkEntry>,
@@ -275,7 +275,7 @@ async fn end(
     Ok(manifest)
 }
 
-/// Progress that all parts share.
+/// CopyProgress that all parts share.
 #[derive(Default)]
 struct SharedProgress {
     records: AtomicU64,
@@ -290,9 +290,14 @@ impl SharedProgress {
         self.chunks.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn read(&self) -> Progress {
+    fn read(&self) -> CopyProgress {
         let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        Progress { records: read(&self.records), bytes: read(&self.bytes), chunks: read(&self.chunks), all_chunks: 0 }
+        CopyProgress {
+            records: read(&self.records),
+            bytes: read(&self.bytes),
+            chunks: read(&self.chunks),
+            all_chunks: 0,
+        }
     }
 }
 
@@ -303,7 +308,7 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 async fn scan_all(
     store: &StateStore,
     shelf: &Shelf,
-    plan: &Plan,
+    plan: &SnapshotPlan,
     options: CreateOptions,
     on_progress: OnProgress<'_>,
 ) -> Result<(Vec<ChunkEntry>, Totals), SnapshotError> {
@@ -336,7 +341,7 @@ async fn scan_all(
 struct PartScan {
     store: StateStore,
     shelf: Shelf,
-    plan: Plan,
+    plan: SnapshotPlan,
     part: u16,
     options: CreateOptions,
 }

@@ -41,7 +41,8 @@ pub enum SnapshotError {
     #[error("cannot restore the snapshot: {}", .0.join("; "))]
     Refused(Vec<String>),
     #[error(
-        "restored record {key} differs from a record of the store: the snapshot has the key twice, or the store is in use"
+        "restored record {key} differs from a record of the store: the snapshot has the key twice, or the store is in \
+         use"
     )]
     OtherRecord { key: String },
     #[error("stopped; the same command continues")]

@@ -40,7 +40,8 @@ pub(super) async fn to_snapshot(store: &StateStore, key: Key, record: Record) ->
     }
 }
 
-/// Returns a record of a snapshot as the store holds it: a body that belongs into the blob store is written there first.
+/// Returns a record of a snapshot as the store holds it: a body that belongs into the blob store is written there
+/// first.
 ///
 /// # Errors
 /// The blob store refuses the body.

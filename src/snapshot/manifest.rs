@@ -37,10 +37,10 @@ impl Offsets {
     }
 }
 
-/// What was read before the scan. The first object of a snapshot.
+/// State of group and store before the scan. The first object of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Plan {
+pub struct SnapshotPlan {
     /// Format of the snapshot ([`FORMAT`]).
     pub format: u32,
     /// Random id of the snapshot.
@@ -92,8 +92,8 @@ pub struct ChunkEntry {
 pub struct Manifest {
     /// Format of the snapshot ([`FORMAT`]).
     pub format: u32,
-    /// What was read before the scan.
-    pub plan: Plan,
+    /// Plan of the snapshot.
+    pub plan: SnapshotPlan,
     /// Time of the end, milliseconds since the epoch.
     pub ended_ms: u64,
     /// End offsets of the topics after the scan: every change in the snapshot comes from an event below.
@@ -104,7 +104,7 @@ pub struct Manifest {
     pub totals: Totals,
 }
 
-impl Plan {
+impl SnapshotPlan {
     /// Returns the meta record of the store.
     ///
     /// # Errors
@@ -189,10 +189,10 @@ pub fn decode_document<T: DeserializeOwned>(name: &str, object: &str, bytes: &[u
         return Err(damaged("its checksum is wrong".to_owned()));
     }
     #[derive(Deserialize)]
-    struct Format {
+    struct DocumentFormat {
         format: u64,
     }
-    let Format { format } = serde_json::from_str(json).map_err(|error| damaged(error.to_string()))?;
+    let DocumentFormat { format } = serde_json::from_str(json).map_err(|error| damaged(error.to_string()))?;
     if format != u64::from(FORMAT) {
         return Err(SnapshotError::Format { name: name.to_owned(), found: format });
     }

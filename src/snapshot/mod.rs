@@ -8,7 +8,7 @@
 //!
 //! | object | content |
 //! |---|---|
-//! | `NAME/plan.json` | what was read before the scan; written first ([`Plan`]) |
+//! | `NAME/plan.json` | what was read before the scan; written first ([`SnapshotPlan`]) |
 //! | `NAME/chunks/PPP-NNNNNN` | records of one part of the scan ([`chunk`]) |
 //! | `NAME/manifest.json` | the plan, all chunks and the totals; written last ([`Manifest`]) |
 
@@ -24,23 +24,23 @@ mod verify;
 
 pub use create::{CreateOptions, CreateReport, create};
 pub use error::SnapshotError;
-pub use manifest::{ChunkEntry, FORMAT, Manifest, Plan};
+pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
 pub use restore::{RestoreReport, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;
 pub use verify::{VerifyReport, verify};
 
 /// Receives the progress of a snapshot: records and bytes so far, and all chunks where their number is known.
-pub type OnProgress<'a> = &'a (dyn Fn(Progress) + Send + Sync);
+pub type OnProgress<'a> = &'a (dyn Fn(CopyProgress) + Send + Sync);
 
-/// Progress of a snapshot.
+/// CopyProgress of a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct CopyProgress {
     /// Records that are done.
     pub records: u64,
     /// Bytes of complete chunks.
     pub bytes: u64,
-    /// Complete chunks.
+    /// Number of chunks that are complete.
     pub chunks: u64,
     /// Number of all chunks; 0 while it is not known.
     pub all_chunks: u64,

@@ -4,7 +4,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ChunkEntry, Manifest, OnProgress, Progress, Shelf, SnapshotError, Totals,
+    ChunkEntry, CopyProgress, Manifest, OnProgress, Shelf, SnapshotError, Totals,
     load::to_store,
     manifest::Offsets,
     verify::{CHUNKS_AT_ONCE, check_totals, damaged_chunk, damaged_plan},
@@ -176,7 +176,7 @@ impl<'a> Restore<'a> {
     ) -> Result<Option<Totals>, SnapshotError> {
         let skipped = usize::try_from(first).unwrap_or(usize::MAX).min(self.manifest.chunks.len());
         let (done, left) = self.manifest.chunks.split_at(skipped);
-        let mut progress = Progress { all_chunks: self.manifest.chunks.len() as u64, ..Progress::default() };
+        let mut progress = CopyProgress { all_chunks: self.manifest.chunks.len() as u64, ..CopyProgress::default() };
         for entry in done {
             add(&mut progress, entry);
         }
@@ -223,7 +223,8 @@ impl<'a> Restore<'a> {
         Ok(totals)
     }
 
-    /// Sets the committed offsets of both groups to those of the snapshot. The coordinator refuses a group with members.
+    /// Sets the committed offsets of both groups to those of the snapshot. The coordinator refuses a group with
+    /// members.
     async fn reset_group(&self) -> Result<(), SnapshotError> {
         let (broker, group) = (self.parts.broker.as_ref(), &self.settings.pipeline.group);
         let validated = self.manifest.plan.offsets.validated.iter();
@@ -242,7 +243,7 @@ impl<'a> Restore<'a> {
 const BATCH_BYTES: u64 = 4 << 20;
 const ROW_BYTES: u64 = 512;
 
-fn add(progress: &mut Progress, entry: &ChunkEntry) {
+fn add(progress: &mut CopyProgress, entry: &ChunkEntry) {
     progress.records += entry.records;
     progress.bytes += entry.bytes;
     progress.chunks += 1;

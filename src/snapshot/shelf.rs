@@ -7,8 +7,8 @@ use chrono::DateTime;
 use serde::Serialize;
 
 use super::{
-    ChunkEntry, Manifest, Plan, SnapshotError,
-    chunk::Chunk,
+    ChunkEntry, Manifest, SnapshotError, SnapshotPlan,
+    chunk::SnapshotChunk,
     manifest::{decode_document, encode_document},
 };
 use crate::blob::SnapshotPlace;
@@ -22,7 +22,7 @@ const CHUNKS: &str = "chunks";
 pub struct FoundSnapshot {
     /// Name of the snapshot: the time of its beginning and the beginning of its id.
     pub name: String,
-    /// The manifest exists.
+    /// The manifest exists, so that the snapshot is whole.
     pub is_complete: bool,
 }
 
@@ -39,7 +39,7 @@ impl Shelf {
     }
 
     /// Returns the name of a snapshot. Names ascend with the time.
-    pub fn name_of(plan: &Plan) -> String {
+    pub fn name_of(plan: &SnapshotPlan) -> String {
         let time = i64::try_from(plan.created_ms).ok().and_then(DateTime::from_timestamp_millis);
         let time =
             time.map_or_else(|| plan.created_ms.to_string(), |time| time.format("%Y%m%dT%H%M%S%3fZ").to_string());
@@ -73,7 +73,7 @@ impl Shelf {
     ///
     /// # Errors
     /// The place refuses the object.
-    pub async fn write_plan(&self, plan: &Plan) -> Result<(), SnapshotError> {
+    pub async fn write_plan(&self, plan: &SnapshotPlan) -> Result<(), SnapshotError> {
         Ok(self.place.put(&format!("{}/{PLAN}", Self::name_of(plan)), encode_document(plan)).await?)
     }
 
@@ -81,7 +81,7 @@ impl Shelf {
     ///
     /// # Errors
     /// The plan is damaged, or the place does not answer.
-    pub async fn read_plan(&self, name: &str) -> Result<Option<Plan>, SnapshotError> {
+    pub async fn read_plan(&self, name: &str) -> Result<Option<SnapshotPlan>, SnapshotError> {
         let object = format!("{name}/{PLAN}");
         let found = self.place.get(&object).await?;
         found.map(|bytes| decode_document(name, &object, &bytes)).transpose()
@@ -116,7 +116,7 @@ impl Shelf {
         Ok(manifest)
     }
 
-    /// Writes a chunk.
+    /// Writes one chunk of a snapshot.
     ///
     /// # Errors
     /// The place refuses the object.
@@ -130,14 +130,14 @@ impl Shelf {
     /// The chunk is damaged, or the place does not answer.
     pub(super) async fn find_chunk(
         &self,
-        plan: &Plan,
+        plan: &SnapshotPlan,
         part: u16,
         number: u32,
-    ) -> Result<Option<(Chunk, Bytes)>, SnapshotError> {
+    ) -> Result<Option<(SnapshotChunk, Bytes)>, SnapshotError> {
         let name = Self::name_of(plan);
         let object = chunk_object(&name, part, number);
         let Some(bytes) = self.place.get(&object).await? else { return Ok(None) };
-        let chunk = Chunk::parse(bytes.clone(), plan.place(part, number));
+        let chunk = SnapshotChunk::parse(bytes.clone(), plan.place(part, number));
         let damaged =
             |error: super::chunk::ChunkError| SnapshotError::Damaged { name, object, problem: error.to_string() };
         Ok(Some((chunk.map_err(damaged)?, bytes)))
@@ -147,7 +147,11 @@ impl Shelf {
     ///
     /// # Errors
     /// The chunk is missing, damaged or another one, or the place does not answer.
-    pub(super) async fn read_chunk(&self, plan: &Plan, entry: &ChunkEntry) -> Result<Chunk, SnapshotError> {
+    pub(super) async fn read_chunk(
+        &self,
+        plan: &SnapshotPlan,
+        entry: &ChunkEntry,
+    ) -> Result<SnapshotChunk, SnapshotError> {
         let name = Self::name_of(plan);
         let object = chunk_object(&name, entry.part, entry.number);
         let Some((chunk, bytes)) = self.find_chunk(plan, entry.part, entry.number).await? else {

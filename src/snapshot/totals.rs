@@ -23,9 +23,9 @@ pub struct Totals {
     pub pruned: u64,
     /// Pages besides the first ones.
     pub further_pages: u64,
-    /// Block records.
+    /// Number of block records.
     pub blocks: u64,
-    /// Results of commands.
+    /// Number of results of commands.
     pub commands: u64,
     /// Unspent and frozen outputs on first pages of transactions that are not conflicting.
     pub unspent_outputs: u64,

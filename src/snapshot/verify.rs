@@ -3,7 +3,7 @@
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
 
-use super::{ChunkEntry, Manifest, OnProgress, Progress, Shelf, SnapshotError, Totals, chunk::Chunk};
+use super::{ChunkEntry, CopyProgress, Manifest, OnProgress, Shelf, SnapshotError, Totals, chunk::SnapshotChunk};
 
 /// Chunks that are read at the same time.
 pub(super) const CHUNKS_AT_ONCE: usize = 4;
@@ -13,7 +13,7 @@ pub(super) const CHUNKS_AT_ONCE: usize = 4;
 pub struct VerifyReport {
     /// Name of the snapshot.
     pub name: String,
-    /// Number of chunks.
+    /// Number of chunks that were read.
     pub chunks: u64,
     /// Bytes of all chunks.
     pub bytes: u64,
@@ -28,7 +28,7 @@ pub struct VerifyReport {
 pub async fn verify(shelf: &Shelf, name: &str, on_progress: OnProgress<'_>) -> Result<VerifyReport, SnapshotError> {
     let manifest = shelf.read_manifest(name).await?;
     manifest.plan.meta_record().map_err(|problem| damaged_plan(name, problem))?;
-    let (mut totals, mut progress) = (Totals::default(), Progress::default());
+    let (mut totals, mut progress) = (Totals::default(), CopyProgress::default());
     progress.all_chunks = manifest.chunks.len() as u64;
     let read = async |entry| count(name, entry, shelf.read_chunk(&manifest.plan, entry).await?);
     let counted = stream::iter(&manifest.chunks)
@@ -66,7 +66,7 @@ pub(super) fn damaged_chunk(name: &str, entry: &ChunkEntry, problem: impl ToStri
     SnapshotError::Damaged { name: name.to_owned(), object, problem: problem.to_string() }
 }
 
-fn count(name: &str, entry: &ChunkEntry, chunk: Chunk) -> Result<Totals, SnapshotError> {
+fn count(name: &str, entry: &ChunkEntry, chunk: SnapshotChunk) -> Result<Totals, SnapshotError> {
     let (mut totals, said) = (Totals::default(), chunk.footer.totals);
     for record in chunk {
         let (_, record) = record.map_err(|error| damaged_chunk(name, entry, error))?;

@@ -39,8 +39,8 @@ impl StateStore {
         }
     }
 
-    /// Puts the inline body of a master of a snapshot into the blob store, if it belongs there. Returns the reference for
-    /// the record; `None`: the body stays inline.
+    /// Puts the inline body of a master of a snapshot into the blob store, if it belongs there. Returns the reference
+    /// for the record; `None`: the body stays inline.
     ///
     /// # Errors
     /// An error that no retry heals.

@@ -14,7 +14,7 @@ use super::{
         opening::{self, Monitoring},
         output, signals, wiring,
     },
-    SnapshotProgress, Timed, open_shelf, write_totals,
+    SnapshotProgress, TimedReport, open_shelf, write_totals,
 };
 use crate::{
     blob::{BlobUrl, Intent},
@@ -33,7 +33,7 @@ Example: utxo-store snapshot create --config deploy/utxo-store.toml --to s3://bu
 /// Command-line arguments of `utxo-store snapshot create`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
-pub struct CreateArgs {
+pub struct SnapshotCreateArgs {
     #[command(flatten)]
     config: ConfigArgs,
     /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs
@@ -53,7 +53,7 @@ pub struct CreateArgs {
     json: bool,
 }
 
-impl CreateArgs {
+impl SnapshotCreateArgs {
     pub(super) async fn run(self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
@@ -83,7 +83,7 @@ impl CreateArgs {
         let report = Box::pin(created).await?;
         drop(progress);
         if self.json {
-            return Ok(output::write_json(&Timed::since(began, report), out)?);
+            return Ok(output::write_json(&TimedReport::since(began, report), out)?);
         }
         write_totals(&report.totals, out)?;
         writeln!(out, "{:>20} bytes in {} chunks", report.bytes, report.chunks)?;

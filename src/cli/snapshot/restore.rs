@@ -11,7 +11,7 @@ use super::{
         opening::{self, Monitoring},
         output, signals, wiring,
     },
-    SnapshotProgress, Timed, open_shelf, write_totals,
+    SnapshotProgress, TimedReport, open_shelf, write_totals,
 };
 use crate::{
     blob::{BlobUrl, Intent},
@@ -86,7 +86,7 @@ impl RestoreArgs {
         let report = Box::pin(restored).await?;
         drop(progress);
         if self.json {
-            return Ok(output::write_json(&Timed::since(began, report), out)?);
+            return Ok(output::write_json(&TimedReport::since(began, report), out)?);
         }
         write_totals(&report.totals, out)?;
         writeln!(out, "Snapshot {} restored in {:.1} s.", report.name, began.elapsed().as_secs_f64())?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     super::{CliResult, ConfigArgs, Failure, output},
-    SnapshotProgress, Timed, open_shelf, write_totals,
+    SnapshotProgress, TimedReport, open_shelf, write_totals,
 };
 use crate::{
     blob::{BlobUrl, Intent},
@@ -34,7 +34,7 @@ impl PlaceArgs {
 /// Command-line arguments of `utxo-store snapshot verify`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: utxo-store snapshot verify --from file:///backup/snapshots")]
-pub struct VerifyArgs {
+pub struct SnapshotVerifyArgs {
     #[command(flatten)]
     place: PlaceArgs,
     /// Name of the snapshot; the newest complete one by default
@@ -45,7 +45,7 @@ pub struct VerifyArgs {
     json: bool,
 }
 
-impl VerifyArgs {
+impl SnapshotVerifyArgs {
     pub(super) async fn run(self, out: &mut impl Write) -> CliResult {
         let (shelf, began) = (self.place.open(Intent::Read).await?, Instant::now());
         let name = match self.name {
@@ -56,7 +56,7 @@ impl VerifyArgs {
         let report = verify(&shelf, &name, &|done| progress.update(done)).await?;
         drop(progress);
         if self.json {
-            return Ok(output::write_json(&Timed::since(began, report), out)?);
+            return Ok(output::write_json(&TimedReport::since(began, report), out)?);
         }
         write_totals(&report.totals, out)?;
         Ok(writeln!(out, "Snapshot {name}: {} chunks, {} bytes, as the manifest says", report.chunks, report.bytes)?)

@@ -87,8 +87,8 @@ pub enum MetaError {
     #[error("cannot continue the restore: another process has continued or ended it")]
     RestoreTakenOver,
     #[error(
-        "snapshot {snapshot} is in progress, and nothing is pruned for {seconds} s more unless the snapshot ends; wait, \
-         or end the command `snapshot create`"
+        "snapshot {snapshot} is in progress, and nothing is pruned for {seconds} s more unless the snapshot ends; \
+         wait, or end the command `snapshot create`"
     )]
     HeldBySnapshot { snapshot: String, seconds: u64 },
     #[error(
