@@ -1,5 +1,7 @@
 //! The simulation beside the measurement, and the simulation of deployments that one machine cannot show.
 
+use std::collections::BTreeSet;
+
 use crate::{
     measure::env_number,
     simulation::{Costs, Fleet, Load, Simulated, simulate},
@@ -69,10 +71,7 @@ pub fn forecast(measured: &Steady) {
     );
     let mut single = None;
     for instances in INSTANCES {
-        for partitions in [24, 4 * instances.max(6)] {
-            if partitions == 24 && 4 * instances.max(6) == 24 && instances > 6 {
-                continue;
-            }
+        for partitions in BTreeSet::from([24, 4 * instances.max(6)]) {
             for double_spends in [0.0, 0.01] {
                 let fleet = fleet(&costs, instances, partitions);
                 let full = simulate(&costs, &fleet, Load::Backlog, double_spends, 1.0);
