@@ -112,7 +112,9 @@ fn measure_one(topic: &BenchTopic, broker: u32, is_aerospike: bool, count: usize
         end = Moment::now(&members, broker, database);
     }
     members.into_iter().for_each(Member::leave);
-    let done = (end.completed - begin.completed) as f64;
+    let measured = end.completed - begin.completed;
+    assert!(measured > 0, "{enough} transactions are too few: all were completed before each member had its share");
+    let done = measured as f64;
     Steady {
         members: count,
         rate: done / (end.at - begin.at).as_secs_f64(),
