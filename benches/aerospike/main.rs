@@ -25,6 +25,7 @@ use std::{env, process::ExitCode, sync::Arc};
 use utxo_store::{engine::aerospike::AerospikeEngine, record::Rules};
 
 use cases::Case;
+use measure::runtime;
 use server::{AerospikeServer, FIT, Setup};
 
 // The same allocator as in the program.
@@ -40,8 +41,7 @@ fn main() -> ExitCode {
     let Some(server) = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }) else {
         return ExitCode::FAILURE;
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.expect("a runtime needs threads and a clock");
+    let runtime = runtime(2);
     println!("{:<26} {:>18} {:>12} {:>12} {:>12}", "case", "way", "operations/s", "client µs", "server µs");
     for case in Case::all() {
         let chosen = words.is_empty() || words.iter().any(|word| case.name().contains(word.as_str()));

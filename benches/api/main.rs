@@ -37,7 +37,7 @@ use std::{env, process::ExitCode};
 
 use child::is_chosen;
 use kafka_server::KafkaServer;
-use measure::env_number;
+use measure::{env_number, runtime};
 use setup::BenchServers;
 
 // The same allocator as in the program.
@@ -54,11 +54,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let servers = BenchServers { kafka };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a machine that runs benches has threads");
+    let runtime = runtime(2);
     let rounds = env_number("API_ROUNDS", 3).max(1);
     if is_chosen(&words, "batches") {
         runtime.block_on(batches::measure(&servers, rounds));

@@ -31,7 +31,7 @@ use std::{
 use events::{Coin, HEIGHT, MadeBlock, MadeTx, reorg, seed, unmined};
 use futures_util::{StreamExt, stream};
 use instance::{BLOCKS, Instance, PARTITIONS, REORGS, TXS};
-use measure::{Cpu, env_number};
+use measure::{Cpu, env_number, runtime};
 use server::{AerospikeServer, FIT, Setup};
 use sha2::{Digest, Sha256};
 use utxo_store::{
@@ -79,8 +79,7 @@ fn main() -> ExitCode {
     if let [flag, case, engine] = &arguments[..]
         && flag == CHILD
     {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        runtime.expect("a machine that runs benches has threads").block_on(run(case, engine));
+        runtime(2).block_on(run(case, engine));
         return ExitCode::SUCCESS;
     }
     let words: Vec<&String> = arguments.iter().filter(|word| !word.starts_with('-')).collect();

@@ -19,8 +19,9 @@ use utxo_store::{
 };
 
 use crate::{
-    case::{BenchTopic, Sink},
+    case::Sink,
     pipeline::{Measurement, PREPARE, Stopwatch},
+    topic::BenchTopic,
 };
 
 /// Messages per call.

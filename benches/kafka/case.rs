@@ -1,8 +1,5 @@
 //! Cases: a source and a sink.
 
-use utxo_store::broker::kafka::{KafkaBroker, KafkaSettings};
-use utxo_store::{config::Config, embed::wiring};
-
 /// Source of the transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -97,46 +94,5 @@ impl Case {
 
     pub fn named(name: &str) -> Option<Case> {
         Case::ALL.into_iter().find(|case| case.name() == name)
-    }
-}
-
-/// A topic with its transactions, as described to a child process.
-#[derive(Debug, Clone)]
-pub struct BenchTopic {
-    pub brokers: String,
-    pub topic: String,
-    pub partitions: i32,
-    pub transactions: u64,
-}
-
-impl BenchTopic {
-    /// Returns the arguments of the child; [`parse`](Self::parse) reads them.
-    pub fn arguments(&self) -> [String; 4] {
-        [self.brokers.clone(), self.topic.clone(), self.partitions.to_string(), self.transactions.to_string()]
-    }
-
-    pub fn parse(arguments: &[String]) -> Option<BenchTopic> {
-        let [brokers, topic, partitions, transactions] = arguments else { return None };
-        Some(BenchTopic {
-            brokers: brokers.clone(),
-            topic: topic.clone(),
-            partitions: partitions.parse().ok()?,
-            transactions: transactions.parse().ok()?,
-        })
-    }
-
-    /// Number of transactions before the clock starts. Memory that a long-running process would have touched already
-    /// (transactions in flight, librdkafka's buffers) is touched by then. The same number is left when the clock stops.
-    pub fn warm_up(&self) -> u64 {
-        self.transactions / 4
-    }
-
-    /// Returns the default settings of the configuration.
-    pub fn settings(&self) -> KafkaSettings {
-        KafkaSettings { brokers: self.brokers.clone(), ..wiring::kafka_settings(&Config::default()) }
-    }
-
-    pub fn broker(&self) -> KafkaBroker {
-        KafkaBroker::new(self.settings()).expect("the defaults are settings")
     }
 }

@@ -18,12 +18,13 @@ use tokio::{
 use utxo_store::{broker::Broker, tx::Txid};
 
 use crate::{
-    case::{BenchTopic, Sink},
+    OUTCOME_PARTITIONS,
+    case::Sink,
     child,
-    measure::env_number,
+    measure::{env_number, runtime},
     pipeline::{POLLED, Running},
-    run::{BenchEngine, join_group, runtime, settings},
-    topic,
+    run::{BenchEngine, join_group, settings},
+    topic::{self, BenchTopic},
     visibility::{VisibilityEngine, now_us},
 };
 
@@ -64,7 +65,7 @@ pub fn measure(sink: Sink, brokers: &str, partitions: i32, rate: f64) -> Result<
     let bench_topic =
         BenchTopic { brokers: brokers.to_owned(), topic, partitions, transactions: (rate * seconds) as u64 };
     runtime(1).block_on(async {
-        topic::create(&bench_topic).await;
+        topic::create(&bench_topic, OUTCOME_PARTITIONS).await;
         let arguments = [&[LATENCY.to_owned(), sink.name().to_owned()], &bench_topic.arguments()[..]].concat();
         let mut child =
             child::command(&arguments)?.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;

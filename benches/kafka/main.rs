@@ -41,18 +41,21 @@ mod visibility;
 
 use std::{env, process::ExitCode};
 
-use case::{BARE, BenchTopic, Case, Sink, Source};
+use case::{BARE, Case, Sink, Source};
 use child::{CHILD, is_chosen};
 use growth::{Growth, GrowthResult};
 use kafka_server::KafkaServer;
 use latency::LATENCY;
-use measure::env_number;
-use run::runtime;
+use measure::{env_number, runtime};
 use table::Rounds;
+use topic::BenchTopic;
 
 // The same allocator as in the program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Number of partitions of the outcomes, whatever the partitions of the case.
+const OUTCOME_PARTITIONS: i32 = 12;
 
 /// Sinks of the latency cases.
 const LATENCIES: [Sink; 3] = [Sink::Memory, Sink::Fjall, Sink::Aerospike];
@@ -145,7 +148,7 @@ impl Bench<'_> {
     fn run_round(&mut self, rounds: &mut Rounds) {
         let Rounds { case, bench_topic, measurements } = rounds;
         if case.source == Source::Kafka && !self.filled.contains(&bench_topic.topic) {
-            runtime(1).block_on(topic::fill(bench_topic));
+            runtime(1).block_on(topic::fill(bench_topic, OUTCOME_PARTITIONS));
             self.filled.push(bench_topic.topic.clone());
         }
         match child::outcome(&[&[case.name()], &bench_topic.arguments()[..]].concat()) {
@@ -182,7 +185,7 @@ impl Bench<'_> {
             transactions: env_number("KAFKA_GROWTH_TRANSACTIONS", 10_000_000),
             ..self.bench_topic(BARE)
         };
-        runtime(1).block_on(topic::fill(&bench_topic));
+        runtime(1).block_on(topic::fill(&bench_topic, OUTCOME_PARTITIONS));
         for (name, _) in chosen {
             match child::outcome::<GrowthResult>(&[&[name.to_owned()], &bench_topic.arguments()[..]].concat()) {
                 Ok(grown) => {
@@ -224,11 +227,7 @@ impl Bench<'_> {
 
 /// Whether the server of a sink is available; prints if not.
 fn is_available(sink: Sink) -> bool {
-    let in_path = |name: &str| {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path).any(|folder| folder.join(name).is_file())
-    };
-    let is_available = sink != Sink::Aerospike || in_path("asd");
+    let is_available = sink != Sink::Aerospike || aerospike_server::in_path("asd").is_some();
     if !is_available {
         println!("Aerospike is left out: no `asd` in PATH");
     }

@@ -17,12 +17,13 @@ use utxo_store::{
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
     bare,
-    case::{BenchTopic, Case, Sink, Source},
+    case::{Case, Sink, Source},
     feed::Feed,
     generator::Generator,
     growth::{self, Growth, GrowthResult},
+    measure::runtime,
     pipeline::{self, Log, Measurement, OUTCOMES, POLLED, RULES, Stopwatch},
-    topic,
+    topic::{self, BenchTopic},
 };
 
 pub fn run(case: Case, bench_topic: &BenchTopic) -> Measurement {
@@ -70,11 +71,6 @@ pub fn measure_growth(growth: Growth, bench_topic: &BenchTopic) -> GrowthResult 
     let log_settings = settings.clone();
     let log = async { join_group(bench_topic, &log_settings).await };
     runtime(2).block_on(growth::measure_growth(growth, settings, log, bench_topic.transactions, client_bytes))
-}
-
-pub fn runtime(workers: usize) -> tokio::runtime::Runtime {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
-    runtime.expect("a machine that runs benches has threads")
 }
 
 /// Returns the settings for a topic of the broker, with a consumer group of this process.

@@ -1,11 +1,9 @@
 //! Table of the rounds' medians, and their goals.
 
 use crate::{
-    case::{
-        BARE, BARE_PREPARE, BenchTopic, Case, FEED_MEMORY, KAFKA_AEROSPIKE, KAFKA_MEMORY, KAFKA_NULL, LOG_MEMORY,
-        LOG_NULL,
-    },
+    case::{BARE, BARE_PREPARE, Case, FEED_MEMORY, KAFKA_AEROSPIKE, KAFKA_MEMORY, KAFKA_NULL, LOG_MEMORY, LOG_NULL},
     pipeline::Measurement,
+    topic::BenchTopic,
 };
 
 /// A case with the measurement of each round.

@@ -17,7 +17,7 @@ use utxo_store::{
 use crate::{
     feed::Feed,
     generator::{Generator, Shape},
-    measure::{self, env_number},
+    measure::{self, env_number, runtime},
     pipeline::{self, Log, POLLED, RULES, Running},
     slow::ThrottledEngine,
 };
@@ -90,9 +90,7 @@ pub fn run(case: Growth) -> GrowthResult {
     let chunks = generator.chunks(if case == Growth::Large { LARGE_MESSAGES_PER_POLL } else { POLLED });
     // A consumer that ignores pauses stands for a missing bound: the backlog cases must fail then.
     let feed = Feed::new(&settings.topic, Box::new(chunks), total).obeying_pauses(env_number("MACRO_DEAF", 0) == 0);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let measured = measure_growth(case, settings, Log::of_feed(feed), total, 0);
-    runtime.expect("a machine that runs benches has threads").block_on(measured)
+    runtime(2).block_on(measure_growth(case, settings, Log::of_feed(feed), total, 0))
 }
 
 /// Samples the memory of a pipeline on a log of `total` transactions, whose client may hold `client_bytes`.

@@ -1,6 +1,8 @@
-//! Figures of this process from the operating system, and numbers from the environment.
+//! Figures of this process from the operating system, numbers from the environment, and the runtime of the benches.
 
 use std::{env, fs, time::Duration};
+
+use tokio::runtime::{Builder, Runtime};
 
 /// Clock ticks of `/proc` are 10 ms on every Linux that this was run on (`getconf CLK_TCK`).
 const TICK: Duration = Duration::from_millis(10);
@@ -52,6 +54,12 @@ pub fn env_number(variable: &str, default: u64) -> u64 {
         Ok(text) => text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable}=`{text}` is not a number")),
         Err(_) => default,
     }
+}
+
+/// Returns a runtime with this number of worker threads.
+pub fn runtime(workers: usize) -> Runtime {
+    let runtime = Builder::new_multi_thread().worker_threads(workers).enable_all().build();
+    runtime.expect("a machine that runs benches has threads")
 }
 
 fn status(field: &str) -> u64 {

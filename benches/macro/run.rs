@@ -18,6 +18,7 @@ use crate::{
     counting::{CountingEngine, RowNote},
     feed::Feed,
     generator::{Generator, Shape},
+    measure::runtime,
     pipeline::{self, Log, Measurement, POLLED, RULES, scratch_directory},
     raw::{self, Raw},
     server::{AerospikeServer, FIT, Setup},
@@ -88,13 +89,8 @@ pub struct Outcome {
 }
 
 pub fn run(case: &Case) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a machine that runs benches has threads");
     // The preparation runs on this thread, the pipeline on the workers: a profile can tell them apart.
-    runtime.block_on(measure(case))
+    runtime(2).block_on(measure(case))
 }
 
 async fn measure(case: &Case) -> Outcome {

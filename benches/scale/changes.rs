@@ -14,10 +14,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use utxo_store::broker::Broker;
 
 use crate::{
-    measure::env_number,
+    measure::{env_number, runtime},
     member::{Member, MemberSetup, Sink, is_even},
-    runtime,
-    topic::BenchTopic,
+    topic::{self, BenchTopic},
     witness::Witness,
 };
 
@@ -32,7 +31,7 @@ const CHANGE_BOUND: Duration = Duration::from_secs(120);
 struct Load {
     sent: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
+    thread: thread::JoinHandle<()>,
 }
 
 impl Load {
@@ -40,21 +39,20 @@ impl Load {
         let (sent, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (counted, stop, topic) = (sent.clone(), is_over.clone(), topic.clone());
         let thread = thread::spawn(move || runtime(1).block_on(send(&topic, rate, &counted, &stop)));
-        Load { sent, is_over, thread: Some(thread) }
+        Load { sent, is_over, thread }
     }
 
     /// Stops the load, and returns the number of acknowledged transactions.
-    fn stop(mut self) -> u64 {
+    fn stop(self) -> u64 {
         self.is_over.store(true, Relaxed);
-        let thread = self.thread.take().expect("taken once");
-        thread.join().expect("the load does not panic");
+        self.thread.join().expect("the load does not panic");
         self.sent.load(Relaxed)
     }
 }
 
-async fn send(topic: &BenchTopic, rate: u64, sent: &AtomicU64, is_over: &AtomicBool) {
-    let producer = topic.broker().producer().await.expect("the broker is ours");
-    let mut generator = topic.generator();
+async fn send(bench_topic: &BenchTopic, rate: u64, sent: &AtomicU64, is_over: &AtomicBool) {
+    let producer = bench_topic.broker().producer().await.expect("the broker is ours");
+    let mut generator = topic::generator(bench_topic);
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let started = Instant::now();
@@ -64,7 +62,8 @@ async fn send(topic: &BenchTopic, rate: u64, sent: &AtomicU64, is_over: &AtomicB
         let count = due.saturating_sub(sent.load(Relaxed));
         let messages = generator.chunk(count as usize, 0);
         assert_eq!(messages.len() as u64, count, "the generator has enough transactions");
-        let messages: Vec<_> = messages.into_iter().map(|message| topic.outgoing(message)).collect();
+        let messages: Vec<_> =
+            messages.into_iter().map(|message| topic::produce(&bench_topic.topic, message)).collect();
         producer.produce_all(messages).await.expect("the broker is ours");
         sent.fetch_add(count, Relaxed);
     }
@@ -73,22 +72,22 @@ async fn send(topic: &BenchTopic, rate: u64, sent: &AtomicU64, is_over: &AtomicB
 /// Changes the group under load, and prints a line for each change. Returns whether nothing was lost.
 pub fn measure(brokers: &str, partitions: i32) -> bool {
     let rate = env_number("SCALE_RATE", 10_000);
-    let topic = BenchTopic {
+    let bench_topic = BenchTopic {
         brokers: brokers.to_owned(),
         topic: "scale.changes".to_owned(),
         partitions,
         // Far more than a run sends.
         transactions: rate * 3_600,
     };
-    runtime(1).block_on(topic.create());
-    let setup = MemberSetup { topic: topic.clone(), group: "scale-changes".to_owned(), sink: Sink::Null };
+    runtime(1).block_on(topic::create(&bench_topic, partitions));
+    let setup = MemberSetup { topic: bench_topic.clone(), group: "scale-changes".to_owned(), sink: Sink::Null };
     println!("\nMembers come and go under {rate} transactions a second, {partitions} partitions, null engine");
     println!(
         "{:<44} {:>7} {:>15} {:>14} {:>9} {:>10}",
-        "change", "even s", "standstill s", "others' s", "lag most", "repeats"
+        "change", "even s", "standstill s", "median s", "lag most", "repeats"
     );
-    let witness = Witness::start(&topic);
-    let load = Load::start(&topic, rate);
+    let witness = Witness::start(&bench_topic);
+    let load = Load::start(&bench_topic, rate);
     let mut members = Vec::new();
     let change = |what: &str, members: &mut Vec<Member>, make: &mut dyn FnMut(&mut Vec<Member>)| {
         let (before, repeats) = (Instant::now(), witness.counts().1);
@@ -121,7 +120,8 @@ pub fn measure(brokers: &str, partitions: i32) -> bool {
     change("4 join 4", &mut members, &mut join(4));
     change("1 of 8 leaves", &mut members, &mut |members| members.pop().expect("there are 8").leave());
     change("1 joins 7", &mut members, &mut join(1));
-    change("1 of 8 is killed (session.timeout.ms 45000)", &mut members, &mut |members| drop(members.pop()));
+    let session = bench_topic.settings().session_timeout;
+    change(&format!("1 of 8 is killed (session of {session:?})"), &mut members, &mut |members| drop(members.pop()));
     change("4 of 7 leave", &mut members, &mut |members| members.drain(3..).for_each(Member::leave));
     change("2 of 3 leave", &mut members, &mut |members| members.drain(1..).for_each(Member::leave));
     let sent = load.stop();

@@ -1,5 +1,7 @@
 //! The simulation beside the measurement, and the simulation of deployments that one machine cannot show.
 
+use std::collections::BTreeSet;
+
 use crate::{
     measure::env_number,
     simulation::{Costs, Fleet, Load, Simulated, simulate},
@@ -12,6 +14,9 @@ const CORES: usize = 2;
 const INSTANCES: [usize; 4] = [1, 8, 32, 128];
 /// Brokers and nodes are so many that their cores are busy for at most this share of the time at full load.
 const MOST_BUSY: f64 = 0.7;
+/// Simulated time, seconds: the queues of the start are gone after the first half, which does not count.
+const ON_ONE_MACHINE: f64 = 20.0;
+const ON_MANY: f64 = 4.0;
 /// Share of the full load at which latencies are simulated.
 const LOAD: f64 = 0.8;
 
@@ -37,7 +42,7 @@ pub fn compare(measured: &[Steady], partitions: i32) {
             cores: CORES,
             is_one_machine: true,
         };
-        let simulated = simulate(&costs, &fleet, Load::Backlog, 0.0, 2.0);
+        let simulated = simulate(&costs, &fleet, Load::Backlog, 0.0, ON_ONE_MACHINE);
         println!(
             "{:>9} {:>18.0} {:>18.0} {:>7.2}",
             steady.members,
@@ -69,15 +74,12 @@ pub fn forecast(measured: &Steady) {
     );
     let mut single = None;
     for instances in INSTANCES {
-        for partitions in [24, 4 * instances.max(6)] {
-            if partitions == 24 && 4 * instances.max(6) == 24 && instances > 6 {
-                continue;
-            }
+        for partitions in BTreeSet::from([24, 4 * instances.max(6)]) {
             for double_spends in [0.0, 0.01] {
                 let fleet = fleet(&costs, instances, partitions);
-                let full = simulate(&costs, &fleet, Load::Backlog, double_spends, 1.0);
+                let full = simulate(&costs, &fleet, Load::Backlog, double_spends, ON_MANY);
                 let single = *single.get_or_insert(full.rate);
-                let part = simulate(&costs, &fleet, Load::Rate(LOAD * full.rate), double_spends, 1.0);
+                let part = simulate(&costs, &fleet, Load::Rate(LOAD * full.rate), double_spends, ON_MANY);
                 print(&fleet, double_spends, &full, &part, full.rate / single / instances as f64);
             }
         }

@@ -32,6 +32,8 @@ mod pipeline;
 mod process_stats;
 mod simulation;
 mod steady;
+#[path = "../kafka/topic.rs"]
+#[allow(dead_code)]
 mod topic;
 mod witness;
 
@@ -39,7 +41,7 @@ use std::{env, process::ExitCode};
 
 use child::{CHILD, is_chosen};
 use kafka_server::KafkaServer;
-use measure::env_number;
+use measure::{env_number, runtime};
 use member::MEMBER;
 use topic::BenchTopic;
 
@@ -64,22 +66,21 @@ fn main() -> ExitCode {
 }
 
 fn run_all(server: &KafkaServer, words: &[String]) -> ExitCode {
-    let topic = |name: &str, transactions| BenchTopic {
+    let bench_topic = |name: &str, transactions| BenchTopic {
         brokers: server.bootstrap_servers().to_owned(),
         topic: name.to_owned(),
         partitions: PARTITIONS,
         transactions,
     };
-    runtime(1).block_on(topic("", 0).create_shared());
     let sizes = [("null", "SCALE_TRANSACTIONS", 4_000_000), ("aerospike", "SCALE_AEROSPIKE_TRANSACTIONS", 500_000)];
     for (name, variable, default) in sizes.into_iter().filter(|(name, ..)| is_chosen(words, name)) {
         let is_aerospike = name == "aerospike";
-        if is_aerospike && !has_aerospike() {
+        if is_aerospike && aerospike_server::in_path("asd").is_none() {
             println!("Aerospike is left out: no `asd` in PATH");
             continue;
         }
-        let filled = topic(&format!("scale.{name}"), env_number(variable, default));
-        runtime(1).block_on(filled.fill());
+        let filled = bench_topic(&format!("scale.{name}"), env_number(variable, default));
+        runtime(1).block_on(topic::fill(&filled, PARTITIONS));
         let steady = steady::measure(&filled, server.process_id(), is_aerospike);
         forecast::compare(&steady, PARTITIONS);
         if let Some(first) = steady.first().filter(|_| is_aerospike) {
@@ -88,13 +89,4 @@ fn run_all(server: &KafkaServer, words: &[String]) -> ExitCode {
     }
     let is_whole = !is_chosen(words, "changes") || changes::measure(server.bootstrap_servers(), PARTITIONS);
     if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn has_aerospike() -> bool {
-    env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|folder| folder.join("asd").is_file())
-}
-
-fn runtime(workers: usize) -> tokio::runtime::Runtime {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build();
-    runtime.expect("a machine that runs benches has threads")
 }

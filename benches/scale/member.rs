@@ -22,9 +22,8 @@ use utxo_store::{
 
 use crate::{
     child,
-    measure::Cpu,
+    measure::{Cpu, runtime},
     pipeline::{self, Log, RULES, Running},
-    runtime,
     topic::BenchTopic,
 };
 
@@ -33,7 +32,7 @@ pub const MEMBER: &str = "member";
 /// Time between two lines of counters.
 const EVERY: Duration = Duration::from_millis(50);
 
-/// What a member writes to.
+/// Store of a member.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Sink {
     /// The null engine: every create is done at once, and nothing is kept.
@@ -42,7 +41,7 @@ pub enum Sink {
     Aerospike { hosts: String, set: String },
 }
 
-/// Everything that a member needs to know.
+/// Description of a member, for its process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemberSetup {
     pub topic: BenchTopic,

@@ -11,8 +11,9 @@ use utxo_store::rng::SplitMix64;
 
 /// Transactions of one batch, as many as the dispatcher's batches have rows.
 const BATCH: f64 = 256.0;
-/// Unfinished batches of one instance: `ingest.max_active` transactions.
-const BATCHES_IN_FLIGHT: usize = 256;
+/// Unfinished batches of one instance: enough that its cores are busy while others wait for nodes and brokers. More
+/// would only wait in queues, for longer than the simulated time.
+const BATCHES_IN_FLIGHT: usize = 16;
 const NANOS: f64 = 1e9;
 
 /// Measured costs, in µs.

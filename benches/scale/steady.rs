@@ -7,9 +7,10 @@ use std::{
 
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup},
+    measure::runtime,
     member::{Member, MemberSetup, Sink, is_even, open_engine},
-    pipeline, process_stats, runtime,
-    topic::BenchTopic,
+    pipeline, process_stats,
+    topic::{self, BenchTopic},
 };
 
 /// Numbers of members.
@@ -87,7 +88,7 @@ fn measure_one(topic: &BenchTopic, broker: u32, is_aerospike: bool, count: usize
         let sink = Sink::Aerospike { hosts: server.hosts().to_owned(), set: "scale".to_owned() };
         runtime(2).block_on(async {
             let engine = open_engine(&sink).await;
-            pipeline::fill(&topic.generator(), engine.as_ref()).await;
+            pipeline::fill(&topic::generator(topic), engine.as_ref()).await;
             engine.close().await.expect("closed");
         });
         sink
@@ -111,7 +112,9 @@ fn measure_one(topic: &BenchTopic, broker: u32, is_aerospike: bool, count: usize
         end = Moment::now(&members, broker, database);
     }
     members.into_iter().for_each(Member::leave);
-    let done = (end.completed - begin.completed) as f64;
+    let measured = end.completed - begin.completed;
+    assert!(measured > 0, "{enough} transactions are too few: all were completed before each member had its share");
+    let done = measured as f64;
     Steady {
         members: count,
         rate: done / (end.at - begin.at).as_secs_f64(),

@@ -15,9 +15,9 @@ use utxo_store::{
     event::{Event, OutcomeChange},
 };
 
-use crate::{pipeline::OUTCOMES, runtime, topic::BenchTopic};
+use crate::{measure::runtime, pipeline::OUTCOMES, topic::BenchTopic};
 
-/// What was seen so far.
+/// Outcomes seen so far.
 struct Seen {
     /// Time of the last outcome of each partition.
     last: Vec<Instant>,

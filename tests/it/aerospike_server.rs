@@ -51,7 +51,7 @@ impl AerospikeServer {
         }
         let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::process(command, &configuration(setup), free_ports(), "127.0.0.1"));
+            return Some(Self::start_at(command, &configuration(setup), free_ports(), "127.0.0.1"));
         }
         if engine_runs() {
             return Some(Self::container(setup));
@@ -73,12 +73,7 @@ impl AerospikeServer {
 
     /// As [`start_configured`](Self::start_configured), with these ports for `{SERVICE}`, `{FABRIC}` and `{HEARTBEAT}`.
     pub fn start_on(configuration: &str, ports: [u16; 3]) -> Option<Self> {
-        Some(Self::process(program()?, configuration, ports, "127.0.0.1"))
-    }
-
-    /// As [`start_on`](Self::start_on), by this command, with a configuration that names this address.
-    pub fn start_at(command: PathBuf, configuration: &str, ports: [u16; 3], address: &str) -> Self {
-        Self::process(command, configuration, ports, address)
+        Some(Self::start_at(program()?, configuration, ports, "127.0.0.1"))
     }
 
     /// Returns settings with a set that no other test uses.
@@ -139,7 +134,8 @@ impl AerospikeServer {
         wait_until_it_answers(&self.hosts, || process.try_wait().unwrap().is_some(), folder.path());
     }
 
-    fn process(command: PathBuf, configuration: &str, ports: [u16; 3], address: &str) -> Self {
+    /// As [`start_on`](Self::start_on), by this command, with a configuration that names this address.
+    pub fn start_at(command: PathBuf, configuration: &str, ports: [u16; 3], address: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for sub in ["smd", "usr/udf/lua"] {
             fs::create_dir_all(folder.path().join(sub)).unwrap();
@@ -202,7 +198,8 @@ pub fn program() -> Option<PathBuf> {
     program
 }
 
-fn in_path(name: &str) -> Option<PathBuf> {
+/// Returns the path of a program in `PATH`.
+pub fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }

@@ -21,7 +21,7 @@ use crate::{aerospike_cluster::AerospikeCluster, kafka_server::KafkaServer, run:
 
 /// Time between two looks at the offsets.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Time before each death in which the usual lag and the usual pause between two commits are measured.
+/// Time before each death in which the usual lag is measured.
 const USUAL: Duration = Duration::from_secs(3);
 /// Least time after a death in which the longest pause between two commits is looked for.
 const AFTER: Duration = Duration::from_secs(15);
