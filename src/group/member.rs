@@ -38,7 +38,7 @@ use tokio::time::Instant;
 
 use crate::{
     broker::{
-        AssignedPartition, Broker, BrokerError, Consumer, MessageBatch, PartitionEnd, TopicPartition,
+        AssignedPartition, Broker, BrokerError, BrokerErrorKind, Consumer, MessageBatch, PartitionEnd, TopicPartition,
         identity::TopicGuard,
     },
     clock::Clock,
@@ -234,10 +234,7 @@ impl GroupMember {
         };
         match self.consumer.pause(state.partition()) {
             Ok(()) => state.reads.record_pause(),
-            // A partition that cannot be paused is being revoked.
-            Err(error) => {
-                tracing::warn!(partition = number, %error, "{}: cannot pause the partition", self.profile.name)
-            }
+            Err(error) => self.report_refusal("pause", number, &error),
         }
     }
 
@@ -248,9 +245,19 @@ impl GroupMember {
         };
         match self.consumer.resume(state.partition()) {
             Ok(()) => drop(state.reads.record_resume()),
-            Err(error) => {
-                tracing::warn!(partition = number, %error, "{}: cannot resume the partition", self.profile.name)
+            Err(error) => self.report_refusal("resume", number, &error),
+        }
+    }
+
+    /// Logs that the consumer has refused to pause or resume a partition. The consumer knows of a revocation before the
+    /// loop does, and the loop tries at each turn until then: such a refusal is no warning.
+    fn report_refusal(&self, operation: &str, number: i32, error: &BrokerError) {
+        let name = self.profile.name;
+        match error.kind {
+            BrokerErrorKind::NotAssigned => {
+                tracing::debug!(partition = number, "{name}: cannot {operation} the partition: it is being revoked");
             }
+            _ => tracing::warn!(partition = number, %error, "{name}: cannot {operation} the partition"),
         }
     }
 
