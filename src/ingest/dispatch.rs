@@ -34,6 +34,10 @@ use crate::{
 /// only, they would wait for the store, and the store for them.
 const EARLY_BATCHES: usize = 4;
 
+/// Batches of woken transactions that may be in flight besides the others. A chain of transactions advances by one link
+/// with each of these batches, also while a start reads a long backlog.
+const WOKEN_BATCHES: usize = 2;
+
 /// Messages to the pipeline from the tasks that it has started.
 #[derive(Debug)]
 pub enum TaskMessage {
@@ -139,6 +143,8 @@ pub struct Dispatcher {
     tokens: VecDeque<Token>,
     rows: VecDeque<Row>,
     oldest: Option<Instant>,
+    /// Rows of woken transactions that are not sent yet.
+    woken: Vec<(Token, Row)>,
     reads: Vec<(MasterRead, Txid)>,
     in_flight: usize,
     /// Work outside the batches, by flight: creates with several writes, and bodies for the blob store.
@@ -163,6 +169,7 @@ impl Dispatcher {
             tokens: VecDeque::new(),
             rows: VecDeque::new(),
             oldest: None,
+            woken: Vec::new(),
             reads: Vec::new(),
             in_flight: 0,
             detached: BTreeMap::new(),
@@ -181,16 +188,26 @@ impl Dispatcher {
         }
     }
 
+    /// Adds a row of a transaction that an outcome has woken: the row leaves with the next flush, before all others.
+    pub fn push_woken(&mut self, token: Token, row: Row) {
+        self.woken.push((token, row));
+    }
+
     /// Adds a read of a master record to the next flush.
     pub fn read(&mut self, reading: MasterRead, txid: Txid) {
         self.reads.push((reading, txid));
     }
 
-    /// Sends what is due: reads; full batches; all rows when no batch is in flight or the oldest row has waited for
+    /// Sends what is due: reads; rows of woken transactions; full batches; all rows when no batch is in flight or the oldest row has waited for
     /// long enough; and a part of a batch while few batches are in flight.
     pub fn flush(&mut self) {
         if !self.reads.is_empty() {
             self.send_reads();
+        }
+        if !self.woken.is_empty() && self.in_flight < self.settings.in_flight_batches + WOKEN_BATCHES {
+            let size = self.woken.len().min(self.settings.batch_size);
+            let (tokens, rows) = self.woken.drain(..size).unzip();
+            self.send_batch(tokens, rows);
         }
         while !self.rows.is_empty() && self.in_flight < self.settings.in_flight_batches {
             let full = self.rows.len() >= self.settings.batch_size;
@@ -217,13 +234,17 @@ impl Dispatcher {
 
     /// Returns whether no row or read is gathered and no batch is in flight.
     pub fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.rows.is_empty() && self.reads.is_empty()
+        self.in_flight == 0 && self.rows.is_empty() && self.woken.is_empty() && self.reads.is_empty()
     }
 
     fn send(&mut self) {
         let size = self.rows.len().min(self.settings.batch_size);
         let (rows, tokens) = (self.rows.drain(..size).collect(), self.tokens.drain(..size).collect());
         self.oldest = (!self.rows.is_empty()).then(Instant::now);
+        self.send_batch(tokens, rows);
+    }
+
+    fn send_batch(&mut self, tokens: Vec<Token>, rows: Vec<Row>) {
         self.in_flight += 1;
         let batch = RowBatch { tokens, rows, counts_as_in_flight: true };
         let work = apply_until_answered(self.store.clone(), self.messages.clone(), batch);
@@ -455,27 +476,4 @@ async fn read_until_answered(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{record::Operation, store::testing};
-
-    #[tokio::test]
-    async fn a_part_of_a_batch_leaves_while_few_batches_are_in_flight() {
-        let settings = DispatchSettings { batch_size: 16, batch_age: Duration::from_secs(3_600), in_flight_batches: 8 };
-        let (messages, _outcomes) = mpsc::unbounded_channel();
-        let mut dispatcher = Dispatcher::new(testing::store(1), settings, messages);
-        let mut gathered = |rows| {
-            for _ in 0..rows {
-                let row = Row { key: Key::master(Txid::default()), operation: Operation::ClearCreating };
-                dispatcher.push(Token::Create(FlightId { index: 0, generation: 0 }), row);
-            }
-            dispatcher.flush();
-            (dispatcher.in_flight, dispatcher.rows.len())
-        };
-        assert_eq!(gathered(1), (1, 0), "no batch was in flight");
-        assert_eq!(gathered(3), (1, 3));
-        assert_eq!([gathered(1), gathered(4), gathered(4)], [(2, 0), (3, 0), (4, 0)]);
-        assert_eq!(gathered(15), (4, 15), "enough batches are in flight");
-        assert_eq!(gathered(1), (5, 0), "full");
-    }
-}
+mod tests;

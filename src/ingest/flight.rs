@@ -245,6 +245,8 @@ pub struct Flight {
     pub try_began: u64,
     /// A parent that is absent after this try is missing.
     pub final_attempt: Option<FinalAttempt>,
+    /// An outcome has ended the last wait: the rows of this try leave before those of first tries.
+    pub is_woken: bool,
 }
 
 impl Flight {
@@ -278,6 +280,7 @@ impl Flight {
             awaited: 0,
             try_began: 0,
             final_attempt: None,
+            is_woken: false,
         }
     }
 

@@ -336,6 +336,9 @@ impl Pipeline {
     fn run_actions(&mut self) {
         while let Some(action) = self.planner.next_action() {
             match action {
+                Action::Apply(token, row) if self.planner.is_woken(token.flight()) => {
+                    self.dispatcher.push_woken(token, row);
+                }
                 Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::CreatePaged(token, work) => self.dispatcher.create(self.services.creator.clone(), token, work),
                 Action::Cancel(flight) => self.dispatcher.cancel(flight),

@@ -72,6 +72,7 @@ impl Parking {
     fn park(&mut self, flights: &mut FlightTable, id: FlightId, now_ms: u64) -> bool {
         let Some(flight) = flights.get_mut(id) else { return true };
         flight.parked_since_ms.get_or_insert(now_ms);
+        flight.is_woken = false;
         let began = flight.try_began;
         let mut awaited = flight.awaited_transactions();
         awaited.retain(|txid, change| !self.named.is_named_since(txid, *change, began));
@@ -91,7 +92,13 @@ impl Parking {
     pub(super) fn on_named(&mut self, flights: &mut FlightTable, named: NamedTransaction) -> Vec<FlightId> {
         self.named.record(named);
         let waiters = flights.take_last_waiters(named);
-        self.wake_parked(flights, waiters)
+        let woken = self.wake_parked(flights, waiters);
+        for id in &woken {
+            if let Some(flight) = flights.get_mut(*id) {
+                flight.is_woken = true;
+            }
+        }
+        woken
     }
 
     /// Ends the wait of a flight. Parents in flight forget the child: their completion must not start the child once
