@@ -186,8 +186,10 @@ async fn open_loops(
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
+        let restored = parts.store.meta().await?.and_then(|meta| meta.restored);
+        let chances_from = restored.map_or(0, |restored| restored.handled_chain);
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
-        Some(Sequencer::new(parts, ChainMode::Live, consumer))
+        Some(Sequencer::new(SequencerParts { chances_from, ..parts }, ChainMode::Live, consumer))
     } else {
         None
     };
@@ -369,6 +371,7 @@ fn sequencer_parts(
         ownership: Arc::new(parts.store.clone()),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
+        chances_from: 0,
         monitor: None,
         speculation: None,
         record_cache: None,

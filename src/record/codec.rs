@@ -252,12 +252,13 @@ fn read_hold(r: &mut RecordReader) -> Result<SnapshotHold, CodecError> {
 }
 
 fn write_restored(restored: &Restored, w: &mut RecordWriter) {
-    let Restored { snapshot, is_loading, nodes, chunks, until } = restored;
+    let Restored { snapshot, is_loading, nodes, chunks, until, handled_chain } = restored;
     w.raw(snapshot);
     w.byte(u8::from(*is_loading));
     w.bytes(nodes.as_bytes());
     w.number(*chunks);
     write_consumed(until, w);
+    w.number(*handled_chain);
 }
 
 fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
@@ -267,6 +268,7 @@ fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
         nodes: r.text()?,
         chunks: r.u64()?,
         until: read_consumed(r)?,
+        handled_chain: r.u64()?,
     })
 }
 

@@ -77,8 +77,11 @@ pub struct Restored {
     /// Number of chunks, in the order of the manifest, that are loaded and durable.
     pub chunks: u64,
     /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
-    /// these offsets.
+    /// these offsets; the store has caught up once it has committed `handled_chain`, too.
     pub until: ConsumedOffsets,
+    /// Chain offset of the group when the restore began. Every event below was handled whole by the store that the
+    /// group had before: the second chances of these events are in the log.
+    pub handled_chain: u64,
 }
 
 /// Tip of the longest chain at one offset of the chain log. The tip follows from the log alone, so that a record with

@@ -70,6 +70,12 @@ impl<'a> HandlerContext<'a> {
         self.mode == DecisionMode::Replay
     }
 
+    /// Returns whether the second chances of the event are in the log already. An event that is handled again over a
+    /// restored store would find outputs free whose spenders come later in the log, and would give further chances.
+    pub fn has_chances_in_log(&self) -> bool {
+        self.is_replay() || self.offset < self.parts.chances_from
+    }
+
     /// Returns the stamp of a phase of this event, or of the latest phase of this context where that is earlier.
     pub fn stamp(&self, phase: Phase) -> Stamp {
         Stamp::in_era(self.state.era, self.offset, phase.min(self.latest_phase))

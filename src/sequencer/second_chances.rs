@@ -23,7 +23,7 @@ pub async fn publish_second_chances(
     accepted: Option<Txid>,
     descendants: &Descendants,
 ) -> Result<(), SequencerError> {
-    if cx.is_replay() || (settled.is_empty() && accepted.is_none()) {
+    if cx.has_chances_in_log() || (settled.is_empty() && accepted.is_none()) {
         return Ok(());
     }
     let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
@@ -62,7 +62,7 @@ pub async fn publish_chances_after_lifting(
     parents: &[Txid],
     output: Option<Outpoint>,
 ) -> Result<(), SequencerError> {
-    if cx.is_replay() || parents.is_empty() {
+    if cx.has_chances_in_log() || parents.is_empty() {
         return Ok(());
     }
     let deserves = |child: Arc<Page>| async move {
@@ -87,7 +87,7 @@ pub async fn reconsider_if_parent_is_live(
     child: Txid,
     parent: Txid,
 ) -> Result<(), SequencerError> {
-    if cx.is_replay() {
+    if cx.has_chances_in_log() {
         return Ok(());
     }
     let appeared = cx.master(parent).await?.is_some_and(|parent| parent.state() == TxState::Live);
@@ -100,7 +100,7 @@ pub async fn reconsider_if_parent_is_live(
 /// A transaction can become conflicting before its event has stored a body. Then no parent lists it in `conflictingCs`,
 /// and the parent may have become live again before the contest is handled. From this point on the parents list it.
 pub async fn reconsider_unless_barred(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
-    if cx.is_replay() {
+    if cx.has_chances_in_log() {
         return Ok(());
     }
     let Some(page) = cx.master(txid).await? else { return Ok(()) };

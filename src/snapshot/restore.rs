@@ -112,7 +112,8 @@ impl<'a> Restore<'a> {
         }
         let chain_commit = chain_commit(&manifest);
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
-        let meta = restored_meta(&manifest, source, &state, parts.store_id);
+        let handled_chain = Frontier::read(settings, broker).await?.consumed.chain;
+        let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
         Ok(Restore { settings, parts, shelf, name, manifest, meta })
     }
 
@@ -263,7 +264,12 @@ fn chain_commit(manifest: &Manifest) -> Option<CommittedOffset> {
 }
 
 /// Returns the meta record of the restored store: what the offsets of the snapshot prove, and nothing later.
-fn restored_meta(manifest: &Manifest, source: MetaRecord, state: &ChainState, store_id: [u8; 16]) -> MetaRecord {
+fn restored_meta(
+    manifest: &Manifest,
+    source: MetaRecord,
+    state: &ChainState,
+    (store_id, handled_chain): ([u8; 16], u64),
+) -> MetaRecord {
     let offsets = manifest.plan.offsets.to_consumed();
     MetaRecord {
         store_id,
@@ -280,6 +286,7 @@ fn restored_meta(manifest: &Manifest, source: MetaRecord, state: &ChainState, st
             snapshot: manifest.plan.id,
             is_loading: true,
             until: manifest.until.to_consumed(),
+            handled_chain,
             ..Restored::default()
         })),
         ..source

@@ -171,8 +171,9 @@ fn hold() -> impl Strategy<Value = SnapshotHold> {
 }
 
 fn restored() -> impl Strategy<Value = Restored> {
-    (any::<([u8; 16], bool, String, u64)>(), consumed()).prop_map(|((snapshot, is_loading, nodes, chunks), until)| {
-        Restored { snapshot, is_loading, nodes, chunks, until }
+    (any::<([u8; 16], bool, String, u64, u64)>(), consumed()).prop_map(|(fields, until)| {
+        let (snapshot, is_loading, nodes, chunks, handled_chain) = fields;
+        Restored { snapshot, is_loading, nodes, chunks, until, handled_chain }
     })
 }
 

@@ -116,6 +116,6 @@ impl Restored {
         let has = |(partition, until): (&u32, &u64)| {
             *until == 0 || committed.validated.get(partition).is_some_and(|offset| offset >= until)
         };
-        committed.chain >= self.until.chain && self.until.validated.iter().all(has)
+        committed.chain >= self.until.chain.max(self.handled_chain) && self.until.validated.iter().all(has)
     }
 }
