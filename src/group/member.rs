@@ -234,7 +234,7 @@ impl GroupMember {
         };
         match self.consumer.pause(state.partition()) {
             Ok(()) => state.reads.record_pause(),
-            Err(error) => self.report_refusal("pause", number, &error),
+            Err(error) => log_refusal(self.profile.name, "pause", number, &error),
         }
     }
 
@@ -245,19 +245,7 @@ impl GroupMember {
         };
         match self.consumer.resume(state.partition()) {
             Ok(()) => drop(state.reads.record_resume()),
-            Err(error) => self.report_refusal("resume", number, &error),
-        }
-    }
-
-    /// Logs that the consumer has refused to pause or resume a partition. The consumer knows of a revocation before the
-    /// loop does, and the loop tries at each turn until then: such a refusal is no warning.
-    fn report_refusal(&self, operation: &str, number: i32, error: &BrokerError) {
-        let name = self.profile.name;
-        match error.kind {
-            BrokerErrorKind::NotAssigned => {
-                tracing::debug!(partition = number, "{name}: cannot {operation} the partition: it is being revoked");
-            }
-            _ => tracing::warn!(partition = number, %error, "{name}: cannot {operation} the partition"),
+            Err(error) => log_refusal(self.profile.name, "resume", number, &error),
         }
     }
 
@@ -313,5 +301,16 @@ impl GroupMember {
             status
         };
         self.partitions.states.iter().map(status).collect()
+    }
+}
+
+/// Logs that the consumer has refused to pause or resume a partition. The consumer knows of a revocation before the
+/// loop does, and the loop tries at each turn until then: such a refusal is no warning.
+fn log_refusal(name: &str, operation: &str, partition: i32, error: &BrokerError) {
+    match error.kind {
+        BrokerErrorKind::NotAssigned => {
+            tracing::debug!(partition, "{name}: cannot {operation} the partition: it is being revoked");
+        }
+        _ => tracing::warn!(partition, %error, "{name}: cannot {operation} the partition"),
     }
 }

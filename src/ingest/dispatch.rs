@@ -198,8 +198,8 @@ impl Dispatcher {
         self.reads.push((reading, txid));
     }
 
-    /// Sends what is due: reads; rows of woken transactions; full batches; all rows when no batch is in flight or the oldest row has waited for
-    /// long enough; and a part of a batch while few batches are in flight.
+    /// Sends what is due: reads; rows of woken transactions; full batches; all rows when no batch is in flight or the
+    /// oldest row has waited for long enough; and a part of a batch while few batches are in flight.
     pub fn flush(&mut self) {
         if !self.reads.is_empty() {
             self.send_reads();

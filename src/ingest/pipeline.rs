@@ -336,10 +336,13 @@ impl Pipeline {
     fn run_actions(&mut self) {
         while let Some(action) = self.planner.next_action() {
             match action {
-                Action::Apply(token, row) if self.planner.is_woken(token.flight()) => {
-                    self.dispatcher.push_woken(token, row);
+                Action::Apply(token, row) => {
+                    let flight = self.planner.flights().get(token.flight());
+                    match flight.is_some_and(|flight| flight.is_woken) {
+                        true => self.dispatcher.push_woken(token, row),
+                        false => self.dispatcher.push(token, row),
+                    }
                 }
-                Action::Apply(token, row) => self.dispatcher.push(token, row),
                 Action::CreatePaged(token, work) => self.dispatcher.create(self.services.creator.clone(), token, work),
                 Action::Cancel(flight) => self.dispatcher.cancel(flight),
                 Action::ReadOwn(flight, txid) => self.dispatcher.read(MasterRead::Own(flight), txid),

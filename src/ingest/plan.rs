@@ -326,11 +326,6 @@ impl Planner {
         woken
     }
 
-    /// Returns whether an outcome has ended the last wait of a flight.
-    pub fn is_woken(&self, id: FlightId) -> bool {
-        self.steps.flights.get(id).is_some_and(|flight| flight.is_woken)
-    }
-
     /// Returns flights that have waited for `long_ms` since they began to wait or last read their own record; at most
     /// `MAX_REREADS`.
     pub fn long_waiting_flights(&mut self, long_ms: u64, now_ms: u64) -> Vec<FlightId> {
