@@ -87,7 +87,7 @@ impl InspectCommand {
         block_on(async {
             let mut out = output::stdout();
             match self.target {
-                InspectTarget::Tx(args) => args.run(&mut out).await,
+                InspectTarget::Tx(args) => Box::pin(args.run(&mut out)).await,
                 InspectTarget::Block(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 InspectTarget::Unmined(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 InspectTarget::Conflicts(args) => args.show(&args.store.open().await?.0, &mut out).await,

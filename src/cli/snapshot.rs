@@ -30,7 +30,7 @@ enum SnapshotAction {
     /// Create a snapshot of the configured store, also while instances run
     Create(create::SnapshotCreateArgs),
     /// Restore a snapshot into an empty store of any engine, and set the group back to its offsets
-    Restore(restore::RestoreArgs),
+    Restore(Box<restore::RestoreArgs>),
     /// Read every chunk of a snapshot, and compare checksums, counts and sums
     Verify(shelf::SnapshotVerifyArgs),
     /// List the snapshots of a place, oldest first

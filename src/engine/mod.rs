@@ -24,7 +24,9 @@ use async_trait::async_trait;
 
 pub use decorator::EngineDecorator;
 pub use restored::RestoredEngine;
-pub use url::{OpenError, OpenOptions, StoreUrl, open, open_existing, open_existing_url, open_url};
+pub use url::{OpenError, OpenOptions, StoreUrl, open_existing_url, open_url};
+#[cfg(feature = "testkit")]
+pub use url::{open, open_existing};
 
 use crate::record::{Key, Operation, Outcome, Record, SelectedPage, Selection};
 

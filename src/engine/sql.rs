@@ -33,7 +33,7 @@ mod writer;
 
 #[cfg(feature = "sql")]
 pub use engine::SqlEngine;
-pub use settings::{OpenSqlError, PostgresServer, SqlAccess, SqlDatabase, SqlSettings};
+pub use settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings};
 
 #[cfg(test)]
 mod tests;

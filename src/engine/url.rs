@@ -77,6 +77,7 @@ pub struct OpenOptions {
     /// Login, encryption and limits for a store in a cluster.
     pub access: Access,
     /// Password and limits for a store in a database.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code, reason = "only the SQL engines read the field"))]
     pub sql: SqlAccess,
 }
 
@@ -88,16 +89,17 @@ impl OpenOptions {
     }
 }
 
-/// Opens the store that `url` names. A store on disk is created if none exists. Opening includes the recovery of the
-/// store, which may take long.
+/// Opens the store that `url` names, as [`open_url`] does.
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
+#[cfg(feature = "testkit")]
 pub async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     open_url(url.parse()?, options).await
 }
 
-/// Opens a store as [`open`] does, whose URL was read before: a [`StoreUrl`] shows its password to nobody else.
+/// Opens the store that `url` names. A store on disk is created if none exists. Opening includes the recovery of the
+/// store, which may take long.
 ///
 /// # Errors
 /// See [`OpenError`]; each is one line.
@@ -141,18 +143,19 @@ async fn open_sql(settings: &SqlSettings, _: &OpenOptions, _: bool) -> Result<Ar
     Err(OpenSqlError::NotBuilt { database: settings.describe() }.into())
 }
 
-/// Opens the existing store that `url` names, for a reader. Creates and changes nothing if the store does not exist.
+/// Opens the existing store that `url` names, as [`open_existing_url`] does.
 ///
 /// # Errors
-/// As [`open`]; and the store does not exist.
+/// As [`open_existing_url`].
+#[cfg(feature = "testkit")]
 pub async fn open_existing(url: &str, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     open_existing_url(url.parse()?, options).await
 }
 
-/// Opens an existing store as [`open_existing`] does, whose URL was read before.
+/// Opens the existing store that `url` names, for a reader. Creates and changes nothing if the store does not exist.
 ///
 /// # Errors
-/// As [`open_existing`].
+/// As [`open_url`]; and the store does not exist.
 pub async fn open_existing_url(url: StoreUrl, options: &OpenOptions) -> Result<Arc<dyn RecordEngine>, OpenError> {
     match &url {
         StoreUrl::Fjall(directory, _) => FjallEngine::must_exist(directory)?,

@@ -123,13 +123,8 @@ impl ChunkWriter {
     }
 
     /// Bytes of the chunk so far.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.bytes.len()
-    }
-
-    /// Returns whether the chunk has no record.
-    pub fn is_empty(&self) -> bool {
-        self.totals.records == 0
     }
 
     /// Ends the chunk; `next` is the position at which the scan of the part continues.

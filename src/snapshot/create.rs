@@ -398,7 +398,7 @@ impl PartScan {
                 }
             }
             cursor = page.next;
-            if cursor.is_none() || chunk.len() >= self.options.chunk_bytes {
+            if cursor.is_none() || chunk.size() >= self.options.chunk_bytes {
                 return Ok((chunk, cursor));
             }
         }

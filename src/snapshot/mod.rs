@@ -28,7 +28,7 @@ pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
 pub use restore::{RestoreReport, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;
-pub use verify::{VerifyReport, verify};
+pub use verify::verify;
 
 /// Receives the progress of a snapshot: records and bytes so far, and all chunks where their number is known.
 pub type OnProgress<'a> = &'a (dyn Fn(CopyProgress) + Send + Sync);

@@ -158,9 +158,7 @@ impl SqlSettings {
                 if server.host.starts_with('/') {
                     push("host", percent_encode(&server.host).to_string());
                 }
-                for (key, value) in [("sslmode", &server.ssl_mode)] {
-                    value.iter().for_each(|value| push(key, percent_encode(value).to_string()));
-                }
+                server.ssl_mode.iter().for_each(|mode| push("sslmode", percent_encode(mode).to_string()));
                 server.ssl_root_cert.iter().for_each(|path| push("sslrootcert", percent_encode_path(path).to_string()));
                 server.max_open.iter().for_each(|count| push("PostgresMaxOpenConns", count.to_string()));
                 server.max_idle.iter().for_each(|count| push("PostgresMaxIdleConns", count.to_string()));

@@ -104,14 +104,13 @@ fn is_inside_transaction(error: &sqlx::Error) -> bool {
 impl SqliteTransaction {
     async fn begin(pool: &SqlitePool, statement: &'static str) -> Result<Self, SqlError> {
         let mut connection = pool.acquire().await?;
-        let begun = connection.execute(statement).await;
-        match begun {
+        if let Err(error) = connection.execute(statement).await {
             // The last transaction of the connection was given up in its middle.
-            Err(error) if is_inside_transaction(&error) => {
-                connection.execute("ROLLBACK").await?;
-                connection.execute(statement).await?;
+            if !is_inside_transaction(&error) {
+                return Err(error.into());
             }
-            begun => drop(begun?),
+            connection.execute("ROLLBACK").await?;
+            connection.execute(statement).await?;
         }
         Ok(SqliteTransaction(connection))
     }
