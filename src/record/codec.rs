@@ -272,6 +272,16 @@ fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
     })
 }
 
+/// Decodes one part of a meta record, which has to be all of the bytes.
+fn decode_whole<T>(
+    bytes: impl Into<Bytes>,
+    read: impl FnOnce(&mut RecordReader) -> Result<T, CodecError>,
+) -> Result<T, CodecError> {
+    let mut r = RecordReader(bytes.into());
+    let part = read(&mut r)?;
+    if r.0.is_empty() { Ok(part) } else { Err(CodecError::Trailing) }
+}
+
 /// Encodes a hold, for engines that do not store a meta record as one value.
 pub fn encode_hold(hold: &SnapshotHold) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -284,9 +294,7 @@ pub fn encode_hold(hold: &SnapshotHold) -> Vec<u8> {
 /// # Errors
 /// Fails for any other bytes, see [`CodecError`].
 pub fn decode_hold(bytes: impl Into<Bytes>) -> Result<SnapshotHold, CodecError> {
-    let mut r = RecordReader(bytes.into());
-    let hold = read_hold(&mut r)?;
-    if r.0.is_empty() { Ok(hold) } else { Err(CodecError::Trailing) }
+    decode_whole(bytes, read_hold)
 }
 
 /// Encodes a restore, for engines that do not store a meta record as one value.
@@ -301,9 +309,7 @@ pub fn encode_restored(restored: &Restored) -> Vec<u8> {
 /// # Errors
 /// Fails for any other bytes, see [`CodecError`].
 pub fn decode_restored(bytes: impl Into<Bytes>) -> Result<Restored, CodecError> {
-    let mut r = RecordReader(bytes.into());
-    let restored = read_restored(&mut r)?;
-    if r.0.is_empty() { Ok(restored) } else { Err(CodecError::Trailing) }
+    decode_whole(bytes, read_restored)
 }
 
 fn write_tip(ChainTip { chain_offset, height, hash, median_time }: &ChainTip, w: &mut RecordWriter) {
@@ -325,9 +331,7 @@ pub fn encode_topics(topics: &BTreeMap<String, BoundTopic>) -> Vec<u8> {
 /// # Errors
 /// Fails for any other bytes, see [`CodecError`].
 pub fn decode_topics(bytes: impl Into<Bytes>) -> Result<BTreeMap<String, BoundTopic>, CodecError> {
-    let mut r = RecordReader(bytes.into());
-    let topics = read_topics(&mut r)?;
-    if r.0.is_empty() { Ok(topics) } else { Err(CodecError::Trailing) }
+    decode_whole(bytes, read_topics)
 }
 
 fn write_topics(topics: &BTreeMap<String, BoundTopic>, w: &mut RecordWriter) {
@@ -363,9 +367,7 @@ pub fn encode_rebuilding(rebuilding: &Rebuilding) -> Vec<u8> {
 /// # Errors
 /// Fails for any other bytes, see [`CodecError`].
 pub fn decode_rebuilding(bytes: impl Into<Bytes>) -> Result<Rebuilding, CodecError> {
-    let mut r = RecordReader(bytes.into());
-    let rebuilding = read_rebuilding(&mut r)?;
-    if r.0.is_empty() { Ok(rebuilding) } else { Err(CodecError::Trailing) }
+    decode_whole(bytes, read_rebuilding)
 }
 
 /// Writes the offsets; only those of a meta record have a height, which follows at its end.
