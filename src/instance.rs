@@ -113,9 +113,9 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     parts.health.status_registry().publish_store(parts.store.engine.name());
-    let parts = tokio::select! {
+    let (parts, chances_from) = tokio::select! {
         biased;
-        parts = restored_parts(&settings, parts) => parts?,
+        restored = restored_parts(&settings, parts) => restored?,
         () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
     };
     let starting = async {
@@ -131,7 +131,7 @@ pub async fn run(
         // Binding comes after the checks: a store that is bound to a wrong topic would refuse the right one for good.
         let guard = start::bind_log(&parts, log).await?;
         parts.health.on_store_opened();
-        open_loops(&settings, &parts, (nodes, guard), counts.outcomes).await
+        open_loops(&settings, &parts, (nodes, guard), counts.outcomes, chances_from).await
     };
     let started = tokio::select! {
         biased;
@@ -151,18 +151,22 @@ pub async fn run(
 }
 
 /// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a
-/// snapshot and the group has not read everything again. The first start after that makes the store an ordinary one.
-async fn restored_parts(settings: &InstanceSettings, mut parts: InstanceParts) -> Result<InstanceParts, InstanceError> {
-    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok(parts) };
+/// snapshot and the group has not read everything again; and the chain offset from which events publish second chances.
+/// The first start after the group has read everything again makes the store an ordinary one.
+async fn restored_parts(
+    settings: &InstanceSettings,
+    mut parts: InstanceParts,
+) -> Result<(InstanceParts, u64), InstanceError> {
+    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok((parts, 0)) };
     let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
     if restored.is_covered_by(&frontier.resume) {
         tracing::info!("instance: the restored store has caught up with the log");
         StoreMeta::of(&parts.store).end_restore().await?;
-    } else {
-        tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
-        parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
+        return Ok((parts, 0));
     }
-    Ok(parts)
+    tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
+    parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
+    Ok((parts, restored.handled_chain))
 }
 
 /// Opens the log for writing and reading, and creates the pipeline, and the sequencer where it is enabled.
@@ -171,6 +175,7 @@ async fn open_loops(
     parts: &InstanceParts,
     (nodes, guard): (RestartDetector, TopicGuard),
     outcome_partitions: i32,
+    chances_from: u64,
 ) -> Result<(Pipeline, Option<Sequencer>), InstanceError> {
     let group = &settings.pipeline.group;
     let output = LogOutput::open(settings, parts, outcome_partitions).await?;
@@ -186,8 +191,6 @@ async fn open_loops(
     let sequencer = if settings.sequencer_enabled {
         let consumer =
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
-        let restored = parts.store.meta().await?.and_then(|meta| meta.restored);
-        let chances_from = restored.map_or(0, |restored| restored.handled_chain);
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
         Some(Sequencer::new(SequencerParts { chances_from, ..parts }, ChainMode::Live, consumer))
     } else {
