@@ -22,6 +22,8 @@ const SCHEMA_VERSION: i64 = 1;
 /// The statements that create the tables, separated by empty lines.
 const SQLITE_SCHEMA: &str = include_str!("schema/sqlite.sql");
 const POSTGRES_SCHEMA: &str = include_str!("schema/postgres.sql");
+/// Reads the columns of [`StoreRow::from_columns`].
+const SELECT_STORE: &str = "SELECT schema_version, database_id, network, utxo_batch_size FROM store";
 /// Slots of a page where the opener names no number.
 const DEFAULT_BATCH_SIZE: u32 = 20_000;
 /// Key of the advisory lock under which one process at a time creates the tables: `utxo`.
@@ -42,6 +44,12 @@ struct StoreRow {
     database_id: Vec<u8>,
     network: String,
     utxo_batch_size: i64,
+}
+
+impl StoreRow {
+    fn from_columns((schema_version, database_id, network, utxo_batch_size): (i64, Vec<u8>, String, i64)) -> Self {
+        StoreRow { schema_version, database_id, network, utxo_batch_size }
+    }
 }
 
 impl SqlEngine {
@@ -134,14 +142,8 @@ async fn prepare_sqlite(database: &SqliteDatabase, expected: &Expected<'_>) -> R
         let insert = insert.bind(expected.rules.network.to_string()).bind(i64::from(expected.batch_size()));
         insert.execute(&mut *transaction).await.map_err(failed)?;
     }
-    let row = sqlx::query("SELECT schema_version, database_id, network, utxo_batch_size FROM store");
-    let row = row.fetch_one(&mut *transaction).await.map_err(failed)?;
-    let row = StoreRow {
-        schema_version: row.try_get(0).map_err(failed)?,
-        database_id: row.try_get(1).map_err(failed)?,
-        network: row.try_get(2).map_err(failed)?,
-        utxo_batch_size: row.try_get(3).map_err(failed)?,
-    };
+    let row = sqlx::query_as(SELECT_STORE).fetch_one(&mut *transaction).await;
+    let row = StoreRow::from_columns(row.map_err(failed)?);
     expected.check(&row)?;
     if !expected.must_exist {
         // A file that cannot be written is opened all the same, and fails at the first write.
@@ -184,14 +186,8 @@ async fn prepare_postgres(pool: &sqlx::PgPool, expected: &Expected<'_>) -> Resul
         let insert = sqlx::query(insert).bind(SCHEMA_VERSION).bind(expected.rules.network.to_string());
         insert.bind(i64::from(expected.batch_size())).execute(&mut *transaction).await.map_err(failed)?;
     }
-    let row = sqlx::query("SELECT schema_version, database_id, network, utxo_batch_size FROM store");
-    let row = row.fetch_one(&mut *transaction).await.map_err(failed)?;
-    let row = StoreRow {
-        schema_version: row.try_get(0).map_err(failed)?,
-        database_id: row.try_get(1).map_err(failed)?,
-        network: row.try_get(2).map_err(failed)?,
-        utxo_batch_size: row.try_get(3).map_err(failed)?,
-    };
+    let row = sqlx::query_as(SELECT_STORE).fetch_one(&mut *transaction).await;
+    let row = StoreRow::from_columns(row.map_err(failed)?);
     expected.check(&row)?;
     transaction.commit().await.map_err(failed)?;
     Ok(row)
