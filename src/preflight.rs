@@ -4,6 +4,7 @@
 pub mod group;
 pub mod message_size;
 pub mod replication;
+pub mod retention;
 pub mod rights;
 pub mod times;
 pub mod topics;

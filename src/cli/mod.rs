@@ -155,6 +155,15 @@ impl ConfigArgs {
     pub fn load_store(&self) -> Result<Config, ConfigErrors> {
         Config::load_store(self.config.as_deref())
     }
+
+    /// Reads and checks the settings of the store and of the snapshots, for a command that needs the place of the
+    /// snapshots and the logins to it.
+    ///
+    /// # Errors
+    /// All errors of these settings; the exit code is then 2.
+    fn load_snapshots(&self) -> Result<Config, ConfigErrors> {
+        Config::load_snapshots(self.config.as_deref())
+    }
 }
 
 /// Runs a command's future to its end on a new runtime: no layer below `cli` starts threads.

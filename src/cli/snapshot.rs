@@ -10,9 +10,9 @@ use clap::{Args, Subcommand};
 use indicatif::{HumanBytes, HumanCount};
 use serde::Serialize;
 
-use super::{CliResult, Failure, block_on, opening::OpeningError, output, spinner::Spinner, wiring};
+use super::{CliResult, Failure, UsageError, block_on, opening::OpeningError, output, spinner::Spinner, wiring};
 use crate::{
-    blob::{self, BlobUrl, Intent},
+    blob::{self, BlobUrl, Intent, OpenBlobError},
     config::Config,
     snapshot::{CopyProgress, Shelf, Totals},
     telemetry::Metrics,
@@ -54,11 +54,22 @@ impl SnapshotCommand {
     }
 }
 
+/// Opens the snapshots of the place that an option names, else of `snapshot.url`.
+async fn open_shelf(
+    config: &Config,
+    (option, given): (&str, Option<&BlobUrl>),
+    intent: Intent,
+) -> Result<Shelf, Failure> {
+    let Some(url) = given.or(config.snapshot.url.as_ref()) else {
+        return Err(UsageError(format!("{option} must be given: snapshot.url is not set")).into());
+    };
+    open_shelf_at(config, url, intent).await.map_err(|error| OpeningError::Blobs(error).into())
+}
+
 /// Opens the snapshots of a place, with the logins and limits of the configured blob store.
-async fn open_shelf(config: &Config, url: &BlobUrl, intent: Intent) -> Result<Shelf, Failure> {
+pub(super) async fn open_shelf_at(config: &Config, url: &BlobUrl, intent: Intent) -> Result<Shelf, OpenBlobError> {
     let (access, options) = wiring::blob_settings(config, &std::sync::Arc::new(Metrics::new()));
-    let opened = blob::open_snapshots(url, intent, &access, &options).await;
-    opened.map(Shelf::new).map_err(|error| OpeningError::Blobs(error).into())
+    blob::open_snapshots(url, intent, &access, &options).await.map(Shelf::new)
 }
 
 /// Form of the progress line.

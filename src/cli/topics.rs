@@ -1,8 +1,11 @@
 //! `utxo-store topics`: creates the topics of the store, and checks existing topics.
 
+pub(super) mod needed_log;
+
 use std::{
     io::Write,
     slice,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,16 +19,19 @@ use crate::{
     event::Topic,
     preflight::{
         replication::copies_of_new_topics,
+        retention::{NeededLog, WholeLogReason},
         topics::{NewTopicSettings, ObservedTopic, TopicStatus, config_for_replicas, new_topics},
     },
     record::MetaRecord,
     store::topics::{find_topics, verify_topic_binding},
+    text::one_line,
 };
 
 const AFTER_HELP: &str = "\
 Blocks, reorgs, the chain log and the decisions have one partition each, since each is one order. These topics and the
-validated transactions are kept for good: a rebuild reads all of them. The number of partitions of the validated
-transactions is fixed for the life of a store.
+validated transactions are kept for good: a rebuild reads all of them. Where snapshot.url is set, an existing topic may
+have retention.ms: the topic must keep what a store restored from the newest complete snapshot reads. The number of
+partitions of the validated transactions is fixed for the life of a store.
 
 Example:
   utxo-store topics create --config utxo-store.toml --partitions 24 --replication-factor 3 --dry-run";
@@ -144,7 +150,8 @@ impl CreateArgs {
             let broker = opening::build_kafka(settings)?;
             let mut wrong = 0;
             let wanted_copies = wanted_copies.and_then(|copies| usize::try_from(copies).ok());
-            let statuses = describe_topics(&broker, &config, wanted_copies).await?;
+            let needed = read_needed_log(&broker, &config).await;
+            let statuses = describe_topics(&broker, &config, wanted_copies, &needed).await?;
             for (status, wanted) in statuses.into_iter().zip(wanted) {
                 let mut line = report(&wanted.name, status)?;
                 if line.partitions != 0 && line.partitions != wanted.partitions && line.problems.is_empty() {
@@ -200,8 +207,9 @@ impl CheckArgs {
         block_on(async {
             let broker = opening::build_kafka(wiring::kafka_settings(&config))?;
             let meta = read_meta_record(&config).await;
+            let needed = read_needed_log(&broker, &config).await;
             let mut wrong = 0;
-            for status in describe_topics(&broker, &config, wanted_copies(&config)).await? {
+            for status in describe_topics(&broker, &config, wanted_copies(&config), &needed).await? {
                 let (topic, name) = (status.topic, config.kafka.topics.name(status.topic));
                 let mut line = report(name, status)?;
                 if let Some(meta) = meta.as_ref().filter(|_| topic.is_state_source() && line.partitions > 0) {
@@ -239,12 +247,23 @@ async fn read_meta_record(config: &Config) -> Option<MetaRecord> {
     meta.unwrap_or_else(|error| unknown(error.to_string()))
 }
 
+/// Reads the part of the log that the topics must keep. Where `snapshot.url` is set, a line on standard error names the
+/// snapshot.
+async fn read_needed_log(broker: &KafkaBroker, config: &Config) -> Arc<NeededLog> {
+    let needed = needed_log::read(broker, config).await;
+    if needed != NeededLog::Whole(WholeLogReason::NotConfigured) {
+        eprintln!("snapshots: {}", one_line(&needed.to_string()));
+    }
+    Arc::new(needed)
+}
+
 /// Returns the number of copies that the settings demand.
 pub(super) fn wanted_copies(config: &Config) -> Option<usize> {
     config.kafka.replication_factor.and_then(|copies| usize::try_from(copies).ok())
 }
 
-/// Describes each topic and its configuration. The topics are to have `wanted_copies`, where the settings say so.
+/// Describes each topic and its configuration. The topics are to have `wanted_copies`, where the settings say so, and
+/// to keep the `needed` part of the log.
 ///
 /// # Errors
 /// The brokers cannot be reached.
@@ -252,20 +271,17 @@ pub(super) async fn describe_topics(
     broker: &KafkaBroker,
     config: &Config,
     wanted_copies: Option<usize>,
+    needed: &Arc<NeededLog>,
 ) -> Result<Vec<TopicStatus>, BrokerError> {
     let (topics, limits) = (&config.kafka.topics, wiring::message_limits(config));
     let mut all = Vec::new();
     for topic in Topic::all() {
-        all.push(match broker.describe_topic(topics.name(topic)).await {
-            Ok(found) => {
-                let found = found.map(ObservedTopic::from_description);
-                TopicStatus { topic, found, unknown: None, limits, wanted_copies }
-            }
-            Err(error) if error.kind == BrokerErrorKind::Refused => {
-                TopicStatus { topic, found: None, unknown: Some(error), limits, wanted_copies }
-            }
+        let (found, unknown) = match broker.describe_topic(topics.name(topic)).await {
+            Ok(found) => (found.map(ObservedTopic::from_description), None),
+            Err(error) if error.kind == BrokerErrorKind::Refused => (None, Some(error)),
             Err(error) => return Err(error),
-        });
+        };
+        all.push(TopicStatus { topic, found, unknown, limits, wanted_copies, needed: needed.clone() });
     }
     let existing: Vec<&str> =
         all.iter().filter(|status| status.found.is_some()).map(|status| topics.name(status.topic)).collect();

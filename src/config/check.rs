@@ -10,7 +10,7 @@ use super::{
     Config,
     settings::{
         BackgroundRecovery, Blobs, Cluster, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Sequencer,
-        Store, Topics,
+        Snapshots, Store, Topics,
     },
     types::{Range, SettingType},
     writable_blobs,
@@ -82,6 +82,7 @@ struct RelatedSections<'a> {
     store: Option<&'a Store>,
     ingest: Option<&'a Ingest>,
     sequencer: Option<&'a Sequencer>,
+    snapshot: Option<&'a Snapshots>,
     run: Option<&'a Run>,
     http: Option<&'a Http>,
 }
@@ -190,6 +191,17 @@ impl<'a> Checker<'a> {
         }
     }
 
+    fn check_snapshot(&mut self, snapshot: &Snapshots) {
+        let checked = snapshot.url.as_ref().map(|url| match url {
+            BlobUrl::Memory => Err("is memory://, which is gone with the process: name a directory or S3".to_owned()),
+            BlobUrl::Web(_) => Err("is a web server, which lists no objects: name a directory or S3".to_owned()),
+            url => check_openable(url),
+        });
+        if let Some(Err(problem)) = checked {
+            self.refuse("snapshot.url", problem);
+        }
+    }
+
     fn check_topics(&mut self, topics: &Topics) {
         let named = [
             ("kafka.topics.validated_txs", &topics.validated_txs),
@@ -279,7 +291,7 @@ impl<'a> Checker<'a> {
 
     /// Checks the relations of the settings within each section, then those between sections.
     fn check_relations(&mut self, sections: RelatedSections<'_>) {
-        let RelatedSections { kafka, objects, store, ingest, sequencer, run, http } = sections;
+        let RelatedSections { kafka, objects, store, ingest, sequencer, snapshot, run, http } = sections;
         if let Some(kafka) = kafka {
             self.check_kafka(kafka);
             self.check_brokers(kafka);
@@ -297,6 +309,9 @@ impl<'a> Checker<'a> {
         }
         if let Some(sequencer) = sequencer {
             self.check_sequencer(sequencer);
+        }
+        if let Some(snapshot) = snapshot {
+            self.check_snapshot(snapshot);
         }
         if let Some(http) = http {
             self.check_http(http);
@@ -341,6 +356,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
     let outcomes = Outcomes::take(checker);
     let prune = Prune::take(checker);
     let recovery = BackgroundRecovery::take(checker);
+    let snapshot = Snapshots::take(checker);
     let run = Run::take(checker);
     let http = Http::take(checker);
     let log = Log::take(checker);
@@ -350,11 +366,12 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         store: store.as_ref(),
         ingest: ingest.as_ref(),
         sequencer: sequencer.as_ref(),
+        snapshot: snapshot.as_ref(),
         run: run.as_ref(),
         http: http.as_ref(),
     });
     let (objects, ingest, sequencer, outcomes) = (objects?, ingest?, sequencer?, outcomes?);
-    let (prune, recovery) = (prune?, recovery?);
+    let (prune, recovery, snapshot) = (prune?, recovery?, snapshot?);
     let (kafka, store, run, http, log) = (kafka?, store?, run?, http?, log?);
     Some(Config {
         kafka,
@@ -365,6 +382,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         outcomes,
         prune,
         recovery,
+        snapshot,
         run,
         http,
         log,
@@ -375,7 +393,8 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
 /// Checks a finished configuration: each value by itself, then the relations.
 pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
     let checker = &mut Checker { raw: None, errors };
-    let Config { kafka, objects, store, ingest, sequencer, outcomes, prune, recovery, run, http, log, .. } = config;
+    let Config { kafka, objects, store, ingest, sequencer, outcomes, prune, recovery, .. } = config;
+    let Config { snapshot, run, http, log, .. } = config;
     kafka.check_values(checker);
     objects.check_values(checker);
     store.check_values(checker);
@@ -384,6 +403,7 @@ pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
     outcomes.check_values(checker);
     prune.check_values(checker);
     recovery.check_values(checker);
+    snapshot.check_values(checker);
     run.check_values(checker);
     http.check_values(checker);
     log.check_values(checker);
@@ -394,6 +414,7 @@ pub(super) fn check_finished(config: &Config, errors: &mut Vec<ConfigError>) {
         store: Some(store),
         ingest: Some(ingest),
         sequencer: Some(sequencer),
+        snapshot: Some(snapshot),
         run: Some(run),
         http: Some(http),
     });

@@ -52,6 +52,8 @@ pub(super) enum Sections {
     All,
     /// The section of the store, with its subsections.
     Store,
+    /// The section of the store, whose logins reach the place of the snapshots, and the section of the snapshots.
+    Snapshots,
 }
 
 impl Sections {
@@ -61,6 +63,7 @@ impl Sections {
         match self {
             Sections::All => true,
             Sections::Store => top == "store" || !settings::is_section(top),
+            Sections::Snapshots => ["store", "snapshot"].contains(&top) || !settings::is_section(top),
         }
     }
 }

@@ -20,7 +20,7 @@ use layers::Sections;
 pub use sample::sample;
 pub use settings::{
     BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Security, Sequencer,
-    Store, Topics,
+    Snapshots, Store, Topics,
 };
 
 pub use types::{Brokers, LogFilter, Properties, Ratio, Secret, TopicName, listen_address};
@@ -44,6 +44,8 @@ pub struct Config {
     pub prune: Prune,
     /// Settings of the recovery of half-created transactions.
     pub recovery: BackgroundRecovery,
+    /// Settings of the snapshots.
+    pub snapshot: Snapshots,
     /// Settings of the watchdog of a process.
     pub run: Run,
     /// Settings of the HTTP server: metrics, health, state page, control.
@@ -67,6 +69,11 @@ impl Config {
     /// section has its defaults, and no error in such a section counts.
     pub(crate) fn load_store(file: Option<&Path>) -> Result<Self, ConfigErrors> {
         Self::load_sections(file, std::env::vars_os(), Sections::Store)
+    }
+
+    /// Reads the sections `store` and `snapshot`, as [`load_store`](Self::load_store) reads the section of the store.
+    pub(crate) fn load_snapshots(file: Option<&Path>) -> Result<Self, ConfigErrors> {
+        Self::load_sections(file, std::env::vars_os(), Sections::Snapshots)
     }
 
     /// Reads `file` (if any) and the given environment, as [`load`](Self::load) does.

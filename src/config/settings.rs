@@ -420,6 +420,15 @@ settings! {
         batch_size: u32 = 100, range 1 to 65_536, unit "pages";
     }
 
+    /// Snapshots of the store (`utxo-store snapshot`).
+    ["snapshot"] Snapshots {
+        /// Place of the snapshots: a URL as store.blobs.url accepts, reached by the settings of the blob store. The
+        /// commands of `utxo-store snapshot` use the place unless --to or --from names another. `run --check` and
+        /// `topics check` then demand that the topics keep the log beyond the newest complete snapshot, instead of the
+        /// whole log.
+        url: Option<BlobUrl>, example "s3://backup/snapshots?region=eu-1";
+    }
+
     /// Supervision of a process of `utxo-store run` by itself.
     ["run"] Run {
         /// Time without progress of a loop after which the process names the stalled loop and ends with exit code 4; no

@@ -347,6 +347,8 @@ fn the_blob_store_is_named_by_either_setting() {
         (blobs("/b"), "store.blobs.url names no blob store"),
         (blobs("memory://"), "store.blobs.url is memory://, which is gone with the process"),
         ("[objects]\nurl = \"memory://\"".into(), "objects.url is memory://, where no other process writes"),
+        ("[snapshot]\nurl = \"memory://\"".into(), "snapshot.url is memory://, which is gone with the process"),
+        ("[snapshot]\nurl = \"http://host/a\"".into(), "snapshot.url is a web server, which lists no objects"),
         (blobs("http://host/a"), "store.blobs.url is a blob store behind a web server"),
         (
             "[store]\nurl = \"aerospike://a/ns?externalStore=memory://\"".into(),
@@ -465,5 +467,12 @@ fn errors_of_other_sections_do_not_count_where_only_the_store_is_used() {
     let errors = load(&[("UTXO_STORE__STORE__UTXO_BATCH_SIZE", "0"), ("UTXO_STORE__STROE__URL", "x")]).unwrap_err();
     let keys: Vec<&str> = errors.0.iter().map(|error| error.key.as_str()).collect();
     assert_eq!(keys, ["stroe", "store.utxo_batch_size"]);
+    // The commands that need only the place of the snapshots read its section, too.
+    let place = variable(("UTXO_STORE__SNAPSHOT__URL", "file:///snapshots"));
+    let config = Config::load_sections(Some(&path), [place], Sections::Snapshots).unwrap();
+    assert_eq!(config.snapshot.url.unwrap().to_string(), "file:///snapshots");
+    assert!(
+        Config::load_sections(Some(&path), [variable(("UTXO_STORE__STORE__URL", "x"))], Sections::Snapshots).is_err()
+    );
     assert!(Config::load_from(Some(&path), []).is_err());
 }

@@ -46,6 +46,17 @@ pub fn find_age_limits(topic: Topic, config: &BTreeMap<String, String>) -> Vec<S
     describe_limits(config, limits, effect, |ms| ms < i64::MAX as u64)
 }
 
+/// Describes the danger of a limited retention where the producers set the timestamps.
+pub fn find_producer_times(topic: Topic, config: &BTreeMap<String, String>) -> Option<String> {
+    let is_by_producers = !is_produced_by_store(topic) && config.get(TYPE).is_some_and(|kind| kind == "CreateTime");
+    is_by_producers.then(|| {
+        format!(
+            "deletes by the timestamps of its producers: an event with an old timestamp is deleted at once, set \
+             {TYPE}=LogAppendTime"
+        )
+    })
+}
+
 fn describe_limits(
     config: &BTreeMap<String, String>,
     properties: &[&str],

@@ -1,6 +1,6 @@
 //! Required properties of each topic, and the problems of an existing topic. Pure.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use crate::{
     broker::{BrokerError, NewTopic, kafka::DescribedTopic},
@@ -10,6 +10,7 @@ use crate::{
         Finding,
         message_size::{MessageLimits, find_caution, find_problem, topic_limit},
         replication::{MIN_IN_SYNC, UNCLEAN_ELECTION, find_replication, min_in_sync_config},
+        retention::{CLEANUP, NeededLog, RETENTION_BYTES, RETENTION_MS, find_retention},
         times,
     },
 };
@@ -31,10 +32,6 @@ impl NewTopicSettings {
         NewTopicSettings { partitions, replication_factor: None, outcomes_ms: None }
     }
 }
-
-const RETENTION_MS: &str = "retention.ms";
-const RETENTION_BYTES: &str = "retention.bytes";
-const CLEANUP: &str = "cleanup.policy";
 
 /// Describes every topic of the store for its creation.
 pub fn new_topics(topics: &Topics, settings: NewTopicSettings) -> Vec<NewTopic> {
@@ -113,19 +110,13 @@ impl fmt::Display for ObservedTopic {
 }
 
 /// Describes the problems of a topic, which must be repaired before an instance starts; `None` for `found`: the topic
-/// does not exist.
+/// does not exist. The retention is judged by [`find_retention`].
 pub fn find_problems(topic: Topic, found: Option<&ObservedTopic>) -> Vec<String> {
     let Some(found) = found else { return vec!["does not exist".to_owned()] };
     let mut problems = Vec::new();
     if topic.is_single_partition() && found.partitions != 1 {
         let count = found.partitions;
         problems.push(format!("has {count} partitions: it is one order, so that it must have one partition"));
-    }
-    let kept = [(RETENTION_MS, "-1"), (RETENTION_BYTES, "-1"), (CLEANUP, "delete")];
-    for (property, keeps) in kept.into_iter().filter(|_| topic.is_state_source()) {
-        if let Some(value) = found.config.get(property).filter(|value| *value != keeps) {
-            problems.push(format!("has {property}={value}: a rebuild reads the whole topic, set {property}={keeps}"));
-        }
     }
     let against_compaction = match topic {
         Topic::DeadLetters => Some("a note on a dead letter has the same key and would replace it"),
@@ -176,6 +167,8 @@ pub struct TopicStatus {
     pub limits: MessageLimits,
     /// Copies that the settings demand (`kafka.replication_factor`).
     pub wanted_copies: Option<usize>,
+    /// Part of the log that the topics must keep.
+    pub needed: Arc<NeededLog>,
 }
 
 impl TopicStatus {
@@ -183,6 +176,7 @@ impl TopicStatus {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = find_problems(self.topic, self.found.as_ref());
         if let Some(found) = &self.found {
+            problems.extend(find_retention(self.topic, &found.config, &self.needed).problems);
             problems.extend(find_problem(self.topic, &found.config, &self.limits));
             problems.extend(find_replication(self.topic, found, self.wanted_copies).problems);
         }
@@ -193,6 +187,7 @@ impl TopicStatus {
     pub fn cautions(&self) -> Vec<String> {
         let Some(found) = &self.found else { return Vec::new() };
         let mut cautions = find_cautions(self.topic, found);
+        cautions.extend(find_retention(self.topic, &found.config, &self.needed).cautions);
         cautions.extend(find_replication(self.topic, found, self.wanted_copies).cautions);
         cautions.extend(find_caution(self.topic, &found.config, &self.limits));
         cautions
@@ -216,7 +211,14 @@ impl TopicStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, preflight::message_size::LIMITS};
+    use crate::{
+        config::Config,
+        preflight::{
+            message_size::LIMITS,
+            retention::{NewestSnapshot, WholeLogReason},
+        },
+    };
+    use std::time::Duration;
 
     fn found(partitions: i32, config: &[(&str, &str)]) -> ObservedTopic {
         let config = config.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -233,6 +235,8 @@ mod tests {
                 ObservedTopic { copies: Some((3, 3)), config, ..ObservedTopic::with_partition_count(new.partitions) };
             assert_eq!(find_problems(topic, Some(&found)), [""; 0], "{}", new.name);
             assert_eq!(find_cautions(topic, &found), [""; 0], "{}", new.name);
+            let needed = NeededLog::Whole(WholeLogReason::NotConfigured);
+            assert_eq!(find_retention(topic, &found.config, &needed), Default::default(), "{}", new.name);
             let replicated = ObservedTopic { brokers: Some(3), ..found.clone() };
             assert_eq!(find_replication(topic, &replicated, None), Default::default(), "{}", new.name);
             assert_eq!(found.config[UNCLEAN_ELECTION], "false");
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_compaction_and_wrong_partition_counts_are_problems() {
+    fn compaction_and_wrong_partition_counts_are_problems() {
         let described = |topic, partitions, config: &[(&str, &str)]| {
             find_problems(topic, Some(&found(partitions, config))).join("; ")
         };
@@ -269,10 +273,6 @@ mod tests {
             "has 3 partitions: it is one order, so that it must have one partition"
         );
         assert_eq!(described(Topic::ValidatedTxs, 3, &[(RETENTION_MS, "-1"), (CLEANUP, "delete")]), "");
-        let deletes = described(Topic::Decisions, 1, &[(RETENTION_MS, "604800000"), (CLEANUP, "compact,delete")]);
-        assert!(deletes.contains("retention.ms=604800000") && deletes.contains("set retention.ms=-1"), "{deletes}");
-        assert!(deletes.contains("set cleanup.policy=delete"), "{deletes}");
-        assert!(described(Topic::Reorgs, 1, &[(RETENTION_BYTES, "1000")]).contains("retention.bytes=1000"));
         assert_eq!(described(Topic::Outcomes, 3, &[(RETENTION_MS, "1")]), "");
         assert_eq!(described(Topic::DeadLetters, 3, &[(RETENTION_MS, "1")]), "", "retention is a caution");
         for topic in [Topic::DeadLetters, Topic::Outcomes] {
@@ -310,12 +310,27 @@ mod tests {
     fn the_status_of_a_topic_compares_the_sizes_of_messages() {
         let status = |topic, bytes: &str| {
             let found = Some(found(1, &[("max.message.bytes", bytes)]));
-            TopicStatus { topic, found, unknown: None, limits: LIMITS, wanted_copies: None }
+            let needed = Arc::new(NeededLog::Whole(WholeLogReason::NotConfigured));
+            TopicStatus { topic, found, unknown: None, limits: LIMITS, wanted_copies: None, needed }
         };
         let of_events = status(Topic::ValidatedTxs, "1000");
         assert!(of_events.problems()[0].contains("lower objects.inline_event_bytes"), "{:?}", of_events.problems());
         assert!(status(Topic::DeadLetters, "1000").cautions()[0].contains("max.message.bytes=1000"));
         assert_eq!(status(Topic::ValidatedTxs, "1048588").problems(), [""; 0]);
+    }
+
+    #[test]
+    fn the_status_of_a_topic_judges_its_retention() {
+        let found = Some(found(1, &[(RETENTION_MS, "604800000")]));
+        let needed = Arc::new(NeededLog::Whole(WholeLogReason::NotConfigured));
+        let status =
+            TopicStatus { topic: Topic::Chain, found, unknown: None, limits: LIMITS, wanted_copies: None, needed };
+        assert!(status.problems()[0].ends_with("set retention.ms=-1"), "{:?}", status.problems());
+        let age = Duration::from_secs(4 * 86_400);
+        let snapshot = NewestSnapshot { name: "S".to_owned(), age, partitions: Vec::new() };
+        let status = TopicStatus { needed: Arc::new(NeededLog::BeyondSnapshot(snapshot)), ..status };
+        assert_eq!(status.problems(), [""; 0]);
+        assert!(status.cautions()[0].contains("create the next one within 3 days"), "{:?}", status.cautions());
     }
 
     #[test]

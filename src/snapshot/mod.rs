@@ -24,8 +24,8 @@ mod verify;
 
 pub use create::{CreateOptions, CreateReport, create};
 pub use error::SnapshotError;
-pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
-pub use restore::{RestoreReport, restore};
+pub use manifest::{ChunkEntry, FORMAT, Manifest, Offsets, SnapshotPlan};
+pub use restore::{RestoreReport, first_offsets, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;
 pub use verify::verify;

@@ -314,7 +314,7 @@ async fn find_lost_offsets(
 }
 
 /// Returns the first offset that a restored store reads of each partition whose events make the state.
-pub(super) fn first_offsets(offsets: &Offsets, state: &ChainState) -> Vec<(Topic, i32, u64)> {
+pub fn first_offsets(offsets: &Offsets, state: &ChainState) -> Vec<(Topic, i32, u64)> {
     let (mined, reorgs) = state.handled_offsets();
     let validated = offsets
         .validated

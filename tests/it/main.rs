@@ -62,6 +62,7 @@ mod planted_secrets;
 #[cfg(feature = "sql")]
 mod postgres_server;
 mod preflight;
+mod preflight_snapshots;
 mod pruning;
 mod published_outcomes;
 #[path = "../blobs/python.rs"]

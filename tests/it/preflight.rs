@@ -24,17 +24,18 @@ use crate::{
     run::{Bench, block_on, until},
 };
 
-const TOPICS: [&str; 7] = ["validated-txs", "block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
+pub const TOPICS: [&str; 7] =
+    ["validated-txs", "block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
 
 /// Findings of `run --check`, by check: outcome and text; and its exit code.
-struct CheckReport {
+pub struct CheckReport {
     code: Option<i32>,
-    found: BTreeMap<String, (String, String)>,
+    pub found: BTreeMap<String, (String, String)>,
     err: String,
 }
 
 impl CheckReport {
-    fn of(bench: &Bench, variables: &[(&str, &str)]) -> Self {
+    pub fn of(bench: &Bench, variables: &[(&str, &str)]) -> Self {
         let output = bench.command(&["run", "--check", "--json"], variables).output().unwrap();
         let found = String::from_utf8_lossy(&output.stdout)
             .lines()
@@ -49,7 +50,7 @@ impl CheckReport {
 
     /// Returns the text of a check, which must have this outcome.
     #[track_caller]
-    fn finding(&self, check: &str, outcome: &str) -> &str {
+    pub fn finding(&self, check: &str, outcome: &str) -> &str {
         let (came, printed) = self.found.get(check).unwrap_or_else(|| panic!("no {check}: {:?}", self.found));
         assert_eq!(came, outcome, "{check}: {printed}");
         printed
@@ -57,7 +58,7 @@ impl CheckReport {
 
     /// Fails unless exactly these checks failed.
     #[track_caller]
-    fn assert_failed(&self, checks: &[&str]) {
+    pub fn assert_failed(&self, checks: &[&str]) {
         let failed = self.found.iter().filter(|(_, (outcome, _))| outcome == "failed").map(|(check, _)| check.as_str());
         let mut checks = checks.to_vec();
         checks.sort_unstable();
@@ -144,7 +145,7 @@ fn store_of(bench: &Bench) -> Option<(String, MetaRecord)> {
 }
 
 /// Consumes all events, and stops.
-fn consume(bench: &Bench, variables: &[(&str, &str)], committed: u64) {
+pub fn consume(bench: &Bench, variables: &[(&str, &str)], committed: u64) {
     let mut instance = bench.start_with(variables);
     until("everything is committed", || bench.committed() == committed);
     instance.signal("TERM");

@@ -36,9 +36,10 @@ Example: utxo-store snapshot create --config deploy/utxo-store.toml --to s3://bu
 pub struct SnapshotCreateArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs
+    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs.
+    /// snapshot.url by default
     #[arg(long, value_name = "URL")]
-    to: BlobUrl,
+    to: Option<BlobUrl>,
     /// Parts of the store that are read at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     parts: u16,
@@ -58,7 +59,7 @@ impl SnapshotCreateArgs {
         let config = self.config.load()?;
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
-        let shelf = open_shelf(&config, &self.to, Intent::Write).await?;
+        let shelf = open_shelf(&config, ("--to", self.to.as_ref()), Intent::Write).await?;
         let broker = opening::open_broker(&config).await?;
         let monitoring = Monitoring::new(&config);
         let blobs = opening::open_blobs(&config, Intent::Read, &monitoring.metrics).await?;

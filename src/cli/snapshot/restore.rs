@@ -35,9 +35,10 @@ Example: utxo-store snapshot restore --from s3://bucket/snapshots --store fjall:
 pub struct RestoreArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs
+    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs.
+    /// snapshot.url by default
     #[arg(long, value_name = "URL")]
-    from: BlobUrl,
+    from: Option<BlobUrl>,
     /// Name of the snapshot; the newest complete one by default
     #[arg(long)]
     name: Option<String>,
@@ -58,7 +59,7 @@ impl RestoreArgs {
         self.check_blobs()?;
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
-        let shelf = open_shelf(&config, &self.from, Intent::Read).await?;
+        let shelf = open_shelf(&config, ("--from", self.from.as_ref()), Intent::Read).await?;
         let name = match &self.name {
             Some(name) => name.clone(),
             None => shelf.newest().await?,

@@ -19,15 +19,16 @@ use crate::{
 struct PlaceArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs
+    /// Place of the snapshots, a URL as store.blobs.url accepts; reached by the logins and limits of store.blobs.
+    /// snapshot.url by default
     #[arg(long, value_name = "URL")]
-    from: BlobUrl,
+    from: Option<BlobUrl>,
 }
 
 impl PlaceArgs {
     async fn open(&self, intent: Intent) -> Result<Shelf, Failure> {
-        let config = self.config.load_store()?;
-        open_shelf(&config, &self.from, intent).await
+        let config = self.config.load_snapshots()?;
+        open_shelf(&config, ("--from", self.from.as_ref()), intent).await
     }
 }
 

@@ -1,5 +1,7 @@
 //! Checks of the log: brokers, topics, permissions of the login, committed offsets.
 
+use std::sync::Arc;
+
 use super::{CheckReport, LogState};
 use crate::{
     broker::{
@@ -7,7 +9,10 @@ use crate::{
         committed::{GroupPosition, read_positions},
         kafka::KafkaBroker,
     },
-    cli::{Failure, topics, topics::wanted_copies},
+    cli::{
+        Failure, topics,
+        topics::{needed_log, wanted_copies},
+    },
     config::Config,
     event::Topic,
     instance::{InstanceSettings, frontier::Frontier, start::check_decisions},
@@ -65,8 +70,10 @@ pub(super) async fn check_log(
 /// Checks each topic, and returns the topics that exist.
 async fn check_topics(config: &Config, broker: &KafkaBroker, report: &mut CheckReport) -> Result<Vec<Topic>, Failure> {
     let names = &config.kafka.topics;
-    match topics::describe_topics(broker, config, wanted_copies(config)).await {
+    let needed = Arc::new(needed_log::read(broker, config).await);
+    match topics::describe_topics(broker, config, wanted_copies(config), &needed).await {
         Ok(statuses) => {
+            report.print([needed.finding()])?;
             report.print(statuses.iter().map(|status| status.finding(names.name(status.topic))))?;
             Ok(statuses.iter().filter(|status| status.found.is_some()).map(|status| status.topic).collect())
         }
