@@ -91,6 +91,7 @@ pub async fn create(
     let mut nodes =
         RestartDetector::new(store.engine.clone(), durability_lag(store.engine.as_ref(), settings.durability_lag)?);
     nodes.baseline().await?;
+    release_hold_of_complete(store, shelf, &meta).await?;
     let (plan, resumed) = match find_unfinished(parts, shelf, &meta, &nodes, options).await? {
         Some(plan) => (plan, true),
         None => (begin(settings, parts, shelf, &nodes, options).await?, false),
@@ -141,6 +142,16 @@ fn reason_to_discard(error: &SnapshotError) -> Option<String> {
     }
 }
 
+/// Releases the hold of a complete snapshot of this place: its creation was killed after the manifest was written, and
+/// before the hold was released. No other creation would begin until the hold expires.
+async fn release_hold_of_complete(store: &StateStore, shelf: &Shelf, meta: &MetaRecord) -> Result<(), SnapshotError> {
+    let Some(held) = meta.snapshot_hold else { return Ok(()) };
+    if shelf.find_complete(held.snapshot).await?.is_some() {
+        PruningHold::of(store, held.snapshot).release().await?;
+    }
+    Ok(())
+}
+
 /// Returns the plan of a creation that was stopped and can go on: its hold was never lost, and no node has restarted.
 async fn find_unfinished(
     parts: &InstanceParts,
@@ -171,7 +182,11 @@ fn hold_end(parts: &InstanceParts, hold: Duration) -> u64 {
     parts.clock.now_ms().saturating_add(u64::try_from(hold.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Takes the hold, reads the offsets, and writes the plan.
+/// Time of the hold until the plan is written. No repeat can continue a creation that was killed before: it waits until
+/// the hold has expired.
+const HOLD_WITHOUT_PLAN: Duration = Duration::from_secs(20);
+
+/// Takes the hold, reads the offsets, writes the plan, and extends the hold to its whole length.
 async fn begin(
     settings: &InstanceSettings,
     parts: &InstanceParts,
@@ -183,7 +198,7 @@ async fn begin(
     let id = random_bytes()?;
     let hold = PruningHold::of(store, id);
     // The hold comes before the offsets: a step of pruning that began before goes by offsets that were committed then.
-    hold.take(parts.clock.now_ms(), hold_end(parts, options.hold)).await?;
+    hold.take(parts.clock.now_ms(), hold_end(parts, options.hold.min(HOLD_WITHOUT_PLAN))).await?;
     let planned = async {
         let frontier = Frontier::read(settings, broker).await?;
         // Read after the offsets: every consumed offset is recorded before it is committed.
@@ -217,6 +232,8 @@ async fn begin(
     let written = async {
         let plan = planned.await?;
         shelf.write_plan(&plan).await?;
+        // Fails where the hold was lost meanwhile.
+        hold.extend(hold_end(parts, options.hold)).await?;
         Ok(plan)
     };
     match written.await {

@@ -46,6 +46,18 @@ pub struct RestoreReport {
     pub totals: Totals,
 }
 
+impl RestoreReport {
+    fn new(name: &str, manifest: &Manifest, resumed: bool) -> Self {
+        RestoreReport {
+            name: name.to_owned(),
+            resumed,
+            offsets: manifest.plan.offsets.clone(),
+            until: manifest.until.clone(),
+            totals: manifest.totals,
+        }
+    }
+}
+
 /// Restores a snapshot into the empty store of `parts`, or continues such a restore, and sets the group back to the
 /// offsets of the snapshot.
 ///
@@ -60,12 +72,44 @@ pub async fn restore(
     shutdown: &CancellationToken,
     on_progress: OnProgress<'_>,
 ) -> Result<RestoreReport, SnapshotError> {
-    let restore = Restore::check(settings, parts, shelf, name).await?;
+    let restored = async {
+        match find_ended(settings, parts, shelf, name).await? {
+            Some(report) => Ok(report),
+            None => Restore::check(settings, parts, shelf, name).await?.run(on_progress).await,
+        }
+    };
     tokio::select! {
         biased;
         () = shutdown.cancelled() => Err(SnapshotError::Stopped),
-        done = restore.run(on_progress) => done,
+        done = restored => done,
     }
+}
+
+/// Returns the report of a restore of this snapshot that has ended already: its command was killed after the last write
+/// and before it had said so. Returns once the end is durable.
+async fn find_ended(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    shelf: &Shelf,
+    name: &str,
+) -> Result<Option<RestoreReport>, SnapshotError> {
+    let (store, manifest) = (&parts.store, shelf.read_manifest(name).await?);
+    let has_ended = async || -> Result<bool, MetaError> {
+        let restored = store.meta().await?.and_then(|meta| meta.restored);
+        Ok(restored.is_some_and(|restored| restored.snapshot == manifest.plan.id && !restored.is_loading))
+    };
+    if !has_ended().await? {
+        return Ok(None);
+    }
+    let lag = durability_lag(store.engine.as_ref(), settings.durability_lag)?;
+    let mut nodes = RestartDetector::new(store.engine.clone(), lag);
+    nodes.baseline().await?;
+    while has_ended().await? {
+        if nodes.wait_until_durable().await? {
+            return Ok(Some(RestoreReport::new(name, &manifest, true)));
+        }
+    }
+    Ok(None)
 }
 
 struct Restore<'a> {
@@ -158,13 +202,7 @@ impl<'a> Restore<'a> {
                 error => Err(error),
             })?;
         }
-        Ok(RestoreReport {
-            name: self.name.to_owned(),
-            resumed: resumed.unwrap_or(false),
-            offsets: self.manifest.plan.offsets.clone(),
-            until: self.manifest.until.clone(),
-            totals: self.manifest.totals,
-        })
+        Ok(RestoreReport::new(self.name, &self.manifest, resumed.unwrap_or(false)))
     }
 
     /// Loads the chunks from `first` on. Returns the counts where every chunk was loaded.

@@ -60,6 +60,20 @@ impl Shelf {
         Ok(found.into_iter().map(|(name, is_complete)| FoundSnapshot { name, is_complete }).collect())
     }
 
+    /// Returns the name of the complete snapshot with this id; `None`: the place has none.
+    ///
+    /// # Errors
+    /// A manifest is damaged, or the place does not answer.
+    pub(super) async fn find_complete(&self, id: [u8; 16]) -> Result<Option<String>, SnapshotError> {
+        let ending = format!("-{}", hex::encode(&id[..4]));
+        for found in self.list().await?.into_iter().rev().filter(|found| found.is_complete) {
+            if found.name.ends_with(&ending) && self.read_manifest(&found.name).await?.plan.id == id {
+                return Ok(Some(found.name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the name of the newest complete snapshot.
     ///
     /// # Errors
