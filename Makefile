@@ -1,7 +1,7 @@
 # The recipes that people and CI run. Each recipe installs its tools, or names a missing tool in one line.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim mutations torture kill-test kill-test-api lost-brokers node-deaths soak lint fuzz setup pictures
+.PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
 .PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-all
 
 TARGET ?= transaction
@@ -59,6 +59,13 @@ kill-test-api: setup ## kills `run`, `serve` and the Aerospike server while the 
 	@scripts/setup.sh tests
 	@KILLS="$(or $(KILLS),100)" $(if $(SEED),SEED="$(SEED)") \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::api_kills::a_long_kill_test -- \
+		--ignored --nocapture
+
+# A live store on Aerospike, restored into fjall, PostgreSQL and Aerospike.
+kill-test-snapshot: setup ## kills `snapshot create`, `snapshot restore` and instances under load: KILLS=50 RATE=n SEED=n
+	@scripts/setup.sh tests
+	@KILLS="$(or $(KILLS),50)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") \
+		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::snapshot_kills::a_long -- \
 		--ignored --nocapture
 
 # SECONDS=n instead of HOURS=n; STORE=fjall|aerospike.

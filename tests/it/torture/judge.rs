@@ -88,8 +88,7 @@ pub fn judge(testbed: &TestBed) {
 /// Fails unless the store breaks no invariant and equals the model of the logs; returns the report of `verify`. No
 /// instance runs.
 pub fn judge_store(testbed: &TestBed) -> Value {
-    let live = json(testbed, &append(&["verify", "--json"], &testbed.live));
-    assert_eq!(live["violations"], 0, "{live}");
+    let live = verify(testbed);
     let started = Instant::now();
     let mut expected = block_on(expected(testbed));
     eprintln!("the model: {} transactions, {:.1} s", expected.txs.len(), started.elapsed().as_secs_f64());
@@ -104,6 +103,13 @@ pub fn judge_store(testbed: &TestBed) -> Value {
             complaints.iter().take(MAX_SHOWN_COMPLAINTS).map(|complaint| format!("  {complaint}")).collect();
         panic!("the store differs from the model in {} points:\n{}", complaints.len(), lines.join("\n"));
     }
+    live
+}
+
+/// Fails unless the store breaks no invariant; returns the report of `verify`. No instance runs.
+pub fn verify(testbed: &TestBed) -> Value {
+    let live = json(testbed, &append(&["verify", "--json"], &testbed.live));
+    assert_eq!(live["violations"], 0, "{live}");
     live
 }
 

@@ -15,6 +15,7 @@ mod load;
 mod lost_brokers;
 mod node_deaths;
 mod nodes;
+mod snapshot_kills;
 mod soak;
 
 use std::{
