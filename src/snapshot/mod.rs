@@ -15,6 +15,8 @@
 pub mod chunk;
 mod create;
 mod error;
+#[cfg(test)]
+mod golden_tests;
 mod load;
 mod manifest;
 mod restore;
