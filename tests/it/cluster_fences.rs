@@ -124,14 +124,15 @@ async fn a_dead_node_is_left_out_and_comes_back_empty() {
     check_spent(engine.as_ref(), COUNT, 4).await;
 }
 
-/// Each store creates its indexes; some do while the nodes agree on a cluster without the dead one.
+/// Each store creates its indexes, and sets the fences that are missing; many do while the nodes agree on a cluster
+/// without the dead one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn stores_are_opened_while_a_node_dies() {
     let Some(mut cluster) = AerospikeCluster::whole() else { return };
-    let opening = (0..12).map(|number| {
+    let opening = (0..40).map(|number| {
         let settings = cluster.settings();
         tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(300) * number).await;
+            tokio::time::sleep(Duration::from_millis(100) * number).await;
             AerospikeEngine::open(&settings, RULES).await
         })
     });

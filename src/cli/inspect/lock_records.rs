@@ -106,10 +106,7 @@ fn view(txid: Txid, lock_record: LockRecord, now_ms: u64) -> LockRecordView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        record::Operation,
-        store::testing,
-    };
+    use crate::{record::Operation, store::testing};
 
     #[tokio::test]
     async fn lock_records_are_printed_with_owner_and_expiry() {
