@@ -38,7 +38,7 @@ torture: setup ## kills, freezes and starts instances and brokers: SECONDS=n RAT
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::a_long_torture -- --ignored --nocapture
 
 # KIND names the killed process: an instance on `fjall` or `aerospike`, the Aerospike server with records in a `file` or
-# in `memory`, or `nodes` of a cluster.
+# in `memory`, or instances, brokers and nodes of a `cluster`.
 kill-test: setup ## kills instances and the Aerospike server under load, then verifies: KILLS=200 RATE=n SEED=n KIND=…
 	@scripts/setup.sh tests
 	@KILLS="$(or $(KILLS),200)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") $(if $(KIND),KIND="$(KIND)") \

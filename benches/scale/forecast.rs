@@ -21,15 +21,15 @@ const ON_MANY: f64 = 4.0;
 const LOAD: f64 = 0.8;
 
 /// Costs that this bench does not measure, in tenths of µs; `benches/README.md` names their sources.
-fn assumed() -> (f64, f64, f64) {
-    let tenths = |variable, default| env_number(variable, default) as f64 / 10.0;
-    (tenths("SCALE_REQUEST_US_10", 100), tenths("SCALE_CONTEST_US_10", 750), tenths("SCALE_NETWORK_US_10", 1_000))
+fn assumed(variable: &str, default: u64) -> f64 {
+    env_number(variable, default) as f64 / 10.0
 }
 
 /// Prints what the simulation computes for the measured deployment: the same costs, the cores of one machine.
 pub fn compare(measured: &[Steady], partitions: i32) {
     let Some(first) = measured.first() else { return };
-    let costs = costs_of(first);
+    // The measured load has no blocks.
+    let costs = Costs { mined: 0.0, ..costs_of(first) };
     println!("\nSimulated with the costs of one instance, all processes on one machine of {CORES} cores:");
     println!("{:>9} {:>18} {:>18} {:>7}", "instances", "measured tx/s", "simulated tx/s", "ratio");
     for steady in measured {
@@ -84,22 +84,21 @@ pub fn forecast(measured: &Steady) {
             }
         }
     }
-    let limit = 1e6 / costs.contest;
-    println!(
-        "The sequencer decides {limit:.0} contests a second: the limit of {:.0} transactions a second with 1 % of \
-         double spends, of {:.0} with 0.1 %",
-        limit / 0.01,
-        limit / 0.001
-    );
+    println!("The one sequencer is the limit of all instances together, where blocks list what becomes live:");
+    for double_spends in [0.0, 0.001, 0.01] {
+        let limit = 1e6 / (costs.mined + double_spends * costs.contest);
+        println!("{limit:>9.0} transactions a second with {:.1} % of double spends", double_spends * 100.0);
+    }
 }
 
 fn costs_of(steady: &Steady) -> Costs {
-    let (request, contest, network) = assumed();
+    let (request, network) = (assumed("SCALE_REQUEST_US_10", 100), assumed("SCALE_NETWORK_US_10", 1_000));
+    let (contest, mined) = (assumed("SCALE_CONTEST_US_10", 750), assumed("SCALE_MINED_US_10", 115));
     // The measured cost of a node includes its two requests a batch.
     let requests = 2.0 * request / 256.0;
     let database = (steady.database_us - requests).max(0.0);
     let (instance, broker) = (steady.members_us, steady.broker_us);
-    Costs { instance, broker, database, request, contest, network }
+    Costs { instance, broker, database, request, contest, mined, network }
 }
 
 /// Returns instances with as many brokers and nodes as they need.
@@ -132,6 +131,6 @@ fn print(fleet: &Fleet, double_spends: f64, full: &Simulated, part: &Simulated, 
         part.brokers,
         part.nodes,
         part.chain,
-        if part.chain > 0.999 { format!("; {:.0} contests wait", part.contests_waiting) } else { String::new() },
+        if part.chain > 0.999 { "; the sequencer falls behind" } else { "" },
     );
 }

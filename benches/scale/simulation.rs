@@ -29,6 +29,8 @@ pub struct Costs {
     pub request: f64,
     /// Time of the sequencer, a contest.
     pub contest: f64,
+    /// Time of the sequencer to set a listed transaction mined; 0: no blocks.
+    pub mined: f64,
     /// Time of a message from one machine to another.
     pub network: f64,
 }
@@ -69,8 +71,6 @@ pub struct Simulated {
     pub brokers: f64,
     pub nodes: f64,
     pub chain: f64,
-    /// Contests that wait at the end.
-    pub contests_waiting: f64,
 }
 
 /// Steps of a batch. Each step but the last two is work of one machine; the requests are work of every node.
@@ -92,8 +92,6 @@ enum Event {
     Reached { batch: usize, step: Step, machine: usize },
     /// A core of a machine has done its work for a batch.
     Worked { batch: usize, step: Step, machine: usize },
-    /// The sequencer has decided the contests of a batch.
-    Decided,
 }
 
 struct Batch {
@@ -143,7 +141,6 @@ struct Simulation {
     waiting: Vec<VecDeque<u64>>,
     in_flight: Vec<usize>,
     latencies: Vec<u64>,
-    contests: f64,
     chain_busy_nanos: f64,
     chain_free_at: u64,
 }
@@ -167,7 +164,6 @@ impl Simulation {
             waiting: vec![VecDeque::new(); fleet.partitions],
             in_flight: vec![0; fleet.instances],
             latencies: Vec::new(),
-            contests: 0.0,
             chain_busy_nanos: 0.0,
             chain_free_at: 0,
         }
@@ -282,7 +278,6 @@ impl Simulation {
                     self.advance(batch, step);
                 }
             }
-            Event::Decided => self.contests -= BATCH * self.double_spends,
         }
     }
 
@@ -316,13 +311,12 @@ impl Simulation {
         if self.now >= self.end / 2 {
             self.latencies.push(self.now - produced_at);
         }
-        if self.double_spends > 0.0 {
-            let contests = BATCH * self.double_spends;
-            let work = contests * self.costs.contest * 1e3;
+        // Blocks list as many transactions a second as become live.
+        let contests = BATCH * self.double_spends;
+        let work = (contests * self.costs.contest + BATCH * self.costs.mined) * 1e3;
+        if work > 0.0 {
             let begins = self.chain_free_at.max(self.now);
             self.chain_free_at = begins + work as u64;
-            self.contests += contests;
-            self.schedule(self.chain_free_at, Event::Decided);
             let counted = self.chain_free_at.min(self.end) as f64 - begins.max(self.end / 2) as f64;
             self.chain_busy_nanos += counted.max(0.0);
         }
@@ -363,7 +357,6 @@ impl Simulation {
             brokers: busy(of_brokers),
             nodes: busy(of_nodes),
             chain: self.chain_busy_nanos / counted / NANOS,
-            contests_waiting: self.contests,
         }
     }
 }

@@ -50,7 +50,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ::aerospike::{BatchOperation, BatchReadPolicy, Bins, Client, IndexMap, ResultCode, Value};
@@ -62,6 +62,7 @@ use super::{
 };
 use crate::record::{Key, Record, Rules, SelectedPage, Selection};
 use bins::BadRecord;
+use checks::CheckedCluster;
 use errors::{RequestKind, damaged, engine_error};
 use incarnation::IncarnationTracker;
 use keys::StoreLocation;
@@ -74,6 +75,9 @@ pub use settings::{Access, AerospikeSettings};
 
 /// Records that one read request asks for, at most.
 const READ_ROWS: usize = 256;
+/// Time for which a start checks the nodes anew while members leave.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
+const CHECK_PAUSE: Duration = Duration::from_millis(500);
 
 /// A store in an Aerospike namespace.
 pub struct AerospikeEngine {
@@ -142,8 +146,7 @@ impl AerospikeEngine {
             None => Nodes::All(Arc::new(connection::connect(settings).await?)),
             Some(members) => Nodes::Members(members),
         };
-        let checked = checks::check(&nodes.client(), settings, &policies).await?;
-        checks::ensure_indexes(&nodes.client(), settings, &policies).await?;
+        let checked = nodes.check(settings, &policies).await?;
         let cluster = ConnectedCluster {
             nodes,
             rules,
@@ -269,6 +272,32 @@ impl Nodes {
         match self {
             Nodes::All(client) => client.clone(),
             Nodes::Members(members) => members.client(),
+        }
+    }
+
+    /// Checks that the nodes fit the store, and creates the indexes that are missing. Where a node leaves the members
+    /// meanwhile, the members that are left are checked.
+    async fn check(
+        &self,
+        settings: &AerospikeSettings,
+        policies: &Policies,
+    ) -> Result<CheckedCluster, OpenAerospikeError> {
+        let started = Instant::now();
+        loop {
+            let client = self.client();
+            let checked = async {
+                let checked = checks::check(&client, settings, policies).await?;
+                checks::ensure_indexes(&client, settings, policies).await.map(|()| checked)
+            };
+            match checked.await {
+                Err(OpenAerospikeError::Unreachable { problem, .. })
+                    if matches!(self, Nodes::Members(_)) && started.elapsed() < CHECK_TIMEOUT =>
+                {
+                    tracing::warn!(problem, "aerospike: the members of the cluster cannot be checked; repeating");
+                    tokio::time::sleep(CHECK_PAUSE).await;
+                }
+                checked => return checked,
+            }
         }
     }
 }

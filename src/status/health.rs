@@ -47,6 +47,8 @@ pub enum Condition {
 pub struct CommitHealth {
     condition: Condition,
     failures: u32,
+    /// Reason of the last failure; empty after a success.
+    last_reason: String,
 }
 
 /// Failed commits in a row at which the condition is no longer met. A rebalance, or a node restart, causes a few.
@@ -55,20 +57,26 @@ const MAX_QUIET_FAILURES: u32 = 10;
 impl CommitHealth {
     /// Sets `condition`: [`Condition::OffsetsCommitted`] or [`Condition::ChainCommitted`].
     pub fn new(condition: Condition) -> Self {
-        CommitHealth { condition, failures: 0 }
+        CommitHealth { condition, failures: 0, last_reason: String::new() }
     }
 
-    /// Records that a commit failed or was not tried, with the reason.
-    pub fn record_failure(&mut self, health: &Health, why: impl Display) {
+    /// Records that a commit failed or was not tried. Returns whether the reason differs from that of the failure
+    /// before: the log has a reason once, however many commits fail for it.
+    pub fn record_failure(&mut self, health: &Health, why: impl Display) -> bool {
+        let reason = why.to_string();
         self.failures = self.failures.saturating_add(1);
         if self.failures >= MAX_QUIET_FAILURES {
-            let why = format!("nothing was committed {} times in a row: {why}", self.failures);
+            let why = format!("nothing was committed {} times in a row: {reason}", self.failures);
             health.set(self.condition, Some(why));
         }
+        let is_new = self.last_reason != reason;
+        self.last_reason = reason;
+        is_new
     }
 
     /// Records that a commit has stored all offsets that could be committed.
     pub fn record_success(&mut self, health: &Health) {
+        self.last_reason.clear();
         if std::mem::take(&mut self.failures) >= MAX_QUIET_FAILURES {
             health.set(self.condition, None);
         }
@@ -288,6 +296,16 @@ mod tests {
         assert_eq!(report.reasons["chain_running"], "block 7 lists unknown transactions");
         health.set(Condition::ChainRunning, None);
         assert!(health.ready().ok);
+    }
+
+    #[test]
+    fn a_commit_that_fails_again_for_the_same_reason_is_no_news() {
+        let health = health();
+        let mut commits = CommitHealth::new(Condition::ChainCommitted);
+        let mut news_of = |reason: &str| commits.record_failure(&health, reason);
+        assert_eq!(["on its way", "on its way", "timeout", "on its way"].map(&mut news_of), [true, false, true, true]);
+        commits.record_success(&health);
+        assert!(commits.record_failure(&health, "on its way"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -124,6 +124,26 @@ async fn a_dead_node_is_left_out_and_comes_back_empty() {
     check_spent(engine.as_ref(), COUNT, 4).await;
 }
 
+/// Each store creates its indexes, and sets the fences that are missing; many do while the nodes agree on a cluster
+/// without the dead one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn stores_are_opened_while_a_node_dies() {
+    let Some(mut cluster) = AerospikeCluster::whole() else { return };
+    let opening = (0..40).map(|number| {
+        let settings = cluster.settings();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(100) * number).await;
+            AerospikeEngine::open(&settings, RULES).await
+        })
+    });
+    let opening: Vec<_> = opening.collect();
+    tokio::time::sleep(Duration::from_millis(450)).await;
+    cluster.kill(0);
+    for opened in opening {
+        opened.await.unwrap().unwrap();
+    }
+}
+
 /// Loses the third node by `set_lost`, and brings the node back with its old records. Nothing may change for 15 s.
 async fn check_that_a_node_left_out_changes_nothing(cluster: &AerospikeCluster, set_lost: impl Fn(bool)) {
     let engine = open(cluster).await;

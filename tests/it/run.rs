@@ -108,7 +108,7 @@ impl Bench {
             .collect();
         let text = format!(
             "[kafka]\nbrokers = \"{}\"\ngroup = \"{}\"\nsession_timeout_ms = {}\nheartbeat_interval_ms = 300\n\
-             max_poll_interval_ms = 10000\nfetch_wait_max_ms = 10\nfetch_min_bytes = 1\n[kafka.topics]\n{names}\
+             max_poll_interval_ms = 10000\nfetch_wait_max_ms = 50\nfetch_min_bytes = 1\n[kafka.topics]\n{names}\
              [store]\nurl = \"{}\"\n[ingest]\ncommit_interval_ms = 100\n[http]\nlisten = \"127.0.0.1:0\"\n",
             self.brokers,
             self.group(),

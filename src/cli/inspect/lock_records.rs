@@ -8,14 +8,14 @@ use serde::Serialize;
 use crate::{
     cli::{CliResult, offline::StoreArgs, output},
     clock::Clock,
-    record::LockRecord,
+    record::{Key, LockRecord, Record},
     store::{StateStore, queries::StoreQueries},
     tx::Txid,
 };
 
 const AFTER_HELP: &str = "\
 A lock record keeps two instances from creating the same pages at once. No guarantee rests on a lock record, and each
-expires after 32 to 300 s. Reads the whole store.
+expires after 32 to 300 s. Without TXID the command reads the whole store.
 
 Example: utxo-store inspect lock-records --store fjall:///var/lib/utxo-store";
 
@@ -23,6 +23,9 @@ Example: utxo-store inspect lock-records --store fjall:///var/lib/utxo-store";
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct LockRecordsArgs {
+    /// Only the lock record of this transaction
+    #[arg(value_name = "TXID")]
+    txid: Option<Txid>,
     #[command(flatten)]
     store: StoreArgs,
     /// Print one JSON object per line
@@ -51,7 +54,17 @@ impl LockRecordsArgs {
 
     async fn show(&self, store: &StateStore, now_ms: u64, out: &mut impl Write) -> CliResult {
         let mut all = Vec::new();
-        StoreQueries::of(store).lock_records(|txid, lock_record| all.push(view(txid, lock_record, now_ms))).await?;
+        let mut add = |txid, lock_record| all.push(view(txid, lock_record, now_ms));
+        match self.txid {
+            None => StoreQueries::of(store).lock_records(add).await?,
+            Some(txid) => {
+                for record in store.read(vec![Key::LockRecord(txid)]).await? {
+                    if let Some(Record::LockRecord(lock_record)) = record {
+                        add(txid, lock_record);
+                    }
+                }
+            }
+        }
         for shown in &all {
             if self.json {
                 output::write_json(shown, out)?;
@@ -93,10 +106,7 @@ fn view(txid: Txid, lock_record: LockRecord, now_ms: u64) -> LockRecordView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        record::{Key, Operation},
-        store::testing,
-    };
+    use crate::{record::Operation, store::testing};
 
     #[tokio::test]
     async fn lock_records_are_printed_with_owner_and_expiry() {
@@ -106,17 +116,20 @@ mod tests {
             LockRecord { created_at: 1_000, expires_at: 37_000, process_id: 77, hostname, expected_recs: 3, owner: 5 };
         let txid = Txid([4; 32]);
         store.must_apply(Key::LockRecord(txid), Operation::AcquireLockRecord { lock_record, now_ms: 1_000 }).await;
-        let show = async |json, now_ms| {
+        let show_of = async |txid, json, now_ms| {
             let mut out = Vec::new();
-            let args = LockRecordsArgs { store: StoreArgs::default(), json };
+            let args = LockRecordsArgs { txid, store: StoreArgs::default(), json };
             args.show(&store, now_ms, &mut out).await.unwrap();
             String::from_utf8(out).unwrap()
         };
+        let show = async |json, now_ms| show_of(None, json, now_ms).await;
         let line = show(false, 11_000).await;
         assert_eq!(
             line,
             format!("{txid}: 3 records, by process 77 on node-1, 10 s ago; expires in 26 s\n1 lock records\n")
         );
+        assert_eq!(show_of(Some(txid), false, 11_000).await, line);
+        assert_eq!(show_of(Some(Txid([5; 32])), false, 11_000).await, "0 lock records\n");
         assert!(show(false, 37_000).await.contains("; expired"));
         let json: serde_json::Value = serde_json::from_str(&show(true, 37_000).await).unwrap();
         assert_eq!((&json["lock_type"], &json["has_run_out"]), (&"tx_creation".into(), &true.into()));

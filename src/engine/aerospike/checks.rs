@@ -315,15 +315,25 @@ async fn ensure_index(
     if let Err(error) = created
         && !error.matches(&[ResultCode::IndexFound])
     {
+        let problem = format!("the secondary index on `{bin}` cannot be created: {}", describe_error(&error));
+        if error.server_result_code().is_none() {
+            return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
+        }
         return Err(unfit(
-            format!("the secondary index on `{bin}` cannot be created: {}", describe_error(&error)),
+            problem,
             format!("create it by hand: asadm -e 'enable; manage sindex create numeric {name} ns … set … bin {bin}'"),
         ));
     }
     let mut polls = 0;
     loop {
+        let nodes = client.nodes();
+        // The client of nodes that have formed another cluster meanwhile has no node left.
+        if nodes.is_empty() {
+            let problem = format!("no node is left that builds the secondary index on `{bin}`");
+            return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
+        }
         let mut ready = true;
-        for node in client.nodes() {
+        for node in nodes {
             ready &= is_index_ready(&node, settings, policies, &name).await;
         }
         if ready {

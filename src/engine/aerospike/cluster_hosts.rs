@@ -11,7 +11,7 @@ use futures_util::{
 use tokio::time::Instant;
 
 use super::{
-    checks::{self, MemberConfig},
+    checks::{self, MemberConfig, unfit},
     connection::{self, OpenAerospikeError},
     info::{InfoPairs, is_cluster_key},
     info_connection::InfoConnection,
@@ -69,6 +69,33 @@ impl ClusterHosts {
     pub fn describe(&self, host: usize) -> String {
         let (name, port) = self.hosts[host].1.host();
         format!("{name}:{port}")
+    }
+
+    /// Checks that the hosts of the settings lead to all nodes of one cluster.
+    ///
+    /// # Errors
+    /// The cluster has other nodes, or there are two clusters.
+    pub fn check(&self, look: &ClusterLook, hosts: &str) -> Result<(), OpenAerospikeError> {
+        let Some(first) = look.answers.first() else { return Ok(()) };
+        if look.answers.iter().any(|answer| matches!(answer.cluster, Some(NodeCluster { size: None, .. }))) {
+            return Err(unfit(
+                format!("the cluster has more nodes than the hosts `{hosts}`"),
+                "name every node in store.url",
+            ));
+        }
+        match look.answers.iter().find(|answer| answer.name.base != first.name.base) {
+            None => Ok(()),
+            Some(other) => Err(unfit(
+                format!(
+                    "{} belongs to the cluster `{}`, {} to the cluster `{}`",
+                    self.describe(first.host),
+                    first.name.base,
+                    self.describe(other.host),
+                    other.name.base
+                ),
+                "name nodes of one cluster in store.url, and give its nodes one `cluster-name`",
+            )),
+        }
     }
 
     /// Asks all hosts at once. With a known base name the look ends as soon as a whole cluster of this name has

@@ -18,8 +18,8 @@ use super::{
     fence_record::FenceRecords,
     settings::{AerospikeSettings, Policies},
     view::{
-        FenceRecord, FenceStep, NodeAnswer, NodeCluster, UnsafeView, View, bring_back, describe_no_view,
-        interrupted_fence, next_step,
+        FenceRecord, FenceStep, NodeAnswer, UnsafeView, View, bring_back, describe_no_view, interrupted_fence,
+        next_step,
     },
 };
 
@@ -30,6 +30,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time for which a cluster of processes that were all started again is not fenced while a member of the last fence is
 /// missing: after a power cut the nodes start one after another, and a node that comes later would have to come empty.
 const START_PAUSE: Duration = Duration::from_secs(60);
+/// Time for which a start looks again at a view that must not be used: a look can be older than the last fence.
+const UNSAFE_PAUSE: Duration = Duration::from_secs(5);
 /// Time between two warnings about one left-out node.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
@@ -130,14 +132,24 @@ impl Members {
 
     async fn open_view(&self) -> Result<(), OpenAerospikeError> {
         let started = Instant::now();
+        let mut unsafe_since = None;
         loop {
             let look = self.hosts.look(None).await;
-            self.check_hosts(&look)?;
+            self.hosts.check(&look, &self.settings.hosts)?;
             let problem = match self.use_view_of(look).await {
                 Ok(()) => return Ok(()),
                 Err(ViewError::Unfit(error)) => return Err(error),
-                Err(ViewError::Unsafe(view)) => return Err(unfit(view.to_string(), "stop all instances first")),
-                Err(ViewError::Passing(problem)) => problem,
+                // The record can be newer than the look: another instance has set a fence in between.
+                Err(ViewError::Unsafe(view)) => {
+                    if unsafe_since.get_or_insert_with(Instant::now).elapsed() > UNSAFE_PAUSE {
+                        return Err(unfit(view.to_string(), "stop all instances first"));
+                    }
+                    view.to_string()
+                }
+                Err(ViewError::Passing(problem)) => {
+                    unsafe_since = None;
+                    problem
+                }
             };
             if started.elapsed() > OPEN_TIMEOUT && lock(&self.incomplete_since).is_none() {
                 return Err(OpenAerospikeError::Unreachable { hosts: self.settings.hosts.clone(), problem });
@@ -178,30 +190,6 @@ impl Members {
             task.abort();
         }
         self.client().close().await
-    }
-
-    /// Checks that the hosts lead to all nodes of one cluster.
-    fn check_hosts(&self, look: &ClusterLook) -> Result<(), OpenAerospikeError> {
-        let Some(first) = look.answers.first() else { return Ok(()) };
-        if look.answers.iter().any(|answer| matches!(answer.cluster, Some(NodeCluster { size: None, .. }))) {
-            return Err(unfit(
-                format!("the cluster has more nodes than the hosts `{}`", self.settings.hosts),
-                "name every node in store.url",
-            ));
-        }
-        match look.answers.iter().find(|answer| answer.name.base != first.name.base) {
-            None => Ok(()),
-            Some(other) => Err(unfit(
-                format!(
-                    "{} belongs to the cluster `{}`, {} to the cluster `{}`",
-                    self.hosts.describe(first.host),
-                    first.name.base,
-                    self.hosts.describe(other.host),
-                    other.name.base
-                ),
-                "name nodes of one cluster in store.url, and give its nodes one `cluster-name`",
-            )),
-        }
     }
 
     /// Makes one look, and one step by what the look shows. The background task calls this again and again.

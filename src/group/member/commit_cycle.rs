@@ -415,9 +415,10 @@ impl GroupMember {
             Err(Blocked::Fatal(error)) => return Err(error),
         };
         let MemberProfile { name, commits, .. } = &self.profile;
-        tracing::warn!(why, "{name}: {commits} not committed");
         self.services.metrics.commit_failures.of(failure).inc();
-        self.commits.health.record_failure(&self.services.health, why);
+        if self.commits.health.record_failure(&self.services.health, &why) {
+            tracing::warn!(why, "{name}: {commits} not committed; retrying");
+        }
         Ok(CommitStep::Settled)
     }
 
@@ -460,9 +461,10 @@ impl GroupMember {
             Err(error) if error.kind.is_client_unusable() => return Err(error.into()),
             Err(error) => {
                 let MemberProfile { name, commits, .. } = &self.profile;
-                tracing::warn!(%error, "{name}: {commits} not committed; retrying");
                 self.services.metrics.commit_failures.of(CommitFailure::Broker).inc();
-                self.commits.health.record_failure(&self.services.health, error);
+                if self.commits.health.record_failure(&self.services.health, &error) {
+                    tracing::warn!(%error, "{name}: {commits} not committed; retrying");
+                }
             }
         }
         Ok(())

@@ -1,10 +1,12 @@
 //! Kill tests: SIGKILL to instances on fjall and on Aerospike, and to the Aerospike server, which keeps its records in
-//! a file or in memory and is restarted; under load, at random moments, in rounds. After each round every event is
-//! handled, all instances stop gracefully, and `verify` and the model check the store.
+//! a file or in memory and is restarted; on a cluster, losses of instances, brokers and nodes. Under load, at random
+//! moments, in rounds. After each round every event is handled, all instances stop gracefully, and `verify` and the
+//! model check the store.
 //!
-//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory|nodes`; `make test` runs a few of each.
+//! `make kill-test KILLS=200 RATE=100 SEED=7 KIND=fjall|aerospike|file|memory|cluster`; `make test` runs a few of each.
 
 use std::{
+    collections::BTreeMap,
     panic::{self, AssertUnwindSafe},
     time::{Duration, Instant},
 };
@@ -12,7 +14,9 @@ use std::{
 use utxo_store::rng::SplitMix64;
 
 use super::{
-    TestBed, env_number, env_seed,
+    TestBed,
+    brokers::{BrokerLosses, start_brokers},
+    env_number, env_seed,
     instances::{HostProcess, INSTANCES, InstanceProcesses, InstanceSet},
     judge,
     load::LoadGenerator,
@@ -22,11 +26,28 @@ use super::{
 use crate::{
     aerospike_cluster::AerospikeCluster,
     aerospike_server::{AerospikeServer, FIT, Setup},
-    kafka_server::KafkaServer,
+    kafka_server::{KafkaServer, addresses},
 };
 
 /// Kills between two checks; a server in memory is checked after each kill.
 const KILLS_A_ROUND: u64 = 10;
+/// The same on a cluster, whose copies are completed before each check.
+const LOSSES_A_ROUND: u64 = 25;
+
+/// What is killed, and how.
+trait Killer {
+    /// Kills; returns whether it did.
+    fn kill(&mut self, instances: &mut dyn InstanceSet, rng: &mut SplitMix64) -> bool;
+
+    /// Brings back what is still away, at the end of a round.
+    fn end_round(&mut self, _rng: &mut SplitMix64) {}
+}
+
+impl<F: FnMut(&mut dyn InstanceSet, &mut SplitMix64) -> bool> Killer for F {
+    fn kill(&mut self, instances: &mut dyn InstanceSet, rng: &mut SplitMix64) -> bool {
+        self(instances, rng)
+    }
+}
 
 /// Settings of one kill test.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +112,7 @@ impl KillRun {
         testbed: &TestBed,
         instances: &mut dyn InstanceSet,
         kills: u64,
-        mut kill: impl FnMut(&mut dyn InstanceSet, &mut SplitMix64) -> bool,
+        killer: &mut dyn Killer,
     ) {
         let KillRun { generator, rng, summary, plan, .. } = self;
         let (messages, done) = produce_during(&testbed.bench, generator, plan.rate, || {
@@ -102,8 +123,9 @@ impl KillRun {
                 }
                 pause(rng, 300, 6_000);
                 instances.check_alive();
-                done += u64::from(kill(instances, rng));
+                done += u64::from(killer.kill(instances, rng));
             }
+            killer.end_round(rng);
         });
         summary.messages += messages;
         done.unwrap_or_else(|why| panic::resume_unwind(why));
@@ -124,15 +146,21 @@ impl KillRun {
     }
 
     /// Runs rounds until all kills are done; at the end a rebuild must have the same digest.
-    fn run_rounds(
+    fn run_rounds(self, testbed: &TestBed, instances: &mut dyn InstanceSet, killer: impl Killer) -> KillSummary {
+        self.run_rounds_of(KILLS_A_ROUND, testbed, instances, &mut { killer })
+    }
+
+    /// Runs rounds of this many kills, as [`run_rounds`](Self::run_rounds) does.
+    fn run_rounds_of(
         mut self,
+        kills_a_round: u64,
         testbed: &TestBed,
         instances: &mut dyn InstanceSet,
-        mut kill: impl FnMut(&mut dyn InstanceSet, &mut SplitMix64) -> bool,
+        killer: &mut dyn Killer,
     ) -> KillSummary {
         while self.kills_left() > 0 {
-            let kills = self.kills_left().min(KILLS_A_ROUND);
-            self.kill_under_load(testbed, instances, kills, &mut kill);
+            let kills = self.kills_left().min(kills_a_round);
+            self.kill_under_load(testbed, instances, kills, killer);
             self.judge_round(testbed, instances);
         }
         judge::judge(testbed);
@@ -152,7 +180,7 @@ fn kill_instances_on_fjall(kafka: &KafkaServer, plan: KillPlan) -> KillSummary {
         KillRun::new("instances on fjall", plan).run_rounds(
             &testbed,
             &mut HostProcess::new(&testbed),
-            |instances, _| {
+            |instances: &mut dyn InstanceSet, _: &mut SplitMix64| {
                 instances.kill_all();
                 true
             },
@@ -215,7 +243,7 @@ fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSumm
             let mut instances = InstanceProcesses::new(&testbed, false);
             if life == 1 {
                 // For a group without commits an empty store is a new store.
-                kill_run.kill_under_load(&testbed, &mut instances, 0, |_, _| false);
+                kill_run.kill_under_load(&testbed, &mut instances, 0, &mut |_: &mut dyn InstanceSet, _: &mut _| false);
                 kill_run.judge_round(&testbed, &mut instances);
             }
             let mut emptied = |instances: &mut dyn InstanceSet, rng: &mut SplitMix64| {
@@ -243,27 +271,58 @@ fn kill_server_in_memory(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSumm
     Some(kill_run.summary)
 }
 
-/// Kills and freezes nodes of a cluster with two copies, one after the other, and kills all of them at once. The
-/// instances continue by themselves.
-fn kill_nodes(kafka: &KafkaServer, plan: KillPlan) -> Option<KillSummary> {
+/// Losses on a cluster: a node with two copies as soon as the copies are complete, else a broker or an instance.
+struct ClusterKiller<'c> {
+    nodes: NodeLosses<'c>,
+    brokers: BrokerLosses<'c>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl ClusterKiller<'_> {
+    fn lose(&mut self, instances: &mut dyn InstanceSet, rng: &mut SplitMix64) -> Option<&'static str> {
+        self.brokers.end_if_due();
+        if let Some(loss) = self.nodes.turn(rng, true) {
+            return Some(loss);
+        }
+        match rng.below(10) {
+            0 if self.brokers.kill(rng) => Some("broker killed"),
+            1 if self.brokers.freeze(rng) => Some("broker frozen"),
+            2 => {
+                instances.kill_all();
+                Some("all instances killed")
+            }
+            3.. if instances.kill(rng.below(INSTANCES as u64) as usize) => Some("instance killed"),
+            _ => None,
+        }
+    }
+}
+
+impl Killer for ClusterKiller<'_> {
+    fn kill(&mut self, instances: &mut dyn InstanceSet, rng: &mut SplitMix64) -> bool {
+        let loss = self.lose(instances, rng);
+        loss.inspect(|loss| *self.counts.entry(loss).or_default() += 1).is_some()
+    }
+
+    fn end_round(&mut self, rng: &mut SplitMix64) {
+        self.brokers.end();
+        self.nodes.end(rng);
+        eprintln!("losses: {:?}", self.counts);
+    }
+}
+
+/// Kills, freezes and cuts off nodes of a cluster with two copies, kills all of them at once, and kills brokers and
+/// instances.
+fn kill_on_a_cluster(plan: KillPlan) -> Option<KillSummary> {
+    let mut kafka = start_brokers(3)?;
     let mut cluster = AerospikeCluster::cuttable().or_else(AerospikeCluster::whole)?;
-    let mut testbed = TestBed::aerospike_at(kafka.bootstrap_servers(), || cluster.url());
+    let mut testbed = TestBed::aerospike_at(&addresses(&kafka), || cluster.url());
     testbed.has_lost_writes = true;
-    let mut losses = NodeLosses::new(&mut cluster);
-    let kill = |_: &mut dyn InstanceSet, rng: &mut SplitMix64| {
-        losses.end(rng);
-        let is_lost = losses.turn(rng, true).is_some();
-        // Some losses come while lost writes are being applied again.
-        pause(rng, 0, 6_000);
-        losses.end(rng);
-        is_lost
-    };
+    let (brokers, nodes) = (BrokerLosses::new(&mut kafka), NodeLosses::new(&mut cluster));
+    let mut killer = ClusterKiller { nodes, brokers, counts: BTreeMap::new() };
     Some(report_panics(&testbed, plan, || {
-        KillRun::new("nodes of a cluster with two copies", plan).run_rounds(
-            &testbed,
-            &mut InstanceProcesses::new(&testbed, false),
-            kill,
-        )
+        let mut instances = InstanceProcesses::new(&testbed, false);
+        let kill_run = KillRun::new("a cluster of three nodes and three brokers", plan);
+        kill_run.run_rounds_of(LOSSES_A_ROUND, &testbed, &mut instances, &mut killer)
     }))
 }
 
@@ -274,6 +333,9 @@ fn report_panics(testbed: &TestBed, plan: KillPlan, work: impl FnOnce() -> KillS
 /// Runs three tenths of the kills for each kind, and one tenth for a server in memory, where each costs a rebuild. KIND
 /// selects one kind for all.
 fn run_kinds(plan: KillPlan) {
+    if std::env::var("KIND").is_ok_and(|kind| kind == "cluster") {
+        return print_summaries(kill_on_a_cluster(plan).into_iter().collect());
+    }
     let Some(kafka) = KafkaServer::shared() else { return };
     let of = |kills: u64| KillPlan { kills, ..plan };
     let (third, emptied) = (plan.kills * 3 / 10, plan.kills / 10);
@@ -282,8 +344,7 @@ fn run_kinds(plan: KillPlan) {
         Ok("aerospike") => vec![kill_instances_on_aerospike(kafka, plan)],
         Ok("file") => vec![kill_server_with_a_file(kafka, plan)],
         Ok("memory") => vec![kill_server_in_memory(kafka, plan)],
-        Ok("nodes") => vec![kill_nodes(kafka, plan)],
-        Ok(other) => panic!("KIND={other} is none of fjall, aerospike, file, memory, nodes"),
+        Ok(other) => panic!("KIND={other} is none of fjall, aerospike, file, memory, cluster"),
         Err(_) => vec![
             Some(kill_instances_on_fjall(kafka, of(third))),
             kill_instances_on_aerospike(kafka, of(third)),
@@ -291,7 +352,10 @@ fn run_kinds(plan: KillPlan) {
             kill_server_in_memory(kafka, of(emptied)),
         ],
     };
-    let summaries: Vec<KillSummary> = summaries.into_iter().flatten().collect();
+    print_summaries(summaries.into_iter().flatten().collect());
+}
+
+fn print_summaries(summaries: Vec<KillSummary>) {
     eprintln!("\n{}", KillSummary::HEAD);
     summaries.iter().for_each(|summary| eprintln!("{}", summary.to_line()));
     let (kills, judged) =

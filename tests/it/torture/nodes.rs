@@ -11,6 +11,9 @@ use crate::{aerospike_cluster::AerospikeCluster, cut_network::CutNetwork};
 /// Longest time until a node has come back and the copies are complete.
 const RETURN_BOUND: Duration = Duration::from_secs(300);
 
+/// Time after which the operator looks once more for a node that is outside the cluster.
+const SECOND_LOOK: Duration = Duration::from_secs(40);
+
 /// The cluster, and the node that is away.
 pub struct NodeLosses<'c> {
     cluster: &'c mut AerospikeCluster,
@@ -34,7 +37,15 @@ enum Away {
     /// Started empty, or with all other nodes, at this time.
     Returning {
         since: Instant,
+        /// The operator has looked for nodes that are still outside.
+        has_looked: bool,
     },
+}
+
+impl Away {
+    fn returning() -> Self {
+        Away::Returning { since: Instant::now(), has_looked: false }
+    }
 }
 
 /// How a node is lost.
@@ -60,7 +71,7 @@ impl Loss {
 
 impl<'c> NodeLosses<'c> {
     pub fn new(cluster: &'c mut AerospikeCluster) -> Self {
-        NodeLosses { cluster, away: Away::Returning { since: Instant::now() } }
+        NodeLosses { cluster, away: Away::returning() }
     }
 
     /// Takes the next step that is due; returns the loss if nodes were lost. `power_cuts`: all nodes may be killed at
@@ -72,7 +83,7 @@ impl<'c> NodeLosses<'c> {
             Away::None if power_cuts && rng.below(10) >= 8 => {
                 (0..self.cluster.count()).for_each(|node| self.cluster.kill(node));
                 (0..self.cluster.count()).for_each(|node| self.cluster.restart(node));
-                self.away = Away::Returning { since: now };
+                self.away = Away::returning();
                 Some("all nodes killed")
             }
             Away::None => {
@@ -93,7 +104,7 @@ impl<'c> NodeLosses<'c> {
             Away::Lost { node, loss, until } if until <= now => {
                 if loss == Loss::Killed && rng.below(2) == 1 {
                     self.cluster.replace_dead(node);
-                    self.away = Away::Returning { since: now };
+                    self.away = Away::returning();
                 } else {
                     self.set_lost(node, loss, false);
                     self.away = Away::Outside { node, until: soon(rng, &[2, 6, 14]) };
@@ -105,13 +116,20 @@ impl<'c> NodeLosses<'c> {
                 if self.cluster.size(node) == 0 {
                     self.cluster.replace(node);
                 }
-                self.away = Away::Returning { since: now };
+                self.away = Away::returning();
                 None
             }
-            Away::Returning { since } => {
-                match self.cluster.is_whole() {
-                    true => self.away = Away::None,
-                    false => assert!(since.elapsed() < RETURN_BOUND, "the cluster does not become whole"),
+            Away::Returning { .. } if self.cluster.is_whole() => {
+                self.away = Away::None;
+                None
+            }
+            Away::Returning { since, has_looked } => {
+                assert!(since.elapsed() < RETURN_BOUND, "the cluster does not become whole: {}", self.describe());
+                // A node whose cut ended early looked like a member: it served from its old state for a while.
+                if !has_looked && since.elapsed() > SECOND_LOOK {
+                    let outside = (0..self.cluster.count()).find(|node| self.cluster.size(*node) == 0);
+                    outside.into_iter().for_each(|node| self.cluster.replace(node));
+                    self.away = Away::Returning { since, has_looked: true };
                 }
                 None
             }
@@ -131,6 +149,19 @@ impl<'c> NodeLosses<'c> {
             (Loss::CutFromPeers, _) => cut(self.cluster, CutNetwork::cut_from_peers),
             (Loss::CutFromAll, _) => cut(self.cluster, CutNetwork::cut_from_all),
         }
+    }
+
+    /// Returns the state of each node as one line.
+    fn describe(&self) -> String {
+        let ask = |node| {
+            let statistics = self.cluster.ask(node, "statistics");
+            let wanted = ["cluster_size", "cluster_key", "cluster_integrity", "objects", "uptime"];
+            let found =
+                statistics.split(';').filter(|pair| wanted.iter().any(|name| pair.starts_with(&format!("{name}="))));
+            let name = self.cluster.ask(node, "cluster-name");
+            format!("node {node} ({name}): {}", found.collect::<Vec<_>>().join(" "))
+        };
+        (0..self.cluster.count()).map(ask).collect::<Vec<_>>().join("; ")
     }
 
     /// Returns whether no node is away, and the copies are complete.
