@@ -71,7 +71,7 @@
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
 //! inputs:    generate config preflight
-//! process:   client instance snapshot embed api cli
+//! process:   client instance snapshot utxo_set embed api cli
 //! ```
 
 #![warn(clippy::large_futures)]
@@ -109,6 +109,7 @@ cfg_if::cfg_if! {
         pub mod telemetry;
         pub mod text;
         pub mod tx;
+        pub mod utxo_set;
     } else {
         mod address;
         mod api;
@@ -140,6 +141,7 @@ cfg_if::cfg_if! {
         mod telemetry;
         mod text;
         mod tx;
+        mod utxo_set;
     }
 }
 

@@ -12,6 +12,7 @@ mod extended;
 mod oracle;
 mod store_url;
 mod transaction;
+mod utxo_set;
 
 /// One format that other programs write and this store reads.
 pub struct Target {
@@ -28,7 +29,7 @@ pub struct Target {
 const USUAL_MEMORY: (usize, usize) = (64 << 10, 64);
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "transaction", check: transaction::check, memory: USUAL_MEMORY },
     Target { name: "extended", check: extended::check, memory: USUAL_MEMORY },
     Target { name: "event", check: event::binary, memory: USUAL_MEMORY },
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "dead_letter", check: dead_letter::check, memory: USUAL_MEMORY },
     Target { name: "block_file", check: block_file::check, memory: USUAL_MEMORY },
     Target { name: "api_batch", check: api_batch::check, memory: USUAL_MEMORY },
+    Target { name: "utxo_set", check: utxo_set::check, memory: USUAL_MEMORY },
     // The defaults are TOML, too, and are parsed in each run.
     Target { name: "configuration", check: configuration::check, memory: (4 << 20, 256) },
     Target { name: "store_url", check: store_url::check, memory: USUAL_MEMORY },

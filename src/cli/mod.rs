@@ -37,6 +37,7 @@ mod spinner;
 mod stats;
 mod timestamp;
 pub mod topics;
+mod utxo_set;
 mod verify;
 mod watchdog;
 
@@ -117,6 +118,8 @@ commands! {
     Prune(prune::PruneArgs),
     /// Create, restore, verify, list or delete snapshots of a store
     Snapshot(snapshot::SnapshotCommand),
+    /// Import a UTXO-set file into an empty store, export one, or verify one
+    UtxoSet(utxo_set::UtxoSetCommand),
     /// Show transactions, outputs, blocks, lock records, offsets, decisions or blobs
     Inspect(inspect::InspectCommand),
     /// Print the content of the state digest: one JSON object per transaction

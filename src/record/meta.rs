@@ -44,14 +44,15 @@ pub struct MetaRecord {
     pub reorg_floor: u32,
     /// Topics whose events make the state, by default name. An absent topic was not read yet.
     pub topics: BTreeMap<String, BoundTopic>,
-    /// Tip of the longest chain, as of the last block or reorg that was handled; `None`: no block was handled yet.
+    /// Tip of the longest chain, as of the last block or reorg that was handled; before the first one, and at chain
+    /// offset 0, the block of the UTXO-set file from which the store was imported. `None`: neither.
     pub tip: Option<ChainTip>,
     /// Number of deep health checks: each check writes its number.
     pub health_checks: u64,
     /// Snapshot in progress, for which no record is pruned; `None`: no snapshot is in progress.
     pub snapshot_hold: Option<SnapshotHold>,
-    /// Snapshot from which the store was restored, until the store has caught up with the log; `None`: the store has
-    /// caught up, or was never restored.
+    /// Snapshot or UTXO-set file from which the store was loaded, until the store has caught up with the log; `None`:
+    /// the store has caught up, or was never loaded.
     pub restored: Option<Box<Restored>>,
 }
 
@@ -65,16 +66,16 @@ pub struct SnapshotHold {
     pub until_ms: u64,
 }
 
-/// Restore of a snapshot into this set.
+/// Restore of a snapshot, or import of a UTXO-set file, into this set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Restored {
-    /// Id of the snapshot.
+    /// Id of the snapshot, or of the import.
     pub snapshot: [u8; 16],
     /// The records are being loaded: no instance may use the store. `false`: the store reads the log again.
     pub is_loading: bool,
     /// Incarnation of the store's nodes since which `chunks` counts; empty for a store that never loses writes.
     pub nodes: String,
-    /// Number of chunks, in the order of the manifest, that are loaded and durable.
+    /// Number of chunks, in the order of the manifest or of the file, that are loaded and durable.
     pub chunks: u64,
     /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
     /// these offsets; the store has caught up once it has committed `handled_chain`, too.
@@ -94,7 +95,8 @@ pub struct ChainTip {
     pub height: u32,
     /// Hash of the last block, internal order; zeros: every block has left.
     pub hash: [u8; 32],
-    /// Median of the header times of the last eleven blocks, seconds since the epoch; 0: no block is left.
+    /// Median of the header times of the last eleven blocks, seconds since the epoch; 0: no block is left, or no block
+    /// was handled since an import.
     pub median_time: u32,
 }
 

@@ -36,11 +36,12 @@ use crate::{
 use coinbase::{build_coinbase_pages, cannot_be_stored};
 use lift::lift_bars;
 use mined::MinedMarker;
+use record::check_follows_import;
 use repeated_coinbase::update_maturity;
 use side_chain::apply_side_block;
 
 pub use coinbase::{check_coinbase, parse_coinbase};
-pub use record::{check_follows, check_ids, put_block, read_block_records, read_progress};
+pub use record::{check_follows, check_ids, put_block, read_block_records, read_meta, read_progress};
 pub use repeated_coinbase::fall_back_to_earlier_block;
 
 /// The state in which a block finds its coinbase.
@@ -84,6 +85,7 @@ impl<'a> BlockHandler<'a> {
             return apply_side_block(cx, block, message).await;
         }
         check_follows(cx.state.tip, block).map_err(SequencerError::Halt)?;
+        check_follows_import(cx, block).await?;
         check_ids(cx, slice::from_ref(block)).await?;
         check_coinbase(cx, block, message).await?;
         check_objects(cx, block).await?;

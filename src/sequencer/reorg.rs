@@ -14,7 +14,7 @@ use crate::{
         SequencerError,
         block::{
             check_coinbase, check_follows, check_ids, connect, fall_back_to_earlier_block, parse_coinbase, put_block,
-            read_block_records, read_progress,
+            read_block_records, read_meta, read_progress,
         },
         context::HandlerContext,
         decisions::DecisionLog,
@@ -25,7 +25,6 @@ use crate::{
         steps::Steps,
         verdict::{apply_verdict, decided_txid},
     },
-    store::meta::MetaError,
     text::hex_reversed,
     tx::Txid,
 };
@@ -92,17 +91,13 @@ impl<'a> ReorgHandler<'a> {
 /// Returns the reason why a block cannot be disconnected: its listed transactions may have been pruned, and a
 /// pruned transaction cannot become unmined again.
 async fn check_depth(cx: &HandlerContext<'_>, disconnected: &[Block<'_>]) -> Result<Option<String>, SequencerError> {
-    let meta = cx.wait_for("the meta record", cx.parts.store.meta()).await;
-    let meta = meta.map_err(|error| match error {
-        MetaError::Engine(error) => error.into(),
-        error => SequencerError::Damaged(error.to_string()),
-    })?;
-    let floor = meta.map_or(0, |meta| meta.reorg_floor);
+    let floor = read_meta(cx).await?.map_or(0, |meta| meta.reorg_floor);
     let too_deep = disconnected.iter().find(|block| block.height <= floor && floor > 0);
     Ok(too_deep.map(|block| {
         format!(
             "block {} at height {} is to leave, but transactions mined up to height {floor} may have been pruned \
-             (store.block_height_retention); rebuild into an empty set without pruning, and continue with that set",
+             (store.block_height_retention), or came with a UTXO-set file; rebuild into an empty set without pruning, \
+             or import a file of an earlier block, and continue with that set",
             hex_reversed(&block.hash),
             block.height
         )

@@ -12,6 +12,7 @@
 //! | `NAME/chunks/PPP-NNNNNN` | records of one part of the scan ([`chunk`]) |
 //! | `NAME/manifest.json` | the plan, all chunks and the totals; written last ([`Manifest`]) |
 
+pub(crate) mod bulk_load;
 pub mod chunk;
 mod create;
 mod error;

@@ -1,32 +1,25 @@
 //! Restore of a snapshot into an empty store of any engine (`docs/protocols/snapshot.md`).
 
-use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     ChunkEntry, CopyProgress, Manifest, OnProgress, Shelf, SnapshotError, Totals,
-    load::to_store,
+    bulk_load::{BulkLoad, ChunkSource, RecordBatch},
     manifest::Offsets,
-    verify::{CHUNKS_AT_ONCE, check_totals, damaged_chunk, damaged_plan},
+    verify::{check_totals, damaged_chunk, damaged_plan},
 };
 use crate::{
     broker::{Broker, CommittedOffset, TopicPartition},
-    engine::Row,
     event::Topic,
     group::commit_metadata::reset_commit,
     instance::{
-        InstanceParts, InstanceSettings,
-        frontier::Frontier,
-        offset_reset::OffsetReset,
-        start::{check_decisions, claim_blobs},
+        InstanceParts, InstanceSettings, frontier::Frontier, offset_reset::OffsetReset, start::check_decisions,
     },
-    record::{ConsumedOffsets, Key, MetaRecord, Operation, Outcome, Restored},
+    record::{ConsumedOffsets, Key, MetaRecord, Restored},
     sequencer::{chain_group, state::ChainState},
     store::{
-        StateStore,
-        meta::{LAYOUT_VERSION, MetaError, RestoreRecord},
+        meta::{LAYOUT_VERSION, MetaError},
         restart_detector::{RestartDetector, durability_lag},
-        sentinels::Sentinels,
         topics::LogIdentity,
     },
 };
@@ -162,103 +155,30 @@ impl<'a> Restore<'a> {
     }
 
     async fn run(self, on_progress: OnProgress<'_>) -> Result<RestoreReport, SnapshotError> {
-        let store = &self.parts.store;
-        let lag = durability_lag(store.engine.as_ref(), self.settings.durability_lag)?;
-        let mut nodes = RestartDetector::new(store.engine.clone(), lag);
-        let record = RestoreRecord::of(store, self.manifest.plan.id);
-        nodes.baseline().await?;
-        let mut resumed = None;
-        let totals = loop {
-            let meta = record.begin(self.meta.clone(), nodes.expected()).await?;
-            let first = meta.restored.as_ref().map_or(0, |restored| restored.chunks);
-            resumed.get_or_insert(first > 0);
-            // The mark of the blob store and the sentinels name the store id, which must be durable before.
-            if first == 0 && !nodes.wait_until_durable().await? {
-                continue;
-            }
-            claim_blobs(store, &meta).await?;
-            Sentinels::of(store).write(&meta).await?;
-            let loaded = self.load(first, &record, &nodes, on_progress).await?;
-            if nodes.wait_until_durable().await? {
-                break loaded;
-            }
-            tracing::warn!("snapshot: a node restarted during the restore; loading every chunk again");
-        };
-        if let Some(totals) = totals {
+        let mut load = BulkLoad::new(&self.parts.store, self.manifest.plan.id, self.settings.durability_lag)?;
+        let loaded = load.load(&self.meta, &Chunks { restore: &self, on_progress }).await?;
+        if let Some(totals) = loaded.totals {
             check_totals(self.name, &self.manifest, totals)?;
-        }
-        if store.engine.may_lose_parts() {
-            let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
-            Sentinels::of(store).verify(&meta).await?;
-            Sentinels::of(store).record().await?;
         }
         // The offsets come before the end of the loading: a store that instances may use has its group set back.
         self.reset_group().await?;
-        record.end_loading().await?;
-        while !nodes.wait_until_durable().await? {
-            record.end_loading().await.map(drop).or_else(|error| match error {
-                // The end is in the store already.
-                MetaError::RestoreTakenOver => Ok(()),
-                error => Err(error),
-            })?;
-        }
-        Ok(RestoreReport::new(self.name, &self.manifest, resumed.unwrap_or(false)))
-    }
-
-    /// Loads the chunks from `first` on. Returns the counts where every chunk was loaded.
-    async fn load(
-        &self,
-        first: u64,
-        record: &RestoreRecord<'_>,
-        nodes: &RestartDetector,
-        on_progress: OnProgress<'_>,
-    ) -> Result<Option<Totals>, SnapshotError> {
-        let skipped = usize::try_from(first).unwrap_or(usize::MAX).min(self.manifest.chunks.len());
-        let (done, left) = self.manifest.chunks.split_at(skipped);
-        let mut progress = CopyProgress { all_chunks: self.manifest.chunks.len() as u64, ..CopyProgress::default() };
-        for entry in done {
-            add(&mut progress, entry);
-        }
-        let loads = stream::iter(left)
-            .map(|entry| async move { Ok::<_, SnapshotError>((entry, self.load_chunk(entry).await?)) })
-            .buffered(CHUNKS_AT_ONCE);
-        let mut loads = std::pin::pin!(loads);
-        let (mut totals, mut recorded, mut loaded_at) = (Totals::default(), first, Vec::new());
-        while let Some((entry, found)) = loads.try_next().await? {
-            totals += found;
-            add(&mut progress, entry);
-            on_progress(progress);
-            loaded_at.push((progress.chunks, tokio::time::Instant::now()));
-            // A chunk counts as durable one lag after its last write, over nodes that have not restarted.
-            let durable = loaded_at.iter().rev().find(|(_, at)| at.elapsed() >= nodes.lag()).map(|(chunks, _)| *chunks);
-            if let Some(chunks) = durable.filter(|chunks| *chunks > recorded) {
-                if !nodes.has_kept_writes().await? {
-                    return Ok(None);
-                }
-                record.record_progress(chunks, nodes.expected()).await?;
-                recorded = chunks;
-                loaded_at.retain(|(loaded, _)| *loaded > chunks);
-            }
-        }
-        Ok((first == 0).then_some(totals))
+        load.end().await?;
+        Ok(RestoreReport::new(self.name, &self.manifest, loaded.resumed))
     }
 
     async fn load_chunk(&self, entry: &ChunkEntry) -> Result<Totals, SnapshotError> {
-        let store = &self.parts.store;
         let chunk = self.shelf.read_chunk(&self.manifest.plan, entry).await?;
-        let (mut totals, mut rows, mut bytes) = (Totals::default(), Vec::new(), 0);
+        let (mut totals, mut batch) = (Totals::default(), RecordBatch::new(&self.parts.store));
+        let check = |refused: Option<Key>| match refused {
+            Some(key) => Err(SnapshotError::OtherRecord { key: key.to_string() }),
+            None => Ok(()),
+        };
         for record in chunk {
             let (key, record) = record.map_err(|error| damaged_chunk(self.name, entry, error))?;
             totals += Totals::of(&record);
-            bytes += record.page().and_then(|page| page.body()).map_or(0, crate::record::Body::size) + ROW_BYTES;
-            let record = to_store(store, record).await?;
-            rows.push(Row { key, operation: Operation::Restore(Box::new(record)) });
-            if bytes >= BATCH_BYTES {
-                apply(store, std::mem::take(&mut rows)).await?;
-                bytes = 0;
-            }
+            check(batch.add(key, record).await?)?;
         }
-        apply(store, rows).await?;
+        check(batch.write().await?)?;
         Ok(totals)
     }
 
@@ -278,21 +198,33 @@ impl<'a> Restore<'a> {
     }
 }
 
-/// Bytes of records that are written at once, and the bytes that a record counts besides its body.
-const BATCH_BYTES: u64 = 4 << 20;
-const ROW_BYTES: u64 = 512;
-
-fn add(progress: &mut CopyProgress, entry: &ChunkEntry) {
-    progress.records += entry.records;
-    progress.bytes += entry.bytes;
-    progress.chunks += 1;
+/// The chunks of the manifest as the source of a load.
+struct Chunks<'a> {
+    restore: &'a Restore<'a>,
+    on_progress: OnProgress<'a>,
 }
 
-async fn apply(store: &StateStore, rows: Vec<Row>) -> Result<(), SnapshotError> {
-    let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
-    let outcomes = store.apply(rows).await?;
-    let refused = keys.iter().zip(outcomes).find(|(_, outcome)| matches!(outcome, Outcome::Rejected(_)));
-    refused.map_or(Ok(()), |(key, _)| Err(SnapshotError::OtherRecord { key: key.to_string() }))
+impl ChunkSource for Chunks<'_> {
+    type Error = SnapshotError;
+
+    fn chunk_count(&self) -> usize {
+        self.restore.manifest.chunks.len()
+    }
+
+    async fn load_chunk(&self, number: usize) -> Result<Totals, SnapshotError> {
+        self.restore.load_chunk(&self.restore.manifest.chunks[number]).await
+    }
+
+    fn report_loaded(&self, chunks: usize) {
+        let all = &self.restore.manifest.chunks;
+        let mut progress = CopyProgress { all_chunks: all.len() as u64, ..CopyProgress::default() };
+        for entry in &all[..chunks] {
+            progress.records += entry.records;
+            progress.bytes += entry.bytes;
+            progress.chunks += 1;
+        }
+        (self.on_progress)(progress);
+    }
 }
 
 /// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing.

@@ -14,7 +14,7 @@ pub struct ChainInfo {
     /// Hash of that block, internal order; `None`: the longest chain has no block.
     pub hash: Option<[u8; 32]>,
     /// Median of the header times of the last eleven blocks, seconds since the epoch; `None`: the longest chain has no
-    /// block.
+    /// block, or none was handled since the store was imported.
     pub median_time: Option<u32>,
     /// Retention of the pruner, blocks; 0: every record is kept.
     pub retention: u32,
@@ -29,7 +29,7 @@ impl ChainInfo {
         ChainInfo {
             height: tip.map_or(meta.consumed.height, |tip| tip.height),
             hash: tip.map(|tip| tip.hash),
-            median_time: tip.map(|tip| tip.median_time),
+            median_time: tip.map(|tip| tip.median_time).filter(|time| *time > 0),
             retention: meta.retention,
             prune_horizon: meta.prune_horizon,
         }

@@ -29,6 +29,7 @@ pub mod spend_status;
 pub mod stats;
 pub mod topics;
 pub mod tx_list;
+pub mod unspent;
 pub mod verify;
 
 pub(crate) mod pages;

@@ -10,10 +10,12 @@ use std::{
 use utxo_store::{
     event::Validated,
     generate::Parents,
+    record::{StoredOutput, build::KnownOutput},
     tx::{
         Outpoint, Output, Transaction, TransactionBuilder, Txid,
         block::{BlockFile, FileNetwork, RawBlock},
     },
+    utxo_set::{SetTx, core_format, reference_format},
 };
 
 type Seeds = Vec<(String, Vec<u8>)>;
@@ -50,12 +52,44 @@ pub fn of(target: &str) -> Seeds {
         "block_file" => block_files(),
         "api_batch" => api_batches(),
         "configuration" => configurations(),
+        "utxo_set" => utxo_sets(),
         "store_url" => numbered("url", STORE_URLS),
         "commit_metadata" => numbered("metadata", COMMIT_METADATA),
         other => panic!("the target {other} has no seeds"),
     };
     seeds.sort();
     seeds
+}
+
+/// Returns the outputs of some transactions as UTXO-set files of both formats, and a cut file of each.
+fn utxo_sets() -> Seeds {
+    let block = data(BLOCKS[0]);
+    let block = blocks(&block).next().unwrap();
+    let mut txs: Vec<SetTx> = Vec::new();
+    for (tx, height) in block.transactions().filter(|tx| tx.raw().len() < LARGEST_TRANSACTION).take(6).zip(0..) {
+        let output = |(output, vout): (Output<'_>, u32)| {
+            let script = output.script.to_vec().into();
+            KnownOutput { vout, output: StoredOutput { satoshis: output.satoshis, script } }
+        };
+        let outputs = tx.outputs().zip(0..).map(output).collect();
+        txs.push(SetTx { txid: tx.txid(), height, coinbase: tx.is_coinbase(), outputs });
+    }
+    let count = txs.iter().map(|tx| tx.outputs.len() as u64).sum();
+    let (mut reference, mut core) = (Vec::new(), Vec::new());
+    reference_format::write_header(block.hash(), 9, block.header().previous, &mut reference);
+    core_format::write_header(FileNetwork::Regtest, block.hash(), count, &mut core);
+    for tx in &txs {
+        reference_format::write_tx(tx, &mut reference);
+        core_format::write_tx(tx, &mut core);
+    }
+    reference_format::write_footer(txs.len() as u64, count, &mut reference);
+    let seeds = [
+        ("core-cut", core[..core.len() / 2].to_vec()),
+        ("core", core),
+        ("reference-cut", reference[..reference.len() - 20].to_vec()),
+        ("reference", reference),
+    ];
+    seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
 }
 
 /// Returns the keys of the inputs of a block's transactions, in both forms, and a cut key.

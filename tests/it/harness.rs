@@ -721,7 +721,7 @@ impl World {
         }
     }
 
-    async fn verify(&self, what: &str, store: &StateStore) {
+    pub async fn verify(&self, what: &str, store: &StateStore) {
         let mut violations = Vec::new();
         utxo_store::store::verify::verify(store, |_| {}, |violation| violations.push(violation.to_string()))
             .await

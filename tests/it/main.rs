@@ -98,6 +98,7 @@ mod sql_kills;
 mod state_page;
 mod torture;
 mod transactional;
+mod utxo_set;
 mod waiting_events;
 mod watchdog;
 mod watched_replay;

@@ -5,8 +5,9 @@ use std::iter;
 use crate::{
     engine::Row,
     event::Block,
-    record::{BlockRecord, Key, Phase, Record, Sequenced, build::HEIGHT_LIMIT},
+    record::{BlockRecord, Key, MetaRecord, Phase, Record, Sequenced, build::HEIGHT_LIMIT},
     sequencer::{SequencerError, context::HandlerContext, listing, state::Tip},
+    store::meta::MetaError,
     text::hex_reversed,
 };
 
@@ -32,6 +33,32 @@ pub fn check_follows(tip: Option<Tip>, block: &Block<'_>) -> Result<(), String> 
         )),
         _ => check_height(block),
     }
+}
+
+/// Checks that the first block that a store handles after the import of a UTXO-set file follows the file's block: the
+/// meta record has that block as a tip at chain offset 0.
+///
+/// # Errors
+/// The block does not follow, or the meta record cannot be read.
+pub async fn check_follows_import(cx: &HandlerContext<'_>, block: &Block<'_>) -> Result<(), SequencerError> {
+    if cx.state.tip.is_some() {
+        return Ok(());
+    }
+    let tip = read_meta(cx).await?.and_then(|meta| meta.tip).filter(|tip| tip.chain_offset == 0);
+    let tip = tip.map(|tip| Tip { hash: tip.hash, height: tip.height, block_id: None });
+    check_follows(tip, block).map_err(SequencerError::Halt)
+}
+
+/// Reads the meta record; `None`: the store has none.
+///
+/// # Errors
+/// The record is damaged, or the store does not answer for good.
+pub async fn read_meta(cx: &HandlerContext<'_>) -> Result<Option<MetaRecord>, SequencerError> {
+    let meta = cx.wait_for("the meta record", cx.parts.store.meta()).await;
+    meta.map_err(|error| match error {
+        MetaError::Engine(error) => error.into(),
+        error => SequencerError::Damaged(error.to_string()),
+    })
 }
 
 /// Checks that the height of a block is below the limit of heights.

@@ -75,16 +75,16 @@ pub enum MetaError {
     #[error("cannot continue the rebuild: another rebuild has begun in this set since, and continues alone")]
     RebuildTakenOver,
     #[error(
-        "the store is being restored from a snapshot, and not all of its records are loaded: repeat the same \
-         `snapshot restore`, which continues"
+        "the store is being loaded from a snapshot or from a UTXO-set file, and not all of its records are loaded: \
+         repeat the same `snapshot restore` or `utxo-set import`, which continues"
     )]
     UnfinishedRestore,
     #[error(
-        "cannot restore into this store: it is not empty, and not the unfinished restore of this snapshot; use an \
-         empty store"
+        "cannot load records into this store: it is not empty, and not the unfinished load of this snapshot or \
+         UTXO-set file; use an empty store"
     )]
     RestoreNotEmpty,
-    #[error("cannot continue the restore: another process has continued or ended it")]
+    #[error("cannot continue the load of records: another process has continued or ended it")]
     RestoreTakenOver,
     #[error(
         "snapshot {snapshot} is in progress, and nothing is pruned for {seconds} s more unless the snapshot ends; \
