@@ -209,7 +209,8 @@ mod tests {
             prop_assert_eq!(SetInput::new(&bytes[..], 0).core_varint().unwrap(), value >> shift);
             for end in 0..bytes.len() {
                 let error = SetInput::new(&bytes[..end], 0).core_varint();
-                prop_assert!(matches!(error, Err(SetFileError::Cut { .. })));
+                let is_cut = matches!(error, Err(SetFileError::Cut { .. }));
+                prop_assert!(is_cut);
             }
         }
 

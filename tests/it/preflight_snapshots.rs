@@ -43,14 +43,14 @@ fn a_snapshot_replaces_unlimited_retention() {
     // Without the setting, and without a snapshot, the whole log is needed.
     let checked = CheckReport::of(&bench, &[]);
     checked.assert_failed(&sources);
-    assert!(checked.finding(sources[0], "failed").ends_with("set retention.ms=-1"));
+    assert!(checked.finding(sources[0], "failed").contains("set retention.ms=-1"), "{:?}", checked.found);
     checked.finding("snapshots", "skipped");
     let place = format!("file://{}", bench.path("snapshots").display());
     let here = [("UTXO_STORE__SNAPSHOT__URL", place.as_str())];
     let checked = CheckReport::of(&bench, &here);
     checked.assert_failed(&sources);
     let remedy = "set retention.ms=-1, or create a snapshot (`utxo-store snapshot create`)";
-    assert!(sources.iter().all(|source| checked.finding(source, "failed").ends_with(remedy)), "{:?}", checked.found);
+    assert!(sources.iter().all(|source| checked.finding(source, "failed").contains(remedy)), "{:?}", checked.found);
     assert!(checked.finding("snapshots", "warning").contains(&format!("no complete snapshot at {place}")));
     let without = bench.command(&["snapshot", "create"], &[]).output().unwrap();
     assert_eq!(without.status.code(), Some(2));
@@ -78,7 +78,7 @@ fn a_snapshot_replaces_unlimited_retention() {
     set_retention(&bench, "decisions", "3600000");
     let checked = CheckReport::of(&bench, &here);
     checked.assert_failed(&[&named("decisions")]);
-    assert!(checked.finding(&named("decisions"), "failed").ends_with("set retention.ms=86400000 or more"));
+    assert!(checked.finding(&named("decisions"), "failed").contains("set retention.ms=86400000 or more"));
     set_retention(&bench, "decisions", WEEK);
 
     // The retention overtakes the snapshot, also where the group has read further.

@@ -149,7 +149,11 @@ async fn a_creation_that_is_killed_at_any_request_is_repeated_with_success() {
         let killed = timeout(Duration::from_secs(5), create_snapshot(&world, &shelf)).await;
         objects.clear_script();
         if let Ok(created) = killed {
-            assert!(kill_at > 10, "{created:?}");
+            if objects.requests() >= kill_at {
+                // A listing is not delayed.
+                continue;
+            }
+            assert!(kill_at > 10, "no request {kill_at}: {created:?}");
             last = Some((created.unwrap().name, shelf));
             break;
         }

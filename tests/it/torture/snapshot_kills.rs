@@ -29,6 +29,7 @@ use super::{
 use crate::{
     aerospike_server::{AerospikeServer, FIT, Setup, configuration},
     kafka_server::KafkaServer,
+    run::until,
 };
 
 /// Kills of each command in a round, and of the instances that read a restored store.
@@ -286,6 +287,8 @@ impl SnapshotRun {
         let mut instances = instances_of(testbed);
         let (sent, created) = produce_during(&testbed.bench, generator, plan.rate, || {
             start_all(&mut instances);
+            // The command opens the blob store, which an instance has to create first.
+            until("an instance has opened the store", || testbed.bench.path("blobs/utxo-store.blobs").exists());
             thread::sleep(Duration::from_secs(if plan.is_long { 10 } else { 4 }));
             let kill_instance = |killer: &mut Killer| {
                 instances.check_alive();
