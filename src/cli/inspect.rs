@@ -92,7 +92,7 @@ impl InspectCommand {
                 InspectTarget::Unmined(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 InspectTarget::Conflicts(args) => args.show(&args.store.open().await?.0, &mut out).await,
                 InspectTarget::Outpoint(args) => args.show(&args.store.open().await?.0, &mut out).await,
-                InspectTarget::LockRecords(args) => args.run(&mut out).await,
+                InspectTarget::LockRecords(args) => Box::pin(args.run(&mut out)).await,
                 InspectTarget::Offsets(args) => args.run(&mut out).await,
                 InspectTarget::Decisions(args) => args.run(&mut out).await,
                 InspectTarget::Blob(args) => args.run(&mut out).await,

@@ -27,7 +27,9 @@ mod verify;
 
 pub use create::{CreateOptions, CreateReport, create};
 pub use error::SnapshotError;
-pub use manifest::{ChunkEntry, FORMAT, Manifest, Offsets, SnapshotPlan};
+#[cfg(feature = "testkit")]
+pub use manifest::Offsets;
+pub use manifest::{ChunkEntry, FORMAT, Manifest, SnapshotPlan};
 pub use restore::{RestoreReport, first_offsets, restore};
 pub use shelf::{FoundSnapshot, Shelf};
 pub use totals::Totals;

@@ -212,7 +212,7 @@ impl ChunkSource for Chunks<'_> {
     }
 
     async fn load_chunk(&self, number: usize) -> Result<Totals, SnapshotError> {
-        self.restore.load_chunk(&self.restore.manifest.chunks[number]).await
+        Box::pin(self.restore.load_chunk(&self.restore.manifest.chunks[number])).await
     }
 
     fn report_loaded(&self, chunks: usize) {

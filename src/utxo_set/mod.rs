@@ -23,7 +23,9 @@ use bytes::Bytes;
 
 pub use check::{CHUNK_BYTES, CheckedFile, FileChunk, check_file};
 pub use error::{SetFileError, UtxoSetError};
-pub use export::{ExportReport, export};
+#[cfg(feature = "testkit")]
+pub use export::ExportReport;
+pub use export::export;
 pub use import::{ImportOptions, ImportReport, import};
 pub use reader::SetReader;
 

@@ -207,7 +207,7 @@ async fn both_formats_are_imported_into_each_engine_and_an_instance_continues() 
         digests.push(check_import(&empty_beside(&world), &set, file).await);
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut urls = vec![StoreUrl::fjall(&directory.path().join("fjall")).to_string()];
+    let mut urls = vec![StoreUrl::fjall(directory.path().join("fjall")).to_string()];
     if cfg!(feature = "sql") {
         urls.push(format!("sqlite://{}", directory.path().join("imported.db").display()));
     }
