@@ -19,6 +19,7 @@ mod config;
 mod dead_letters;
 pub mod demo;
 mod dump;
+mod empty_store;
 pub mod events;
 mod failure;
 pub mod generate;

@@ -11,7 +11,10 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use super::{CliResult, ConfigArgs, UsageError, block_on, opening, serving::HttpOptions, timestamp::Timestamp};
+use super::{
+    CliResult, ConfigArgs, UsageError, block_on, empty_store::EmptyStoreArgs, opening, serving::HttpOptions,
+    timestamp::Timestamp,
+};
 use crate::{
     blob::BlobUrl,
     config::{Config, Http, listen_address},
@@ -137,7 +140,8 @@ impl ReplayArgs {
                 let Some(store) = self.store else {
                     return Err(UsageError("--rebuild needs --store with the URL of an empty store".to_owned()).into());
                 };
-                let rebuild = rebuild::Rebuild { store, blobs: self.blobs, resume: self.resume, json: self.json };
+                let target = EmptyStoreArgs { store, blobs: self.blobs };
+                let rebuild = rebuild::Rebuild { target, resume: self.resume, json: self.json };
                 rebuild.check_blobs(&config).map_err(UsageError)?;
                 opening::start_logging(&config)?;
                 block_on(rebuild.run(config, &http))

@@ -18,7 +18,7 @@ use super::{CliResult, ConfigArgs, block_on, output, spinner::Spinner};
 use crate::{
     text::hex_reversed,
     tx::Network,
-    utxo_set::{CHUNK_BYTES, CheckedFile, SetFormat, SetProgress, SetStep, SetTotals, check_file},
+    utxo_set::{CHUNK_BYTES, CheckedFile, SetProgress, SetStep, SetTotals, check_file},
 };
 
 /// Arguments of the command `utxo-set`.
@@ -78,13 +78,12 @@ struct VerifiedFile {
 
 impl VerifiedFile {
     fn of(file: &CheckedFile) -> Self {
-        let is_core = file.header.format == SetFormat::Core;
         VerifiedFile {
             format: file.header.format.name(),
             network: file.header.network.map(|network| network.to_string()),
             height: file.header.height,
             block: hex_reversed(&file.header.block),
-            txoutset_hash: is_core.then(|| hex_reversed(&file.txoutset_hash)),
+            txoutset_hash: file.shown_txoutset_hash(),
             totals: file.totals,
         }
     }

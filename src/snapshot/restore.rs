@@ -66,9 +66,10 @@ pub async fn restore(
     on_progress: OnProgress<'_>,
 ) -> Result<RestoreReport, SnapshotError> {
     let restored = async {
-        match find_ended(settings, parts, shelf, name).await? {
+        let manifest = shelf.read_manifest(name).await?;
+        match find_ended(settings, parts, name, &manifest).await? {
             Some(report) => Ok(report),
-            None => Restore::check(settings, parts, shelf, name).await?.run(on_progress).await,
+            None => Restore::check(settings, parts, shelf, name, manifest).await?.run(on_progress).await,
         }
     };
     tokio::select! {
@@ -83,10 +84,10 @@ pub async fn restore(
 async fn find_ended(
     settings: &InstanceSettings,
     parts: &InstanceParts,
-    shelf: &Shelf,
     name: &str,
+    manifest: &Manifest,
 ) -> Result<Option<RestoreReport>, SnapshotError> {
-    let (store, manifest) = (&parts.store, shelf.read_manifest(name).await?);
+    let store = &parts.store;
     let has_ended = async || -> Result<bool, MetaError> {
         let restored = store.meta().await?.and_then(|meta| meta.restored);
         Ok(restored.is_some_and(|restored| restored.snapshot == manifest.plan.id && !restored.is_loading))
@@ -99,7 +100,7 @@ async fn find_ended(
     nodes.baseline().await?;
     while has_ended().await? {
         if nodes.wait_until_durable().await? {
-            return Ok(Some(RestoreReport::new(name, &manifest, true)));
+            return Ok(Some(RestoreReport::new(name, manifest, true)));
         }
     }
     Ok(None)
@@ -122,9 +123,9 @@ impl<'a> Restore<'a> {
         parts: &'a InstanceParts,
         shelf: &'a Shelf,
         name: &'a str,
+        manifest: Manifest,
     ) -> Result<Self, SnapshotError> {
         let broker = parts.broker.as_ref();
-        let manifest = shelf.read_manifest(name).await?;
         let source = manifest.plan.meta_record().map_err(|problem| damaged_plan(name, problem))?;
         let state = ChainState::from_metadata(&manifest.plan.chain_state)
             .map_err(|error| damaged_plan(name, error.to_string()))?;

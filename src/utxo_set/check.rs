@@ -13,9 +13,10 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{SetFileError, SetHeader, SetProgress, SetReader, SetStep, SetTotals, SetTx, UtxoSetError};
+use super::{SetFileError, SetFormat, SetHeader, SetProgress, SetReader, SetStep, SetTotals, SetTx, UtxoSetError};
 use crate::{
     record::build::KnownOutput,
+    text::hex_reversed,
     tx::{Network, varint},
 };
 
@@ -67,6 +68,11 @@ impl CheckedFile {
         let mut id = [0; 16];
         hasher.finalize_xof().fill(&mut id);
         id
+    }
+
+    /// Returns the hash of the outputs as Bitcoin Core shows it; `None`: the file has another format.
+    pub fn shown_txoutset_hash(&self) -> Option<String> {
+        (self.header.format == SetFormat::Core).then(|| hex_reversed(&self.txoutset_hash))
     }
 
     /// Returns the transactions and bytes of the first `chunks` chunks.

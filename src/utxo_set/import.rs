@@ -120,14 +120,13 @@ async fn run(
     let loaded = load.load(&meta, &source).await?;
     let digest = compare(store, &file.totals, on_progress).await?;
     load.end().await?;
-    let is_core = file.header.format == SetFormat::Core;
     Ok(ImportReport {
         format: file.header.format.name(),
         height,
         block: hex_reversed(&file.header.block),
         resumed: loaded.resumed,
+        txoutset_hash: file.shown_txoutset_hash(),
         totals: file.totals,
-        txoutset_hash: is_core.then(|| hex_reversed(&file.txoutset_hash)),
         digest,
     })
 }

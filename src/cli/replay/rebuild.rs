@@ -7,7 +7,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        CliResult, Failure, inspect,
+        CliResult, Failure,
+        empty_store::EmptyStoreArgs,
+        inspect,
         opening::{self, LogObjects, Monitoring},
         serving::{self, HttpOptions},
         signals,
@@ -18,9 +20,7 @@ use super::{
 };
 use crate::cli::output;
 use crate::{
-    blob::{BlobUrl, Intent},
-    config::{Config, writable_blobs},
-    engine::StoreUrl,
+    config::Config,
     instance::{self, InstanceParts},
     record::Rebuilding,
     status::health::Workload,
@@ -35,10 +35,8 @@ use crate::{
 /// Options of a rebuild.
 #[derive(Debug)]
 pub(super) struct Rebuild {
-    /// URL of the empty store.
-    pub store: StoreUrl,
-    /// URL of the empty blob store, if any.
-    pub blobs: Option<BlobUrl>,
+    /// The empty store.
+    pub target: EmptyStoreArgs,
     /// Continues a rebuild that did not reach its end.
     pub resume: bool,
     /// Prints one JSON object.
@@ -63,19 +61,14 @@ impl Rebuild {
     /// Checks that the rebuilt store has its own blob store: two stores cannot share one.
     pub(super) fn check_blobs(&self, config: &Config) -> Result<(), String> {
         let live = config.store.blob_url()?;
-        match &self.blobs {
+        match &self.target.blobs {
             None if live.is_some() => {
                 Err("--blobs must be given, since store.blobs.url is set: name an empty blob store".to_owned())
             }
-            None if self.store.bounds_records() => {
-                Err("--blobs must be given: --store limits its records, and large bodies go to an empty blob store"
-                    .to_owned())
-            }
-            None => Ok(()),
             Some(url) if live.as_ref() == Some(url) => {
                 Err("--blobs is store.blobs.url: a rebuilt store needs a blob store of its own".to_owned())
             }
-            Some(url) => writable_blobs(url, &self.store).map_err(|problem| format!("--blobs {problem}")),
+            _ => self.target.check_blobs(),
         }
     }
 
@@ -104,12 +97,9 @@ impl Rebuild {
         shutdown: CancellationToken,
     ) -> Result<(instance::RebuildReport, Survey), Failure> {
         let broker = opening::open_watched_broker(config, monitoring.health.liveness())?;
-        let blobs = match &self.blobs {
-            Some(url) => Some(opening::open_blobs_at(config, url, Intent::Write, &monitoring.metrics).await?),
-            None => None,
-        };
+        let blobs = self.target.open_blobs(config, &monitoring.metrics).await?;
         let objects = LogObjects::open(config, &monitoring.metrics).await?;
-        opening::with_store(config, &self.store, &monitoring.metrics, async |store: &StateStore| {
+        opening::with_store(config, &self.target.store, &monitoring.metrics, async |store: &StateStore| {
             let store = objects.attach_to(store.clone().with_blobs(blobs));
             let parts = opening::build_parts(broker, store.clone(), monitoring)?;
             let report = self.replay(config, parts, shutdown).await?;
@@ -144,14 +134,14 @@ impl Rebuild {
         };
         let progress = ReplayProgress::start(total, "events").follow(|| before + count_completed(&metrics));
         let report = tokio::select! {
-            report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.store)))?,
+            report = replay => report.map_err(|error| Failure::new(format!("{}: {error}", self.target.store)))?,
             never = progress => match never {},
         };
         // A stopped rebuild returns the same report as a complete one.
         match shutdown.is_cancelled() {
             true => Err(Failure::new(format!(
                 "stopped before the end: {} is incomplete; continue with --resume, or remove the store",
-                self.store
+                self.target.store
             ))),
             false => Ok(report),
         }
@@ -195,7 +185,8 @@ mod tests {
     fn a_store_with_limited_records_is_not_rebuilt_without_a_blob_store() {
         let checked = |store: &str, blobs: Option<&str>| {
             let (store, blobs) = (store.parse().unwrap(), blobs.map(|url| url.parse().unwrap()));
-            Rebuild { store, blobs, resume: false, json: false }.check_blobs(&Config::default())
+            Rebuild { target: EmptyStoreArgs { store, blobs }, resume: false, json: false }
+                .check_blobs(&Config::default())
         };
         assert!(checked("aerospike://a/ns", None).unwrap_err().starts_with("--blobs must be given"));
         assert_eq!(checked("aerospike://a/ns", Some("file:///b")), Ok(()));

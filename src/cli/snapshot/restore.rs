@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         CliResult, ConfigArgs, Failure, UsageError,
+        empty_store::EmptyStoreArgs,
         opening::{self, Monitoring},
         output, signals, wiring,
     },
@@ -15,8 +16,6 @@ use super::{
 };
 use crate::{
     blob::{BlobUrl, Intent},
-    config::writable_blobs,
-    engine::StoreUrl,
     snapshot::{RestoreReport, restore},
     store::StateStore,
 };
@@ -42,12 +41,8 @@ pub struct RestoreArgs {
     /// Name of the snapshot; the newest complete one by default
     #[arg(long)]
     name: Option<String>,
-    /// URL of the empty store
-    #[arg(long, value_name = "URL")]
-    store: StoreUrl,
-    /// URL of an empty blob store for the bodies that the store does not hold itself
-    #[arg(long, value_name = "URL")]
-    blobs: Option<BlobUrl>,
+    #[command(flatten)]
+    target: EmptyStoreArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -56,7 +51,7 @@ pub struct RestoreArgs {
 impl RestoreArgs {
     pub(super) async fn run(self, out: &mut impl Write) -> CliResult {
         let config = self.config.load()?;
-        self.check_blobs()?;
+        self.target.check_blobs().map_err(UsageError)?;
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
         let shelf = open_shelf(&config, ("--from", self.from.as_ref()), Intent::Read).await?;
@@ -68,14 +63,11 @@ impl RestoreArgs {
         shelf.read_manifest(&name).await?;
         let broker = opening::open_broker(&config).await?;
         let monitoring = Monitoring::new(&config);
-        let blobs = match &self.blobs {
-            Some(url) => Some(opening::open_blobs_at(&config, url, Intent::Write, &monitoring.metrics).await?),
-            None => None,
-        };
+        let blobs = self.target.open_blobs(&config, &monitoring.metrics).await?;
         let progress = SnapshotProgress::start("checking the log");
         let restored = opening::with_store(
             &config,
-            &self.store,
+            &self.target.store,
             &monitoring.metrics,
             async |store: &StateStore| -> Result<RestoreReport, Failure> {
                 let parts = opening::build_parts(broker, store.clone().with_blobs(blobs), &monitoring)?;
@@ -94,22 +86,7 @@ impl RestoreArgs {
         Ok(writeln!(
             out,
             "Set store.url to {} and start `run`: it reads the log from the snapshot's offsets.",
-            self.store
+            self.target.store
         )?)
-    }
-
-    /// Checks the place of the bodies before anything is opened.
-    fn check_blobs(&self) -> Result<(), Failure> {
-        match &self.blobs {
-            None if self.store.bounds_records() => {
-                let why =
-                    "--blobs must be given: --store limits its records, and large bodies go to an empty blob store";
-                Err(UsageError(why.to_owned()).into())
-            }
-            None => Ok(()),
-            Some(url) => {
-                writable_blobs(url, &self.store).map_err(|problem| UsageError(format!("--blobs {problem}")).into())
-            }
-        }
     }
 }

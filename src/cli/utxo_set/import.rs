@@ -8,15 +8,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         CliResult, ConfigArgs, Failure, UsageError,
+        empty_store::EmptyStoreArgs,
         opening::{self, Monitoring},
         output, signals, wiring,
     },
     SetProgressLine, write_totals,
 };
 use crate::{
-    blob::{BlobUrl, Intent},
-    config::writable_blobs,
-    engine::StoreUrl,
     rng::random_bytes,
     store::StateStore,
     utxo_set::{ImportOptions, ImportReport, import},
@@ -39,12 +37,8 @@ pub struct ImportArgs {
     /// UTXO-set file of the reference, or dumptxoutset file of Bitcoin Core
     #[arg(long, value_name = "FILE")]
     from: PathBuf,
-    /// URL of the empty store
-    #[arg(long, value_name = "URL")]
-    store: StoreUrl,
-    /// URL of an empty blob store for the bodies that the store does not hold itself
-    #[arg(long, value_name = "URL")]
-    blobs: Option<BlobUrl>,
+    #[command(flatten)]
+    target: EmptyStoreArgs,
     /// Height of the block of a dumptxoutset file; the greatest height of an output by default
     #[arg(long, value_name = "HEIGHT")]
     height: Option<u32>,
@@ -67,17 +61,14 @@ fn parse_hash(text: &str) -> Result<[u8; 32], String> {
 impl ImportArgs {
     pub(super) async fn run(self, out: &mut impl Write) -> CliResult {
         let config = self.config.load_store()?;
-        self.check_blobs()?;
+        self.target.check_blobs().map_err(UsageError)?;
         let (shutdown, began) = (CancellationToken::new(), Instant::now());
         signals::cancel_on_signals(shutdown.clone())?;
         // Opened before the store: a store on disk would be created.
         std::fs::File::open(&self.from)
             .map_err(|error| UsageError(format!("--from {}: {error}", self.from.display())))?;
         let monitoring = Monitoring::new(&config);
-        let blobs = match &self.blobs {
-            Some(url) => Some(opening::open_blobs_at(&config, url, Intent::Write, &monitoring.metrics).await?),
-            None => None,
-        };
+        let blobs = self.target.open_blobs(&config, &monitoring.metrics).await?;
         let options = ImportOptions {
             height: self.height,
             txoutset_hash: self.txoutset_hash,
@@ -88,7 +79,7 @@ impl ImportArgs {
         let progress = SetProgressLine::start("opening the file");
         let imported = opening::with_store(
             &config,
-            &self.store,
+            &self.target.store,
             &monitoring.metrics,
             async |store: &StateStore| -> Result<ImportReport, Failure> {
                 let store = store.clone().with_blobs(blobs);
@@ -108,21 +99,6 @@ impl ImportArgs {
         }
         writeln!(out, "state digest {}", report.digest)?;
         writeln!(out, "The store stands at block {} at height {}, in {seconds:.1} s.", report.block, report.height)?;
-        Ok(writeln!(out, "Set store.url to {} and start `run` with a new group.", self.store)?)
-    }
-
-    /// Checks the place of the bodies before anything is opened.
-    fn check_blobs(&self) -> Result<(), Failure> {
-        let problem = match &self.blobs {
-            None if self.store.bounds_records() => {
-                "--blobs must be given: --store limits its records, and large bodies go to an empty blob store".into()
-            }
-            None => return Ok(()),
-            Some(url) => match writable_blobs(url, &self.store) {
-                Ok(()) => return Ok(()),
-                Err(problem) => format!("--blobs {problem}"),
-            },
-        };
-        Err(UsageError(problem).into())
+        Ok(writeln!(out, "Set store.url to {} and start `run` with a new group.", self.target.store)?)
     }
 }
