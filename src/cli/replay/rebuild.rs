@@ -35,7 +35,7 @@ use crate::{
 /// Options of a rebuild.
 #[derive(Debug)]
 pub(super) struct Rebuild {
-    /// The empty store.
+    /// The empty store, which becomes the state of the log.
     pub target: EmptyStoreArgs,
     /// Continues a rebuild that did not reach its end.
     pub resume: bool,

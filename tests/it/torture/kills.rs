@@ -34,7 +34,7 @@ const KILLS_A_ROUND: u64 = 10;
 /// The same on a cluster, whose copies are completed before each check.
 const LOSSES_A_ROUND: u64 = 25;
 
-/// Kills the processes of a run.
+/// A kind of kill: chooses the processes that are killed in a run, and brings them back at the end of a round.
 trait Killer {
     /// Kills; returns whether it did.
     fn kill(&mut self, instances: &mut dyn InstanceSet, rng: &mut SplitMix64) -> bool;
