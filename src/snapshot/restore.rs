@@ -228,10 +228,11 @@ impl ChunkSource for Chunks<'_> {
     }
 }
 
-/// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing.
+/// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing. A chain that has begun a new
+/// era before its first event was handled has committed offset 0 with that era.
 fn chain_commit(manifest: &Manifest) -> Option<CommittedOffset> {
     let (offset, metadata) = (manifest.plan.offsets.chain, manifest.plan.chain_state.clone());
-    (offset > 0).then_some(CommittedOffset { offset, metadata })
+    (!metadata.is_empty()).then_some(CommittedOffset { offset, metadata })
 }
 
 /// Returns the meta record of the restored store: what the offsets of the snapshot prove, and nothing later.

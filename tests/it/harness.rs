@@ -501,8 +501,21 @@ impl World {
             }
         });
         if consumed.await.is_err() {
-            panic!("some topics are not consumed to the end:\n{}", self.story(&self.store).await);
+            let positions = self.describe_positions().await;
+            panic!("some topics are not consumed to the end:\n{positions}{}", self.story(&self.store).await);
         }
+    }
+
+    /// Returns the committed offset and the end of each consumed partition as text, for the analysis of a failure.
+    async fn describe_positions(&self) -> String {
+        let txs = (0..PARTITIONS).map(|partition| (GROUP.to_owned(), "txs", partition));
+        let mut text = String::new();
+        for (group, topic, partition) in txs.chain([(chain_group(GROUP), "chain", 0)]) {
+            let at = TopicPartition { topic: topic.into(), partition };
+            let committed = self.broker.committed(&group, std::slice::from_ref(&at)).await;
+            text += &format!("{at}: {committed:?} of {}\n", self.end(topic, partition).await);
+        }
+        text
     }
 
     /// Returns whether the groups have committed the end of every topic that they consume.

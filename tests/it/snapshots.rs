@@ -13,6 +13,7 @@ use utxo_store::{
     },
     engine::{OpenOptions, StoreUrl, aerospike::AerospikeEngine, memory::MemoryEngine},
     instance::InstanceError,
+    record::TxState,
     snapshot::{CreateOptions, CreateReport, Shelf, SnapshotError, create, restore, verify},
     store::{
         StateStore,
@@ -24,7 +25,8 @@ use utxo_store::{
 use crate::{
     aerospike::world_over,
     aerospike_server::AerospikeServer,
-    harness::{World, WorldSettings, spend},
+    harness::{World, WorldSettings, coinbase, spend},
+    node_restarts::until,
     regressions::holding_engine::{HoldingEngine, is_spend},
 };
 
@@ -209,6 +211,44 @@ async fn a_loser_that_is_read_again_before_the_winner_gets_no_second_chance() {
     other.until_consumed().await;
     running.stop().await;
     assert_eq!(digest(&other.store).await, live, "{}", other.story(&world.store).await);
+}
+
+/// The committed offset of the chain is 0, and the chain has begun a second era: a node restarted before the first
+/// commit of the sequencer.
+/// Protects: the restored store continues with that era, and not with the first one. A sequencer of the first era would
+/// wait for good for a sequencer that is ahead: the records have stamps of the second era (simulator, seed 70078).
+#[tokio::test(start_paused = true)]
+async fn the_era_of_a_chain_that_has_committed_no_event_is_restored() {
+    let mut world = World::forgetful().await;
+    world.settings.sequencer.commit_interval = Duration::from_secs(3_600);
+    let running = world.start();
+    let seed = world.seed(10, 2).await;
+    world.mine(1, &[]).await;
+    until(async || world.page(&coinbase(1)).await.is_some()).await;
+    running.kill().await;
+    world.nodes.restart_nodes(Duration::ZERO, |_| false);
+    let running = world.start();
+    let payments = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, 1));
+    let rivals = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, 2));
+    for made in payments.iter().chain(&rivals[..1]) {
+        world.validate(made).await;
+        until(async || world.page(made).await.is_some_and(|page| page.utxos.is_some())).await;
+    }
+    until(async || world.page(&rivals[0]).await.is_some_and(|page| page.conflicting)).await;
+    let (_, shelf) = shelf();
+    let created = create_snapshot(&world, &shelf).await.unwrap();
+    assert_eq!(created.offsets.chain, 0, "the sequencer has committed no event");
+    running.stop().await;
+    let mut other = empty_beside(&world);
+    other.settings.sequencer.commit_interval = Duration::from_millis(100);
+    restore_into(&other, &shelf, &created.name).await.unwrap();
+    other.validate(&rivals[1]).await;
+    other.run_until_consumed().await;
+    for (made, is_live) in [(&payments[0], true), (&payments[1], true), (&rivals[0], false), (&rivals[1], false)] {
+        let state = other.page(made).await.unwrap().state();
+        assert_eq!(state == TxState::Live, is_live, "{} is {state:?}", made.txid);
+    }
+    other.check("the restored store").await;
 }
 
 async fn chunks_of(shelf: &Shelf, name: &str) -> Vec<String> {
