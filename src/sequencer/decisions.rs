@@ -89,11 +89,15 @@ impl DecisionTable {
 
     /// Adds one message; repeats of a known step are ignored, and so is a void group.
     pub fn absorb(&mut self, message: &Message) -> Result<(), BadDecision> {
-        let wrong = |why: String| BadDecision::NotADecision(message.offset, why);
-        let event = Event::decode(&message.payload).map_err(|error| wrong(error.to_string()))?;
+        self.absorb_payload(message.offset, &message.payload)
+    }
+
+    fn absorb_payload(&mut self, at: u64, payload: &Bytes) -> Result<(), BadDecision> {
+        let wrong = |why: String| BadDecision::NotADecision(at, why);
+        let event = Event::decode(payload).map_err(|error| wrong(error.to_string()))?;
         let kind = event.kind().name();
-        let decisions = event.into_decisions(message.offset).ok_or_else(|| wrong(format!("a {kind} event")))?;
-        decisions.into_iter().try_for_each(|decision| self.absorb_decision(message.offset, decision))
+        let decisions = event.into_decisions(at).ok_or_else(|| wrong(format!("a {kind} event")))?;
+        decisions.into_iter().try_for_each(|decision| self.absorb_decision(at, decision))
     }
 
     fn absorb_decision(&mut self, at: u64, decision: Decision) -> Result<(), BadDecision> {
@@ -225,7 +229,10 @@ pub struct DecisionLog {
     pub(super) table: DecisionTable,
     pub(super) broker: Arc<dyn Broker>,
     pub(super) partition: TopicPartition,
+    /// May be behind `end` by records of this sequencer.
     reader: Box<dyn PartitionReader>,
+    /// Offset below which the table has every record of the topic.
+    end: u64,
     producer: Arc<dyn Producer>,
     pub(super) parts: Option<SequencerParts>,
     /// True while decisions are staged: they are published together later.
@@ -270,8 +277,17 @@ impl DecisionLog {
         let reader = until_answered(|| broker.read(&partition, from)).await?;
         let table = DecisionTable::from_offset(chain_offset).with_kept_bytes(chunk_bytes);
         let rereaders = ReaderCache::default();
-        let mut log =
-            DecisionLog { table, broker, partition, reader, producer, parts: None, is_staging: false, rereaders };
+        let mut log = DecisionLog {
+            table,
+            broker,
+            partition,
+            reader,
+            end: from,
+            producer,
+            parts: None,
+            is_staging: false,
+            rereaders,
+        };
         log.catch_up().await?;
         Ok(log)
     }
@@ -321,7 +337,7 @@ impl DecisionLog {
     }
 
     async fn publish_group(&mut self, events: Vec<DecidedEvent>) -> Result<bool, DecisionError> {
-        let position = self.reader.position();
+        let position = self.end;
         let Some(first) = events.first().map(|event| event.chain_offset) else { return Ok(false) };
         let group = DecisionGroup { position, events };
         let at = match self.produce_and_read_back(first, group.encode()).await {
@@ -347,16 +363,25 @@ impl DecisionLog {
     }
 
     /// Produces a record and reads the topic up to the record. Returns the offset of the record.
+    ///
+    /// A record that is acknowledged at the end of what was read follows no unread record, and need not be read.
     async fn produce_and_read_back(&mut self, chain_offset: u64, payload: Vec<u8>) -> Result<u64, DecisionError> {
+        let payload = Bytes::from(payload);
         let message = OutgoingMessage {
             topic: self.partition.topic.to_string(),
             partition: Some(self.partition.partition),
             key: Bytes::copy_from_slice(&chain_offset.to_be_bytes()),
-            payload: payload.into(),
+            payload: payload.clone(),
             ..OutgoingMessage::default()
         };
         let delivered = produce_until_acknowledged(self.producer.as_ref(), &[message], RETRY_PAUSE).await?;
         let at = delivered.iter().map(|delivered| delivered.offset).max().unwrap_or(0);
+        // Offset 0 may stand for an unknown offset.
+        if at == self.end && at > 0 {
+            self.table.absorb_payload(at, &payload)?;
+            self.end = at + 1;
+            self.read_once(Duration::ZERO).await?;
+        }
         self.read_up_to(at + 1).await?;
         Ok(at)
     }
@@ -382,12 +407,22 @@ impl DecisionLog {
     }
 
     async fn read_up_to(&mut self, end: u64) -> Result<(), DecisionError> {
-        while self.reader.position() < end {
-            let (broker, partition) = (self.broker.as_ref(), &self.partition);
-            for message in read_or_reopen(&mut self.reader, broker, partition, READ_WAIT).await? {
+        while self.end < end {
+            self.read_once(READ_WAIT).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the reader has within `wait`.
+    async fn read_once(&mut self, wait: Duration) -> Result<(), DecisionError> {
+        let (broker, partition) = (self.broker.as_ref(), &self.partition);
+        for message in read_or_reopen(&mut self.reader, broker, partition, wait).await? {
+            if message.offset >= self.end {
                 self.table.absorb(&message)?;
+                self.end = message.offset + 1;
             }
         }
+        self.end = self.end.max(self.reader.position());
         Ok(())
     }
 
@@ -449,6 +484,6 @@ impl DecisionLog {
         if self.table.by_offset.is_empty() {
             self.rereaders.close();
         }
-        self.table.find_first_position(chain_offset).unwrap_or_else(|| self.reader.position())
+        self.table.find_first_position(chain_offset).unwrap_or(self.end)
     }
 }

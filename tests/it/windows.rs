@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use utxo_store::{
-    broker::{Broker, TopicPartition},
+    broker::{Broker, BrokerDecorator, BrokerError, Message, PartitionReader, TopicPartition},
     engine::{EngineDecorator, EngineError, RecordEngine, Row, fault::FaultEngine},
     event::{DecisionBody, DecisionGroup, Event},
     record::{Outcome, Phase, Reason, Rejection, Sequenced, Stamp, TxState},
@@ -262,6 +263,77 @@ async fn a_group_behind_an_unread_record_is_void() {
     assert!(first.publish_staged(&[2]).await.unwrap());
     second.catch_up().await.unwrap();
     assert_eq!(second.table().next_step(2), 2);
+}
+
+/// A log whose readers bring nothing while they are `late`.
+struct LateBroker {
+    inner: Arc<dyn Broker>,
+    late: Arc<AtomicBool>,
+}
+
+impl BrokerDecorator for LateBroker {
+    fn inner(&self) -> &dyn Broker {
+        self.inner.as_ref()
+    }
+
+    async fn read(&self, partition: &TopicPartition, offset: u64) -> Result<Box<dyn PartitionReader>, BrokerError> {
+        let inner = self.inner.read(partition, offset).await?;
+        Ok(Box::new(LateReader { inner, late: self.late.clone() }))
+    }
+}
+
+struct LateReader {
+    inner: Box<dyn PartitionReader>,
+    late: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl PartitionReader for LateReader {
+    async fn next(&mut self, wait: Duration) -> Result<Vec<Message>, BrokerError> {
+        if self.late.load(Ordering::Relaxed) {
+            tokio::time::sleep(wait).await;
+            return Ok(Vec::new());
+        }
+        self.inner.next(wait).await
+    }
+
+    fn position(&self) -> u64 {
+        self.inner.position()
+    }
+
+    async fn seek(&mut self, offset: u64) -> Result<(), BrokerError> {
+        self.inner.seek(offset).await
+    }
+}
+
+/// The reader brings nothing. Protects: an acknowledgement at the end of what was read counts as a reading; behind a
+/// record of another sequencer it does not.
+#[tokio::test(start_paused = true)]
+async fn a_decision_at_the_end_of_what_was_read_needs_no_reader() {
+    let world = World::new().await;
+    let late = Arc::new(AtomicBool::new(false));
+    let broker: Arc<dyn Broker> = Arc::new(LateBroker { inner: Arc::new(world.broker.clone()), late: late.clone() });
+    let producer = broker.producer().await.unwrap();
+    let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
+    let (mut first, mut second) = (open().await.unwrap(), open().await.unwrap());
+    first.publish(0, passed_over(1)).await.unwrap();
+    second.catch_up().await.unwrap();
+    late.store(true, Ordering::Relaxed);
+    first.publish(0, DecisionBody::Closed).await.unwrap();
+    first.stage(1, passed_over(2));
+    first.stage(1, DecisionBody::Closed);
+    assert!(first.publish_staged(&[1]).await.unwrap());
+    assert_eq!([0, 1].map(|offset| first.table().next_step(offset)), [2, 2]);
+
+    // The second one has read neither: its own record on the same step does not count.
+    let publishing = second.publish(0, passed_over(3));
+    assert!(tokio::time::timeout(Duration::from_secs(60), publishing).await.is_err(), "the reader is needed");
+    late.store(false, Ordering::Relaxed);
+    for log in [&mut first, &mut second] {
+        log.catch_up().await.unwrap();
+        assert_eq!(log.table().get(0, 1), Some(&DecisionBody::Closed));
+        assert_eq!([0, 1].map(|offset| log.table().next_step(offset)), [2, 2]);
+    }
 }
 
 /// A topic from before the groups, and groups behind it. Protects: the events below the reported chain offset are
