@@ -26,10 +26,7 @@ impl Simulation<'_> {
     /// Resets the group to random offsets and lets instances read from there.
     pub(super) async fn read_again(&mut self) -> Result<(), String> {
         let mut rng = SplitMix64::new(self.plan.rng_seed ^ 0x5e7_bac4);
-        // The group notices a killed member only after its session timeout.
-        while !OFFSET_RESET.describe_members(&self.world.broker).await.map_err(|error| error.to_string())?.is_empty() {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
+        self.wait_until_group_is_empty().await?;
         let meta = self.world.store.meta().await.map_err(|error| error.to_string())?;
         let floor = meta.map(|meta| meta.replay_floor).unwrap_or_default();
         let committed = OFFSET_RESET.consumed_offsets(&self.world.broker).await.map_err(|error| error.to_string())?;
@@ -73,6 +70,14 @@ impl Simulation<'_> {
         if !gone.is_empty() || !new.is_empty() {
             let story = self.story().await;
             return Err(format!("the events read again changed the state: {gone:#?}\nis now {new:#?}\n{story}"));
+        }
+        Ok(())
+    }
+
+    /// Waits until both groups have no member: a group notices a killed member only after its session timeout.
+    pub(super) async fn wait_until_group_is_empty(&self) -> Result<(), String> {
+        while !OFFSET_RESET.describe_members(&self.world.broker).await.map_err(|error| error.to_string())?.is_empty() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
         Ok(())
     }

@@ -107,6 +107,7 @@ impl Simulation<'_> {
         let mut other = self.world.beside(Arc::new(MemoryEngine::new(self.world.store.settings.rules)));
         other.store = other.store.with_blobs(blobs);
         let parts = other.parts(&other.store);
+        self.wait_until_group_is_empty().await?;
         let mut left = 3;
         loop {
             let shutdown = CancellationToken::new();
