@@ -1,5 +1,6 @@
 //! Text from outside, made fit for one line of a log, a terminal or a header.
 
+pub(crate) mod duration;
 pub(crate) mod percent;
 
 use std::borrow::Cow;

@@ -386,7 +386,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         run,
         http,
         log,
-        ignored_variables: Vec::new(),
+        ignored_names: Vec::new(),
     })
 }
 

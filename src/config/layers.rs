@@ -17,6 +17,7 @@ use crate::broker::kafka::{self, PropertyRefusal};
 
 use super::{
     check::ConfigError,
+    reference::{self, Given, References},
     sample,
     settings::{self, SECTIONS},
     types::{Properties, ValueKind},
@@ -29,20 +30,14 @@ const PREFIX: &str = "UTXO_STORE__";
 /// Name of the layer with the defaults.
 const DEFAULTS: &str = "defaults";
 
-/// Prefix of the environment variables of the reference implementation.
-const REFERENCE_PREFIX: &str = "TERANODE_";
-
-/// Returns the names of variables that look like settings and are not read: variables of the reference implementation,
-/// and settings with one underscore between section and key. Values are left out, as they may be secrets.
-pub(super) fn ignored_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> Vec<String> {
+/// Returns the names of variables that are settings with one underscore between section and key. Values are left out,
+/// as they may be secrets.
+fn misspelt_variables<'a>(names: impl IntoIterator<Item = &'a OsStr>) -> impl Iterator<Item = String> {
     let settings = SECTIONS.iter().flat_map(|section| section.settings);
     let single: Vec<String> =
         settings.map(|setting| variable_name(&setting.key.split('.').collect::<Vec<_>>()).replace("__", "_")).collect();
-    let is_ignored = |name: &&str| name.starts_with(REFERENCE_PREFIX) || single.iter().any(|single| single == name);
-    let mut names: Vec<String> =
-        names.into_iter().filter_map(OsStr::to_str).filter(is_ignored).map(str::to_owned).collect();
-    names.sort();
-    names
+    let names = names.into_iter().filter_map(OsStr::to_str).filter(move |name| single.iter().any(|s| s == name));
+    names.map(str::to_owned)
 }
 
 /// The sections that a command uses.
@@ -85,38 +80,85 @@ impl Provider for Layer {
     }
 }
 
-/// Merges the defaults, the file and the environment. Adds unknown keys and unreadable sources to `errors`. A section
-/// that is not in `sections` keeps its defaults, whatever the file and the environment contain.
+/// The merged sources.
+pub(super) struct Merged {
+    pub figment: Figment,
+    /// Names in the environment and in the file that look like settings and are not read.
+    pub ignored: Vec<String>,
+}
+
+/// Merges the defaults, the file and the environment: first the variables of the reference document, then those of this
+/// store. Adds unknown keys and unreadable sources to `errors`. A section that is not in `sections` keeps its defaults,
+/// whatever the file and the environment contain.
 pub(super) fn merge(
     file: Option<&Path>,
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    environment: &[(OsString, OsString)],
     sections: Sections,
     errors: &mut Vec<ConfigError>,
-) -> Figment {
+) -> Merged {
     let mut figment = Figment::new();
-    let mut merge = |metadata: Metadata, tree: Result<Dict, String>| {
-        let mut cleaner = Cleaner { metadata: &metadata, errors };
-        match tree {
-            Ok(mut tree) => {
-                tree.retain(|name, _| metadata.name == DEFAULTS || sections.contains(name));
-                let tree = cleaner.section("", tree);
-                figment = std::mem::take(&mut figment).merge(Layer { metadata: metadata.clone(), tree });
-            }
-            Err(problem) => cleaner.refuse("", problem),
-        }
+    let mut merge = |metadata: Metadata, mut tree: Dict, errors: &mut Vec<ConfigError>| {
+        tree.retain(|name, _| metadata.name == DEFAULTS || sections.contains(name));
+        let tree = Cleaner { metadata: &metadata, errors }.section("", tree);
+        figment = std::mem::take(&mut figment).merge(Layer { metadata, tree });
     };
-    merge(
-        Metadata::named(DEFAULTS).interpolater(|_, _| "its default".to_owned()),
-        toml(Toml::string(&sample::sample())),
-    );
+    let mut ignored: Vec<String> = misspelt_variables(environment.iter().map(|(name, _)| name.as_os_str())).collect();
+    let defaults = Metadata::named(DEFAULTS).interpolater(|_, _| "its default".to_owned());
+    match toml(Toml::string(&sample::sample())) {
+        Ok(tree) => merge(defaults, tree, errors),
+        Err(problem) => errors.push(ConfigError { key: String::new(), source: DEFAULTS.to_owned(), problem }),
+    }
     if let Some(path) = file {
         let source = path.display().to_string();
-        merge(Metadata::named("file").interpolater(move |_, _| source.clone()), toml(Toml::file_exact(path)));
+        match toml(Toml::file_exact(path)) {
+            Ok(mut tree) => {
+                let mut references = References::take_from(&mut tree);
+                ignored.append(&mut references.ignored);
+                insert_references(&mut tree, &references, sections, errors, |_| source.clone());
+                merge(Metadata::named("file").interpolater(move |_, _| source.clone()), tree, errors);
+            }
+            Err(problem) => errors.push(ConfigError { key: String::new(), source, problem }),
+        }
     }
+    let (mut tree, mut references) = (Dict::new(), References::of_variables(environment));
+    ignored.append(&mut references.ignored);
+    insert_references(&mut tree, &references, sections, errors, str::to_owned);
+    let names: Vec<(&str, String)> = references.given.into_iter().map(|given| (given.key, given.name)).collect();
+    let name_of = move |_: &Profile, path: &[&str]| {
+        let key = path.join(".");
+        names.iter().find(|(given, _)| *given == key).map_or_else(|| key.clone(), |(_, name)| name.clone())
+    };
+    merge(Metadata::named("environment").interpolater(name_of), tree, errors);
     let (tree, unreadable) = variables(environment);
-    merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), Ok(tree));
+    merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), tree, errors);
     errors.extend(unreadable.into_iter().filter(|error| sections.contains(&error.key)));
-    figment
+    ignored.sort();
+    Merged { figment, ignored }
+}
+
+/// Inserts the values that a source gives under names of the reference document. A setting that the same source gives
+/// twice is an error.
+fn insert_references(
+    tree: &mut Dict,
+    references: &References,
+    sections: Sections,
+    errors: &mut Vec<ConfigError>,
+    source_of: impl Fn(&str) -> String,
+) {
+    for Given { name, key, text } in references.given.iter().filter(|given| sections.contains(given.key)) {
+        let path: Vec<&str> = key.split('.').collect();
+        let mut refuse = |problem: String| {
+            errors.push(ConfigError { key: (*key).to_owned(), source: source_of(name), problem });
+        };
+        match text {
+            Err(problem) => refuse(problem.clone()),
+            Ok(_) if reference::is_given(tree, key) => refuse(format!("is given twice, also as {name}: give it once")),
+            Ok(text) => {
+                let kind = settings::find(key).map_or(ValueKind::Text, |setting| setting.kind);
+                insert(tree, &path, &value_of_kind(kind, Tag::Default, text.clone()));
+            }
+        }
+    }
 }
 
 fn toml(provider: impl Provider) -> Result<Dict, String> {
@@ -139,12 +181,12 @@ fn variable_name(path: &[&str]) -> String {
 }
 
 /// Builds the tree of settings that the environment gives, with every value as text.
-fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Dict, Vec<ConfigError>) {
+fn variables(environment: &[(OsString, OsString)]) -> (Dict, Vec<ConfigError>) {
     let mut tree = Dict::new();
     let mut errors = Vec::new();
     let mut named: Vec<_> = environment
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?.strip_prefix(PREFIX)?.to_ascii_lowercase(), value)))
+        .iter()
+        .filter_map(|(name, value)| Some((name.to_str()?.strip_prefix(PREFIX)?.to_ascii_lowercase(), value)))
         .collect();
     named.sort();
     for (name, value) in &named {
@@ -157,7 +199,7 @@ fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Di
         if named.iter().any(|(other, _)| other.starts_with(&within)) {
             refuse("is a section, not a setting");
         } else if let Some(text) = value.to_str() {
-            insert(&mut tree, &path, text);
+            insert(&mut tree, &path, &Value::from(text));
         } else {
             refuse("must be UTF-8 text");
         }
@@ -165,22 +207,22 @@ fn variables(environment: impl IntoIterator<Item = (OsString, OsString)>) -> (Di
     (tree, errors)
 }
 
-fn insert(tree: &mut Dict, path: &[&str], text: &str) {
+fn insert(tree: &mut Dict, path: &[&str], value: &Value) {
     match path {
         [] => {}
         [name] => {
-            tree.insert((*name).to_owned(), Value::from(text));
+            tree.insert((*name).to_owned(), value.clone());
         }
         ["kafka", "properties", first, rest @ ..] => {
             // No property of librdkafka has an underscore in its name, and no shell accepts a dot in a variable name.
             let name = [&[*first], rest].concat().join(".").replace('_', ".");
             if let Some(table) = subtable(tree, "kafka").and_then(|kafka| subtable(kafka, "properties")) {
-                insert(table, &[&name], text);
+                insert(table, &[&name], value);
             }
         }
         [first, rest @ ..] => {
             if let Some(table) = subtable(tree, first) {
-                insert(table, rest, text);
+                insert(table, rest, value);
             }
         }
     }

@@ -8,6 +8,7 @@
 mod check;
 mod declare;
 mod layers;
+mod reference;
 mod sample;
 mod settings;
 mod types;
@@ -16,7 +17,7 @@ use std::{ffi::OsString, path::Path};
 
 use crate::{blob::BlobUrl, engine::StoreUrl, event::Topic};
 pub use check::{ConfigError, ConfigErrors};
-use layers::Sections;
+use layers::{Merged, Sections};
 pub use sample::sample;
 pub use settings::{
     BackgroundRecovery, Blobs, EventObjects, Http, Ingest, Kafka, Log, Outcomes, Prune, Run, Security, Sequencer,
@@ -52,8 +53,8 @@ pub struct Config {
     pub http: Http,
     /// Settings of the log records.
     pub log: Log,
-    /// Names of environment variables that look like settings and are not read.
-    pub ignored_variables: Vec<String>,
+    /// Names of environment variables, and of settings of the reference document in the file, that are not read.
+    pub ignored_names: Vec<String>,
 }
 
 impl Config {
@@ -94,11 +95,10 @@ impl Config {
     ) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
-        let ignored_variables = layers::ignored_variables(environment.iter().map(|(name, _)| name.as_os_str()));
-        let raw = layers::merge(file, environment, sections, &mut errors);
-        let config = check::check(&mut check::Checker::new(&raw, &mut errors));
+        let Merged { figment, ignored } = layers::merge(file, &environment, sections, &mut errors);
+        let config = check::check(&mut check::Checker::new(&figment, &mut errors));
         match config {
-            Some(config) if errors.is_empty() => Ok(Config { ignored_variables, ..config }),
+            Some(config) if errors.is_empty() => Ok(Config { ignored_names: ignored, ..config }),
             _ => Err(ConfigErrors(errors)),
         }
     }

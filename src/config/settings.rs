@@ -276,7 +276,7 @@ settings! {
         /// Most connections to PostgreSQL that stay open while no request uses them.
         max_idle_connections: u32 = 10, range 0 to 10_000, unit "connections", reference "PostgresMaxIdleConns";
         /// Time of one transaction of the database, with the wait for a connection.
-        timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms";
+        timeout_ms: u64 = 30_000, range 100 to 600_000, unit "ms", reference "database timeout (DBTimeout)";
     }
 
     /// The blob store: bodies of transactions that are too large for a record. All instances of one store share the

@@ -401,19 +401,65 @@ fn the_protocol_of_a_broker_entry_equals_the_configured_protocol() {
 #[test]
 fn a_warning_names_variables_that_look_like_settings_without_values() {
     let environment = [
-        ("TERANODE_UTXOSTORE", "aerospike://root:hunter2@host/ns"),
-        ("TERANODE_KAFKA_HOSTS", "h:1"),
+        ("TERANODE_KAFKA_HOSTS", "hunter2:1"),
+        ("TERANODE_UTXO_STORE_SPEND_BATCHER_SIZE", "100"),
         ("UTXO_STORE_KAFKA_BROKERS", "h:1"),
         ("UTXO_STORE_PORT", "tcp://10.0.0.1:80"),
         ("UTXO_STORE__KAFKA__GROUP", "g"),
         ("HOME", "/root"),
     ];
-    let environment = environment.map(|(name, value)| (OsString::from(name), OsString::from(value)));
-    let warnings = Config::load_from(None, environment).unwrap().warnings();
-    let named = "TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE, UTXO_STORE_KAFKA_BROKERS;";
+    let warnings = load("utxo_store_get_batcher_size = 1", &environment).unwrap().warnings();
+    let named = "TERANODE_KAFKA_HOSTS, TERANODE_UTXO_STORE_SPEND_BATCHER_SIZE, UTXO_STORE_KAFKA_BROKERS, \
+                 utxo_store_get_batcher_size;";
     assert!(warnings.len() == 1 && warnings[0].contains(named), "{warnings:?}");
     assert!(!warnings[0].contains("hunter2") && !warnings[0].contains("UTXO_STORE_PORT"), "{warnings:?}");
     assert_eq!(Config::load_from(None, []).unwrap().warnings(), [""; 0]);
+}
+
+#[test]
+fn names_of_the_reference_stand_for_settings() {
+    let file = "utxostore = \"sqlite:///data/utxo.sqlite\"\nutxo_store_batch_size = 128\n\
+                DBTimeout = \"7s\"\nUseExternalTxCache = false\n[ingest]\nbatch_age_ms = 3\n";
+    let environment = [
+        ("TERANODE_UTXO_STORE_BLOCK_HEIGHT_RETENTION", "100"),
+        ("TERANODE_UTXO_STORE_STORE_BATCHER_SIZE", "64"),
+        ("TERANODE_UTXO_STORE_STORE_BATCHER_DURATION_MILLIS", "5"),
+        ("UTXO_STORE__INGEST__BATCH_SIZE", "32"),
+    ];
+    let config = load(file, &environment).unwrap();
+    let store = &config.store;
+    assert_eq!(store.url.to_string(), "sqlite:///data/utxo.sqlite");
+    assert_eq!((store.utxo_batch_size, store.block_height_retention), (128, 100));
+    assert_eq!((store.aerospike.timeout_ms, store.sql.timeout_ms, store.blobs.cache_bytes), (7_000, 7_000, 0));
+    assert_eq!(config.ingest.batch_age_ms, 5, "a variable comes after the file");
+    assert_eq!(config.ingest.batch_size, 32, "a variable of this store comes after one of the reference");
+    assert_eq!(config.warnings(), [""; 0]);
+}
+
+#[test]
+fn bad_values_under_names_of_the_reference_are_refused_with_the_name() {
+    let environment = [
+        ("TERANODE_UTXO_STORE_BLOCK_HEIGHT_RETENTION", "-1"),
+        ("TERANODE_UTXO_STORE_DB_TIMEOUT", "soon"),
+        ("TERANODE_UTXO_STORE_USE_EXTERNAL_TX_CACHE", "perhaps"),
+        ("TERANODE_UTXOSTORE", "cassandra://root:hunter2@host/ns"),
+        ("TERANODE_UTXO_STORE", "null:///"),
+    ];
+    let file = "utxo_store_batch_size = 128\n[store]\nutxo_batch_size = 128\n";
+    let error = load(file, &environment).unwrap_err().join("\n");
+    for part in [
+        "TERANODE_UTXO_STORE_BLOCK_HEIGHT_RETENTION",
+        "TERANODE_UTXO_STORE_DB_TIMEOUT",
+        "must be a duration such as 5s",
+        "TERANODE_UTXO_STORE_USE_EXTERNAL_TX_CACHE",
+        "is given twice, also as TERANODE_UTXO_STORE:",
+        "is given twice, also as utxo_store_batch_size",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(!error.contains("hunter2"), "{error}");
+    let error = load("", &environment[3..4]).unwrap_err().join("\n");
+    assert!(error.contains("TERANODE_UTXOSTORE") && !error.contains("hunter2"), "{error}");
 }
 
 #[test]

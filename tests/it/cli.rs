@@ -134,12 +134,14 @@ fn an_unusable_setting_is_refused_with_the_value_to_write() {
 
 #[test]
 fn variables_of_the_reference_are_named_in_a_warning() {
-    let variables = [("TERANODE_KAFKA_HOSTS", "secret"), ("TERANODE_UTXOSTORE", "secret"), ("PATH", "/bin")];
+    let variables =
+        [("TERANODE_KAFKA_HOSTS", "secret"), ("TERANODE_UTXO_STORE_VERBOSE_DEBUG", "secret"), ("PATH", "/bin")];
     let check = utxo_store(&["config", "check"], &variables);
     let printed = stderr(&check);
     assert_eq!(check.status.code(), Some(0), "{printed}");
     assert!(
-        printed.lines().count() == 1 && printed.contains("not read: TERANODE_KAFKA_HOSTS, TERANODE_UTXOSTORE;"),
+        printed.lines().count() == 1
+            && printed.contains("not read: TERANODE_KAFKA_HOSTS, TERANODE_UTXO_STORE_VERBOSE_DEBUG;"),
         "{printed}"
     );
     assert!(!printed.contains("secret"), "{printed}");

@@ -28,7 +28,7 @@ fn its_environment_is_a_valid_configuration() {
     }
     let config = Config::load_from(None, variables.into_iter().map(|(name, value)| (name.into(), value.into())));
     let config = config.unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(config.ignored_variables, [""; 0]);
+    assert_eq!(config.ignored_names, [""; 0]);
 }
 
 #[test]

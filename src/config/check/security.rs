@@ -271,11 +271,11 @@ impl Config {
             _ => None,
         });
         warnings.extend(deprecated);
-        if !self.ignored_variables.is_empty() {
-            let names = self.ignored_variables.join(", ");
+        if !self.ignored_names.is_empty() {
+            let names = self.ignored_names.join(", ");
             warnings.push(format!(
-                "environment variables that are not read: {names}; a setting is UTXO_STORE__SECTION__KEY, and \
-                 `utxo-store config sample` has the reference's name of each"
+                "names that are not read: {names}; a variable is UTXO_STORE__SECTION__KEY, and `utxo-store config sample` \
+                 has the reference's name of each setting"
             ));
         }
         warnings

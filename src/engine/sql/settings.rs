@@ -6,7 +6,10 @@ use std::{fmt, os::unix::ffi::OsStrExt, path::PathBuf, time::Duration};
 use crate::{
     address::{Address, AddressFormat},
     engine::url::OpenError,
-    text::percent::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path},
+    text::{
+        duration::parse_duration,
+        percent::{parse_parameters, percent_decode, percent_decode_path, percent_encode, percent_encode_path},
+    },
 };
 
 /// Form of the address of a PostgreSQL server.
@@ -216,7 +219,7 @@ impl SqlSettings {
             match (key.as_str(), &mut settings.database) {
                 ("logging", _) => settings.logging = parse_bool("logging", &value)?,
                 ("externalStore", _) => settings.external_store = Some(value),
-                ("expiration", _) => settings.expiration = Some(parse_duration(value)?),
+                ("expiration", _) => settings.expiration = Some(check_duration(value)?),
                 ("host", SqlDatabase::Postgres(server)) if value.starts_with('/') => server.host = value,
                 ("host", SqlDatabase::Postgres(_)) => {
                     let expected = "the absolute path of the folder with the socket";
@@ -310,18 +313,12 @@ fn parse_ssl_mode(value: String) -> Result<String, OpenError> {
     if is_known { Ok(value) } else { Err(OpenError::BadParameter { key: "sslmode", expected }) }
 }
 
-/// Checks a duration as the reference writes it: numbers with the units ms, s, m, h or d.
-fn parse_duration(value: String) -> Result<String, OpenError> {
-    let mut rest = value.as_str();
-    let mut is_duration = !rest.is_empty();
-    while is_duration && !rest.is_empty() {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let unit = ["ms", "s", "m", "h", "d"].into_iter().find(|unit| rest[digits..].starts_with(unit));
-        is_duration = digits > 0 && unit.is_some();
-        rest = &rest[(digits + unit.map_or(0, str::len)).min(rest.len())..];
-    }
+fn check_duration(value: String) -> Result<String, OpenError> {
     let expected = "a duration such as 24h or 7d";
-    if is_duration { Ok(value) } else { Err(OpenError::BadParameter { key: "expiration", expected }) }
+    match parse_duration(&value) {
+        Some(_) => Ok(value),
+        None => Err(OpenError::BadParameter { key: "expiration", expected }),
+    }
 }
 
 /// An error that keeps a database from being opened. No message has a password.
