@@ -75,10 +75,6 @@ pub enum Operation {
         /// All slots of the page are spent: adds the page; otherwise removes the page.
         spent: bool,
     },
-    /// Copies the master's `deleteAtHeight` to another page, as the reference does. This store has the height in the
-    /// master only; the comparison with the records of the reference needs the copies.
-    #[cfg(feature = "testkit")]
-    SetDeleteAtHeight(Option<u32>),
     /// Acquires the lock record of a creation, if it is absent, expired at `now_ms`, or already held by the same owner.
     AcquireLockRecord {
         /// The lock record to write.

@@ -201,8 +201,6 @@ impl From<&Operation> for OperationKind {
             Operation::Spend(_) => OperationKind::Spend,
             Operation::ClearCreating => OperationKind::ClearCreating,
             Operation::SetPageSpent { .. } => OperationKind::Housekeeping,
-            #[cfg(feature = "testkit")]
-            Operation::SetDeleteAtHeight(_) => OperationKind::Housekeeping,
             Operation::AcquireLockRecord { .. } | Operation::ReleaseLockRecord { .. } => OperationKind::LockRecord,
             Operation::CreateMeta(_) | Operation::ReplaceMeta(_) | Operation::PutSentinel(_) => OperationKind::Meta,
             Operation::Restore(_) => OperationKind::Create,

@@ -375,8 +375,6 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::Spend(_) => "spend",
         Operation::ClearCreating => "clear creating",
         Operation::SetPageSpent { .. } => "set page spent",
-        #[cfg(feature = "testkit")]
-        Operation::SetDeleteAtHeight(_) => "set delete at height",
         Operation::AcquireLockRecord { .. } => "acquire lock record",
         Operation::ReleaseLockRecord { .. } => "release lock record",
         Operation::CreateMeta(_) => "create meta record",

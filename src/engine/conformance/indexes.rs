@@ -51,7 +51,6 @@ pub(super) async fn order_range_and_limit(bench: EngineBench) {
 pub(super) async fn entries_follow_the_record(bench: EngineBench) {
     let (master, second) = (bench.txid(0), bench.txid(1));
     let on = |txid, operation| Row { key: Key::master(txid), operation };
-    let on_second = |operation| Row { key: Key::Page(second, 1), operation };
     let mut mark = 0;
     let mut next = |operation: Sequenced| {
         mark += 1;
@@ -67,10 +66,7 @@ pub(super) async fn entries_follow_the_record(bench: EngineBench) {
         on(master, next(Sequenced::Accept)),
         on(master, next(Sequenced::Prune { height: 500, keep_until: None })),
         create(Page { creating_at: Some(78), ..second_page(second, 2) }),
-        on_second(Operation::SetDeleteAtHeight(Some(600))),
-        on_second(Operation::SetDeleteAtHeight(Some(700))),
-        on_second(Operation::ClearCreating),
-        on_second(Operation::SetDeleteAtHeight(None)),
+        Row { key: Key::Page(second, 1), operation: Operation::ClearCreating },
         on(bench.txid(2), next(Sequenced::MarkConflicting { reason: crate::record::Reason::Found, height: 300 })),
     ];
     let mut model = Model::default();

@@ -79,9 +79,8 @@ fn on_page(rng: &mut SplitMix64, page: Page, step: u64) -> Operation {
                 signals: rng.below(2) == 0,
             })
         }
-        12 => Operation::ClearCreating,
+        12 | 14 => Operation::ClearCreating,
         13 => Operation::SetPageSpent { page: 1, spent: rng.chance(0.7) },
-        14 => Operation::SetDeleteAtHeight(rng.chance(0.6).then(|| rng.below(1_000) as u32)),
         _ => {
             let stamp = stamp(rng, step);
             if rng.chance(0.3) {

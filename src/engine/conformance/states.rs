@@ -134,8 +134,6 @@ fn fast_path(txid: Txid) -> Vec<Operation> {
         Operation::ClearCreating,
         Operation::SetPageSpent { page: 1, spent: true },
         Operation::SetPageSpent { page: 1, spent: false },
-        Operation::SetDeleteAtHeight(Some(777)),
-        Operation::SetDeleteAtHeight(None),
         Operation::ReleaseLockRecord { owner: 1 },
         spend_operation(rival(1), &[0]),
         spend_operation(rival(2), &[0]),

@@ -70,8 +70,6 @@ pub fn apply(rules: &Rules, key: &Key, record: &mut Option<Record>, operation: &
         Operation::Spend(spend) => spend::apply(rules, record, spend),
         Operation::ClearCreating => clear_creating::apply(record),
         Operation::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
-        #[cfg(feature = "testkit")]
-        Operation::SetDeleteAtHeight(height) => pages::set_delete_at_height(record, *height),
         Operation::AcquireLockRecord { lock_record, now_ms } => lock_record::acquire(key, record, lock_record, *now_ms),
         Operation::ReleaseLockRecord { owner } => lock_record::release(record, *owner),
         Operation::CreateMeta(meta) => meta::create(key, record, meta),

@@ -1,10 +1,7 @@
-//! `SetPageSpent` and `SetDeleteAtHeight`: copy counts from the other pages to the master, and `deleteAtHeight` from
-//! the master to the other pages.
+//! `SetPageSpent`: records in the master which other pages are all spent.
 
 use std::sync::Arc;
 
-#[cfg(feature = "testkit")]
-use crate::record::Reply;
 use crate::record::{Record, Rejection, Rules};
 
 use super::{Effect, delete_at_height, require_master, require_whole_page};
@@ -35,19 +32,6 @@ pub(super) fn set_page_spent(
     let changed = delete_at_height::update(rules, page);
     let reply = delete_at_height::slots_reply(page, changed);
     Ok(if is_set { Effect::already_applied(reply, true) } else { Effect::applied(reply) })
-}
-
-#[cfg(feature = "testkit")]
-pub(super) fn set_delete_at_height(record: &mut Option<Record>, height: Option<u32>) -> Result<Effect, Rejection> {
-    let page = require_whole_page(record)?;
-    if page.master.is_some() {
-        return Err(Rejection::Unexpected);
-    }
-    if page.delete_at_height == height {
-        return Ok(Effect::already_applied(Reply::None, false));
-    }
-    Arc::make_mut(page).delete_at_height = height;
-    Ok(Effect::applied(Reply::None))
 }
 
 #[cfg(test)]
@@ -85,19 +69,5 @@ mod tests {
             assert_eq!(refused(on_master(&mut record, &set(number, true))), Rejection::Unexpected);
         }
         assert_eq!(refused(on_master(&mut None, &set(1, true))), Rejection::NotFound);
-    }
-
-    #[test]
-    fn delete_at_height_is_copied_to_other_pages() {
-        let key = Key::Page(TXID, 1);
-        let mut record = record(second_page(1));
-        for height in [Some(9), None] {
-            let operation = Operation::SetDeleteAtHeight(height);
-            assert_eq!(on(&key, &mut record, &operation).outcome, applied(Reply::None));
-            assert_eq!(on(&key, &mut record, &operation).outcome, already(Reply::None));
-            assert_eq!(page(&record).delete_at_height, height);
-        }
-        let mut own = self::record(live(1));
-        assert_eq!(refused(on_master(&mut own, &Operation::SetDeleteAtHeight(None))), Rejection::Unexpected);
     }
 }

@@ -102,7 +102,6 @@ fn fast_path(number: u32) -> impl Strategy<Value = Operation> {
         6 => spend,
         1 => Just(Operation::ClearCreating),
         1 => (0..3_u32, any::<bool>()).prop_map(|(page, spent)| Operation::SetPageSpent { page, spent }),
-        1 => option::of(height()).prop_map(Operation::SetDeleteAtHeight),
     ]
 }
 

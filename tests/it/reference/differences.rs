@@ -42,6 +42,8 @@ fn number(bin: Option<&Json>) -> Option<u64> {
 
 /// Difference that occurs only when the engine continues with records of the reference.
 pub const COUNTED_AGAIN: &str = "counted-again";
+/// Difference of the pages other than the master.
+const IN_MASTER: &str = "delete-at-height-in-master";
 /// Difference of a whole record.
 pub const NOT_DELETED: &str = "not-deleted";
 
@@ -69,6 +71,7 @@ pub const ALL: &[Difference] = &[
     difference("delete-at-height", &["deleteAtHeight"], |theirs, ours| {
         (number(theirs), number(ours)) == (Some(1_010), Some(1_011))
     }),
+    difference(IN_MASTER, &["deleteAtHeight"], only_theirs),
     difference("unmined-since", &["unminedSince"], |theirs, ours| {
         matches!((number(theirs), number(ours)), (None | Some(1_000), Some(1_001)))
     }),
@@ -99,6 +102,7 @@ pub fn compare(place: &str, theirs: Option<&Bins>, ours: Option<&Bins>) -> BTree
         (None, Some(_)) => return [NOT_DELETED].into(),
         (_, None) => panic!("{place}: the record is absent; the reference has {theirs:?}"),
     };
+    let is_master = !ours.contains_key("pageNumber");
     let bins: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
     let mut met = BTreeSet::new();
     for bin in bins {
@@ -106,7 +110,9 @@ pub fn compare(place: &str, theirs: Option<&Bins>, ours: Option<&Bins>) -> BTree
         if theirs == ours || is_a_time(bin, theirs, ours) {
             continue;
         }
-        let named = ALL.iter().find(|it| it.bins.contains(&bin.as_str()) && (it.is_this)(theirs, ours));
+        let named = ALL.iter().find(|it| {
+            it.bins.contains(&bin.as_str()) && (it.is_this)(theirs, ours) && !(is_master && it.name == IN_MASTER)
+        });
         let Some(named) = named else {
             panic!("{place}, {bin}: the reference has {theirs:?}, this store has {ours:?}")
         };

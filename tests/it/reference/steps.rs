@@ -70,9 +70,7 @@ impl Transactions {
                 self.row("m", page, Sequenced::SetMined { mined_in: mined(7, 3), longest_chain: true })
             })],
             "spend the rest of m: all pages spent and mined" => {
-                let due = Operation::SetDeleteAtHeight(Some(MINED + super::RULES.retention));
-                let copies = (1..3).map(|page| self.at("m", page, due.clone())).collect();
-                vec![self.spend("o", "m"), vec![self.all_spent("m", 2)], copies]
+                vec![self.spend("o", "m"), vec![self.all_spent("m", 2)]]
             }
             "freeze output 0 of f" => vec![
                 vec![self.create("f", HEIGHT, &NewTxState::default())],
