@@ -6,7 +6,7 @@ mod list;
 use std::{
     fmt::Display,
     fs,
-    io::Write,
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -36,6 +36,7 @@ handled: run it again with the same --id, which changes nothing and prints the f
 Example:
   utxo-store command --config utxo-store.toml freeze 4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b:0
   utxo-store command --config utxo-store.toml preserve 4a5e1e…a33b --until 900000
+  utxo-store command --config utxo-store.toml unlock --from txids.txt
   utxo-store command --config utxo-store.toml list";
 
 /// Command-line arguments of `utxo-store command`.
@@ -44,8 +45,8 @@ Example:
 pub struct CommandArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Id of the command, 32 hexadecimal digits; random by default. With several outpoints each command gets an id
-    /// derived from this one
+    /// Id of the command, 32 hexadecimal digits; random by default. With several outpoints or transactions each command
+    /// gets an id derived from this one
     #[arg(long, value_name = "HEX", value_parser = parse_id)]
     id: Option<[u8; 16]>,
     /// Time to wait for the answer, seconds
@@ -60,12 +61,12 @@ pub struct CommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum CommandKind {
-    /// Make the outputs of a transaction not spendable yet
+    /// Make the outputs of transactions not spendable yet
     #[command(after_help = AFTER_HELP)]
-    Lock { txid: Txid },
-    /// Make the outputs of a locked transaction spendable
+    Lock(TxidArgs),
+    /// Make the outputs of locked transactions spendable
     #[command(after_help = AFTER_HELP)]
-    Unlock { txid: Txid },
+    Unlock(TxidArgs),
     /// Bar outputs until they are unfrozen or reassigned. A block that spends a frozen output halts the chain for
     /// good: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
@@ -103,14 +104,15 @@ enum CommandKind {
     /// Make a transaction and its descendants conflicting
     #[command(after_help = AFTER_HELP)]
     SetConflicting { txid: Txid },
-    /// Open the verdict of a conflicting transaction again
+    /// Open the verdicts of conflicting transactions again
     #[command(after_help = AFTER_HELP)]
-    Reconsider { txid: Txid },
-    /// Keep a transaction from being pruned until a height
+    Reconsider(TxidArgs),
+    /// Keep transactions from being pruned until a height
     #[command(after_help = AFTER_HELP)]
     Preserve {
-        txid: Txid,
-        /// Block height below which the transaction is not pruned
+        #[command(flatten)]
+        txids: TxidArgs,
+        /// Block height below which the transactions are not pruned
         #[arg(long)]
         until: u32,
     },
@@ -128,6 +130,46 @@ enum CommandKind {
         #[arg(long)]
         all: bool,
     },
+}
+
+/// The transactions of commands of one kind.
+#[derive(Debug, Args)]
+struct TxidArgs {
+    /// Transactions, each for a command of its own
+    #[arg(value_name = "TXID", required_unless_present = "from", conflicts_with = "from")]
+    txids: Vec<Txid>,
+    /// Read the transactions from this file, one txid per line; - reads standard input
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+}
+
+impl TxidArgs {
+    /// Returns the given transactions, or those of the file. Empty lines are skipped.
+    fn read(&self) -> Result<Vec<Txid>, Failure> {
+        let Some(file) = &self.from else { return Ok(self.txids.clone()) };
+        let bytes = if file == Path::new("-") {
+            let mut bytes = Vec::new();
+            io::stdin().read_to_end(&mut bytes).map_err(|error| unreadable(file, &error))?;
+            bytes
+        } else {
+            fs::read(file).map_err(|error| unreadable(file, &error))?
+        };
+        let text = decode_utf8(&bytes).map_err(|error| unreadable(file, &error))?;
+        let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, text)| !text.is_empty());
+        let txids = lines
+            .map(|(line, text)| {
+                text.parse().map_err(|error| UsageError(format!("{}, line {line}: {error}", file.display())))
+            })
+            .collect::<Result<Vec<Txid>, UsageError>>()?;
+        if txids.is_empty() {
+            return Err(UsageError(format!("{}: there is no txid in this file", file.display())).into());
+        }
+        Ok(txids)
+    }
+}
+
+fn unreadable(file: &Path, error: &dyn Display) -> Failure {
+    Failure::new(format!("cannot read {}: {error}", file.display()))
 }
 
 const SET_HELP: &str = "\
@@ -232,31 +274,35 @@ impl CommandArgs {
             return read_set(file);
         }
         let first = self.id.map_or_else(random_bytes, Ok)?;
-        let several = |outpoints: &[Outpoint], action: fn(Outpoint) -> CommandAction<'static>| {
-            let id = |number| if outpoints.len() > 1 { nth_id(first, number) } else { first };
-            outpoints
-                .iter()
-                .zip(0..)
-                .map(|(outpoint, number)| PendingCommand::new(id(number), action(*outpoint)))
-                .collect()
+        let several = |actions: Vec<CommandAction<'static>>| {
+            let id = |number| if actions.len() > 1 { nth_id(first, number) } else { first };
+            (0..).zip(&actions).map(|(number, action)| PendingCommand::new(id(number), action.clone())).collect()
+        };
+        let each = |txids: &TxidArgs, action: &dyn Fn(Txid) -> CommandAction<'static>| {
+            Ok(several(txids.read()?.into_iter().map(action).collect()))
+        };
+        let each_output = |outpoints: &[Outpoint], action: fn(Outpoint) -> CommandAction<'static>| {
+            Ok(several(outpoints.iter().copied().map(action).collect()))
         };
         let action = match &self.kind {
             CommandKind::Freeze { outpoints } => {
-                return Ok(several(outpoints, |outpoint| CommandAction::Freeze { outpoint }));
+                return each_output(outpoints, |outpoint| CommandAction::Freeze { outpoint });
             }
             CommandKind::Unfreeze { outpoints } => {
-                return Ok(several(outpoints, |outpoint| CommandAction::Unfreeze { outpoint }));
+                return each_output(outpoints, |outpoint| CommandAction::Unfreeze { outpoint });
             }
             CommandKind::FreezeUntil { outpoint, height } => {
                 CommandAction::FreezeUntil { outpoint: *outpoint, height: *height }
             }
             CommandKind::Reassign(args) => args.build_action()?,
-            CommandKind::Lock { txid } => CommandAction::Lock { txid: *txid },
-            CommandKind::Unlock { txid } => CommandAction::Unlock { txid: *txid },
+            CommandKind::Lock(txids) => return each(txids, &|txid| CommandAction::Lock { txid }),
+            CommandKind::Unlock(txids) => return each(txids, &|txid| CommandAction::Unlock { txid }),
+            CommandKind::Reconsider(txids) => return each(txids, &|txid| CommandAction::Reconsider { txid }),
+            CommandKind::Preserve { txids, until } => {
+                return each(txids, &|txid| CommandAction::Preserve { txid, until: *until });
+            }
             CommandKind::SetConflicting { txid } => CommandAction::SetConflicting { txid: *txid },
-            CommandKind::Reconsider { txid } => CommandAction::Reconsider { txid: *txid },
             CommandKind::Delete { txid } => CommandAction::Delete { txid: *txid },
-            CommandKind::Preserve { txid, until } => CommandAction::Preserve { txid: *txid, until: *until },
             CommandKind::Unspend { outpoint, spender, input } => {
                 CommandAction::Unspend { outpoint: *outpoint, spender: *spender, input: *input }
             }
@@ -283,9 +329,8 @@ impl ReassignArgs {
 
 /// Reads reassignments, one JSON object per line. Empty lines are skipped.
 fn read_set(file: &Path) -> Result<Vec<PendingCommand>, Failure> {
-    let unreadable = |error: &dyn Display| Failure::new(format!("cannot read {}: {error}", file.display()));
-    let bytes = fs::read(file).map_err(|error| unreadable(&error))?;
-    let text = decode_utf8(&bytes).map_err(|error| unreadable(&error))?;
+    let bytes = fs::read(file).map_err(|error| unreadable(file, &error))?;
+    let text = decode_utf8(&bytes).map_err(|error| unreadable(file, &error))?;
     let mut commands = Vec::new();
     for (line, json) in (1..).zip(text.lines()).filter(|(_, json)| !json.trim().is_empty()) {
         let wrong = |why: &str| UsageError(format!("{}, line {line}: {why}", file.display()));
@@ -364,6 +409,23 @@ mod tests {
         assert_eq!((ids().len(), ids()), (2, ids()));
         assert_ne!(ids()[0], ids()[1]);
         assert!(commands("--id 00 freeze TX:0").unwrap_err().contains("32 hexadecimal digits"));
+    }
+
+    #[test]
+    fn transactions_are_read_from_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let line = format!("--id {} unlock --from {}", "11".repeat(16), file.path().display());
+        let [one, other] = ["ab".repeat(32), "cd".repeat(32)];
+        fs::write(file.path(), format!("{one}\n\n  {other}\r\n")).unwrap();
+        assert_eq!(commands(&line), commands(&format!("--id {} unlock {one} {other}", "11".repeat(16))));
+        assert_eq!(commands(&line).unwrap().len(), 2);
+        fs::write(file.path(), format!("{one}\nabc\n")).unwrap();
+        assert!(commands(&line).unwrap_err().contains(", line 2: "), "{:?}", commands(&line));
+        fs::write(file.path(), "\n").unwrap();
+        assert!(commands(&line).unwrap_err().contains("there is no txid in this file"));
+        assert!(commands("unlock --from /no/such/file").unwrap_err().contains("cannot read /no/such/file"));
+        assert!(commands("unlock").is_err() && commands("preserve --until 3").is_err());
+        assert!(commands(&format!("{line} TX")).is_err(), "either transactions or a file");
     }
 
     /// Each command line gives one action, and the action is printed as that command line.
