@@ -68,8 +68,10 @@ pub struct StoredTransaction {
     pub body: Option<Body>,
 }
 
-/// All stored data of a transaction. A number whose bin is absent is 0, a list is empty.
+/// All stored data of a transaction. A number whose bin is absent is 0, a list is empty. In JSON each field has its name
+/// in the reference document (`unminedSince`, `blockIDs`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TxMeta {
     /// Id of the transaction.
     pub txid: Txid,
@@ -87,6 +89,7 @@ pub struct TxMeta {
     /// Size in extended format, bytes.
     pub extended_size: u64,
     /// Local ids of the blocks that list the transaction, parallel to `block_heights` and `subtree_idxs`.
+    #[serde(rename = "blockIDs")]
     pub block_ids: Vec<u32>,
     /// Heights of the blocks that list the transaction.
     pub block_heights: Vec<u32>,
@@ -121,8 +124,10 @@ pub struct TxMeta {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct TxInpoints {
     /// Txids of the parents.
+    #[serde(rename = "parentTxHashes")]
     pub parent_txids: Vec<Txid>,
     /// Indexes of the spent outputs of each parent.
+    #[serde(rename = "idxs")]
     pub indexes: Vec<Vec<u32>>,
 }
 

@@ -97,7 +97,7 @@ async fn tx_meta_has_all_stored_data() {
     let json = serde_json::to_value(&meta).unwrap();
     assert_eq!(json["tx"], hex::encode(&bytes));
     let parent = serde_json::to_value(TxReader::of(&store).get_meta(PARENT).await.unwrap().unwrap()).unwrap();
-    assert_eq!(parent["spending_data"], serde_json::json!([format!("{id}:2"), null, null, format!("{id}:0")]));
+    assert_eq!(parent["spendingData"], serde_json::json!([format!("{id}:2"), null, null, format!("{id}:0")]));
     assert_eq!((&parent["tx"], &parent["fee"]), (&serde_json::Value::Null, &serde_json::json!(0)));
 }
 

@@ -50,6 +50,7 @@ pub struct TxArgs {
 
 /// A transaction as `inspect tx` prints it.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TransactionView {
     #[serde(flatten)]
     meta: TxMeta,
@@ -74,12 +75,12 @@ struct OutputsView {
     spent: u64,
     frozen: u64,
     /// Outputs that are spent, frozen, contested, delayed or reassigned.
-    #[serde(rename = "told")]
     notable: Vec<NotableOutput>,
 }
 
 /// An output that is not simply unspent.
 #[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct NotableOutput {
     vout: u32,
     spent_by: Option<SpendingData>,
@@ -329,7 +330,7 @@ mod tests {
         let shown = text(&store, PARENT).await;
         assert!(shown.contains("output 1          frozen, with a history"), "{shown}");
         let json = json(&store, PARENT).await;
-        assert_eq!(json["outputs"]["told"][1]["frozen"], true);
+        assert_eq!(json["outputs"]["notable"][1]["frozen"], true);
     }
 
     #[tokio::test]
@@ -355,7 +356,7 @@ mod tests {
         let shown = text(&store, PARENT).await;
         let words = "spendable from height 1300, given to a new owner at height 300: 900 satoshis under script 5399";
         assert!(shown.contains(words), "{shown}");
-        let reassigned = &json(&store, PARENT).await["outputs"]["told"][1]["reassigned"][0];
+        let reassigned = &json(&store, PARENT).await["outputs"]["notable"][1]["reassigned"][0];
         assert_eq!((&reassigned["satoshis"], &reassigned["script"]), (&900.into(), &"5399".into()));
     }
 
