@@ -95,7 +95,8 @@ async fn read(topic: &BenchTopic, seen: &Mutex<Seen>, is_over: &AtomicBool) {
     let mut consumer = broker.subscribe(&group, &[OUTCOMES.to_owned()]).await.expect("the broker is ours");
     while !is_over.load(Relaxed) {
         let polled = tokio::time::timeout(Duration::from_millis(100), consumer.poll()).await;
-        let Ok(Ok(ConsumerEvent::Messages(batch))) = polled else { continue };
+        let Ok(polled) = polled else { continue };
+        let ConsumerEvent::Messages(batch) = polled.expect("the broker is ours") else { continue };
         let now = Instant::now();
         let mut seen = lock(seen);
         for message in &batch.messages {

@@ -275,6 +275,10 @@ impl Nodes {
         }
     }
 
+    fn are_fenced(&self) -> bool {
+        matches!(self, Nodes::Members(_))
+    }
+
     /// Checks that the nodes fit the store, and creates the indexes that are missing. Where a node leaves the members
     /// meanwhile, the members that are left are checked.
     async fn check(
@@ -286,12 +290,12 @@ impl Nodes {
         loop {
             let client = self.client();
             let checked = async {
-                let checked = checks::check(&client, settings, policies).await?;
+                let checked = checks::check(&client, settings, policies, self.are_fenced()).await?;
                 checks::ensure_indexes(&client, settings, policies).await.map(|()| checked)
             };
             match checked.await {
                 Err(OpenAerospikeError::Unreachable { problem, .. })
-                    if matches!(self, Nodes::Members(_)) && started.elapsed() < CHECK_TIMEOUT =>
+                    if self.are_fenced() && started.elapsed() < CHECK_TIMEOUT =>
                 {
                     tracing::warn!(problem, "aerospike: the members of the cluster cannot be checked; repeating");
                     tokio::time::sleep(CHECK_PAUSE).await;

@@ -144,6 +144,23 @@ async fn stores_are_opened_while_a_node_dies() {
     }
 }
 
+/// A supervisor starts the store before the nodes: no host answers at first.
+/// Protects: the store sets a fence. Without one, a node that freezes and comes back would undo acknowledged writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_store_that_starts_before_its_nodes_sets_a_fence() {
+    let Some(mut cluster) = AerospikeCluster::whole() else { return };
+    (0..3).for_each(|node| cluster.kill(node));
+    let mut settings = cluster.settings();
+    settings.access.timeout = Duration::from_secs(60);
+    let opening = tokio::spawn(async move { AerospikeEngine::open(&settings, RULES).await });
+    // Long enough that every host has refused the first connections.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    (0..3).for_each(|node| cluster.restart(node));
+    let engine = opening.await.unwrap().unwrap();
+    let Incarnation(text) = incarnation(&engine).await;
+    assert!((1..=3).all(|node| text.contains(&format!(" A{node}+"))), "no view of members: {text}");
+}
+
 /// Loses the third node by `set_lost`, and brings the node back with its old records. Nothing may change for 15 s.
 async fn check_that_a_node_left_out_changes_nothing(cluster: &AerospikeCluster, set_lost: impl Fn(bool)) {
     let engine = open(cluster).await;

@@ -53,7 +53,7 @@ struct NodeConfig {
     namespace: InfoPairs,
 }
 
-/// Checks that every node fits this store.
+/// Checks that every node fits this store; `are_fenced`: only members of a view with a fence are used.
 ///
 /// # Errors
 /// The first check that fails.
@@ -61,12 +61,14 @@ pub async fn check(
     client: &Arc<Client>,
     settings: &AerospikeSettings,
     policies: &Policies,
+    are_fenced: bool,
 ) -> Result<CheckedCluster, OpenAerospikeError> {
     let mut longest_window = Duration::ZERO;
     let mut community = false;
     for node in client.nodes() {
         let config = read_node_config(&node, settings, policies).await?;
         check_node(&config, settings)?;
+        check_copies(&config, are_fenced)?;
         longest_window = longest_window.max(node_loss_window(&config));
         community |= is_community(&config.edition);
     }
@@ -136,6 +138,18 @@ fn is_community(edition: &str) -> bool {
 pub fn fenced_copies(edition: &str, namespace: &InfoPairs) -> Option<usize> {
     let copies = replication_factor(namespace) as usize;
     (is_community(edition) && copies > 1).then_some(copies)
+}
+
+/// Checks that no node has several copies where no fence protects them: some nodes have another replication factor than
+/// the nodes that were asked first.
+fn check_copies(config: &NodeConfig, are_fenced: bool) -> Result<(), OpenAerospikeError> {
+    match fenced_copies(&config.edition, &config.namespace) {
+        Some(copies) if !are_fenced => Err(unfit(
+            format!("{} has `replication-factor {copies}`, and another node of the cluster has 1", config.node),
+            "give the namespace the same `replication-factor` on every node, and start again",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that one node fits this store.
@@ -388,6 +402,15 @@ mod tests {
         let consistent = InfoPairs::new(&format!("{replicated};strong-consistency=true"));
         check_node(&NodeConfig { namespace: consistent, ..enterprise }, &settings()).unwrap();
         check_node(&node_config(&replicated), &settings()).unwrap();
+    }
+
+    #[test]
+    fn several_copies_without_a_fence_are_refused() {
+        let replicated = node_config(&GOOD.replace("factor=1", "factor=2"));
+        check_copies(&replicated, true).unwrap();
+        check_copies(&node_config(GOOD), false).unwrap();
+        let error = check_copies(&replicated, false).unwrap_err().to_string();
+        assert!(error.contains("the same `replication-factor` on every node"), "{error}");
     }
 
     #[test]

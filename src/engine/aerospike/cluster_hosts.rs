@@ -131,14 +131,22 @@ impl ClusterHosts {
     }
 
     /// Returns the replication factor if any host answers that the factor is above 1 on Community Edition.
-    pub async fn fenced_copies(&self) -> Option<usize> {
+    ///
+    /// # Errors
+    /// No host answers: the copies are not known.
+    pub async fn fenced_copies(&self) -> Result<Option<usize>, String> {
         let commands = ["edition".to_owned(), format!("namespace/{}", self.namespace)];
         let commands = &commands;
         let ask = |host: usize| async move {
-            let answer = self.ask(host, commands).await.ok()?;
-            checks::fenced_copies(&answer[0], &InfoPairs::new(&answer[1]))
+            let answer = self.ask_named(host, commands).await?;
+            Ok(checks::fenced_copies(&answer[0], &InfoPairs::new(&answer[1])))
         };
-        join_all(self.all().map(ask)).await.into_iter().flatten().max()
+        let answers: Vec<Result<Option<usize>, String>> = join_all(self.all().map(ask)).await;
+        let copies = answers.iter().flatten().flatten().max().copied();
+        if answers.iter().any(Result::is_ok) {
+            return Ok(copies);
+        }
+        Err(answers.into_iter().find_map(Result::err).unwrap_or_default())
     }
 
     /// Gives a name to these hosts, all at once: members that are renamed within 0.3 s keep their cluster. Behind a

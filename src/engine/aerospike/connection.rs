@@ -46,7 +46,7 @@ fn remedy(problem: &str) -> &'static str {
 }
 
 /// Pause between two attempts to reach a cluster.
-const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+pub const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connects to the cluster. A starting server refuses clients until it knows its partitions; the attempts therefore go
 /// on for the timeout of one request.
