@@ -21,7 +21,7 @@ pub struct AerospikeSettings {
     pub access: Access,
 }
 
-/// Access to a cluster: login, encryption, limits, and the risks that are accepted.
+/// Access to a cluster: login, encryption and limits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Access {
     /// User and password, where the cluster demands a login (Enterprise Edition).

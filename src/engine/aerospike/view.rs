@@ -181,8 +181,8 @@ pub struct FenceRecord {
     pub complete: BTreeSet<String>,
     /// Members of fences planned since: a migration may have brought the only copies of a record to them.
     pub joined: BTreeSet<String>,
-    /// Members that must all be there until the copies are complete: the processes of all of them were started again,
-    /// and one of them may have lost its files.
+    /// Members that must all be present until the copies are complete. The processes of these nodes were all started
+    /// again, and one of the nodes may have lost its files.
     pub unproven: BTreeSet<String>,
 }
 

@@ -3,7 +3,7 @@
 //! the model of the logs, break no invariant, and equal a rebuild.
 //!
 //! `make torture SECONDS=900 RATE=400 SEED=7 STORE=fjall|aerospike PROTOCOL=classic|consumer BROKERS=1|3 NODES=1|3`; a
-//! short run of each is in `make test`. HOLD=1 keeps everything running after a failure.
+//! short run with one broker and one node is in `make test`. HOLD=1 keeps everything running after a failure.
 
 mod api_kills;
 mod brokers;
