@@ -71,7 +71,7 @@
 //! protocols: store replay prepare group
 //! loops:     ingest sequencer
 //! inputs:    generate config preflight
-//! process:   client instance snapshot utxo_set embed api cli
+//! process:   client bridge instance snapshot utxo_set embed api cli
 //! ```
 
 #![warn(clippy::large_futures)]
@@ -83,6 +83,7 @@ cfg_if::cfg_if! {
         pub mod api;
         pub mod backoff;
         pub mod blob;
+        pub mod bridge;
         pub mod broker;
         pub mod cli;
         pub mod client;
@@ -115,6 +116,7 @@ cfg_if::cfg_if! {
         mod api;
         mod backoff;
         mod blob;
+        mod bridge;
         mod broker;
         mod cli;
         mod client;

@@ -74,6 +74,23 @@ impl Objects {
     }
 }
 
+impl Objects {
+    /// Reads an object in pieces, in their order, as long as `each` returns `true`.
+    ///
+    /// # Errors
+    /// The object does not exist, or the place does not answer.
+    pub async fn read_pieces(&self, key: &str, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), ObjectError> {
+        let reader = self.0.read(&Path::from(key)).await.map_err(|error| to_object_error(key, error))?;
+        let mut reader = reader.ok_or_else(|| ObjectError::Missing(key.to_owned()))?;
+        while let Some(piece) = reader.next().await.map_err(|error| to_object_error(key, error))? {
+            if !each(&piece) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl TxidStream<'_> {
     /// Returns the next ids, as many as arrived together. No ids: the stream has ended and matches the announcement.
     ///

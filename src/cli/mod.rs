@@ -14,6 +14,7 @@
 //! | 4 | ended by the watchdog: a loop of `run` or `replay` stalled for `run.watchdog_ms`; the log names the loop |
 //! | 5 | fenced: another process has the same `kafka.instance_id` and continues; do not start this process again |
 
+mod bridge;
 pub mod command;
 mod config;
 mod dead_letters;
@@ -99,6 +100,8 @@ macro_rules! commands {
 commands! {
     /// Run an instance: consume the log, keep the state
     Run(run::RunArgs),
+    /// Turn Kafka messages and subtrees of the reference system into events of this store
+    Bridge(bridge::BridgeArgs),
     /// Serve the API over HTTP: questions about the store, transactions and commands for the log
     Serve(serve::ServeArgs),
     /// Rebuild the state from the log, or read validated transactions again

@@ -21,6 +21,7 @@ mod ask;
 mod bad_input;
 mod blobs;
 mod bodies;
+mod bridge;
 mod by_reference;
 mod certificates;
 mod chromium;

@@ -18,24 +18,86 @@ pub enum MerkleError {
     Doubled,
 }
 
+/// Computes a merkle root from transaction ids that come one after the other. The memory does not grow with their
+/// number.
+#[derive(Debug, Clone, Default)]
+pub struct MerkleRoot {
+    /// Root of each finished subtree of 2ⁿ ids, by n, as the binary form of the count of ids has them.
+    subtrees: Vec<Option<[u8; 32]>>,
+    is_doubled: bool,
+}
+
+impl MerkleRoot {
+    /// Adds the next id.
+    pub fn push(&mut self, txid: Txid) {
+        let mut hash = txid.0;
+        for subtree in &mut self.subtrees {
+            let Some(left) = subtree.take() else {
+                *subtree = Some(hash);
+                return;
+            };
+            hash = self::join(&left, &hash, &mut self.is_doubled);
+        }
+        self.subtrees.push(Some(hash));
+    }
+
+    /// Returns the root, in internal order.
+    ///
+    /// # Errors
+    /// Fails without ids, and for a list with a repeated end.
+    pub fn finish(mut self) -> Result<[u8; 32], MerkleError> {
+        let last = self.subtrees.len().checked_sub(1).ok_or(MerkleError::NoTransactions)?;
+        let mut right: Option<[u8; 32]> = None;
+        for (level, subtree) in self.subtrees.iter().enumerate() {
+            right = match (*subtree, right) {
+                (Some(left), Some(right)) => Some(join(&left, &right, &mut self.is_doubled)),
+                // An odd end is hashed with itself, but for the root.
+                (Some(end), None) | (None, Some(end)) if level < last => Some(double_sha256([&end[..], &end])),
+                (root, right) => root.or(right),
+            };
+        }
+        match right {
+            _ if self.is_doubled => Err(MerkleError::Doubled),
+            Some(root) => Ok(root),
+            None => Err(MerkleError::NoTransactions),
+        }
+    }
+}
+
+fn join(left: &[u8; 32], right: &[u8; 32], is_doubled: &mut bool) -> [u8; 32] {
+    *is_doubled |= left == right;
+    double_sha256([&left[..], right])
+}
+
 /// Returns the merkle root, in internal order.
 pub(super) fn root(txids: &[Txid]) -> Result<[u8; 32], MerkleError> {
-    if txids.is_empty() {
-        return Err(MerkleError::NoTransactions);
-    }
-    let mut level: Vec<[u8; 32]> = txids.iter().map(|txid| txid.0).collect();
-    while level.len() > 1 {
-        if level.chunks_exact(2).any(|pair| pair[0] == pair[1]) {
-            return Err(MerkleError::Doubled);
-        }
-        level = level.chunks(2).map(|pair| double_sha256([&pair[0][..], &pair[pair.len() - 1]])).collect();
-    }
-    Ok(level[0])
+    let mut root = MerkleRoot::default();
+    txids.iter().for_each(|txid| root.push(*txid));
+    root.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The rule as the protocol has it: level by level.
+    fn root_by_levels(txids: &[Txid]) -> Result<[u8; 32], MerkleError> {
+        let mut level: Vec<[u8; 32]> = txids.iter().map(|txid| txid.0).collect();
+        while level.len() > 1 {
+            if level.chunks_exact(2).any(|pair| pair[0] == pair[1]) {
+                return Err(MerkleError::Doubled);
+            }
+            level = level.chunks(2).map(|pair| double_sha256([&pair[0][..], &pair[pair.len() - 1]])).collect();
+        }
+        level.first().copied().ok_or(MerkleError::NoTransactions)
+    }
+
+    #[test]
+    fn the_root_is_that_of_the_levels() {
+        for count in 0..=130 {
+            assert_eq!(root(&txids(count)), root_by_levels(&txids(count)), "{count} ids");
+        }
+    }
 
     fn txids(count: u8) -> Vec<Txid> {
         (0..count).map(|byte| Txid([byte; 32])).collect()

@@ -9,7 +9,7 @@ mod scan;
 use std::{fmt, iter::FusedIterator};
 
 pub use file::{BlockFile, BlockFileError};
-pub use merkle::MerkleError;
+pub use merkle::{MerkleError, MerkleRoot};
 pub use network::FileNetwork;
 pub use obfuscation::ObfuscationKey;
 pub use scan::{Scan, ScanItem, SkippedBytes};
@@ -117,6 +117,16 @@ impl<'a> RawBlock<'a> {
 }
 
 impl BlockHeader {
+    /// Reads a header that takes up all of `bytes`.
+    ///
+    /// # Errors
+    /// The bytes are not 80.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        let mut reader = ByteReader::new(bytes);
+        let header = Self::read(&mut reader)?;
+        reader.finish().map(|()| header)
+    }
+
     fn read(reader: &mut ByteReader<'_>) -> Result<Self, ParseError> {
         Ok(BlockHeader {
             version: reader.u32("block version")?,

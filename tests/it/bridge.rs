@@ -1,0 +1,498 @@
+//! The bridge: messages of the shape of the reference system become the events of this store, through kills, reorgs and
+//! bad input.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use object_store::{ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
+use prost::Message as _;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use utxo_store::{
+    blob::{
+        BlobOptions, EventBodies, EventBodyLimits,
+        objects::{AnnouncedObject, Objects},
+    },
+    bridge::{
+        BridgeCounts, BridgeError,
+        blocks::BlockBridge,
+        messages::{BlocksFinal, TxValidation},
+        subtree::{COINBASE_NODE, encode_subtree},
+        transactions::TransactionBridge,
+    },
+    broker::{Broker, NewTopic, OutgoingMessage, TopicPartition},
+    config::{Config, Topics},
+    event::{BlockMined, DeadLetter, Event, Reorg, SubtreeTransactions, Topic},
+    generate::{Chain, Message, PreviousOutputs, SourceFile},
+    rng::SplitMix64,
+    store::digest::survey,
+    tx::{
+        Txid,
+        block::{HEADER_LEN, MerkleRoot, Scan, ScanItem},
+        double_sha256,
+    },
+};
+
+use crate::{
+    harness::{Made, PARTITIONS, World, coinbase, spend},
+    kafka_server::KafkaServer,
+    run::{self, Bench, block_on, until},
+};
+
+const TRANSACTIONS: &str = "validatortxs";
+const BLOCKS: &str = "blocks-final";
+
+/// The reference's topics and subtrees, beside the topics of a world.
+struct Reference {
+    world: World,
+    objects: Arc<InMemory>,
+    bodies: Arc<InMemory>,
+    inline_bytes: usize,
+    counts: Arc<BridgeCounts>,
+    blocks: u64,
+}
+
+impl Reference {
+    async fn beside(world: World) -> Self {
+        let new = |name: &str, partitions| NewTopic { name: name.into(), partitions, config: vec![] };
+        world.broker.create_topics(&[new(TRANSACTIONS, PARTITIONS), new(BLOCKS, 1)]).await.unwrap();
+        Reference {
+            world,
+            objects: Arc::default(),
+            bodies: Arc::default(),
+            inline_bytes: 1 << 20,
+            counts: Arc::default(),
+            blocks: 0,
+        }
+    }
+
+    fn topics() -> Topics {
+        let name = |name: &str| name.parse().unwrap();
+        Topics {
+            validated_txs: name("txs"),
+            block_mined: name("block-mined"),
+            reorgs: name("reorgs"),
+            dead_letters: name("dead-letters"),
+            ..Config::default().kafka.topics
+        }
+    }
+
+    fn bridges(&self) -> (TransactionBridge, BlockBridge) {
+        let broker: Arc<dyn Broker> = Arc::new(self.world.broker.clone());
+        let limits = EventBodyLimits { inline_event_bytes: 1 << 20, max_body_bytes: 1 << 30 };
+        let bodies = Some(EventBodies::new(self.bodies.clone(), &BlobOptions::default(), limits));
+        let (group, topics, counts) = ("bridge".to_owned(), Self::topics(), self.counts.clone());
+        let transactions = TransactionBridge {
+            broker: broker.clone(),
+            topic: TRANSACTIONS.to_owned(),
+            group: group.clone(),
+            topics: topics.clone(),
+            bodies: bodies.clone(),
+            counts: counts.clone(),
+        };
+        let blocks = BlockBridge {
+            broker,
+            topic: BLOCKS.to_owned(),
+            group,
+            topics,
+            subtrees: Objects::new(self.objects.clone(), &BlobOptions::default()),
+            bodies,
+            inline_bytes: self.inline_bytes,
+            counts,
+        };
+        (transactions, blocks)
+    }
+
+    /// Runs both bridges for a while, and kills them: the futures are dropped wherever they are.
+    async fn run_killed(&self, after: Duration) {
+        let (transactions, blocks) = self.bridges();
+        let shutdown = CancellationToken::new();
+        let run = async { tokio::try_join!(transactions.run(&shutdown), blocks.run(&shutdown)) };
+        if let Ok(ended) = timeout(after, Box::pin(run)).await {
+            panic!("the bridges end by themselves: {ended:?}");
+        }
+    }
+
+    /// Runs both bridges until they have committed the ends of their topics, and stops them in order.
+    async fn run_to_the_end(&self) -> Result<(), BridgeError> {
+        let (transactions, blocks) = self.bridges();
+        let shutdown = CancellationToken::new();
+        let run = async { tokio::try_join!(transactions.run(&shutdown), blocks.run(&shutdown)).map(drop) };
+        let mut run = Box::pin(run);
+        let at_end = async {
+            while !self.is_at_end().await {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::select! {
+            ended = &mut run => return ended,
+            () = at_end => {}
+        }
+        shutdown.cancel();
+        run.await
+    }
+
+    /// Runs the bridge of the blocks until its error.
+    async fn until_refused(&self) -> BridgeError {
+        let (_, blocks) = self.bridges();
+        let never = CancellationToken::new();
+        blocks.run(&never).await.unwrap_err()
+    }
+
+    async fn is_at_end(&self) -> bool {
+        let topics = (0..PARTITIONS).map(|number| (TRANSACTIONS, number)).chain([(BLOCKS, 0)]);
+        for (topic, partition) in topics {
+            let at = TopicPartition { topic: topic.into(), partition };
+            let committed = self.world.broker.committed("bridge", std::slice::from_ref(&at)).await.unwrap();
+            let committed = committed[0].as_ref().map_or(0, |committed| committed.offset);
+            if committed < self.world.end(topic, partition).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn produce(&self, topic: &str, partition: i32, payload: Vec<u8>) {
+        let message = OutgoingMessage {
+            topic: topic.into(),
+            partition: Some(partition),
+            payload: payload.into(),
+            ..Default::default()
+        };
+        self.world.broker.producer().await.unwrap().produce(message).await.unwrap();
+    }
+
+    async fn validate(&self, partition: i32, tx: &[u8], height: u32) {
+        let message = TxValidation { tx: Bytes::copy_from_slice(tx), height, options: None };
+        self.produce(TRANSACTIONS, partition, message.encode_to_vec()).await;
+    }
+
+    /// Puts the subtrees of a block, and returns their hashes.
+    async fn put_subtrees(&self, number: u64, subtrees: &[Vec<Txid>]) -> Vec<[u8; 32]> {
+        let mut hashes = Vec::new();
+        for (index, txids) in subtrees.iter().enumerate() {
+            let mut nodes: Vec<[u8; 32]> = txids.iter().map(|txid| txid.0).collect();
+            if index == 0 {
+                nodes.insert(0, COINBASE_NODE);
+            }
+            let root = double_sha256([&number.to_le_bytes()[..], &[index as u8]]);
+            self.put_subtree(root, encode_subtree(root, &nodes, &[])).await;
+            hashes.push(root);
+        }
+        hashes
+    }
+
+    async fn put_subtree(&self, root: [u8; 32], object: Vec<u8>) {
+        let path = Path::from(format!("{}.subtree", Txid(root)));
+        self.objects.put(&path, PutPayload::from(object)).await.unwrap();
+    }
+
+    /// Produces a final block whose subtrees are there; returns its hash.
+    async fn finalize(
+        &mut self,
+        previous: [u8; 32],
+        height: u32,
+        coinbase: &Made,
+        subtrees: &[Vec<&Made>],
+    ) -> [u8; 32] {
+        self.blocks += 1;
+        let subtrees: Vec<Vec<Txid>> =
+            subtrees.iter().map(|made| made.iter().map(|made| made.txid).collect()).collect();
+        let hashes = self.put_subtrees(self.blocks, &subtrees).await;
+        let mut root = MerkleRoot::default();
+        root.push(coinbase.txid);
+        subtrees.iter().flatten().for_each(|txid| root.push(*txid));
+        let header = header(previous, root.finish().unwrap());
+        self.produce(BLOCKS, 0, block_message(&header, &hashes, &coinbase.extended, height)).await;
+        double_sha256([&header[..]])
+    }
+
+    /// Returns the events of a topic of one partition.
+    async fn published(&self, topic: &str) -> Vec<Bytes> {
+        let partition = TopicPartition { topic: topic.into(), partition: 0 };
+        let end = self.world.end(topic, 0).await;
+        let mut reader = self.world.broker.read(&partition, 0).await.unwrap();
+        let mut found = Vec::new();
+        while reader.position() < end {
+            found.extend(
+                reader.next(Duration::from_millis(1)).await.unwrap().into_iter().map(|message| message.payload),
+            );
+        }
+        found
+    }
+}
+
+fn header(previous: [u8; 32], root: [u8; 32]) -> Vec<u8> {
+    [&[1, 0, 0, 0], &previous[..], &root, &[0; 12]].concat()
+}
+
+fn block_message(header: &[u8], subtrees: &[[u8; 32]], coinbase: &[u8], height: u32) -> Vec<u8> {
+    let subtree_hashes = subtrees.iter().map(|hash| Bytes::copy_from_slice(hash)).collect();
+    let coinbase_tx = Bytes::copy_from_slice(coinbase);
+    let header = Bytes::copy_from_slice(header);
+    BlocksFinal { header, subtree_hashes, coinbase_tx, height, ..BlocksFinal::default() }.encode_to_vec()
+}
+
+fn file() -> SourceFile {
+    let path = format!("{}/tests/data/mainnet-0-4312.blk", env!("CARGO_MANIFEST_DIR"));
+    SourceFile { bytes: fs::read(&path).unwrap(), name: path }
+}
+
+/// The messages of the reference for the real blocks 0 to 4,312 give the state that this store's own events give,
+/// although the bridges are killed and repeat messages.
+#[tokio::test(start_paused = true)]
+async fn real_blocks_have_the_same_state_through_the_bridge() {
+    let file = file();
+    let headers: BTreeMap<[u8; 32], Vec<u8>> = Scan::new(&file.bytes)
+        .unwrap()
+        .filter_map(|item| match item {
+            ScanItem::Block(block) => Some((block.hash(), block.raw()[..HEADER_LEN].to_vec())),
+            ScanItem::SkippedBytes(_) => None,
+        })
+        .collect();
+    let chain =
+        Chain::new(&[file], None, PreviousOutputs::InTheFiles).map(|chain| chain.messages().collect::<Vec<_>>());
+    let events: Vec<Message> = chain.unwrap();
+    let direct = World::new().await;
+    let reference = Reference::beside(World::new().await).await;
+    for (number, message) in (0..).zip(&events) {
+        match Event::decode(&message.payload).unwrap() {
+            Event::Validated(validated) => {
+                reference.validate(number % PARTITIONS, validated.tx, validated.height).await;
+                direct.produce("txs", &message.key.unwrap().0, message.payload.clone()).await;
+            }
+            Event::BlockMined(BlockMined { sequence, block }) => {
+                let txids = |subtree: &utxo_store::event::Subtree<'_>| subtree.transactions.inline().unwrap().collect();
+                let subtrees: Vec<Vec<Txid>> = block.subtrees.iter().map(txids).collect();
+                let hashes = reference.put_subtrees(sequence, &subtrees).await;
+                let header = &headers[&block.hash];
+                reference.produce(BLOCKS, 0, block_message(header, &hashes, block.coinbase, block.height)).await;
+                direct.produce("block-mined", b"", message.payload.clone()).await;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut rng = SplitMix64::new(7);
+    for _ in 0..10 {
+        reference.run_killed(Duration::from_millis(rng.below(1_500))).await;
+    }
+    reference.run_to_the_end().await.unwrap();
+    assert!(reference.world.end("block-mined", 0).await >= 4_313);
+    for world in [&direct, &reference.world] {
+        world.run_until_consumed().await;
+    }
+    let digest = async |world: &World| survey(&world.store, |_| {}).await.unwrap().digest;
+    assert_eq!(digest(&reference.world).await, digest(&direct).await);
+    reference.world.check_without_model("the bridge").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chain_that_forks_becomes_reorgs_and_large_lists_become_objects() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let seed = reference.world.seed(10, 4).await;
+    let payments: Vec<Made> = (0..4).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    for (payment, partition) in payments.iter().zip([0, 1, 2, 0]) {
+        reference.validate(partition, &payment.extended, 101).await;
+    }
+    let coinbases: Vec<Made> = (1..=4).map(coinbase).collect();
+    let one = reference.finalize([9; 32], 101, &coinbases[0], &[vec![&payments[0]]]).await;
+    reference.finalize(one, 102, &coinbases[1], &[vec![], vec![&payments[1]]]).await;
+    let other = reference.finalize(one, 102, &coinbases[2], &[vec![&payments[2], &payments[1]]]).await;
+    reference.run_to_the_end().await.unwrap();
+    // The rest comes after a start, which reads the blocks that leave again.
+    reference.inline_bytes = 32;
+    reference.finalize(other, 103, &coinbases[3], &[vec![&payments[3]]]).await;
+    reference.run_to_the_end().await.unwrap();
+    let mined = reference.published("block-mined").await;
+    let sequences: Vec<u64> = mined
+        .iter()
+        .map(|payload| match Event::decode(payload) {
+            Ok(Event::BlockMined(mined)) => mined.sequence,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(sequences, [1, 2, 4]);
+    let reorgs = reference.published("reorgs").await;
+    let Ok(Event::Reorg(Reorg { sequence: 3, disconnected, connected })) = Event::decode(&reorgs[0]) else {
+        panic!("{reorgs:?}")
+    };
+    assert_eq!((disconnected.len(), connected.len(), reorgs.len()), (1, 1, 1));
+    assert_eq!((disconnected[0].block_id, connected[0].block_id), (2, 3));
+    assert_eq!(disconnected[0].subtrees.iter().map(|subtree| subtree.count).collect::<Vec<_>>(), [0, 1]);
+    reference.world.run_until_consumed().await;
+    for payment in &payments {
+        let mined = reference.world.page(payment).await.unwrap().master.as_ref().unwrap().mined.len();
+        assert_eq!(mined, 1, "{} is in one block", payment.txid);
+    }
+
+    // Two txids are more than fit a message here.
+    let more: Vec<Made> = (0..2).map(|vout| spend(&[payments[vout].coin(0)], 1, 2)).collect();
+    for payment in &more {
+        reference.validate(0, &payment.extended, 104).await;
+    }
+    let Ok(Event::BlockMined(last)) = Event::decode(&mined[2]) else { panic!() };
+    let fifth = coinbase(5);
+    reference.finalize(last.block.hash, 104, &fifth, &[vec![&more[0], &more[1]]]).await;
+    reference.run_to_the_end().await.unwrap();
+    let mined = reference.published("block-mined").await;
+    let Ok(Event::BlockMined(last)) = Event::decode(&mined[3]) else { panic!() };
+    let SubtreeTransactions::Object { key, sha256 } = last.block.subtrees[0].transactions else { panic!("{last:?}") };
+    let objects = Objects::new(reference.bodies.clone(), &BlobOptions::default());
+    let mut txids = objects.txids(AnnouncedObject { key, count: 2, sha256 }).await.unwrap();
+    assert_eq!(txids.next().await.unwrap(), [more[0].txid, more[1].txid]);
+    assert_eq!(txids.next().await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_is_no_transaction_becomes_a_dead_letter() {
+    let reference = Reference::beside(World::new().await).await;
+    let seed = reference.world.seed(10, 1).await;
+    let payment = spend(&[seed.coin(0)], 1, 1);
+    reference.produce(TRANSACTIONS, 1, vec![0xFF; 7]).await;
+    reference.validate(1, &payment.extended[..20], 5).await;
+    reference.validate(1, &payment.extended, 5).await;
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(
+        reference.counts.describe(),
+        "1 transactions, 0 without outputs, 2 dead letters; 0 block events, 0 repeats"
+    );
+    let mut letters = Vec::new();
+    for partition in 0..PARTITIONS {
+        let partition = TopicPartition { topic: Reference::topics().name(Topic::DeadLetters).into(), partition };
+        let mut reader = reference.world.broker.read(&partition, 0).await.unwrap();
+        for message in reader.next(Duration::from_millis(10)).await.unwrap() {
+            let letter = DeadLetter::from_headers(&message.headers).unwrap();
+            letters.push((letter.topic, letter.partition, letter.offset, letter.stage));
+        }
+    }
+    letters.sort();
+    let of = |offset| (TRANSACTIONS.to_owned(), 1, offset, "bridge".to_owned());
+    assert_eq!(letters, [of(0), of(1)]);
+    reference.world.run_until_consumed().await;
+    assert!(reference.world.page(&payment).await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_cannot_become_an_event_ends_the_bridge() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let first = coinbase(1);
+    let tip = reference.finalize([9; 32], 101, &first, &[]).await;
+    reference.run_to_the_end().await.unwrap();
+    // The subtree lists another transaction than the header commits to.
+    let second = coinbase(2);
+    reference.finalize(tip, 102, &second, &[vec![&first]]).await;
+    let root = double_sha256([&reference.blocks.to_le_bytes()[..], &[0]]);
+    let good = encode_subtree(root, &[COINBASE_NODE, first.txid.0], &[]);
+    for (damaged, problem) in [
+        (encode_subtree(root, &[COINBASE_NODE, [5; 32]], &[]), "have the merkle root"),
+        (good[..100].to_vec(), "it ends after 100 bytes"),
+        (encode_subtree([6; 32], &[], &[]), "its root hash is"),
+    ] {
+        reference.put_subtree(root, damaged).await;
+        let error = reference.until_refused().await.to_string();
+        assert!(error.starts_with("blocks-final/0 offset 1: ") && error.contains(problem), "{error}");
+    }
+    // A missing subtree is waited for.
+    let path = Path::from(format!("{}.subtree", Txid(root)));
+    reference.objects.delete(&path).await.unwrap();
+    reference.run_killed(Duration::from_secs(600)).await;
+    assert_eq!(reference.published("block-mined").await.len(), 1);
+    reference.put_subtree(root, good).await;
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.published("block-mined").await.len(), 2);
+    reference.finalize([7; 32], 103, &coinbase(3), &[]).await;
+    let error = reference.until_refused().await.to_string();
+    assert!(error.contains("is not in the chain of the last 2 messages"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn topics_and_commits_of_others_are_refused() {
+    let reference = Reference::beside(World::new().await).await;
+    let refusal = async |change: &dyn Fn(&mut BlockBridge)| {
+        let (_, mut blocks) = reference.bridges();
+        change(&mut blocks);
+        blocks.run(&CancellationToken::new()).await.unwrap_err().to_string()
+    };
+    assert!(refusal(&|blocks| blocks.topic = "none".into()).await.contains("topic `none` does not exist"));
+    assert!(refusal(&|blocks| blocks.topic = TRANSACTIONS.into()).await.contains("has 3 partitions"));
+    reference.world.mine(1, &[]).await;
+    assert!(refusal(&|_| {}).await.contains("topic `block-mined` has events already"));
+    let at = TopicPartition { topic: BLOCKS.into(), partition: 0 };
+    let foreign = utxo_store::broker::CommittedOffset { offset: 0, metadata: "{}".into() };
+    reference.world.broker.set_committed("bridge", &[(at, foreign)]).await.unwrap();
+    assert!(refusal(&|_| {}).await.contains("was not committed by a bridge"));
+}
+
+/// The bridge as a process on Apache Kafka, killed and started again.
+#[test]
+fn a_killed_bridge_continues_on_kafka() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    let [transactions, blocks, group] = ["reference-txs", "reference-blocks", "bridge"].map(|name| bench.topic(name));
+    let new = |name: &str, partitions| NewTopic { name: name.to_owned(), partitions, config: vec![] };
+    block_on(async { bench.broker().create_topics(&[new(&transactions, 2), new(&blocks, 1)]).await.unwrap() });
+    let subtrees = bench.path("subtrees");
+    fs::create_dir(&subtrees).unwrap();
+    let place = format!("file://{}", subtrees.display());
+    let address = bench.path("bridge-address");
+    let mut arguments = vec!["bridge", "--transactions", &transactions, "--blocks", &blocks];
+    arguments.extend(["--subtrees", &place, "--group", &group, "--http-address-file", address.to_str().unwrap()]);
+    let start =
+        |log: &str| bench.command(&arguments, &[]).stderr(fs::File::create(bench.path(log)).unwrap()).spawn().unwrap();
+    let parent = World::partial(1, 200);
+    let made: Vec<Made> = (0..200).map(|vout| spend(&[parent.coin(vout)], 1, 1)).collect();
+    let produce = |messages: Vec<(&str, Vec<u8>)>| {
+        let outgoing = messages.into_iter().zip(0..).map(|((topic, payload), number)| OutgoingMessage {
+            topic: topic.to_owned(),
+            partition: Some(if topic == blocks { 0 } else { number % 2 }),
+            payload: payload.into(),
+            ..OutgoingMessage::default()
+        });
+        let outgoing = outgoing.collect();
+        block_on(async { bench.broker().producer().await.unwrap().produce_all(outgoing).await.unwrap() });
+    };
+    let validation = |made: &Made| {
+        (transactions.as_str(), TxValidation { tx: made.extended.clone(), height: 9, options: None }.encode_to_vec())
+    };
+    let keys = || -> BTreeSet<Bytes> {
+        (0..run::PARTITIONS)
+            .flat_map(|number| bench.messages("validated-txs", number))
+            .map(|message| message.key)
+            .collect()
+    };
+    produce(made[..100].iter().map(validation).collect());
+    let mut first = start("first.log");
+    until("some transactions are forwarded", || !keys().is_empty());
+    first.kill().unwrap();
+    first.wait().unwrap();
+    fs::remove_file(&address).unwrap();
+    let coinbase = coinbase(1);
+    let mut root = MerkleRoot::default();
+    [coinbase.txid, made[0].txid].into_iter().for_each(|txid| root.push(txid));
+    let subtree = encode_subtree([3; 32], &[COINBASE_NODE, made[0].txid.0], &[]);
+    fs::write(subtrees.join(format!("{}.subtree", Txid([3; 32]))), subtree).unwrap();
+    let block = block_message(&header([9; 32], root.finish().unwrap()), &[[3; 32]], &coinbase.extended, 1);
+    produce(made[100..].iter().map(validation).chain([(blocks.as_str(), block)]).collect());
+    let mut second = start("second.log");
+    let ready = || {
+        let address = fs::read_to_string(&address).unwrap_or_default();
+        !address.is_empty() && run::get(address.trim(), "/health/ready").starts_with("HTTP/1.1 200")
+    };
+    until("the bridge is ready", ready);
+    until("every transaction is forwarded", || keys().len() == made.len());
+    until("the block is forwarded", || bench.messages("block-mined", 0).len() == 1);
+    let signalled = Command::new("kill").arg(second.id().to_string()).status().unwrap();
+    assert!(signalled.success() && second.wait().unwrap().success(), "SIGTERM ends the bridge in order");
+    let at = |topic: &String, partition| TopicPartition { topic: topic.as_str().into(), partition };
+    let partitions = [at(&transactions, 0), at(&transactions, 1), at(&blocks, 0)];
+    let committed = block_on(async { bench.broker().committed(&group, &partitions).await.unwrap() });
+    let committed: Vec<u64> = committed.into_iter().flatten().map(|committed| committed.offset).collect();
+    assert_eq!(committed, [100, 100, 1]);
+}
