@@ -80,7 +80,7 @@ impl Provider for Layer {
     }
 }
 
-/// The merged sources.
+/// The settings of all sources, merged.
 pub(super) struct Merged {
     pub figment: Figment,
     /// Names in the environment and in the file that look like settings and are not read.

@@ -64,7 +64,7 @@ enum Meaning {
     Timeout,
 }
 
-/// What a name means.
+/// Meaning of a name of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     Alias(Meaning),
@@ -82,7 +82,7 @@ pub(super) struct Given {
     pub text: Result<String, String>,
 }
 
-/// What a source gives under names of the reference.
+/// Settings that a source gives under names of the reference.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct References {
     /// Values for settings, in the order of the names.

@@ -68,8 +68,8 @@ pub struct StoredTransaction {
     pub body: Option<Body>,
 }
 
-/// All stored data of a transaction. A number whose bin is absent is 0, a list is empty. In JSON each field has its name
-/// in the reference document (`unminedSince`, `blockIDs`).
+/// All stored data of a transaction. A number whose bin is absent is 0, a list is empty. In JSON each field has its
+/// name in the reference document (`unminedSince`, `blockIDs`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TxMeta {

@@ -274,8 +274,8 @@ impl Config {
         if !self.ignored_names.is_empty() {
             let names = self.ignored_names.join(", ");
             warnings.push(format!(
-                "names that are not read: {names}; a variable is UTXO_STORE__SECTION__KEY, and `utxo-store config sample` \
-                 has the reference's name of each setting"
+                "names that are not read: {names}; a variable is UTXO_STORE__SECTION__KEY, and `utxo-store config \
+                 sample` has the reference's name of each setting"
             ));
         }
         warnings

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     checks::{self, MemberConfig, unfit},
-    connection::{self, OpenAerospikeError},
+    connection::{self, CONNECT_PAUSE, OpenAerospikeError},
     info::{InfoPairs, is_cluster_key},
     info_connection::InfoConnection,
     settings::AerospikeSettings,
@@ -134,7 +134,7 @@ impl ClusterHosts {
     ///
     /// # Errors
     /// No host answers: the copies are not known.
-    pub async fn fenced_copies(&self) -> Result<Option<usize>, String> {
+    async fn fenced_copies(&self) -> Result<Option<usize>, String> {
         let commands = ["edition".to_owned(), format!("namespace/{}", self.namespace)];
         let commands = &commands;
         let ask = |host: usize| async move {
@@ -147,6 +147,27 @@ impl ClusterHosts {
             return Ok(copies);
         }
         Err(answers.into_iter().find_map(Result::err).unwrap_or_default())
+    }
+
+    /// Returns the fenced copies once a host answers. A start beside starting nodes must not take their silence for an
+    /// answer: without a fence, a node that comes back would bring old copies back.
+    ///
+    /// # Errors
+    /// No host answers within the timeout of one request.
+    pub async fn until_copies_are_known(
+        &self,
+        settings: &AerospikeSettings,
+    ) -> Result<Option<usize>, OpenAerospikeError> {
+        let deadline = Instant::now() + settings.access.timeout;
+        loop {
+            match self.fenced_copies().await {
+                Ok(copies) => return Ok(copies),
+                Err(problem) if Instant::now() + CONNECT_PAUSE > deadline => {
+                    return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
+                }
+                Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
+            }
+        }
     }
 
     /// Gives a name to these hosts, all at once: members that are renamed within 0.3 s keep their cluster. Behind a

@@ -13,7 +13,7 @@ use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 use super::{
     checks::{self, unfit},
     cluster_hosts::{ClusterHosts, ClusterLook},
-    connection::{self, CONNECT_PAUSE, OpenAerospikeError},
+    connection::{self, OpenAerospikeError},
     errors::describe_error,
     fence_record::FenceRecords,
     settings::{AerospikeSettings, Policies},
@@ -83,24 +83,6 @@ impl From<String> for ViewError {
     }
 }
 
-/// Returns the fenced copies once a host answers. A start beside starting nodes must not take their silence for an
-/// answer: without a fence, a node that comes back would bring old copies back.
-async fn until_copies_are_known(
-    hosts: &ClusterHosts,
-    settings: &AerospikeSettings,
-) -> Result<Option<usize>, OpenAerospikeError> {
-    let deadline = Instant::now() + settings.access.timeout;
-    loop {
-        match hosts.fenced_copies().await {
-            Ok(copies) => return Ok(copies),
-            Err(problem) if Instant::now() + CONNECT_PAUSE > deadline => {
-                return Err(OpenAerospikeError::Unreachable { hosts: settings.hosts.clone(), problem });
-            }
-            Err(_) => tokio::time::sleep(CONNECT_PAUSE).await,
-        }
-    }
-}
-
 impl Members {
     /// Asks whether the cluster has several copies of each record on Community Edition. If so, finds a view that can be
     /// used, and keeps on watching. `None`: another cluster.
@@ -114,7 +96,7 @@ impl Members {
             return Ok(None);
         }
         let hosts = ClusterHosts::new(settings)?;
-        let Some(copies) = until_copies_are_known(&hosts, settings).await? else { return Ok(None) };
+        let Some(copies) = hosts.until_copies_are_known(settings).await? else { return Ok(None) };
         let members = Arc::new(Members {
             settings: settings.clone(),
             copies,
