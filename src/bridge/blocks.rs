@@ -1,6 +1,7 @@
 //! The block messages of the reference, published as `block-mined` and `reorg` events with a sequence.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -8,13 +9,15 @@ use std::{
 use bytes::Bytes;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     BridgeCounts, BridgeError, Committer, READ_WAIT,
-    chain::{BlockLink, BlockProgress, BlockStep, ChainWindow, WINDOW},
+    chain::{BlockLink, BlockStep, BlockTree, EventPlace, PublishedBlock, WINDOW},
     messages::BlocksFinal,
-    start_offset,
+    owned::{OwnedBlock, OwnedSubtree, OwnedTxids},
+    publish_dead, start_offset,
     subtree::SubtreeParser,
 };
 use crate::{
@@ -24,12 +27,12 @@ use crate::{
         objects::{ObjectError, Objects},
     },
     broker::{
-        Broker, CommittedOffset, Message, TopicPartition,
+        Broker, Message, TopicPartition,
         retry::{read_or_reopen, until_answered},
     },
     client::{EventPublisher, PRODUCE_RETRY_PAUSE},
     config::Topics,
-    event::{Block, BlockMined, Event, Reorg, Subtree, SubtreeTransactions, Topic},
+    event::{Block, BlockMined, Event, Reorg, Topic},
     tx::{
         Transaction, Txid,
         block::{BlockHeader, HEADER_LEN, MerkleRoot},
@@ -37,8 +40,6 @@ use crate::{
     },
 };
 
-/// Previous hash in the header of a genesis block.
-const NO_BLOCK: [u8; 32] = [0; 32];
 /// First and longest pause between two reads of a subtree that is not there yet.
 const SUBTREE_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
@@ -56,11 +57,11 @@ pub struct BlockMessage {
 }
 
 impl BlockMessage {
-    /// Reads the message at this offset.
+    /// Reads the message of a block.
     ///
     /// # Errors
     /// Names the field that keeps the message from being a block.
-    pub fn decode(offset: u64, payload: &Bytes) -> Result<Self, String> {
+    pub fn decode(payload: &Bytes) -> Result<Self, String> {
         let message = BlocksFinal::decode(payload.clone())
             .map_err(|error| format!("no KafkaBlocksFinalTopicMessage: {error}"))?;
         let header = BlockHeader::parse(&message.header).map_err(|error| format!("header: {error}"))?;
@@ -72,51 +73,8 @@ impl BlockMessage {
         let subtrees = message.subtree_hashes.iter().map(|hash| <[u8; 32]>::try_from(&hash[..]));
         let subtrees =
             subtrees.collect::<Result<Vec<_>, _>>().map_err(|_| "subtree_hashes: a hash has not 32 bytes")?;
-        let link = BlockLink { offset, hash, previous: header.previous, height: message.height };
+        let link = BlockLink { hash, previous: header.previous, height: message.height, work: header.work() };
         Ok(BlockMessage { link, header, subtrees, coinbase: message.coinbase_tx })
-    }
-}
-
-/// A block whose transactions are known.
-struct BuiltBlock {
-    message: BlockMessage,
-    block_id: u32,
-    subtrees: Vec<BuiltSubtree>,
-}
-
-struct BuiltSubtree {
-    count: u64,
-    txids: BuiltTxids,
-}
-
-enum BuiltTxids {
-    Inline(Vec<u8>),
-    Object { key: String, sha256: [u8; 32] },
-}
-
-impl BuiltBlock {
-    fn as_block(&self) -> Block<'_> {
-        let BlockMessage { link, header, coinbase, .. } = &self.message;
-        Block {
-            block_id: self.block_id,
-            hash: link.hash,
-            previous: link.previous,
-            height: link.height,
-            time: header.time,
-            longest_chain: true,
-            coinbase,
-            subtrees: self.subtrees.iter().map(BuiltSubtree::as_subtree).collect(),
-        }
-    }
-}
-
-impl BuiltSubtree {
-    fn as_subtree(&self) -> Subtree<'_> {
-        let transactions = match &self.txids {
-            BuiltTxids::Inline(txids) => SubtreeTransactions::Inline(txids),
-            BuiltTxids::Object { key, sha256 } => SubtreeTransactions::Object { key, sha256: *sha256 },
-        };
-        Subtree { count: self.count, transactions }
     }
 }
 
@@ -135,8 +93,10 @@ pub struct BlockBridge {
     pub subtrees: Objects,
     /// Object store for the txids of large blocks (`objects.url`).
     pub bodies: Option<EventBodies>,
-    /// Bytes of the txids of a block from which on the txids are objects.
+    /// Most bytes of txids in one event: where there are more, all txids of the event are objects.
     pub inline_bytes: usize,
+    /// Height of the next block, for the transactions.
+    pub next_height: watch::Sender<Option<u32>>,
     /// Counts of the bridge.
     pub counts: Arc<BridgeCounts>,
 }
@@ -156,24 +116,65 @@ impl BlockBridge {
         }
         let partition = TopicPartition { topic: self.topic.as_str().into(), partition: 0 };
         let mut committer = Committer::new(broker, &self.group, partition.clone());
-        let (mut forwarder, mut next) = Forwarder::resume(self, &partition, &mut committer).await?;
-        let mut reader = until_answered(|| broker.read(&partition, next)).await?;
-        while !shutdown.is_cancelled() {
-            for message in read_or_reopen(&mut reader, broker, &partition, READ_WAIT).await? {
-                let forwarded = tokio::select! {
-                    biased;
-                    // A subtree may be missing for long. The message is read again by the next start.
-                    () = shutdown.cancelled() => break,
-                    forwarded = Box::pin(forwarder.forward(&message)) => forwarded,
-                };
-                forwarded?;
-                next = message.offset + 1;
-                committer.commit_in_time(forwarder.commit_at(next)?).await?;
-            }
-            committer.commit_in_time(forwarder.commit_at(next)?).await?;
+        tokio::select! {
+            biased;
+            // A subtree may be missing for long. The message is read again by the next start.
+            () = shutdown.cancelled() => {}
+            ended = Box::pin(self.forward_messages(&partition, &mut committer)) => return ended,
         }
-        Ok(committer.commit(forwarder.commit_at(next)?).await?)
+        committer.commit_at_end().await
     }
+
+    /// Forwards messages until an error.
+    async fn forward_messages(
+        &self,
+        partition: &TopicPartition,
+        committer: &mut Committer<'_>,
+    ) -> Result<(), BridgeError> {
+        let broker = self.broker.as_ref();
+        let committed = start_offset(broker, &self.group, partition).await?;
+        let mut forwarder = Forwarder::resume(self, partition).await?;
+        let (low, _) = until_answered(|| broker.watermarks(partition)).await?;
+        // The messages before the committed offset give the branches; their events are published.
+        let mut position = low.max(committed.saturating_sub(WINDOW));
+        let mut reader = until_answered(|| broker.read(partition, position)).await?;
+        loop {
+            if position >= committed {
+                committer.commit_in_time(position).await?;
+            }
+            for message in read_or_reopen(&mut reader, broker, partition, READ_WAIT).await? {
+                position = message.offset + 1;
+                forwarder.forward(message).await?;
+                if position >= committed {
+                    committer.commit_in_time(position).await?;
+                }
+            }
+            position = position.max(reader.position());
+        }
+    }
+}
+
+/// Blocks of a published event.
+struct NotedEvent {
+    blocks: Vec<PublishedBlock>,
+    /// Hash and height of the tip after the event; `None`: the event is of a side branch.
+    tip: Option<([u8; 32], u32)>,
+}
+
+/// Returns the sequence of an event of blocks, with what the tree notes of the event; `None`: an event of another kind.
+fn note(event: &Event<'_>, place: EventPlace) -> Option<(u64, NotedEvent)> {
+    let published = |block: &Block<'_>| PublishedBlock { hash: block.hash, block_id: block.block_id, place };
+    let tip_of = |block: &Block<'_>| (block.hash, block.height);
+    let (sequence, blocks, tip) = match event {
+        Event::BlockMined(BlockMined { sequence, block }) => {
+            (*sequence, vec![published(block)], block.longest_chain.then(|| tip_of(block)))
+        }
+        Event::Reorg(Reorg { sequence, connected, .. }) => {
+            (*sequence, connected.iter().map(published).collect(), connected.last().map(tip_of))
+        }
+        _ => return None,
+    };
+    Some((sequence, NotedEvent { blocks, tip }))
 }
 
 /// The state of a [`BlockBridge`] at work.
@@ -181,46 +182,52 @@ struct Forwarder<'a> {
     bridge: &'a BlockBridge,
     partition: &'a TopicPartition,
     publisher: EventPublisher,
-    window: ChainWindow,
-    progress: BlockProgress,
+    tree: BlockTree,
+    /// Sequence of the last event.
+    sequence: u64,
 }
 
 impl<'a> Forwarder<'a> {
-    /// Reads the committed progress and the messages before, and returns the next offset.
-    async fn resume(
-        bridge: &'a BlockBridge,
-        partition: &'a TopicPartition,
-        committer: &mut Committer<'_>,
-    ) -> Result<(Self, u64), BridgeError> {
+    /// Reads the last events that a bridge has published. Every sequence, local id and tip follows from the events, so
+    /// that a bridge which was killed behind an event continues after the event.
+    async fn resume(bridge: &'a BlockBridge, partition: &'a TopicPartition) -> Result<Self, BridgeError> {
         let broker = bridge.broker.as_ref();
-        let (next, metadata) = start_offset(broker, &bridge.group, partition).await?;
-        let progress: BlockProgress = match &metadata {
-            Some(metadata) => {
-                serde_json::from_str(metadata).map_err(|_| BridgeError::ForeignCommit(partition.clone()))?
-            }
-            None => {
-                bridge.check_topics_are_empty().await?;
-                BlockProgress::default()
-            }
-        };
         let publisher = EventPublisher::open(broker, bridge.topics.clone()).await?;
-        let mut forwarder = Forwarder { bridge, partition, publisher, window: ChainWindow::default(), progress };
-        if metadata.is_none() {
-            // Committed before the first event, so that a bridge which is killed after the event continues.
-            committer.commit(forwarder.commit_at(next)?).await?;
+        let mut forwarder = Forwarder { bridge, partition, publisher, tree: BlockTree::default(), sequence: 0 };
+        let mut events: BTreeMap<u64, NotedEvent> = BTreeMap::new();
+        for topic in [Topic::BlockMined, Topic::Reorgs] {
+            let own = bridge.own_partition(topic);
+            let (low, high) = until_answered(|| broker.watermarks(&own)).await?;
+            let from = low.max(high.saturating_sub(2 * WINDOW));
+            for_each_message(broker, &own, (from, high), |message| {
+                let place = EventPlace { topic, offset: message.offset };
+                let foreign = || BridgeError::ForeignEvent { partition: own.clone(), offset: message.offset };
+                let (sequence, event) =
+                    Event::decode(&message.payload).ok().and_then(|event| note(&event, place)).ok_or_else(foreign)?;
+                // A repeat has the same content.
+                events.entry(sequence).or_insert(event);
+                Ok(())
+            })
+            .await?;
         }
-        let (low, _) = until_answered(|| broker.watermarks(partition)).await?;
-        for message in read_messages(broker, partition, low.max(next.saturating_sub(WINDOW)), next).await? {
-            let read = BlockMessage::decode(message.offset, &message.payload);
-            forwarder.window.add(read.map_err(|problem| forwarder.refuse(message.offset, problem))?.link);
+        for (sequence, event) in events {
+            forwarder.add(sequence, event);
         }
-        forwarder.window.set_tip(forwarder.progress.tip.map(|tip| tip.0));
-        Ok((forwarder, next))
+        forwarder.announce_height();
+        Ok(forwarder)
     }
 
-    fn commit_at(&self, offset: u64) -> Result<CommittedOffset, BridgeError> {
-        let metadata = serde_json::to_string(&self.progress);
-        Ok(CommittedOffset { offset, metadata: metadata.map_err(|error| self.refuse(offset, error.to_string()))? })
+    /// Adds a published event.
+    fn add(&mut self, sequence: u64, event: NotedEvent) {
+        event.blocks.into_iter().for_each(|block| self.tree.add_published(block));
+        if let Some((hash, height)) = event.tip {
+            self.tree.set_tip(hash, height);
+        }
+        self.sequence = sequence;
+    }
+
+    fn announce_height(&self) {
+        self.bridge.next_height.send_replace(Some(self.tree.tip_height().map_or(1, |height| height.saturating_add(1))));
     }
 
     fn refuse(&self, offset: u64, problem: impl Into<String>) -> BridgeError {
@@ -228,101 +235,131 @@ impl<'a> Forwarder<'a> {
     }
 
     /// Publishes the event of a message.
-    async fn forward(&mut self, message: &Message) -> Result<(), BridgeError> {
-        let refuse = |problem: String| self.refuse(message.offset, problem);
-        let read = BlockMessage::decode(message.offset, &message.payload).map_err(refuse)?;
-        let link = read.link;
-        let step = self.window.plan(&link).map_err(|error| refuse(error.to_string()))?;
-        let sequence = self.progress.sequence + 1;
-        if self.progress.tip.is_none() {
-            self.progress.has_genesis = link.previous == NO_BLOCK;
-        }
-        match step {
-            BlockStep::Repeat => {
-                tracing::info!(block = %Txid(link.hash), offset = link.offset, "bridge: block is in the chain already");
-                self.bridge.counts.repeats.fetch_add(1, Relaxed);
-                self.window.add(link);
+    async fn forward(&mut self, message: Message) -> Result<(), BridgeError> {
+        let offset = message.offset;
+        let read = match BlockMessage::decode(&message.payload) {
+            Ok(read) => read,
+            Err(problem) => {
+                let producer = self.publisher.producer();
+                let topics = &self.bridge.topics;
+                publish_dead(producer.as_ref(), topics, self.partition, message, problem).await?;
+                self.bridge.counts.dead_letters.fetch_add(1, Relaxed);
                 return Ok(());
             }
-            BlockStep::Extend => {
-                let built = self.build(read).await?;
-                self.publisher.publish(&Event::BlockMined(BlockMined { sequence, block: built.as_block() })).await?;
+        };
+        let link = read.link;
+        let step = self.tree.plan(&link).map_err(|error| self.refuse(offset, error.to_string()))?;
+        if step == BlockStep::Repeat {
+            self.bridge.counts.repeats.fetch_add(1, Relaxed);
+            return Ok(());
+        }
+        let own = self.build(read, offset).await?;
+        let (mut leaving, mut joining) = (Vec::new(), Vec::new());
+        if let BlockStep::Reorg { disconnected, connected } = &step {
+            tracing::warn!(block = %Txid(link.hash), leave = disconnected.len(), "bridge: reorg");
+            for hash in disconnected {
+                leaving.push(self.read_published(hash, offset).await?);
             }
-            BlockStep::Reorg { disconnected } => {
-                tracing::warn!(block = %Txid(link.hash), depth = disconnected.len(), "bridge: reorg");
-                let mut left = Vec::new();
-                for offset in disconnected {
-                    left.push(self.read_again(offset).await?);
-                }
-                let built = self.build(read).await?;
-                let disconnected = left.iter().map(BuiltBlock::as_block).collect();
-                let reorg = Reorg { sequence, disconnected, connected: vec![built.as_block()] };
-                self.publisher.publish(&Event::Reorg(reorg)).await?;
+            for hash in connected {
+                joining.push(self.read_published(hash, offset).await?);
             }
         }
-        self.window.add(link);
-        self.window.set_tip(Some(link.hash));
-        (self.progress.sequence, self.progress.tip) = (sequence, Some(Txid(link.hash)));
+        joining.push(own);
+        self.fit_into_message(&mut leaving, &mut joining).await?;
+        let sequence = self.sequence + 1;
+        let event = match (&step, joining.as_slice()) {
+            (BlockStep::Extend | BlockStep::Side, [block]) => {
+                Event::BlockMined(BlockMined { sequence, block: block.as_block(step == BlockStep::Extend) })
+            }
+            _ => Event::Reorg(Reorg {
+                sequence,
+                disconnected: leaving.iter().map(|block| block.as_block(true)).collect(),
+                connected: joining.iter().map(|block| block.as_block(true)).collect(),
+            }),
+        };
+        let published = self.publisher.publish(&event).await?;
+        let topic = if matches!(event, Event::Reorg(_)) { Topic::Reorgs } else { Topic::BlockMined };
+        if let Some((sequence, event)) = note(&event, EventPlace { topic, offset: published.offset }) {
+            self.add(sequence, event);
+        }
+        self.announce_height();
         self.bridge.counts.blocks.fetch_add(1, Relaxed);
         Ok(())
     }
 
-    /// Builds the block of an earlier message again.
-    async fn read_again(&self, offset: u64) -> Result<BuiltBlock, BridgeError> {
-        let messages = read_messages(self.bridge.broker.as_ref(), self.partition, offset, offset + 1).await?;
-        let message = messages.into_iter().find(|message| message.offset == offset);
-        let message = message.ok_or_else(|| self.refuse(offset, "the topic no longer holds the block that leaves"))?;
-        let read = BlockMessage::decode(offset, &message.payload).map_err(|problem| self.refuse(offset, problem))?;
-        self.build(read).await
+    /// Reads a block from the event that has the block.
+    async fn read_published(&self, hash: &[u8; 32], offset: u64) -> Result<OwnedBlock, BridgeError> {
+        let gone = || self.refuse(offset, format!("block {} is in no event that the topics hold", Txid(*hash)));
+        let EventPlace { topic, offset: at } = self.tree.published(hash).ok_or_else(gone)?.place;
+        let own = self.bridge.own_partition(topic);
+        let messages = read_messages(self.bridge.broker.as_ref(), &own, at, at + 1).await?;
+        let message = messages.into_iter().find(|message| message.offset == at).ok_or_else(gone)?;
+        let find = |blocks: &[Block<'_>]| blocks.iter().find(|block| block.hash == *hash).map(OwnedBlock::of);
+        let block = match Event::decode(&message.payload) {
+            Ok(Event::BlockMined(mined)) => find(&[mined.block]),
+            Ok(Event::Reorg(reorg)) => find(&reorg.connected),
+            _ => None,
+        };
+        block.ok_or_else(gone)
     }
 
     /// Reads the subtrees of a block, and checks them against the header.
-    async fn build(&self, message: BlockMessage) -> Result<BuiltBlock, BridgeError> {
-        let refuse = |problem: String| self.refuse(message.link.offset, problem);
-        let block_id = self
-            .window
-            .block_id(&message.link, self.progress.has_genesis)
-            .map_err(|error| refuse(error.to_string()))?;
-        let coinbase = Transaction::parse(&message.coinbase).map_err(|error| refuse(error.to_string()))?.txid();
+    async fn build(&self, message: BlockMessage, offset: u64) -> Result<OwnedBlock, BridgeError> {
+        let refuse = |problem: String| self.refuse(offset, problem);
+        let BlockMessage { link, header, subtrees: hashes, coinbase } = message;
+        let block_id = self.tree.next_id(&link).map_err(|error| refuse(error.to_string()))?;
         let mut root = MerkleRoot::default();
-        root.push(coinbase);
-        let mut subtrees: Vec<BuiltSubtree> = Vec::new();
+        root.push(Transaction::parse(&coinbase).map_err(|error| refuse(error.to_string()))?.txid());
+        let mut subtrees: Vec<OwnedSubtree> = Vec::new();
         let mut inline = 0;
-        for (number, hash) in message.subtrees.iter().enumerate() {
+        for (number, hash) in hashes.iter().enumerate() {
             let txids = self.read_subtree(*hash, number == 0).await.map_err(&refuse)?;
             txids.as_chunks().0.iter().for_each(|txid| root.push(Txid(*txid)));
             inline += txids.len();
-            subtrees.push(BuiltSubtree { count: (txids.len() / 32) as u64, txids: BuiltTxids::Inline(txids) });
-            // A block that is too large for a message has all of its txids in objects.
+            subtrees.push(OwnedSubtree { count: (txids.len() / 32) as u64, txids: OwnedTxids::Inline(txids.into()) });
+            // The memory of a large block is bounded by its largest subtree.
             if inline > self.bridge.inline_bytes {
-                for built in &mut subtrees {
-                    self.store(built).await?;
-                }
+                self.store_all(&mut subtrees).await?;
             }
         }
         let found = root.finish().map_err(|error| refuse(error.to_string()))?;
-        if found != message.header.merkle_root {
+        if found != header.merkle_root {
             return Err(refuse(format!(
                 "the coinbase and the subtrees have the merkle root {}, and the header has {}",
                 Txid(found),
-                Txid(message.header.merkle_root)
+                Txid(header.merkle_root)
             )));
         }
-        Ok(BuiltBlock { message, block_id, subtrees })
+        let BlockLink { hash, previous, height, .. } = link;
+        Ok(OwnedBlock { block_id, hash, previous, height, time: header.time, coinbase, subtrees })
     }
 
-    /// Stores the txids of a subtree as an object, unless they are one already.
-    async fn store(&self, built: &mut BuiltSubtree) -> Result<(), BridgeError> {
-        let BuiltTxids::Inline(txids) = &mut built.txids else { return Ok(()) };
-        let txids = Bytes::from(std::mem::take(txids));
-        let Some(bodies) = &self.bridge.bodies else {
-            return Err(BridgeError::NoObjects);
-        };
-        let sha256: [u8; 32] = Sha256::digest(&txids).into();
-        let is_retryable = BlobError::may_be_retried;
-        let put = || bodies.put(txids.clone());
-        let key = Backoff::from_key(PRODUCE_RETRY_PAUSE, &sha256).retry(is_retryable, put).await?.key;
-        built.txids = BuiltTxids::Object { key, sha256 };
+    /// Stores all txids of an event as objects, where they are too large for one message together.
+    async fn fit_into_message(
+        &self,
+        leaving: &mut [OwnedBlock],
+        joining: &mut [OwnedBlock],
+    ) -> Result<(), BridgeError> {
+        let inline: usize = leaving.iter().chain(joining.iter()).map(OwnedBlock::inline_bytes).sum();
+        if inline > self.bridge.inline_bytes {
+            for block in leaving.iter_mut().chain(joining) {
+                self.store_all(&mut block.subtrees).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the txids of subtrees as objects, unless they are objects already.
+    async fn store_all(&self, subtrees: &mut [OwnedSubtree]) -> Result<(), BridgeError> {
+        for subtree in subtrees {
+            let OwnedTxids::Inline(txids) = &subtree.txids else { continue };
+            let bodies = self.bridge.bodies.as_ref().ok_or(BridgeError::NoObjects)?;
+            let sha256: [u8; 32] = Sha256::digest(txids).into();
+            let put = || bodies.put(txids.clone());
+            let pauses = Backoff::from_key(PRODUCE_RETRY_PAUSE, &sha256);
+            let key = pauses.retry(BlobError::may_be_retried, put).await?.key;
+            subtree.txids = OwnedTxids::Object { key, sha256 };
+        }
         Ok(())
     }
 
@@ -357,16 +394,9 @@ impl<'a> Forwarder<'a> {
 }
 
 impl BlockBridge {
-    /// Checks that the topics of blocks have no events: the sequence of a new bridge begins at 1.
-    async fn check_topics_are_empty(&self) -> Result<(), BridgeError> {
-        for topic in [Topic::BlockMined, Topic::Reorgs] {
-            let name = self.topics.name(topic);
-            let partition = TopicPartition { topic: name.into(), partition: 0 };
-            if until_answered(|| self.broker.watermarks(&partition)).await?.1 > 0 {
-                return Err(BridgeError::NotEmpty(name.to_owned()));
-            }
-        }
-        Ok(())
+    /// Returns the partition of a topic of this store.
+    fn own_partition(&self, topic: Topic) -> TopicPartition {
+        TopicPartition { topic: self.topics.name(topic).into(), partition: 0 }
     }
 }
 
@@ -377,18 +407,36 @@ async fn read_messages(
     from: u64,
     end: u64,
 ) -> Result<Vec<Message>, BridgeError> {
+    let mut found = Vec::new();
+    for_each_message(broker, partition, (from, end), |message| {
+        found.push(message);
+        Ok(())
+    })
+    .await?;
+    Ok(found)
+}
+
+/// Passes the messages of a range of offsets to `each`, as far as the topic has them.
+async fn for_each_message(
+    broker: &dyn Broker,
+    partition: &TopicPartition,
+    (from, end): (u64, u64),
+    mut each: impl FnMut(Message) -> Result<(), BridgeError>,
+) -> Result<(), BridgeError> {
     let (low, high) = until_answered(|| broker.watermarks(partition)).await?;
     let (from, end) = (from.max(low), end.min(high));
-    let mut found = Vec::new();
     if from >= end {
-        return Ok(found);
+        return Ok(());
     }
     let mut reader = until_answered(|| broker.read(partition, from)).await?;
     while reader.position() < end {
-        found.extend(read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?);
+        for message in read_or_reopen(&mut reader, broker, partition, READ_WAIT).await? {
+            if message.offset < end {
+                each(message)?;
+            }
+        }
     }
-    found.retain(|message| message.offset < end);
-    Ok(found)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -408,9 +456,9 @@ mod tests {
             height: 7,
             ..BlocksFinal::default()
         };
-        let decode = |message: &BlocksFinal| BlockMessage::decode(3, &message.encode_to_vec().into());
+        let decode = |message: &BlocksFinal| BlockMessage::decode(&message.encode_to_vec().into());
         let read = decode(&good).unwrap();
-        assert_eq!((read.link.offset, read.link.height, read.link.previous), (3, 7, [1; 32]));
+        assert_eq!((read.link.height, read.link.previous), (7, [1; 32]));
         let refused = [
             (BlocksFinal { header: vec![1; 79].into(), ..good.clone() }, "header: "),
             (BlocksFinal { coinbase_tx: Bytes::new(), ..good.clone() }, "coinbase_tx: "),
@@ -419,6 +467,6 @@ mod tests {
         for (message, field) in refused {
             assert!(decode(&message).unwrap_err().starts_with(field), "{message:?}");
         }
-        assert!(BlockMessage::decode(0, &Bytes::from_static(&[0xFF; 5])).unwrap_err().contains("BlocksFinal"));
+        assert!(BlockMessage::decode(&Bytes::from_static(&[0xFF; 5])).unwrap_err().contains("BlocksFinal"));
     }
 }

@@ -1,39 +1,60 @@
 //! The chain of the reference's block messages: which event a message becomes. Pure.
 //!
-//! The topic has one message for each final block, in the order in which blocks become final. A message whose previous
-//! block is the tip extends the chain. A message with an earlier block as previous block is a reorg. A message of a
-//! block that is in the chain already is a repeat.
+//! The topic has one message for each valid block, on whichever branch. The branch with the most work is the chain; of
+//! two branches with equal work the first one stays, as in nodes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
-use crate::tx::Txid;
+use crate::{event::Topic, tx::Txid};
 
 /// A block message and its links to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLink {
-    /// Offset of the message in the topic of the blocks.
-    pub offset: u64,
     /// Hash of the block, internal order.
     pub hash: [u8; 32],
     /// Hash of the previous block, internal order.
     pub previous: [u8; 32],
     /// Height of the block.
     pub height: u32,
+    /// Expected number of hashes for the block's target.
+    pub work: u128,
+}
+
+/// Place of the event that has a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventPlace {
+    /// Topic of the event, of blocks or of reorgs.
+    pub topic: Topic,
+    /// Offset of the event.
+    pub offset: u64,
+}
+
+/// A block of the events that were published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishedBlock {
+    /// Hash of the block, internal order.
+    pub hash: [u8; 32],
+    /// Local id of the block.
+    pub block_id: u32,
+    /// First event that has the block.
+    pub place: EventPlace,
 }
 
 /// The event that a block message becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockStep {
-    /// The block is in the chain already: no event.
+    /// The block was published already, or is far below the tip: no event.
     Repeat,
-    /// The block extends the chain: a `block-mined` event.
+    /// The block extends the chain.
     Extend,
-    /// Blocks leave the chain, and this one joins it: a `reorg` event.
+    /// The block is on a branch with less work, or with as much work, as the chain.
+    Side,
+    /// The branch of the block has more work: blocks leave the chain, and the branch joins.
     Reorg {
-        /// Offsets of the messages of the blocks that leave, lowest block first.
-        disconnected: Vec<u64>,
+        /// Hashes of the blocks that leave, lowest block first.
+        disconnected: Vec<[u8; 32]>,
+        /// Hashes of the blocks that join below the block of the message, lowest block first.
+        connected: Vec<[u8; 32]>,
     },
 }
 
@@ -41,197 +62,268 @@ pub enum BlockStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum ChainError {
-    #[error("its previous block {previous} is not in the chain of the last {blocks} messages")]
+    #[error("its previous block {previous} is in none of the last {blocks} block messages")]
     UnknownPrevious { previous: Txid, blocks: usize },
     #[error("its height is {height}, and its previous block has height {previous}")]
     Height { height: u32, previous: u32 },
-    #[error("its offset is too large for a block id of 32 bits")]
+    #[error("its branch and the chain have no common block in the last {0} block messages")]
+    NoFork(usize),
+    #[error("there is no local block id left")]
     NoBlockId,
 }
 
-/// Progress of the bridge: what the group commits with the offset of the next block message.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BlockProgress {
-    /// Sequence of the last event.
-    pub sequence: u64,
-    /// Hash of the tip, as explorers show the hash; `None`: no block yet.
-    pub tip: Option<Txid>,
-    /// The first block of the topic is the genesis block, whose local id is 0.
-    pub has_genesis: bool,
+#[derive(Debug, Clone, Copy)]
+struct TreeBlock {
+    previous: [u8; 32],
+    height: u32,
+    /// Work of the branch up to this block, from its first known block on.
+    total: u128,
 }
 
-/// The last block messages of the topic.
 #[derive(Debug, Default)]
-pub struct ChainWindow {
-    links: BTreeMap<u64, BlockLink>,
-    /// Offset of the first message of each block.
-    first: HashMap<[u8; 32], u64>,
-    tip: Option<[u8; 32]>,
+struct KnownBlock {
+    /// `None`: the message was not read since the start.
+    branch: Option<TreeBlock>,
+    published: Option<PublishedBlock>,
 }
 
-/// Number of block messages that a window has at least: a reorg is never that deep.
-pub const WINDOW: u64 = 2_016;
+/// The last blocks of the topic and of the published events.
+#[derive(Debug, Default)]
+pub struct BlockTree {
+    known: HashMap<[u8; 32], KnownBlock>,
+    /// Hashes of the known blocks, the oldest first.
+    order: VecDeque<[u8; 32]>,
+    /// Hash and height of the tip of the chain.
+    tip: Option<([u8; 32], u32)>,
+    last_id: Option<u32>,
+}
 
-impl ChainWindow {
-    /// Adds a message that was read before.
-    pub fn add(&mut self, link: BlockLink) {
-        self.first.entry(link.hash).or_insert(link.offset);
-        self.links.insert(link.offset, link);
-        let Some(oldest) = link.offset.checked_sub(2 * WINDOW) else { return };
-        while let Some(entry) = self.links.first_entry().filter(|entry| *entry.key() < oldest) {
-            let link = entry.remove();
-            if self.first.get(&link.hash) == Some(&link.offset) {
-                self.first.remove(&link.hash);
-            }
-        }
+/// Blocks below the tip from which on a message counts as a repeat. A reorg is assumed never to be that deep.
+pub const WINDOW: u64 = 2_016;
+/// Number of blocks that are kept.
+const KEPT: usize = 4 * WINDOW as usize;
+
+impl BlockTree {
+    /// Notes a block of a published event; the events come in the order of their sequence.
+    pub fn add_published(&mut self, block: PublishedBlock) {
+        self.last_id = self.last_id.max(Some(block.block_id));
+        self.known_mut(block.hash).published.get_or_insert(block);
     }
 
     /// Sets the tip of the chain.
-    pub fn set_tip(&mut self, tip: Option<[u8; 32]>) {
-        self.tip = tip;
+    pub fn set_tip(&mut self, hash: [u8; 32], height: u32) {
+        self.tip = Some((hash, height));
     }
 
-    /// Returns the event that a message becomes.
+    /// Returns the height of the tip; `None`: no block was published.
+    pub fn tip_height(&self) -> Option<u32> {
+        self.tip.map(|(_, height)| height)
+    }
+
+    /// Returns a published block.
+    pub fn published(&self, hash: &[u8; 32]) -> Option<&PublishedBlock> {
+        self.known.get(hash)?.published.as_ref()
+    }
+
+    /// Adds the block of a message, and returns the event that the message becomes.
     ///
     /// # Errors
-    /// The previous block is not in the chain, or the heights do not follow each other.
-    pub fn plan(&self, link: &BlockLink) -> Result<BlockStep, ChainError> {
-        let Some(tip) = self.tip else { return Ok(BlockStep::Extend) };
-        let mut disconnected = Vec::new();
-        let mut is_in_chain = false;
-        for block in self.chain_from(tip) {
-            if block.hash == link.previous {
-                self.check_height(link, block.height)?;
-                // A block below the tip with the same previous block is not this one: the chain has been walked above.
-                if is_in_chain {
-                    return Ok(BlockStep::Repeat);
-                }
-                disconnected.reverse();
-                return Ok(match disconnected.is_empty() {
-                    true => BlockStep::Extend,
-                    false => BlockStep::Reorg { disconnected },
-                });
+    /// The previous block is not known, or the heights do not follow each other.
+    pub fn plan(&mut self, link: &BlockLink) -> Result<BlockStep, ChainError> {
+        let is_old = self.tip.is_some_and(|(_, tip)| u64::from(link.height) + WINDOW < u64::from(tip));
+        if self.branch(&link.hash).is_some() || is_old {
+            return Ok(BlockStep::Repeat);
+        }
+        let is_published = self.published(&link.hash).is_some();
+        let previous = self.branch(&link.previous);
+        let total = match previous {
+            Some(previous) if previous.height.checked_add(1) != Some(link.height) => {
+                return Err(ChainError::Height { height: link.height, previous: previous.height });
             }
-            is_in_chain |= block.hash == link.hash;
-            disconnected.push(block.offset);
-        }
-        match is_in_chain {
-            // The first block of the topic: its previous block has no message.
-            true => Ok(BlockStep::Repeat),
-            false => Err(ChainError::UnknownPrevious { previous: Txid(link.previous), blocks: self.links.len() }),
-        }
+            Some(previous) => previous.total.saturating_add(link.work),
+            // The first message of the topic, or one that was published before the messages that were read again.
+            None if is_published || self.tip.is_none() => link.work,
+            None => {
+                let blocks = self.known.len();
+                return Err(ChainError::UnknownPrevious { previous: Txid(link.previous), blocks });
+            }
+        };
+        let step = if is_published { BlockStep::Repeat } else { self.choose(link, total)? };
+        let branch = TreeBlock { previous: link.previous, height: link.height, total };
+        self.known_mut(link.hash).branch = Some(branch);
+        Ok(step)
     }
 
-    fn check_height(&self, link: &BlockLink, previous: u32) -> Result<(), ChainError> {
-        match previous.checked_add(1) == Some(link.height) {
-            true => Ok(()),
-            false => Err(ChainError::Height { height: link.height, previous }),
+    fn choose(&self, link: &BlockLink, total: u128) -> Result<BlockStep, ChainError> {
+        let Some((tip, _)) = self.tip else { return Ok(BlockStep::Extend) };
+        if link.previous == tip {
+            return Ok(BlockStep::Extend);
         }
+        let no_fork = ChainError::NoFork(self.known.len());
+        if self.branch(&tip).ok_or(no_fork)?.total >= total {
+            return Ok(BlockStep::Side);
+        }
+        let (mut disconnected, mut connected) = (Vec::new(), Vec::new());
+        let (mut ours, mut theirs) = (tip, link.previous);
+        while ours != theirs {
+            let (our, their) = (self.branch(&ours).ok_or(no_fork)?, self.branch(&theirs).ok_or(no_fork)?);
+            if our.height >= their.height {
+                disconnected.push(ours);
+                ours = our.previous;
+            } else {
+                connected.push(theirs);
+                theirs = their.previous;
+            }
+        }
+        disconnected.reverse();
+        connected.reverse();
+        Ok(BlockStep::Reorg { disconnected, connected })
     }
 
-    /// Returns the local id of a block: the offset of its first message, and one more where the topic does not begin
-    /// with the genesis block, since id 0 is the genesis block's. A block that joins the chain again has its id again.
+    /// Returns the local id of the next block: 0 for a genesis block, else one more than the last.
     ///
     /// # Errors
-    /// The offset is too large for an id.
-    pub fn block_id(&self, link: &BlockLink, has_genesis: bool) -> Result<u32, ChainError> {
-        let first = self.first.get(&link.hash).copied().unwrap_or(link.offset);
-        let id = u32::try_from(first).ok().and_then(|first| first.checked_add(u32::from(!has_genesis)));
-        id.ok_or(ChainError::NoBlockId)
+    /// Every id is used.
+    pub fn next_id(&self, link: &BlockLink) -> Result<u32, ChainError> {
+        match self.last_id {
+            None => Ok(u32::from(link.previous != NO_BLOCK)),
+            Some(last) => last.checked_add(1).ok_or(ChainError::NoBlockId),
+        }
     }
 
-    /// Returns the blocks of the chain that ends with `tip`, highest first.
-    fn chain_from(&self, tip: [u8; 32]) -> impl Iterator<Item = BlockLink> {
-        let find = |hash: &[u8; 32]| self.first.get(hash).and_then(|offset| self.links.get(offset)).copied();
-        std::iter::successors(find(&tip), move |block| find(&block.previous))
+    fn branch(&self, hash: &[u8; 32]) -> Option<&TreeBlock> {
+        self.known.get(hash)?.branch.as_ref()
+    }
+
+    /// Returns the entry of a block. A new entry drops the oldest one beyond the limit.
+    fn known_mut(&mut self, hash: [u8; 32]) -> &mut KnownBlock {
+        if !self.known.contains_key(&hash) {
+            self.order.push_back(hash);
+            if self.order.len() > KEPT
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.known.remove(&oldest);
+            }
+        }
+        self.known.entry(hash).or_default()
     }
 }
+
+/// Previous hash in the header of a genesis block.
+const NO_BLOCK: [u8; 32] = [0; 32];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn link(offset: u64, hash: u8, previous: u8, height: u32) -> BlockLink {
-        BlockLink { offset, hash: [hash; 32], previous: [previous; 32], height }
+    fn link(hash: u8, previous: u8, height: u32) -> BlockLink {
+        BlockLink { hash: [hash; 32], previous: [previous; 32], height, work: 1 }
     }
 
-    /// Plans the messages one after the other, as the bridge does.
-    fn plan_all(window: &mut ChainWindow, links: &[BlockLink]) -> Vec<Result<BlockStep, ChainError>> {
+    /// Plans the messages one after the other, and notes their events as the bridge does.
+    fn plan_all(tree: &mut BlockTree, links: &[BlockLink]) -> Vec<Result<BlockStep, ChainError>> {
         let mut steps = Vec::new();
         for link in links {
-            let step = window.plan(link);
-            if matches!(step, Ok(BlockStep::Extend | BlockStep::Reorg { .. })) {
-                window.set_tip(Some(link.hash));
+            let step = tree.plan(link);
+            if let Ok(BlockStep::Extend | BlockStep::Side | BlockStep::Reorg { .. }) = step {
+                let place = EventPlace { topic: Topic::BlockMined, offset: 0 };
+                tree.add_published(PublishedBlock { hash: link.hash, block_id: tree.next_id(link).unwrap(), place });
             }
-            window.add(*link);
+            if let Ok(BlockStep::Extend | BlockStep::Reorg { .. }) = step {
+                tree.set_tip(link.hash, link.height);
+            }
             steps.push(step);
         }
         steps
     }
 
-    fn reorg(disconnected: &[u64]) -> Result<BlockStep, ChainError> {
-        Ok(BlockStep::Reorg { disconnected: disconnected.to_vec() })
+    fn reorg(disconnected: &[u8], connected: &[u8]) -> Result<BlockStep, ChainError> {
+        let hashes = |numbers: &[u8]| numbers.iter().map(|number| [*number; 32]).collect();
+        Ok(BlockStep::Reorg { disconnected: hashes(disconnected), connected: hashes(connected) })
+    }
+
+    const EXTEND: Result<BlockStep, ChainError> = Ok(BlockStep::Extend);
+    const SIDE: Result<BlockStep, ChainError> = Ok(BlockStep::Side);
+    const REPEAT: Result<BlockStep, ChainError> = Ok(BlockStep::Repeat);
+
+    #[test]
+    fn a_stale_block_is_on_a_side_branch_until_its_branch_has_more_work() {
+        let links = [link(1, 0, 100), link(2, 1, 101), link(3, 2, 102), link(33, 2, 102), link(4, 3, 103)];
+        let mut tree = BlockTree::default();
+        assert_eq!(plan_all(&mut tree, &links), [EXTEND, EXTEND, EXTEND, SIDE, EXTEND]);
+        // Two blocks later the stale branch is the longer one.
+        let later = [link(44, 33, 103), link(55, 44, 104), link(5, 4, 104), link(6, 5, 105)];
+        let expected = [SIDE, reorg(&[3, 4], &[33, 44]), SIDE, reorg(&[33, 44, 55], &[3, 4, 5])];
+        assert_eq!(plan_all(&mut tree, &later), expected);
+        assert_eq!(tree.published(&[33; 32]).unwrap().block_id, 4, "a side block has its id before it joins");
     }
 
     #[test]
-    fn blocks_extend_the_chain_or_replace_its_end() {
-        let links = [
-            link(0, 1, 0, 100),
-            link(1, 2, 1, 101),
-            link(2, 3, 2, 102),
-            link(3, 12, 1, 101),
-            link(4, 13, 12, 102),
-            link(5, 2, 1, 101),
-            link(6, 3, 2, 102),
-        ];
-        let mut window = ChainWindow::default();
-        let steps = plan_all(&mut window, &links);
-        let extend = || Ok(BlockStep::Extend);
-        let expected = [extend(), extend(), extend(), reorg(&[1, 2]), extend(), reorg(&[3, 4]), extend()];
-        assert_eq!(steps, expected);
-        assert_eq!(
-            (window.block_id(&links[1], false), window.block_id(&links[5], false)),
-            (Ok(2), Ok(2)),
-            "one id for one block"
-        );
+    fn more_work_counts_and_not_the_height() {
+        let mut tree = BlockTree::default();
+        let heavy = BlockLink { work: 9, ..link(22, 1, 101) };
+        let links = [link(1, 0, 100), link(2, 1, 101), link(3, 2, 102), heavy];
+        assert_eq!(plan_all(&mut tree, &links), [EXTEND, EXTEND, EXTEND, reorg(&[2, 3], &[])]);
     }
 
     #[test]
     fn a_repeated_message_is_no_event() {
-        let links = [link(0, 1, 0, 9), link(1, 2, 1, 10), link(2, 1, 0, 9), link(3, 2, 1, 10), link(4, 3, 2, 11)];
-        let steps = plan_all(&mut ChainWindow::default(), &links);
-        let (extend, repeat) = (|| Ok(BlockStep::Extend), || Ok(BlockStep::Repeat));
-        assert_eq!(steps, [extend(), extend(), repeat(), repeat(), extend()]);
+        let links =
+            [link(1, 0, 9), link(2, 1, 10), link(3, 2, 11), link(12, 1, 10), link(13, 12, 11), link(14, 13, 12)];
+        let mut tree = BlockTree::default();
+        plan_all(&mut tree, &links);
+        assert_eq!(plan_all(&mut tree, &links), [REPEAT; 6]);
+        assert_eq!(plan_all(&mut tree, &[link(15, 14, 13)]), [EXTEND]);
     }
 
     #[test]
-    fn a_block_without_its_previous_block_is_refused() {
-        let mut window = ChainWindow::default();
-        plan_all(&mut window, &[link(0, 1, 0, 9), link(1, 2, 1, 10)]);
+    fn published_blocks_are_known_after_a_start() {
+        let mut tree = BlockTree::default();
+        for number in 1..=3 {
+            let place = EventPlace { topic: Topic::BlockMined, offset: u64::from(number) };
+            tree.add_published(PublishedBlock { hash: [number; 32], block_id: u32::from(number), place });
+        }
+        tree.set_tip([3; 32], 11);
+        // The messages that are read again begin in the middle of the chain.
+        let links = [link(2, 1, 10), link(3, 2, 11), link(22, 1, 10), link(4, 3, 12)];
+        let unknown = Err(ChainError::UnknownPrevious { previous: Txid([1; 32]), blocks: 3 });
+        assert_eq!(plan_all(&mut tree, &links), [REPEAT, REPEAT, unknown, EXTEND]);
+        assert_eq!(tree.published(&[4; 32]).unwrap().block_id, 4);
+    }
+
+    #[test]
+    fn a_block_that_fits_nowhere_is_refused_and_an_old_one_is_a_repeat() {
+        let mut tree = BlockTree::default();
+        plan_all(&mut tree, &[link(1, 0, 9), link(2, 1, 10)]);
         let unknown = ChainError::UnknownPrevious { previous: Txid([8; 32]), blocks: 2 };
-        assert_eq!(window.plan(&link(2, 9, 8, 11)), Err(unknown));
-        assert_eq!(window.plan(&link(2, 9, 2, 12)), Err(ChainError::Height { height: 12, previous: 10 }));
-        let far = link(u64::from(u32::MAX), 9, 2, 11);
-        assert_eq!(window.block_id(&far, false), Err(ChainError::NoBlockId));
-        assert_eq!(window.block_id(&far, true), Ok(u32::MAX));
+        assert_eq!(tree.plan(&link(9, 8, 11)), Err(unknown));
+        assert_eq!(tree.plan(&link(9, 2, 12)), Err(ChainError::Height { height: 12, previous: 10 }));
+        tree.set_tip([2; 32], 10_000);
+        assert_eq!(tree.plan(&link(9, 8, 11)), REPEAT);
     }
 
     #[test]
-    fn the_window_forgets_old_messages() {
-        let mut window = ChainWindow::default();
-        let hash = |number: u64| {
-            let mut hash = [0; 32];
-            hash[..8].copy_from_slice(&number.to_le_bytes());
+    fn the_first_id_is_that_of_a_genesis_block() {
+        let tree = BlockTree::default();
+        assert_eq!((tree.next_id(&link(1, 0, 0)), tree.next_id(&link(1, 7, 9))), (Ok(0), Ok(1)));
+    }
+
+    #[test]
+    fn old_blocks_are_forgotten() {
+        let mut tree = BlockTree::default();
+        let hash = |number: u32| {
+            let mut hash = [7; 32];
+            hash[..4].copy_from_slice(&number.to_le_bytes());
             hash
         };
-        for offset in 0..3 * WINDOW {
-            let link = BlockLink { offset, hash: hash(offset + 1), previous: hash(offset), height: offset as u32 };
-            assert_eq!(window.plan(&link), Ok(BlockStep::Extend));
-            window.add(link);
-            window.set_tip(Some(link.hash));
+        for height in 0..3 * KEPT as u32 {
+            let link = BlockLink { hash: hash(height + 1), previous: hash(height), height, work: 1 };
+            assert_eq!(plan_all(&mut tree, &[link]), [EXTEND]);
         }
-        assert_eq!(window.links.len() as u64, 2 * WINDOW + 1);
-        assert_eq!(window.first.len(), window.links.len());
+        assert_eq!((tree.known.len(), tree.order.len()), (KEPT, KEPT));
+        assert_eq!(
+            plan_all(&mut tree, &[BlockLink { hash: hash(9), previous: hash(8), height: 8, work: 1 }]),
+            [REPEAT]
+        );
     }
 }

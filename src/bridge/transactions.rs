@@ -4,45 +4,41 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
 use prost::Message as _;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BridgeCounts, BridgeError, Committer, READ_WAIT, messages::TxValidation, start_offset};
+use super::{BridgeCounts, BridgeError, Committer, READ_WAIT, messages::TxValidation, publish_dead, start_offset};
 use crate::{
     blob::EventBodies,
     broker::{
-        Broker, CommittedOffset, Message, OutgoingMessage, Producer, TopicPartition, produce_until_acknowledged,
+        Broker, Message, OutgoingMessage, Producer, TopicPartition, produce_until_acknowledged,
         retry::{read_or_reopen, until_answered},
     },
     client::{PRODUCE_RETRY_PAUSE, outgoing_message, refer_if_large},
     config::Topics,
-    event::{DeadLetter, DeadLetterClass, Destination, Topic, Validated},
-    group::dead_letters::publish_dead_letter,
+    event::{Destination, Topic, Validated},
     tx::Transaction,
 };
-
-/// Stage in the dead letters of the bridge.
-const STAGE: &str = "bridge";
 
 /// Result of the conversion of one message of the reference.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Converted {
     /// An event with its destination.
     Event(Destination, Bytes),
-    /// Nothing: the transaction creates no outputs.
-    Skipped,
     /// A dead letter, for this reason.
     Refused(String),
 }
 
-/// Converts a message of the reference into the event of a validated transaction.
-pub fn convert(payload: &Bytes) -> Converted {
+/// Converts a message of the reference into the event of a validated transaction. `next_height` is the height of the
+/// next block: a message with height 0 leaves the height to its reader.
+///
+/// The options say what the reference's validator does with the transaction, and change nothing here: a transaction for
+/// which the reference makes no outputs spends its inputs all the same, and the store judges a double spend itself.
+pub fn convert(payload: &Bytes, next_height: u32) -> Converted {
     let message = match TxValidation::decode(payload.clone()) {
         Ok(message) => message,
         Err(error) => return Converted::Refused(format!("no KafkaTxValidationTopicMessage: {error}")),
     };
-    if message.options.is_some_and(|options| options.skip_utxo_creation) {
-        return Converted::Skipped;
-    }
     match Transaction::parse(&message.tx) {
         Err(error) => Converted::Refused(format!("tx: {error}")),
         Ok(transaction) if !transaction.is_extended() => {
@@ -50,7 +46,8 @@ pub fn convert(payload: &Bytes) -> Converted {
         }
         Ok(transaction) => {
             let destination = Destination { topic: Topic::ValidatedTxs, key: Some(transaction.txid()) };
-            let event = Validated { tx: &message.tx, height: message.height, locked: false };
+            let height = if message.height == 0 { next_height } else { message.height };
+            let event = Validated { tx: &message.tx, height, locked: false };
             Converted::Event(destination, event.encode().into())
         }
     }
@@ -69,6 +66,8 @@ pub struct TransactionBridge {
     pub topics: Topics,
     /// Object store for the bodies of large transactions.
     pub bodies: Option<EventBodies>,
+    /// Height of the next block; `None`: not known yet.
+    pub next_height: watch::Receiver<Option<u32>>,
     /// Counts of the bridge.
     pub counts: Arc<BridgeCounts>,
 }
@@ -93,20 +92,34 @@ impl TransactionBridge {
         producer: &Arc<dyn Producer>,
         shutdown: &CancellationToken,
     ) -> Result<(), BridgeError> {
-        let broker = self.broker.as_ref();
         let partition = TopicPartition { topic: self.topic.as_str().into(), partition: number };
-        let (mut next, _) = start_offset(broker, &self.group, &partition).await?;
-        let mut committer = Committer::new(broker, &self.group, partition.clone());
-        let mut reader = until_answered(|| broker.read(&partition, next)).await?;
-        let commit_at = |offset| CommittedOffset { offset, metadata: String::new() };
-        while !shutdown.is_cancelled() {
-            let messages = read_or_reopen(&mut reader, broker, &partition, READ_WAIT).await?;
-            let position = reader.position();
-            self.publish(producer.as_ref(), &partition, messages).await?;
-            next = next.max(position);
-            committer.commit_in_time(commit_at(next)).await?;
+        let mut committer = Committer::new(self.broker.as_ref(), &self.group, partition.clone());
+        tokio::select! {
+            biased;
+            // Messages on their way are read again by the next start.
+            () = shutdown.cancelled() => {}
+            ended = Box::pin(self.forward_messages(&partition, producer.as_ref(), &mut committer)) => return ended,
         }
-        Ok(committer.commit(commit_at(next)).await?)
+        committer.commit_at_end().await
+    }
+
+    /// Forwards messages until an error.
+    async fn forward_messages(
+        &self,
+        partition: &TopicPartition,
+        producer: &dyn Producer,
+        committer: &mut Committer<'_>,
+    ) -> Result<(), BridgeError> {
+        let broker = self.broker.as_ref();
+        let mut position = start_offset(broker, &self.group, partition).await?;
+        let mut reader = until_answered(|| broker.read(partition, position)).await?;
+        loop {
+            committer.commit_in_time(position).await?;
+            let messages = read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?;
+            let end = reader.position();
+            self.publish(producer, partition, messages).await?;
+            position = position.max(end);
+        }
     }
 
     async fn publish(
@@ -116,16 +129,17 @@ impl TransactionBridge {
         messages: Vec<Message>,
     ) -> Result<(), BridgeError> {
         let mut events: Vec<OutgoingMessage> = Vec::new();
+        let next_height = self.wait_for_height().await;
         for message in messages {
-            match convert(&message.payload) {
+            match convert(&message.payload, next_height) {
                 Converted::Event(destination, payload) => {
                     let payload = refer_if_large(self.bodies.as_ref(), &destination, payload).await?;
                     events.push(outgoing_message(&self.topics, destination, payload));
                 }
-                Converted::Skipped => {
-                    self.counts.skipped.fetch_add(1, Relaxed);
+                Converted::Refused(problem) => {
+                    publish_dead(producer, &self.topics, partition, message, problem).await?;
+                    self.counts.dead_letters.fetch_add(1, Relaxed);
                 }
-                Converted::Refused(problem) => self.publish_dead(producer, partition, message, problem).await?,
             }
         }
         if !events.is_empty() {
@@ -135,27 +149,13 @@ impl TransactionBridge {
         Ok(())
     }
 
-    async fn publish_dead(
-        &self,
-        producer: &dyn Producer,
-        partition: &TopicPartition,
-        source: Message,
-        problem: String,
-    ) -> Result<(), BridgeError> {
-        tracing::warn!(%partition, offset = source.offset, problem, "bridge: message becomes a dead letter");
-        let letter = DeadLetter {
-            topic: partition.topic.to_string(),
-            partition: partition.partition,
-            offset: source.offset,
-            stage: STAGE.to_owned(),
-            class: DeadLetterClass::Decode,
-            message: problem,
-            timestamp_ms: source.timestamp_ms,
-        };
-        let topic = self.topics.name(Topic::DeadLetters);
-        publish_dead_letter(producer, topic, source, &letter, PRODUCE_RETRY_PAUSE).await?;
-        self.counts.dead_letters.fetch_add(1, Relaxed);
-        Ok(())
+    /// Waits until the bridge of the blocks knows the tip.
+    async fn wait_for_height(&self) -> u32 {
+        match self.next_height.clone().wait_for(Option::is_some).await {
+            Ok(height) => height.unwrap_or(1),
+            // The bridge of the blocks has ended, and ends this one.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
 
@@ -168,9 +168,9 @@ mod tests {
         tx::{Outpoint, Output, TransactionBuilder, Txid},
     };
 
-    fn message(tx: Vec<u8>, skip_utxo_creation: bool) -> Bytes {
-        let options = Some(TxValidationOptions { skip_utxo_creation, ..TxValidationOptions::default() });
-        TxValidation { tx: tx.into(), height: 7, options }.encode_to_vec().into()
+    fn message(tx: Vec<u8>, height: u32) -> Bytes {
+        let options = Some(TxValidationOptions { skip_utxo_creation: true, ..TxValidationOptions::default() });
+        TxValidation { tx: tx.into(), height, options }.encode_to_vec().into()
     }
 
     fn builder() -> TransactionBuilder {
@@ -182,21 +182,22 @@ mod tests {
     #[test]
     fn a_transaction_becomes_an_event_under_its_txid() {
         let tx = builder().extended();
-        let Converted::Event(destination, payload) = convert(&message(tx.clone(), false)) else { panic!() };
         let txid = Transaction::parse(&tx).unwrap().txid();
-        assert_eq!(destination, Destination { topic: Topic::ValidatedTxs, key: Some(txid) });
-        assert_eq!(Event::decode(&payload), Ok(Event::Validated(Validated { tx: &tx, height: 7, locked: false })));
-        assert_eq!(convert(&message(tx, true)), Converted::Skipped);
+        for (given, height) in [(7, 7), (0, 12)] {
+            let Converted::Event(destination, payload) = convert(&message(tx.clone(), given), 12) else { panic!() };
+            assert_eq!(destination, Destination { topic: Topic::ValidatedTxs, key: Some(txid) });
+            assert_eq!(Event::decode(&payload), Ok(Event::Validated(Validated { tx: &tx, height, locked: false })));
+        }
     }
 
     #[test]
     fn a_message_without_an_extended_transaction_is_refused() {
-        let refusal = |payload: Bytes| match convert(&payload) {
+        let refusal = |payload: Bytes| match convert(&payload, 1) {
             Converted::Refused(problem) => problem,
             other => panic!("{other:?}"),
         };
         assert!(refusal(Bytes::from_static(&[0xFF; 9])).contains("no KafkaTxValidationTopicMessage"));
         assert!(refusal(Bytes::new()).starts_with("tx: "));
-        assert!(refusal(message(builder().standard(), false)).contains("not in extended format"));
+        assert!(refusal(message(builder().standard(), 7)).contains("not in extended format"));
     }
 }

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -69,12 +70,14 @@ impl BridgeArgs {
             let subtrees = subtrees.map_err(|error| Failure::new(format!("cannot open --subtrees: {error}")))?;
             let bodies = opening::open_event_bodies(&config).await?;
             let counts = Arc::new(BridgeCounts::default());
+            let (tip, next_height) = watch::channel(None);
             let transactions = TransactionBridge {
                 broker: broker.clone(),
                 topic: self.transactions.clone(),
                 group: self.group.clone(),
                 topics: config.kafka.topics.clone(),
                 bodies: bodies.clone(),
+                next_height,
                 counts: counts.clone(),
             };
             let blocks = BlockBridge {
@@ -85,6 +88,7 @@ impl BridgeArgs {
                 subtrees,
                 bodies,
                 inline_bytes: config.objects.inline_event_bytes as usize,
+                next_height: tip,
                 counts: counts.clone(),
             };
             for condition in [Condition::Assigned, Condition::StoreReachable] {

@@ -175,7 +175,7 @@ fn find(name: &str) -> Option<Known> {
     find(&plain).or_else(|| find(plain.strip_prefix("utxostore")?))
 }
 
-/// Returns the text as a value of the tree.
+/// Returns whether the tree has a value for the key.
 pub(super) fn is_given(tree: &Dict, key: &str) -> bool {
     let mut parts = key.split('.');
     let Some(first) = parts.next() else { return false };

@@ -5,6 +5,7 @@ mod merkle;
 mod network;
 mod obfuscation;
 mod scan;
+mod work;
 
 use std::{fmt, iter::FusedIterator};
 
@@ -125,6 +126,11 @@ impl BlockHeader {
         let mut reader = ByteReader::new(bytes);
         let header = Self::read(&mut reader)?;
         reader.finish().map(|()| header)
+    }
+
+    /// Returns the expected number of hashes for the target of the block.
+    pub fn work(&self) -> u128 {
+        work::block_work(self.bits)
     }
 
     fn read(reader: &mut ByteReader<'_>) -> Result<Self, ParseError> {
