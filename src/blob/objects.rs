@@ -65,29 +65,30 @@ impl Objects {
     /// The object does not exist or has another size, or the place does not answer.
     pub async fn txids<'a>(&self, announced: AnnouncedObject<'a>) -> Result<TxidStream<'a>, ObjectError> {
         let AnnouncedObject { key, count, .. } = announced;
-        let reader = self.0.read(&Path::from(key)).await.map_err(|error| to_object_error(key, error))?;
-        let reader = reader.ok_or_else(|| ObjectError::Missing(key.to_owned()))?;
+        let reader = self.open(key).await?;
         if Some(reader.len) != count.checked_mul(32) {
             return Err(announced.mismatch(format!("{} bytes are not {count} transaction ids", reader.len)));
         }
         Ok(TxidStream { announced, reader, hash: Sha256::new(), buffer: BytesMut::new(), received: 0 })
     }
-}
 
-impl Objects {
     /// Reads an object in pieces, in their order, as long as `each` returns `true`.
     ///
     /// # Errors
     /// The object does not exist, or the place does not answer.
     pub async fn read_pieces(&self, key: &str, mut each: impl FnMut(&[u8]) -> bool) -> Result<(), ObjectError> {
-        let reader = self.0.read(&Path::from(key)).await.map_err(|error| to_object_error(key, error))?;
-        let mut reader = reader.ok_or_else(|| ObjectError::Missing(key.to_owned()))?;
+        let mut reader = self.open(key).await?;
         while let Some(piece) = reader.next().await.map_err(|error| to_object_error(key, error))? {
             if !each(&piece) {
                 break;
             }
         }
         Ok(())
+    }
+
+    async fn open(&self, key: &str) -> Result<ObjectStream, ObjectError> {
+        let opened = self.0.read(&Path::from(key)).await.map_err(|error| to_object_error(key, error))?;
+        opened.ok_or_else(|| ObjectError::Missing(key.to_owned()))
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     },
     broker::{
         Broker, Message, TopicPartition,
+        range::LogRange,
         retry::{read_or_reopen, until_answered},
     },
     client::{EventPublisher, PRODUCE_RETRY_PAUSE},
@@ -199,16 +200,17 @@ impl<'a> Forwarder<'a> {
             let own = bridge.own_partition(topic);
             let (low, high) = until_answered(|| broker.watermarks(&own)).await?;
             let from = low.max(high.saturating_sub(2 * WINDOW));
-            for_each_message(broker, &own, (from, high), |message| {
-                let place = EventPlace { topic, offset: message.offset };
-                let foreign = || BridgeError::ForeignEvent { partition: own.clone(), offset: message.offset };
-                let (sequence, event) =
-                    Event::decode(&message.payload).ok().and_then(|event| note(&event, place)).ok_or_else(foreign)?;
-                // A repeat has the same content.
-                events.entry(sequence).or_insert(event);
-                Ok(())
-            })
-            .await?;
+            let mut range = LogRange::open(broker, &own, from, high).await?;
+            while let Some(messages) = range.next().await? {
+                for message in messages {
+                    let place = EventPlace { topic, offset: message.offset };
+                    let noted = Event::decode(&message.payload).ok().and_then(|event| note(&event, place));
+                    let foreign = || BridgeError::ForeignEvent { partition: own.clone(), offset: message.offset };
+                    let (sequence, event) = noted.ok_or_else(foreign)?;
+                    // A repeat has the same content.
+                    events.entry(sequence).or_insert(event);
+                }
+            }
         }
         for (sequence, event) in events {
             forwarder.add(sequence, event);
@@ -292,8 +294,14 @@ impl<'a> Forwarder<'a> {
         let gone = || self.refuse(offset, format!("block {} is in no event that the topics hold", Txid(*hash)));
         let EventPlace { topic, offset: at } = self.tree.published(hash).ok_or_else(gone)?.place;
         let own = self.bridge.own_partition(topic);
-        let messages = read_messages(self.bridge.broker.as_ref(), &own, at, at + 1).await?;
-        let message = messages.into_iter().find(|message| message.offset == at).ok_or_else(gone)?;
+        let broker = self.bridge.broker.as_ref();
+        let (low, high) = until_answered(|| broker.watermarks(&own)).await?;
+        let mut range = LogRange::open(broker, &own, at.max(low), (at + 1).min(high)).await?;
+        let mut found = None;
+        while let Some(messages) = range.next().await? {
+            found = messages.into_iter().next().or(found);
+        }
+        let message = found.ok_or_else(gone)?;
         let find = |blocks: &[Block<'_>]| blocks.iter().find(|block| block.hash == *hash).map(OwnedBlock::of);
         let block = match Event::decode(&message.payload) {
             Ok(Event::BlockMined(mined)) => find(&[mined.block]),
@@ -398,45 +406,6 @@ impl BlockBridge {
     fn own_partition(&self, topic: Topic) -> TopicPartition {
         TopicPartition { topic: self.topics.name(topic).into(), partition: 0 }
     }
-}
-
-/// Reads the messages of a range of offsets, as far as the topic has them.
-async fn read_messages(
-    broker: &dyn Broker,
-    partition: &TopicPartition,
-    from: u64,
-    end: u64,
-) -> Result<Vec<Message>, BridgeError> {
-    let mut found = Vec::new();
-    for_each_message(broker, partition, (from, end), |message| {
-        found.push(message);
-        Ok(())
-    })
-    .await?;
-    Ok(found)
-}
-
-/// Passes the messages of a range of offsets to `each`, as far as the topic has them.
-async fn for_each_message(
-    broker: &dyn Broker,
-    partition: &TopicPartition,
-    (from, end): (u64, u64),
-    mut each: impl FnMut(Message) -> Result<(), BridgeError>,
-) -> Result<(), BridgeError> {
-    let (low, high) = until_answered(|| broker.watermarks(partition)).await?;
-    let (from, end) = (from.max(low), end.min(high));
-    if from >= end {
-        return Ok(());
-    }
-    let mut reader = until_answered(|| broker.read(partition, from)).await?;
-    while reader.position() < end {
-        for message in read_or_reopen(&mut reader, broker, partition, READ_WAIT).await? {
-            if message.offset < end {
-                each(message)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod kafka;
 pub mod memory;
 mod merged_readers;
 pub mod partitioner;
+pub mod range;
 pub mod replay;
 pub mod retry;
 pub mod saved;

@@ -20,9 +20,8 @@ use super::{InstanceError, InstanceParts, InstanceSettings};
 use crate::{
     blob::objects::AnnouncedObject,
     broker::{
-        Broker, BrokerError, CommittedOffset, Message, PartitionReader, TopicPartition,
-        committed::read_committed,
-        retry::{read_or_reopen, until_answered},
+        Broker, BrokerError, CommittedOffset, Message, TopicPartition, committed::read_committed, range::LogRange,
+        retry::until_answered,
     },
     event::{CommandResult, Decision, DecisionBody, Event, SubtreeTransactions, Topic},
     group::{commit_metadata::committed_by_instance, earlier_halts::EarlierHalts},
@@ -54,8 +53,6 @@ pub(crate) struct Frontier {
 
 /// Pause between two attempts to read an object.
 const OBJECT_PAUSE: Duration = Duration::from_secs(1);
-/// Longest wait of one read of the log.
-const READ_WAIT: Duration = Duration::from_millis(100);
 
 impl Frontier {
     pub(crate) async fn read(settings: &InstanceSettings, broker: &dyn Broker) -> Result<Self, BrokerError> {
@@ -427,38 +424,6 @@ async fn read_range(
         messages.into_iter().for_each(&mut each);
     }
     Ok(())
-}
-
-/// Reads the messages of a partition up to an end offset (exclusive).
-struct LogRange<'a> {
-    broker: &'a dyn Broker,
-    partition: &'a TopicPartition,
-    end: u64,
-    /// `None`: the range is empty.
-    reader: Option<Box<dyn PartitionReader>>,
-}
-
-impl<'a> LogRange<'a> {
-    async fn open(
-        broker: &'a dyn Broker,
-        partition: &'a TopicPartition,
-        from: u64,
-        end: u64,
-    ) -> Result<Self, BrokerError> {
-        let reader = match from < end {
-            true => Some(until_answered(|| broker.read(partition, from)).await?),
-            false => None,
-        };
-        Ok(LogRange { broker, partition, end, reader })
-    }
-
-    /// Returns the next messages; `None`: the end is reached.
-    async fn next(&mut self) -> Result<Option<Vec<Message>>, BrokerError> {
-        let Some(reader) = self.reader.as_mut().filter(|reader| reader.position() < self.end) else { return Ok(None) };
-        let mut messages = read_or_reopen(reader, self.broker, self.partition, READ_WAIT).await?;
-        messages.retain(|message| message.offset < self.end);
-        Ok(Some(messages))
-    }
 }
 
 #[cfg(test)]
