@@ -110,6 +110,13 @@ impl AerospikeCluster {
         (0..self.nodes.len()).all(|node| u64::from_str_radix(&self.ask(node, &complete), 16).is_ok_and(|key| key != 0))
     }
 
+    /// Number of times that a node has written a part of a block to its file because `flush-max-ms` was over.
+    pub fn flushes(&self, node: usize) -> u64 {
+        let statistics = self.ask(node, "namespace/test");
+        let value = |pair: &str| pair.strip_prefix("storage-engine.file[0].partial_writes=").map(str::to_owned);
+        statistics.split(';').find_map(value).map_or(0, |number| number.parse().unwrap())
+    }
+
     /// Sends an info command to a node. An answer that does not come is empty.
     pub fn ask(&self, node: usize, command: &str) -> String {
         self.try_ask(node, command).unwrap_or_default()
