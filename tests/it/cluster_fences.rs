@@ -200,6 +200,32 @@ async fn a_node_that_is_cut_off_acknowledges_nothing_that_is_lost_later() {
     check_that_a_node_left_out_changes_nothing(&cluster, |is_lost| network.cut_from_peers(2, is_lost)).await;
 }
 
+/// A node applies spends and cannot copy them; no answer comes, and no view changes. Later the node is lost.
+/// Protects: a repeated spend that finds its effect in one copy is not acknowledged before the other copies have it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_spend_that_one_node_has_alone_is_copied_before_it_is_acknowledged() {
+    let Some(mut cluster) = AerospikeCluster::cuttable() else { return };
+    let engine = open(&cluster).await;
+    fill(engine.as_ref()).await;
+    let first = incarnation(&engine).await;
+    let cut_copies = |cluster: &AerospikeCluster, is_cut| cluster.network().unwrap().cut_copies(2, 3001, is_cut);
+    cut_copies(&cluster, true);
+    let rows: Vec<Row> = (0..COUNT).map(|number| spend(number, 1, 2_000 + number)).collect();
+    let unanswered = engine.apply(&rows).await.into_iter().filter(Result::is_err).count();
+    assert!(unanswered > 0);
+    let spending = tokio::spawn({
+        let engine = engine.clone();
+        async move { spend_each(engine.as_ref(), COUNT, 1).await }
+    });
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(incarnation(&engine).await, first, "heartbeats arrive");
+    cut_copies(&cluster, false);
+    spending.await.unwrap();
+    cluster.kill(2);
+    until_incarnation(&engine, |text| !text.contains(" A3+")).await;
+    check_spent(engine.as_ref(), COUNT, 2).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_fence_that_an_instance_began_is_completed() {
     let Some(mut cluster) = AerospikeCluster::whole() else { return };

@@ -95,6 +95,18 @@ impl CutNetwork {
         }
     }
 
+    /// Cuts the connections on which a node sends copies of records to the other nodes, or joins them again. Heartbeats
+    /// arrive. What waits in the buffers of a cut connection is lost after a second or two, as with a dead machine.
+    pub fn cut_copies(&self, node: usize, fabric_port: u16, is_cut: bool) {
+        let (namespace, port) = (self.namespace(node), fabric_port.to_string());
+        let end_soon = "echo 2 >/proc/sys/net/ipv4/tcp_retries2";
+        self.ip(&["netns", "exec", &namespace, "sh", "-c", end_soon]);
+        for side in ["sport", "dport"] {
+            let change = if is_cut { "add" } else { "del" };
+            self.ip(&["-n", &namespace, "rule", change, "ipproto", "tcp", side, &port, "blackhole"]);
+        }
+    }
+
     /// Cuts a node off from the other nodes and from clients, or joins it again.
     pub fn cut_from_all(&self, node: usize, is_cut: bool) {
         self.ip(&["link", "set", &self.namespace(node), if is_cut { "down" } else { "up" }]);

@@ -126,7 +126,7 @@ impl ConnectedCluster {
 
     fn choose_first_step(&self, group: &RowGroup<'_>, compiler: &mut NativeCompiler<'_>) -> GroupStep {
         if group.operations.first().is_some_and(|operation| is_create(operation)) {
-            return group.apply_to(&self.rules, &RecordVersion::blind());
+            return group.apply_to(self, &RecordVersion::blind());
         }
         let native = compiler.compile(&group.key, group.server_key(), &group.operations);
         native.map_or(GroupStep::Read, GroupStep::Native)
@@ -178,8 +178,12 @@ impl RowGroup<'_> {
         Some(RowGroup { key, location, rows, operations, step: GroupStep::Read, attempts: 0, waits_for: None })
     }
 
-    fn apply_to(&self, rules: &crate::record::Rules, version: &RecordVersion) -> GroupStep {
-        let rewritten = rewrite(rules, &self.key, self.server_key(), version, &self.operations);
+    fn apply_to(&self, cluster: &ConnectedCluster, version: &RecordVersion) -> GroupStep {
+        let mut rewritten = rewrite(&cluster.rules, &self.key, self.server_key(), version, &self.operations);
+        // The copy that was read can be the only one with this change (`docs/protocols/cluster-fence.md`).
+        if cluster.nodes.are_fenced() && version.record.is_some() && rewritten.write.is_none() {
+            rewritten.copy_again(self.server_key(), &self.operations);
+        }
         match rewritten.write {
             Some(_) => GroupStep::Write(rewritten),
             // A row refused on an absent record can be right on a record that exists.
@@ -200,7 +204,6 @@ impl RowGroup<'_> {
     }
 
     fn advance(&mut self, cluster: &ConnectedCluster, row: &mut BatchOperation, failed: Option<&Error>) {
-        let rules = &cluster.rules;
         let step = std::mem::replace(&mut self.step, GroupStep::Read);
         let record = row.take_record();
         let error = row.batch_record().error().or(if record.is_none() { failed } else { None }).cloned();
@@ -214,9 +217,9 @@ impl RowGroup<'_> {
                 }
             },
             (GroupStep::Write(rewritten), None, _) => GroupStep::Done(rewritten.outcomes.into_iter().map(Ok).collect()),
-            (GroupStep::Read, None, _) => self.apply_read(rules, record),
+            (GroupStep::Read, None, _) => self.apply_read(cluster, record),
             (GroupStep::Read, Some(_), Some(ResultCode::KeyNotFoundError)) => {
-                self.apply_to(rules, &RecordVersion::default())
+                self.apply_to(cluster, &RecordVersion::default())
             }
             (GroupStep::Native(native), Some(_), Some(code)) if is_refusal(code) => {
                 let fallback = cluster.natives.compile_fallback(&native, self.server_key(), &self.operations);
@@ -242,13 +245,13 @@ impl RowGroup<'_> {
         Box::new(std::mem::replace(row, rewrite::read(self.server_key())))
     }
 
-    fn apply_read(&self, rules: &crate::record::Rules, record: Option<aerospike::Record>) -> GroupStep {
+    fn apply_read(&self, cluster: &ConnectedCluster, record: Option<aerospike::Record>) -> GroupStep {
         let Some(record) = record else {
             let message = "the server returned neither a record nor an error";
             return self.fail(damaged(self.operation_name(), self.key, message));
         };
         match RecordVersion::from_server(&self.key, record) {
-            Ok(version) => self.apply_to(rules, &version),
+            Ok(version) => self.apply_to(cluster, &version),
             Err(error) => self.fail(damaged(self.operation_name(), self.key, error)),
         }
     }

@@ -103,6 +103,21 @@ impl FenceRecords {
         written.map_err(|error| format!("cannot write the record of fences: {}", describe_error(&error)))
     }
 
+    /// Writes the record as it is: the copy that was read can be the only one.
+    ///
+    /// # Errors
+    /// The outcome is unknown, or the record is absent: look again.
+    pub async fn copy_again(&self, client: &Client) -> Result<(), String> {
+        *self.cached() = None;
+        let policy = WritePolicy {
+            record_exists_action: RecordExistsAction::UpdateOnly,
+            generation_policy: GenerationPolicy::None,
+            ..self.write.clone()
+        };
+        let written = client.touch(&policy, &self.key()?).await;
+        written.map_err(|error| format!("cannot copy the record of fences: {}", describe_error(&error)))
+    }
+
     fn key(&self) -> Result<Key, String> {
         Key::new(self.namespace.as_str(), SET, Value::from(KEY)).map_err(|error| describe_error(&error))
     }

@@ -244,6 +244,7 @@ impl Members {
         };
         match step {
             FenceStep::Use => {
+                self.records.copy_again(&client).await?;
                 self.use_view(view);
                 return Ok(());
             }

@@ -16,7 +16,7 @@ use super::{
     bins::{self, BadRecord, Bins, slot_bytes},
     names,
 };
-use crate::record::{self, Key, LockRecord, Operation, Outcome, Page, Record, Rules, Slot};
+use crate::record::{self, Key, LockRecord, Operation, Outcome, Page, Record, Rejection, Rules, Slot};
 
 /// Changed slots that are written one by one, at most. More changed slots are written as a whole list.
 const MAX_SLOT_WRITES: usize = 256;
@@ -71,6 +71,27 @@ pub struct Rewrite {
     pub write: Option<Box<BatchOperation>>,
     /// Copied from the version: the record was not read.
     pub is_blind: bool,
+}
+
+impl Rewrite {
+    /// Makes a write that changes nothing of an operation that finds its effect in place: the server sends the whole
+    /// record to the other copies, and answers once these have it. An operation that is refused and comes again makes
+    /// no write.
+    pub fn copy_again(&mut self, key: ServerKey, operations: &[&Operation]) {
+        let is_in_place = |(operation, outcome): (&&Operation, &Outcome)| match outcome {
+            Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::Exists(_)) => true,
+            // A refused sequenced operation has had its effect, or a later one has replaced the effect.
+            _ => matches!(operation, Operation::Sequenced(..) | Operation::SequencedAll(_)),
+        };
+        if operations.iter().zip(&self.outcomes).any(is_in_place) {
+            let policy = BatchWritePolicy {
+                record_exists_action: RecordExistsAction::UpdateOnly,
+                expiration: Expiration::DontUpdate,
+                ..BatchWritePolicy::default()
+            };
+            self.write = Some(Box::new(BatchOperation::write(&policy, key, vec![operations::touch()])));
+        }
+    }
 }
 
 /// Applies the operations, one after the other, to a version of the record.
