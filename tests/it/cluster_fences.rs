@@ -335,6 +335,40 @@ async fn an_unfit_cluster_is_refused_with_a_remedy() {
     }
 }
 
+/// Protects: nothing is committed over members that no longer have what a start demands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_setting_that_changes_while_a_store_runs_is_named_until_it_is_mended() {
+    let Some(cluster) = AerospikeCluster::whole() else { return };
+    let engine = open(&cluster).await;
+    let first = incarnation(&engine).await;
+    let set = |value: &str| {
+        let command = format!("set-config:context=namespace;id=test;disable-write-dup-res={value}");
+        assert_eq!(cluster.ask(1, &command), "ok");
+    };
+    set("true");
+    let started = Instant::now();
+    let error = loop {
+        if let Err(error) = engine.incarnation().await {
+            break error;
+        }
+        assert!(started.elapsed() < CHANGE_BOUND, "the setting is not noticed");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(error.kind, ErrorKind::Retryable);
+    // The background task finds the reason a moment after the view is out of use.
+    let started = Instant::now();
+    loop {
+        let error = engine.incarnation().await.unwrap_err().message;
+        if error.contains("set `disable-write-dup-res false`") && error.contains("A2") {
+            break;
+        }
+        assert!(started.elapsed() < CHANGE_BOUND, "{error}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    set("false");
+    assert_eq!(incarnation(&engine).await, first, "no record was lost, and nothing is read again");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn hosts_of_a_start_may_be_dead_and_must_belong_to_one_cluster() {
     let Some(mut cluster) = AerospikeCluster::whole() else { return };

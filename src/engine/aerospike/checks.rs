@@ -227,12 +227,12 @@ const NEEDED: [(&str, &str); 4] = [
 /// last counts.
 const MAX_CLOCK_SKEW_MS: u64 = 5_000;
 
-/// Checks that every member of a cluster with several copies has the configuration that the store needs, and all of
-/// them the same one.
+/// Checks that every member of a cluster has the configuration that the store needs, and as many copies as the process
+/// found when it started.
 ///
 /// # Errors
 /// The first check that fails; the message names node, setting and remedy.
-pub fn check_members(namespace: &str, members: &[MemberConfig]) -> Result<(), OpenAerospikeError> {
+pub fn check_members(namespace: &str, copies: usize, members: &[MemberConfig]) -> Result<(), OpenAerospikeError> {
     for MemberConfig { node, service, statistics, namespace: config } in members {
         for (setting, needed) in NEEDED {
             let found = config.get(setting).unwrap_or("unknown");
@@ -269,19 +269,16 @@ pub fn check_members(namespace: &str, members: &[MemberConfig]) -> Result<(), Op
             ));
         }
     }
-    let Some((first, others)) = members.split_first() else { return Ok(()) };
-    let copies = |member: &MemberConfig| replication_factor(&member.namespace);
-    match others.iter().find(|member| copies(member) != copies(first)) {
+    match members.iter().find(|member| replication_factor(&member.namespace) != copies as u64) {
         None => Ok(()),
         Some(other) => Err(unfit(
             format!(
-                "namespace `{namespace}` has `replication-factor {}` at node {} and {} at node {}",
-                copies(first),
-                first.node,
-                copies(other),
+                "namespace `{namespace}` has `replication-factor {}` at node {} and had {copies} when this process \
+                 started",
+                replication_factor(&other.namespace),
                 other.node
             ),
-            "set one value on every node, then run `asinfo -v recluster:`",
+            "set one value on every node and run `asinfo -v recluster:`; start the instances again if the value is new",
         )),
     }
 }
@@ -436,6 +433,41 @@ mod tests {
         with_body(1 << 19).unwrap();
         let error = with_body(1 << 20).unwrap_err().to_string();
         assert!(error.contains("lower store.max_tx_size_in_store"), "{error}");
+    }
+
+    #[test]
+    fn a_member_that_differs_is_refused_with_a_remedy() {
+        let check = |from: &str, to: &str| {
+            let texts = [
+                "min-cluster-size=2",
+                "cluster_clock_skew_ms=4999",
+                "conflict-resolution-policy=last-update-time;disable-write-dup-res=false;replication-factor=2;\
+                 read-consistency-level-override=all;write-commit-level-override=all",
+            ];
+            let member = |node: &str, texts: [String; 3]| {
+                let [service, statistics, namespace] = texts.map(|text| InfoPairs::new(&text));
+                MemberConfig { node: node.into(), service, statistics, namespace }
+            };
+            let members = [
+                member("A1", texts.map(str::to_owned)),
+                member("A2", texts.map(|text| text.replace(from, to))),
+                member("A3", texts.map(str::to_owned)),
+            ];
+            check_members("test", 2, &members).map_err(|error| error.to_string())
+        };
+        check("", "").unwrap();
+        for (from, to, remedy) in [
+            ("last-update-time", "generation", "set `conflict-resolution-policy last-update-time`"),
+            ("dup-res=false", "dup-res=true", "set `disable-write-dup-res false`"),
+            ("read-consistency-level-override=all", "", "set `read-consistency-level-override all`"),
+            ("write-commit-level-override=all", "", "set `write-commit-level-override all`"),
+            ("cluster-size=2", "cluster-size=1", "set `min-cluster-size 2`, a majority"),
+            ("skew_ms=4999", "skew_ms=5001", "run NTP on every node"),
+            ("factor=2", "factor=3", "set one value on every node"),
+        ] {
+            let error = check(from, to).unwrap_err();
+            assert!(error.contains("A2") && error.contains(remedy) && !error.contains('\n'), "{error}");
+        }
     }
 
     #[test]

@@ -32,6 +32,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 const START_PAUSE: Duration = Duration::from_secs(60);
 /// Time for which a start looks again at a view that must not be used: a look can be older than the last fence.
 const UNSAFE_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two checks of the configuration of members whose view stays.
+const CHECK_PAUSE: Duration = Duration::from_secs(5);
 /// Time between two warnings about one left-out node.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
@@ -114,9 +116,9 @@ impl Members {
         members.open_view().await?;
         let weak = Arc::downgrade(&members);
         let task = tokio::spawn(async move {
-            let mut warned_at = None;
+            let (mut warned_at, mut checked_at) = (None, Instant::now());
             while let Some(members) = weak.upgrade() {
-                let problem = members.keep_view(&mut warned_at).await.err();
+                let problem = members.keep_view(&mut warned_at, &mut checked_at).await.err();
                 let problem = problem.map(|error| error.to_string()).unwrap_or_default();
                 let before = std::mem::replace(&mut *lock(&members.problem), problem.clone());
                 if !problem.is_empty() && problem != before {
@@ -193,16 +195,28 @@ impl Members {
     }
 
     /// Makes one look, and one step by what the look shows. The background task calls this again and again.
-    async fn keep_view(&self, warned_at: &mut Option<Instant>) -> Result<(), ViewError> {
+    async fn keep_view(&self, warned_at: &mut Option<Instant>, checked_at: &mut Instant) -> Result<(), ViewError> {
         let used = self.view_in_use();
         let look = self.look().await;
-        match &look.view {
-            Some(view) if Some(view) == used.as_ref() => match self.settings.access.manages_cluster {
-                true => self.tend(view, warned_at).await,
-                false => Ok(()),
-            },
-            _ => self.use_view_of(look).await,
+        let Some(view) = look.view.as_ref().filter(|view| used.as_ref() == Some(view)) else {
+            return self.use_view_of(look).await;
+        };
+        if !self.settings.access.manages_cluster {
+            return Ok(());
         }
+        // An operator can change a setting, and a clock can jump. Such a view is in no use until its members fit again.
+        if checked_at.elapsed() > CHECK_PAUSE {
+            *checked_at = Instant::now();
+            if let Err(ViewError::Unfit(error)) = self.check_members(view).await {
+                self.current.write().unwrap_or_else(PoisonError::into_inner).view = None;
+                return Err(error.into());
+            }
+        }
+        self.tend(view, warned_at).await
+    }
+
+    async fn check_members(&self, view: &View) -> Result<(), ViewError> {
+        Ok(checks::check_members(&self.settings.namespace, self.copies, &self.hosts.configurations(view).await?)?)
     }
 
     /// Takes one step towards the use of the view that this look shows, and ends with an error until the view is in
@@ -223,7 +237,7 @@ impl Members {
             self.use_view(view);
             return Ok(());
         }
-        checks::check_members(&self.settings.namespace, &self.hosts.configurations(&view).await?)?;
+        self.check_members(&view).await?;
         let client = self.client();
         let stored = self.records.read(&client).await?;
         if stored.record.planned == 0 {
