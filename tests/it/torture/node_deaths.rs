@@ -1,7 +1,7 @@
 //! Times from the death of one of three database nodes to the first commit afterwards, to full speed, and to complete
 //! copies with an empty node in the place of the dead one. Times are printed and decide nothing.
 //!
-//! `make node-deaths DEATHS=20 RATE=100 SEED=7`.
+//! `make node-deaths DEATHS=20 RATE=100 SEED=7 BROKERS=3`.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -11,13 +11,15 @@ use std::{
 use utxo_store::broker::{Broker, TopicPartition, kafka::KafkaBroker};
 
 use super::{
-    PARTITIONS, TestBed, env_number, env_seed,
+    PARTITIONS, TestBed,
+    brokers::start_brokers,
+    env_number, env_seed,
     instances::{INSTANCES, InstanceProcesses, InstanceSet},
     judge,
     load::LoadGenerator,
     produce_during, report_failure,
 };
-use crate::{aerospike_cluster::AerospikeCluster, kafka_server::KafkaServer, run::block_on};
+use crate::{aerospike_cluster::AerospikeCluster, kafka_server::addresses, run::block_on};
 
 /// Time between two looks at the offsets.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -124,9 +126,9 @@ fn measure(cluster: &mut AerospikeCluster, offsets: &Offsets<'_>, node: usize) -
 #[ignore = "takes ten minutes"]
 fn times_after_the_death_of_a_node() {
     let (deaths, rate, seed) = (env_number("DEATHS", 20), env_number("RATE", 100), env_seed());
-    let Some(kafka) = KafkaServer::shared() else { return };
+    let Some(kafka) = start_brokers(env_number("BROKERS", 3) as usize) else { return };
     let Some(mut cluster) = AerospikeCluster::whole() else { return };
-    let mut testbed = TestBed::aerospike_at(kafka.bootstrap_servers(), || cluster.url());
+    let mut testbed = TestBed::aerospike_at(&addresses(&kafka), || cluster.url());
     testbed.has_lost_writes = true;
     let mut recoveries = Vec::new();
     let done = panic::catch_unwind(AssertUnwindSafe(|| {
