@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test sim mutations torture kill-test kill-test-api kill-test-snapshot lost-brokers node-deaths soak lint fuzz setup pictures
-.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-all
+.PHONY: bench bench-chain bench-aerospike bench-kafka bench-api bench-scale bench-sql bench-all
 
 TARGET ?= transaction
 # Recipes that run for long compile with optimisation: ten minutes on two cores, once.
@@ -49,10 +49,10 @@ lost-brokers: setup ## loses leaders, brokers, coordinators and a disk of three 
 	@scripts/setup.sh tests
 	@$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::lost_brokers -- --ignored --nocapture
 
-# Three nodes with two copies; a dead node comes back empty.
+# Three nodes with two copies, three brokers (BROKERS=n); a dead node comes back empty.
 node-deaths: setup ## measures the time from the death of a node to the first commit and to full speed: DEATHS=20 RATE=n
 	@scripts/setup.sh tests
-	@DEATHS="$(or $(DEATHS),20)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") \
+	@DEATHS="$(or $(DEATHS),20)" RATE="$(or $(RATE),100)" $(if $(SEED),SEED="$(SEED)") BROKERS="$(or $(BROKERS),3)" \
 		$(OPTIMISED) cargo test --locked $$(scripts/features.sh) --test it torture::node_deaths -- --ignored --nocapture
 
 kill-test-api: setup ## kills `run`, `serve` and the Aerospike server while the API is used: KILLS=100 SEED=n
@@ -109,6 +109,12 @@ bench-api: setup ## measures batches, single outputs, outcomes, memory of long a
 bench-scale: setup ## measures one to eight instances on one topic and changes of the group; simulates more machines
 	@scripts/setup.sh tests
 	@cargo bench --locked --bench scale
+
+# PostgreSQL is Debian's; without the package SQLite alone is measured.
+bench-sql: setup ## compares the SQL engines with programs by hand, and runs the pipeline on them
+	@scripts/setup.sh tests
+	@cargo bench --locked --features sql --bench sql
+	@cargo bench --locked --features sql --bench macro -- sqlite postgres
 
 bench-all: setup ## runs all benches with smaller sizes, some 30 minutes
 	@scripts/setup.sh tests

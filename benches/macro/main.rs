@@ -11,6 +11,10 @@ mod generator;
 mod growth;
 mod measure;
 mod pipeline;
+#[cfg(feature = "sql")]
+#[allow(dead_code, clippy::unwrap_used)]
+#[path = "../../tests/it/postgres_server.rs"]
+mod postgres;
 mod raw;
 mod run;
 #[allow(dead_code, clippy::unwrap_used)]
@@ -54,8 +58,11 @@ fn measure_case(arguments: &[String]) -> String {
 
 fn run_all(words: &[String]) -> ExitCode {
     let mut failed = false;
-    // Aerospike needs a server: `make bench-aerospike` measures it beside its raw client.
-    let is_selected = |section: &Section| !section.by_name_only || words.iter().any(|word| word.contains("aerospike"));
+    // Some stores need a server, and have a bench of their own: `make bench-aerospike`, `make bench-sql`.
+    let is_selected = |section: &Section| {
+        let names_engine = |case: &Case| words.iter().any(|word| word.contains(case.engine.name()));
+        !section.by_name_only || section.cases.iter().any(names_engine)
+    };
     for section in sections().into_iter().filter(is_selected) {
         let chosen: Vec<Case> = section.cases.into_iter().filter(|case| is_chosen(words, &case.name())).collect();
         if chosen.is_empty() {
@@ -140,6 +147,16 @@ fn sections() -> Vec<Section> {
             ..section(
                 "On Aerospike, a server of its own on the same cores; CPU is the client's",
                 each(EngineKind::Aerospike, env_number("MACRO_AEROSPIKE_TRANSACTIONS", 200_000)),
+            )
+        },
+        #[cfg(feature = "sql")]
+        Section {
+            by_name_only: true,
+            ..section(
+                "On SQLite, and on PostgreSQL, a server of its own on the same cores; CPU is the client's",
+                [EngineKind::Sqlite, EngineKind::Postgres]
+                    .map(|engine| each(engine, env_number("MACRO_SQL_TRANSACTIONS", 100_000)))
+                    .concat(),
             )
         },
     ]

@@ -30,17 +30,34 @@ pub enum EngineKind {
     Memory,
     Fjall,
     Aerospike,
+    #[cfg(feature = "sql")]
+    Sqlite,
+    #[cfg(feature = "sql")]
+    Postgres,
 }
 
 impl EngineKind {
-    const ALL: [EngineKind; 4] = [EngineKind::Null, EngineKind::Memory, EngineKind::Fjall, EngineKind::Aerospike];
+    const ALL: &[EngineKind] = &[
+        EngineKind::Null,
+        EngineKind::Memory,
+        EngineKind::Fjall,
+        EngineKind::Aerospike,
+        #[cfg(feature = "sql")]
+        EngineKind::Sqlite,
+        #[cfg(feature = "sql")]
+        EngineKind::Postgres,
+    ];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             EngineKind::Null => "null",
             EngineKind::Memory => "memory",
             EngineKind::Fjall => "fjall",
             EngineKind::Aerospike => "aerospike",
+            #[cfg(feature = "sql")]
+            EngineKind::Sqlite => "sqlite",
+            #[cfg(feature = "sql")]
+            EngineKind::Postgres => "postgres",
         }
     }
 }
@@ -69,7 +86,7 @@ impl Case {
         let [name, transactions, generated_ahead] = arguments else { return None };
         let (engine, shape) = name.split_once('/')?;
         Some(Case {
-            engine: EngineKind::ALL.into_iter().find(|kind| kind.name() == engine)?,
+            engine: *EngineKind::ALL.iter().find(|kind| kind.name() == engine)?,
             shape: Shape::ALL.into_iter().find(|kind| kind.name() == shape)?,
             transactions: transactions.parse().ok()?,
             generated_ahead: generated_ahead.parse().ok()?,
@@ -115,6 +132,16 @@ async fn measure(case: &Case) -> Outcome {
             }
         }
         EngineKind::Aerospike => run_on_aerospike(case).await,
+        #[cfg(feature = "sql")]
+        EngineKind::Sqlite => {
+            let directory = scratch_directory();
+            run_on_sql(case, &format!("sqlite://{}/store", directory.path().display())).await
+        }
+        #[cfg(feature = "sql")]
+        EngineKind::Postgres => {
+            let server = crate::postgres::PostgresServer::start().expect("`initdb` is installed");
+            run_on_sql(case, &server.database().url()).await
+        }
     }
 }
 
@@ -123,6 +150,16 @@ async fn run_on_aerospike(case: &Case) -> Outcome {
     let server = AerospikeServer::start_own(Setup { durable: false, namespace: FIT }).expect("`asd` is in PATH");
     let engine = AerospikeEngine::open(&server.settings(), RULES).await.expect("the server was set up for it");
     let engine = Arc::new(engine);
+    fill(case, engine.as_ref()).await;
+    let (outcome, _) = consume(case, engine.clone(), 0).await;
+    engine.close().await.expect("closed");
+    outcome
+}
+
+#[cfg(feature = "sql")]
+async fn run_on_sql(case: &Case, url: &str) -> Outcome {
+    let options = utxo_store::engine::OpenOptions::new(RULES);
+    let engine = utxo_store::engine::open(url, &options).await.expect("a new database");
     fill(case, engine.as_ref()).await;
     let (outcome, _) = consume(case, engine.clone(), 0).await;
     engine.close().await.expect("closed");
