@@ -4,6 +4,7 @@
 pub mod postgres;
 pub mod sqlite;
 
+use sqlx::Column;
 use utxo_store::tx::Txid;
 
 /// A value of any column.
@@ -52,8 +53,29 @@ fn with_id(row: &Row, txid: Txid) -> Row {
     row
 }
 
-pub fn id(txid: Txid) -> Value {
+fn id(txid: Txid) -> Value {
     Value::Bytes(Some(txid.0.to_vec()))
+}
+
+/// Returns the keys of the first pages.
+fn keys(txids: impl Iterator<Item = Txid>) -> Vec<Row> {
+    txids.map(|txid| vec![id(txid), Value::Int(Some(0))]).collect()
+}
+
+/// Returns the ranges of the outputs of these pages: transaction id, first and last number.
+fn output_ranges(keys: &[Row]) -> Vec<Row> {
+    let last = Value::Int(Some(19_999));
+    keys.iter().map(|key| key.iter().cloned().chain([last.clone()]).collect()).collect()
+}
+
+/// Returns the transaction ids of these pages.
+fn ids(keys: &[Row]) -> Vec<Row> {
+    keys.iter().map(|key| key[..1].to_vec()).collect()
+}
+
+/// Returns the names of the columns of a row.
+fn names<R: sqlx::Row>(row: &R) -> Vec<String> {
+    row.columns().iter().map(|column| column.name().to_owned()).collect()
 }
 
 /// Returns `column = k.column` for each column.

@@ -33,6 +33,8 @@ mod writer;
 
 #[cfg(feature = "sql")]
 pub use engine::SqlEngine;
+#[cfg(feature = "testkit")]
+pub use postgres::SESSION as POSTGRES_SESSION;
 pub use settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings};
 
 #[cfg(test)]

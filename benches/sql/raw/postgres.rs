@@ -5,20 +5,14 @@ use sqlx::{
     postgres::{PgArguments, PgConnectOptions, PgPoolOptions, PgRow},
     query::Query,
 };
-use utxo_store::tx::Txid;
+use utxo_store::{engine::sql::POSTGRES_SESSION, tx::Txid};
 
-use super::{Row, Template, Value, assignments, id};
+use super::{Row, Template, Value, assignments, ids, keys, names, output_ranges};
 use crate::transactions::Prepared;
 
-/// Settings of a session, as the engine has them.
-const SESSION: [(&str, &str); 6] = [
-    ("synchronous_commit", "on"),
-    ("plan_cache_mode", "force_generic_plan"),
-    ("enable_seqscan", "off"),
-    ("enable_hashjoin", "off"),
-    ("enable_mergejoin", "off"),
-    ("jit", "off"),
-];
+/// Reads and locks first pages by their keys.
+const LOCKED: &str = "SELECT t.* FROM unnest($1::bytea[], $2::bigint[]) AS k(txid, page) JOIN transactions t \
+                      ON t.txid = k.txid AND t.page = k.page ORDER BY t.txid, t.page FOR UPDATE OF t";
 
 pub struct Database {
     pool: PgPool,
@@ -30,7 +24,7 @@ impl Database {
         // The URL has no host, which the parser of `sqlx` refuses.
         let (database, socket) = split_url(url).expect("a URL of the server of the bench");
         let options = PgConnectOptions::new_without_pgpass().socket(socket).username("utxo").database(database);
-        let options = options.options(SESSION).disable_statement_logging();
+        let options = options.options(POSTGRES_SESSION).disable_statement_logging();
         let pool = PgPoolOptions::new().max_connections(connections).test_before_acquire(false);
         let pool = pool.connect_with(options).await.expect("the server runs");
         let txid = parent.0.to_vec();
@@ -56,19 +50,13 @@ impl Database {
         parents.sort_unstable_by_key(|(parent, _)| parent.0);
         let mut transaction = self.pool.begin().await.expect("a connection");
         let connection = &mut *transaction;
-        let keys: Vec<Row> = parents.iter().map(|(parent, _)| vec![id(*parent), Value::Int(Some(0))]).collect();
-        let locked = "SELECT t.* FROM unnest($1::bytea[], $2::bigint[]) AS k(txid, page) JOIN transactions t ON t.txid \
-                      = k.txid AND t.page = k.page ORDER BY t.txid, t.page FOR UPDATE OF t";
-        assert_eq!(fetch(connection, locked, &keys).await, batch.len());
-        let last_vout = Value::Int(Some(19_999));
-        let ranges: Vec<Row> =
-            keys.iter().map(|key| key.iter().cloned().chain([last_vout.clone()]).collect()).collect();
+        let keys = keys(parents.iter().map(|(parent, _)| *parent));
+        assert_eq!(fetch(connection, LOCKED, &keys).await, batch.len());
         let outputs = "SELECT t.* FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS k(txid, low, high) JOIN \
                        outputs t ON t.txid = k.txid AND t.vout BETWEEN k.low AND k.high";
-        assert_eq!(fetch(connection, outputs, &ranges).await, 2 * batch.len());
-        let masters: Vec<Row> = keys.iter().map(|key| key[..1].to_vec()).collect();
+        assert_eq!(fetch(connection, outputs, &output_ranges(&keys)).await, 2 * batch.len());
         let blocks = "SELECT t.* FROM unnest($1::bytea[]) AS k(txid) JOIN mined_in t ON t.txid = k.txid";
-        assert_eq!(fetch(connection, blocks, &masters).await, 0);
+        assert_eq!(fetch(connection, blocks, &ids(&keys)).await, 0);
         let rows: Vec<Row> = parents.iter().map(|(parent, spender)| self.template.spent(*parent, *spender)).collect();
         let columns = &self.template.columns[1];
         let update = format!(
@@ -84,10 +72,8 @@ impl Database {
         let txids: Vec<Txid> = batch.iter().map(|prepared| prepared.txid).collect();
         let mut transaction = self.pool.begin().await.expect("a connection");
         let connection = &mut *transaction;
-        let keys: Vec<Row> = txids.iter().map(|txid| vec![id(*txid), Value::Int(Some(0))]).collect();
-        let locked = "SELECT t.* FROM unnest($1::bytea[], $2::bigint[]) AS k(txid, page) JOIN transactions t ON t.txid \
-                      = k.txid AND t.page = k.page ORDER BY t.txid, t.page FOR UPDATE OF t";
-        assert_eq!(fetch(connection, locked, &keys).await, 0);
+        let keys = keys(txids.iter().copied());
+        assert_eq!(fetch(connection, LOCKED, &keys).await, 0);
         let template = &self.template;
         let rows: [Vec<Row>; 2] = [
             txids.iter().map(|txid| template.transaction(*txid)).collect(),
@@ -150,10 +136,6 @@ fn bind<'q>(query: Query<'q, sqlx::Postgres, PgArguments>, rows: &[Row]) -> Quer
             Value::Bool(_) => query.bind(values.map(|value| matches!(value, Value::Bool(true))).collect::<Vec<_>>()),
         }
     })
-}
-
-fn names(row: &PgRow) -> Vec<String> {
-    row.columns().iter().map(|column| column.name().to_owned()).collect()
 }
 
 fn values(row: &PgRow) -> Row {

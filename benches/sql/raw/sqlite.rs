@@ -8,11 +8,13 @@ use sqlx::{
 use tokio::sync::Mutex;
 use utxo_store::tx::Txid;
 
-use super::{Row, Template, Value, assignments, id};
+use super::{Row, Template, Value, assignments, ids, keys, names, output_ranges};
 use crate::transactions::Prepared;
 
 /// Rows of one statement.
 const ROWS: usize = 256;
+/// Condition that a row of `transactions` has the key.
+const SAME_PAGE: &str = "t.txid = k.column1 AND t.page = k.column2";
 
 pub struct Database {
     connection: Mutex<SqliteConnection>,
@@ -56,16 +58,11 @@ impl Database {
 
     async fn spend(&self, connection: &mut SqliteConnection, batch: &[Prepared]) {
         let parents: Vec<(Txid, Txid)> = batch.iter().map(|prepared| (prepared.parent, prepared.txid)).collect();
-        let keys: Vec<Row> = parents.iter().map(|(parent, _)| vec![id(*parent), Value::Int(Some(0))]).collect();
-        let on = "t.txid = k.column1 AND t.page = k.column2";
-        assert_eq!(select(connection, "transactions", on, &keys).await, batch.len());
-        let last_vout = Value::Int(Some(19_999));
-        let ranges: Vec<Row> =
-            keys.iter().map(|key| key.iter().cloned().chain([last_vout.clone()]).collect()).collect();
+        let keys = keys(parents.iter().map(|(parent, _)| *parent));
+        assert_eq!(select(connection, "transactions", SAME_PAGE, &keys).await, batch.len());
         let on = "t.txid = k.column1 AND t.vout BETWEEN k.column2 AND k.column3";
-        assert_eq!(select(connection, "outputs", on, &ranges).await, 2 * batch.len());
-        let masters: Vec<Row> = keys.iter().map(|key| key[..1].to_vec()).collect();
-        assert_eq!(select(connection, "mined_in", "t.txid = k.column1", &masters).await, 0);
+        assert_eq!(select(connection, "outputs", on, &output_ranges(&keys)).await, 2 * batch.len());
+        assert_eq!(select(connection, "mined_in", "t.txid = k.column1", &ids(&keys)).await, 0);
         let rows: Vec<Row> = parents.iter().map(|(parent, spender)| self.template.spent(*parent, *spender)).collect();
         let columns = &self.template.columns[1];
         let set = assignments(&columns[2..], "excluded");
@@ -74,9 +71,8 @@ impl Database {
 
     async fn create(&self, connection: &mut SqliteConnection, batch: &[Prepared]) {
         let txids: Vec<Txid> = batch.iter().map(|prepared| prepared.txid).collect();
-        let keys: Vec<Row> = txids.iter().map(|txid| vec![id(*txid), Value::Int(Some(0))]).collect();
-        let on = "t.txid = k.column1 AND t.page = k.column2";
-        assert_eq!(select(connection, "transactions", on, &keys).await, 0);
+        let keys = keys(txids.iter().copied());
+        assert_eq!(select(connection, "transactions", SAME_PAGE, &keys).await, 0);
         let Template { columns: [transactions, outputs], .. } = &self.template;
         let rows: Vec<Row> = txids.iter().map(|txid| self.template.transaction(*txid)).collect();
         put(connection, "transactions", transactions, &rows, "").await;
@@ -118,10 +114,6 @@ fn bind<'q>(query: Query<'q, sqlx::Sqlite, SqliteArguments>, rows: &[Row]) -> Qu
         Value::Int(number) => query.bind(*number),
         Value::Bool(value) => query.bind(*value),
     })
-}
-
-fn names(row: &SqliteRow) -> Vec<String> {
-    row.columns().iter().map(|column| column.name().to_owned()).collect()
 }
 
 fn values(row: &SqliteRow) -> Row {

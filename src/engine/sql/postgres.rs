@@ -25,9 +25,9 @@ const STATEMENT_BYTES: usize = 64 << 20;
 const WRITERS: u32 = 8;
 /// Columns of an index query: the value, and the key of `transactions`.
 const INDEXED_KINDS: [Kind; 3] = [Kind::Int, Kind::Bytes, Kind::Int];
-/// Settings of a session. Plans are made once and use the indexes: the plan of an empty table would scan the table when
-/// it is full.
-const SESSION: [(&str, &str); 6] = [
+/// Settings of a session of PostgreSQL. Plans are made once and use the indexes: the plan of an empty table would scan
+/// the table when it is full.
+pub const SESSION: [(&str, &str); 6] = [
     ("synchronous_commit", "on"),
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
