@@ -201,7 +201,8 @@ async fn a_node_that_is_cut_off_acknowledges_nothing_that_is_lost_later() {
 }
 
 /// A node applies spends and cannot copy them; no answer comes, and no view changes. Later the node is lost.
-/// Protects: a repeated spend that finds its effect in one copy is not acknowledged before the other copies have it.
+/// Protects: a repeated spend that finds its effect in one copy is not acknowledged before the other copies have the
+/// effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_spend_that_one_node_has_alone_is_copied_before_it_is_acknowledged() {
     let Some(mut cluster) = AerospikeCluster::cuttable() else { return };

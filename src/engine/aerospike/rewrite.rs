@@ -75,8 +75,8 @@ pub struct Rewrite {
 
 impl Rewrite {
     /// Makes a write that changes nothing of an operation that finds its effect in place: the server sends the whole
-    /// record to the other copies, and answers once these have it. An operation that is refused and comes again makes
-    /// no write.
+    /// record to the other copies, and answers once these have the record. An operation that is refused and comes again
+    /// makes no write.
     pub fn copy_again(&mut self, key: ServerKey, operations: &[&Operation]) {
         let is_in_place = |(operation, outcome): (&&Operation, &Outcome)| match outcome {
             Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::Exists(_)) => true,
