@@ -66,7 +66,8 @@ last_output() {
         inside && /^---- .* stdout ----$/ { print; lines = 0 }
         inside && / panicked at / { lines = 12 }
         lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | head -120
-    grep -B 25 "process didn't exit successfully" "$output"
+    # The last words of a binary that died stand above the frames of a backtrace.
+    grep -vE '^ +([0-9]+:|at )' "$output" | grep -B 40 "process didn't exit successfully"
 }
 if [ "$status" != 0 ] || [ "$lint_failed" != 0 ]; then
     echo

@@ -10,6 +10,9 @@ mod looks;
 #[path = "../macro/measure.rs"]
 #[allow(dead_code)]
 mod measure;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 #[path = "../api/process.rs"]
 #[allow(dead_code)]
 mod process_stats;

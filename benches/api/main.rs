@@ -24,6 +24,9 @@ mod load;
 #[allow(dead_code)]
 mod measure;
 mod memory;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 mod process;
 #[allow(dead_code, unused_imports, clippy::unwrap_used)]
 #[path = "../../tests/it/run.rs"]

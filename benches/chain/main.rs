@@ -9,6 +9,9 @@ mod links;
 mod losers;
 #[path = "../macro/measure.rs"]
 mod measure;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 mod prune;
 #[allow(dead_code)]
 #[path = "../aerospike/raw.rs"]

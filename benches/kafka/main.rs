@@ -28,6 +28,9 @@ mod measure;
 #[path = "../macro/pipeline.rs"]
 #[allow(dead_code)]
 mod pipeline;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 #[allow(dead_code, unused_imports, clippy::unwrap_used)]
 #[path = "../../tests/it/run.rs"]
 mod program;

@@ -11,6 +11,9 @@ mod generator;
 mod growth;
 mod measure;
 mod pipeline;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 #[cfg(feature = "sql")]
 #[allow(dead_code, clippy::unwrap_used)]
 #[path = "../../tests/it/postgres_server.rs"]

@@ -27,6 +27,9 @@ mod member;
 #[path = "../macro/pipeline.rs"]
 #[allow(dead_code)]
 mod pipeline;
+#[allow(clippy::unwrap_used)]
+#[path = "../../tests/it/ports.rs"]
+mod ports;
 #[path = "../api/process.rs"]
 #[allow(dead_code)]
 mod process_stats;

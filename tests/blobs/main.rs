@@ -10,6 +10,8 @@ mod aerospike_server;
 mod killed_writer;
 mod large;
 mod memory;
+#[path = "../it/ports.rs"]
+mod ports;
 #[cfg(feature = "aws")]
 mod python;
 #[cfg(any(feature = "aws", feature = "http"))]

@@ -2,12 +2,12 @@
 //! loopback port and is killed on drop.
 
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use crate::python;
+use crate::{ports::free_port, python};
 
 /// This version honours `If-None-Match: *`, also when an upload in parts is completed.
 const PACKAGE: &str = "moto[server]==5.2.5";
@@ -57,7 +57,7 @@ impl S3Server {
             }
         };
         let conditions = if conditions == Conditions::Ignored { "ignored" } else { "honoured" };
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let process = Command::new(python)
             .args(["-c", SERVER, &port.to_string(), conditions])
             .stdin(Stdio::null())

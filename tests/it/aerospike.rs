@@ -25,7 +25,7 @@ use crate::{
     aerospike_server::{self, AerospikeServer, FIT, Setup},
     commands, demo, group_store,
     harness::{self, Coin, Made, World, WorldSettings},
-    pipeline,
+    pipeline, ports,
     pruning::{self, RETENTION},
     rebuild, reorgs,
 };
@@ -416,7 +416,7 @@ async fn a_killed_server_changes_the_incarnation() {
 /// key, the restarted process has none, though the other node still answers with the old key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_restarted_within_the_heartbeat_timeout_changes_the_incarnation() {
-    let heartbeat = aerospike_server::free_ports::<1>()[0].to_string();
+    let heartbeat = ports::free_port().to_string();
     let node = |id: &str, network: &str| {
         let text = aerospike_server::configuration(Setup { durable: false, namespace: FIT });
         let text = text.replace("work-directory", &format!("node-id {id}\n  work-directory"));

@@ -17,6 +17,9 @@ use crate::{
 /// Time limit of a change of the cluster; two cores may be shared by many.
 pub const CHANGE_BOUND: Duration = Duration::from_secs(60);
 
+/// Version and type of an info message.
+const INFO: [u8; 2] = [2, 1];
+
 /// A node whose heartbeats find no core free is left out by the others: of all tests, one at a time has a cluster.
 static ONE_CLUSTER: Mutex<()> = Mutex::new(());
 
@@ -39,7 +42,7 @@ impl AerospikeCluster {
     /// Starts nodes whose configurations `edit` changes, by number.
     pub fn start_with(count: usize, edit: impl Fn(usize, String) -> String) -> Option<Self> {
         let turn = (count > 1).then(|| ONE_CLUSTER.lock().unwrap_or_else(PoisonError::into_inner));
-        let ports: Vec<[u16; 3]> = (0..count).map(|_| aerospike_server::free_ports()).collect();
+        let ports: Vec<[u16; 3]> = (0..count).map(|_| aerospike_server::server_ports()).collect();
         let seeds: Vec<String> =
             ports.iter().map(|[_, _, port]| format!("mesh-seed-address-port 127.0.0.1 {port}")).collect();
         let nodes = (0..count).map(|number| {
@@ -127,11 +130,14 @@ impl AerospikeCluster {
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         let mut header = (command.len() as u64 + 1).to_be_bytes();
-        header[..2].copy_from_slice(&[2, 1]);
+        header[..2].copy_from_slice(&INFO);
         stream.write_all(&[&header, command.as_bytes(), b"\n"].concat())?;
         stream.read_exact(&mut header)?;
+        let is_info = header[..2] == INFO;
         header[..2].fill(0);
-        let mut text = vec![0; u64::from_be_bytes(header) as usize];
+        let length = u64::from_be_bytes(header);
+        assert!(is_info && length < 1 << 20, "another server has the port of node {node}: {header:?}");
+        let mut text = vec![0; length as usize];
         stream.read_exact(&mut text)?;
         let text = String::from_utf8_lossy(&text);
         Ok(text.trim_end().split_once('\t').map_or_else(String::new, |(_, answer)| answer.to_owned()))

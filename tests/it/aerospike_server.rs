@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU64, Ordering},
@@ -11,6 +11,8 @@ use std::{
 };
 
 use utxo_store::engine::aerospike::AerospikeSettings;
+
+use crate::ports::free_port;
 
 const IMAGE: &str = "aerospike/aerospike-server:8.1.0.3";
 /// Time limit of a start; two cores may be shared by many.
@@ -51,7 +53,7 @@ impl AerospikeServer {
         }
         let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::start_at(command, &configuration(setup), free_ports(), "127.0.0.1"));
+            return Some(Self::start_at(command, &configuration(setup), server_ports(), "127.0.0.1"));
         }
         if engine_runs() {
             return Some(Self::container(setup));
@@ -68,7 +70,7 @@ impl AerospikeServer {
     /// Starts a server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`,
     /// `{FABRIC}` and `{HEARTBEAT}` stand for a folder and ports.
     pub fn start_configured(configuration: &str) -> Option<Self> {
-        Self::start_on(configuration, free_ports())
+        Self::start_on(configuration, server_ports())
     }
 
     /// As [`start_configured`](Self::start_configured), with these ports for `{SERVICE}`, `{FABRIC}` and `{HEARTBEAT}`.
@@ -149,7 +151,7 @@ impl AerospikeServer {
     }
 
     fn container(setup: Setup<'_>) -> Self {
-        let [port] = free_ports();
+        let port = free_port();
         let folder = tempfile::tempdir().unwrap();
         let text = filled(&configuration(setup), "/opt/aerospike", [3000, 3001, 3002]).replace("127.0.0.1", "any");
         fs::write(folder.path().join("aerospike.conf"), text).unwrap();
@@ -232,10 +234,9 @@ fn wait_until_it_answers(hosts: &str, mut ended: impl FnMut() -> bool, folder: &
     }
 }
 
-/// Binds all ports at once, so that they differ.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    let held: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    held.map(|listener| listener.local_addr().unwrap().port())
+/// Returns the ports of a server: for clients, for the other nodes, and for heartbeats.
+pub fn server_ports() -> [u16; 3] {
+    std::array::from_fn(|_| free_port())
 }
 
 fn filled(configuration: &str, folder: &str, [service, fabric, heartbeat]: [u16; 3]) -> String {

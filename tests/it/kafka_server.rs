@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -11,6 +11,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use crate::ports::free_port;
 
 const VERSION: &str = "4.1.1";
 const OLDEST_JAVA: u32 = 17;
@@ -380,10 +382,8 @@ fn java(options: &[&str]) -> Vec<String> {
     options.iter().map(|option| option.to_string()).chain(["-cp".to_owned(), path]).collect()
 }
 
-/// Binds all ports at once, so that they differ.
 fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+    (0..count).map(|_| free_port()).collect()
 }
 
 /// Writes properties without any retention: messages of tests have old timestamps, which retention would delete half a

@@ -60,6 +60,7 @@ mod page;
 mod partial_and_whole;
 mod pipeline;
 mod planted_secrets;
+mod ports;
 #[cfg(feature = "sql")]
 mod postgres_server;
 mod preflight;
