@@ -40,6 +40,7 @@ mod selected;
 mod settings;
 mod template;
 mod view;
+mod view_error;
 #[cfg(test)]
 mod view_model_tests;
 #[cfg(test)]
@@ -77,7 +78,8 @@ pub use settings::{Access, AerospikeSettings};
 const READ_ROWS: usize = 256;
 /// Time for which a start checks the nodes anew while members leave.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
-const CHECK_PAUSE: Duration = Duration::from_millis(500);
+/// Pause between two of these checks.
+const START_CHECK_PAUSE: Duration = Duration::from_millis(500);
 
 /// A store in an Aerospike namespace.
 pub struct AerospikeEngine {
@@ -298,7 +300,7 @@ impl Nodes {
                     if self.are_fenced() && started.elapsed() < CHECK_TIMEOUT =>
                 {
                     tracing::warn!(problem, "aerospike: the members of the cluster cannot be checked; repeating");
-                    tokio::time::sleep(CHECK_PAUSE).await;
+                    tokio::time::sleep(START_CHECK_PAUSE).await;
                 }
                 checked => return checked,
             }

@@ -137,6 +137,10 @@ impl<'a> StoreMeta<'a> {
     /// # Errors
     /// As [`begin_pruning`](Self::begin_pruning).
     pub async fn check_may_prune(&self, now_ms: u64) -> Result<(), MetaError> {
+        let meta = self.read().await?;
+        if without_expired_hold(meta.clone(), now_ms)? == meta {
+            return Ok(());
+        }
         self.change(|meta| without_expired_hold(meta, now_ms)).await.map(drop)
     }
 
@@ -151,7 +155,8 @@ impl<'a> StoreMeta<'a> {
     }
 
     /// Changes the meta record by compare-and-set. `change` is called again with the new record if another instance
-    /// wrote the meta record meanwhile.
+    /// wrote the meta record meanwhile. A change that changes nothing is sent, too: the node that was read may be the
+    /// only one with the present record, and the engine then copies the record before its answer.
     ///
     /// # Errors
     /// [`MetaError::NoMetaRecord`], the error of `change`, or an error of the engine.
@@ -162,9 +167,6 @@ impl<'a> StoreMeta<'a> {
         loop {
             let expected = self.read().await?;
             let new = change(expected.clone())?;
-            if new == expected {
-                return Ok(new);
-            }
             let operation = Operation::ReplaceMeta(Box::new(ReplaceMeta { expected, new: new.clone() }));
             match self.store.apply_one(Row { key: Key::Meta, operation }).await? {
                 Outcome::Applied(_) | Outcome::AlreadyApplied(_) => return Ok(new),

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Time limit of a change of the cluster; two cores may be shared by many.
-pub const CHANGE_BOUND: Duration = Duration::from_secs(60);
+pub const CHANGE_BOUND: Duration = Duration::from_secs(180);
 
 /// Version and type of an info message.
 const INFO: [u8; 2] = [2, 1];
@@ -89,7 +89,8 @@ impl AerospikeCluster {
     pub fn until(&self, is_so: impl Fn(&Self) -> bool) {
         let started = Instant::now();
         while !is_so(self) {
-            assert!(started.elapsed() < CHANGE_BOUND, "the cluster does not get there");
+            let state = || (0..self.nodes.len()).map(|node| (self.ask(node, "cluster-name"), self.size(node)));
+            assert!(started.elapsed() < CHANGE_BOUND, "the cluster stays at {:?}", state().collect::<Vec<_>>());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -100,6 +101,11 @@ impl AerospikeCluster {
         let size =
             |size: &usize| is_key(&self.ask(node, &format!("cluster-stable:ignore-migrations=true;size={size}")));
         (1..=self.nodes.len()).find(size).unwrap_or(0)
+    }
+
+    /// Returns whether a node answers, and is in no cluster.
+    pub fn is_outside(&self, node: usize) -> bool {
+        !self.ask(node, "node").is_empty() && self.size(node) == 0
     }
 
     /// Number of nodes.
@@ -113,11 +119,12 @@ impl AerospikeCluster {
         (0..self.nodes.len()).all(|node| u64::from_str_radix(&self.ask(node, &complete), 16).is_ok_and(|key| key != 0))
     }
 
-    /// Number of times that a node has written a part of a block to its file because `flush-max-ms` was over.
-    pub fn flushes(&self, node: usize) -> u64 {
+    /// Number of times that a node has written a part of a block to its file because `flush-max-ms` was over. `None`:
+    /// the node does not answer.
+    pub fn flushes(&self, node: usize) -> Option<u64> {
         let statistics = self.ask(node, "namespace/test");
         let value = |pair: &str| pair.strip_prefix("storage-engine.file[0].partial_writes=").map(str::to_owned);
-        statistics.split(';').find_map(value).map_or(0, |number| number.parse().unwrap())
+        Some(statistics.split(';').find_map(value)?.parse().unwrap())
     }
 
     /// Sends an info command to a node. An answer that does not come is empty.

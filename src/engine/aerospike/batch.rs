@@ -180,7 +180,7 @@ impl RowGroup<'_> {
 
     fn apply_to(&self, cluster: &ConnectedCluster, version: &RecordVersion) -> GroupStep {
         let mut rewritten = rewrite(&cluster.rules, &self.key, self.server_key(), version, &self.operations);
-        // The copy that was read can be the only one with this change (`docs/protocols/cluster-fence.md`).
+        // The node that answered may be the only one with this change (`docs/protocols/cluster-fence.md`).
         if cluster.nodes.are_fenced() && version.record.is_some() && rewritten.write.is_none() {
             rewritten.copy_again(self.server_key(), &self.operations);
         }

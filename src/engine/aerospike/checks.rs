@@ -264,7 +264,7 @@ pub fn check_members(namespace: &str, copies: usize, members: &[MemberConfig]) -
         let skew = statistics.number("cluster_clock_skew_ms").unwrap_or(0);
         if skew > MAX_CLOCK_SKEW_MS {
             return Err(unfit(
-                format!("the clocks of the nodes differ by {skew} ms, as node {node} reports"),
+                format!("the clocks of the nodes differ by {} s, as node {node} reports", skew.div_ceil(1_000)),
                 "set the clocks, and run NTP on every node",
             ));
         }

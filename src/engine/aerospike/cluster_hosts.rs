@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 
 use aerospike::Host;
 use futures_util::{
-    future::join_all,
+    future::{join_all, try_join_all},
     stream::{FuturesUnordered, StreamExt},
 };
 use tokio::time::Instant;
@@ -202,17 +202,16 @@ impl ClusterHosts {
     pub async fn configurations(&self, view: &View) -> Result<Vec<MemberConfig>, String> {
         let namespace = format!("namespace/{}", self.namespace);
         let commands = ["get-config:context=service".to_owned(), "statistics".to_owned(), namespace];
-        let mut members = Vec::new();
-        for (node, member) in &view.members {
+        try_join_all(view.members.iter().map(async |(node, member)| {
             let answer = self.ask_named(member.host, &commands).await?;
-            members.push(MemberConfig {
+            Ok(MemberConfig {
                 node: node.clone(),
                 service: InfoPairs::new(&answer[0]),
                 statistics: InfoPairs::new(&answer[1]),
                 namespace: InfoPairs::new(&answer[2]),
-            });
-        }
-        Ok(members)
+            })
+        }))
+        .await
     }
 
     /// Returns whether every member has all copies that belong to it.

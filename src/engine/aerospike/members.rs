@@ -21,6 +21,7 @@ use super::{
         FenceRecord, FenceStep, NodeAnswer, UnsafeView, View, bring_back, describe_no_view, interrupted_fence,
         next_step,
     },
+    view_error::ViewError,
 };
 
 /// Pause between two looks of the background task.
@@ -34,6 +35,8 @@ const START_PAUSE: Duration = Duration::from_secs(60);
 const UNSAFE_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two checks of the configuration of members whose view stays.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two checks of members that do not fit: an operator takes longer, and each check costs the nodes time.
+const UNFIT_PAUSE: Duration = Duration::from_secs(1);
 /// Time between two warnings about one left-out node.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
@@ -65,24 +68,6 @@ struct Current {
     /// Ids of the nodes to which the client talks.
     nodes: BTreeSet<String>,
     view: Option<View>,
-}
-
-/// A reason for which the present view is not used.
-#[derive(Debug, thiserror::Error)]
-enum ViewError {
-    #[error(transparent)]
-    Unsafe(#[from] UnsafeView),
-    #[error(transparent)]
-    Unfit(#[from] OpenAerospikeError),
-    /// A reason that passes by itself, or once an operator brings a node back.
-    #[error("{0}")]
-    Passing(String),
-}
-
-impl From<String> for ViewError {
-    fn from(problem: String) -> Self {
-        ViewError::Passing(problem)
-    }
 }
 
 impl Members {
@@ -118,11 +103,16 @@ impl Members {
         let task = tokio::spawn(async move {
             let (mut warned_at, mut checked_at) = (None, Instant::now());
             while let Some(members) = weak.upgrade() {
-                let problem = members.keep_view(&mut warned_at, &mut checked_at).await.err();
-                let problem = problem.map(|error| error.to_string()).unwrap_or_default();
+                let error = members.keep_view(&mut warned_at, &mut checked_at).await.err();
+                let is_unfit = matches!(error, Some(ViewError::Unfit(_)));
+                let problem = error.map(|error| error.to_string()).unwrap_or_default();
                 let before = std::mem::replace(&mut *lock(&members.problem), problem.clone());
                 if !problem.is_empty() && problem != before {
                     tracing::warn!(problem, "aerospike: the members of the cluster cannot be used");
+                }
+                if is_unfit {
+                    tokio::time::sleep(UNFIT_PAUSE).await;
+                    continue;
                 }
                 let pause = if members.view_in_use().is_some() { LOOK_PAUSE } else { LOOK_PAUSE / 5 };
                 let _ = tokio::time::timeout(pause, members.wanted.notified()).await;
@@ -204,12 +194,16 @@ impl Members {
         if !self.settings.access.manages_cluster {
             return Ok(());
         }
-        // An operator can change a setting, and a clock can jump. Such a view is in no use until its members fit again.
+        // An operator can change a setting, and a clock can jump. A view whose members do not fit is not used.
         if checked_at.elapsed() > CHECK_PAUSE {
-            *checked_at = Instant::now();
-            if let Err(ViewError::Unfit(error)) = self.check_members(view).await {
-                self.current.write().unwrap_or_else(PoisonError::into_inner).view = None;
-                return Err(error.into());
+            match self.check_members(view).await {
+                Ok(()) => *checked_at = Instant::now(),
+                Err(error @ ViewError::Unfit(_)) => {
+                    self.current.write().unwrap_or_else(PoisonError::into_inner).view = None;
+                    return Err(error);
+                }
+                // A member did not answer: the next look checks again.
+                Err(_) => {}
             }
         }
         self.tend(view, warned_at).await
@@ -320,7 +314,7 @@ impl Members {
         *lock(&self.base) = Some(view.base().to_owned());
         *lock(&self.last_members) = view.nodes();
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        tracing::info!(key = view.key, nodes = ?current.nodes, "aerospike: the cluster has new members or a new key");
+        tracing::info!(key = view.key, nodes = ?current.nodes, "aerospike: using this view of the cluster");
         current.view = Some(view);
     }
 

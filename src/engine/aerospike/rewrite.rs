@@ -74,9 +74,8 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    /// Makes a write that changes nothing of an operation that finds its effect in place: the server sends the whole
-    /// record to the other copies, and answers once these have the record. An operation that is refused and comes again
-    /// makes no write.
+    /// Adds a touch where an operation found its effect in place: the server sends the whole record to the other copies,
+    /// and answers once these have the record. Another refused operation adds nothing: its event comes again.
     pub fn copy_again(&mut self, key: ServerKey, operations: &[&Operation]) {
         let is_in_place = |(operation, outcome): (&&Operation, &Outcome)| match outcome {
             Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::Exists(_)) => true,
