@@ -315,7 +315,24 @@ async fn a_session_that_the_server_ends_is_an_error_that_a_repeat_mends() {
     assert_eq!(found.page().unwrap().spent_utxos, 2);
 }
 
-/// A failover to an empty server, a restored backup, tables that an operator has emptied.
+/// A restored dump has the id of the database, and its tables are new ones.
+#[tokio::test]
+async fn a_database_that_was_restored_answers_nothing_until_the_next_start() {
+    let Some(database) = postgres_server::shared_database() else { return };
+    let engine = open(&database.url()).await;
+    must_apply(engine.as_ref(), &[create(1, 2)]).await;
+    database.sql("CREATE TABLE restored AS SELECT * FROM store");
+    database.sql("DROP TABLE store");
+    database.sql("ALTER TABLE restored RENAME TO store");
+    let read = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap_err();
+    let applied = engine.apply(&[spend(1, 0, 3)]).await.remove(0).unwrap_err();
+    for error in [read, applied] {
+        assert!(error.kind == ErrorKind::Fatal && error.message.contains("start again"), "{error}");
+    }
+    must_apply(open(&database.url()).await.as_ref(), &[spend(1, 0, 3)]).await;
+}
+
+/// A failover to an empty server, tables that an operator has emptied.
 #[tokio::test]
 async fn a_database_that_was_replaced_answers_nothing() {
     let Some(database) = postgres_server::shared_database() else { return };

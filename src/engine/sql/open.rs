@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use sqlx::{AssertSqlSafe, Executor, Row as _};
 
 use super::{
@@ -23,7 +22,7 @@ const SCHEMA_VERSION: i64 = 1;
 const SQLITE_SCHEMA: &str = include_str!("schema/sqlite.sql");
 const POSTGRES_SCHEMA: &str = include_str!("schema/postgres.sql");
 /// Reads the columns of [`StoreRow::from_columns`].
-const SELECT_STORE: &str = "SELECT schema_version, database_id, network, utxo_batch_size FROM store";
+const SELECT_STORE: &str = "SELECT schema_version, network, utxo_batch_size FROM store";
 /// Slots of a page where the opener names no number.
 const DEFAULT_BATCH_SIZE: u32 = 20_000;
 /// Key of the advisory lock under which one process at a time creates the tables: `utxo`.
@@ -41,14 +40,13 @@ struct Expected<'a> {
 /// The one row of the table `store`.
 struct StoreRow {
     schema_version: i64,
-    database_id: Vec<u8>,
     network: String,
     utxo_batch_size: i64,
 }
 
 impl StoreRow {
-    fn from_columns((schema_version, database_id, network, utxo_batch_size): (i64, Vec<u8>, String, i64)) -> Self {
-        StoreRow { schema_version, database_id, network, utxo_batch_size }
+    fn from_columns((schema_version, network, utxo_batch_size): (i64, String, i64)) -> Self {
+        StoreRow { schema_version, network, utxo_batch_size }
     }
 }
 
@@ -88,15 +86,18 @@ async fn open(
         SqlDatabase::Postgres(server) => {
             let opened = postgres::open_pool(server, access, settings.logging).await;
             let pool = opened.map_err(|error| expected.failed(&error))?;
-            let row = match prepare_postgres(&pool, &expected).await {
-                Ok(row) => row,
+            let prepared = async {
+                let row = prepare_postgres(&pool, &expected).await?;
+                let database = PostgresDatabase::of(pool.clone()).await.map_err(|error| expected.failed(&error))?;
+                Ok((Database::Postgres(database), row))
+            };
+            match prepared.await {
+                Ok(prepared) => prepared,
                 Err(error) => {
                     pool.close().await;
                     return Err(error);
                 }
-            };
-            let id = Bytes::copy_from_slice(&row.database_id);
-            (Database::Postgres(PostgresDatabase::new(pool, id)), row)
+            }
         }
     };
     // The row was checked: the number is between 1 and the largest u32.

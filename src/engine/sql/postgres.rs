@@ -41,10 +41,31 @@ pub const SESSION: [(&str, &str); 6] = [
 pub(super) struct PostgresDatabase {
     pool: Arc<PgPool>,
     writers: u32,
-    /// Id of the database from its table `store`; every transaction checks the id, so that a server with another or an
-    /// emptied database is no answer "there is no record".
-    database_id: Bytes,
+    identity: Identity,
 }
+
+/// Identity of a database and of its server: an emptied database, a standby and a restored backup have another one.
+/// Every transaction compares the identity with that of the start: the absence of a record on another server is no
+/// answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity {
+    /// Id of the database from its table `store`.
+    database_id: Vec<u8>,
+    /// Id of the server's files, the timeline, which a promotion begins, and the table, which a restore creates.
+    server: String,
+}
+
+impl From<(Vec<u8>, String)> for Identity {
+    fn from((database_id, server): (Vec<u8>, String)) -> Self {
+        Identity { database_id, server }
+    }
+}
+
+/// Reads the columns of an [`Identity`].
+const SELECT_IDENTITY: &str = "\
+    SELECT database_id, (SELECT system_identifier FROM pg_control_system())::text || '/' || \
+    CASE WHEN pg_is_in_recovery() THEN 'standby' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END || '/' || \
+    'store'::regclass::oid::text AS server FROM store";
 
 pub(super) struct PostgresTransaction(Transaction<'static, Postgres>);
 
@@ -107,9 +128,11 @@ pub(super) async fn open_pool(
 }
 
 impl PostgresDatabase {
-    pub fn new(pool: Arc<PgPool>, database_id: Bytes) -> Self {
+    /// Takes the database that answers now for the store's.
+    pub async fn of(pool: Arc<PgPool>) -> Result<Self, sqlx::Error> {
+        let identity = sqlx::query_as::<_, (Vec<u8>, String)>(SELECT_IDENTITY).fetch_one(&*pool).await?.into();
         let writers = WRITERS.min(pool.options().get_max_connections().div_ceil(2)).max(1);
-        PostgresDatabase { pool, writers, database_id }
+        Ok(PostgresDatabase { pool, writers, identity })
     }
 
     pub fn writers(&self) -> usize {
@@ -128,14 +151,18 @@ impl PostgresDatabase {
     }
 
     async fn check(&self, mut transaction: PostgresTransaction) -> Result<PostgresTransaction, SqlError> {
-        let id = sqlx::query("SELECT database_id FROM store").fetch_optional(&mut *transaction.0).await?;
-        let id = id.map(|row| row.try_get::<Vec<u8>, _>(0)).transpose()?;
-        if id.as_deref() == Some(&self.database_id[..]) {
-            return Ok(transaction);
+        let found = sqlx::query_as::<_, (Vec<u8>, String)>(SELECT_IDENTITY).fetch_optional(&mut *transaction.0).await?;
+        match found.map(Identity::from) {
+            Some(found) if found == self.identity => Ok(transaction),
+            Some(found) if found.database_id == self.identity.database_id => Err(SqlError::fatal(
+                "another server answers than at the start, or the database was restored: acknowledged writes may be \
+                 missing; start again, and the start compares the store with the group",
+            )),
+            _ => Err(SqlError::fatal(
+                "the server has another database than at the start: it was emptied, restored, or another server took \
+                 its place; stop, and rebuild the store",
+            )),
         }
-        let problem = "the server has another database than at the start: it was emptied, restored, or another server \
-                       took its place; stop, and rebuild the store";
-        Err(SqlError::fatal(problem))
     }
 
     pub async fn close(&self) {

@@ -202,6 +202,11 @@ impl SqlSettings {
 
     /// Reads the text after `postgres://`.
     pub(crate) fn parse_postgres(place: &str, query: &str) -> Result<Self, OpenError> {
+        // The part behind may be the rest of a password, which no message may show.
+        if query.contains('@') || place.split_once('/').is_some_and(|(_, name)| name.contains('@')) {
+            let problem = "has `@` behind `/` or `?`; write `%2F`, `%3F` and `%40` in the login and in parameters";
+            return Err(OpenError::Path { scheme: "postgres", problem });
+        }
         let server = PostgresServer::parse(place)?;
         let settings = Self::with_parameters(SqlDatabase::Postgres(server), "postgres", query)?;
         match &settings.database {
