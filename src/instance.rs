@@ -35,7 +35,7 @@ use crate::{
     store::{
         StateStore,
         create::{Creator, CreatorIdentity},
-        meta::StoreMeta,
+        meta::{MetaError, StoreMeta},
         ownership::StoreOwnership,
         restart_detector::RestartDetector,
     },
@@ -158,10 +158,14 @@ async fn restored_parts(
     mut parts: InstanceParts,
 ) -> Result<(InstanceParts, u64), InstanceError> {
     let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok((parts, 0)) };
+    if restored.is_loading {
+        // The restore can end before the next look, and has to set the offsets back before.
+        return Err(MetaError::UnfinishedRestore.into());
+    }
     let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
     if restored.is_covered_by(&frontier.resume) {
         tracing::info!("instance: the restored store has caught up with the log");
-        StoreMeta::of(&parts.store).end_restore().await?;
+        StoreMeta::of(&parts.store).end_restore(&restored).await?;
         return Ok((parts, 0));
     }
     tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");

@@ -16,6 +16,7 @@ use super::{
     chunk::ChunkWriter,
     load::to_snapshot,
     manifest::{BLOCKS, COMMANDS, Offsets},
+    restore::find_lost_offsets,
 };
 use crate::{
     engine::{Cursor, EngineError, ScanPage, ScanPart, Set},
@@ -44,11 +45,19 @@ pub struct CreateOptions {
     pub batch: usize,
     /// Time for which pruning waits after the last sign of life of the command: a stopped creation continues within.
     pub hold: Duration,
+    /// Time between two signs of life. Another process continues a creation that gives none for three times as long.
+    pub sign_of_life: Duration,
 }
 
 impl Default for CreateOptions {
     fn default() -> Self {
-        CreateOptions { parts: 8, chunk_bytes: 16 << 20, batch: 1_000, hold: Duration::from_secs(3_600) }
+        CreateOptions {
+            parts: 8,
+            chunk_bytes: 16 << 20,
+            batch: 1_000,
+            hold: Duration::from_secs(3_600),
+            sign_of_life: Duration::from_secs(2),
+        }
     }
 }
 
@@ -92,20 +101,22 @@ pub async fn create(
         RestartDetector::new(store.engine.clone(), durability_lag(store.engine.as_ref(), settings.durability_lag)?);
     nodes.baseline().await?;
     release_hold_of_complete(store, shelf, &meta).await?;
-    let (plan, resumed) = match find_unfinished(parts, shelf, &meta, &nodes, options).await? {
-        Some(plan) => (plan, true),
-        None => (begin(settings, parts, shelf, &nodes, options).await?, false),
+    let (plan, hold, resumed) = match find_unfinished(parts, shelf, &meta, &nodes, options).await? {
+        Some((plan, hold)) => (plan, hold, true),
+        None => {
+            let (plan, hold) = begin(settings, parts, shelf, &nodes, options).await?;
+            (plan, hold, false)
+        }
     };
-    let hold = PruningHold::of(store, plan.id);
     let scanned = tokio::select! {
         biased;
         () = shutdown.cancelled() => return Err(SnapshotError::Stopped),
-        lost = keep_hold(parts, hold, options.hold) => Err(lost),
+        lost = keep_hold(parts, &hold, options) => Err(lost),
         scanned = scan_all(store, shelf, &plan, options, on_progress) => scanned,
     };
     let ended = async {
         let (chunks, totals) = scanned?;
-        end(settings, parts, &plan, &mut nodes, options, chunks, totals).await
+        end(settings, parts, &plan, &mut nodes, (&hold, options.hold), chunks, totals).await
     };
     match ended.await {
         Ok(manifest) => {
@@ -123,7 +134,7 @@ pub async fn create(
         Err(error) => {
             if let Some(why) = reason_to_discard(&error) {
                 hold.release().await?;
-                shelf.delete(&Shelf::name_of(&plan)).await?;
+                discard(shelf, &plan).await?;
                 return Err(SnapshotError::Discarded(why));
             }
             Err(error)
@@ -153,29 +164,53 @@ async fn release_hold_of_complete(store: &StateStore, shelf: &Shelf, meta: &Meta
 }
 
 /// Returns the plan of a creation that was stopped and can go on: its hold was never lost, and no node has restarted.
-async fn find_unfinished(
-    parts: &InstanceParts,
+async fn find_unfinished<'a>(
+    parts: &'a InstanceParts,
     shelf: &Shelf,
     meta: &MetaRecord,
     nodes: &RestartDetector,
     options: CreateOptions,
-) -> Result<Option<SnapshotPlan>, SnapshotError> {
+) -> Result<Option<(SnapshotPlan, PruningHold<'a>)>, SnapshotError> {
     for found in shelf.list().await?.into_iter().rev().filter(|found| !found.is_complete) {
-        let Some(plan) = shelf.read_plan(&found.name).await? else { continue };
+        let Some(plan) = shelf.read_sound_plan(&found.name).await? else { continue };
         if plan.store_id != meta.store_id || Shelf::name_of(&plan) != found.name {
             continue;
         }
-        let until_ms = hold_end(parts, options.hold);
-        match PruningHold::of(&parts.store, plan.id).extend(until_ms).await {
-            Ok(_) if plan.nodes == nodes.expected().0 => return Ok(Some(plan)),
-            Ok(_) => PruningHold::of(&parts.store, plan.id).release().await?,
+        let hold = PruningHold::of(&parts.store, plan.id);
+        match take_over(parts, &hold, plan.id, meta, options).await {
+            Ok(_) if plan.nodes == nodes.expected().0 => return Ok(Some((plan, hold))),
+            Ok(_) => hold.release().await?,
             Err(MetaError::HoldLost) => {}
             Err(error) => return Err(error.into()),
         }
         tracing::warn!(name = found.name, "snapshot: stopped creation cannot be continued; beginning a new one");
-        shelf.delete(&found.name).await?;
+        discard(shelf, &plan).await?;
     }
     Ok(None)
+}
+
+/// Deletes the objects of a creation, unless another process has completed the snapshot meanwhile.
+async fn discard(shelf: &Shelf, plan: &SnapshotPlan) -> Result<(), SnapshotError> {
+    match shelf.find_complete(plan.id).await? {
+        Some(_) => Ok(()),
+        None => shelf.delete(&Shelf::name_of(plan)).await,
+    }
+}
+
+/// Takes over the hold of a creation whose process gives no sign of life.
+///
+/// # Errors
+/// [`MetaError::HoldLost`]; [`MetaError::HoldTakenOver`]: the process lives, or another one was faster.
+async fn take_over(
+    parts: &InstanceParts,
+    hold: &PruningHold<'_>,
+    snapshot: [u8; 16],
+    meta: &MetaRecord,
+    options: CreateOptions,
+) -> Result<MetaRecord, MetaError> {
+    let seen = meta.snapshot_hold.filter(|held| held.snapshot == snapshot).ok_or(MetaError::HoldLost)?;
+    tokio::time::sleep(options.sign_of_life * 3).await;
+    hold.continue_from(seen.until_ms, hold_end(parts, options.hold)).await
 }
 
 fn hold_end(parts: &InstanceParts, hold: Duration) -> u64 {
@@ -187,13 +222,13 @@ fn hold_end(parts: &InstanceParts, hold: Duration) -> u64 {
 const HOLD_WITHOUT_PLAN: Duration = Duration::from_secs(20);
 
 /// Takes the hold, reads the offsets, writes the plan, and extends the hold to its whole length.
-async fn begin(
+async fn begin<'a>(
     settings: &InstanceSettings,
-    parts: &InstanceParts,
+    parts: &'a InstanceParts,
     shelf: &Shelf,
     nodes: &RestartDetector,
     options: CreateOptions,
-) -> Result<SnapshotPlan, SnapshotError> {
+) -> Result<(SnapshotPlan, PruningHold<'a>), SnapshotError> {
     let (store, broker) = (&parts.store, parts.broker.as_ref());
     let id = random_bytes()?;
     let hold = PruningHold::of(store, id);
@@ -237,7 +272,7 @@ async fn begin(
         Ok(plan)
     };
     match written.await {
-        Ok(plan) => Ok(plan),
+        Ok(plan) => Ok((plan, hold)),
         Err(error) => {
             hold.release().await?;
             Err(error)
@@ -246,10 +281,10 @@ async fn begin(
 }
 
 /// Extends the hold from time to time; returns once the hold is lost.
-async fn keep_hold(parts: &InstanceParts, hold: PruningHold<'_>, length: Duration) -> SnapshotError {
+async fn keep_hold(parts: &InstanceParts, hold: &PruningHold<'_>, options: CreateOptions) -> SnapshotError {
     loop {
-        tokio::time::sleep(length / 4).await;
-        if let Err(error) = hold.extend(hold_end(parts, length)).await {
+        tokio::time::sleep(options.sign_of_life.min(options.hold / 4)).await;
+        if let Err(error) = hold.extend(hold_end(parts, options.hold)).await {
             return error.into();
         }
     }
@@ -261,7 +296,7 @@ async fn end(
     parts: &InstanceParts,
     plan: &SnapshotPlan,
     nodes: &mut RestartDetector,
-    options: CreateOptions,
+    (hold, length): (&PruningHold<'_>, Duration),
     chunks: Vec<ChunkEntry>,
     totals: Totals,
 ) -> Result<Manifest, SnapshotError> {
@@ -281,7 +316,12 @@ async fn end(
     if !nodes.wait_until_durable().await? {
         return Err(MetaError::NodeRestarted.into());
     }
-    let meta = PruningHold::of(&parts.store, plan.id).extend(hold_end(parts, options.hold)).await?;
+    let state =
+        ChainState::from_metadata(&plan.chain_state).map_err(|error| SnapshotError::Group(error.to_string()))?;
+    if let Some(lost) = find_lost_offsets(settings, broker, &plan.offsets, &state).await?.into_iter().next() {
+        return Err(SnapshotError::Group(lost));
+    }
+    let meta = hold.extend(hold_end(parts, length)).await?;
     verify_above_floor(&meta.replay_floor, &plan.offsets.to_consumed())?;
     if meta.store_id != plan.store_id {
         return Err(SnapshotError::Group("the store was replaced meanwhile".to_owned()));

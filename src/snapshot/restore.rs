@@ -112,6 +112,8 @@ struct Restore<'a> {
     shelf: &'a Shelf,
     name: &'a str,
     manifest: Manifest,
+    /// State of the chain at the snapshot's offset.
+    state: ChainState,
     /// Meta record that the store gets.
     meta: MetaRecord,
 }
@@ -144,7 +146,7 @@ impl<'a> Restore<'a> {
         refused.extend(OffsetReset { topic: &settings.pipeline.topic, group }.describe_members(broker).await?);
         let log = LogIdentity::read(broker, &settings.state_topics()).await?;
         refused.extend(log.differences(&source).iter().map(ToString::to_string));
-        refused.extend(find_lost_offsets(settings, broker, &manifest, &state).await?);
+        refused.extend(find_lost_offsets(settings, broker, &manifest.plan.offsets, &state).await?);
         if !refused.is_empty() {
             return Err(SnapshotError::Refused(refused));
         }
@@ -152,7 +154,7 @@ impl<'a> Restore<'a> {
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
         let handled_chain = Frontier::read(settings, broker).await?.consumed.chain;
         let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
-        Ok(Restore { settings, parts, shelf, name, manifest, meta })
+        Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
 
     async fn run(self, on_progress: OnProgress<'_>) -> Result<RestoreReport, SnapshotError> {
@@ -160,6 +162,13 @@ impl<'a> Restore<'a> {
         let loaded = load.load(&self.meta, &Chunks { restore: &self, on_progress }).await?;
         if let Some(totals) = loaded.totals {
             check_totals(self.name, &self.manifest, totals)?;
+        }
+        // The load can take hours, in which a topic drops its oldest events.
+        let lost =
+            find_lost_offsets(self.settings, self.parts.broker.as_ref(), &self.manifest.plan.offsets, &self.state);
+        let lost = lost.await?;
+        if !lost.is_empty() {
+            return Err(SnapshotError::Refused(lost));
         }
         // The offsets come before the end of the loading: a store that instances may use has its group set back.
         self.reset_group().await?;
@@ -247,7 +256,8 @@ fn restored_meta(
         store_id,
         consumed: ConsumedOffsets { height: source.consumed.height, ..offsets.clone() },
         durable: offsets.clone(),
-        tip: state.recorded_tip(offsets.chain),
+        // The block of an imported UTXO set stands at chain offset 0, and the chain's state does not have it.
+        tip: state.recorded_tip(offsets.chain).or(source.tip.filter(|tip| tip.chain_offset == 0)),
         rebuilding: None,
         rebuilder: None,
         has_blobs: false,
@@ -266,14 +276,14 @@ fn restored_meta(
 }
 
 /// Names each topic that no longer holds the offset from which the restored store reads it.
-async fn find_lost_offsets(
+pub(super) async fn find_lost_offsets(
     settings: &InstanceSettings,
     broker: &dyn Broker,
-    manifest: &Manifest,
+    offsets: &Offsets,
     state: &ChainState,
 ) -> Result<Vec<String>, SnapshotError> {
     let mut lost = Vec::new();
-    for (topic, number, from) in first_offsets(&manifest.plan.offsets, state) {
+    for (topic, number, from) in first_offsets(offsets, state) {
         let partition = settings.partition(topic, number);
         let (low, high) = broker.watermarks(&partition).await?;
         if from < low || from > high {

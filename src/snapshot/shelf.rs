@@ -46,14 +46,14 @@ impl Shelf {
         format!("{time}-{}", hex::encode(&plan.id[..4]))
     }
 
-    /// Lists the snapshots, oldest first.
+    /// Lists the snapshots, oldest first. Objects under other names are none of theirs.
     ///
     /// # Errors
     /// The place does not answer.
     pub async fn list(&self) -> Result<Vec<FoundSnapshot>, SnapshotError> {
         let mut found: BTreeMap<String, bool> = BTreeMap::new();
         for object in self.place.list("").await? {
-            if let Some((name, rest)) = object.split_once('/') {
+            if let Some((name, rest)) = object.split_once('/').filter(|(name, _)| is_name(name)) {
                 *found.entry(name.to_owned()).or_default() |= rest == MANIFEST;
             }
         }
@@ -99,6 +99,17 @@ impl Shelf {
         let object = format!("{name}/{PLAN}");
         let found = self.place.get(&object).await?;
         found.map(|bytes| decode_document(name, &object, &bytes)).transpose()
+    }
+
+    /// Reads the plan. A plan that is damaged or of another format is logged, and counts as none.
+    pub(super) async fn read_sound_plan(&self, name: &str) -> Result<Option<SnapshotPlan>, SnapshotError> {
+        match self.read_plan(name).await {
+            Err(error @ (SnapshotError::Damaged { .. } | SnapshotError::Format { .. })) => {
+                tracing::warn!(%error, "snapshot: passing over a snapshot whose plan cannot be read");
+                Ok(None)
+            }
+            read => read,
+        }
     }
 
     /// Writes the manifest, the last object.
@@ -193,27 +204,53 @@ impl Shelf {
         Ok(())
     }
 
-    /// Deletes complete snapshots but the newest `keep`, and unfinished ones that are older than the newest complete
-    /// one. Returns their names.
+    /// Deletes, of each store, complete snapshots but the newest `keep`, and unfinished ones that are older than the
+    /// newest complete one. A snapshot whose plan or manifest cannot be read is neither kept nor deleted. Returns the
+    /// names.
     ///
     /// # Errors
     /// The place refuses, or does not answer.
     pub async fn delete_old(&self, keep: usize) -> Result<Vec<String>, SnapshotError> {
-        let found = self.list().await?;
-        let complete: Vec<&str> =
-            found.iter().filter(|found| found.is_complete).map(|found| found.name.as_str()).collect();
-        let kept = &complete[complete.len().saturating_sub(keep)..];
-        let newest = complete.last().copied();
-        let is_old = |found: &&FoundSnapshot| match found.is_complete {
-            true => !kept.contains(&found.name.as_str()),
-            false => newest.is_some_and(|newest| found.name.as_str() < newest),
-        };
-        let old: Vec<String> = found.iter().filter(is_old).map(|found| found.name.clone()).collect();
+        let mut by_store: BTreeMap<[u8; 16], Vec<FoundSnapshot>> = BTreeMap::new();
+        for found in self.list().await? {
+            let Some(plan) = self.read_sound_plan(&found.name).await? else { continue };
+            if found.is_complete
+                && let Err(error) = self.read_manifest(&found.name).await
+            {
+                tracing::warn!(%error, "snapshot: passing over a snapshot whose manifest cannot be read");
+                continue;
+            }
+            by_store.entry(plan.store_id).or_default().push(found);
+        }
+        let old: Vec<String> = by_store.values().flat_map(|found| choose_old(found, keep)).collect();
         for name in &old {
             self.delete(name).await?;
         }
         Ok(old)
     }
+}
+
+/// Chooses the snapshots of one store that are deleted.
+fn choose_old(found: &[FoundSnapshot], keep: usize) -> Vec<String> {
+    let complete: Vec<&str> = found.iter().filter(|found| found.is_complete).map(|found| found.name.as_str()).collect();
+    let kept = &complete[complete.len().saturating_sub(keep)..];
+    let newest = complete.last().copied();
+    let is_old = |found: &&FoundSnapshot| match found.is_complete {
+        true => !kept.contains(&found.name.as_str()),
+        false => newest.is_some_and(|newest| found.name.as_str() < newest),
+    };
+    found.iter().filter(is_old).map(|found| found.name.clone()).collect()
+}
+
+/// Returns whether a folder has a name as [`Shelf::name_of`] makes them.
+fn is_name(name: &str) -> bool {
+    let is_hex = |text: &str| text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_time = |text: &str| match text.strip_suffix('Z').and_then(|text| text.split_once('T')) {
+        Some((date, time)) => date.len() == 8 && time.len() == 9 && is_digits(date) && is_digits(time),
+        None => is_digits(text),
+    };
+    name.rsplit_once('-').is_some_and(|(time, id)| is_time(time) && is_hex(id))
 }
 
 fn chunk_object(name: &str, part: u16, number: u32) -> String {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{OnSetProgress, SetProgress, SetStep, SetTotals, SetTx, UtxoSetError, reference_format};
 use crate::{
-    record::{ChainTip, MetaRecord, build::KnownOutput},
+    record::{ChainTip, ConsumedOffsets, MetaRecord, build::KnownOutput},
     store::{
         StateStore,
         meta::{MetaError, check_blobs, check_not_rebuilding},
@@ -93,6 +93,10 @@ async fn write(
     let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
     check_not_rebuilding(&meta)?;
     check_blobs(&meta, store)?;
+    if meta.restored.as_ref().is_some_and(|restored| restored.until != ConsumedOffsets::default()) {
+        let why = "the store was restored and reads the log again; run an instance until it has caught up, and stop it";
+        return Err(UtxoSetError::NotExported(why.to_owned()));
+    }
     let blocks = ChainBlocks::read(store).await?;
     let (tip, previous) = find_tip(&meta, &blocks)?;
     let mut file = BufWriter::with_capacity(1 << 20, File::create(&part.0).map_err(failed)?);

@@ -1,6 +1,6 @@
 //! Snapshots: created beside a running instance, restored into another store, and read up to the live state.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path};
@@ -11,39 +11,47 @@ use utxo_store::{
         BlobOptions, BlobStore, SnapshotPlace,
         fault::{BlobFault, FaultStore},
     },
+    broker::{Broker, TopicPartition},
     engine::{OpenOptions, StoreUrl, aerospike::AerospikeEngine, memory::MemoryEngine},
     instance::InstanceError,
-    record::TxState,
+    record::{MetaRecord, TxState},
     snapshot::{CreateOptions, CreateReport, Shelf, SnapshotError, create, restore, verify},
     store::{
         StateStore,
         digest::{StateDigest, survey},
-        meta::{MetaError, PruningHold},
+        meta::{MetaError, PruningHold, StoreMeta},
     },
+    utxo_set::export,
 };
 
 use crate::{
     aerospike::world_over,
     aerospike_server::AerospikeServer,
-    harness::{World, WorldSettings, coinbase, spend},
+    harness::{PARTITIONS, World, WorldSettings, coinbase, spend},
     node_restarts::until,
     regressions::holding_engine::{HoldingEngine, is_spend},
 };
 
-const OPTIONS: CreateOptions = CreateOptions { parts: 3, chunk_bytes: 300, batch: 2, hold: Duration::from_secs(60) };
+const OPTIONS: CreateOptions = CreateOptions {
+    parts: 3,
+    chunk_bytes: 300,
+    batch: 2,
+    hold: Duration::from_secs(60),
+    sign_of_life: Duration::from_secs(2),
+};
 
 /// A place for snapshots whose objects a test can change.
-fn shelf() -> (Arc<InMemory>, Shelf) {
+pub fn shelf() -> (Arc<InMemory>, Shelf) {
     let objects = Arc::new(InMemory::new());
     (objects.clone(), Shelf::new(SnapshotPlace::new(objects, &BlobOptions::default())))
 }
 
-async fn create_snapshot(world: &World, shelf: &Shelf) -> Result<CreateReport, SnapshotError> {
+pub async fn create_snapshot(world: &World, shelf: &Shelf) -> Result<CreateReport, SnapshotError> {
     let parts = world.parts(&world.store);
     create(&world.settings, &parts, shelf, OPTIONS, &CancellationToken::new(), &|_| {}).await
 }
 
-async fn restore_into(world: &World, shelf: &Shelf, name: &str) -> Result<(), SnapshotError> {
+pub async fn restore_into(world: &World, shelf: &Shelf, name: &str) -> Result<(), SnapshotError> {
     let parts = world.parts(&world.store);
     restore(&world.settings, &parts, shelf, name, &CancellationToken::new(), &|_| {}).await.map(drop)
 }
@@ -94,6 +102,9 @@ async fn a_restored_snapshot_catches_up_with_the_live_store() {
         let other = empty_beside(&world);
         restore_into(&other, &shelf, &report.name).await.unwrap();
         assert_ne!(digest(&other.store).await, live);
+        let exported = std::env::temp_dir().join(format!("{}.utxo-set", report.name));
+        let refused = export(&other.store, &exported, &CancellationToken::new(), &|_| {}).await.unwrap_err();
+        assert!(refused.to_string().contains("reads the log again"), "{refused}");
         other.run_until_consumed().await;
         assert_eq!(digest(&other.store).await, live);
         other.run_until_consumed().await;
@@ -181,6 +192,62 @@ async fn a_creation_that_is_killed_at_any_request_is_repeated_with_success() {
     PruningHold::of(&world.store, [9; 16]).take(0, u64::MAX).await.unwrap();
     let error = create_snapshot(&world, &shelf).await.unwrap_err();
     assert!(matches!(error, SnapshotError::Meta(MetaError::HeldBySnapshot { .. })), "{error}");
+}
+
+/// A second `snapshot create` of the same store and place, while the first one runs and after it has paused.
+/// Protects: a snapshot that one process has completed is not deleted by another.
+#[tokio::test(start_paused = true)]
+async fn a_creation_that_lives_is_not_continued_by_another_process() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
+    let shelf = Shelf::new(SnapshotPlace::new(Arc::new(objects.clone()), &BlobOptions::default()));
+    // A chunk is slow: the plan is written, and the hold is extended meanwhile.
+    objects.fail_at(8, BlobFault::Slow(Duration::from_secs(30)));
+    let second = async {
+        sleep(Duration::from_secs(5)).await;
+        create_snapshot(&world, &shelf).await.unwrap_err()
+    };
+    let (first, second) = tokio::join!(create_snapshot(&world, &shelf), second);
+    assert!(matches!(second, SnapshotError::Meta(MetaError::HoldTakenOver)), "{second}");
+    let name = first.unwrap().name;
+    verify(&shelf, &name, &|_| {}).await.unwrap();
+    // Between the look of the second process and its end the first one has ended.
+    objects.fail_at(8, BlobFault::Slow(Duration::from_secs(8)));
+    let (first, second) = tokio::join!(create_snapshot(&world, &shelf), async {
+        sleep(Duration::from_secs(5)).await;
+        create_snapshot(&world, &shelf).await
+    });
+    let (first, second) = (first.unwrap().name, second.unwrap().name);
+    assert_ne!(first, second);
+    for name in [name, first, second] {
+        verify(&shelf, &name, &|_| {}).await.unwrap();
+    }
+}
+
+/// A topic drops events while the snapshot is created.
+/// Protects: no snapshot is called complete that cannot be restored.
+#[tokio::test(start_paused = true)]
+async fn a_creation_whose_events_are_dropped_meanwhile_is_discarded() {
+    let world = World::new().await;
+    produce_history(&world, 10, 1).await;
+    world.run_until_consumed().await;
+    let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
+    let shelf = Shelf::new(SnapshotPlace::new(Arc::new(objects.clone()), &BlobOptions::default()));
+    objects.fail_at(8, BlobFault::Slow(Duration::from_secs(30)));
+    let dropping = async {
+        sleep(Duration::from_secs(5)).await;
+        produce_history(&world, 60, 3).await;
+        for partition in (0..PARTITIONS).map(|partition| TopicPartition { topic: "txs".into(), partition }) {
+            let (_, end) = world.broker.watermarks(&partition).await.unwrap();
+            world.broker.truncate(&partition, end).unwrap();
+        }
+    };
+    let (created, ()) = tokio::join!(create_snapshot(&world, &shelf), dropping);
+    let error = created.unwrap_err();
+    assert!(matches!(error, SnapshotError::Discarded(_)) && error.to_string().contains("holds"), "{error}");
+    assert_eq!(shelf.list().await.unwrap(), []);
 }
 
 /// Three payments of one coin come after the offsets of the snapshot: the first is live, the others have lost. The
@@ -361,6 +428,8 @@ async fn a_damaged_snapshot_is_refused_with_the_object() {
     }
 }
 
+const UNREAD: &str = "20200101T000000000Z-0000000a";
+
 #[tokio::test(start_paused = true)]
 async fn old_snapshots_are_deleted_and_half_deleted_ones_are_unfinished() {
     let world = World::new().await;
@@ -373,13 +442,27 @@ async fn old_snapshots_are_deleted_and_half_deleted_ones_are_unfinished() {
         sleep(Duration::from_secs(1)).await;
     }
     assert!(names.is_sorted());
-    objects.delete(&Path::from(format!("{}/manifest.json", names[1]))).await.unwrap();
-    let complete: Vec<_> = shelf.list().await.unwrap().iter().map(|found| found.is_complete).collect();
-    assert_eq!(complete, [true, false, true, true]);
     assert_eq!(shelf.newest().await.unwrap(), names[3]);
+    // A damaged manifest, a snapshot of another store, a damaged plan, and objects of others.
+    let damaged = create_snapshot(&world, &shelf).await.unwrap().name;
+    write(&objects, &format!("{damaged}/manifest.json"), b"{}".to_vec()).await;
+    let other = World::new().await;
+    other.run_until_consumed().await;
+    StoreMeta::of(&other.store).change(|meta| Ok(MetaRecord { store_id: [3; 16], ..meta })).await.unwrap();
+    let of_other = create_snapshot(&other, &shelf).await.unwrap().name;
+    let others = ["0a/notes", "2025-archive/plan.json", &format!("{UNREAD}/plan.json")];
+    for object in others {
+        write(&objects, object, b"{}".to_vec()).await;
+    }
+    objects.delete(&Path::from(format!("{}/manifest.json", names[1]))).await.unwrap();
+    let unfinished: Vec<_> = shelf.list().await.unwrap().into_iter().filter(|found| !found.is_complete).collect();
+    assert_eq!(unfinished.iter().map(|found| &found.name).collect::<Vec<_>>(), [UNREAD, &names[1]]);
     assert_eq!(shelf.delete_old(2).await.unwrap(), names[..2]);
-    let left: Vec<_> = shelf.list().await.unwrap().into_iter().map(|found| found.name).collect();
-    assert_eq!(left, names[2..]);
+    let left: BTreeSet<_> = shelf.list().await.unwrap().into_iter().map(|found| found.name).collect();
+    assert_eq!(left, [UNREAD.to_owned(), names[2].clone(), names[3].clone(), of_other, damaged].into());
+    for object in others {
+        assert_eq!(read(&objects, object).await, b"{}");
+    }
     verify(&shelf, &names[2], &|_| {}).await.unwrap();
     assert!(matches!(verify(&shelf, "x", &|_| {}).await, Err(SnapshotError::Unknown(_))));
 }

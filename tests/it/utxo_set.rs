@@ -37,6 +37,7 @@ use crate::{
     harness::{Coin, World, WorldSettings, coinbase, spend},
     made_blocks::MadeBlock,
     sequencing::assert_halt_without_a_write,
+    snapshots,
 };
 
 /// All unspent outputs after the last of some blocks.
@@ -175,7 +176,7 @@ async fn check_import(world: &World, set: &MadeSet, content: &[u8]) -> StateDige
     digest
 }
 
-/// Runs an instance that spends an imported output, mines the spender, and refuses a spend of an immature coinbase.
+/// Runs an instance that spends an imported output and mines the spender.
 async fn check_instance_continues(world: &World, set: &MadeSet) {
     let coin = set.mature_coins().next().unwrap();
     let payment = spend(std::slice::from_ref(&coin), 1, 9);
@@ -194,6 +195,29 @@ async fn check_instance_continues(world: &World, set: &MadeSet) {
     assert_eq!(page.master.as_ref().unwrap().mined.len(), 1);
     let chain = world.store.chain().await.unwrap();
     assert_eq!((chain.height, chain.hash), (set.height + 1, Some(block.hash)));
+}
+
+/// A snapshot is taken after the first start, and before the first block behind the file.
+/// Protects: the chain of the restored store still halts at a block that does not follow the file's block.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_of_an_imported_store_keeps_the_block_of_the_file() {
+    let set = MadeSet::of_real_blocks(200);
+    let world = World::new().await;
+    import_file(&world.store, &set.reference_file()).await.unwrap();
+    let payment = spend(&[set.mature_coins().next().unwrap()], 1, 9);
+    world.validate_at(&payment, set.height + 1).await;
+    world.run_until_consumed().await;
+    let (_, shelf) = snapshots::shelf();
+    let name = snapshots::create_snapshot(&world, &shelf).await.unwrap().name;
+    let other = empty_beside(&world);
+    snapshots::restore_into(&other, &shelf, &name).await.unwrap();
+    let tip = other.store.meta().await.unwrap().unwrap().tip.unwrap();
+    assert_eq!((tip.height, tip.hash), (set.height, set.block));
+    other.run_until_consumed().await;
+    let first = coinbase(set.height + 2);
+    let gap = MadeBlock { previous: [5; 32], ..MadeBlock::new(1, set.height + 2, &first, &[]) };
+    other.produce("block-mined", b"", gap.mined(1, true)).await;
+    assert_halt_without_a_write(&other, "but the tip is", &surveyed(&other.store).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

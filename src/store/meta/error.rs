@@ -96,6 +96,11 @@ pub enum MetaError {
          new snapshot"
     )]
     HoldLost,
+    #[error(
+        "another process creates this snapshot; let that process end, or end the process and repeat the command after \
+         a few seconds"
+    )]
+    HoldTakenOver,
     /// A node has restarted during a rebuild, so that writes of the rebuild may be lost.
     #[error(
         "cannot continue the rebuild: a node of the store has restarted since it began, and may have lost writes of \

@@ -96,13 +96,13 @@ impl<'a> RestoreRecord<'a> {
 }
 
 impl StoreMeta<'_> {
-    /// Records that the group has committed every offset of the restore, so that the records belong together.
+    /// Records that the group has committed every offset of this restore, so that the records belong together. Another
+    /// restore that began meanwhile stays.
     ///
     /// # Errors
     /// An error of [`StoreMeta::change`].
-    pub async fn end_restore(&self) -> Result<MetaRecord, MetaError> {
-        let is_read_again = |meta: &MetaRecord| meta.restored.as_ref().is_some_and(|restored| !restored.is_loading);
-        self.change(|meta| match is_read_again(&meta) {
+    pub async fn end_restore(&self, restored: &Restored) -> Result<MetaRecord, MetaError> {
+        self.change(|meta| match meta.restored.as_deref() == Some(restored) {
             true => Ok(MetaRecord { restored: None, ..meta }),
             false => Ok(meta),
         })

@@ -3,6 +3,8 @@
 //! A record that is pruned during a snapshot can be a tombstone in the snapshot although its spender, or the spender of
 //! its spender, is not in the snapshot: the replay would find a pruned parent (`docs/protocols/snapshot.md`).
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::{
     record::{MetaRecord, SnapshotHold},
     store::StateStore,
@@ -10,17 +12,18 @@ use crate::{
 
 use super::{MetaError, StoreMeta};
 
-/// The hold of one snapshot.
-#[derive(Clone, Copy)]
+/// The hold of one snapshot, as one process has it.
 pub struct PruningHold<'a> {
     meta: StoreMeta<'a>,
     snapshot: [u8; 16],
+    /// The end that this process has written last. Another end was written by another process.
+    until_ms: AtomicU64,
 }
 
 impl<'a> PruningHold<'a> {
     /// Returns the hold of this snapshot on the pruning of this store.
     pub fn of(store: &'a StateStore, snapshot: [u8; 16]) -> Self {
-        PruningHold { meta: StoreMeta::of(store), snapshot }
+        PruningHold { meta: StoreMeta::of(store), snapshot, until_ms: AtomicU64::new(0) }
     }
 
     /// Takes the hold until `until_ms`, in place of an expired hold of another snapshot. Returns the meta record.
@@ -29,7 +32,8 @@ impl<'a> PruningHold<'a> {
     /// [`MetaError::HeldBySnapshot`], or an error of [`StoreMeta::change`].
     pub async fn take(&self, now_ms: u64, until_ms: u64) -> Result<MetaRecord, MetaError> {
         let hold = SnapshotHold { snapshot: self.snapshot, until_ms };
-        self.meta
+        let taken = self
+            .meta
             .change(|meta| {
                 let meta = match meta.snapshot_hold {
                     Some(held) if held.snapshot == self.snapshot => meta,
@@ -37,23 +41,38 @@ impl<'a> PruningHold<'a> {
                 };
                 Ok(MetaRecord { snapshot_hold: Some(hold), ..meta })
             })
-            .await
+            .await?;
+        self.until_ms.store(until_ms, Ordering::Relaxed);
+        Ok(taken)
     }
 
-    /// Extends the hold, which no pruner and no other snapshot has removed. Returns the meta record.
+    /// Extends the hold, which no pruner, no other snapshot and no other process has changed. Returns the meta record.
     ///
     /// # Errors
-    /// [`MetaError::HoldLost`], or an error of [`StoreMeta::change`].
+    /// [`MetaError::HoldLost`], [`MetaError::HoldTakenOver`], or an error of [`StoreMeta::change`].
     pub async fn extend(&self, until_ms: u64) -> Result<MetaRecord, MetaError> {
-        self.meta
+        self.continue_from(self.until_ms.load(Ordering::Relaxed), until_ms).await
+    }
+
+    /// Takes the hold over from a process that wrote the end `seen_ms` and has written none since. Returns the meta
+    /// record.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend).
+    pub async fn continue_from(&self, seen_ms: u64, until_ms: u64) -> Result<MetaRecord, MetaError> {
+        let extended = self
+            .meta
             .change(|meta| match meta.snapshot_hold {
-                Some(held) if held.snapshot == self.snapshot => {
-                    let until_ms = held.until_ms.max(until_ms);
+                // The second one is this change, whose answer was lost.
+                Some(held) if held.snapshot == self.snapshot && [seen_ms, until_ms].contains(&held.until_ms) => {
                     Ok(MetaRecord { snapshot_hold: Some(SnapshotHold { until_ms, ..held }), ..meta })
                 }
+                Some(held) if held.snapshot == self.snapshot => Err(MetaError::HoldTakenOver),
                 _ => Err(MetaError::HoldLost),
             })
-            .await
+            .await?;
+        self.until_ms.store(until_ms, Ordering::Relaxed);
+        Ok(extended)
     }
 
     /// Removes the hold. Succeeds where the hold is gone already.

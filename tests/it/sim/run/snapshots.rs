@@ -74,6 +74,7 @@ async fn create_at_random(world: World, shelf: Shelf, mut rng: SplitMix64) -> Op
         chunk_bytes: *rng.pick(&[1, 500, 100_000]),
         batch: *rng.pick(&[1, 3, 100]),
         hold: *rng.pick(&[Duration::from_millis(400), Duration::from_secs(20), Duration::from_secs(3_600)]),
+        sign_of_life: Duration::from_millis(20),
     };
     for _ in 0..ATTEMPTS {
         let shutdown = CancellationToken::new();
