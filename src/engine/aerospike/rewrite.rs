@@ -74,8 +74,8 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
-    /// Adds a touch where an operation found its effect in place: the server sends the whole record to the other copies,
-    /// and answers once these have the record. Another refused operation adds nothing: its event comes again.
+    /// Adds a touch where an operation found its effect in place: the server sends the whole record to the other
+    /// copies, and answers once these have the record. Another refused operation adds nothing: its event comes again.
     pub fn copy_again(&mut self, key: ServerKey, operations: &[&Operation]) {
         let is_in_place = |(operation, outcome): (&&Operation, &Outcome)| match outcome {
             Outcome::AlreadyApplied(_) | Outcome::Rejected(Rejection::Exists(_)) => true,
