@@ -15,6 +15,7 @@ trap 'rm -f "$output" "$lints"' EXIT
 lint_failed=0
 scripts/lint.sh 2>&1 | tee "$lints"
 [ "${PIPESTATUS[0]}" = 0 ] || lint_failed=1
+lint_seconds=$SECONDS
 
 # A test that hangs prints nothing. After 15 minutes without output this function names the tests that have not ended,
 # shows the threads of the test binary and kills the binary: the run fails with a report, before CI would cut it off.
@@ -47,8 +48,11 @@ guard=$!
 # Most tests wait for brokers, servers and timeouts: with one test a core the cores are idle for half of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}"
 
-# All features that can be built: the tests of S3, HTTP and TLS start their own servers. --show-output prints the output
-# of passed tests, too: the line `SKIPPED: reason` is in that output.
+# All features that can be built: the tests of S3, HTTP and TLS start their own servers.
+cargo test --locked "$(scripts/features.sh)" --no-run </dev/null 2>&1 | tee -a "$output"
+build_seconds=$((SECONDS - lint_seconds))
+
+# --show-output prints the output of passed tests, too: the line `SKIPPED: reason` is in that output.
 cargo test --locked "$(scripts/features.sh)" --no-fail-fast -- --show-output </dev/null 2>&1 | tee -a "$output"
 status=${PIPESTATUS[0]}
 kill "$guard" 2>/dev/null
@@ -57,7 +61,7 @@ kill "$guard" 2>/dev/null
 # its last output is known.
 last_output() {
     local failures='^test .* FAILED$|^error: test failed|has overflowed its stack|^fatal runtime error|^Hanging tests'
-    failures+='|^error(\[|: could not compile)'
+    failures+='|^memory allocation of .* failed|^error(\[|: could not compile)'
     [ "$lint_failed" = 0 ] || tail -n 40 "$lints"
     grep -E "$failures" "$output" | sort -u | head -60
     awk '/^Hanging tests/ { left = 80 } left-- > 0' "$output"
@@ -75,6 +79,7 @@ if [ "$status" != 0 ] || [ "$lint_failed" != 0 ]; then
     last_output | cut -c1-400
 fi
 
+echo "Lints $lint_seconds s, build $build_seconds s, tests $((SECONDS - lint_seconds - build_seconds)) s"
 awk -v lint_failed="$lint_failed" -v status="$status" '
     /^SKIPPED: / { skipped++ }
     /^test result: / {

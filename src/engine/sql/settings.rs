@@ -203,8 +203,8 @@ impl SqlSettings {
     /// Reads the text after `postgres://`.
     pub(crate) fn parse_postgres(place: &str, query: &str) -> Result<Self, OpenError> {
         // The part behind may be the rest of a password, which no message may show.
-        if query.contains('@') || place.split_once('/').is_some_and(|(_, name)| name.contains('@')) {
-            let problem = "has `@` behind `/` or `?`; write `%2F`, `%3F` and `%40` in the login and in parameters";
+        if query.contains('@') {
+            let problem = "has `@` behind `?`; write `%3F` for `?` in a login, and `%40` for `@` in a parameter";
             return Err(OpenError::Path { scheme: "postgres", problem });
         }
         let server = PostgresServer::parse(place)?;

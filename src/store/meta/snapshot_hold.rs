@@ -46,7 +46,8 @@ impl<'a> PruningHold<'a> {
         Ok(taken)
     }
 
-    /// Extends the hold, which no pruner, no other snapshot and no other process has changed. Returns the meta record.
+    /// Extends the hold, which no pruner, no other snapshot and no other process has changed. Each extension changes
+    /// the end, and none makes the hold shorter. Returns the meta record.
     ///
     /// # Errors
     /// [`MetaError::HoldLost`], [`MetaError::HoldTakenOver`], or an error of [`StoreMeta::change`].
@@ -60,6 +61,7 @@ impl<'a> PruningHold<'a> {
     /// # Errors
     /// As [`extend`](Self::extend).
     pub async fn continue_from(&self, seen_ms: u64, until_ms: u64) -> Result<MetaRecord, MetaError> {
+        let until_ms = until_ms.max(seen_ms.saturating_add(1));
         let extended = self
             .meta
             .change(|meta| match meta.snapshot_hold {
@@ -128,14 +130,29 @@ mod tests {
         assert_eq!(store.meta().await.unwrap().unwrap().reorg_floor, 0);
         hold.extend(2_000).await.unwrap();
         hold.extend(1_500).await.unwrap();
-        assert!(prune(1_999).await.is_err());
-        prune(2_000).await.unwrap();
+        assert!(prune(2_000).await.is_err());
+        prune(2_001).await.unwrap();
         assert!(matches!(hold.extend(9_000).await, Err(MetaError::HoldLost)));
         hold.release().await.unwrap();
-        other.take(2_000, 3_000).await.unwrap();
+        other.take(2_001, 3_000).await.unwrap();
         hold.release().await.unwrap();
         assert!(prune(2_500).await.is_err(), "the hold of the other snapshot stays");
         other.release().await.unwrap();
         StoreMeta::of(&store).check_may_prune(2_500).await.unwrap();
+    }
+
+    /// Protects: two processes never create one snapshot at the same time.
+    #[tokio::test]
+    async fn a_process_that_lost_its_hold_to_another_stops() {
+        let store = store(5);
+        StoreMeta::of(&store).open(false, [1; 16]).await.unwrap();
+        let [first, second, third] = [0; 3].map(|_| PruningHold::of(&store, [1; 16]));
+        first.take(0, 1_000).await.unwrap();
+        first.extend(1_000).await.unwrap();
+        assert!(matches!(second.continue_from(1_000, 5_000).await, Err(MetaError::HoldTakenOver)), "a sign of life");
+        second.continue_from(1_001, 5_000).await.unwrap();
+        assert!(matches!(third.continue_from(1_001, 6_000).await, Err(MetaError::HoldTakenOver)));
+        assert!(matches!(first.extend(9_000).await, Err(MetaError::HoldTakenOver)));
+        second.extend(7_000).await.unwrap();
     }
 }
