@@ -106,6 +106,8 @@ impl<'a> BulkLoad<'a> {
         while let Some((number, found)) = loads.try_next().await? {
             totals += found;
             source.report_loaded(number + 1);
+            // A load whose chunks are all at hand would notice no order to stop.
+            tokio::task::yield_now().await;
             loaded_at.push((number as u64 + 1, tokio::time::Instant::now()));
             // A chunk counts as durable one lag after its last write, over nodes that have not restarted.
             let is_old = |(_, at): &&(u64, tokio::time::Instant)| at.elapsed() >= self.nodes.lag();

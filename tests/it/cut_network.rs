@@ -5,6 +5,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 /// Makes a bridge and a namespace for each node, and says so. It removes all once its own standard input has ended,
@@ -12,9 +13,14 @@ use std::{
 const KEEPER: &str = r#"
 name=$1; net=$2; nodes=$3
 remove() {
-    for i in $(seq "$nodes"); do ip netns del "$name-$i"; done 2>&-
-    ip link del "$name" 2>&-
-}
+    set +e
+    # The kernel removes a namespace some time after its name: the interface would be in the way of the next one.
+    for i in $(seq "$nodes"); do
+        ip link del "$name-$i"
+        ip netns del "$name-$i"
+    done
+    ip link del "$name"
+} 2>/dev/null
 trap remove EXIT
 set -e
 ip link add "$name" type bridge
@@ -57,13 +63,16 @@ impl CutNetwork {
             .spawn();
         let mut keeper = keeper.unwrap();
         let input = keeper.stdin.take();
+        static IS_POSSIBLE: AtomicBool = AtomicBool::new(false);
         if keeper.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).is_err() {
             keeper.wait().unwrap();
+            assert!(!IS_POSSIBLE.load(Relaxed), "network namespaces could be made a moment ago");
             eprintln!(
                 "SKIPPED: nodes that are cut off: network namespaces cannot be made here (root and `ip` are needed)"
             );
             return None;
         }
+        IS_POSSIBLE.store(true, Relaxed);
         Some(CutNetwork { keeper, input, name, net, nodes })
     }
 
