@@ -178,8 +178,9 @@ async fn find_unfinished<'a>(
         }
         let hold = PruningHold::of(&parts.store, plan.id);
         // Two processes that take over in the same millisecond write different ends.
-        let lag_ms = u16::from_le_bytes(random_bytes()?) % 1_000;
-        match take_over(parts, &hold, plan.id, meta, (options, lag_ms.into())).await {
+        let difference_ms = u16::from_le_bytes(random_bytes()?) % 1_000;
+        let options = CreateOptions { hold: options.hold + Duration::from_millis(difference_ms.into()), ..options };
+        match take_over(parts, &hold, plan.id, meta, options).await {
             Ok(_) if plan.nodes == nodes.expected().0 => return Ok(Some((plan, hold))),
             Ok(_) => hold.release().await?,
             Err(MetaError::HoldLost) => {}
@@ -208,11 +209,11 @@ async fn take_over(
     hold: &PruningHold<'_>,
     snapshot: [u8; 16],
     meta: &MetaRecord,
-    (options, lag_ms): (CreateOptions, u64),
+    options: CreateOptions,
 ) -> Result<MetaRecord, MetaError> {
     let seen = meta.snapshot_hold.filter(|held| held.snapshot == snapshot).ok_or(MetaError::HoldLost)?;
     tokio::time::sleep(options.sign_of_life * 3).await;
-    hold.continue_from(seen.until_ms, hold_end(parts, options.hold).saturating_add(lag_ms)).await
+    hold.continue_from(seen.until_ms, hold_end(parts, options.hold)).await
 }
 
 fn hold_end(parts: &InstanceParts, hold: Duration) -> u64 {

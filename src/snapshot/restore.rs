@@ -164,9 +164,8 @@ impl<'a> Restore<'a> {
             check_totals(self.name, &self.manifest, totals)?;
         }
         // The load can take hours, in which a topic drops its oldest events.
-        let lost =
-            find_lost_offsets(self.settings, self.parts.broker.as_ref(), &self.manifest.plan.offsets, &self.state);
-        let lost = lost.await?;
+        let (broker, offsets) = (self.parts.broker.as_ref(), &self.manifest.plan.offsets);
+        let lost = find_lost_offsets(self.settings, broker, offsets, &self.state).await?;
         if !lost.is_empty() {
             return Err(SnapshotError::Refused(lost));
         }

@@ -46,7 +46,7 @@ impl Shelf {
         format!("{time}-{}", hex::encode(&plan.id[..4]))
     }
 
-    /// Lists the snapshots, oldest first. Objects under other names are none of theirs.
+    /// Lists the snapshots, oldest first. A folder of another name is passed over.
     ///
     /// # Errors
     /// The place does not answer.

@@ -46,6 +46,12 @@ pub fn shelf() -> (Arc<InMemory>, Shelf) {
     (objects.clone(), Shelf::new(SnapshotPlace::new(objects, &BlobOptions::default())))
 }
 
+/// A place for snapshots whose requests fail on demand.
+fn fault_shelf() -> (FaultStore, Shelf) {
+    let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
+    (objects.clone(), Shelf::new(SnapshotPlace::new(Arc::new(objects), &BlobOptions::default())))
+}
+
 pub async fn create_snapshot(world: &World, shelf: &Shelf) -> Result<CreateReport, SnapshotError> {
     let parts = world.parts(&world.store);
     create(&world.settings, &parts, shelf, OPTIONS, &CancellationToken::new(), &|_| {}).await
@@ -156,8 +162,7 @@ async fn a_creation_that_is_killed_at_any_request_is_repeated_with_success() {
     world.run_until_consumed().await;
     let mut last = None;
     for kill_at in 1.. {
-        let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
-        let shelf = Shelf::new(SnapshotPlace::new(Arc::new(objects.clone()), &BlobOptions::default()));
+        let (objects, shelf) = fault_shelf();
         objects.fail_at(kill_at, BlobFault::Slow(Duration::from_secs(3_600)));
         let killed = timeout(Duration::from_secs(5), create_snapshot(&world, &shelf)).await;
         objects.clear_script();
@@ -201,8 +206,7 @@ async fn a_creation_that_lives_is_not_continued_by_another_process() {
     let world = World::new().await;
     produce_history(&world, 10, 1).await;
     world.run_until_consumed().await;
-    let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
-    let shelf = Shelf::new(SnapshotPlace::new(Arc::new(objects.clone()), &BlobOptions::default()));
+    let (objects, shelf) = fault_shelf();
     // A chunk is slow: the plan is written, and the hold is extended meanwhile.
     objects.fail_at(8, BlobFault::Slow(Duration::from_secs(30)));
     let second = async {
@@ -233,8 +237,7 @@ async fn a_creation_whose_events_are_dropped_meanwhile_is_discarded() {
     let world = World::new().await;
     produce_history(&world, 10, 1).await;
     world.run_until_consumed().await;
-    let objects = FaultStore::new(Arc::new(InMemory::new()), 1);
-    let shelf = Shelf::new(SnapshotPlace::new(Arc::new(objects.clone()), &BlobOptions::default()));
+    let (objects, shelf) = fault_shelf();
     objects.fail_at(8, BlobFault::Slow(Duration::from_secs(30)));
     let dropping = async {
         sleep(Duration::from_secs(5)).await;
@@ -428,6 +431,7 @@ async fn a_damaged_snapshot_is_refused_with_the_object() {
     }
 }
 
+/// A snapshot whose plan cannot be read.
 const UNREAD: &str = "20200101T000000000Z-0000000a";
 
 #[tokio::test(start_paused = true)]

@@ -97,8 +97,8 @@ pub enum MetaError {
     )]
     HoldLost,
     #[error(
-        "another process creates this snapshot; let that process end, or end the process and repeat the command after \
-         a few seconds"
+        "another process creates this snapshot; wait until that process ends, or stop that process and repeat the \
+         command after a few seconds"
     )]
     HoldTakenOver,
     /// A node has restarted during a rebuild, so that writes of the rebuild may be lost.
