@@ -80,6 +80,13 @@ enum CommandKind {
         #[arg(required = true)]
         outpoints: Vec<Outpoint>,
     },
+    /// Bar all outputs of transactions until the transactions are unfrozen. A block that spends such an output halts the
+    /// chain for good: freeze only in agreement with the miners
+    #[command(after_help = AFTER_HELP)]
+    FreezeTransaction(TxidArgs),
+    /// End the freezing of transactions; outputs that were frozen alone stay frozen
+    #[command(after_help = AFTER_HELP)]
+    UnfreezeTransaction(TxidArgs),
     /// Bar an output below a height
     #[command(after_help = AFTER_HELP)]
     FreezeUntil {
@@ -297,6 +304,12 @@ impl CommandArgs {
             CommandKind::Reassign(args) => args.build_action()?,
             CommandKind::Lock(txids) => return each(txids, &|txid| CommandAction::Lock { txid }),
             CommandKind::Unlock(txids) => return each(txids, &|txid| CommandAction::Unlock { txid }),
+            CommandKind::FreezeTransaction(txids) => {
+                return each(txids, &|txid| CommandAction::FreezeTransaction { txid });
+            }
+            CommandKind::UnfreezeTransaction(txids) => {
+                return each(txids, &|txid| CommandAction::UnfreezeTransaction { txid });
+            }
             CommandKind::Reconsider(txids) => return each(txids, &|txid| CommandAction::Reconsider { txid }),
             CommandKind::Preserve { txids, until } => {
                 return each(txids, &|txid| CommandAction::Preserve { txid, until: *until });
@@ -461,6 +474,8 @@ mod tests {
             ("reconsider TX", CommandAction::Reconsider { txid }),
             ("preserve TX --until 6", CommandAction::Preserve { txid, until: 6 }),
             ("delete TX", CommandAction::Delete { txid }),
+            ("freeze-transaction TX", CommandAction::FreezeTransaction { txid }),
+            ("unfreeze-transaction TX", CommandAction::UnfreezeTransaction { txid }),
         ];
         let id = [0x11; 16];
         for (line, action) in actions {

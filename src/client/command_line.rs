@@ -28,6 +28,8 @@ impl fmt::Display for CommandLine<'_> {
             CommandAction::Reconsider { txid } => write!(f, "reconsider {txid}"),
             CommandAction::Preserve { txid, until } => write!(f, "preserve {txid} --until {until}"),
             CommandAction::Delete { txid } => write!(f, "delete {txid}"),
+            CommandAction::FreezeTransaction { txid } => write!(f, "freeze-transaction {txid}"),
+            CommandAction::UnfreezeTransaction { txid } => write!(f, "unfreeze-transaction {txid}"),
         }
     }
 }

@@ -124,6 +124,16 @@ declare! {
             /// Transaction that the command changes.
             txid: Txid,
         },
+        /// Makes all outputs of a transaction unspendable until the transaction is unfrozen.
+        FreezeTransaction = 11, "freeze-transaction" {
+            /// Transaction that the command changes.
+            txid: Txid,
+        },
+        /// Ends the freezing of a transaction. An output that was frozen alone stays frozen.
+        UnfreezeTransaction = 12, "unfreeze-transaction" {
+            /// Transaction that the command changes.
+            txid: Txid,
+        },
     }
 }
 
@@ -136,7 +146,9 @@ impl CommandAction<'_> {
             | CommandAction::SetConflicting { txid }
             | CommandAction::Reconsider { txid }
             | CommandAction::Preserve { txid, .. }
-            | CommandAction::Delete { txid } => *txid,
+            | CommandAction::Delete { txid }
+            | CommandAction::FreezeTransaction { txid }
+            | CommandAction::UnfreezeTransaction { txid } => *txid,
             CommandAction::Freeze { outpoint }
             | CommandAction::Unfreeze { outpoint }
             | CommandAction::FreezeUntil { outpoint, .. }

@@ -139,6 +139,8 @@ fn actions() -> Vec<CommandAction<'static>> {
         CommandAction::Reconsider { txid },
         CommandAction::Preserve { txid, until: 2_000 },
         CommandAction::Delete { txid },
+        CommandAction::FreezeTransaction { txid },
+        CommandAction::UnfreezeTransaction { txid },
     ]
 }
 

@@ -84,8 +84,8 @@ fn tags_and_booleans_out_of_range_are_refused() {
     *message.last_mut().unwrap() = 2;
     assert_eq!(refusal(&message), "validated.locked: 2 is no boolean: only 0 and 1 are");
     let mut message = Command { id: [0; 16], action: CommandAction::Lock { txid: Txid([0; 32]) } }.encode();
-    message[19] = 11;
-    assert_eq!(refusal(&message), "command.action: 11 is no known tag");
+    message[19] = 13;
+    assert_eq!(refusal(&message), "command.action: 13 is no known tag");
 }
 
 /// A message that decodes is encoded to the same bytes: no event has two encodings.

@@ -112,7 +112,7 @@ mod tests {
         let text = ["seeded", "validated", "block-mined", "reorg", "command"].map(golden).join("\n");
         let messages = parse_event_lines("e.jsonl", &text).unwrap();
         let count = |topic| messages.iter().filter(|message| message.topic == topic).count();
-        assert_eq!(messages.len(), 1 + 1 + 2 + 1 + 11);
+        assert_eq!(messages.len(), 1 + 1 + 2 + 1 + 13);
         assert_eq!((count(Topic::ValidatedTxs), count(Topic::BlockMined), count(Topic::Reorgs)), (2, 2, 1));
         let payment = "f4184fc596403b9d638783cf57adfe4c75c605f6356fbc91338530e9831e9e16";
         assert_eq!(messages[1].key, Some(payment.parse().unwrap()));

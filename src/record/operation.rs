@@ -220,6 +220,8 @@ pub enum Sequenced {
     SetSpendingHeight(u32),
     /// Sets or clears the flag `locked`.
     SetLocked(bool),
+    /// Sets or clears the flag `frozen`, which bars every output of the transaction.
+    SetFrozen(bool),
     /// Freezes a slot. A spent or frozen slot refuses, unless the same stamp froze it, which is a repeat.
     Freeze {
         /// Offset of the slot within the page.

@@ -355,11 +355,12 @@ impl Page {
         }
     }
 
-    /// Returns whether an operator has frozen, delayed or reassigned an output of this page. Such a change also counts
-    /// after a block revives a conflicting transaction, so that the page is not pruned.
+    /// Returns whether an operator has frozen the transaction, or has frozen, delayed or reassigned an output of this
+    /// page. Such a change also counts after a block revives a conflicting transaction, so that the page is not pruned.
     pub fn is_barred(&self) -> bool {
         let is_frozen = |slot: &Slot| matches!(slot, Slot::Frozen(_));
-        !self.reassignments.is_empty()
+        self.frozen
+            || !self.reassignments.is_empty()
             || !self.utxo_spendable_in.is_empty()
             || self.utxos.iter().flatten().any(is_frozen)
     }

@@ -214,9 +214,12 @@ fn output_range(txid: Txid) -> RangeInclusive<Outpoint> {
     Outpoint { txid, vout: 0 }..=Outpoint { txid, vout: u32::MAX }
 }
 
-/// Returns whether a slot has no holder, or only a conflicting one: a loser's own event may take the slot again before
-/// it finds its record contested.
+/// Returns whether a slot is not frozen, and has no holder or only a conflicting one: a loser's own event may take the
+/// slot again before it finds its record contested.
 fn is_free(master: &Page, slot: &Slot) -> bool {
+    if master.frozen {
+        return false;
+    }
     let is_conflicting =
         |txid: &Txid| master.master.as_ref().is_some_and(|master| master.conflicting_children.contains(txid));
     match slot {

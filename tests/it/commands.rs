@@ -192,6 +192,77 @@ pub async fn run_barred(world: World, kill: Option<u64>) {
     world.check(&what).await;
 }
 
+/// A command freezes a transaction of two pages. Children that took their slots before stay live; a later child of each
+/// page is refused until the transaction is unfrozen. A rival of an earlier child loses, and an earlier child that falls
+/// leaves its slot frozen.
+/// Protects: the flag bars every output that is free or becomes free, and no holder.
+#[tokio::test(start_paused = true)]
+async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
+    for kill in KILLS {
+        let what = format!("killed after {kill:?}");
+        let world = World::with_settings(WorldSettings::paged(2)).await;
+        let seed = world.seed(1, 1).await;
+        let parent = spend(&[seed.coin(0)], 6, 1);
+        let earlier = [spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(3)], 1, 3)];
+        for made in [&parent, &earlier[0], &earlier[1]] {
+            world.validate(made).await;
+        }
+        consume(&world, kill).await;
+        world.command(1, CommandAction::FreezeTransaction { txid: parent.txid }).await;
+        world.command(2, CommandAction::FreezeTransaction { txid: parent.txid }).await;
+        consume(&world, kill).await;
+        assert_eq!([outcome_of(&world, 1).await, outcome_of(&world, 2).await], ["done", "nothing"], "{what}");
+
+        let later = [spend(&[parent.coin(1)], 1, 4), spend(&[parent.coin(4)], 1, 5)];
+        let (rival, heir) = (spend(&[parent.coin(0)], 1, 6), spend(&[parent.coin(3)], 1, 7));
+        for made in [&later[0], &later[1], &rival, &earlier[0]] {
+            world.validate(made).await;
+        }
+        consume(&world, kill).await;
+        world.command(3, CommandAction::SetConflicting { txid: earlier[1].txid }).await;
+        consume(&world, kill).await;
+        assert!(matches!(world.slot(&parent.coin(3)).await, Slot::Unspent(_)), "{what}: the fallen child has no slot");
+        world.validate(&heir).await;
+        consume(&world, kill).await;
+        for made in [&later[0], &later[1], &heir] {
+            assert_eq!(conflict_reason(&world, made).await, Some(Reason::Frozen { input: 0 }), "{what}");
+        }
+        assert_eq!(state(&world, &earlier[0]).await, TxState::Live, "{what}");
+        assert!(conflict_reason(&world, &rival).await.is_some(), "{what}");
+
+        world.command(4, CommandAction::UnfreezeTransaction { txid: parent.txid }).await;
+        consume(&world, kill).await;
+        for made in [&later[0], &later[1], &heir] {
+            assert_eq!(state(&world, made).await, TxState::Live, "{what}");
+        }
+        world.check(&what).await;
+    }
+}
+
+/// An output is frozen alone, and its transaction, too. Protects: each bar ends by its own command.
+#[tokio::test(start_paused = true)]
+async fn an_output_that_was_frozen_alone_stays_frozen_with_its_transaction_unfrozen() {
+    let world = World::new().await;
+    let seed = world.seed(1, 2).await;
+    let outpoint = seed.coin(0).outpoint;
+    world.command(1, CommandAction::Freeze { outpoint }).await;
+    world.command(2, CommandAction::FreezeTransaction { txid: seed.txid }).await;
+    world.run_until_consumed().await;
+    let children = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, vout as u8 + 1));
+    for child in &children {
+        world.validate(child).await;
+    }
+    world.run_until_consumed().await;
+    world.command(3, CommandAction::UnfreezeTransaction { txid: seed.txid }).await;
+    world.run_until_consumed().await;
+    assert_eq!(conflict_reason(&world, &children[0]).await, Some(Reason::Frozen { input: 0 }));
+    assert_eq!(state(&world, &children[1]).await, TxState::Live);
+    world.command(4, CommandAction::Unfreeze { outpoint }).await;
+    world.run_until_consumed().await;
+    assert_eq!(state(&world, &children[0]).await, TxState::Live);
+    world.check("frozen alone and as a whole").await;
+}
+
 /// Children are barred twice, one bar after the other. The verdict names the first bar; the second chance after its end
 /// met the second bar, which changes no verdict.
 /// Protects: when a bar is lifted, every child that it still bars is reconsidered, whatever its verdict names.

@@ -7,7 +7,7 @@ use utxo_store::{
     broker::{Broker, TopicPartition},
     cli::command::decide::{Bar, DecideError, DecideServices, OperatorDecision},
     event::CommandAction,
-    record::{Slot, TxState},
+    record::{Key, Slot, TxState},
     sequencer::chain_group,
     status::control::ControlAnswer,
     tx::Txid,
@@ -15,7 +15,7 @@ use utxo_store::{
 
 use crate::{
     commands::topics,
-    harness::{Coin, GROUP, LOSS_WINDOW, Made, Running, World, WorldSettings, spend, spend_claiming},
+    harness::{Coin, GROUP, LOSS_WINDOW, Made, Running, World, WorldSettings, pages_of, spend, spend_claiming},
     made_blocks::{MadeBlock, block_hash},
     node_restarts::until,
     sequencing::{reasons, wait_longer_than_a_block},
@@ -46,6 +46,7 @@ async fn retry(running: &Running) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Barring {
     Freeze,
+    FreezeTransaction,
     Delay,
     /// The block lists the former owner's spend.
     Reassign,
@@ -55,7 +56,7 @@ enum Barring {
     SpendTooEarly,
 }
 
-use Barring::{Delay, Freeze, Reassign, ReassignTwice, SpendTooEarly};
+use Barring::{Delay, Freeze, FreezeTransaction, Reassign, ReassignTwice, SpendTooEarly};
 
 /// Produces the commands that bar a coin. Returns the spend that the block lists, and the slot hash after the block.
 async fn bar(world: &World, barring: Barring, coin: &Coin) -> Made {
@@ -67,7 +68,7 @@ async fn bar(world: &World, barring: Barring, coin: &Coin) -> Made {
     };
     let owners: Vec<Coin> = (0x60..0x62).map(|script| Coin { script: vec![script], ..coin.clone() }).collect();
     let count = match barring {
-        Freeze | Delay => 0,
+        Freeze | FreezeTransaction | Delay => 0,
         Reassign | SpendTooEarly => 1,
         ReassignTwice => 2,
     };
@@ -87,6 +88,7 @@ async fn bar(world: &World, barring: Barring, coin: &Coin) -> Made {
     }
     match barring {
         Freeze => command(CommandAction::Freeze { outpoint }).await,
+        FreezeTransaction => command(CommandAction::FreezeTransaction { txid: outpoint.txid }).await,
         Delay => command(CommandAction::FreezeUntil { outpoint, height: 900 }).await,
         _ => {}
     }
@@ -104,14 +106,14 @@ const KILLS: [Option<u64>; 6] = [None, Some(0), Some(2), Some(5), Some(12), Some
 /// operator's decision lifts the bar before the block, a kill at any time changes nothing, and a rebuild ends the same.
 #[tokio::test(start_paused = true)]
 async fn a_block_spends_a_barred_output_after_an_operators_decision() {
-    for barring in [Freeze, Delay, Reassign, ReassignTwice, SpendTooEarly] {
+    for barring in [Freeze, FreezeTransaction, Delay, Reassign, ReassignTwice, SpendTooEarly] {
         for (page_size, kill) in [1_000, 2].into_iter().flat_map(|size| KILLS.map(|kill| (size, kill))) {
             let what = format!("{barring:?}, pages of {page_size}, killed after {kill:?}");
             let world = World::with_settings(WorldSettings::paged(page_size)).await;
             let seed = world.seed(1, 4).await;
             // Output 3 lies on the second page where there are two.
             let listed = bar(&world, barring, &seed.coin(3)).await;
-            let other = spend(&[seed.coin(0)], 1, 2);
+            let other = spend(&[world.seed(2, 1).await.coin(0)], 1, 2);
             let running = world.start();
             world.until_consumed().await;
             world.validate(&listed).await;
@@ -127,6 +129,7 @@ async fn a_block_spends_a_barred_output_after_an_operators_decision() {
             let bars: Vec<Bar> = decided.lifted.iter().flat_map(|output| output.bars.clone()).collect();
             let expected = match barring {
                 Freeze => vec![Bar::Frozen],
+                FreezeTransaction => vec![Bar::FrozenTransaction],
                 Delay => vec![Bar::Delayed(900)],
                 Reassign | ReassignTwice => vec![Bar::Delayed(1_100), Bar::Reassigned],
                 SpendTooEarly => vec![Bar::Delayed(1_100)],
@@ -227,14 +230,32 @@ async fn a_reorg_spends_a_frozen_output_after_an_operators_decision() {
 /// again when the events are applied again.
 #[tokio::test(start_paused = true)]
 async fn a_lifted_bar_is_lifted_again_after_a_node_restart() {
-    let mut world = World::forgetful().await;
-    let seed = world.seed(1, 1).await;
-    let outpoint = seed.coin(0).outpoint;
+    lift_again_after_a_node_restart(|_| true, |coin| CommandAction::Freeze { outpoint: coin.outpoint }).await;
+}
+
+/// A node loses the second page of a frozen transaction after the block was applied and before any commit. The command
+/// freezes that page again. Protects: the whole transaction is unfrozen when the events are applied again.
+#[tokio::test(start_paused = true)]
+async fn a_page_of_a_transaction_that_a_decision_unfroze_is_unfrozen_again() {
+    let is_second_page = |key: &Key| matches!(key, Key::Page(_, 1));
+    let freeze = |coin: &Coin| CommandAction::FreezeTransaction { txid: coin.outpoint.txid };
+    lift_again_after_a_node_restart(is_second_page, freeze).await;
+}
+
+/// Freezes the last output of a transaction of two pages, has a block spend the output after an operator's decision,
+/// lets a node forget records, and applies the events again.
+async fn lift_again_after_a_node_restart(
+    is_lost: impl Fn(&Key) -> bool + Send + Sync + 'static,
+    freeze: fn(&Coin) -> CommandAction<'static>,
+) {
+    let settings = WorldSettings { loss_window: LOSS_WINDOW, ..WorldSettings::paged(2) };
+    let mut world = World::with_settings(settings).await;
+    let seed = world.seed(1, 4).await;
     let running = world.start();
     world.until_consumed().await;
-    world.command(1, CommandAction::Freeze { outpoint }).await;
+    world.command(1, freeze(&seed.coin(3))).await;
     world.until_consumed().await;
-    let listed = spend(&[seed.coin(0)], 1, 1);
+    let listed = spend(&[seed.coin(3)], 1, 1);
     world.validate(&listed).await;
     world.until_consumed().await;
     world.mine(1, &[&listed]).await;
@@ -245,11 +266,13 @@ async fn a_lifted_bar_is_lifted_again_after_a_node_restart() {
     let running = world.start();
     until(async || world.page(&listed).await.is_some_and(|page| page.state() == TxState::Live)).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    world.nodes.restart_nodes(LOSS_WINDOW, |_| true);
+    world.nodes.restart_nodes(LOSS_WINDOW, is_lost);
     running.kill().await;
     world.settings.sequencer.commit_interval = Duration::from_millis(100);
     world.run_until_consumed().await;
     assert_eq!(world.page(&listed).await.unwrap().state(), TxState::Live);
+    let pages = pages_of(&world.store).await;
+    assert!(!pages.iter().any(|page| page.txid == seed.txid && page.frozen));
     world.check_after_forgetting("a lifted bar").await;
 }
 

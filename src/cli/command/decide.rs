@@ -41,6 +41,8 @@ pub struct DecideArgs {
 pub enum Bar {
     /// The output is frozen.
     Frozen,
+    /// The whole transaction of the output is frozen. The decision unfreezes the whole transaction.
+    FrozenTransaction,
     /// The output cannot be spent below this height, which is above the block's.
     Delayed(u32),
     /// The output belongs to a new owner.
@@ -51,6 +53,9 @@ impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Bar::Frozen => f.write_str("frozen"),
+            Bar::FrozenTransaction => {
+                f.write_str("of a frozen transaction, whose other outputs are unfrozen, too: freeze them again")
+            }
             Bar::Delayed(height) => write!(f, "not spendable below height {height}"),
             Bar::Reassigned => f.write_str("reassigned"),
         }
@@ -290,12 +295,13 @@ fn find_bars(
         return None;
     }
     let frozen = matches!(slot, Slot::Frozen(_)).then_some(Bar::Frozen);
+    let whole = page.frozen.then_some(Bar::FrozenTransaction);
     let delayed = page.utxo_spendable_in.get(&offset).filter(|from| **from > height).map(|from| Bar::Delayed(*from));
     let is_former = |hash: &UtxoHash| {
         let mut entries = page.reassignments.iter().filter(|entry| entry.offset == offset);
         slot.hash() != Some(*hash) && entries.any(|entry| entry.utxo_hash == *hash)
     };
     let owner = claimed.filter(is_former);
-    let bars: Vec<Bar> = frozen.into_iter().chain(delayed).chain(owner.map(|_| Bar::Reassigned)).collect();
+    let bars: Vec<Bar> = frozen.into_iter().chain(whole).chain(delayed).chain(owner.map(|_| Bar::Reassigned)).collect();
     (!bars.is_empty()).then_some((bars, owner))
 }

@@ -88,6 +88,8 @@ fn is_alert(action: &CommandAction<'_>) -> bool {
             | CommandAction::Unfreeze { .. }
             | CommandAction::FreezeUntil { .. }
             | CommandAction::Reassign { .. }
+            | CommandAction::FreezeTransaction { .. }
+            | CommandAction::UnfreezeTransaction { .. }
     )
 }
 

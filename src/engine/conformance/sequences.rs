@@ -118,6 +118,7 @@ fn sequenced(rng: &mut SplitMix64) -> Sequenced {
             Sequenced::SetMined { mined_in: mined_in(height), longest_chain: rng.chance(0.7) }
         }
         12 => Sequenced::UnsetMined { block_id: height, height },
+        13 if rng.chance(0.5) => Sequenced::SetFrozen(rng.chance(0.3)),
         13 => Sequenced::SetLocked(rng.chance(0.3)),
         27 => Sequenced::AddSlots {
             slots: vec![(offset, claim(offset).utxo_hash)],

@@ -49,6 +49,7 @@ fn state_histories(txid: Txid) -> Vec<(&'static str, Vec<Operation>)> {
         ("mined", vec![live(), set_mined(true)]),
         ("mined on a side chain", vec![live(), set_mined(false)]),
         ("mined, all spent", vec![live(), set_mined(true), all_spent()]),
+        ("frozen transaction", vec![live(), sequenced_at(4, Sequenced::SetFrozen(true))]),
         ("frozen slot", vec![live(), sequenced_at(4, Sequenced::Freeze { offset: 1 })]),
         (
             "barred slot",
@@ -187,6 +188,8 @@ fn sequenced(txid: Txid) -> Vec<Sequenced> {
         Sequenced::SetPageSpent { page: 1, spent: true },
         Sequenced::SetLocked(true),
         Sequenced::SetLocked(false),
+        Sequenced::SetFrozen(true),
+        Sequenced::SetFrozen(false),
         Sequenced::Freeze { offset: 1 },
         Sequenced::Unfreeze { offset: 1 },
         Sequenced::FreezeUntil { offset: 1, height: 999, decided: false },

@@ -28,7 +28,7 @@ mod refusal;
 mod replace_body;
 mod respend;
 mod restore;
-mod set_locked;
+mod set_flag;
 mod set_mined;
 mod set_spending_height;
 mod settle;
@@ -116,7 +116,8 @@ fn apply_sequenced(
         Sequenced::SetPageSpent { page, spent } => pages::set_page_spent(rules, record, *page, *spent),
         Sequenced::AddSlots { slots, height } => add_slots::apply(rules, record, slots, *height),
         Sequenced::SetSpendingHeight(height) => set_spending_height::apply(record, *height),
-        Sequenced::SetLocked(locked) => set_locked::apply(record, *locked),
+        Sequenced::SetLocked(locked) => set_flag::set_locked(record, *locked),
+        Sequenced::SetFrozen(frozen) => set_flag::set_frozen(record, *frozen),
         Sequenced::Freeze { offset } => freeze::freeze(record, *offset, stamp_match),
         Sequenced::Unfreeze { offset } => freeze::unfreeze(record, *offset, stamp_match),
         Sequenced::FreezeUntil { offset, height, decided } => freeze::freeze_until(record, *offset, *height, *decided),

@@ -141,6 +141,7 @@ fn sequencer() -> impl Strategy<Value = Sequenced> {
         1 => height().prop_map(|height| Sequenced::WasMined(mined(height))),
         2 => height().prop_map(|height| Sequenced::UnsetMined { block_id: height, height }),
         1 => any::<bool>().prop_map(Sequenced::SetLocked),
+        1 => any::<bool>().prop_map(Sequenced::SetFrozen),
         1 => height().prop_map(Sequenced::SetSpendingHeight),
         1 => (offset(), height())
             .prop_map(|(offset, height)| Sequenced::AddSlots { slots: vec![(offset, hash(offset))], height }),

@@ -160,7 +160,7 @@ pub(super) fn check_spender_not_pruned(page: &Page, offset: u32) -> Result<(), R
 }
 
 /// Returns `true` if the slot or the whole transaction is frozen.
-pub(super) fn is_frozen(page: &Page, slot: Slot) -> bool {
+fn is_frozen(page: &Page, slot: Slot) -> bool {
     page.frozen || matches!(slot, Slot::Frozen(_))
 }
 

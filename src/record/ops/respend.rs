@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{Page, Record, Rejection, Respend, RespendChecks, RespendSlot, Rules, SpendingData, Verdict};
+use crate::record::{Page, Record, Rejection, Respend, RespendChecks, RespendSlot, Rules, Slot, SpendingData, Verdict};
 
 use super::{
     Effect, delete_at_height,
@@ -92,7 +92,8 @@ fn check_decided(page: &Page, respend: &Respend) -> Result<(), Rejection> {
         if refusal::is_taken_by(page, offset, spender(respend, moved))? {
             continue;
         }
-        if refusal::is_frozen(page, slot) {
+        // The flag `frozen` of the transaction was set after the decision, or the new holder had the slot before.
+        if matches!(slot, Slot::Frozen(_)) {
             return Err(Rejection::Frozen(offset));
         }
         refusal::check_spender_not_pruned(page, offset)?;

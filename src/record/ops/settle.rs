@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::record::{HeldSlot, Page, Record, Rejection, Reply, Rules, TxState};
+use crate::record::{HeldSlot, Page, Record, Rejection, Reply, Rules, Slot, TxState};
 
 use super::{Effect, delete_at_height, find_page, refusal, slots};
 
@@ -21,7 +21,8 @@ pub(super) fn apply(rules: &Rules, record: &mut Option<Record>, held: &[HeldSlot
     // A slot that does not exist cannot be taken: it is neither freed nor marked.
     let existing = || held.iter().filter_map(|held| Some((held, slots::slot(page, held.offset)?)));
     for (held, slot) in existing() {
-        if refusal::is_frozen(page, slot) {
+        // A slot that was frozen alone has no holder. The flag `frozen` of the transaction keeps no holder's slot.
+        if matches!(slot, Slot::Frozen(_)) {
             return Err(Rejection::Frozen(held.offset));
         }
         refusal::check_spender_not_pruned(page, held.offset)?;

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 
 use crate::{
     event::{Block, LiftedOutput},
-    record::{Key, Rejection, Sequenced, StoredOutput},
+    record::{Key, Page, Rejection, Sequenced, StoredOutput},
     sequencer::{
         SequencerError,
         context::HandlerContext,
         lost_records::{apply_to_stored_slot, wait_for_bodies},
+        pages::apply_to_every_extra_page,
+        second_chances::publish_chances_after_lifting,
     },
     store::{into_page, read::TxReader},
     tx::{Outpoint, UtxoHash, utxo_hash},
@@ -37,7 +39,10 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
     let outpoint = output.outpoint;
     let (key, offset) = cx.locate(outpoint);
     let Key::Page(txid, number) = key else { return Ok(()) };
-    wait_for_bodies(cx, &[txid]).await?;
+    let master = wait_for_bodies(cx, &[txid]).await?.pop();
+    if let Some(master) = master.filter(|master| master.pruned.is_none()) {
+        unfreeze_transaction(cx, &master).await?;
+    }
     let owner = match output.owner {
         Some(hash) => find_output(cx, key, outpoint, hash).await?.map(|output| (hash, output)),
         None => None,
@@ -52,6 +57,15 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
             Ok(())
         }
     }
+}
+
+/// Ends the freezing of the whole transaction, since the flag has no exception for one output. Every page is written,
+/// even where the master is not frozen: a node may have lost the write of another page.
+async fn unfreeze_transaction(cx: &HandlerContext<'_>, master: &Page) -> Result<(), SequencerError> {
+    let unfrozen = Sequenced::SetFrozen(false);
+    apply_to_every_extra_page(cx, master, &unfrozen).await?;
+    cx.apply_to_master(master.txid, unfrozen).await?;
+    publish_chances_after_lifting(cx, &[master.txid], None).await
 }
 
 /// Finds the output that had this UTXO hash: the output as its transaction made it, or the output of an owner between.

@@ -116,6 +116,8 @@ impl<'a> CommandEvaluator<'a> {
         let result = match action {
             CommandAction::Lock { .. } => on_master(Sequenced::SetLocked(true))?,
             CommandAction::Unlock { .. } => on_master(Sequenced::SetLocked(false))?,
+            CommandAction::FreezeTransaction { .. } => on_master(Sequenced::SetFrozen(true))?,
+            CommandAction::UnfreezeTransaction { .. } => on_master(Sequenced::SetFrozen(false))?,
             CommandAction::Preserve { until, .. } => on_master(Sequenced::Preserve { until: *until })?,
             CommandAction::Delete { .. } if master.is_coinbase => {
                 return Ok(refuse_invalid_spend("a coinbase is not deleted: its block may be connected again"));

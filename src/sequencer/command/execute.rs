@@ -56,6 +56,13 @@ impl<'a> CommandExecutor<'a> {
                 self.apply_to_every_page(*txid, Sequenced::SetLocked(false)).await?;
                 publish_chances_after_lifting(self.cx, &[*txid], None).await
             }
+            CommandAction::FreezeTransaction { txid } => {
+                self.apply_to_every_page(*txid, Sequenced::SetFrozen(true)).await
+            }
+            CommandAction::UnfreezeTransaction { txid } => {
+                self.apply_to_every_page(*txid, Sequenced::SetFrozen(false)).await?;
+                publish_chances_after_lifting(self.cx, &[*txid], None).await
+            }
             CommandAction::Preserve { txid, until } => {
                 self.apply_to_every_page(*txid, Sequenced::Preserve { until: *until }).await
             }

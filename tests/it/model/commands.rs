@@ -268,6 +268,8 @@ impl Replay<'_> {
         match *action {
             CommandAction::Lock { txid } => self.set_locked(&txid, true),
             CommandAction::Unlock { txid } => self.set_locked(&txid, false),
+            CommandAction::FreezeTransaction { txid } => self.set_frozen(&txid, true),
+            CommandAction::UnfreezeTransaction { txid } => self.set_frozen(&txid, false),
             CommandAction::Freeze { outpoint } => self.freeze(outpoint),
             CommandAction::Unfreeze { outpoint } => self.unfreeze(outpoint),
             CommandAction::FreezeUntil { outpoint, height } => self.freeze_until(outpoint, height),
@@ -303,6 +305,8 @@ impl Replay<'_> {
         match *action {
             CommandAction::Lock { txid } => self.history.tx_entry(&txid).locked = Some(true),
             CommandAction::Unlock { txid } => self.history.tx_entry(&txid).locked = Some(false),
+            CommandAction::FreezeTransaction { txid } => self.history.tx_entry(&txid).frozen = Some(true),
+            CommandAction::UnfreezeTransaction { txid } => self.history.tx_entry(&txid).frozen = Some(false),
             CommandAction::Preserve { txid, until } => {
                 let tx_entry = self.history.tx_entry(&txid);
                 tx_entry.preserve_until = tx_entry.preserve_until.max(Some(until));
@@ -343,6 +347,17 @@ impl Replay<'_> {
         Done
     }
 
+    fn set_frozen(&mut self, txid: &Txid, frozen: bool) -> ExpectedResult {
+        if self.history.is_transaction_frozen(txid) == frozen {
+            return Nothing;
+        }
+        self.history.tx_entry(txid).frozen = Some(frozen);
+        if !frozen {
+            self.reconsider_children(*txid, |_| true);
+        }
+        Done
+    }
+
     /// Records second chances for conflicting transactions that spend one of these outputs, are certainly known to the
     /// parent, and are certainly no longer barred by the reason of their verdict. Transactions that this very event
     /// made conflicting are checked with all of its effects.
@@ -371,7 +386,7 @@ impl Replay<'_> {
                 Reason::ConflictingParent { parent: barring } => is_known && is_open(&barring),
                 Reason::Frozen { input } => inputs.get(input as usize).is_some_and(|input| {
                     (input.txid == parent || is_known)
-                        && !history.restrictions.frozen.contains(input)
+                        && !history.is_frozen(input)
                         && history.live_spenders(input, txid).is_empty()
                 }),
                 _ => false,
@@ -473,9 +488,10 @@ impl Replay<'_> {
     /// Lifts the bars on the outputs that an operator has named for this event.
     pub fn lift_bars(&mut self, block_height: u32) {
         for LiftedOutput { outpoint, owner } in self.lifted.remove(&self.offset).unwrap_or_default() {
-            let History { facts, rules, restrictions, .. } = &mut self.history;
+            let History { facts, rules, restrictions, tx_entries, .. } = &mut self.history;
             restrictions.frozen.remove(&outpoint);
             restrictions.spendable_from.remove(&outpoint);
+            let is_unfrozen = tx_entries.get_mut(&outpoint.txid).and_then(|tx_entry| tx_entry.frozen.replace(false));
             let hash_of = |coin: &Coin| utxo_hash(&outpoint.txid, outpoint.vout, &coin.script, coin.satoshis);
             let entries = restrictions.reassigned.entry(outpoint).or_default();
             let present = entries.last().map(|entry| entry.new_utxo_hash);
@@ -490,6 +506,9 @@ impl Replay<'_> {
             }
             if entries.is_empty() {
                 restrictions.reassigned.remove(&outpoint);
+            }
+            if is_unfrozen == Some(true) {
+                self.reconsider_children(outpoint.txid, |_| true);
             }
         }
     }

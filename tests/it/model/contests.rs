@@ -89,7 +89,10 @@ impl Replay<'_> {
             Reason::Locked { parent } => spends(&parent) && self.ever_locked(&parent),
             // An earlier command changed the output.
             Reason::Frozen { input } | Reason::NotYetSpendable { input } | Reason::History { input } => outpoint(input)
-                .is_some_and(|outpoint| self.touched.get(&outpoint).is_some_and(|since| *since < self.offset)),
+                .is_some_and(|outpoint| {
+                    self.touched.get(&outpoint).is_some_and(|since| *since < self.offset)
+                        || self.ever_frozen(&outpoint.txid)
+                }),
             Reason::Found => {
                 // The transaction may have been stored contested for a missing parent by an instance that died before
                 // it published the contest.
@@ -98,6 +101,11 @@ impl Replay<'_> {
             }
             Reason::Command | Reason::Disconnected | Reason::Seeded => false,
         }
+    }
+
+    /// Whether a command has frozen the whole transaction.
+    pub fn ever_frozen(&self, txid: &Txid) -> bool {
+        self.history.tx_entries.get(txid).is_some_and(|tx_entry| tx_entry.frozen.is_some())
     }
 
     fn ever_locked(&self, txid: &Txid) -> bool {
@@ -114,7 +122,11 @@ impl Replay<'_> {
             let is_later = history.facts.later_events.keys().any(|later| history.facts.may_be_named(later, input));
             let has_rivals = is_later || history.facts.spenders.get(input).is_some_and(|spenders| spenders.len() > 1);
             let touched = self.touched.contains_key(input);
-            has_rivals || touched || self.ever_conflicting.contains(&input.txid) || self.ever_locked(&input.txid)
+            has_rivals
+                || touched
+                || self.ever_conflicting.contains(&input.txid)
+                || self.ever_locked(&input.txid)
+                || self.ever_frozen(&input.txid)
         }) || !history.reasons_against(txid, 0).is_empty()
     }
 

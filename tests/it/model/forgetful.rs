@@ -156,6 +156,7 @@ impl Replay<'_> {
 
     /// Accepts the transactions that win by these blocks, in any order; then every listed one is mined.
     fn forgetful_connect(&mut self, logged: &Logged, blocks: &[Block<'_>]) {
+        self.lift_bars(blocks.last().map_or(0, |block| block.height));
         let mut connected: Vec<(&Block<'_>, Vec<(Txid, u32)>)> = Vec::new();
         for block in blocks {
             self.history.blocks.insert(block.block_id, true);
@@ -327,9 +328,8 @@ impl Replay<'_> {
                 from.is_some_and(|from| versions.iter().any(|version| from > version.height))
             }),
             // A command changed the output.
-            Reason::Frozen { input } | Reason::NotYetSpendable { input } => {
-                outpoint(input).is_some_and(|outpoint| self.touched.contains_key(&outpoint))
-            }
+            Reason::Frozen { input } | Reason::NotYetSpendable { input } => outpoint(input)
+                .is_some_and(|outpoint| self.touched.contains_key(&outpoint) || self.ever_frozen(&outpoint.txid)),
             Reason::History { .. } | Reason::Found | Reason::Command | Reason::Disconnected | Reason::Seeded => false,
         }
     }

@@ -41,6 +41,8 @@ pub struct TxEntry {
     pub accepted: bool,
     /// Lock set by the last command; without one, the event decides.
     pub locked: Option<bool>,
+    /// Flag `frozen` as the last command set it.
+    pub frozen: Option<bool>,
     /// Blocks that list the transaction, by id.
     pub mined: BTreeMap<u32, MinedIn>,
     /// Unmined height set by blocks; `None` if the event decides.
@@ -62,6 +64,7 @@ impl TxEntry {
             status,
             accepted: false,
             locked: None,
+            frozen: None,
             mined: BTreeMap::new(),
             unmined_since: None,
             preserve_until: None,
@@ -282,6 +285,16 @@ impl History {
         locked.unwrap_or_else(|| self.stored_version(txid).is_some_and(|version| version.locked))
     }
 
+    /// Whether the whole transaction is frozen.
+    pub fn is_transaction_frozen(&self, txid: &Txid) -> bool {
+        self.tx_entries.get(txid).is_some_and(|tx_entry| tx_entry.frozen == Some(true))
+    }
+
+    /// Whether the output or its whole transaction is frozen.
+    pub fn is_frozen(&self, outpoint: &Outpoint) -> bool {
+        self.restrictions.frozen.contains(outpoint) || self.is_transaction_frozen(&outpoint.txid)
+    }
+
     /// Returns the event that stored the transaction: its height and lock count, whichever event is decided on later.
     pub fn stored_version(&self, txid: &Txid) -> Option<&EventVersion> {
         self.tx(txid)?.versions().first()
@@ -326,7 +339,7 @@ impl History {
             if mismatches.contains(&input) {
                 reasons.push(Reason::Mismatch { input });
             }
-            if self.restrictions.frozen.contains(&outpoint) {
+            if self.is_frozen(&outpoint) {
                 reasons.push(Reason::Frozen { input });
             }
             if self.restrictions.spendable_from.get(&outpoint).is_some_and(|from| *from > height) {
@@ -369,7 +382,7 @@ impl History {
             body: Some(body),
             coinbase: tx.coinbase,
             locked: self.is_locked(txid),
-            frozen: false,
+            frozen: tx_entry.frozen == Some(true),
             conflicting: matches!(tx_entry.status, TxStatus::Pending | TxStatus::Conflicting(_)),
             spending_height: self.spending_height(txid),
             unmined_since: self.unmined_since(txid),

@@ -79,8 +79,8 @@ impl Replay<'_> {
         let is_expected = match source {
             OutcomeSource::Chain { offset } => {
                 published.of_chain.entry((offset, txid)).or_default().push(kind.clone());
-                let is_again = kind == OutcomeKind::Accepted && self.passed_over.contains(&(offset, txid));
-                is_again || self.expected_outcomes.get(&(offset, txid)).is_some_and(|kinds| kinds.contains(&kind))
+                (kind == OutcomeKind::Accepted && self.may_be_accepted_again(offset, txid))
+                    || self.expected_outcomes.get(&(offset, txid)).is_some_and(|kinds| kinds.contains(&kind))
             }
             OutcomeSource::Validated { partition, offset } => {
                 published.refused.insert((partition, offset, txid));
@@ -90,6 +90,17 @@ impl Replay<'_> {
         if !is_expected {
             self.complain_of(about, format!("reports an unexpected outcome: {txid} by {source:?}: {kind:?}"));
         }
+    }
+
+    /// Returns whether a contest that was passed over may have the outcome `Accepted`. A sequencer that handles the
+    /// contest again after its death finds the contestant live if a later event has accepted the contestant meanwhile.
+    fn may_be_accepted_again(&self, offset: u64, txid: Txid) -> bool {
+        let is_accepted_later = || {
+            let later = self.expected_outcomes.range((offset + 1, Txid([0; 32]))..);
+            later.into_iter().any(|((_, other), kinds)| *other == txid && kinds.contains(&OutcomeKind::Accepted))
+        };
+        self.passed_over.contains(&(offset, txid))
+            || self.passed_over_conflicting.contains(&(offset, txid)) && is_accepted_later()
     }
 
     fn check_batch(&mut self, about: &str, logged: &Logged, batch: &OutcomeBatch<'_>, published: &mut Published) {

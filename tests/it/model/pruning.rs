@@ -40,18 +40,19 @@ impl History {
         }
         let since = match tx_entry.status {
             TxStatus::Conflicting(_) => (!self.is_kept_for_output(txid)).then_some(tx_entry.conflicting_height),
-            TxStatus::Live | TxStatus::Uncontested if self.is_locked(txid) => None,
+            TxStatus::Live | TxStatus::Uncontested if self.is_locked(txid) || self.is_transaction_frozen(txid) => None,
             TxStatus::Live | TxStatus::Uncontested => self.spent_since(txid),
             TxStatus::Pending | TxStatus::Pruned(_) => None,
         };
         since.is_some_and(|since| since.saturating_add(self.rules.retention) <= height)
     }
 
-    /// Whether an output is or was frozen, or was reassigned: a conflicting transaction is then kept.
+    /// Whether the transaction is frozen, or an output is or was frozen or was reassigned: a conflicting transaction is
+    /// then kept.
     pub fn is_kept_for_output(&self, txid: &Txid) -> bool {
         let reassigned = self.restrictions.reassigned.keys();
         let barred = self.restrictions.frozen.iter().chain(self.restrictions.spendable_from.keys());
-        reassigned.chain(barred).any(|outpoint| outpoint.txid == *txid)
+        self.is_transaction_frozen(txid) || reassigned.chain(barred).any(|outpoint| outpoint.txid == *txid)
     }
 
     /// Returns the height from which every output is spent by mined transactions; `None` if an output is unspent (a

@@ -63,6 +63,8 @@ pub struct Replay<'l> {
     /// Contests that were passed over, by chain offset and transaction. Over a store that can lose writes, a live
     /// contestant has the outcome `Accepted`.
     pub passed_over: BTreeSet<(u64, Txid)>,
+    /// Contests that were passed over while the contestant was conflicting, by chain offset and transaction.
+    pub passed_over_conflicting: BTreeSet<(u64, Txid)>,
     /// Transactions that blocks have mined or left unmined.
     pub expected_changes: BTreeSet<(OutcomeChange, Txid)>,
     /// Events for which the sequencer must publish a dead letter.
@@ -113,6 +115,7 @@ impl<'l> Replay<'l> {
             contested_bodies: BTreeMap::new(),
             expected_outcomes: BTreeMap::new(),
             passed_over: BTreeSet::new(),
+            passed_over_conflicting: BTreeSet::new(),
             expected_changes: BTreeSet::new(),
             expected_dead_letters: BTreeSet::new(),
             possible_dead_letters: BTreeSet::new(),

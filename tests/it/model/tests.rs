@@ -562,6 +562,14 @@ fn every_contest_outcome_and_fed_block_is_explained() {
     log.assert_complaint("because of Immature { input: 0 }, which the history does not know");
     log.publish_outcome(contest, winner.txid, OutcomeKind::Accepted);
     log.assert_complaint("reports an unexpected outcome");
+    let mut again = LogWriter::new();
+    let (_, winner, loser, contest) = rivals(&mut again);
+    again.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), descendants_end(200)]);
+    let passed_over = again.contest(&loser, lost_to(&winner));
+    again.decide(passed_over, &[DecisionBody::PassedOver { txid: loser.txid }]);
+    again.expected();
+    again.publish_outcome(passed_over, loser.txid, OutcomeKind::Accepted);
+    again.assert_complaint("reports an unexpected outcome");
     let mut without_outcomes = LogWriter::new();
     let (_, winner, loser, contest) = rivals(&mut without_outcomes);
     without_outcomes.decide(contest, &[conflicting(&loser, lost_to(&winner), 200), descendants_end(200)]);

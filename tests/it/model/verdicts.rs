@@ -183,7 +183,10 @@ impl Replay<'_> {
     pub fn apply_passed_over(&mut self, txid: Txid, trigger: VerdictTrigger) {
         match self.history.status(&txid) {
             _ if trigger == VerdictTrigger::Reconsider => {}
-            Some(TxStatus::Conflicting(_)) => self.record_with_parents(&txid),
+            Some(TxStatus::Conflicting(_)) => {
+                self.passed_over_conflicting.insert((self.offset, txid));
+                self.record_with_parents(&txid);
+            }
             Some(TxStatus::Live | TxStatus::Uncontested) => drop(self.passed_over.insert((self.offset, txid))),
             _ => {}
         }
@@ -215,11 +218,16 @@ impl Replay<'_> {
         };
         let after = block.or(self.history.unmined_since(&txid)).unwrap_or(height);
         // No lock bars a listed transaction, since the unlock may come after the block, nor a transaction that had the
-        // slot before a command locked the parent.
+        // slot before a command locked or froze the parent.
         let by_command =
             |parent: &Txid| self.history.tx_entries.get(parent).is_some_and(|tx_entry| tx_entry.locked == Some(true));
-        let lifted =
-            |reason: &Reason| matches!(reason, Reason::Locked { parent } if block.is_some() || by_command(parent));
+        let inputs_of = self.history.inputs(&txid);
+        let is_frozen_alone = |input: u32| self.history.restrictions.frozen.contains(&inputs_of[input as usize]);
+        let lifted = |reason: &Reason| match reason {
+            Reason::Locked { parent } => block.is_some() || by_command(parent),
+            Reason::Frozen { input } => !is_frozen_alone(*input),
+            _ => false,
+        };
         let barring: Vec<Reason> =
             self.history.reasons_against(&txid, after).into_iter().filter(|reason| !lifted(reason)).collect();
         for reason in barring {

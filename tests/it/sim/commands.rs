@@ -24,6 +24,12 @@ pub enum PlannedCommand {
     Unlock {
         tx: u32,
     },
+    FreezeTransaction {
+        tx: u32,
+    },
+    UnfreezeTransaction {
+        tx: u32,
+    },
     Freeze {
         output: (u32, u32),
     },
@@ -58,7 +64,8 @@ pub enum PlannedCommand {
 }
 
 use PlannedCommand::{
-    Delete, Freeze, FreezeUntil, Lock, Preserve, Reassign, SetConflicting, Unfreeze, Unlock, Unspend,
+    Delete, Freeze, FreezeTransaction, FreezeUntil, Lock, Preserve, Reassign, SetConflicting, Unfreeze,
+    UnfreezeTransaction, Unlock, Unspend,
 };
 
 /// Locking script of the new owner.
@@ -76,6 +83,8 @@ impl PlannedCommand {
         match self {
             Lock { .. } => "lock",
             Unlock { .. } => "unlock",
+            FreezeTransaction { .. } => "freeze-transaction",
+            UnfreezeTransaction { .. } => "unfreeze-transaction",
             Freeze { .. } => "freeze",
             Unfreeze { .. } => "unfreeze",
             FreezeUntil { .. } => "freeze-until",
@@ -90,7 +99,13 @@ impl PlannedCommand {
     /// Returns the transactions that the command names.
     pub fn transactions(&self) -> Vec<u32> {
         match *self {
-            Lock { tx } | Unlock { tx } | SetConflicting { tx } | Preserve { tx, .. } | Delete { tx } => vec![tx],
+            Lock { tx }
+            | Unlock { tx }
+            | FreezeTransaction { tx }
+            | UnfreezeTransaction { tx }
+            | SetConflicting { tx }
+            | Preserve { tx, .. }
+            | Delete { tx } => vec![tx],
             Freeze { output } | Unfreeze { output } | FreezeUntil { output, .. } | Reassign { output, .. } => {
                 vec![output.0]
             }
@@ -98,11 +113,12 @@ impl PlannedCommand {
         }
     }
 
-    /// Returns the output that the command may make unspendable by its transaction's script.
-    pub fn barred_output(&self) -> Option<(u32, u32)> {
+    /// Returns whether the command may make this output unspendable by its transaction's script.
+    pub fn may_bar(&self, spent: (u32, u32)) -> bool {
         match *self {
-            Freeze { output } | FreezeUntil { output, .. } | Reassign { output, .. } => Some(output),
-            _ => None,
+            Freeze { output } | FreezeUntil { output, .. } | Reassign { output, .. } => output == spent,
+            FreezeTransaction { tx } => tx == spent.0,
+            _ => false,
         }
     }
 
@@ -120,6 +136,8 @@ impl PlannedCommand {
         let action = match *self {
             Lock { tx } => CommandAction::Lock { txid: txid(tx) },
             Unlock { tx } => CommandAction::Unlock { txid: txid(tx) },
+            FreezeTransaction { tx } => CommandAction::FreezeTransaction { txid: txid(tx) },
+            UnfreezeTransaction { tx } => CommandAction::UnfreezeTransaction { txid: txid(tx) },
             SetConflicting { tx } => CommandAction::SetConflicting { txid: txid(tx) },
             Delete { tx } => CommandAction::Delete { txid: txid(tx) },
             Preserve { tx, until } => CommandAction::Preserve { txid: txid(tx), until },
@@ -158,7 +176,12 @@ impl fmt::Display for PlannedCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.name())?;
         match *self {
-            Lock { tx } | Unlock { tx } | SetConflicting { tx } | Delete { tx } => write!(f, " {tx}"),
+            Lock { tx }
+            | Unlock { tx }
+            | FreezeTransaction { tx }
+            | UnfreezeTransaction { tx }
+            | SetConflicting { tx }
+            | Delete { tx } => write!(f, " {tx}"),
             Preserve { tx, until } => write!(f, " {tx} {until}"),
             Freeze { output: (tx, vout) } | Unfreeze { output: (tx, vout) } => write!(f, " {tx} {vout}"),
             FreezeUntil { output: (tx, vout), height } => write!(f, " {tx} {vout} {height}"),
@@ -178,6 +201,8 @@ pub fn parse(words: &[&str]) -> Result<PlannedCommand, String> {
     Ok(match (*name, numbers[..].as_ref()) {
         ("lock", &[tx]) => Lock { tx },
         ("unlock", &[tx]) => Unlock { tx },
+        ("freeze-transaction", &[tx]) => FreezeTransaction { tx },
+        ("unfreeze-transaction", &[tx]) => UnfreezeTransaction { tx },
         ("set-conflicting", &[tx]) => SetConflicting { tx },
         ("delete", &[tx]) => Delete { tx },
         ("preserve", &[tx, until]) => Preserve { tx, until },
@@ -200,7 +225,8 @@ pub fn add_commands(plan: &mut Plan, seed: u64) {
         return;
     }
     let share = *rng.pick(&[0.05, 0.15, 0.4]);
-    let mut writer = CommandWriter { rng, next_id: 0, issued: Vec::new(), frozen: Vec::new(), seen: Vec::new() };
+    let flags = SplitMix64::new(seed ^ u64::from_be_bytes(*b"tx-flags"));
+    let mut writer = CommandWriter { rng, flags, next_id: 0, issued: Vec::new(), frozen: Vec::new(), seen: Vec::new() };
     let mut at = 0;
     while at < plan.steps.len() {
         writer.record_step(plan, at);
@@ -216,6 +242,8 @@ pub fn add_commands(plan: &mut Plan, seed: u64) {
 
 struct CommandWriter {
     rng: SplitMix64,
+    /// Chooses between the two flags of a transaction. A generator of its own keeps the other commands of a seed.
+    flags: SplitMix64,
     next_id: u32,
     issued: Vec<(u32, PlannedCommand)>,
     frozen: Vec<(u32, u32)>,
@@ -307,8 +335,15 @@ impl CommandWriter {
             3 => Unfreeze { output: self.choose_output(plan) },
             4 => FreezeUntil { output: self.choose_output(plan), height },
             5 => Reassign { output: self.choose_output(plan), height, from_owner: false },
-            6 | 7 => Lock { tx: self.choose_transaction(plan) },
-            8 => Unlock { tx: self.choose_transaction(plan) },
+            6..9 => {
+                let tx = self.choose_transaction(plan);
+                match (choice, self.flags.below(2)) {
+                    (8, 0) => Unlock { tx },
+                    (8, _) => UnfreezeTransaction { tx },
+                    (_, 0) => Lock { tx },
+                    _ => FreezeTransaction { tx },
+                }
+            }
             9 | 10 => SetConflicting { tx: self.choose_transaction(plan) },
             11 => Preserve { tx: self.choose_transaction(plan), until: height },
             12 => Delete { tx: self.choose_transaction(plan) },

@@ -222,10 +222,10 @@ impl Miner {
             })
         };
         let deleted: BTreeSet<u32> = commands().filter_map(PlannedCommand::deleted).collect();
-        let barred: BTreeSet<(u32, u32)> = commands().filter_map(PlannedCommand::barred_output).collect();
+        let is_barred = |output: &(u32, u32)| commands().any(|command| command.may_bar(*output));
         // No block lists a transaction that a command may bar or delete: such a block would halt the chain.
         let is_free = |tx: &u32| match plan.txs.get(tx) {
-            Some(Tx::Spend { inputs, .. }) => inputs.iter().all(|input| !barred.contains(input)),
+            Some(Tx::Spend { inputs, .. }) => !inputs.iter().any(is_barred),
             _ => true,
         };
         let honest = produced.difference(&contradicted).copied();
