@@ -80,8 +80,8 @@ enum CommandKind {
         #[arg(required = true)]
         outpoints: Vec<Outpoint>,
     },
-    /// Bar all outputs of transactions until the transactions are unfrozen. A block that spends such an output halts the
-    /// chain for good: freeze only in agreement with the miners
+    /// Bar all outputs of transactions until the transactions are unfrozen. A block that spends such an output halts
+    /// the chain for good: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
     FreezeTransaction(TxidArgs),
     /// End the freezing of transactions; outputs that were frozen alone stay frozen

@@ -193,8 +193,8 @@ pub async fn run_barred(world: World, kill: Option<u64>) {
 }
 
 /// A command freezes a transaction of two pages. Children that took their slots before stay live; a later child of each
-/// page is refused until the transaction is unfrozen. A rival of an earlier child loses, and an earlier child that falls
-/// leaves its slot frozen.
+/// page is refused until the transaction is unfrozen. A rival of an earlier child loses, and the slot of an earlier
+/// child that falls cannot be spent.
 /// Protects: the flag bars every output that is free or becomes free, and no holder.
 #[tokio::test(start_paused = true)]
 async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
