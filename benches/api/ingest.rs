@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Messages per call of the producer.
-const CALL: usize = 20_000;
+pub const CALL: usize = 20_000;
 const TICK: Duration = Duration::from_millis(5);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -152,7 +152,7 @@ async fn ask(address: &str, known: &Arc<Vec<Txid>>, rate: f64, time: Duration) -
 }
 
 /// Creates the parents of the transactions in the store; returns their txids.
-async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
+pub async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
     let engine = deployment.open_engine().await;
     let mut known = Vec::new();
     for messages in Generator::new(Shape::Apart, transactions).parents_from_before() {
@@ -163,7 +163,7 @@ async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
 }
 
 /// Returns the events of the transactions, the last one first.
-fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessage> {
+pub fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessage> {
     let topic = deployment.program.topic("validated-txs");
     let generated = Generator::new(Shape::Apart, transactions).chunks(CALL).flatten();
     let mut messages: Vec<OutgoingMessage> = generated
@@ -178,7 +178,7 @@ fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessage> 
     messages
 }
 
-async fn producer(deployment: &Deployment) -> Arc<dyn Producer> {
+pub async fn producer(deployment: &Deployment) -> Arc<dyn Producer> {
     let settings = KafkaSettings {
         brokers: deployment.program.brokers().to_owned(),
         ..wiring::kafka_settings(&Config::default())
@@ -213,14 +213,14 @@ async fn send_paced(producer: Arc<dyn Producer>, mut messages: Vec<OutgoingMessa
 }
 
 /// Returns the number of completed transactions of an instance.
-fn completed(instance: &Instance) -> u64 {
+pub fn completed(instance: &Instance) -> u64 {
     let metrics = tokio::task::block_in_place(|| instance.get("/metrics"));
     let name = "utxo_transactions_completed_total{result=\"live\"} ";
     let value = metrics.lines().find_map(|line| line.strip_prefix(name));
     value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
 }
 
-async fn wait_until_completed(instance: &Instance, transactions: u64) {
+pub async fn wait_until_completed(instance: &Instance, transactions: u64) {
     while completed(instance) < transactions {
         tokio::time::sleep(POLL).await;
     }

@@ -107,7 +107,8 @@ impl Deployment {
         format!("file://{}", self.program.path("objects").display())
     }
 
-    fn variables(&self) -> Vec<(&'static str, String)> {
+    /// Returns the settings of the case as environment variables.
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
         vec![
             ("UTXO_STORE__STORE__URL", self.store_url.clone()),
             ("UTXO_STORE__STORE__BLOBS__URL", format!("file://{}", self.program.path("blobs").display())),

@@ -1,0 +1,91 @@
+//! Import, creation and restore on one engine.
+
+use std::fs;
+
+use crate::{
+    aerospike_server::AerospikeServer,
+    file,
+    kafka_server::KafkaServer,
+    measured::{self, Measured},
+    postgres_server::PostgresServer,
+    process::mib,
+    program::Bench,
+    setup::start_database,
+};
+
+/// The places of two empty stores on one engine: the imported store and the restored one.
+pub enum Place {
+    Aerospike([AerospikeServer; 2]),
+    Postgres(PostgresServer),
+    /// The scheme of an engine whose stores are folders or files.
+    Local(&'static str),
+}
+
+impl Place {
+    /// Starts the servers of an engine; `None`: a server cannot be had.
+    pub fn open(engine: &str) -> Option<Self> {
+        Some(match engine {
+            "aerospike" => Place::Aerospike([start_database()?, start_database()?]),
+            "postgres" => Place::Postgres(PostgresServer::start()?),
+            "sqlite" => Place::Local("sqlite"),
+            _ => Place::Local("fjall"),
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Place::Aerospike(_) => "aerospike",
+            Place::Postgres(_) => "postgres",
+            Place::Local(scheme) => scheme,
+        }
+    }
+
+    fn urls(&self, program: &Bench) -> [String; 2] {
+        match self {
+            Place::Aerospike(servers) => servers.each_ref().map(AerospikeServer::url),
+            Place::Postgres(server) => [server.database().url(), server.database().url()],
+            Place::Local(scheme) => {
+                ["imported", "restored"].map(|name| format!("{scheme}://{}", program.path(name).display()))
+            }
+        }
+    }
+}
+
+/// Imports a file of this many outputs, creates a snapshot of the store, and restores the snapshot.
+pub fn measure(kafka: &KafkaServer, place: &Place, outputs: u64) {
+    let program = Bench::on(kafka.bootstrap_servers());
+    program.create_topics();
+    let [imported, restored] = place.urls(&program);
+    let path = |name: &str| program.path(name).display().to_string();
+    let [file, blobs, other_blobs, shelf] = ["utxos.dat", "blobs", "blobs-restored", "snapshots"].map(path);
+    let [blobs, other_blobs, shelf] = [blobs, other_blobs, shelf].map(|path| format!("file://{path}"));
+    let bytes = file::write(&program.path("utxos.dat"), outputs);
+
+    let import = ["utxo-set", "import", "--from", &file, "--store", &imported, "--blobs", &blobs];
+    print(place, "import", &measured::run(&program, &import, &[]), outputs, bytes);
+    let variables = [("UTXO_STORE__STORE__URL", imported.as_str()), ("UTXO_STORE__STORE__BLOBS__URL", blobs.as_str())];
+    // A snapshot is that of a group. The first start of an imported store catches up, the second one has caught up.
+    for _ in 0..2 {
+        let mut instance = program.start_with(&variables);
+        instance.signal("TERM");
+        assert!(instance.wait().success(), "the instance ends");
+    }
+    let create = measured::run(&program, &["snapshot", "create", "--to", &shelf], &variables);
+    let chunks = create.report["bytes"].as_u64().expect("the report has the bytes");
+    print(place, "create", &create, outputs, chunks);
+    let restore = ["snapshot", "restore", "--from", &shelf, "--store", &restored, "--blobs", &other_blobs];
+    print(place, "restore", &measured::run(&program, &restore, &variables), outputs, chunks);
+    fs::remove_dir_all(program.directory.path()).ok();
+}
+
+fn print(place: &Place, command: &str, measured: &Measured, outputs: u64, bytes: u64) {
+    let seconds = measured.time.as_secs_f64();
+    println!(
+        "{:<10} {command:<8} {:>12.0} {:>8.1} {:>12.2} {:>10.0}",
+        place.name(),
+        outputs as f64 / seconds,
+        bytes as f64 / 1e6 / seconds,
+        measured.cpu.as_secs_f64() * 1e6 / outputs as f64,
+        mib(measured.peak),
+    );
+}
