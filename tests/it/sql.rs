@@ -328,9 +328,12 @@ async fn a_file_or_database_of_another_program_is_refused_and_left_alone() {
     let error = open_error(&file_url(folder.path(), "diary"), &OpenOptions::new(RULES)).await;
     assert!(error.contains("diary") && error.contains("another program"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap().len(), 2_400);
-    sqlite(&folder.path().join("shop"), "CREATE TABLE store (price INTEGER)");
+    let shop = folder.path().join("shop");
+    sqlite(&shop, "CREATE TABLE store (price INTEGER)");
+    let before = std::fs::read(&shop).unwrap();
     let error = open_error(&file_url(folder.path(), "shop"), &OpenOptions::new(RULES)).await;
     assert!(error.contains("tables of another program"), "{error}");
+    assert_eq!(std::fs::read(&shop).unwrap(), before, "the file has no write-ahead log");
     if let Some(database) = postgres_server::shared_database() {
         database.sql("CREATE TABLE outputs (number int)");
         let error = open_error(&database.url(), &OpenOptions::new(RULES)).await;
@@ -430,6 +433,60 @@ async fn a_database_that_was_replaced_answers_nothing() {
         }
     }
     assert_eq!(database.sql("SELECT count(spender) FROM outputs"), "0");
+}
+
+/// Protects: an instance neither reads nor writes a file that an operator has put in the place of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_file_that_was_replaced_answers_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = open(&file_url(folder.path(), "store")).await;
+    must_apply(engine.as_ref(), &[create(1, 2)]).await;
+    let copied = open(&file_url(folder.path(), "copy")).await;
+    must_apply(copied.as_ref(), &[create(1, 2)]).await;
+    copied.close().await.unwrap();
+    let path = folder.path().join("store");
+    let refused = async |problem: &str| {
+        let read = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap_err();
+        let applied = engine.apply(&[spend(1, 0, 3)]).await.remove(0).unwrap_err();
+        for error in [read, applied] {
+            assert!(error.kind == ErrorKind::Fatal && error.message.contains(problem), "{error}");
+        }
+    };
+    std::fs::rename(&path, folder.path().join("moved")).unwrap();
+    refused("cannot be found any more").await;
+    std::fs::rename(folder.path().join("copy"), &path).unwrap();
+    refused("is another file than at the start").await;
+    std::fs::rename(folder.path().join("moved"), &path).unwrap();
+    must_apply(engine.as_ref(), &[spend(1, 0, 3)]).await;
+    engine.close().await.unwrap();
+}
+
+/// Protects: a transaction that exceeds its time limit leaves no lock of the file behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_transaction_that_was_given_up_releases_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let sql = SqlAccess { timeout: Duration::from_millis(300), ..SqlAccess::default() };
+    let url = file_url(folder.path(), "store");
+    let engine = engine::open(&url, &OpenOptions { sql, ..OpenOptions::new(RULES) }).await.unwrap();
+    let large: Vec<Row> = (0..10).map(|number| create(number, 20_000)).collect();
+    let error = engine.apply(&large).await.remove(0).unwrap_err();
+    assert!(error.message.contains("did not answer within"), "{error}");
+    let script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')";
+    let path = folder.path().join("store");
+    let is_free = || {
+        let output = std::process::Command::new("python3").args(["-c", script]).arg(&path).output().unwrap();
+        output.status.success()
+    };
+    for attempt in 0.. {
+        if is_free() {
+            break;
+        }
+        assert!(attempt < 100, "the file is locked");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(engine.read(&[Key::master(txid(1))]).await[0].clone().unwrap(), None);
+    must_apply(engine.as_ref(), &[create(1, 2)]).await;
+    engine.close().await.unwrap();
 }
 
 #[tokio::test]

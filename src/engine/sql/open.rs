@@ -10,7 +10,7 @@ use super::{
     errors::describe,
     postgres::{self, PostgresDatabase},
     settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings},
-    sqlite::SqliteDatabase,
+    sqlite::{SELECT_TABLES, SqliteDatabase},
     tables::TABLES,
     writer::SqlStore,
 };
@@ -125,6 +125,10 @@ async fn open_file(path: &Path, logging: bool, expected: &Expected<'_>) -> Resul
     if let Some(folder) = path.parent().filter(|_| !exists) {
         std::fs::create_dir_all(folder).map_err(io_error)?;
     }
+    if exists {
+        let tables = SqliteDatabase::read_tables(path, expected.access.timeout).await;
+        expected.must_create(&tables.map_err(|error| expected.failed(&error))?)?;
+    }
     let opened = SqliteDatabase::open_file(path, !expected.must_exist, expected.access.timeout, logging).await;
     let database = opened.map_err(|error| expected.failed(&error))?;
     match prepare_sqlite(&database, expected).await {
@@ -143,8 +147,7 @@ async fn prepare_sqlite(database: &SqliteDatabase, expected: &Expected<'_>) -> R
         true => database.writer.begin().await.map_err(failed)?,
         false => database.writer.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?,
     };
-    let tables = sqlx::query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')");
-    let tables = tables.fetch_all(&mut *transaction).await.map_err(failed)?;
+    let tables = sqlx::query(SELECT_TABLES).fetch_all(&mut *transaction).await.map_err(failed)?;
     let tables: Vec<String> = tables.iter().filter_map(|row| row.try_get(0).ok()).collect();
     if expected.must_create(&tables)? {
         for statement in SQLITE_SCHEMA.split("\n\n") {
