@@ -26,6 +26,7 @@ use crate::{
         pipeline::{Pipeline, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
     },
+    record::Restored,
     replay::Modes,
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, ValidatedSource, chain_group,
@@ -113,11 +114,12 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     parts.health.status_registry().publish_store(parts.store.engine.name());
-    let (parts, chances_from) = tokio::select! {
+    let (parts, restored) = tokio::select! {
         biased;
         restored = restored_parts(&settings, parts) => restored?,
         () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
     };
+    let chances_from = restored.as_ref().map_or(0, |restored| restored.handled_chain);
     let starting = async {
         let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
         settings.pipeline.partitions = Some(counts.validated);
@@ -144,33 +146,40 @@ pub async fn run(
     tokio::select! {
         biased;
         ended = Box::pin(run_loops(pipeline, sequencer, shutdown)) => ended,
-        error = wait_until_store_is_behind(&settings, &parts) => Err(error),
+        error = wait_until_store_is_behind(&settings, &parts, restored) => Err(error),
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
     }
 }
 
 /// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a
-/// snapshot and the group has not read everything again; and the chain offset from which events publish second chances.
-/// The first start after the group has read everything again makes the store an ordinary one.
+/// snapshot and the group has not read everything again; and the restore.
 async fn restored_parts(
     settings: &InstanceSettings,
     mut parts: InstanceParts,
-) -> Result<(InstanceParts, u64), InstanceError> {
-    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok((parts, 0)) };
+) -> Result<(InstanceParts, Option<Box<Restored>>), InstanceError> {
+    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok((parts, None)) };
     if restored.is_loading {
         // The restore can end before the next look, and has to set the offsets back before.
         return Err(MetaError::UnfinishedRestore.into());
     }
     let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
-    if restored.is_covered_by(&frontier.resume) {
-        tracing::info!("instance: the restored store has caught up with the log");
-        StoreMeta::of(&parts.store).end_restore(&restored).await?;
-        return Ok((parts, 0));
+    if end_restore(&parts.store, &restored, &frontier).await? {
+        return Ok((parts, None));
     }
     tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
     parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
-    Ok((parts, restored.handled_chain))
+    Ok((parts, Some(restored)))
+}
+
+/// Makes the restored store an ordinary one, where the group has read everything again. Returns whether it has.
+async fn end_restore(store: &StateStore, restored: &Restored, frontier: &Frontier) -> Result<bool, MetaError> {
+    if !restored.is_covered_by(&frontier.resume) {
+        return Ok(false);
+    }
+    StoreMeta::of(store).end_restore(restored).await?;
+    tracing::info!("instance: the restored store has caught up with the log");
+    Ok(true)
 }
 
 /// Opens the log for writing and reading, and creates the pipeline, and the sequencer where it is enabled.
@@ -244,8 +253,13 @@ pub(crate) async fn probe_store(store: &StateStore, health: &Health) -> Infallib
 }
 
 /// Returns once the store is behind the committed offsets of its group. The check covers every partition, whichever
-/// instance has it: one instance may have the validated transactions, and another, with another store, the chain.
-async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &InstanceParts) -> InstanceError {
+/// instance has it: one instance may have the validated transactions, and another, with another store, the chain. A
+/// restored store that has caught up becomes an ordinary one; this instance keeps its engine to its end.
+async fn wait_until_store_is_behind(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    mut restored: Option<Box<Restored>>,
+) -> InstanceError {
     loop {
         tokio::time::sleep(COVERAGE_CHECK_INTERVAL).await;
         // A failed request is repeated at the next check; the loops report the outage.
@@ -253,6 +267,13 @@ async fn wait_until_store_is_behind(settings: &InstanceSettings, parts: &Instanc
         match parts.store.verify_covers(&frontier.consumed).await {
             Err(error) if !error.may_be_retried() => return error.into(),
             _ => {}
+        }
+        if let Some(restore) = &restored {
+            match end_restore(&parts.store, restore, &frontier).await {
+                Ok(true) => restored = None,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "instance: cannot end the restore, trying again"),
+            }
         }
     }
 }

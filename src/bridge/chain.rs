@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::{event::Topic, tx::Txid};
+use crate::event::Topic;
 
 /// A block message and its links to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub struct EventPlace {
 pub struct PublishedBlock {
     /// Hash of the block, internal order.
     pub hash: [u8; 32],
+    /// Hash of the previous block, internal order.
+    pub previous: [u8; 32],
+    /// Height of the block.
+    pub height: u32,
     /// Local id of the block.
     pub block_id: u32,
     /// First event that has the block.
@@ -43,8 +47,10 @@ pub struct PublishedBlock {
 /// The event that a block message becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BlockStep {
-    /// The block was published already, or is far below the tip: no event.
+    /// The block was published already, is far below the tip, or is below the first published block: no event.
     Repeat,
+    /// The previous block is not known yet.
+    Wait,
     /// The block extends the chain.
     Extend,
     /// The block is on a branch with less work, or with as much work, as the chain.
@@ -62,8 +68,6 @@ pub enum BlockStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants and name the fields")]
 pub enum ChainError {
-    #[error("its previous block {previous} is in none of the last {blocks} block messages")]
-    UnknownPrevious { previous: Txid, blocks: usize },
     #[error("its height is {height}, and its previous block has height {previous}")]
     Height { height: u32, previous: u32 },
     #[error("its branch and the chain have no common block in the last {0} block messages")]
@@ -72,18 +76,14 @@ pub enum ChainError {
     NoBlockId,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct TreeBlock {
-    previous: [u8; 32],
-    height: u32,
-    /// Work of the branch up to this block, from its first known block on.
-    total: u128,
-}
-
+/// A block of a message or an event, or the previous block of one.
 #[derive(Debug, Default)]
 struct KnownBlock {
+    /// `None`: only blocks after this one are known.
+    previous: Option<[u8; 32]>,
+    height: u32,
     /// `None`: the message was not read since the start.
-    branch: Option<TreeBlock>,
+    work: Option<u128>,
     published: Option<PublishedBlock>,
 }
 
@@ -96,6 +96,10 @@ pub struct BlockTree {
     /// Hash and height of the tip of the chain.
     tip: Option<([u8; 32], u32)>,
     last_id: Option<u32>,
+    /// Least height of a published block.
+    lowest: Option<u32>,
+    /// Hash of the block before the first event; `None`: the first message becomes the first event.
+    begin_after: Option<[u8; 32]>,
 }
 
 /// Blocks below the tip from which on a message counts as a repeat. A reorg is assumed never to be that deep.
@@ -104,10 +108,16 @@ pub const WINDOW: u64 = 2_016;
 const KEPT: usize = 4 * WINDOW as usize;
 
 impl BlockTree {
+    /// Makes a tree whose first event is the block after `begin_after`, or the block of the first message.
+    pub fn new(begin_after: Option<[u8; 32]>) -> Self {
+        BlockTree { begin_after, ..BlockTree::default() }
+    }
+
     /// Notes a block of a published event; the events come in the order of their sequence.
     pub fn add_published(&mut self, block: PublishedBlock) {
         self.last_id = self.last_id.max(Some(block.block_id));
-        self.known_mut(block.hash).published.get_or_insert(block);
+        self.lowest = Some(self.lowest.map_or(block.height, |lowest| lowest.min(block.height)));
+        self.add_link(block.hash, block.previous, block.height).published.get_or_insert(block);
     }
 
     /// Sets the tip of the chain.
@@ -125,55 +135,66 @@ impl BlockTree {
         self.known.get(hash)?.published.as_ref()
     }
 
-    /// Adds the block of a message, and returns the event that the message becomes.
+    /// True where a block of this height can join no chain any more: the block is far below the tip, or below the first
+    /// published block.
+    pub fn is_outdated(&self, height: u32) -> bool {
+        let is_old = |(_, tip)| u64::from(height) + WINDOW < u64::from(tip);
+        self.tip.is_some_and(is_old) || self.lowest.is_some_and(|lowest| height < lowest)
+    }
+
+    /// Adds the block of a message, unless the block waits, and returns the event that the message becomes.
     ///
     /// # Errors
-    /// The previous block is not known, or the heights do not follow each other.
+    /// The heights do not follow each other, or the branch of the block begins before the known blocks.
     pub fn plan(&mut self, link: &BlockLink) -> Result<BlockStep, ChainError> {
-        let is_old = self.tip.is_some_and(|(_, tip)| u64::from(link.height) + WINDOW < u64::from(tip));
-        if self.branch(&link.hash).is_some() || is_old {
+        let known = self.known.get(&link.hash);
+        if known.is_some_and(|known| known.work.is_some()) {
             return Ok(BlockStep::Repeat);
         }
-        let is_published = self.published(&link.hash).is_some();
-        let previous = self.branch(&link.previous);
-        let total = match previous {
-            Some(previous) if previous.height.checked_add(1) != Some(link.height) => {
-                return Err(ChainError::Height { height: link.height, previous: previous.height });
+        let is_published = known.is_some_and(|known| known.published.is_some());
+        let previous = self.known.get(&link.previous).map(|previous| previous.height);
+        let step = match previous {
+            _ if is_published => BlockStep::Repeat,
+            _ if self.is_outdated(link.height) => return Ok(BlockStep::Repeat),
+            Some(previous) if previous.checked_add(1) != Some(link.height) => {
+                return Err(ChainError::Height { height: link.height, previous });
             }
-            Some(previous) => previous.total.saturating_add(link.work),
-            // The first message of the topic, or one that was published before the messages that were read again.
-            None if is_published || self.tip.is_none() => link.work,
-            None => {
-                let blocks = self.known.len();
-                return Err(ChainError::UnknownPrevious { previous: Txid(link.previous), blocks });
+            Some(_) => self.choose(link)?,
+            None if self.tip.is_none() && self.begin_after.is_none_or(|hash| hash == link.previous) => {
+                BlockStep::Extend
             }
+            None => return Ok(BlockStep::Wait),
         };
-        let step = if is_published { BlockStep::Repeat } else { self.choose(link, total)? };
-        let branch = TreeBlock { previous: link.previous, height: link.height, total };
-        self.known_mut(link.hash).branch = Some(branch);
+        self.add_link(link.hash, link.previous, link.height).work = Some(link.work);
         Ok(step)
     }
 
-    fn choose(&self, link: &BlockLink, total: u128) -> Result<BlockStep, ChainError> {
+    fn choose(&self, link: &BlockLink) -> Result<BlockStep, ChainError> {
         let Some((tip, _)) = self.tip else { return Ok(BlockStep::Extend) };
         if link.previous == tip {
             return Ok(BlockStep::Extend);
         }
+        // A message can be read before the messages of published blocks, after a kill. Blocks near each other have
+        // about the same work.
+        let work_of = |block: &KnownBlock| block.work.unwrap_or(link.work);
         let no_fork = ChainError::NoFork(self.known.len());
-        if self.branch(&tip).ok_or(no_fork)?.total >= total {
-            return Ok(BlockStep::Side);
-        }
         let (mut disconnected, mut connected) = (Vec::new(), Vec::new());
+        let (mut our_work, mut their_work) = (0_u128, link.work);
         let (mut ours, mut theirs) = (tip, link.previous);
         while ours != theirs {
-            let (our, their) = (self.branch(&ours).ok_or(no_fork)?, self.branch(&theirs).ok_or(no_fork)?);
+            let (our, their) = (self.known.get(&ours).ok_or(no_fork)?, self.known.get(&theirs).ok_or(no_fork)?);
             if our.height >= their.height {
                 disconnected.push(ours);
-                ours = our.previous;
+                our_work = our_work.saturating_add(work_of(our));
+                ours = our.previous.ok_or(no_fork)?;
             } else {
                 connected.push(theirs);
-                theirs = their.previous;
+                their_work = their_work.saturating_add(work_of(their));
+                theirs = their.previous.ok_or(no_fork)?;
             }
+        }
+        if our_work >= their_work {
+            return Ok(BlockStep::Side);
         }
         disconnected.reverse();
         connected.reverse();
@@ -191,8 +212,17 @@ impl BlockTree {
         }
     }
 
-    fn branch(&self, hash: &[u8; 32]) -> Option<&TreeBlock> {
-        self.known.get(hash)?.branch.as_ref()
+    /// Adds the link of a block. The block before the first one is known by its hash and its height, for other blocks
+    /// of the first height.
+    fn add_link(&mut self, hash: [u8; 32], previous: [u8; 32], height: u32) -> &mut KnownBlock {
+        if let Some(below) = height.checked_sub(1)
+            && !self.known.contains_key(&previous)
+        {
+            self.known_mut(previous).height = below;
+        }
+        let block = self.known_mut(hash);
+        (block.previous, block.height) = (Some(previous), height);
+        block
     }
 
     /// Returns the entry of a block. A new entry drops the oldest one beyond the limit.
@@ -220,14 +250,18 @@ mod tests {
         BlockLink { hash: [hash; 32], previous: [previous; 32], height, work: 1 }
     }
 
+    fn published(link: &BlockLink, block_id: u32) -> PublishedBlock {
+        let BlockLink { hash, previous, height, .. } = *link;
+        PublishedBlock { hash, previous, height, block_id, place: EventPlace { topic: Topic::BlockMined, offset: 0 } }
+    }
+
     /// Plans the messages one after the other, and notes their events as the bridge does.
     fn plan_all(tree: &mut BlockTree, links: &[BlockLink]) -> Vec<Result<BlockStep, ChainError>> {
         let mut steps = Vec::new();
         for link in links {
             let step = tree.plan(link);
             if let Ok(BlockStep::Extend | BlockStep::Side | BlockStep::Reorg { .. }) = step {
-                let place = EventPlace { topic: Topic::BlockMined, offset: 0 };
-                tree.add_published(PublishedBlock { hash: link.hash, block_id: tree.next_id(link).unwrap(), place });
+                tree.add_published(published(link, tree.next_id(link).unwrap()));
             }
             if let Ok(BlockStep::Extend | BlockStep::Reorg { .. }) = step {
                 tree.set_tip(link.hash, link.height);
@@ -245,6 +279,7 @@ mod tests {
     const EXTEND: Result<BlockStep, ChainError> = Ok(BlockStep::Extend);
     const SIDE: Result<BlockStep, ChainError> = Ok(BlockStep::Side);
     const REPEAT: Result<BlockStep, ChainError> = Ok(BlockStep::Repeat);
+    const WAIT: Result<BlockStep, ChainError> = Ok(BlockStep::Wait);
 
     #[test]
     fn a_stale_block_is_on_a_side_branch_until_its_branch_has_more_work() {
@@ -280,26 +315,52 @@ mod tests {
     fn published_blocks_are_known_after_a_start() {
         let mut tree = BlockTree::default();
         for number in 1..=3 {
-            let place = EventPlace { topic: Topic::BlockMined, offset: u64::from(number) };
-            tree.add_published(PublishedBlock { hash: [number; 32], block_id: u32::from(number), place });
+            tree.add_published(published(&link(number, number - 1, 8 + u32::from(number)), u32::from(number)));
         }
         tree.set_tip([3; 32], 11);
         // The messages that are read again begin in the middle of the chain.
         let links = [link(2, 1, 10), link(3, 2, 11), link(22, 1, 10), link(4, 3, 12)];
-        let unknown = Err(ChainError::UnknownPrevious { previous: Txid([1; 32]), blocks: 3 });
-        assert_eq!(plan_all(&mut tree, &links), [REPEAT, REPEAT, unknown, EXTEND]);
-        assert_eq!(tree.published(&[4; 32]).unwrap().block_id, 4);
+        assert_eq!(plan_all(&mut tree, &links), [REPEAT, REPEAT, SIDE, EXTEND]);
+        assert_eq!(tree.published(&[4; 32]).unwrap().block_id, 5);
     }
 
     #[test]
-    fn a_block_that_fits_nowhere_is_refused_and_an_old_one_is_a_repeat() {
+    fn works_of_messages_that_were_not_read_again_count_as_those_of_their_neighbours() {
+        let mut tree = BlockTree::default();
+        (1..=3).for_each(|number| tree.add_published(published(&link(number, number - 1, 8 + u32::from(number)), 1)));
+        tree.set_tip([3; 32], 11);
+        let links = [link(33, 2, 11), link(44, 33, 12)];
+        assert_eq!(plan_all(&mut tree, &links), [SIDE, reorg(&[3], &[33])]);
+    }
+
+    #[test]
+    fn a_block_waits_for_its_previous_block_and_a_wrong_height_is_refused() {
         let mut tree = BlockTree::default();
         plan_all(&mut tree, &[link(1, 0, 9), link(2, 1, 10)]);
-        let unknown = ChainError::UnknownPrevious { previous: Txid([8; 32]), blocks: 2 };
-        assert_eq!(tree.plan(&link(9, 8, 11)), Err(unknown));
-        assert_eq!(tree.plan(&link(9, 2, 12)), Err(ChainError::Height { height: 12, previous: 10 }));
-        tree.set_tip([2; 32], 10_000);
-        assert_eq!(tree.plan(&link(9, 8, 11)), REPEAT);
+        assert_eq!(plan_all(&mut tree, &[link(4, 3, 12), link(3, 2, 11), link(4, 3, 12)]), [WAIT, EXTEND, EXTEND]);
+        assert_eq!(tree.plan(&link(9, 4, 14)), Err(ChainError::Height { height: 14, previous: 12 }));
+        assert_eq!(tree.plan(&link(9, 4, 13)), EXTEND, "a message with the right height follows");
+        tree.set_tip([4; 32], 10_000);
+        assert_eq!(tree.plan(&link(19, 18, 11)), REPEAT);
+    }
+
+    #[test]
+    fn two_blocks_of_the_first_height_are_branches_of_one_chain() {
+        let links = [link(1, 0, 9), link(11, 0, 9), link(12, 11, 10)];
+        assert_eq!(plan_all(&mut BlockTree::default(), &links), [EXTEND, SIDE, reorg(&[1], &[11])]);
+        // The chain of a store begins with its first event; a block below is of no use.
+        assert_eq!(
+            plan_all(&mut BlockTree::default(), &[links[0], link(21, 20, 8), link(0, 99, 8)]),
+            [EXTEND, REPEAT, REPEAT]
+        );
+    }
+
+    #[test]
+    fn the_first_event_can_be_the_block_after_a_given_one() {
+        let mut tree = BlockTree::new(Some([2; 32]));
+        let links = [link(1, 0, 9), link(2, 1, 10), link(33, 1, 10), link(3, 2, 11), link(2, 1, 10), link(4, 3, 12)];
+        assert_eq!(plan_all(&mut tree, &links), [WAIT, WAIT, WAIT, EXTEND, REPEAT, EXTEND]);
+        assert!(tree.is_outdated(10) && !tree.is_outdated(11));
     }
 
     #[test]

@@ -3,54 +3,46 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BridgeCounts, BridgeError, Committer, READ_WAIT, messages::TxValidation, publish_dead, start_offset};
+use super::{
+    BridgeCounts, BridgeError, READ_WAIT, TOPIC_CHECK_INTERVAL,
+    dead_letters::BridgeDeadLetters,
+    messages::TxValidation,
+    progress::{Committer, SourceProgress, SourceTopic},
+};
 use crate::{
-    blob::EventBodies,
+    blob::{BlobErrorKind, EventBodies},
     broker::{
-        Broker, Message, OutgoingMessage, Producer, TopicPartition, produce_until_acknowledged,
+        Broker, BrokerErrorKind, Message, OutgoingMessage, Producer, TopicPartition, produce_until_acknowledged,
         retry::{read_or_reopen, until_answered},
     },
     client::{PRODUCE_RETRY_PAUSE, outgoing_message, refer_if_large},
     config::Topics,
-    event::{Destination, Topic, Validated},
-    tx::Transaction,
+    event::{DeadLetterClass, Destination, Topic, Validated},
+    group::dead_letters::DeadLetterLimits,
+    tx::{Transaction, Txid},
 };
 
-/// Result of the conversion of one message of the reference.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Converted {
-    /// An event with its destination.
-    Event(Destination, Bytes),
-    /// A dead letter, for this reason.
-    Refused(String),
-}
-
-/// Converts a message of the reference into the event of a validated transaction. `next_height` is the height of the
-/// next block: a message with height 0 leaves the height to its reader.
+/// Reads a message of the reference, and returns the message with the txid of its transaction.
 ///
 /// The options say what the reference's validator does with the transaction, and change nothing here: a transaction for
 /// which the reference makes no outputs spends its inputs all the same, and the store judges a double spend itself.
-pub fn convert(payload: &Bytes, next_height: u32) -> Converted {
-    let message = match TxValidation::decode(payload.clone()) {
-        Ok(message) => message,
-        Err(error) => return Converted::Refused(format!("no KafkaTxValidationTopicMessage: {error}")),
-    };
-    match Transaction::parse(&message.tx) {
-        Err(error) => Converted::Refused(format!("tx: {error}")),
-        Ok(transaction) if !transaction.is_extended() => {
-            Converted::Refused("tx: the transaction is not in extended format".to_owned())
-        }
-        Ok(transaction) => {
-            let destination = Destination { topic: Topic::ValidatedTxs, key: Some(transaction.txid()) };
-            let height = if message.height == 0 { next_height } else { message.height };
-            let event = Validated { tx: &message.tx, height, locked: false };
-            Converted::Event(destination, event.encode().into())
-        }
+///
+/// # Errors
+/// The message has no transaction in extended format.
+pub fn read_transaction(payload: &Bytes) -> Result<(TxValidation, Txid), String> {
+    let message =
+        TxValidation::decode(payload.clone()).map_err(|error| format!("no KafkaTxValidationTopicMessage: {error}"))?;
+    let transaction = Transaction::parse(&message.tx).map_err(|error| format!("tx: {error}"))?;
+    if !transaction.is_extended() {
+        return Err("tx: the transaction is not in extended format".to_owned());
     }
+    let txid = transaction.txid();
+    Ok((message, txid))
 }
 
 /// Forwards the transactions of the reference's topic, each partition by a task of its own.
@@ -68,83 +60,152 @@ pub struct TransactionBridge {
     pub bodies: Option<EventBodies>,
     /// Height of the next block; `None`: not known yet.
     pub next_height: watch::Receiver<Option<u32>>,
+    /// Limits on dead letters of a partition, beyond which the bridge ends.
+    pub dead_letter_limits: DeadLetterLimits,
     /// Counts of the bridge.
     pub counts: Arc<BridgeCounts>,
 }
 
 impl TransactionBridge {
-    /// Forwards transactions until `shutdown`.
+    /// Forwards transactions until `shutdown`, also those of partitions that the topic gets meanwhile.
     ///
     /// # Errors
-    /// The topic does not exist; the log refuses a message, an object store a body. A message that is no transaction is
-    /// no error: the message becomes a dead letter.
+    /// The topic does not exist or was created again; the log refuses a message, an object store a body; a partition
+    /// has too many dead letters. A message that becomes no event is no error: the message becomes a dead letter.
     pub async fn run(&self, shutdown: &CancellationToken) -> Result<(), BridgeError> {
-        let count = until_answered(|| self.broker.partitions(&self.topic)).await?;
-        let count = count.ok_or_else(|| BridgeError::NoTopic(self.topic.clone()))?;
+        let (topic, mut count) = SourceTopic::open(self.broker.as_ref(), &self.topic).await?;
         let producer = self.broker.producer().await?;
-        let partitions = (0..count).map(|number| self.forward(number, &producer, shutdown));
-        futures_util::future::try_join_all(partitions).await.map(drop)
+        let mut partitions = FuturesUnordered::new();
+        loop {
+            let known = partitions.len() as i32;
+            if known > 0 && known < count {
+                tracing::info!(topic = self.topic, known, count, "bridge: reading the new partitions");
+            }
+            partitions.extend((known..count).map(|number| self.forward(number, &topic, &producer, shutdown)));
+            let look = async {
+                tokio::time::sleep(TOPIC_CHECK_INTERVAL).await;
+                topic.check().await
+            };
+            tokio::select! {
+                ended = partitions.next() => {
+                    ended.unwrap_or(Ok(()))?;
+                    // A partition ends without an error only with the bridge.
+                    while let Some(ended) = partitions.next().await {
+                        ended?;
+                    }
+                    return Ok(());
+                }
+                found = look => count = found?.unwrap_or(count),
+            }
+        }
     }
 
     async fn forward(
         &self,
         number: i32,
+        topic: &SourceTopic<'_>,
         producer: &Arc<dyn Producer>,
         shutdown: &CancellationToken,
     ) -> Result<(), BridgeError> {
         let partition = TopicPartition { topic: self.topic.as_str().into(), partition: number };
-        let mut committer = Committer::new(self.broker.as_ref(), &self.group, partition.clone());
-        tokio::select! {
+        let mut committer = Committer::new(topic, &self.group, partition.clone());
+        let ended = tokio::select! {
             biased;
             // Messages on their way are read again by the next start.
-            () = shutdown.cancelled() => {}
-            ended = Box::pin(self.forward_messages(&partition, producer.as_ref(), &mut committer)) => return ended,
-        }
-        committer.commit_at_end().await
+            () = shutdown.cancelled() => Ok(()),
+            ended = Box::pin(self.forward_messages(&partition, producer, &mut committer)) => ended,
+        };
+        committer.finish(ended).await
     }
 
     /// Forwards messages until an error.
     async fn forward_messages(
         &self,
         partition: &TopicPartition,
-        producer: &dyn Producer,
+        producer: &Arc<dyn Producer>,
         committer: &mut Committer<'_>,
     ) -> Result<(), BridgeError> {
         let broker = self.broker.as_ref();
-        let mut position = start_offset(broker, &self.group, partition).await?;
+        let start = committer.resume().await?;
+        let places = (&self.topics, self.counts.as_ref());
+        let mut letters =
+            BridgeDeadLetters::new(producer.clone(), partition, places, self.dead_letter_limits, start.read);
+        let mut position = start.offset;
         let mut reader = until_answered(|| broker.read(partition, position)).await?;
         loop {
-            committer.commit_in_time(position).await?;
+            committer.commit_in_time(SourceProgress { offset: position, read: position.max(start.read) }).await?;
             let messages = read_or_reopen(&mut reader, broker, partition, READ_WAIT).await?;
             let end = reader.position();
-            self.publish(producer, partition, messages).await?;
+            self.publish(&mut letters, messages).await?;
             position = position.max(end);
         }
     }
 
-    async fn publish(
-        &self,
-        producer: &dyn Producer,
-        partition: &TopicPartition,
-        messages: Vec<Message>,
-    ) -> Result<(), BridgeError> {
-        let mut events: Vec<OutgoingMessage> = Vec::new();
-        let next_height = self.wait_for_height().await;
+    async fn publish(&self, letters: &mut BridgeDeadLetters<'_>, messages: Vec<Message>) -> Result<(), BridgeError> {
+        let mut events = Vec::new();
         for message in messages {
-            match convert(&message.payload, next_height) {
-                Converted::Event(destination, payload) => {
-                    let payload = refer_if_large(self.bodies.as_ref(), &destination, payload).await?;
-                    events.push(outgoing_message(&self.topics, destination, payload));
+            let (read, txid) = match read_transaction(&message.payload) {
+                Ok(read) => read,
+                Err(problem) => {
+                    self.produce(letters, &mut events).await?;
+                    letters.publish(message, DeadLetterClass::Decode, problem).await?;
+                    continue;
                 }
-                Converted::Refused(problem) => {
-                    publish_dead(producer, &self.topics, partition, message, problem).await?;
-                    self.counts.dead_letters.fetch_add(1, Relaxed);
+            };
+            let height = match read.height {
+                // The events before the message do not wait for the height.
+                0 => {
+                    self.produce(letters, &mut events).await?;
+                    self.wait_for_height().await
                 }
+                height => height,
+            };
+            let destination = Destination { topic: Topic::ValidatedTxs, key: Some(txid) };
+            let event = Validated { tx: &read.tx, height, locked: false }.encode().into();
+            match refer_if_large(self.bodies.as_ref(), &destination, event).await {
+                Ok(payload) => events.push((message, outgoing_message(&self.topics, destination, payload))),
+                Err(error) if error.kind == BlobErrorKind::Invalid => {
+                    self.produce(letters, &mut events).await?;
+                    letters.publish(message, DeadLetterClass::Unsupported, error.to_string()).await?;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
-        if !events.is_empty() {
-            produce_until_acknowledged(producer, &events, PRODUCE_RETRY_PAUSE).await?;
-            self.counts.transactions.fetch_add(events.len() as u64, Relaxed);
+        self.produce(letters, &mut events).await
+    }
+
+    /// Publishes events. An event that is too large for its topic becomes a dead letter.
+    async fn produce(
+        &self,
+        letters: &mut BridgeDeadLetters<'_>,
+        events: &mut Vec<(Message, OutgoingMessage)>,
+    ) -> Result<(), BridgeError> {
+        let (sources, events): (Vec<Message>, Vec<OutgoingMessage>) = events.drain(..).unzip();
+        let producer = letters.producer.clone();
+        let produce = async |events: &[OutgoingMessage]| {
+            produce_until_acknowledged(producer.as_ref(), events, PRODUCE_RETRY_PAUSE).await
+        };
+        match produce(&events).await {
+            Err(error) if error.kind == BrokerErrorKind::TooLarge => {}
+            produced => {
+                produced?;
+                self.counts.transactions.fetch_add(events.len() as u64, Relaxed);
+                events.iter().for_each(|_| letters.count_event());
+                return Ok(());
+            }
+        }
+        // An event that is published again changes nothing.
+        for (source, event) in sources.into_iter().zip(events) {
+            match produce(std::slice::from_ref(&event)).await {
+                Err(error) if error.kind == BrokerErrorKind::TooLarge => {
+                    letters.publish(source, DeadLetterClass::Unsupported, error.to_string()).await?;
+                }
+                produced => {
+                    produced?;
+                    self.counts.transactions.fetch_add(1, Relaxed);
+                    letters.count_event();
+                }
+            }
         }
         Ok(())
     }
@@ -164,8 +225,7 @@ mod tests {
     use super::*;
     use crate::{
         bridge::messages::TxValidationOptions,
-        event::Event,
-        tx::{Outpoint, Output, TransactionBuilder, Txid},
+        tx::{Outpoint, Output, TransactionBuilder},
     };
 
     fn message(tx: Vec<u8>, height: u32) -> Bytes {
@@ -180,22 +240,12 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_becomes_an_event_under_its_txid() {
-        let tx = builder().extended();
-        let txid = Transaction::parse(&tx).unwrap().txid();
-        for (given, height) in [(7, 7), (0, 12)] {
-            let Converted::Event(destination, payload) = convert(&message(tx.clone(), given), 12) else { panic!() };
-            assert_eq!(destination, Destination { topic: Topic::ValidatedTxs, key: Some(txid) });
-            assert_eq!(Event::decode(&payload), Ok(Event::Validated(Validated { tx: &tx, height, locked: false })));
-        }
-    }
-
-    #[test]
     fn a_message_without_an_extended_transaction_is_refused() {
-        let refusal = |payload: Bytes| match convert(&payload, 1) {
-            Converted::Refused(problem) => problem,
-            other => panic!("{other:?}"),
-        };
+        let good = message(builder().extended(), 7);
+        let txid = Transaction::parse(&builder().extended()).unwrap().txid();
+        let (read, found) = read_transaction(&good).unwrap();
+        assert_eq!((read.height, found), (7, txid));
+        let refusal = |payload: Bytes| read_transaction(&payload).unwrap_err();
         assert!(refusal(Bytes::from_static(&[0xFF; 9])).contains("no KafkaTxValidationTopicMessage"));
         assert!(refusal(Bytes::new()).starts_with("tx: "));
         assert!(refusal(message(builder().standard(), 7)).contains("not in extended format"));

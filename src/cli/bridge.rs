@@ -16,6 +16,7 @@ use crate::{
     blob::{self, BlobUrl},
     bridge::{BridgeCounts, BridgeError, blocks::BlockBridge, transactions::TransactionBridge},
     status::health::Condition,
+    tx::Txid,
 };
 
 const AFTER_HELP: &str = "\
@@ -43,6 +44,10 @@ pub struct BridgeArgs {
     /// blob store
     #[arg(long, value_name = "URL")]
     subtrees: BlobUrl,
+    /// Hash of the block before the first event, as explorers show it: for a store that was imported as of that block,
+    /// and a topic that begins elsewhere. Not used once the bridge has published a block
+    #[arg(long, value_name = "HASH")]
+    after: Option<Txid>,
     /// Group under which the bridge commits its offsets
     #[arg(long, value_name = "GROUP", default_value = "utxo-store-bridge")]
     group: String,
@@ -62,6 +67,12 @@ impl BridgeArgs {
             let problem = "--group is kafka.group: the offsets of the bridge need a group of their own";
             return Err(UsageError(problem.to_owned()).into());
         }
+        if config.sequencer.objects_url.is_some() && config.sequencer.objects_url != config.objects.url {
+            let problem = "the bridge stores the txids of large blocks in objects.url, and instances look in \
+                           sequencer.objects_url: remove sequencer.objects_url";
+            return Err(UsageError(problem.to_owned()).into());
+        }
+        let dead_letter_limits = wiring::dead_letter_limits(&config);
         block_on(async move {
             let monitoring = Monitoring::new(&config);
             let broker = opening::open_broker(&config).await?;
@@ -78,6 +89,7 @@ impl BridgeArgs {
                 topics: config.kafka.topics.clone(),
                 bodies: bodies.clone(),
                 next_height,
+                dead_letter_limits,
                 counts: counts.clone(),
             };
             let blocks = BlockBridge {
@@ -89,6 +101,8 @@ impl BridgeArgs {
                 bodies,
                 inline_bytes: config.objects.inline_event_bytes as usize,
                 next_height: tip,
+                begin_after: self.after.map(|hash| hash.0),
+                dead_letter_limits,
                 counts: counts.clone(),
             };
             for condition in [Condition::Assigned, Condition::StoreReachable] {

@@ -29,6 +29,9 @@ const PREFIX: &str = "UTXO_STORE__";
 
 /// Name of the layer with the defaults.
 const DEFAULTS: &str = "defaults";
+/// Names of the layers with the names of the reference document.
+const FILE_ALIASES: &str = "names of the reference in the file";
+const VARIABLE_ALIASES: &str = "names of the reference in the environment";
 
 /// Returns the names of variables that are settings with one underscore between section and key. Values are left out,
 /// as they may be secrets.
@@ -85,11 +88,14 @@ pub(super) struct Merged {
     pub figment: Figment,
     /// Names in the environment and in the file that look like settings and are not read.
     pub ignored: Vec<String>,
+    /// Names of the reference document that set a setting, each with the key of the setting.
+    pub aliases: Vec<String>,
 }
 
-/// Merges the defaults, the file and the environment: first the variables of the reference document, then those of this
-/// store. Adds unknown keys and unreadable sources to `errors`. A section that is not in `sections` keeps its defaults,
-/// whatever the file and the environment contain.
+/// Merges the defaults, the file and the environment: first the names of the reference document in both, then the names
+/// of this store. A host of the reference has variables that are meant for the reference. Adds unknown keys and
+/// unreadable sources to `errors`. A section that is not in `sections` keeps its defaults, whatever the file and the
+/// environment contain.
 pub(super) fn merge(
     file: Option<&Path>,
     environment: &[(OsString, OsString)],
@@ -108,43 +114,58 @@ pub(super) fn merge(
         Ok(tree) => merge(defaults, tree, errors),
         Err(problem) => errors.push(ConfigError { key: String::new(), source: DEFAULTS.to_owned(), problem }),
     }
+    let mut own = None;
+    let mut aliases = Vec::new();
     if let Some(path) = file {
         let source = path.display().to_string();
         match toml(Toml::file_exact(path)) {
             Ok(mut tree) => {
-                let mut references = References::take_from(&mut tree);
-                ignored.append(&mut references.ignored);
-                insert_references(&mut tree, &references, sections, errors, |_| source.clone());
-                merge(Metadata::named("file").interpolater(move |_, _| source.clone()), tree, errors);
+                let references = References::take_from(&mut tree);
+                let named = reference_tree(&references, &tree, sections, errors, |_| source.clone());
+                let (names, source) = (source.clone(), move |_: &Profile, _: &[&str]| source.clone());
+                merge(Metadata::named(FILE_ALIASES).interpolater(move |_, _| names.clone()), named, errors);
+                own = Some((Metadata::named("file").interpolater(source), tree));
+                aliases.push((FILE_ALIASES, references));
             }
             Err(problem) => errors.push(ConfigError { key: String::new(), source, problem }),
         }
     }
-    let (mut tree, mut references) = (Dict::new(), References::of_variables(environment));
-    ignored.append(&mut references.ignored);
-    insert_references(&mut tree, &references, sections, errors, str::to_owned);
-    let names: Vec<(&str, String)> = references.given.into_iter().map(|given| (given.key, given.name)).collect();
+    let references = References::of_variables(environment);
+    let named = reference_tree(&references, &Dict::new(), sections, errors, str::to_owned);
+    let names: Vec<(&str, String)> = references.given.iter().map(|given| (given.key, given.name.clone())).collect();
     let name_of = move |_: &Profile, path: &[&str]| {
         let key = path.join(".");
         names.iter().find(|(given, _)| *given == key).map_or_else(|| key.clone(), |(_, name)| name.clone())
     };
-    merge(Metadata::named("environment").interpolater(name_of), tree, errors);
+    merge(Metadata::named(VARIABLE_ALIASES).interpolater(name_of), named, errors);
+    aliases.push((VARIABLE_ALIASES, references));
+    if let Some((metadata, tree)) = own {
+        merge(metadata, tree, errors);
+    }
     let (tree, unreadable) = variables(environment);
     merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), tree, errors);
     errors.extend(unreadable.into_iter().filter(|error| sections.contains(&error.key)));
+    let is_used = |layer: &str, given: &Given| figment.find_metadata(given.key).is_some_and(|used| used.name == layer);
+    let mut used = Vec::new();
+    for (layer, references) in aliases {
+        ignored.extend(references.ignored);
+        let given = references.given.iter().filter(|given| is_used(layer, given));
+        used.extend(given.map(|Given { name, key, .. }| format!("{name} sets {key}")));
+    }
     ignored.sort();
-    Merged { figment, ignored }
+    Merged { figment, ignored, aliases: used }
 }
 
-/// Inserts the values that a source gives under names of the reference document. A setting that the same source gives
-/// twice is an error.
-fn insert_references(
-    tree: &mut Dict,
+/// Returns the values that a source gives under names of the reference document. A setting that the same source gives
+/// twice is an error; `own` has the settings that the source gives under names of this store.
+fn reference_tree(
     references: &References,
+    own: &Dict,
     sections: Sections,
     errors: &mut Vec<ConfigError>,
     source_of: impl Fn(&str) -> String,
-) {
+) -> Dict {
+    let mut tree = Dict::new();
     for Given { name, key, text } in references.given.iter().filter(|given| sections.contains(given.key)) {
         let path: Vec<&str> = key.split('.').collect();
         let mut refuse = |problem: String| {
@@ -152,13 +173,16 @@ fn insert_references(
         };
         match text {
             Err(problem) => refuse(problem.clone()),
-            Ok(_) if reference::is_given(tree, key) => refuse(format!("is given twice, also as {name}: give it once")),
+            Ok(_) if reference::is_given(&tree, key) || reference::is_given(own, key) => {
+                refuse(format!("is given twice, also as {name}: give it once"))
+            }
             Ok(text) => {
                 let kind = settings::find(key).map_or(ValueKind::Text, |setting| setting.kind);
-                insert(tree, &path, &value_of_kind(kind, Tag::Default, text.clone()));
+                insert(&mut tree, &path, &value_of_kind(kind, Tag::Default, text.clone()));
             }
         }
     }
+    tree
 }
 
 fn toml(provider: impl Provider) -> Result<Dict, String> {

@@ -55,6 +55,8 @@ pub struct Config {
     pub log: Log,
     /// Names of environment variables, and of settings of the reference document in the file, that are not read.
     pub ignored_names: Vec<String>,
+    /// Names of the reference document that set a setting, each with the key of the setting.
+    pub used_aliases: Vec<String>,
 }
 
 impl Config {
@@ -95,10 +97,10 @@ impl Config {
     ) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
         let environment: Vec<(OsString, OsString)> = environment.into_iter().collect();
-        let Merged { figment, ignored } = layers::merge(file, &environment, sections, &mut errors);
+        let Merged { figment, ignored, aliases } = layers::merge(file, &environment, sections, &mut errors);
         let config = check::check(&mut check::Checker::new(&figment, &mut errors));
         match config {
-            Some(config) if errors.is_empty() => Ok(Config { ignored_names: ignored, ..config }),
+            Some(config) if errors.is_empty() => Ok(Config { ignored_names: ignored, used_aliases: aliases, ..config }),
             _ => Err(ConfigErrors(errors)),
         }
     }

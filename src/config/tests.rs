@@ -425,15 +425,23 @@ fn names_of_the_reference_stand_for_settings() {
         ("TERANODE_UTXO_STORE_STORE_BATCHER_SIZE", "64"),
         ("TERANODE_UTXO_STORE_STORE_BATCHER_DURATION_MILLIS", "5"),
         ("UTXO_STORE__INGEST__BATCH_SIZE", "32"),
+        ("TERANODE_UTXO_STORE_UTXO_BATCH_SIZE", "64"),
     ];
     let config = load(file, &environment).unwrap();
     let store = &config.store;
     assert_eq!(store.url.to_string(), "sqlite:///data/utxo.sqlite");
-    assert_eq!((store.utxo_batch_size, store.block_height_retention), (128, 100));
+    assert_eq!((store.utxo_batch_size, store.block_height_retention), (64, 100));
     assert_eq!((store.aerospike.timeout_ms, store.sql.timeout_ms, store.blobs.cache_bytes), (7_000, 7_000, 0));
-    assert_eq!(config.ingest.batch_age_ms, 5, "a variable comes after the file");
+    assert_eq!(
+        config.ingest.batch_age_ms, 3,
+        "a name of this store in the file comes after a variable of the reference"
+    );
     assert_eq!(config.ingest.batch_size, 32, "a variable of this store comes after one of the reference");
-    assert_eq!(config.warnings(), [""; 0]);
+    let used = "DBTimeout sets store.aerospike.timeout_ms, DBTimeout sets store.sql.timeout_ms, UseExternalTxCache \
+                sets store.blobs.cache_bytes, utxostore sets store.url, TERANODE_UTXO_STORE_BLOCK_HEIGHT_RETENTION \
+                sets store.block_height_retention, TERANODE_UTXO_STORE_UTXO_BATCH_SIZE sets store.utxo_batch_size;";
+    let warnings = config.warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains(&format!("names of the reference: {used}")), "{warnings:?}");
 }
 
 #[test]

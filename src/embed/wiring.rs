@@ -92,6 +92,12 @@ pub fn block_objects_url(config: &Config) -> Option<&BlobUrl> {
     config.sequencer.objects_url.as_ref().or(config.objects.url.as_ref())
 }
 
+/// Makes the limits on dead letters of one partition.
+pub fn dead_letter_limits(config: &Config) -> DeadLetterLimits {
+    let ingest = &config.ingest;
+    DeadLetterLimits { consecutive: ingest.dead_letter_consecutive, ratio: ingest.dead_letter_ratio.0 }
+}
+
 /// Makes the limits of events by reference.
 pub fn event_body_limits(config: &Config) -> EventBodyLimits {
     EventBodyLimits {
@@ -245,10 +251,7 @@ fn pipeline_settings(config: &Config) -> PipelineSettings {
             bytes: ingest.unfinished_bytes_per_partition,
         },
         bytes_in_all: ingest.unfinished_bytes_total,
-        dead_letter_limits: DeadLetterLimits {
-            consecutive: ingest.dead_letter_consecutive,
-            ratio: ingest.dead_letter_ratio.0,
-        },
+        dead_letter_limits: dead_letter_limits(config),
         missing_parent_grace_ms: ingest.missing_parent_grace_ms,
         commit_interval: ms(ingest.commit_interval_ms),
         drain_timeout: ms(ingest.drain_timeout_ms),

@@ -57,6 +57,24 @@ impl<'a> BulkLoad<'a> {
         Ok(BulkLoad { store, record: RestoreRecord::of(store, id), nodes })
     }
 
+    /// Returns whether this load has ended already: its command was killed after the last write, and before it had said
+    /// so. Returns once the end is durable.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub(crate) async fn has_ended(&mut self) -> Result<bool, MetaError> {
+        if !self.record.has_ended().await? {
+            return Ok(false);
+        }
+        self.nodes.baseline().await?;
+        while self.record.has_ended().await? {
+            if self.nodes.wait_until_durable().await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Begins the load in an empty store, whose meta record becomes `meta`, or continues the load, and returns once
     /// every record is durable. After a restart of a node every chunk is loaded again.
     ///

@@ -397,6 +397,9 @@ async fn scan_all(
     Ok((chunks, totals))
 }
 
+/// Records of the first page of a part. Each page has up to twice the records of the page before.
+const FIRST_PAGE: usize = 16;
+
 /// The scan of one part.
 struct PartScan {
     store: StateStore,
@@ -424,9 +427,10 @@ impl PartScan {
                 break;
             }
         }
+        let mut page_records = FIRST_PAGE.min(self.options.batch);
         while let Some(cursor) = next {
             let number = chunks.len() as u32;
-            let (chunk, after) = self.fill_chunk(number, cursor).await?;
+            let (chunk, after) = self.fill_chunk(number, cursor, &mut page_records).await?;
             let (bytes, footer) = chunk.finish(after.as_ref());
             let entry = self.entry(number, footer.records, &bytes);
             self.shelf.write_chunk(&name, self.part, number, bytes).await?;
@@ -444,19 +448,27 @@ impl PartScan {
     }
 
     /// Reads records from `cursor` until the chunk is full or the part ends. Returns the position behind the chunk.
+    /// `page_records`: records of the next page of the scan. The order of the scan is that of hashes, so that the
+    /// largest record of one page is about that of the next: a page of such records is no larger than a chunk.
     async fn fill_chunk(
         &self,
         number: u32,
         mut cursor: Option<Cursor>,
+        page_records: &mut usize,
     ) -> Result<(ChunkWriter, Option<Cursor>), SnapshotError> {
         let mut chunk = ChunkWriter::new(self.plan.place(self.part, number));
         loop {
-            let page = self.fetch(cursor).await?;
+            let page = self.fetch(cursor, *page_records).await?;
+            let mut largest = 1;
             for (key, record) in page.records {
                 if let Some(record) = to_snapshot(&self.store, key, record).await? {
+                    let before = chunk.size();
                     chunk.add(&key, &record);
+                    largest = largest.max(chunk.size() - before);
                 }
             }
+            let fitting = (self.options.chunk_bytes / largest).min(2 * *page_records);
+            *page_records = fitting.clamp(1, self.options.batch.max(1));
             cursor = page.next;
             if cursor.is_none() || chunk.size() >= self.options.chunk_bytes {
                 return Ok((chunk, cursor));
@@ -464,8 +476,8 @@ impl PartScan {
         }
     }
 
-    async fn fetch(&self, cursor: Option<Cursor>) -> Result<ScanPage, EngineError> {
-        let (engine, batch) = (&self.store.engine, self.options.batch);
+    async fn fetch(&self, cursor: Option<Cursor>, batch: usize) -> Result<ScanPage, EngineError> {
+        let engine = &self.store.engine;
         let part = ScanPart { number: self.part, count: self.plan.parts };
         let send = || async {
             match self.part {

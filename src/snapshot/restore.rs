@@ -9,8 +9,8 @@ use super::{
     verify::{check_totals, damaged_chunk, damaged_plan},
 };
 use crate::{
-    broker::{Broker, CommittedOffset, TopicPartition},
-    event::Topic,
+    broker::{Broker, BrokerError, CommittedOffset, TopicPartition, range::LogRange, retry::until_answered},
+    event::{Event, Topic},
     group::commit_metadata::reset_commit,
     instance::{
         InstanceParts, InstanceSettings, frontier::Frontier, offset_reset::OffsetReset, start::check_decisions,
@@ -19,7 +19,6 @@ use crate::{
     sequencer::{chain_group, state::ChainState},
     store::{
         meta::{LAYOUT_VERSION, MetaError},
-        restart_detector::{RestartDetector, durability_lag},
         topics::LogIdentity,
     },
 };
@@ -67,43 +66,16 @@ pub async fn restore(
 ) -> Result<RestoreReport, SnapshotError> {
     let restored = async {
         let manifest = shelf.read_manifest(name).await?;
-        match find_ended(settings, parts, name, &manifest).await? {
-            Some(report) => Ok(report),
-            None => Restore::check(settings, parts, shelf, name, manifest).await?.run(on_progress).await,
+        if BulkLoad::new(&parts.store, manifest.plan.id, settings.durability_lag)?.has_ended().await? {
+            return Ok(RestoreReport::new(name, &manifest, true));
         }
+        Restore::check(settings, parts, shelf, name, manifest).await?.run(on_progress).await
     };
     tokio::select! {
         biased;
         () = shutdown.cancelled() => Err(SnapshotError::Stopped),
         done = restored => done,
     }
-}
-
-/// Returns the report of a restore of this snapshot that has ended already: its command was killed after the last write
-/// and before it had said so. Returns once the end is durable.
-async fn find_ended(
-    settings: &InstanceSettings,
-    parts: &InstanceParts,
-    name: &str,
-    manifest: &Manifest,
-) -> Result<Option<RestoreReport>, SnapshotError> {
-    let store = &parts.store;
-    let has_ended = async || -> Result<bool, MetaError> {
-        let restored = store.meta().await?.and_then(|meta| meta.restored);
-        Ok(restored.is_some_and(|restored| restored.snapshot == manifest.plan.id && !restored.is_loading))
-    };
-    if !has_ended().await? {
-        return Ok(None);
-    }
-    let lag = durability_lag(store.engine.as_ref(), settings.durability_lag)?;
-    let mut nodes = RestartDetector::new(store.engine.clone(), lag);
-    nodes.baseline().await?;
-    while has_ended().await? {
-        if nodes.wait_until_durable().await? {
-            return Ok(Some(RestoreReport::new(name, manifest, true)));
-        }
-    }
-    Ok(None)
 }
 
 struct Restore<'a> {
@@ -152,7 +124,9 @@ impl<'a> Restore<'a> {
         }
         let chain_commit = chain_commit(&manifest);
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
-        let handled_chain = Frontier::read(settings, broker).await?.consumed.chain;
+        // An earlier restore can have set the committed offset back.
+        let decided = read_handled(settings, broker, state.decisions_from).await?;
+        let handled_chain = Frontier::read(settings, broker).await?.consumed.chain.max(decided);
         let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
         Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
@@ -234,6 +208,21 @@ impl ChunkSource for Chunks<'_> {
         }
         (self.on_progress)(progress);
     }
+}
+
+/// Returns the chain offset below which every event was handled whole, by the decisions from this offset of their topic
+/// on: a sequencer decides in the order of the chain. The events of the last message may not be applied yet.
+async fn read_handled(settings: &InstanceSettings, broker: &dyn Broker, from: u64) -> Result<u64, BrokerError> {
+    let decisions = settings.partition(Topic::Decisions, 0);
+    let (low, high) = until_answered(|| broker.watermarks(&decisions)).await?;
+    let (mut range, mut handled) = (LogRange::open(broker, &decisions, from.max(low), high).await?, 0);
+    while let Some(messages) = range.next().await? {
+        for message in messages {
+            let decided = Event::decode_decisions(&message.payload, message.offset);
+            handled = decided.iter().map(|decision| decision.chain_offset).min().unwrap_or(0).max(handled);
+        }
+    }
+    Ok(handled)
 }
 
 /// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing. A chain that has begun a new

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn script_of(bytes: &[u8]) -> Result<Vec<u8>, SetFileError> {
-        let mut input = SetInput::new(bytes, 0);
+        let mut input = SetInput::new(bytes, 0, u64::MAX);
         let script = read_script(&mut input)?;
         assert_eq!(input.at(), bytes.len() as u64, "every byte was read");
         Ok(script)
@@ -141,16 +141,16 @@ mod tests {
             (&[0x82, 0xfe, 0x7f], 65_535),
             (&[0x8e, 0xfe, 0xfe, 0xff, 0x00], 1 << 32),
         ] {
-            assert_eq!(SetInput::new(bytes, 0).core_varint().unwrap(), value);
+            assert_eq!(SetInput::new(bytes, 0, u64::MAX).core_varint().unwrap(), value);
         }
-        assert!(SetInput::new(&[0xff; 12][..], 0).core_varint().is_err());
+        assert!(SetInput::new(&[0xff; 12][..], 0, u64::MAX).core_varint().is_err());
         for (satoshis, code) in
             [(0, 0), (1, 1), (1_000_000, 7), (100_000_000, 9), (5_000_000_000, 50), (2_100_000_000_000_000, 21_000_000)]
         {
             assert_eq!((compress_amount(satoshis), decompress_amount(code)), (code, Some(satoshis)));
         }
         assert_eq!(
-            SetInput::new(&[0x83, 0x58][..], 0).core_varint().ok().and_then(decompress_amount),
+            SetInput::new(&[0x83, 0x58][..], 0, u64::MAX).core_varint().ok().and_then(decompress_amount),
             Some(60_000_000_000)
         );
         assert_eq!(decompress_amount(u64::MAX), None);
@@ -206,9 +206,9 @@ mod tests {
         fn numbers_come_back_and_no_cut_is_a_number(value: u64, shift in 0..64_u32) {
             let mut bytes = Vec::new();
             write_varint(value >> shift, &mut bytes);
-            prop_assert_eq!(SetInput::new(&bytes[..], 0).core_varint().unwrap(), value >> shift);
+            prop_assert_eq!(SetInput::new(&bytes[..], 0, u64::MAX).core_varint().unwrap(), value >> shift);
             for end in 0..bytes.len() {
-                let error = SetInput::new(&bytes[..end], 0).core_varint();
+                let error = SetInput::new(&bytes[..end], 0, u64::MAX).core_varint();
                 let is_cut = matches!(error, Err(SetFileError::Cut { .. }));
                 prop_assert!(is_cut);
             }

@@ -106,25 +106,30 @@ async fn run(
     store_id: [u8; 16],
     on_progress: OnSetProgress<'_>,
 ) -> Result<ImportReport, UtxoSetError> {
-    // The cheap refusal comes first: reading the file takes minutes.
-    if store.meta().await?.is_some_and(|meta| !meta.restored.is_some_and(|restored| restored.is_loading)) {
+    // The cheap refusal comes first: reading the file takes minutes. A store that no instance has used can be the
+    // result of this import.
+    if store.meta().await?.is_some_and(|meta| meta.restored.is_none()) {
         return Err(MetaError::RestoreNotEmpty.into());
     }
     let network = store.settings.network;
     let file = check_file(&options.from, network, options.chunk_bytes, on_progress).await?;
     let height = check_terms(&file, options, network)?;
-    let meta = imported_meta(&file, height, store, store_id);
-    let source = FileSource { store, file: &file, on_progress };
-    let id = file.import_id(height);
-    let mut load = BulkLoad::new(store, id, options.durability_lag)?;
-    let loaded = load.load(&meta, &source).await?;
+    let mut load = BulkLoad::new(store, file.import_id(height), options.durability_lag)?;
+    let has_ended = load.has_ended().await?;
+    let mut resumed = has_ended;
+    if !has_ended {
+        let meta = imported_meta(&file, height, store, store_id);
+        resumed = load.load(&meta, &FileSource { store, file: &file, on_progress }).await?.resumed;
+    }
     let digest = compare(store, &file.totals, on_progress).await?;
-    load.end().await?;
+    if !has_ended {
+        load.end().await?;
+    }
     Ok(ImportReport {
         format: file.header.format.name(),
         height,
         block: hex_reversed(&file.header.block),
-        resumed: loaded.resumed,
+        resumed,
         txoutset_hash: file.shown_txoutset_hash(),
         totals: file.totals,
         digest,

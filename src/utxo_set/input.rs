@@ -9,15 +9,17 @@ use super::SetFileError;
 pub(super) struct SetInput<R> {
     bytes: R,
     at: u64,
+    /// Position behind the last byte.
+    end: u64,
 }
 
 /// Greatest memory that is reserved for a field before its bytes are read.
 const RESERVED: usize = 1 << 10;
 
 impl<R: Read> SetInput<R> {
-    /// Creates an input whose first byte is the byte `at` of the file.
-    pub(super) fn new(bytes: R, at: u64) -> Self {
-        SetInput { bytes, at }
+    /// Creates an input of `length` bytes whose first byte is the byte `at` of the file.
+    pub(super) fn new(bytes: R, at: u64, length: u64) -> Self {
+        SetInput { bytes, at, end: at.saturating_add(length) }
     }
 
     /// Returns the position of the next byte in the file.
@@ -48,8 +50,12 @@ impl<R: Read> SetInput<R> {
         }
     }
 
-    /// Reads a field of `length` bytes. No more memory is reserved than the file has bytes.
+    /// Reads a field of `length` bytes. No more memory is reserved than the file has bytes, and a damaged length that
+    /// the rest of the file does not have reads nothing.
     pub(super) fn bytes(&mut self, length: u64) -> Result<Vec<u8>, SetFileError> {
+        if length > self.end.saturating_sub(self.at) {
+            return Err(SetFileError::Cut { at: self.at });
+        }
         let mut field = Vec::with_capacity(usize::try_from(length).unwrap_or(usize::MAX).min(RESERVED));
         let read = self.bytes.by_ref().take(length).read_to_end(&mut field);
         let read = read.map_err(|error| SetFileError::Read { at: self.at, error })? as u64;

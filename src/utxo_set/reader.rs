@@ -30,7 +30,7 @@ impl<R: Read> SetReader<R> {
     /// # Errors
     /// The file is no UTXO-set file, or ends within its header.
     pub fn open(file: R, length: u64, network: Network) -> Result<Self, SetFileError> {
-        let mut input = SetInput::new(file, 0);
+        let mut input = SetInput::new(file, 0, length);
         let magic: [u8; 5] = input.array()?;
         let header = if magic == core_format::MAGIC {
             core_format::read_header(&mut input)?
@@ -142,7 +142,7 @@ pub(super) fn read_part(
     at: u64,
     count: u64,
 ) -> impl Iterator<Item = Result<SetTx, SetFileError>> {
-    let mut input = SetInput::new(part, at);
+    let mut input = SetInput::new(part, at, part.len() as u64);
     (0..count).map(move |_| match format {
         SetFormat::Reference => reference_format::read_tx(&mut input),
         SetFormat::Core => core_format::read_tx(&mut input),

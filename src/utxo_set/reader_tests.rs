@@ -153,3 +153,25 @@ fn outputs_without_a_slot_are_counted_apart() {
     assert_eq!((totals.outputs, totals.satoshis), (2, 12));
     assert_eq!((totals.outputs_without_slot, totals.satoshis_without_slot), (1, 7));
 }
+
+/// Protects: a damaged length reads, and keeps in memory, no more than the file has.
+#[test]
+fn a_length_beyond_the_end_of_the_file_reads_nothing() {
+    struct Counted<'a>(std::io::Chain<&'a [u8], std::io::Repeat>, u64);
+    impl Read for Counted<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let read = self.0.read(buffer)?;
+            self.1 += read as u64;
+            Ok(read)
+        }
+    }
+    let set = [tx(1, 9, vec![known_output(0, 5, vec![0x51; 4])])];
+    let mut file = reference(&set);
+    let at = file.windows(8).position(|bytes| bytes == [4, 0, 0, 0, 0x51, 0x51, 0x51, 0x51]).unwrap();
+    file[at..at + 4].copy_from_slice(&0x1000_0000_u32.to_le_bytes());
+    let source = Counted((&file[..]).chain(std::io::repeat(0x51)), 0);
+    let mut reader = SetReader::open(source, file.len() as u64, Network::Regtest).unwrap();
+    let error = reader.next_tx().unwrap_err();
+    assert!(matches!(error, SetFileError::Cut { at: found } if found == at as u64 + 4), "{error}");
+    assert_eq!(reader.source_mut().1, at as u64 + 4);
+}

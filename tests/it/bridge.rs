@@ -5,7 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     process::Command,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -32,11 +35,12 @@ use utxo_store::{
     },
     broker::{
         Broker, BrokerDecorator, BrokerError, CommittedOffset, Delivery, NewTopic, OutgoingMessage, Producer,
-        TopicPartition, memory::MemoryBroker,
+        TopicIdentity, TopicPartition, memory::MemoryBroker,
     },
     config::{Config, Topics},
     event::{Block, BlockMined, DeadLetter, Event, Reorg, SubtreeTransactions, Topic},
     generate::{Chain, Message, PreviousOutputs, SourceFile},
+    group::dead_letters::DeadLetterLimits,
     rng::SplitMix64,
     store::digest::survey,
     tx::{
@@ -84,12 +88,36 @@ impl Producer for SlowProducer {
     }
 }
 
+/// A log that shows fewer partitions of the reference's transactions until they are `added`.
+struct GrowingTopic {
+    broker: MemoryBroker,
+    added: AtomicBool,
+}
+
+impl BrokerDecorator for GrowingTopic {
+    fn inner(&self) -> &dyn Broker {
+        &self.broker
+    }
+
+    async fn identify(&self, topics: &[String]) -> Result<Vec<Option<TopicIdentity>>, BrokerError> {
+        let mut found = self.broker.identify(topics).await?;
+        for identity in found.iter_mut().flatten().filter(|_| !self.added.load(Relaxed)) {
+            identity.partitions = 1;
+        }
+        Ok(found)
+    }
+}
+
 /// The reference's topics and subtrees, beside the topics of a world.
 struct Reference {
     world: World,
     objects: Arc<InMemory>,
     bodies: Arc<InMemory>,
     inline_bytes: usize,
+    event_limits: EventBodyLimits,
+    has_bodies: bool,
+    limits: DeadLetterLimits,
+    begin_after: Option<[u8; 32]>,
     counts: Arc<BridgeCounts>,
     blocks: u64,
 }
@@ -103,6 +131,10 @@ impl Reference {
             objects: Arc::default(),
             bodies: Arc::default(),
             inline_bytes: 1 << 20,
+            event_limits: EventBodyLimits { inline_event_bytes: 1 << 20, max_body_bytes: 1 << 30 },
+            has_bodies: true,
+            limits: DeadLetterLimits { consecutive: 5, ratio: 0.5 },
+            begin_after: None,
             counts: Arc::default(),
             blocks: 0,
         }
@@ -122,8 +154,8 @@ impl Reference {
     fn bridges(&self) -> (TransactionBridge, BlockBridge) {
         let broker: Arc<dyn Broker> = Arc::new(SlowProducers(self.world.broker.clone()));
         let (tip, next_height) = watch::channel(None);
-        let limits = EventBodyLimits { inline_event_bytes: 1 << 20, max_body_bytes: 1 << 30 };
-        let bodies = Some(EventBodies::new(self.bodies.clone(), &BlobOptions::default(), limits));
+        let bodies =
+            self.has_bodies.then(|| EventBodies::new(self.bodies.clone(), &BlobOptions::default(), self.event_limits));
         let (group, topics, counts) = ("bridge".to_owned(), Self::topics(), self.counts.clone());
         let transactions = TransactionBridge {
             broker: broker.clone(),
@@ -132,6 +164,7 @@ impl Reference {
             topics: topics.clone(),
             bodies: bodies.clone(),
             next_height,
+            dead_letter_limits: self.limits,
             counts: counts.clone(),
         };
         let blocks = BlockBridge {
@@ -143,6 +176,8 @@ impl Reference {
             bodies,
             inline_bytes: self.inline_bytes,
             next_height: tip,
+            begin_after: self.begin_after,
+            dead_letter_limits: self.limits,
             counts,
         };
         (transactions, blocks)
@@ -250,6 +285,51 @@ impl Reference {
         let header = header(previous, root.finish().unwrap());
         self.produce(BLOCKS, 0, block_message(&header, &hashes, &coinbase.extended, height)).await;
         double_sha256([&header[..]])
+    }
+
+    /// Returns the dead letters, ordered by their sources.
+    async fn letters(&self) -> Vec<DeadLetter> {
+        let mut letters = Vec::new();
+        let topic = Self::topics().name(Topic::DeadLetters).to_owned();
+        for partition in 0..PARTITIONS {
+            let end = self.world.end(&topic, partition).await;
+            let at = TopicPartition { topic: topic.as_str().into(), partition };
+            let mut reader = self.world.broker.read(&at, 0).await.unwrap();
+            while reader.position() < end {
+                let messages = reader.next(Duration::from_millis(10)).await.unwrap();
+                letters.extend(messages.iter().map(|message| DeadLetter::from_headers(&message.headers).unwrap()));
+            }
+        }
+        letters.sort_by(|a, b| (&a.topic, a.partition, a.offset).cmp(&(&b.topic, b.partition, b.offset)));
+        letters
+    }
+
+    /// Returns the heights of the published transactions, by txid.
+    async fn heights(&self) -> BTreeMap<Txid, u32> {
+        let mut heights = BTreeMap::new();
+        for partition in 0..PARTITIONS {
+            let end = self.world.end("txs", partition).await;
+            let at = TopicPartition { topic: "txs".into(), partition };
+            let mut reader = self.world.broker.read(&at, 0).await.unwrap();
+            while reader.position() < end {
+                for message in reader.next(Duration::from_millis(10)).await.unwrap() {
+                    if let Ok(Event::Validated(validated)) = Event::decode(&message.payload) {
+                        heights.insert(Txid(message.key.as_ref().try_into().unwrap()), validated.height);
+                    }
+                }
+            }
+        }
+        heights
+    }
+
+    /// Returns sequence, height and mark of the chain of each published block.
+    async fn mined(&self) -> Vec<(u64, u32, bool)> {
+        let payloads = self.published("block-mined").await;
+        let mined = payloads.iter().map(|payload| match Event::decode(payload) {
+            Ok(Event::BlockMined(mined)) => (mined.sequence, mined.block.height, mined.block.longest_chain),
+            other => panic!("{other:?}"),
+        });
+        mined.collect()
     }
 
     /// Returns the events of a topic of one partition.
@@ -399,17 +479,16 @@ async fn a_message_that_is_no_transaction_becomes_a_dead_letter() {
     reference.validate(1, &payment.extended[..20], 5).await;
     reference.validate(1, &payment.extended, 5).await;
     reference.run_to_the_end().await.unwrap();
-    assert_eq!(reference.counts.describe(), "1 transactions, 0 block events, 0 repeated blocks, 3 dead letters");
-    let mut letters = Vec::new();
-    for partition in 0..PARTITIONS {
-        let partition = TopicPartition { topic: Reference::topics().name(Topic::DeadLetters).into(), partition };
-        let mut reader = reference.world.broker.read(&partition, 0).await.unwrap();
-        for message in reader.next(Duration::from_millis(10)).await.unwrap() {
-            let letter = DeadLetter::from_headers(&message.headers).unwrap();
-            letters.push((letter.topic, letter.partition, letter.offset, letter.stage));
-        }
-    }
-    letters.sort();
+    assert_eq!(
+        reference.counts.describe(),
+        "1 transactions, 0 block events, 0 repeated blocks, 0 waiting blocks, 3 dead letters"
+    );
+    let letters: Vec<_> = reference
+        .letters()
+        .await
+        .into_iter()
+        .map(|letter| (letter.topic, letter.partition, letter.offset, letter.stage))
+        .collect();
     let of = |topic: &str, partition, offset| (topic.to_owned(), partition, offset, "bridge".to_owned());
     assert_eq!(letters, [of(BLOCKS, 0, 0), of(TRANSACTIONS, 1, 0), of(TRANSACTIONS, 1, 1)]);
     reference.world.run_until_consumed().await;
@@ -429,14 +508,16 @@ async fn a_block_that_cannot_become_an_event_ends_the_bridge() {
     let good = encode_subtree(root, &[COINBASE_NODE, first.txid.0], &[]);
     for (damaged, problem) in [
         (encode_subtree(root, &[COINBASE_NODE, [5; 32]], &[]), "have the merkle root"),
-        (good[..100].to_vec(), "it ends after 100 bytes"),
+        ([&good[..], &[0]].concat(), "it has bytes after its last field"),
         (encode_subtree([6; 32], &[], &[]), "its root hash is"),
     ] {
         reference.put_subtree(root, damaged).await;
         let error = reference.until_refused().await.to_string();
         assert!(error.starts_with("blocks-final/0 offset 1: ") && error.contains(problem), "{error}");
     }
-    // A missing subtree is waited for.
+    // A subtree that is written in part, or missing, is waited for.
+    reference.put_subtree(root, good[..100].to_vec()).await;
+    reference.run_killed(Duration::from_secs(600)).await;
     let path = Path::from(format!("{}.subtree", Txid(root)));
     reference.objects.delete(&path).await.unwrap();
     reference.run_killed(Duration::from_secs(600)).await;
@@ -444,9 +525,224 @@ async fn a_block_that_cannot_become_an_event_ends_the_bridge() {
     reference.put_subtree(root, good).await;
     reference.run_to_the_end().await.unwrap();
     assert_eq!(reference.published("block-mined").await.len(), 2);
-    reference.finalize([7; 32], 103, &coinbase(3), &[]).await;
-    let error = reference.until_refused().await.to_string();
-    assert!(error.contains("is in none of the last"), "{error}");
+}
+
+/// The height of a transaction is that of the next block once all blocks are read that exist at the start.
+#[tokio::test(start_paused = true)]
+async fn transactions_without_a_height_wait_until_the_blocks_are_read() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let seed = reference.world.seed(10, 4).await;
+    let payments: Vec<Made> = (0..4).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    reference.validate(0, &payments[0].extended, 7).await;
+    reference.validate(0, &payments[1].extended, 0).await;
+    reference.run_killed(Duration::from_secs(5)).await;
+    assert_eq!(reference.heights().await, BTreeMap::from([(payments[0].txid, 7)]), "no block is known");
+    let mut tip = [9; 32];
+    for height in 101..=150 {
+        tip = reference.finalize(tip, height, &coinbase(height), &[]).await;
+    }
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.heights().await[&payments[1].txid], 151);
+    // Of the new blocks one comes before its previous block, which comes while the bridge runs.
+    let (late, early) = (coinbase(151), coinbase(152));
+    let mut root = MerkleRoot::default();
+    root.push(late.txid);
+    let missing = header(tip, root.finish().unwrap());
+    reference.finalize(double_sha256([&missing[..]]), 152, &early, &[]).await;
+    reference.validate(1, &payments[2].extended, 0).await;
+    let (transactions, blocks) = reference.bridges();
+    let shutdown = CancellationToken::new();
+    let mut run = Box::pin(async { tokio::try_join!(transactions.run(&shutdown), blocks.run(&shutdown)).map(drop) });
+    timeout(Duration::from_secs(5), &mut run).await.unwrap_err();
+    assert!(!reference.heights().await.contains_key(&payments[2].txid), "a block above the tip waits");
+    reference.produce(BLOCKS, 0, block_message(&missing, &[], &late.extended, 151)).await;
+    timeout(Duration::from_secs(5), &mut run).await.unwrap_err();
+    assert_eq!(reference.heights().await[&payments[2].txid], 153);
+    reference.validate(2, &payments[3].extended, 0).await;
+    timeout(Duration::from_secs(5), &mut run).await.unwrap_err();
+    assert_eq!(reference.heights().await[&payments[3].txid], 153);
+    shutdown.cancel();
+    run.await.unwrap();
+}
+
+/// A block that comes before its previous block waits, also through kills, and the blocks after the gap follow in the
+/// order of the topic.
+#[tokio::test(start_paused = true)]
+async fn blocks_wait_for_their_previous_blocks_through_kills() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let one = reference.finalize([9; 32], 101, &coinbase(1), &[]).await;
+    // Block 102 is missing; a block with a wrong height takes its place at first.
+    let second = coinbase(2);
+    let mut root = MerkleRoot::default();
+    root.push(second.txid);
+    let missing = header(one, root.finish().unwrap());
+    let mut tip = double_sha256([&missing[..]]);
+    reference.produce(BLOCKS, 0, block_message(&missing, &[], &second.extended, 105)).await;
+    for height in 103..=110 {
+        tip = reference.finalize(tip, height, &coinbase(height), &[]).await;
+    }
+    let at = TopicPartition { topic: BLOCKS.into(), partition: 0 };
+    for _ in 0..3 {
+        reference.run_killed(Duration::from_secs(5)).await;
+        assert_eq!(reference.mined().await, [(1, 101, true)]);
+        let committed = reference.world.broker.committed("bridge", std::slice::from_ref(&at)).await.unwrap();
+        assert_eq!(committed[0].as_ref().unwrap().offset, 2, "the first block that waits is read again");
+    }
+    assert_eq!(reference.letters().await.len(), 1, "one dead letter of the wrong height, and none at each start");
+    let letter = &reference.letters().await[0];
+    assert!(letter.offset == 1 && letter.message.contains("its height is 105"), "{letter:?}");
+    reference.produce(BLOCKS, 0, block_message(&missing, &[], &second.extended, 102)).await;
+    for _ in 0..40 {
+        reference.run_killed(Duration::from_millis(5)).await;
+    }
+    reference.run_to_the_end().await.unwrap();
+    let expected: Vec<(u64, u32, bool)> = (1..=10).map(|number| (number, 100 + number as u32, true)).collect();
+    assert_eq!(reference.mined().await, expected);
+    assert_eq!(reference.letters().await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_blocks_of_one_height_at_the_beginning_are_two_branches() {
+    let mut reference = Reference::beside(World::new().await).await;
+    reference.finalize([9; 32], 101, &coinbase(1), &[]).await;
+    let other = reference.finalize([9; 32], 101, &coinbase(2), &[]).await;
+    reference.finalize(other, 102, &coinbase(3), &[]).await;
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.mined().await, [(1, 101, true), (2, 101, false)]);
+    assert_eq!(reference.published("reorgs").await.len(), 1);
+}
+
+/// The store was imported as of a block, and the topic begins before the block.
+#[tokio::test(start_paused = true)]
+async fn the_bridge_begins_after_a_given_block() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let mut tips = vec![[9; 32]];
+    for height in 101..=106 {
+        tips.push(reference.finalize(tips[tips.len() - 1], height, &coinbase(height), &[]).await);
+    }
+    reference.begin_after = Some([8; 32]);
+    reference.run_killed(Duration::from_secs(5)).await;
+    assert_eq!(reference.mined().await, [], "no message is of the block after the given one");
+    reference.begin_after = Some(tips[3]);
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.mined().await, [(1, 104, true), (2, 105, true), (3, 106, true)]);
+    assert!(reference.counts.describe().contains(" 0 waiting blocks"), "{}", reference.counts.describe());
+    // Later the option has no effect.
+    reference.begin_after = Some(tips[1]);
+    reference.finalize(tips[6], 107, &coinbase(107), &[]).await;
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.mined().await.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transaction_that_fits_no_message_or_body_becomes_a_dead_letter_once() {
+    let world = World::new().await;
+    let limit = ("max.message.bytes".to_owned(), "1000".to_owned());
+    let small = NewTopic { name: "txs".into(), partitions: PARTITIONS, config: vec![limit] };
+    world.broker.recreate_topic(&small).unwrap();
+    let mut reference = Reference::beside(world).await;
+    let seed = World::partial(1, 400);
+    let spend_many = |vouts: std::ops::Range<u32>| {
+        let coins: Vec<_> = vouts.map(|vout| seed.coin(vout)).collect();
+        spend(&coins, 1, 1)
+    };
+    let made = [spend_many(0..1), spend_many(1..60), spend_many(60..61), spend_many(61..62)];
+    for made in &made {
+        reference.validate(0, &made.extended, 9).await;
+    }
+    reference.has_bodies = false;
+    for _ in 0..2 {
+        reference.run_to_the_end().await.unwrap();
+        let letters = reference.letters().await;
+        assert_eq!(letters.iter().map(|letter| letter.offset).collect::<Vec<_>>(), [1]);
+        assert!(letters[0].message.contains("larger than the topic takes"), "{letters:?}");
+    }
+    let forwarded: BTreeSet<Txid> = reference.heights().await.into_keys().collect();
+    assert_eq!(forwarded, [0, 2, 3].map(|number: usize| made[number].txid).into());
+    // With an object store a body is limited, too.
+    reference.has_bodies = true;
+    reference.event_limits = EventBodyLimits { inline_event_bytes: 900, max_body_bytes: 4_000 };
+    reference.validate(0, &spend_many(100..250).extended, 9).await;
+    reference.validate(0, &spend_many(300..310).extended, 9).await;
+    reference.run_to_the_end().await.unwrap();
+    let letters = reference.letters().await;
+    assert_eq!(letters.iter().map(|letter| letter.offset).collect::<Vec<_>>(), [1, 4]);
+    assert!(letters[1].message.contains("objects.max_body_bytes"), "{letters:?}");
+}
+
+/// A bridge that reads another topic by mistake ends, and the messages that became dead letters get no second one.
+#[tokio::test(start_paused = true)]
+async fn a_topic_of_other_messages_ends_the_bridge() {
+    let reference = Reference::beside(World::new().await).await;
+    for _ in 0..20 {
+        reference.produce(TRANSACTIONS, 1, vec![0xFF; 7]).await;
+    }
+    for (first, letters) in [(4, 4), (8, 8)] {
+        let error = reference.run_to_the_end().await.unwrap_err().to_string();
+        let expected = format!("{TRANSACTIONS}/1 offset {first}: 5 dead letters in a row");
+        assert!(error.starts_with(&expected), "{error}");
+        assert_eq!(reference.letters().await.len(), letters);
+    }
+    for _ in 0..20 {
+        reference.produce(BLOCKS, 0, vec![0xFF; 7]).await;
+    }
+    for first in [4, 8] {
+        let error = reference.until_refused().await.to_string();
+        assert!(error.starts_with(&format!("{BLOCKS}/0 offset {first}: 5 dead letters in a row")), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_that_the_topic_gets_are_read_while_the_bridge_runs() {
+    let reference = Reference::beside(World::new().await).await;
+    let seed = reference.world.seed(10, 2).await;
+    let payments: Vec<Made> = (0..2).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    reference.validate(0, &payments[0].extended, 9).await;
+    reference.validate(2, &payments[1].extended, 9).await;
+    let broker = Arc::new(GrowingTopic { broker: reference.world.broker.clone(), added: AtomicBool::new(false) });
+    let (mut transactions, _) = reference.bridges();
+    transactions.broker = broker.clone();
+    let shutdown = CancellationToken::new();
+    let mut run = Box::pin(transactions.run(&shutdown));
+    timeout(Duration::from_secs(30), &mut run).await.unwrap_err();
+    assert_eq!(reference.heights().await, BTreeMap::from([(payments[0].txid, 9)]));
+    broker.added.store(true, Relaxed);
+    timeout(Duration::from_secs(15), &mut run).await.unwrap_err();
+    assert_eq!(reference.heights().await.len(), 2);
+    shutdown.cancel();
+    timeout(Duration::from_secs(1), run).await.expect("the bridge ends in order").unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_was_created_again_is_refused() {
+    let reference = Reference::beside(World::new().await).await;
+    let seed = reference.world.seed(10, 4).await;
+    let payments: Vec<Made> = (0..4).map(|vout| spend(&[seed.coin(vout)], 1, 1)).collect();
+    reference.validate(0, &payments[0].extended, 9).await;
+    let (transactions, _) = reference.bridges();
+    let shutdown = CancellationToken::new();
+    let mut run = Box::pin(transactions.run(&shutdown));
+    timeout(Duration::from_secs(3), &mut run).await.unwrap_err();
+    // The new topic is longer than the old one.
+    let new = NewTopic { name: TRANSACTIONS.into(), partitions: PARTITIONS, config: vec![] };
+    let at = TopicPartition { topic: TRANSACTIONS.into(), partition: 0 };
+    let committed = reference.world.broker.committed("bridge", std::slice::from_ref(&at)).await.unwrap();
+    reference.world.broker.recreate_topic(&new).unwrap();
+    reference.validate(0, &payments[1].extended, 9).await;
+    reference.validate(0, &payments[2].extended, 9).await;
+    let error = timeout(Duration::from_secs(3), run).await.expect("the bridge ends").unwrap_err();
+    assert!(matches!(error, BridgeError::Recreated { .. }), "{error}");
+    // A broker that keeps the offsets of a deleted topic.
+    let committed = committed[0].clone().unwrap();
+    reference.world.broker.set_committed("bridge", &[(at.clone(), committed)]).await.unwrap();
+    let (transactions, _) = reference.bridges();
+    let error = transactions.run(&CancellationToken::new()).await.unwrap_err().to_string();
+    assert!(error.contains("start with another --group"), "{error}");
+    let mut other = transactions;
+    other.group = "other".to_owned();
+    timeout(Duration::from_secs(3), other.run(&CancellationToken::new())).await.unwrap_err();
+    let heights = reference.heights().await;
+    assert!(heights.contains_key(&payments[1].txid) && heights.contains_key(&payments[2].txid));
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,9 +12,9 @@ use utxo_store::{
         fault::{BlobFault, FaultStore},
     },
     broker::{Broker, TopicPartition},
-    engine::{OpenOptions, StoreUrl, aerospike::AerospikeEngine, memory::MemoryEngine},
+    engine::{OpenOptions, Row, StoreUrl, aerospike::AerospikeEngine, memory::MemoryEngine},
     instance::InstanceError,
-    record::{MetaRecord, TxState},
+    record::{Body, Key, MetaRecord, Operation, Record, StoredOutput, TxState},
     snapshot::{CreateOptions, CreateReport, Shelf, SnapshotError, create, restore, verify},
     store::{
         StateStore,
@@ -111,11 +111,77 @@ async fn a_restored_snapshot_catches_up_with_the_live_store() {
         let exported = std::env::temp_dir().join(format!("{}.utxo-set", report.name));
         let refused = export(&other.store, &exported, &CancellationToken::new(), &|_| {}).await.unwrap_err();
         assert!(refused.to_string().contains("reads the log again"), "{refused}");
-        other.run_until_consumed().await;
+        // The running instance makes the store an ordinary one, which gives snapshots.
+        let running = other.start();
+        until(async || other.store.meta().await.unwrap().unwrap().restored.is_none()).await;
+        other.until_consumed().await;
         assert_eq!(digest(&other.store).await, live);
-        other.run_until_consumed().await;
-        assert_eq!(other.store.meta().await.unwrap().unwrap().restored, None);
+        let second = create_snapshot(&other, &shelf).await.unwrap();
+        running.stop().await;
+        let third = empty_beside(&world);
+        restore_into(&third, &shelf, &second.name).await.unwrap();
+        third.run_until_consumed().await;
+        assert_eq!(digest(&third.store).await, live);
     }
+}
+
+/// A first restore sets the committed offset of the chain back, and its store is lost before it has caught up.
+/// Protects: the second restore knows which events the group had handled whole, and publishes no second chances for
+/// them.
+#[tokio::test(start_paused = true)]
+async fn a_second_restore_knows_the_events_that_were_handled_before_the_first() {
+    let world = World::new().await;
+    let seed = world.seed(10, 3).await;
+    let payments = [0, 1].map(|vout| spend(&[seed.coin(vout)], 1, 1));
+    for payment in &payments {
+        world.validate(payment).await;
+    }
+    world.run_until_consumed().await;
+    let (_, shelf) = shelf();
+    let created = create_snapshot(&world, &shelf).await.unwrap();
+    for vout in [0, 1] {
+        world.validate(&spend(&[seed.coin(vout)], 1, 2)).await;
+    }
+    world.run_until_consumed().await;
+    let end = world.end("chain", 0).await;
+    assert!(end >= created.offsets.chain + 2, "two contests");
+    for restore in 0..3 {
+        let other = empty_beside(&world);
+        restore_into(&other, &shelf, &created.name).await.unwrap();
+        let restored = other.store.meta().await.unwrap().unwrap().restored.unwrap();
+        let expected = if restore == 0 { end } else { restored.handled_chain };
+        assert_eq!(restored.handled_chain, expected, "restore {restore}");
+        assert!(restored.handled_chain > created.offsets.chain, "restore {restore}: {restored:?}");
+    }
+}
+
+/// Records with bodies of 50 kB: four fill a chunk, and a page of the scan has up to a thousand.
+/// Protects: the memory of a creation is that of some chunks, and not of a page of the largest bodies.
+#[cfg(feature = "sql")]
+#[tokio::test(start_paused = true)]
+async fn a_chunk_of_large_records_is_not_much_larger_than_its_size() {
+    let world = World::new().await;
+    world.seed(10, 1).await;
+    world.run_until_consumed().await;
+    let rows = (0..300).map(|number| {
+        let mut page = crate::sql::page(number, 1);
+        let output = StoredOutput { satoshis: 1, script: vec![0x51; 50_000].into() };
+        page.master.as_mut().unwrap().body = Some(Body::Outputs([Some(output)].into_iter().collect()));
+        Row { key: Key::master(page.txid), operation: Operation::Restore(Box::new(Record::Page(page.into()))) }
+    });
+    for outcome in world.store.engine.apply(&rows.collect::<Vec<_>>()).await {
+        outcome.unwrap();
+    }
+    let (_, shelf) = shelf();
+    let options = CreateOptions { parts: 2, chunk_bytes: 200_000, batch: 1_000, ..OPTIONS };
+    let parts = world.parts(&world.store);
+    let created = create(&world.settings, &parts, &shelf, options, &CancellationToken::new(), &|_| {}).await.unwrap();
+    let chunks = shelf.read_manifest(&created.name).await.unwrap().chunks;
+    let of_transactions = chunks.iter().filter(|chunk| chunk.part < 2);
+    let (first, later): (Vec<_>, Vec<_>) = of_transactions.partition(|chunk| chunk.number == 0);
+    assert!(first.iter().all(|chunk| chunk.records <= 16) && later.len() > 30, "{chunks:?}");
+    assert!(later.iter().all(|chunk| chunk.bytes < 450_000), "{chunks:?}");
+    verify(&shelf, &created.name, &|_| {}).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

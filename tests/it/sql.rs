@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use utxo_store::{
     engine::{
-        self, ErrorKind, OpenOptions, RecordEngine, Row,
+        self, ErrorKind, OpenOptions, RecordEngine, Row, Set,
         conformance::{self, RULES},
         sql::SqlAccess,
     },
@@ -226,7 +226,90 @@ async fn a_database_of_another_version_network_or_batch_size_is_refused() {
             _ => sqlite(&folder.path().join("store"), "UPDATE store SET schema_version = 7"),
         }
         let error = open_error(&url, &with_batch(100)).await;
-        assert!(error.contains("its schema has version 7, this program reads version 1"), "{error}");
+        assert!(error.contains("its schema has version 7, this program reads version 2"), "{error}");
+    }
+}
+
+/// A table that was emptied, or restored without the others.
+/// Protects: outputs that the database has lost do not read as outputs that never were.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_page_whose_outputs_are_lost_answers_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut urls = vec![file_url(folder.path(), "store")];
+    let database = postgres_server::shared_database();
+    urls.extend(database.as_ref().map(|database| database.url()));
+    for url in urls {
+        let options = OpenOptions::new(RULES);
+        let engine = engine::open(&url, &options).await.unwrap();
+        must_apply(&*engine, &[create(1, 4), create(2, 4)]).await;
+        engine.close().await.unwrap();
+        let lose = format!("DELETE FROM outputs WHERE vout = 2 AND txid = {}", literal(&url, txid(1)));
+        match (&database, url.starts_with("postgres")) {
+            (Some(database), true) => drop(database.sql(&lose)),
+            _ => sqlite(&folder.path().join("store"), &lose),
+        }
+        let engine = engine::open(&url, &options).await.unwrap();
+        must_apply(&*engine, &[spend(2, 2, 9)]).await;
+        let damaged = engine.apply(&[spend(1, 1, 9)]).await.remove(0).unwrap_err();
+        assert!(damaged.message.contains("3 rows of outputs instead of 4"), "{damaged}");
+        assert!(!damaged.may_be_retried() && engine.read(&[Key::master(txid(1))]).await[0].is_err());
+        assert!(engine.scan(Set::Transactions, None, 10).await.is_err());
+        engine.close().await.unwrap();
+    }
+}
+
+fn literal(url: &str, txid: Txid) -> String {
+    let digits: String = txid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    if url.starts_with("postgres") { format!("'\\x{digits}'") } else { format!("x'{digits}'") }
+}
+
+/// Protects: tables of version 1 become those of version 2, with the same records.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tables_of_the_version_before_are_migrated() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut urls = vec![file_url(folder.path(), "store")];
+    let database = postgres_server::shared_database();
+    urls.extend(database.as_ref().map(|database| database.url()));
+    for url in urls {
+        let sql = SqlAccess { utxo_batch_size: Some(4), ..SqlAccess::default() };
+        let options = OpenOptions { sql, ..OpenOptions::new(RULES) };
+        let engine = engine::open(&url, &options).await.unwrap();
+        let second = Page { number: 1, master: None, ..page(1, 3) };
+        let mut gaps = page(2, 4);
+        gaps.utxos.as_mut().unwrap()[1] = Slot::Nil;
+        gaps.master.as_mut().unwrap().body = None;
+        gaps.record_utxos = 3;
+        let rows = [
+            create(1, 4),
+            Row { key: Key::Page(txid(1), 1), operation: Operation::Restore(Box::new(Record::Page(second.into()))) },
+            Row { key: Key::master(txid(2)), operation: Operation::Restore(Box::new(Record::Page(gaps.into()))) },
+            Row {
+                key: Key::master(txid(3)),
+                operation: Operation::Restore(Box::new(Record::Page(Page::stub(txid(3), Verdict::Pending).into()))),
+            },
+        ];
+        must_apply(&*engine, &rows).await;
+        must_apply(&*engine, &[spend(1, 2, 9)]).await;
+        let keys = [Key::master(txid(1)), Key::Page(txid(1), 1), Key::master(txid(2)), Key::master(txid(3))];
+        let before = engine.read(&keys).await;
+        engine.close().await.unwrap();
+        let older = "ALTER TABLE transactions DROP COLUMN output_rows; UPDATE store SET schema_version = 1";
+        match (&database, url.starts_with("postgres")) {
+            (Some(database), true) => drop(database.sql(older)),
+            _ => sqlite(&folder.path().join("store"), older),
+        }
+        let reader = engine::open_existing(&url, &options).await.err().unwrap().to_string();
+        assert!(reader.contains("has version 1") && reader.contains("start `utxo-store run`"), "{reader}");
+        let engine = engine::open(&url, &options).await.unwrap();
+        let after = engine.read(&keys).await;
+        let records = |read: Vec<Result<Option<Record>, _>>| read.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+        assert_eq!(records(after), records(before));
+        must_apply(&*engine, &[spend(1, 1, 9), create(4, 2)]).await;
+        engine.close().await.unwrap();
+        engine::open(&url, &options).await.unwrap().close().await.unwrap();
+    }
+    if let Some(database) = &database {
+        assert_eq!(database.sql("SELECT sum(output_rows), max(schema_version) FROM transactions, store"), "12|2");
     }
 }
 
@@ -245,9 +328,12 @@ async fn a_file_or_database_of_another_program_is_refused_and_left_alone() {
     let error = open_error(&file_url(folder.path(), "diary"), &OpenOptions::new(RULES)).await;
     assert!(error.contains("diary") && error.contains("another program"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap().len(), 2_400);
-    sqlite(&folder.path().join("shop"), "CREATE TABLE store (price INTEGER)");
+    let shop = folder.path().join("shop");
+    sqlite(&shop, "CREATE TABLE store (price INTEGER)");
+    let before = std::fs::read(&shop).unwrap();
     let error = open_error(&file_url(folder.path(), "shop"), &OpenOptions::new(RULES)).await;
     assert!(error.contains("tables of another program"), "{error}");
+    assert_eq!(std::fs::read(&shop).unwrap(), before, "the file has no write-ahead log");
     if let Some(database) = postgres_server::shared_database() {
         database.sql("CREATE TABLE outputs (number int)");
         let error = open_error(&database.url(), &OpenOptions::new(RULES)).await;
@@ -347,6 +433,60 @@ async fn a_database_that_was_replaced_answers_nothing() {
         }
     }
     assert_eq!(database.sql("SELECT count(spender) FROM outputs"), "0");
+}
+
+/// Protects: an instance neither reads nor writes a file that an operator has put in the place of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_file_that_was_replaced_answers_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = open(&file_url(folder.path(), "store")).await;
+    must_apply(engine.as_ref(), &[create(1, 2)]).await;
+    let copied = open(&file_url(folder.path(), "copy")).await;
+    must_apply(copied.as_ref(), &[create(1, 2)]).await;
+    copied.close().await.unwrap();
+    let path = folder.path().join("store");
+    let refused = async |problem: &str| {
+        let read = engine.read(&[Key::master(txid(1))]).await.remove(0).unwrap_err();
+        let applied = engine.apply(&[spend(1, 0, 3)]).await.remove(0).unwrap_err();
+        for error in [read, applied] {
+            assert!(error.kind == ErrorKind::Fatal && error.message.contains(problem), "{error}");
+        }
+    };
+    std::fs::rename(&path, folder.path().join("moved")).unwrap();
+    refused("cannot be found any more").await;
+    std::fs::rename(folder.path().join("copy"), &path).unwrap();
+    refused("is another file than at the start").await;
+    std::fs::rename(folder.path().join("moved"), &path).unwrap();
+    must_apply(engine.as_ref(), &[spend(1, 0, 3)]).await;
+    engine.close().await.unwrap();
+}
+
+/// Protects: a transaction that exceeds its time limit leaves no lock of the file behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_transaction_that_was_given_up_releases_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let sql = SqlAccess { timeout: Duration::from_millis(300), ..SqlAccess::default() };
+    let url = file_url(folder.path(), "store");
+    let engine = engine::open(&url, &OpenOptions { sql, ..OpenOptions::new(RULES) }).await.unwrap();
+    let large: Vec<Row> = (0..10).map(|number| create(number, 20_000)).collect();
+    let error = engine.apply(&large).await.remove(0).unwrap_err();
+    assert!(error.message.contains("did not answer within"), "{error}");
+    let script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')";
+    let path = folder.path().join("store");
+    let is_free = || {
+        let output = std::process::Command::new("python3").args(["-c", script]).arg(&path).output().unwrap();
+        output.status.success()
+    };
+    for attempt in 0.. {
+        if is_free() {
+            break;
+        }
+        assert!(attempt < 100, "the file is locked");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(engine.read(&[Key::master(txid(1))]).await[0].clone().unwrap(), None);
+    must_apply(engine.as_ref(), &[create(1, 2)]).await;
+    engine.close().await.unwrap();
 }
 
 #[tokio::test]

@@ -10,17 +10,20 @@ use super::{
     errors::describe,
     postgres::{self, PostgresDatabase},
     settings::{OpenSqlError, SqlAccess, SqlDatabase, SqlSettings},
-    sqlite::SqliteDatabase,
+    sqlite::{SELECT_TABLES, SqliteDatabase},
     tables::TABLES,
     writer::SqlStore,
 };
 use crate::record::Rules;
 
 /// Version of the tables that this program reads and writes (`schemas/sql.md`).
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 /// The statements that create the tables, separated by empty lines.
 const SQLITE_SCHEMA: &str = include_str!("schema/sqlite.sql");
 const POSTGRES_SCHEMA: &str = include_str!("schema/postgres.sql");
+/// The statements that make tables of version 2 of those of version 1.
+const SQLITE_MIGRATION: &str = include_str!("schema/sqlite_2.sql");
+const POSTGRES_MIGRATION: &str = include_str!("schema/postgres_2.sql");
 /// Reads the columns of [`StoreRow::from_columns`].
 const SELECT_STORE: &str = "SELECT schema_version, network, utxo_batch_size FROM store";
 /// Slots of a page where the opener names no number.
@@ -35,6 +38,14 @@ struct Expected<'a> {
     access: &'a SqlAccess,
     /// The database must have a store; nothing is created.
     must_exist: bool,
+}
+
+/// Version of the tables of a store.
+#[derive(Debug, PartialEq, Eq)]
+enum TableVersion {
+    Current,
+    /// The version before, which an opener that may write migrates.
+    Older,
 }
 
 /// The one row of the table `store`.
@@ -114,6 +125,10 @@ async fn open_file(path: &Path, logging: bool, expected: &Expected<'_>) -> Resul
     if let Some(folder) = path.parent().filter(|_| !exists) {
         std::fs::create_dir_all(folder).map_err(io_error)?;
     }
+    if exists {
+        let tables = SqliteDatabase::read_tables(path, expected.access.timeout).await;
+        expected.must_create(&tables.map_err(|error| expected.failed(&error))?)?;
+    }
     let opened = SqliteDatabase::open_file(path, !expected.must_exist, expected.access.timeout, logging).await;
     let database = opened.map_err(|error| expected.failed(&error))?;
     match prepare_sqlite(&database, expected).await {
@@ -132,8 +147,7 @@ async fn prepare_sqlite(database: &SqliteDatabase, expected: &Expected<'_>) -> R
         true => database.writer.begin().await.map_err(failed)?,
         false => database.writer.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?,
     };
-    let tables = sqlx::query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')");
-    let tables = tables.fetch_all(&mut *transaction).await.map_err(failed)?;
+    let tables = sqlx::query(SELECT_TABLES).fetch_all(&mut *transaction).await.map_err(failed)?;
     let tables: Vec<String> = tables.iter().filter_map(|row| row.try_get(0).ok()).collect();
     if expected.must_create(&tables)? {
         for statement in SQLITE_SCHEMA.split("\n\n") {
@@ -145,7 +159,11 @@ async fn prepare_sqlite(database: &SqliteDatabase, expected: &Expected<'_>) -> R
     }
     let row = sqlx::query_as(SELECT_STORE).fetch_one(&mut *transaction).await;
     let row = StoreRow::from_columns(row.map_err(failed)?);
-    expected.check(&row)?;
+    if expected.check(&row)? == TableVersion::Older {
+        for statement in SQLITE_MIGRATION.split("\n\n") {
+            transaction.execute(statement).await.map_err(failed)?;
+        }
+    }
     if !expected.must_exist {
         // A file that cannot be written is opened all the same, and fails at the first write.
         let write = sqlx::query("UPDATE store SET schema_version = schema_version").execute(&mut *transaction).await;
@@ -189,7 +207,11 @@ async fn prepare_postgres(pool: &sqlx::PgPool, expected: &Expected<'_>) -> Resul
     }
     let row = sqlx::query_as(SELECT_STORE).fetch_one(&mut *transaction).await;
     let row = StoreRow::from_columns(row.map_err(failed)?);
-    expected.check(&row)?;
+    if expected.check(&row)? == TableVersion::Older {
+        for statement in POSTGRES_MIGRATION.split("\n\n") {
+            transaction.execute(statement).await.map_err(failed)?;
+        }
+    }
     transaction.commit().await.map_err(failed)?;
     Ok(row)
 }
@@ -223,14 +245,19 @@ impl Expected<'_> {
         }
     }
 
-    fn check(&self, row: &StoreRow) -> Result<(), OpenSqlError> {
+    fn check(&self, row: &StoreRow) -> Result<TableVersion, OpenSqlError> {
         let database = || self.database.clone();
-        if row.schema_version != SCHEMA_VERSION {
-            let (found, expected) = (row.schema_version, SCHEMA_VERSION);
-            return Err(OpenSqlError::Version { database: database(), found, expected });
-        }
+        let (found, expected) = (row.schema_version, SCHEMA_VERSION);
+        let tables = match expected - found {
+            0 => TableVersion::Current,
+            1 if self.must_exist => {
+                return Err(OpenSqlError::OlderVersion { database: database(), found, expected });
+            }
+            1 => TableVersion::Older,
+            _ => return Err(OpenSqlError::Version { database: database(), found, expected }),
+        };
         // A reader that names no number of slots takes the network from the store, too.
-        let Some(expected) = self.access.utxo_batch_size else { return Ok(()) };
+        let Some(expected) = self.access.utxo_batch_size else { return Ok(tables) };
         if row.utxo_batch_size != i64::from(expected) {
             return Err(OpenSqlError::BatchSize { database: database(), found: row.utxo_batch_size, expected });
         }
@@ -238,6 +265,9 @@ impl Expected<'_> {
         if row.network != network {
             return Err(OpenSqlError::Network { database: database(), found: row.network.clone(), expected: network });
         }
-        Ok(())
+        if tables == TableVersion::Older {
+            tracing::info!(database = self.database, "sql: migrating the tables to version {SCHEMA_VERSION}");
+        }
+        Ok(tables)
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::{
     outputs::{self, SlotPlace},
-    tables::{BLOCKS, MINED_IN, OTHER_RECORDS, Row, TRANSACTIONS, TableRows, Value, bytes, int, optional_int},
+    tables::{BLOCKS, MINED_IN, OTHER_RECORDS, OUTPUTS, Row, TRANSACTIONS, TableRows, Value, bytes, int, optional_int},
 };
 use crate::{
     engine::key::KeyBytes,
@@ -103,6 +103,7 @@ fn split_page(page: &Page, utxo_batch_size: u32, rows: &mut TableRows) -> Result
         optional_int(rest.delete_at_height.take()),
         optional_int(rest.pruned.take()),
         optional_int(slots.map(|slots| slots as u64)),
+        optional_int(slots.map(|_| rows.0[OUTPUTS].len() as u64)),
         optional_int(created_at),
         optional_int(unmined_since),
         optional_int(preserve_until),
@@ -172,6 +173,7 @@ fn join_page(key: &Key, row: &Row, rows: &TableRows, utxo_batch_size: u32) -> Re
     page.delete_at_height = r.optional_u32("delete_at_height")?;
     page.pruned = r.optional_u32("pruned")?;
     let slots = r.optional_u32("slots")?;
+    check_output_rows(slots, r.optional_u64("output_rows")?, rows.0[OUTPUTS].len())?;
     let (created_at, unmined_since) = (r.optional_u64("created_at")?, r.optional_u32("unmined_since")?);
     let (preserve_until, verdict) = (r.optional_u32("preserve_until")?, r.optional_u64("verdict")?);
     let (reason, inputs) = (r.optional_bytes("reason")?, r.optional_bytes("inputs")?);
@@ -194,6 +196,16 @@ fn join_page(key: &Key, row: &Row, rows: &TableRows, utxo_batch_size: u32) -> Re
     let place = SlotPlace::of(&page, utxo_batch_size);
     outputs::join(&mut page, place, slots, inputs, rows)?;
     Ok(page)
+}
+
+/// Compares the rows of `outputs` with the number that was stored with the page. A table that was emptied or restored
+/// without the others would read as a page whose outputs never were.
+fn check_output_rows(slots: Option<u32>, stored: Option<u64>, found: usize) -> Result<(), DamagedRows> {
+    if slots.is_none() || stored == Some(found as u64) {
+        return Ok(());
+    }
+    let stored = stored.map_or_else(|| "an unknown number".to_owned(), |stored| stored.to_string());
+    Err(DamagedRows::new(format!("the page has {found} rows of outputs instead of {stored}; rebuild the store")))
 }
 
 fn join_mined(rows: &TableRows) -> Result<Vec<MinedIn>, DamagedRows> {
@@ -339,7 +351,7 @@ mod tests {
             page.reassignments =
                 vec![Reassignment { offset: 0, utxo_hash, new_utxo_hash, block_height: 8, output: owner }];
             let rows = assert_round_trip(&Key::master(txid), &Record::Page(page.clone().into()));
-            let outputs = &rows.0[super::super::tables::OUTPUTS];
+            let outputs = &rows.0[OUTPUTS];
             // A slot that is nil has a row for its output only.
             assert_eq!(outputs.len(), if has_outputs { 4 } else { 3 });
             let transaction = &rows.0[TRANSACTIONS][0];
@@ -347,7 +359,7 @@ mod tests {
             // The audit entry of the reassignment takes 70 bytes.
             assert!(rest.len() < 100, "{} bytes", rest.len());
             if let Some(Body::Transaction(body)) = page.body() {
-                let Value::Bytes(Some(inputs)) = &transaction[21] else { panic!("no inputs") };
+                let Value::Bytes(Some(inputs)) = &transaction[22] else { panic!("no inputs") };
                 assert_eq!(inputs.len(), body.len() - 4 * 10 - 1, "everything but the outputs and their number");
             }
         }
@@ -366,6 +378,23 @@ mod tests {
         let counts: Vec<_> =
             changes.0.iter().map(|table| (table.inserted.len(), table.updated.len(), table.deleted.len())).collect();
         assert_eq!(counts, [(0, 0, 0), (0, 1, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0)]);
+    }
+
+    /// A table that was restored or emptied without the others.
+    #[test]
+    fn a_page_with_another_number_of_outputs_is_damaged() {
+        let page = fixtures::page_of(Txid([7; 32]), 4);
+        let key = Key::master(page.txid);
+        let rows = split(&key, &Record::Page(page.into()), BATCH).unwrap();
+        for kept in 0..4 {
+            let mut lost = rows.clone();
+            lost.0[OUTPUTS].truncate(kept);
+            let error = join(&key, &lost, BATCH).unwrap_err().to_string();
+            assert!(error.contains(&format!("{kept} rows of outputs instead of 4")), "{error}");
+        }
+        let mut older = rows;
+        older.0[TRANSACTIONS][0][16] = Value::Int(None);
+        assert!(join(&key, &older, BATCH).unwrap_err().to_string().contains("instead of an unknown number"));
     }
 
     #[test]

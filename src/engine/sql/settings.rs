@@ -338,10 +338,16 @@ pub enum OpenSqlError {
     NotAStore { database: String },
     /// A version of this program with another schema has written the store.
     #[error(
-        "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; rebuild the \
-         store into an empty database"
+        "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; use the \
+         program that wrote the store, or rebuild the store into an empty database"
     )]
     Version { database: String, found: i64, expected: i64 },
+    /// A command that only reads migrates nothing.
+    #[error(
+        "cannot open `{database}`: its schema has version {found}, this program reads version {expected}; start \
+         `utxo-store run`, which migrates the tables"
+    )]
+    OlderVersion { database: String, found: i64, expected: i64 },
     #[error(
         "cannot open `{database}`: it is a store of network {found}, and store.network is {expected}; name the \
          database of that network"

@@ -3,11 +3,11 @@
 //! A list of rows is `VALUES (?, …), …`, rounded up to one of a few sizes, so that each statement is prepared once. The
 //! rows above the list's end are NULL, and are left out by their key.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions, Executor, Row as _, Sqlite, SqlitePool,
+    AssertSqlSafe, ConnectOptions, Connection, Executor, Row as _, Sqlite, SqlitePool,
     pool::PoolConnection,
     query::Query,
     sqlite::{
@@ -35,6 +35,9 @@ const CHECKPOINT_PAGES: &str = "16384";
 /// Columns of an index query besides its value: the key of `transactions`.
 const INDEXED_KINDS: [Kind; 3] = [Kind::Int, Kind::Bytes, Kind::Int];
 
+/// Reads the names of all tables and views.
+pub(super) const SELECT_TABLES: &str = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')";
+
 /// Value of a row that only rounds a list up.
 const NULL: Value = Value::Int(None);
 
@@ -45,6 +48,22 @@ pub(super) struct SqliteDatabase {
     pub writer: SqlitePool,
     /// Connections that read; of a database in memory, the writer.
     pub readers: SqlitePool,
+    /// Path of the file, with its identity at the start; `None`: a database in memory.
+    file: Option<(Arc<Path>, FileIdentity)>,
+}
+
+/// Device and inode of a file. A file that is copied or moved to the same path has others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    fn read(path: &Path) -> std::io::Result<Self> {
+        let found = std::fs::metadata(path)?;
+        Ok(FileIdentity { device: found.dev(), inode: found.ino() })
+    }
 }
 
 /// A transaction by plain statements: SQLite ends a transaction by itself at some errors, such as a full disk, after
@@ -65,7 +84,18 @@ impl SqliteDatabase {
         let options = shared_options(options, logging);
         let pool = |connections| SqlitePoolOptions::new().max_connections(connections).acquire_timeout(timeout);
         let writer = pool(1).idle_timeout(None).max_lifetime(None).connect_with(options.clone()).await?;
-        Ok(SqliteDatabase { writer, readers: pool(READERS).connect_lazy_with(options) })
+        let file = Some((path.into(), FileIdentity::read(path)?));
+        Ok(SqliteDatabase { writer, readers: pool(READERS).connect_lazy_with(options.create_if_missing(false)), file })
+    }
+
+    /// Returns the names of the tables and views in an existing file, and changes nothing in the file: a file of
+    /// another program keeps its journal.
+    pub async fn read_tables(path: &Path, timeout: Duration) -> Result<Vec<String>, sqlx::Error> {
+        let options = SqliteConnectOptions::new().filename(path).busy_timeout(timeout);
+        let mut connection = shared_options(options, false).connect().await?;
+        let rows = connection.fetch_all(SELECT_TABLES).await;
+        connection.close().await?;
+        Ok(rows?.iter().filter_map(|row| row.try_get(0).ok()).collect())
     }
 
     /// Makes an empty database in memory, which lives as long as its one connection.
@@ -73,16 +103,41 @@ impl SqliteDatabase {
         let options = shared_options(SqliteConnectOptions::new().in_memory(true), logging);
         let pool = SqlitePoolOptions::new().max_connections(1).min_connections(1).acquire_timeout(timeout);
         let pool = pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false).connect_with(options).await?;
-        Ok(SqliteDatabase { readers: pool.clone(), writer: pool })
+        Ok(SqliteDatabase { readers: pool.clone(), writer: pool, file: None })
     }
 
     pub async fn begin_read(&self) -> Result<SqliteTransaction, SqlError> {
-        SqliteTransaction::begin(&self.readers, "BEGIN").await
+        // The file can be replaced before the connection is opened, and while it is.
+        self.check_file()?;
+        let transaction = SqliteTransaction::begin(&self.readers, "BEGIN").await?;
+        self.check_file()?;
+        Ok(transaction)
     }
 
     pub async fn begin_write(&self) -> Result<SqliteTransaction, SqlError> {
         // The lock comes first: a transaction that begins as a reader cannot write after another process has written.
-        SqliteTransaction::begin(&self.writer, "BEGIN IMMEDIATE").await
+        let transaction = SqliteTransaction::begin(&self.writer, "BEGIN IMMEDIATE").await?;
+        match self.check_file() {
+            Ok(()) => Ok(transaction),
+            Err(error) => {
+                transaction.give_up().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Compares the file with that of the start. A connection that was opened later would have another one.
+    fn check_file(&self) -> Result<(), SqlError> {
+        let Some((path, expected)) = &self.file else { return Ok(()) };
+        let problem = match FileIdentity::read(path) {
+            Ok(found) if found == *expected => return Ok(()),
+            Ok(_) => "is another file than at the start".to_owned(),
+            Err(error) => format!("cannot be found any more ({error})"),
+        };
+        let path = path.display();
+        Err(SqlError::fatal(format!(
+            "{path} {problem}: it was moved or replaced; stop the instance first, then replace"
+        )))
     }
 
     pub async fn close(&self) {

@@ -103,6 +103,7 @@ pub(super) static TABLES: [Table; 5] = [
             int_column("delete_at_height"),
             int_column("pruned"),
             int_column("slots"),
+            int_column("output_rows"),
             int_column("created_at"),
             int_column("unmined_since"),
             int_column("preserve_until"),

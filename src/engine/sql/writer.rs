@@ -103,7 +103,7 @@ impl SqlStore {
     async fn apply_with_retries(&self, group: &[Vec<EngineRow>]) -> Result<Vec<Vec<RowResult>>, SqlError> {
         let mut attempt = 1;
         loop {
-            match self.within_timeout(self.apply_group(group), ErrorKind::Unknown).await {
+            match self.apply_group(group).await {
                 Err(error) if error.is_lost_race && attempt < ATTEMPTS => {
                     tokio::time::sleep(PAUSE * (1 << attempt.min(6))).await;
                     attempt += 1;
@@ -129,11 +129,17 @@ impl SqlStore {
     async fn apply_group(&self, group: &[Vec<EngineRow>]) -> Result<Vec<Vec<RowResult>>, SqlError> {
         let keys: BTreeSet<Key> = group.iter().flatten().map(|row| row.key).collect();
         let keys: Vec<Key> = keys.into_iter().collect();
-        let mut transaction = self.database.begin_write().await?;
-        match self.apply_within(&mut transaction, keys, group).await {
-            Ok(answers) => transaction.commit().await.map(|()| answers),
+        let mut transaction = match &self.database {
+            // A request for the lock that was given up can still get the lock. SQLite ends the request itself.
+            Database::Sqlite(_) => self.database.begin_write().await?,
+            Database::Postgres(_) => self.within_timeout(self.database.begin_write(), ErrorKind::Retryable).await?,
+        };
+        let applied = self.apply_within(&mut transaction, keys, group);
+        match self.within_timeout(applied, ErrorKind::Retryable).await {
+            Ok(answers) => self.within_timeout(transaction.commit(), ErrorKind::Unknown).await.map(|()| answers),
             Err(error) => {
-                transaction.give_up().await;
+                // After the time limit the database can still be at a statement, whose end no caller waits for.
+                tokio::spawn(transaction.give_up());
                 Err(error)
             }
         }

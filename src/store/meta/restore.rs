@@ -85,6 +85,15 @@ impl<'a> RestoreRecord<'a> {
             .await
     }
 
+    /// Returns whether the store was filled by this load, and no instance has made it an ordinary store yet.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub async fn has_ended(&self) -> Result<bool, MetaError> {
+        let restored = self.meta.store().meta().await?.and_then(|meta| meta.restored);
+        Ok(restored.is_some_and(|restored| restored.snapshot == self.snapshot && !restored.is_loading))
+    }
+
     fn loading<'m>(&self, meta: &'m mut MetaRecord) -> Result<&'m mut Restored, MetaError> {
         match &mut meta.restored {
             Some(restored) if restored.snapshot != self.snapshot => Err(MetaError::RestoreNotEmpty),

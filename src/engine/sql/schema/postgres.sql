@@ -23,6 +23,7 @@ CREATE TABLE transactions (
     delete_at_height BIGINT,
     pruned BIGINT,
     slots BIGINT,
+    output_rows BIGINT,
     created_at BIGINT,
     unmined_since BIGINT,
     preserve_until BIGINT,
@@ -30,7 +31,8 @@ CREATE TABLE transactions (
     reason BYTEA,
     inputs BYTEA,
     rest BYTEA NOT NULL,
-    PRIMARY KEY (txid, page)
+    PRIMARY KEY (txid, page),
+    CHECK (slots IS NULL OR output_rows IS NOT NULL)
 );
 
 CREATE INDEX transactions_delete_at_height ON transactions (delete_at_height, txid, page)

@@ -23,6 +23,7 @@ CREATE TABLE transactions (
     delete_at_height INTEGER,
     pruned INTEGER,
     slots INTEGER,
+    output_rows INTEGER,
     created_at INTEGER,
     unmined_since INTEGER,
     preserve_until INTEGER,
