@@ -67,8 +67,8 @@ enum CommandKind {
     /// Make the outputs of locked transactions spendable
     #[command(after_help = AFTER_HELP)]
     Unlock(TxidArgs),
-    /// Bar outputs until they are unfrozen or reassigned. A block that spends a frozen output halts the chain for
-    /// good: freeze only in agreement with the miners
+    /// Bar outputs until they are unfrozen or reassigned. A block that spends a frozen output halts the chain until
+    /// an operator decides: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
     Freeze {
         #[arg(required = true)]
@@ -81,7 +81,7 @@ enum CommandKind {
         outpoints: Vec<Outpoint>,
     },
     /// Bar all outputs of transactions until the transactions are unfrozen. A block that spends such an output halts
-    /// the chain for good: freeze only in agreement with the miners
+    /// the chain until an operator decides: freeze only in agreement with the miners
     #[command(after_help = AFTER_HELP)]
     FreezeTransaction(TxidArgs),
     /// End the freezing of transactions; outputs that were frozen alone stay frozen

@@ -418,9 +418,15 @@ pub enum RespendChecks {
         /// Height of the block that the spender can first be in.
         height: u32,
     },
-    /// The same checks for a transaction that a block lists or that was live; the lock of a parent does not refuse it.
+    /// The same checks for a transaction that a block lists; the lock of a parent does not refuse the transaction.
     Listed {
-        /// Height of the block, or the height of a spend.
+        /// Height of the block.
+        height: u32,
+    },
+    /// The same checks for a transaction that was live, whose spend a node has lost: neither the lock nor the freezing of
+    /// a whole parent refuses the transaction, since both came later.
+    Live {
+        /// Height of a spend.
         height: u32,
     },
     /// The slot exists, is not frozen, and its spender is not pruned. No other check, because the decision is made.

@@ -197,9 +197,9 @@ impl<'a> ContestHandler<'a> {
         {
             replace_claims(&mut page, claimed);
         }
-        // A live transaction would have its slots if no node had lost that spend: a lock set since then does not bar
-        // it.
-        let checks = if was_live { RespendChecks::Listed { height } } else { RespendChecks::Spend { height } };
+        // A live transaction would have its slots if no node had lost that spend: a flag of a parent that was set since
+        // then does not bar it.
+        let checks = if was_live { RespendChecks::Live { height } } else { RespendChecks::Spend { height } };
         let InputFindings::Inputs(inputs) = collect_findings(self.cx, phase, &page, checks, may_wait).await? else {
             return Ok(passed_over);
         };

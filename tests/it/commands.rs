@@ -228,7 +228,8 @@ async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
             assert_eq!(conflict_reason(&world, made).await, Some(Reason::Frozen { input: 0 }), "{what}");
         }
         assert_eq!(state(&world, &earlier[0]).await, TxState::Live, "{what}");
-        assert!(conflict_reason(&world, &rival).await.is_some(), "{what}");
+        // The flag comes before the spender in the order of refusal.
+        assert_eq!(conflict_reason(&world, &rival).await, Some(Reason::Frozen { input: 0 }), "{what}");
 
         world.command(4, CommandAction::UnfreezeTransaction { txid: parent.txid }).await;
         consume(&world, kill).await;

@@ -113,7 +113,10 @@ async fn a_block_spends_a_barred_output_after_an_operators_decision() {
             let seed = world.seed(1, 4).await;
             // Output 3 lies on the second page where there are two.
             let listed = bar(&world, barring, &seed.coin(3)).await;
-            let other = spend(&[world.seed(2, 1).await.coin(0)], 1, 2);
+            // The flag of the whole transaction bars its other outputs, too.
+            let elsewhere = world.seed(2, 1).await;
+            let free = if barring == FreezeTransaction { &elsewhere } else { &seed };
+            let other = spend(&[free.coin(0)], 1, 2);
             let running = world.start();
             world.until_consumed().await;
             world.validate(&listed).await;

@@ -19,7 +19,8 @@ use utxo_store::{
         fault::{EngineFaults, FaultEngine},
     },
     event::CommandAction,
-    record::{Body, Key, Operation, Record, TxState, Verdict},
+    record::{Body, Key, Operation, Page, Record, TxState, Verdict},
+    tx::Txid,
 };
 
 use crate::{
@@ -33,7 +34,7 @@ async fn state(world: &World, made: &Made) -> TxState {
     world.page(made).await.unwrap().state()
 }
 
-async fn holder(world: &World, coin: &Coin) -> Option<utxo_store::tx::Txid> {
+async fn holder(world: &World, coin: &Coin) -> Option<Txid> {
     let page = world.store.master(coin.outpoint.txid).await.unwrap().unwrap();
     page.utxos.as_ref().unwrap()[coin.outpoint.vout as usize].spender().map(|spender| spender.txid)
 }
@@ -605,6 +606,16 @@ async fn decisions_on_two_blocks_of_one_event_apply_in_log_order() {
 /// Protects: a lock does not bar a live transaction whose spend was lost. The chain halted.
 #[tokio::test(start_paused = true)]
 async fn a_lost_spend_is_repeated_behind_a_lock() {
+    repeat_a_lost_spend_behind(|txid| CommandAction::Lock { txid }, |page| page.locked).await;
+}
+
+/// The same with a freeze of the whole parent.
+#[tokio::test(start_paused = true)]
+async fn a_lost_spend_is_repeated_behind_a_freeze_of_its_parent() {
+    repeat_a_lost_spend_behind(|txid| CommandAction::FreezeTransaction { txid }, |page| page.frozen).await;
+}
+
+async fn repeat_a_lost_spend_behind(action: fn(Txid) -> CommandAction<'static>, has_flag: fn(&Page) -> bool) {
     let mut world = World::forgetful().await;
     // A command is carried out while the writes before it are not durable yet.
     world.settings.pipeline.missing_parent_grace_ms = 100;
@@ -615,22 +626,56 @@ async fn a_lost_spend_is_repeated_behind_a_lock() {
     world.validate(&child).await;
     let coinbase = world.mine(1, &[&child]).await;
     until(async || is_stored(&world, &coinbase).await).await;
-    world.command(1, CommandAction::Lock { txid: seed.txid }).await;
-    let is_locked = async || world.page(&seed).await.unwrap().locked;
-    until(is_locked).await;
+    world.command(1, action(seed.txid)).await;
+    let is_barred = async || has_flag(&world.page(&seed).await.unwrap());
+    until(is_barred).await;
     running.kill().await;
     assert!(world.nodes.restart_nodes(LOSS_WINDOW, |key| *key == Key::master(seed.txid)) > Some(1));
     let delay = Duration::from_secs(30);
     let late = HoldingEngine::delay(&world, delay, |row| matches!(row.operation, Operation::Spend(_)));
     let running = late.in_front_of(&world).start();
-    until(is_locked).await;
+    until(is_barred).await;
     assert_eq!(holder(&world, &seed.coin(0)).await, None);
     world.command(2, CommandAction::Reconsider { txid: child.txid }).await;
     world.until_consumed().await;
     running.stop().await;
     assert_eq!(state(&world, &child).await, TxState::Live);
     assert_eq!(holder(&world, &seed.coin(0)).await, Some(child.txid));
-    world.check_after_forgetting("a spend behind a lock").await;
+    world.check_after_forgetting("a spend behind a flag").await;
+}
+
+/// A node loses the spend of a transaction that no block lists, and a later flag of the parent. The flag is applied again
+/// beside the events.
+/// Protects: the flag waits for the events of all partitions, so that a spend before the flag stays live.
+#[tokio::test(start_paused = true)]
+async fn a_flag_that_is_applied_again_waits_for_the_spends_before_it() {
+    let actions: [fn(Txid) -> CommandAction<'static>; 2] =
+        [|txid| CommandAction::Lock { txid }, |txid| CommandAction::FreezeTransaction { txid }];
+    for action in actions {
+        let mut world = World::forgetful().await;
+        // The command is carried out while the writes before it are not durable yet.
+        let grace = std::mem::replace(&mut world.settings.pipeline.missing_parent_grace_ms, 100);
+        let seed = world.seed(1, 1).await;
+        world.run_until_consumed().await;
+        let running = world.start();
+        let child = spend(&[seed.coin(0)], 1, 1);
+        world.validate(&child).await;
+        until(async || is_stored(&world, &child).await).await;
+        world.command(1, action(seed.txid)).await;
+        until(async || world.page(&seed).await.is_some_and(|page| page.locked || page.frozen)).await;
+        running.kill().await;
+        world.settings.pipeline.missing_parent_grace_ms = grace;
+        let forgotten = [Key::master(seed.txid), Key::master(child.txid)];
+        assert!(world.nodes.restart_nodes(LOSS_WINDOW, move |key| forgotten.contains(key)) > Some(1));
+        let delay = Duration::from_millis(500);
+        let late = HoldingEngine::delay(&world, delay, |row| matches!(row.operation, Operation::Spend(_)));
+        let running = late.in_front_of(&world).start();
+        world.until_consumed().await;
+        running.stop().await;
+        assert_eq!(state(&world, &child).await, TxState::Live);
+        assert!(world.page(&seed).await.is_some_and(|page| page.locked || page.frozen));
+        world.check_after_forgetting("a flag behind a spend").await;
+    }
 }
 
 /// Returns a world that is slow to detect a node restart, and one transaction in it.

@@ -53,9 +53,9 @@ impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Bar::Frozen => f.write_str("frozen"),
-            Bar::FrozenTransaction => {
-                f.write_str("of a frozen transaction, whose other outputs are unfrozen, too: freeze them again")
-            }
+            Bar::FrozenTransaction => f.write_str(
+                "of a frozen transaction, which is unfrozen as a whole: `freeze` the others before you go on",
+            ),
             Bar::Delayed(height) => write!(f, "not spendable below height {height}"),
             Bar::Reassigned => f.write_str("reassigned"),
         }

@@ -105,6 +105,7 @@ fn sequenced(rng: &mut SplitMix64) -> Sequenced {
                 RespendChecks::Decided,
                 RespendChecks::Spend { height: 300 },
                 RespendChecks::Listed { height: 300 },
+                RespendChecks::Live { height: 300 },
             ]);
             let slots = vec![RespendSlot { slot: claim(offset), from }];
             Sequenced::Respend(Respend { to: rival(rng.below(3)), slots, checks })

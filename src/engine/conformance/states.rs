@@ -173,6 +173,7 @@ fn sequenced(txid: Txid) -> Vec<Sequenced> {
         respend(holder, RespendChecks::Decided),
         respend(None, RespendChecks::Spend { height: 200 }),
         respend(None, RespendChecks::Listed { height: 200 }),
+        respend(None, RespendChecks::Live { height: 200 }),
         Sequenced::Accept,
         Sequenced::MarkConflicting { reason: lost(), height: 300 },
         Sequenced::AddConflictingChild(rival(3)),

@@ -13,6 +13,8 @@ pub(super) enum Taker {
     Sequencer,
     /// The sequencer for a transaction that a block lists: the flag `locked` does not bar either.
     Block,
+    /// The sequencer for a transaction that was live: neither flag of the whole parent bars.
+    Live,
 }
 
 impl Taker {
@@ -26,7 +28,11 @@ impl Taker {
     }
 
     fn respects_lock(self) -> bool {
-        self.respects_flags() && self != Taker::Block
+        self.respects_flags() && !matches!(self, Taker::Block | Taker::Live)
+    }
+
+    fn respects_frozen_transaction(self) -> bool {
+        self.respects_flags() && self != Taker::Live
     }
 
     fn respects_marks(self) -> bool {
@@ -112,7 +118,8 @@ pub(super) fn check_slot(
     let offset = claim.offset;
     let slot = slot(page, offset).ok_or(Rejection::NoSuchOutput(offset))?;
     check_claim(page, stored, slot, claim)?;
-    if taker.respects_flags() && is_frozen(page, slot) {
+    let is_frozen = taker.respects_flags() && matches!(slot, Slot::Frozen(_));
+    if is_frozen || taker.respects_frozen_transaction() && page.frozen {
         return Err(Rejection::Frozen(offset));
     }
     if taker.respects_marks() && page.contested.contains(&offset) {
@@ -159,11 +166,6 @@ pub(super) fn check_spender_not_pruned(page: &Page, offset: u32) -> Result<(), R
     if page.pruned_spenders.contains(&offset) { Err(Rejection::SpenderPruned(offset)) } else { Ok(()) }
 }
 
-/// Returns `true` if the slot or the whole transaction is frozen.
-fn is_frozen(page: &Page, slot: Slot) -> bool {
-    page.frozen || matches!(slot, Slot::Frozen(_))
-}
-
 #[cfg(test)]
 mod tests {
     use strum::{EnumCount, EnumIter, IntoEnumIterator};
@@ -192,12 +194,13 @@ mod tests {
 
     const HEIGHT: u32 = 200;
 
-    const TAKERS: [Taker; 5] = [
+    const TAKERS: [Taker; 6] = [
         Taker::Spender(Marks::Respect),
         Taker::Spender(Marks::Ignore),
         Taker::Spender(Marks::IgnoreUndecided),
         Taker::Sequencer,
         Taker::Block,
+        Taker::Live,
     ];
 
     impl Bar {
@@ -270,6 +273,7 @@ mod tests {
                 let slots = vec![RespendSlot { slot, from: None }];
                 let checks = match taker {
                     Taker::Block => RespendChecks::Listed { height: HEIGHT },
+                    Taker::Live => RespendChecks::Live { height: HEIGHT },
                     _ => RespendChecks::Spend { height: HEIGHT },
                 };
                 sequenced(1, Sequenced::Respend(Respend { to: txid(1), slots, checks }))

@@ -46,13 +46,16 @@ fn check(page: &Page, respend: &Respend) -> Result<bool, Rejection> {
     }
     if to_move == 0 {
         return match respend.checks {
-            RespendChecks::Spend { .. } | RespendChecks::Listed { .. } => check_claims(page, respend).map(|()| false),
+            RespendChecks::Spend { .. } | RespendChecks::Listed { .. } | RespendChecks::Live { .. } => {
+                check_claims(page, respend).map(|()| false)
+            }
             RespendChecks::Decided => Ok(false),
         };
     }
     match respend.checks {
         RespendChecks::Spend { height } => check_as_spend(page, respend, height, Taker::Sequencer)?,
         RespendChecks::Listed { height } => check_as_spend(page, respend, height, Taker::Block)?,
+        RespendChecks::Live { height } => check_as_spend(page, respend, height, Taker::Live)?,
         RespendChecks::Decided => check_decided(page, respend)?,
     }
     Ok(true)

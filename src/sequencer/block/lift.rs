@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 
 use crate::{
     event::{Block, LiftedOutput},
-    record::{Key, Page, Rejection, Sequenced, StoredOutput},
+    record::{Key, Rejection, Sequenced, StoredOutput},
     sequencer::{
         SequencerError,
-        context::HandlerContext,
+        context::{HandlerContext, distinct},
         lost_records::{apply_to_stored_slot, wait_for_bodies},
         pages::apply_to_every_extra_page,
         second_chances::publish_chances_after_lifting,
     },
     store::{into_page, read::TxReader},
-    tx::{Outpoint, UtxoHash, utxo_hash},
+    tx::{Outpoint, Txid, UtxoHash, utxo_hash},
 };
 
 /// Lifts the bars on the outputs that an operator has named for this event, before the event's blocks begin.
@@ -27,6 +27,9 @@ pub(super) async fn lift_bars(
     blocks: &[Block<'_>],
 ) -> Result<(), SequencerError> {
     let block_height = blocks.last().map_or(0, |block| block.height);
+    for txid in distinct(lifted.iter().map(|output| output.outpoint.txid)) {
+        Box::pin(unfreeze_transaction(cx, txid)).await?;
+    }
     for output in lifted {
         tracing::warn!(outpoint = %output.outpoint, "sequencer: an operator lifts the bars on an output for a block");
         // Boxed: rare, and else a part of every future here.
@@ -39,10 +42,7 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
     let outpoint = output.outpoint;
     let (key, offset) = cx.locate(outpoint);
     let Key::Page(txid, number) = key else { return Ok(()) };
-    let master = wait_for_bodies(cx, &[txid]).await?.pop();
-    if let Some(master) = master.filter(|master| master.pruned.is_none()) {
-        unfreeze_transaction(cx, &master).await?;
-    }
+    wait_for_bodies(cx, &[txid]).await?;
     let owner = match output.owner {
         Some(hash) => find_output(cx, key, outpoint, hash).await?.map(|output| (hash, output)),
         None => None,
@@ -61,11 +61,13 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
 
 /// Ends the freezing of the whole transaction, since the flag has no exception for one output. Every page is written,
 /// even where the master is not frozen: a node may have lost the write of another page.
-async fn unfreeze_transaction(cx: &HandlerContext<'_>, master: &Page) -> Result<(), SequencerError> {
+async fn unfreeze_transaction(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
+    let master = wait_for_bodies(cx, &[txid]).await?.pop();
+    let Some(master) = master.filter(|master| master.pruned.is_none()) else { return Ok(()) };
     let unfrozen = Sequenced::SetFrozen(false);
-    apply_to_every_extra_page(cx, master, &unfrozen).await?;
-    cx.apply_to_master(master.txid, unfrozen).await?;
-    publish_chances_after_lifting(cx, &[master.txid], None).await
+    apply_to_every_extra_page(cx, &master, &unfrozen).await?;
+    cx.apply_to_master(txid, unfrozen).await?;
+    publish_chances_after_lifting(cx, &[txid], None).await
 }
 
 /// Finds the output that had this UTXO hash: the output as its transaction made it, or the output of an owner between.

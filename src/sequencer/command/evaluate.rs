@@ -327,7 +327,8 @@ fn explain(rejection: &Rejection) -> String {
         Rejection::NotFrozen(_) => "the output is not frozen".to_owned(),
         Rejection::HashMismatch(_) => "the UTXO hash is another one".to_owned(),
         Rejection::NotPrunable => {
-            "the transaction is preserved, or one of its outputs was given to a new owner".to_owned()
+            "the transaction is preserved or frozen, or one of its outputs is barred or was given to a new owner"
+                .to_owned()
         }
         other => format!("{other:?}"),
     }

@@ -8,7 +8,10 @@ use crate::{
     replay::FinalState,
     sequencer::{
         SequencerError,
-        command::evaluate::{NO_HOLDER, build_reassign},
+        command::{
+            evaluate::{NO_HOLDER, build_reassign},
+            presence::wait_for_lost_spends,
+        },
         context::HandlerContext,
         holders::{HolderState, contest_holder},
         lost_records::{apply_to_stored_slot, wait_for_bodies},
@@ -51,12 +54,16 @@ impl<'a> CommandExecutor<'a> {
             return Ok(());
         }
         match action {
-            CommandAction::Lock { txid } => self.apply_to_every_page(*txid, Sequenced::SetLocked(true)).await,
+            CommandAction::Lock { txid } => {
+                wait_for_lost_spends(self.cx, *txid).await?;
+                self.apply_to_every_page(*txid, Sequenced::SetLocked(true)).await
+            }
             CommandAction::Unlock { txid } => {
                 self.apply_to_every_page(*txid, Sequenced::SetLocked(false)).await?;
                 publish_chances_after_lifting(self.cx, &[*txid], None).await
             }
             CommandAction::FreezeTransaction { txid } => {
+                wait_for_lost_spends(self.cx, *txid).await?;
                 self.apply_to_every_page(*txid, Sequenced::SetFrozen(true)).await
             }
             CommandAction::UnfreezeTransaction { txid } => {

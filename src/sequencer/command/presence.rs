@@ -72,6 +72,22 @@ pub async fn wait_for_transaction(
     }
 }
 
+/// Waits until all partitions have been read again, before a command is applied again that bars the spends of later
+/// events: a node may have lost the flag together with the spends before it. Returns at once over a store that loses
+/// no writes, or after an earlier wait.
+pub async fn wait_for_lost_spends(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
+    let waits = || async { cx.command_waits.lock().await };
+    if !cx.applied_again || !cx.parts.nodes.can_lose_writes() || waits().await.is_past_restart {
+        return Ok(());
+    }
+    let mut waiting = cx.start_wait("spends that a node may have lost");
+    let look = || async { look(cx, waits().await, txid, true).await };
+    while !cx.wait_for("the log", until_answered(look)).await? {
+        waiting.pause_for(&txid.to_string()).await;
+    }
+    Ok(())
+}
+
 /// Looks at the partitions that the command waits for: all of them, or the one of its transaction. Returns whether
 /// none of them is waited for any more.
 async fn look(

@@ -29,8 +29,8 @@ pub struct PruneFacts {
     pub changed_at: Option<u64>,
     /// An output was given to a new owner.
     pub has_reassigned_output: bool,
-    /// An operator has frozen or reassigned an output.
-    pub has_barred_output: bool,
+    /// An operator has frozen the transaction, or has frozen, delayed or reassigned an output.
+    pub is_barred: bool,
     /// Height until which `preserveUntil` keeps the transaction.
     pub preserve_until: Option<u32>,
     /// The transaction is locked, frozen as a whole, or live with an open verdict.
@@ -84,7 +84,7 @@ pub fn rule(terms: &PruneTerms, facts: &PruneFacts) -> Ruling {
         TxState::Pruned(_) => return Ruling::Tombstone,
         _ if facts.has_reassigned_output => return Ruling::Later(u32::MAX),
         // An operator may unfreeze the output.
-        TxState::Conflicting(_) if facts.has_barred_output => return Ruling::Later(next),
+        TxState::Conflicting(_) if facts.is_barred => return Ruling::Later(next),
         _ if facts.preserve_until.is_some_and(|until| until > terms.height) => {
             return Ruling::Later(facts.preserve_until.unwrap_or(next));
         }
@@ -107,7 +107,7 @@ impl PruneFacts {
             state: master.state(),
             changed_at: master.chain_pos.map(|stamp| stamp.chain_offset()),
             has_reassigned_output: !master.reassignments.is_empty(),
-            has_barred_output: master.is_barred(),
+            is_barred: master.is_barred(),
             preserve_until: bins.and_then(|bins| bins.preserve_until),
             is_withheld: master.locked || master.frozen || master.verdict() == Some(Verdict::Pending),
             all_spent: master.utxos.is_some() && master.is_all_spent(),
@@ -123,7 +123,7 @@ impl PruneFacts {
         PruneFacts {
             changed_at: self.changed_at.max(page.chain_pos.map(|stamp| stamp.chain_offset())),
             has_reassigned_output: self.has_reassigned_output || !page.reassignments.is_empty(),
-            has_barred_output: self.has_barred_output || page.is_barred(),
+            is_barred: self.is_barred || page.is_barred(),
             is_withheld: self.is_withheld || page.frozen,
             // A tombstone of a pass that was killed counts as all spent.
             all_spent: self.all_spent && (whole || page.pruned.is_some()),
@@ -147,7 +147,7 @@ mod tests {
             state: TxState::Live,
             changed_at: Some(49),
             has_reassigned_output: false,
-            has_barred_output: false,
+            is_barred: false,
             preserve_until: None,
             is_withheld: false,
             all_spent: true,
@@ -209,7 +209,7 @@ mod tests {
                 state,
                 changed_at,
                 has_reassigned_output: reassigned,
-                has_barred_output: false,
+                is_barred: false,
                 preserve_until,
                 is_withheld: withheld,
                 all_spent,
