@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     PRODUCE_RETRY_PAUSE,
-    outcome_feed::{OutcomeContent, OutcomeFeed, OutcomeReader},
+    outcome_feed::{OutcomeContent, OutcomeFeed, OutcomeItem, OutcomeReader},
     publishing::{ResendOrder, produce_until},
 };
 use crate::{
@@ -368,8 +368,10 @@ impl AnswerReaders {
     async fn take_outcomes(&mut self, mut deadline: Instant) {
         while let Some(feed) = &mut self.feed {
             match tokio::time::timeout_at(deadline, feed.next()).await {
-                Ok(Ok(message)) => {
-                    if let OutcomeContent::One(outcome) = &message.content {
+                Ok(Ok(item)) => {
+                    if let OutcomeItem::Message(message) = item
+                        && let OutcomeContent::One(outcome) = &message.content
+                    {
                         self.take_outcome(outcome.clone());
                     }
                     deadline = Instant::now();

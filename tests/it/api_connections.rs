@@ -192,6 +192,8 @@ async fn the_streams_of_a_revoked_token_end_and_others_go_on() {
     let api = Api::start(&world, &[("HTTP__TOKENS_FILE", path.to_str().unwrap())]).await;
     let revoked = open_stream(&api, "/v1/outcomes", TOKEN).await;
     let mut kept = open_stream(&api, "/v1/outcomes", OTHER).await;
+    let position = kept.chunk().await.unwrap().expect("the stream begins with its position");
+    assert!(position.starts_with(b"id: "), "{position:?}");
     write_tokens(&path, &[OTHER]);
     let rest = tokio::time::timeout(Duration::from_secs(30), revoked.bytes()).await;
     let rest = rest.expect("the stream ends").unwrap();

@@ -7,12 +7,12 @@ use axum::{
     http::HeaderMap,
     response::{
         IntoResponse, Response,
-        sse::{self, KeepAlive, Sse},
+        sse::{self, Sse},
     },
 };
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use utoipa::IntoParams;
 
 use super::{context::ApiContext, params::Params};
@@ -21,12 +21,12 @@ use crate::{
         access::{Role, StreamPermission},
         problem::Problem,
     },
-    client::outcome_feed::{FeedPosition, FollowError, OutcomeContent, OutcomeMessage, OutcomeReader},
+    client::outcome_feed::{FeedPosition, OutcomeContent, OutcomeGap, OutcomeItem, OutcomeMessage, OutcomeReader},
     event::{Event, OutcomeBatch, TxidList, to_json},
     tx::Txid,
 };
 
-/// Pause between two comments on a quiet stream, which show both sides that the other side is there.
+/// Longest pause between two positions on a stream, which show both sides that the other side is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Messages that a filter skips before the stream sends its position.
 const POSITION_EVERY: u32 = 1_000;
@@ -48,9 +48,10 @@ pub struct OutcomesParams {
 /// Follow the outcomes of transactions and commands, as server-sent events.
 ///
 /// The name of an event is its kind, the data is the event in JSON (`schemas/outcome.md`, `schemas/outcome-batch.md`),
-/// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. An
-/// outcome can come more than once. A reader that is too slow, and one whose token was revoked, gets the event `end`
-/// with the reason, and then no more.
+/// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. Ids
+/// without an event come first, and every 15 seconds. An outcome can come more than once. Outcomes that the topic no
+/// longer has are told by the event `gap`. A reader that is too slow, and one whose token was revoked, gets the event
+/// `end` with the reason, and then no more.
 #[utoipa::path(
     get,
     path = "/v1/outcomes",
@@ -80,21 +81,19 @@ pub async fn get_outcomes(
     let permit = context.limits.open_stream()?;
     let open = async {
         match start {
-            None => feed.follow().await.map_err(FollowError::Broker),
+            None => feed.follow().await,
             Some(from) => feed.follow_from(from).await,
         }
     };
-    let reader = context.limits.bound("the log", open).await?.map_err(|error| match error {
-        FollowError::Position(_) => bad_position(),
-        FollowError::Broker(error) => Problem::unavailable(error.to_string()),
-    })?;
+    let reader = context.limits.bound("the log", open).await?;
+    let reader = reader.map_err(|error| Problem::unavailable(error.to_string()))?;
     let scan = if reader.is_catching_up() { Some(context.limits.open_scan()?) } else { None };
     let permission = context.access.permit_stream(&headers, Role::Read)?;
-    let stream = OutcomeStream { reader, filter, permission, skipped: 0, has_ended: false, scan, _permit: permit };
-    let events = stream::unfold(stream, |mut stream| async move {
-        stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
-    });
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+    // The position comes first: a client that gets no outcome knows its place, too. A gap has the position already.
+    let position_due = Instant::now() + if reader.has_gap() { KEEP_ALIVE } else { Duration::ZERO };
+    let (skipped, has_ended) = Default::default();
+    let stream = OutcomeStream { reader, filter, permission, skipped, position_due, has_ended, scan, _permit: permit };
+    Ok(stream.into_response())
 }
 
 fn bad_position() -> Problem {
@@ -108,6 +107,8 @@ struct OutcomeStream {
     permission: StreamPermission,
     /// Messages that the filter has skipped since the last event.
     skipped: u32,
+    /// Time of the next position without an event.
+    position_due: Instant,
     /// The client has got its last event.
     has_ended: bool,
     /// Right to read the log from an earlier offset, until the stream follows the present.
@@ -116,32 +117,56 @@ struct OutcomeStream {
 }
 
 impl OutcomeStream {
+    fn into_response(self) -> Response {
+        let events = stream::unfold(self, |mut stream| async move {
+            stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
+        });
+        Sse::new(events).into_response()
+    }
+
     /// Returns the next event; `None`: the client is disconnected, and continues after its last event.
     async fn next(&mut self) -> Option<sse::Event> {
         while !self.has_ended {
             let message = tokio::select! {
                 biased;
                 () = self.permission.until_revoked() => return Some(self.end(&"the token was revoked")),
-                message = self.reader.next() => match message {
-                    Ok(message) => message,
+                () = tokio::time::sleep_until(self.position_due) => return Some(self.tell_position()),
+                item = self.reader.next() => match item {
+                    Ok(OutcomeItem::Message(message)) => message,
+                    Ok(OutcomeItem::Gap(gap)) => return Some(self.tell_gap(&gap)),
                     Err(error) => return Some(self.end(&error)),
                 },
             };
             if !self.reader.is_catching_up() {
                 self.scan = None;
             }
-            let id = || self.reader.position().to_string();
             if let Some((kind, json)) = self.filter.select(&message) {
-                self.skipped = 0;
-                return Some(sse::Event::default().event(kind).id(id()).data(json));
+                return Some(self.begin_event().event(kind).data(json));
             }
             self.skipped += 1;
             if self.skipped >= POSITION_EVERY {
-                self.skipped = 0;
-                return Some(sse::Event::default().id(id()).comment("position"));
+                return Some(self.tell_position());
             }
         }
         None
+    }
+
+    /// Returns an event that has the position after the last outcome as its id.
+    fn begin_event(&mut self) -> sse::Event {
+        self.skipped = 0;
+        self.position_due = Instant::now() + KEEP_ALIVE;
+        sse::Event::default().id(self.reader.position().to_string())
+    }
+
+    /// Returns the position alone. A client keeps the id of such an event, and dispatches nothing.
+    fn tell_position(&mut self) -> sse::Event {
+        self.begin_event().comment("position")
+    }
+
+    fn tell_gap(&mut self, gap: &OutcomeGap) -> sse::Event {
+        tracing::warn!(?gap, "http: stream of outcomes has a gap");
+        let data = serde_json::to_string(gap).unwrap_or_else(|error| unreachable!("a gap is JSON: {error}"));
+        self.begin_event().event("gap").data(data)
     }
 
     /// Returns the last event of a stream that the server ends, with the position after the last outcome.
@@ -149,7 +174,7 @@ impl OutcomeStream {
         self.has_ended = true;
         tracing::warn!(%why, "http: stream of outcomes ended");
         let data = serde_json::json!({"reason": why.to_string()});
-        sse::Event::default().event("end").id(self.reader.position().to_string()).data(data.to_string())
+        self.begin_event().event("end").data(data.to_string())
     }
 }
 
@@ -227,10 +252,19 @@ impl OutcomeFilter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use bytes::Bytes;
+    use futures_util::StreamExt;
 
     use super::*;
-    use crate::{broker::Message, event::OutcomeChange};
+    use crate::{
+        api::{access::AccessControl, limits::HttpLimits},
+        broker::{Broker, Message, NewTopic, OutgoingMessage, memory::MemoryBroker},
+        client::outcome_feed::OutcomeFeed,
+        config::Config,
+        event::{OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource},
+    };
 
     #[test]
     fn a_prefix_selects_the_txids_whose_text_begins_with_it() {
@@ -264,5 +298,47 @@ mod tests {
         };
         assert_eq!((count(None, None), count(Some("aaa"), Some("mined,live"))), (Some(3), Some(2)));
         assert_eq!((count(Some("c"), None), count(None, Some("mined"))), (None, None));
+    }
+    /// A stream whose filter skips all outcomes: the client learns the positions all the same.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_without_an_event_tells_its_position() {
+        let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
+        broker.create_topics(&[NewTopic { name: "outcomes".into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+        let params = OutcomesParams { from: None, txid: None, kind: Some("refused".into()) };
+        let limits = HttpLimits::new(&Config::default().http);
+        let reader = feed.follow().await.unwrap();
+        let stream = OutcomeStream {
+            position_due: Instant::now(),
+            reader,
+            filter: OutcomeFilter::parse(&params).unwrap(),
+            permission: AccessControl::open().permit_stream(&HeaderMap::new(), Role::Read).ok().unwrap(),
+            skipped: 0,
+            has_ended: false,
+            scan: None,
+            _permit: limits.open_stream().unwrap(),
+        };
+        tokio::spawn(async move {
+            let producer = broker.producer().await.unwrap();
+            for offset in 0.. {
+                let source = OutcomeSource::Chain { offset };
+                let outcome = OutcomeEvent { txid: Txid([7; 32]), source, kind: OutcomeKind::Accepted };
+                let payload = Bytes::from(Event::Outcome(outcome).encode());
+                let message = OutgoingMessage { topic: "outcomes".into(), payload, ..Default::default() };
+                producer.produce(message).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let (begun, mut body) = (Instant::now(), stream.into_response().into_body().into_data_stream());
+        let mut offsets = Vec::new();
+        for at in [0, 15, 30] {
+            let piece = body.next().await.unwrap().unwrap();
+            assert_eq!(begun.elapsed().as_secs(), at);
+            let text = std::str::from_utf8(&piece).unwrap();
+            assert!(!text.contains("data") && text.contains(": position\n"), "{text}");
+            let id = text.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+            offsets.push(id.parse::<FeedPosition>().unwrap().offsets[0]);
+        }
+        assert!(offsets[0] == 0 && offsets[1] >= 14 && offsets[2] >= offsets[1] + 14, "{offsets:?}");
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     broker::BrokerErrorKind,
     client::{
         PublishError, PublishedEvent,
-        outcome_feed::{OutcomeContent, OutcomeMessage, OutcomeReader},
+        outcome_feed::{OutcomeContent, OutcomeItem, OutcomeMessage, OutcomeReader},
     },
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
     record::{Key, Page, Reason, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
@@ -354,12 +354,13 @@ async fn wait_for_outcomes(
         }
         let next = async { if is_following { outcomes.next().await } else { std::future::pending().await } };
         match tokio::time::timeout_at(deadline.min(next_look), next).await {
-            Ok(Ok(message)) => awaited.take(&message),
+            Ok(Ok(OutcomeItem::Message(message))) => awaited.take(&message),
+            // A reader from now on has no gap.
+            Ok(Ok(OutcomeItem::Gap(_))) | Err(_) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "http: outcomes of submitted transactions are looked up in the store");
                 is_following = false;
             }
-            Err(_) => {}
         }
     }
     awaited.found
