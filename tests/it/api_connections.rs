@@ -106,6 +106,24 @@ async fn half_open_connections_are_closed() {
 }
 
 #[tokio::test]
+async fn the_head_of_a_request_has_a_limit() {
+    let world = World::new().await;
+    let api = Api::start(&world, &[]).await;
+    for (padding, status) in [(30_000, "200"), (100_000, "431")] {
+        let mut stream = TcpStream::connect(api.address).await.unwrap();
+        let head = format!(
+            "GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Pad: {}\r\n\r\n",
+            "x".repeat(padding)
+        );
+        // The server closes the connection while the rest of the head is sent.
+        stream.write_all(head.as_bytes()).await.ok();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(std::str::from_utf8(&answer).unwrap(), format!("HTTP/1.1 {status}"));
+    }
+}
+
+#[tokio::test]
 async fn each_answer_has_a_request_id_and_a_busy_server_says_when_to_ask_again() {
     let (world, engine) = crate::health::failing_world().await;
     bind(&world).await;
