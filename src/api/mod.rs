@@ -194,7 +194,7 @@ impl Server {
                 served.map_err(ApiError::Serve)
             }
             never = watch_certificate => match never {},
-            never = settings.access.watch() => match never {},
+            never = settings.access.watch(&metrics) => match never {},
         }
     }
 }
