@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use utxo_store::broker::{Broker, TopicPartition};
+use utxo_store::broker::{Broker, NewTopic, TopicPartition};
 
 use crate::{
     api::Api,
@@ -263,4 +263,40 @@ async fn a_stream_tells_dropped_outcomes_and_another_topic() {
     assert_eq!((&gap[0].0[..], &gap[0].1), ("gap", &json!({"reason": "other-topic"})));
     assert_ne!(gap[0].2, other);
     running.kill().await;
+}
+
+#[tokio::test]
+async fn published_commands_are_named_where_their_results_cannot_be_read() {
+    const COUNT: u64 = 150;
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    for tag in [1, 2] {
+        assert_eq!(submit(&api, &[&spend(&[parent.coin(0)], 1, tag)], "?wait=live").await.0, 200);
+    }
+    running.kill().await;
+    let published = world.count("chain").await;
+    let command = json!({"action": {"reconsider": {"txid": parent.txid.to_string()}}});
+    let commands = json!({"commands": vec![command; COUNT as usize]});
+    let waiting = api.post_json("/v1/commands?timeout_ms=60000", commands);
+    let failing = async {
+        while world.count("chain").await < published + COUNT {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // The topic no longer has the place of the reader.
+        let topic = NewTopic { name: "decisions".into(), partitions: 1, config: vec![] };
+        world.broker.recreate_topic(&topic).unwrap();
+    };
+    let ((status, problem), ()) = tokio::join!(waiting, failing);
+    assert!(status == 503 && problem["detail"].as_str().unwrap().contains("the results cannot be read"), "{problem}");
+    let offsets: Vec<Option<u64>> = problem["commands"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|shown| {
+            assert_eq!((shown["id"].as_str().unwrap().len(), &shown["result"]), (32, &json!("unanswered")));
+            shown["chainOffset"].as_u64()
+        })
+        .collect();
+    assert_eq!(offsets, (published..published + COUNT).map(Some).collect::<Vec<_>>());
 }
