@@ -3,6 +3,7 @@
 
 pub(crate) mod command_line;
 mod commands;
+mod feed_position;
 pub(crate) mod history;
 pub(crate) mod outcome_feed;
 mod outcome_ring;

@@ -217,6 +217,8 @@ metrics! {
     pub http_bytes_in_flight: IntGauge = "utxo_http_bytes_in_flight" [];
     /// 1 while the files of the server's certificate are refused, and the last good certificate is in use.
     pub http_certificate_refused: IntGauge = "utxo_http_certificate_refused" [];
+    /// 1 while the token file has a bad line, no token, or cannot be read.
+    pub http_tokens_refused: IntGauge = "utxo_http_tokens_refused" [];
     /// Always 1; the label has the version of the program.
     build_info: IntGaugeVec = "utxo_build_info" ["version"];
 }

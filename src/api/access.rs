@@ -8,12 +8,14 @@
 //! ```
 //!
 //! A role includes the roles before: `submit` may read, `command` may submit and read. The file is read again when the
-//! file changes; a file that cannot be read or parsed leaves the last tokens in force, and the log says so. The streams
-//! of a token end when the file no longer has the token.
+//! file changes. A bad line gives no token, and the other lines count: a token whose line was removed ends, whatever
+//! else the file has. A file that cannot be read leaves the last tokens in force. The log and the metric
+//! `utxo_http_tokens_refused` tell both. The streams of a token end when the file no longer has the token.
 
 use std::{
     convert::Infallible,
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     str::FromStr,
     sync::{Arc, Mutex, PoisonError},
@@ -26,6 +28,7 @@ use strum::{EnumString, IntoStaticStr};
 use tokio::sync::watch;
 
 use super::problem::{Problem, ProblemKind};
+use crate::telemetry::Metrics;
 
 /// Fewest characters of a token: 128 bits as hexadecimal digits.
 const SHORTEST_TOKEN: usize = 32;
@@ -79,28 +82,20 @@ pub enum TokenFileError {
 #[derive(Default)]
 struct Tokens(Vec<(blake3::Hash, Role)>);
 
+/// A line of a token file that is no token: its number from 1, and the reason.
+type BadLine = (usize, &'static str);
+
 impl Tokens {
-    fn parse(text: &str) -> Result<Self, (usize, &'static str)> {
-        let mut tokens = Vec::new();
+    /// Returns the tokens of the good lines, and the first bad line.
+    fn parse(text: &str) -> (Self, Option<BadLine>) {
+        let (mut tokens, mut bad) = (Vec::new(), None);
         for (number, line) in (1..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
+            match parse_line(line.trim()) {
+                Ok(token) => tokens.extend(token),
+                Err(reason) => bad = bad.or(Some((number, reason))),
             }
-            let mut words = line.split_whitespace();
-            let (Some(role), Some(token), None) = (words.next(), words.next(), words.next()) else {
-                return Err((number, "write a role, a space and a token"));
-            };
-            let role = Role::from_str(role).map_err(|_| (number, "the role is read, submit or command"))?;
-            if token.len() < SHORTEST_TOKEN {
-                return Err((number, "the token is shorter than 32 characters: `openssl rand -hex 32` makes one"));
-            }
-            if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-                return Err((number, "the token has characters besides letters, digits and punctuation of ASCII"));
-            }
-            tokens.push((blake3::hash(token.as_bytes()), role));
         }
-        Ok(Tokens(tokens))
+        (Tokens(tokens), bad)
     }
 
     /// Returns the role of a token by its hash. The time does not depend on the tokens of the file: all hashes are
@@ -108,6 +103,25 @@ impl Tokens {
     fn role_of(&self, token: &blake3::Hash) -> Option<Role> {
         self.0.iter().fold(None, |found, (known, role)| if known == token { found.max(Some(*role)) } else { found })
     }
+}
+
+/// Parses a line of a token file. `None`: the line is empty or a comment.
+fn parse_line(line: &str) -> Result<Option<(blake3::Hash, Role)>, &'static str> {
+    if line.is_empty() || line.starts_with('#') {
+        return Ok(None);
+    }
+    let mut words = line.split_whitespace();
+    let (Some(role), Some(token), None) = (words.next(), words.next(), words.next()) else {
+        return Err("write a role, a space and a token");
+    };
+    let role = Role::from_str(role).map_err(|_| "the role is read, submit or command")?;
+    if token.len() < SHORTEST_TOKEN {
+        return Err("the token is shorter than 32 characters: `openssl rand -hex 32` makes one");
+    }
+    if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("the token has characters besides letters, digits and punctuation of ASCII");
+    }
+    Ok(Some((blake3::hash(token.as_bytes()), role)))
 }
 
 /// Tokens of a file, read again when the file changes.
@@ -136,12 +150,16 @@ impl AccessControl {
     pub fn from_file(path: &Path) -> Result<Self, TokenFileError> {
         // A file that changes while it is read has another version at the next look.
         let version = Mutex::new(version_of(path).ok());
-        let tokens = watch::Sender::new(load(path)?);
+        let (tokens, refused) = load(path)?;
+        if let Some(refused) = refused {
+            return Err(refused);
+        }
+        let tokens = watch::Sender::new(tokens);
         Ok(AccessControl(Some(Arc::new(TokenFile { path: path.to_owned(), tokens, version }))))
     }
 
     /// Looks at the token file every second, for the life of the server.
-    pub async fn watch(&self) -> Infallible {
+    pub async fn watch(&self, metrics: &Metrics) -> Infallible {
         let Some(file) = &self.0 else { return std::future::pending().await };
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -153,8 +171,21 @@ impl AccessControl {
                 None
             }) {
                 None => {}
-                Some(Ok(tokens)) => tracing::info!(path = %file.path.display(), tokens, "http: tokens read again"),
-                Some(Err(error)) => tracing::warn!(%error, "http: token file refused; the last tokens stay in force"),
+                Some(Ok(tokens)) => {
+                    metrics.http_tokens_refused.set(0);
+                    tracing::info!(path = %file.path.display(), tokens, "http: tokens read again");
+                }
+                Some(Err(error)) => {
+                    metrics.http_tokens_refused.set(1);
+                    match &error {
+                        TokenFileError::Read { .. } => {
+                            tracing::error!(%error, "http: the last tokens stay in force");
+                        }
+                        TokenFileError::Line { .. } | TokenFileError::Empty { .. } => {
+                            tracing::error!(%error, "http: only the tokens of the other lines are in force");
+                        }
+                    }
+                }
             }
         }
     }
@@ -240,27 +271,29 @@ fn given_token(headers: &HeaderMap) -> Option<blake3::Hash> {
 
 impl TokenFile {
     /// Reads the file again if the file has changed, and returns the number of tokens. `None`: no change.
+    ///
+    /// # Errors
+    /// The file cannot be read, and the last tokens stay. After another error the tokens of the good lines are in
+    /// force.
     fn look(&self) -> Option<Result<usize, TokenFileError>> {
         let version = version_of(&self.path).ok();
         let mut last = self.version.lock().unwrap_or_else(PoisonError::into_inner);
         if version == *last {
             return None;
         }
-        let tokens = load(&self.path);
         // A file that could not be read is read again at the next look: a token may be revoked in it.
-        if !matches!(tokens, Err(TokenFileError::Read { .. })) {
+        Some(load(&self.path).and_then(|(tokens, refused)| {
             *last = version;
-        }
-        Some(tokens.map(|tokens| {
             let count = tokens.0.len();
             self.tokens.send_replace(tokens);
-            count
+            refused.map_or(Ok(count), Err)
         }))
     }
 }
 
-/// Time of the last change of a file, and its size: another version is read again.
-pub(super) type FileVersion = (SystemTime, u64);
+/// Time of the last change of a file, its size, and the time of the last change of its rights: another version is read
+/// again.
+pub(super) type FileVersion = (SystemTime, u64, (i64, i64));
 
 /// Returns the version of a file.
 ///
@@ -268,10 +301,11 @@ pub(super) type FileVersion = (SystemTime, u64);
 /// The file cannot be looked at.
 pub(super) fn version_of(path: &Path) -> io::Result<FileVersion> {
     let metadata = fs::metadata(path)?;
-    Ok((metadata.modified()?, metadata.len()))
+    Ok((metadata.modified()?, metadata.len(), (metadata.ctime(), metadata.ctime_nsec())))
 }
 
-fn load(path: &Path) -> Result<Tokens, TokenFileError> {
+/// Returns the tokens of the good lines, and why the file is refused otherwise.
+fn load(path: &Path) -> Result<(Tokens, Option<TokenFileError>), TokenFileError> {
     let path = path.to_owned();
     let read = fs::metadata(&path).and_then(|metadata| match metadata.len() {
         ..=LARGEST_FILE => fs::read_to_string(&path),
@@ -281,15 +315,18 @@ fn load(path: &Path) -> Result<Tokens, TokenFileError> {
         Ok(text) => text,
         Err(error) => return Err(TokenFileError::Read { path, error }),
     };
-    match Tokens::parse(&text) {
-        Ok(tokens) if tokens.0.is_empty() => Err(TokenFileError::Empty { path }),
-        Ok(tokens) => Ok(tokens),
-        Err((line, reason)) => Err(TokenFileError::Line { path, line, reason }),
-    }
+    let (tokens, bad) = Tokens::parse(&text);
+    let refused = match bad {
+        Some((line, reason)) => Some(TokenFileError::Line { path, line, reason }),
+        None => tokens.0.is_empty().then_some(TokenFileError::Empty { path }),
+    };
+    Ok((tokens, refused))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     const READER: &str = "0123456789abcdef0123456789abcdef";
@@ -329,28 +366,41 @@ mod tests {
             (&format!("\n{READER}"), 2),
         ] as [(&str, usize); 4]
         {
-            let (found, reason) = Tokens::parse(text).err().unwrap();
+            let (found, reason) = Tokens::parse(text).1.unwrap();
             assert_eq!(found, line, "{text}");
             assert!(!reason.contains(READER));
         }
     }
 
     #[test]
-    fn a_changed_file_is_read_again_and_a_damaged_one_changes_nothing() {
+    fn a_changed_file_is_read_again_and_a_bad_line_keeps_no_other_token_in_force() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tokens");
         fs::write(&path, format!("read {READER}")).unwrap();
         let access = AccessControl::from_file(&path).unwrap();
         let file = access.0.clone().unwrap();
         assert!(file.look().is_none());
-        fs::write(&path, format!("command {COMMANDER} and more")).unwrap();
+        fs::write(&path, format!("command {COMMANDER} and more\nread {READER}")).unwrap();
         assert!(file.look().unwrap().is_err() && file.look().is_none());
         assert!(access.permit(&headers(&format!("Bearer {READER}")), Role::Read).is_ok());
+        assert!(access.permit(&headers(&format!("Bearer {COMMANDER}")), Role::Read).is_err());
+        fs::write(&path, format!("command {COMMANDER} and more")).unwrap();
+        assert!(file.look().unwrap().is_err());
+        let revoked = access.permit(&headers(&format!("Bearer {READER}")), Role::Read);
+        assert!(revoked.is_err(), "the line of the token was removed");
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(file.look(), Some(Err(TokenFileError::Read { .. }))));
         fs::write(&path, format!("command {COMMANDER}")).unwrap();
         assert_eq!(file.look().unwrap().unwrap(), 1);
         assert!(access.permit(&headers(&format!("Bearer {READER}")), Role::Read).is_err());
         assert!(access.permit(&headers(&format!("Bearer {COMMANDER}")), Role::Command).is_ok());
         assert!(matches!(AccessControl::from_file(&directory.path().join("absent")), Err(TokenFileError::Read { .. })));
+        // The rights of a file change without its time and its size.
+        let mut rights = fs::metadata(&path).unwrap().permissions();
+        rights.set_mode(0o600);
+        let version = version_of(&path).unwrap();
+        fs::set_permissions(&path, rights).unwrap();
+        assert_ne!(version_of(&path).unwrap(), version);
         fs::write(&path, "# none").unwrap();
         assert!(matches!(AccessControl::from_file(&path), Err(TokenFileError::Empty { .. })));
     }

@@ -113,6 +113,21 @@ impl RequestBytes {
         }
     }
 
+    /// Begins a part of the request, whose bytes are given back before those of the request.
+    pub fn begin_part(&self) -> RequestBytes {
+        self.0.budget.begin_request()
+    }
+
+    /// Keeps the bytes until this part of an answer is sent, or the client is gone.
+    pub fn keep_until_part_sent(self, part: Bytes) -> Bytes {
+        Bytes::from_owner(MeteredPart { part, _bytes: self })
+    }
+
+    /// Returns the bytes that all requests may hold.
+    pub fn limit(&self) -> u64 {
+        self.0.budget.limit
+    }
+
     /// Keeps the bytes until the answer is sent, or the client is gone.
     pub fn keep_until_sent(self, answer: Response) -> Response {
         answer.map(|body| Body::new(MeteredBody { body, bytes: self, span: Span::current() }))
@@ -174,7 +189,7 @@ impl HttpBody for MeteredBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let span = self.span.clone();
         let frame = ready!(span.in_scope(|| Pin::new(&mut self.body).poll_frame(context)));
-        let metered = |part| Bytes::from_owner(MeteredPart { part, _bytes: self.bytes.clone() });
+        let metered = |part| self.bytes.clone().keep_until_part_sent(part);
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(metered))))
     }
 

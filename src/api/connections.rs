@@ -23,10 +23,16 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::certificate::ServerCertificate;
+use super::{
+    certificate::ServerCertificate,
+    watched_stream::{READ_INTERVAL, WatchedStream},
+};
 
 /// Longest time for the handshake and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a request's head that a connection reads at a time, and of an answer that wait in the connection besides
+/// its last part. A head of twice as many bytes is refused.
+const BUFFER_BYTES: usize = 32 << 10;
 /// Connections beyond the limit, which answer one request of a probe each.
 const RESERVE: usize = 32;
 /// Longest time for the handshake, and for the head, of a connection of the reserve.
@@ -187,7 +193,7 @@ impl Connection {
     async fn serve(self, (all, probes): (Router, Router)) {
         let Connection { stream, tls, watcher, place } = self;
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new());
+        builder.timer(TokioTimer::new()).max_buf_size(BUFFER_BYTES);
         match place {
             Place::Usual { .. } => {
                 builder.header_read_timeout(HEAD_TIMEOUT);
@@ -220,6 +226,7 @@ async fn serve_stream(
     if let Err(error) = watch_peer(&stream) {
         tracing::debug!(%error, "http: cannot set the options of a connection");
     }
+    let stream = WatchedStream::new(stream, READ_INTERVAL);
     match tls {
         None => serve_http(stream, builder, router, watcher).await,
         Some(tls) => match tokio::time::timeout(handshake_timeout, tls.accept(stream)).await {

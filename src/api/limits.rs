@@ -28,14 +28,16 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest accepted request id of a client.
 const LONGEST_REQUEST_ID: usize = 64;
 
-/// Longest time for a request that reads a whole log.
-const SCAN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time in which a part of a log that was read until the deadline of its request is answered.
+const SCAN_MARGIN: Duration = Duration::from_secs(1);
 
 /// Limits of the server (`http.*`). Clones share the counts.
 #[derive(Clone)]
 pub struct HttpLimits {
     /// Largest body of a request, bytes.
     pub max_body: usize,
+    /// Greatest distance of the height of a submitted transaction above the tip of the store.
+    pub max_height_ahead: u32,
     /// Most keys of a batch request.
     pub max_batch: usize,
     /// Longest time for one request, without the wait that the request asks for.
@@ -57,6 +59,7 @@ impl HttpLimits {
     pub fn new(http: &Http) -> Self {
         HttpLimits {
             max_body: usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX),
+            max_height_ahead: http.max_height_ahead,
             max_batch: http.max_batch as usize,
             timeout: Duration::from_millis(http.timeout_ms),
             max_connections: http.max_connections as usize,
@@ -85,12 +88,12 @@ impl HttpLimits {
         permit.map_err(|_| Problem::new(ProblemKind::TooManyRequests, "too many requests read the log; try again"))
     }
 
-    /// Bounds a request that reads a whole log by a minute.
+    /// Bounds the read of a part of a log, which ends by itself after the time of a request where the log answers.
     ///
     /// # Errors
-    /// 503 after a minute. `what`: the log.
+    /// 503 a second after that time. `what`: the log.
     pub async fn bound_scan<T>(&self, what: &str, answer: impl Future<Output = T>) -> Result<T, Problem> {
-        let limits = HttpLimits { timeout: self.timeout.max(SCAN_TIMEOUT), ..self.clone() };
+        let limits = HttpLimits { timeout: self.timeout + SCAN_MARGIN, ..self.clone() };
         limits.bound(what, answer).await
     }
 

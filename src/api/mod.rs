@@ -7,7 +7,7 @@
 //! | `page` | the page for people at `/`, and the description of the API at `/docs` |
 //! | `access`, `limits` | tokens and roles; limits of requests, and what is counted of each |
 //! | `byte_budget` | the memory that all requests hold together |
-//! | `connections`, `certificate` | connections, with or without TLS |
+//! | `connections`, `watched_stream`, `certificate` | connections, with or without TLS; slow readers |
 //! | `problem` | problem documents (RFC 9457) |
 
 pub mod access;
@@ -19,6 +19,7 @@ mod operator;
 mod page;
 mod problem;
 pub mod v1;
+mod watched_stream;
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 
@@ -193,7 +194,7 @@ impl Server {
                 served.map_err(ApiError::Serve)
             }
             never = watch_certificate => match never {},
-            never = settings.access.watch() => match never {},
+            never = settings.access.watch(&metrics) => match never {},
         }
     }
 }

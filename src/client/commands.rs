@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     PRODUCE_RETRY_PAUSE,
-    outcome_feed::{OutcomeContent, OutcomeFeed, OutcomeReader},
+    outcome_feed::{OutcomeContent, OutcomeFeed, OutcomeItem, OutcomeReader},
     publishing::{ResendOrder, produce_until},
 };
 use crate::{
@@ -169,7 +169,10 @@ pub async fn submit_commands(
     let by_decision = commands.iter().any(|command| command.is_reconsider);
     let answers = AnswerReaders::open(broker, topics, &by_outcome, by_decision).await?;
     let client = CommandClient { broker, producer: broker.producer().await?, chain: topics.chain.to_string(), answers };
-    client.submit(commands, PUBLISH_TIMEOUT, timeout).await
+    match client.submit(commands, PUBLISH_TIMEOUT, timeout).await {
+        (answers, None) => Ok(answers),
+        (_, Some(error)) => Err(error),
+    }
 }
 
 /// Longest wait of [`submit_commands`] for the acknowledgements of the log.
@@ -239,16 +242,14 @@ impl<'a> CommandClient<'a> {
     }
 
     /// Publishes commands together, in their order, within `publish_within`, and then waits at most `timeout` for the
-    /// results of those that the log has acknowledged.
-    ///
-    /// # Errors
-    /// A topic cannot be read.
+    /// results of those that the log has acknowledged. Once commands are published no failure takes their places back:
+    /// a topic that cannot be read ends the wait, and is the second value.
     pub(crate) async fn submit(
         mut self,
         commands: &[PendingCommand],
         publish_within: Duration,
         timeout: Duration,
-    ) -> Result<Vec<CommandAnswer>, BrokerError> {
+    ) -> (Vec<CommandAnswer>, Option<BrokerError>) {
         let messages = self.messages_of(commands);
         let deadline = Instant::now() + publish_within;
         let published = produce_until(self.producer.as_ref(), &messages, ResendOrder::Given, deadline).await;
@@ -257,13 +258,16 @@ impl<'a> CommandClient<'a> {
         let acknowledged: Vec<_> =
             acknowledged.filter_map(|(command, at)| Some((command, at.as_ref().ok()?.offset))).collect();
         // Results come about in the order of the commands.
-        let mut next = 0;
-        while next < acknowledged.len() && Instant::now() < deadline && !self.answers.has_ended() {
+        let (mut next, mut failure) = (0, None);
+        while next < acknowledged.len() && failure.is_none() && !self.answers.has_ended() {
             let (command, at) = acknowledged[next];
             if self.outcome(command, at).is_some() {
                 next += 1;
             } else {
-                self.read_next(|_| ()).await?;
+                match tokio::time::timeout_at(deadline, self.read_next(|_| ())).await {
+                    Ok(read) => failure = read.err(),
+                    Err(_) => break,
+                }
             }
         }
         let answer = |(command, at): (&PendingCommand, Result<Delivery, BrokerError>)| CommandAnswer {
@@ -276,7 +280,7 @@ impl<'a> CommandClient<'a> {
                 Err(error) => CommandOutcome::Unacknowledged { message: error.to_string() },
             },
         };
-        Ok(commands.iter().zip(published).map(answer).collect())
+        (commands.iter().zip(published).map(answer).collect(), failure)
     }
 
     /// Waits at most 100 ms for new messages, and passes them to `show`.
@@ -368,8 +372,10 @@ impl AnswerReaders {
     async fn take_outcomes(&mut self, mut deadline: Instant) {
         while let Some(feed) = &mut self.feed {
             match tokio::time::timeout_at(deadline, feed.next()).await {
-                Ok(Ok(message)) => {
-                    if let OutcomeContent::One(outcome) = &message.content {
+                Ok(Ok(item)) => {
+                    if let OutcomeItem::Message(message) = item
+                        && let OutcomeContent::One(outcome) = &message.content
+                    {
                         self.take_outcome(outcome.clone());
                     }
                     deadline = Instant::now();

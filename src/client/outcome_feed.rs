@@ -8,8 +8,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
-    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -19,8 +17,11 @@ use std::{
 
 use tokio::{sync::Mutex, task::JoinSet};
 
-pub(crate) use super::outcome_ring::{OutcomeContent, OutcomeMessage};
 use super::outcome_ring::{OutcomeRing, RingEnd, RingReader};
+pub(crate) use super::{
+    feed_position::{FeedPosition, OutcomeGap},
+    outcome_ring::{OutcomeContent, OutcomeMessage},
+};
 use crate::broker::{
     Broker, BrokerError, Message, PartitionReader, TopicIdentity, TopicPartition, retry::read_or_reopen,
 };
@@ -34,43 +35,6 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between two looks at the identity of the topic.
 const TOPIC_PAUSE: Duration = Duration::from_secs(10);
 
-/// Offsets of a reader, one for each partition of the topic of outcomes. The text `12,7,0` has the offsets in the order
-/// of the partitions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FeedPosition(pub Vec<u64>);
-
-/// Error of a text that is no position in the topic of outcomes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the text is no position in the outcomes: write one offset for each partition, joined by commas")]
-pub(crate) struct InvalidPosition;
-
-impl fmt::Display for FeedPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let offsets: Vec<String> = self.0.iter().map(u64::to_string).collect();
-        f.write_str(&offsets.join(","))
-    }
-}
-
-impl FromStr for FeedPosition {
-    type Err = InvalidPosition;
-
-    fn from_str(text: &str) -> Result<Self, InvalidPosition> {
-        let offsets: Result<Vec<u64>, _> = text.split(',').map(str::parse).collect();
-        offsets.map(FeedPosition).map_err(|_| InvalidPosition)
-    }
-}
-
-/// Reasons why a reader cannot follow the outcomes from a position.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FollowError {
-    /// The position is not one of this topic.
-    #[error(transparent)]
-    Position(#[from] InvalidPosition),
-    /// The topic cannot be read.
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
-}
-
 /// The outcomes as they come, for all readers of a process. The topic is read from its end, and from the first
 /// subscription on. A topic that was created again, has other partitions or has lost the place of the feed ends all
 /// readers, and the next subscription starts the feed anew.
@@ -81,6 +45,7 @@ pub(crate) struct OutcomeFeed {
 }
 
 struct RunningFeed {
+    identity: TopicIdentity,
     ring: Arc<OutcomeRing>,
     /// Next offset of each partition.
     positions: Arc<[AtomicU64]>,
@@ -106,24 +71,34 @@ impl OutcomeFeed {
         };
         let receiver = feed.ring.follow();
         // Read after the subscription: what comes later is in the ring, too.
-        let next = feed.positions.iter().map(|position| position.load(Ordering::Acquire)).collect();
-        Ok(OutcomeReader { receiver, next: FeedPosition(next), missed: VecDeque::new(), current: None })
+        let offsets = feed.positions.iter().map(|position| position.load(Ordering::Acquire)).collect();
+        let next = FeedPosition { topic: feed.identity.id, offsets };
+        Ok(OutcomeReader { receiver, next, missed: VecDeque::new(), current: None, gap: None })
     }
 
-    /// Follows the outcomes from a position on; an offset before the first message of the partition counts as the
-    /// first. `None`: from the beginning of the topic.
+    /// Follows the outcomes from a position on; `None`: from the beginning of the topic. A position of another topic
+    /// counts as the beginning, after a gap.
     ///
     /// # Errors
-    /// The position has another number of partitions, or the topic does not exist or cannot be read.
-    pub(crate) async fn follow_from(&self, from: Option<FeedPosition>) -> Result<OutcomeReader, FollowError> {
+    /// The topic does not exist or cannot be read.
+    pub(crate) async fn follow_from(&self, from: Option<FeedPosition>) -> Result<OutcomeReader, BrokerError> {
         let mut reader = self.follow().await?;
-        if from.as_ref().is_some_and(|from| from.0.len() != reader.next.0.len()) {
-            return Err(FollowError::Position(InvalidPosition));
+        let mut bounds = Vec::new();
+        for index in 0..reader.next.offsets.len() {
+            bounds.push(self.broker.watermarks(&self.partition(index)).await?);
         }
-        for (index, next) in reader.next.0.iter_mut().enumerate() {
+        let from = from.filter(|from| {
+            let is_inside = from.is_inside(reader.next.topic, &bounds);
+            reader.gap = (!is_inside).then_some(OutcomeGap::OtherTopic);
+            is_inside
+        });
+        for (index, next) in reader.next.offsets.iter_mut().enumerate() {
             let partition = self.partition(index);
-            let (low, _) = self.broker.watermarks(&partition).await?;
-            let start = from.as_ref().and_then(|from| from.0.get(index).copied()).unwrap_or(0).max(low);
+            let start = match &from {
+                // A partition that was added since then is read from its first message on.
+                Some(from) => from.offsets.get(index).copied().unwrap_or(0),
+                None => bounds[index].0,
+            };
             if start < *next {
                 reader.missed.push_back(MissedPart { broker: self.broker.clone(), partition, start, end: *next });
                 *next = start;
@@ -154,7 +129,7 @@ impl OutcomeFeed {
             tasks.spawn(feed_partition(self.broker.clone(), partition, reader, target));
         }
         tasks.spawn(watch_topic(self.broker.clone(), self.topic.to_string(), identity, ring.clone()));
-        Ok(RunningFeed { ring, positions, _tasks: tasks })
+        Ok(RunningFeed { identity, ring, positions, _tasks: tasks })
     }
 }
 
@@ -240,6 +215,17 @@ pub(crate) struct OutcomeReader {
     next: FeedPosition,
     missed: VecDeque<MissedPart>,
     current: Option<OpenPart>,
+    /// Gap that is not returned yet.
+    gap: Option<OutcomeGap>,
+}
+
+/// Item of a reader of the outcomes.
+#[derive(Debug)]
+pub(crate) enum OutcomeItem {
+    /// The next message of any partition.
+    Message(Arc<OutcomeMessage>),
+    /// Outcomes before the next message cannot be read any more.
+    Gap(OutcomeGap),
 }
 
 /// Reasons why a reader of outcomes ends.
@@ -257,7 +243,7 @@ pub(crate) enum OutcomeReaderError {
 }
 
 impl OutcomeReader {
-    /// Returns the position after the last message that was returned.
+    /// Returns the position after the last message or gap that was returned.
     pub(crate) fn position(&self) -> &FeedPosition {
         &self.next
     }
@@ -267,11 +253,19 @@ impl OutcomeReader {
         self.current.is_some() || !self.missed.is_empty()
     }
 
-    /// Waits for the next message. Cancel safe.
+    /// Returns whether the next item is a gap.
+    pub(crate) fn has_gap(&self) -> bool {
+        self.gap.is_some()
+    }
+
+    /// Waits for the next message or gap. Cancel safe.
     ///
     /// # Errors
     /// The reader is too slow, or the topic has changed or cannot be read.
-    pub(crate) async fn next(&mut self) -> Result<Arc<OutcomeMessage>, OutcomeReaderError> {
+    pub(crate) async fn next(&mut self) -> Result<OutcomeItem, OutcomeReaderError> {
+        if let Some(gap) = self.gap.take() {
+            return Ok(OutcomeItem::Gap(gap));
+        }
         while self.is_catching_up() {
             if let Some(found) = self.next_missed().await? {
                 return Ok(found);
@@ -284,14 +278,25 @@ impl OutcomeReader {
             })?;
             // Messages around the start are both in the missed part and in the ring.
             if self.advance(found.partition, found.offset) {
-                return Ok(found);
+                return Ok(OutcomeItem::Message(found));
             }
         }
     }
 
-    async fn next_missed(&mut self) -> Result<Option<Arc<OutcomeMessage>>, OutcomeReaderError> {
+    async fn next_missed(&mut self) -> Result<Option<OutcomeItem>, OutcomeReaderError> {
         if self.current.is_none() {
-            let Some(part) = self.missed.front() else { return Ok(None) };
+            let Some(part) = self.missed.front_mut() else { return Ok(None) };
+            // Retention goes on while the parts before this one are read.
+            let (low, _) = part.broker.watermarks(&part.partition).await?;
+            if part.start < low {
+                let (partition, from, to) = (part.partition.partition, part.start, low.min(part.end));
+                part.start = to;
+                if to == part.end {
+                    self.missed.pop_front();
+                }
+                self.advance(partition, to - 1);
+                return Ok(Some(OutcomeItem::Gap(OutcomeGap::Dropped { partition, from, to })));
+            }
             let reader = part.broker.read(&part.partition, part.start).await?;
             let Some(part) = self.missed.pop_front() else { return Ok(None) };
             self.current = Some(OpenPart { part, reader, ready: VecDeque::new() });
@@ -305,7 +310,7 @@ impl OutcomeReader {
         match open.ready.pop_front().filter(|message| message.offset < open.part.end) {
             Some(message) => {
                 self.advance(partition, message.offset);
-                Ok(Some(Arc::new(OutcomeMessage::decode(partition, &message))))
+                Ok(Some(OutcomeItem::Message(Arc::new(OutcomeMessage::decode(partition, &message)))))
             }
             None => {
                 let end = open.part.end;
@@ -320,7 +325,7 @@ impl OutcomeReader {
 
     /// Moves past a message; `false`: the message was returned before.
     fn advance(&mut self, partition: i32, offset: u64) -> bool {
-        let next = usize::try_from(partition).ok().and_then(|index| self.next.0.get_mut(index));
+        let next = usize::try_from(partition).ok().and_then(|index| self.next.offsets.get_mut(index));
         match next {
             Some(next) if offset >= *next => {
                 *next = offset + 1;
@@ -360,8 +365,12 @@ mod tests {
     async fn texts(reader: &mut OutcomeReader, count: usize) -> Vec<String> {
         let mut texts = Vec::new();
         for _ in 0..count {
-            let next = tokio::time::timeout(Duration::from_secs(60), reader.next()).await.unwrap().unwrap();
-            texts.extend(next.content.txids().map(|txid| char::from(txid.0[0]).to_string()));
+            match tokio::time::timeout(Duration::from_secs(60), reader.next()).await.unwrap().unwrap() {
+                OutcomeItem::Message(next) => {
+                    texts.extend(next.content.txids().map(|txid| char::from(txid.0[0]).to_string()));
+                }
+                OutcomeItem::Gap(gap) => texts.push(serde_json::to_string(&gap).unwrap()),
+            }
         }
         texts
     }
@@ -377,7 +386,7 @@ mod tests {
         found.sort();
         assert_eq!(found, ["a", "b"]);
         let position: FeedPosition = first.position().to_string().parse().unwrap();
-        assert_eq!(position, FeedPosition(vec![2, 1]));
+        assert_eq!(position.offsets, [2, 1]);
         publish(broker.as_ref(), 0, "c").await;
         publish(broker.as_ref(), 1, "d").await;
         assert_eq!(texts(&mut first, 2).await.len(), 2);
@@ -388,8 +397,70 @@ mod tests {
         assert_eq!(found, ["c", "d", "e"], "each once");
         let mut all = feed.follow_from(None).await.unwrap();
         assert_eq!(texts(&mut all, 6).await.len(), 6);
-        assert!(!all.is_catching_up() || all.position().0.len() == 2);
-        assert!("1,x".parse::<FeedPosition>().is_err());
+        publish(broker.as_ref(), 1, "f").await;
+        assert_eq!(texts(&mut all, 1).await, ["f"]);
+        assert!(!all.is_catching_up(), "the reader follows the present");
+    }
+
+    #[tokio::test]
+    async fn dropped_offsets_are_a_gap() {
+        let memory = Arc::new(MemoryBroker::default());
+        let broker: Arc<dyn Broker> = memory.clone();
+        broker.create_topics(&[NewTopic { name: "outcomes".into(), partitions: 2, config: vec![] }]).await.unwrap();
+        let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+        let mut present = feed.follow().await.unwrap();
+        let start = present.position().clone();
+        for text in ["a", "b", "c"] {
+            publish(broker.as_ref(), 0, text).await;
+            publish(broker.as_ref(), 1, text).await;
+        }
+        // The feed itself has read all messages before they are dropped.
+        assert_eq!(texts(&mut present, 6).await.len(), 6);
+        memory.truncate(&feed.partition(0), 2).unwrap();
+        // A reader from the earliest message asks for no more than the topic has.
+        let mut all = feed.follow_from(None).await.unwrap();
+        assert_eq!(texts(&mut all, 4).await, ["c", "a", "b", "c"]);
+        let mut reader = feed.follow_from(Some(start.clone())).await.unwrap();
+        // Retention reaches the other partition while the first is read.
+        assert_eq!(texts(&mut reader, 1).await, [r#"{"reason":"retention","partition":0,"from":0,"to":2}"#]);
+        assert_eq!(reader.position().offsets, [2, 0]);
+        memory.truncate(&feed.partition(1), 3).unwrap();
+        assert_eq!(texts(&mut reader, 2).await, ["c", r#"{"reason":"retention","partition":1,"from":0,"to":3}"#]);
+        assert_eq!((reader.position().offsets.clone(), reader.is_catching_up()), (vec![3, 3], false));
+        let position = reader.position().clone();
+        publish(broker.as_ref(), 1, "d").await;
+        let mut again = feed.follow_from(Some(position)).await.unwrap();
+        assert_eq!(texts(&mut again, 1).await, ["d"], "a gap is told once");
+    }
+
+    #[tokio::test]
+    async fn a_position_of_another_topic_is_a_gap_and_the_beginning() {
+        let memory = Arc::new(MemoryBroker::default());
+        let broker: Arc<dyn Broker> = memory.clone();
+        let topic = NewTopic { name: "outcomes".into(), partitions: 2, config: vec![] };
+        broker.create_topics(std::slice::from_ref(&topic)).await.unwrap();
+        let follow = async |from: FeedPosition| {
+            let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+            feed.follow_from(Some(from)).await.unwrap()
+        };
+        publish(broker.as_ref(), 0, "a").await;
+        let old = OutcomeFeed::new(broker.clone(), "outcomes").follow().await.unwrap().position().clone();
+        memory.recreate_topic(&topic).unwrap();
+        for text in ["b", "c"] {
+            publish(broker.as_ref(), 0, text).await;
+        }
+        let mut reader = follow(old.clone()).await;
+        assert!(reader.has_gap());
+        assert_eq!(texts(&mut reader, 3).await, [r#"{"reason":"other-topic"}"#, "b", "c"]);
+        let new = reader.position().clone();
+        assert_ne!(new.topic, old.topic);
+        // An offset behind the end, as of a topic that has lost its end.
+        let mut reader = follow(FeedPosition { offsets: vec![3, 0], ..new.clone() }).await;
+        assert_eq!(texts(&mut reader, 2).await, [r#"{"reason":"other-topic"}"#, "b"]);
+        // A partition that was added since then.
+        publish(broker.as_ref(), 1, "d").await;
+        let mut reader = follow(FeedPosition { offsets: vec![1], ..new.clone() }).await;
+        assert_eq!(texts(&mut reader, 2).await, ["c", "d"]);
     }
 
     #[tokio::test(start_paused = true)]

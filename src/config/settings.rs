@@ -464,6 +464,8 @@ settings! {
         max_batch: u32 = 10_000, range 1 to 100_000;
         /// Longest time for one request, without the wait that the request asks for.
         timeout_ms: u64 = 5_000, range 100 to 300_000, unit "ms";
+        /// Greatest distance of the height of a submitted transaction above the tip of the store.
+        max_height_ahead: u32 = 1, range 1 to 1_000_000, unit "blocks";
         /// Most requests that are handled at the same time. One more is answered with status 429.
         max_requests: u32 = 256, range 1 to 65_536;
         /// Most open streams (outcomes, unmined transactions, raw transactions). One more is answered with status 429.

@@ -153,6 +153,9 @@ pub struct ScanPage {
 pub struct KeyPage {
     /// Keys in no particular order. A key that is in the index during the whole query is returned exactly once.
     pub keys: Vec<Key>,
+    /// Position after each key, where the index has an order; empty otherwise. Parts of such an index end after a
+    /// number of keys, so that a part has other keys once one of its keys has left the index.
+    pub after: Vec<Cursor>,
     /// Position of the next part; `None` at the end.
     pub next: Option<Cursor>,
 }
@@ -205,7 +208,7 @@ pub trait RecordEngine: Send + Sync + 'static {
         (from, to): (u64, u64),
         _cursor: Option<Cursor>,
     ) -> Result<KeyPage, EngineError> {
-        Ok(KeyPage { keys: self.query(index, from, to, usize::MAX).await?, next: None })
+        Ok(KeyPage { keys: self.query(index, from, to, usize::MAX).await?, ..KeyPage::default() })
     }
 
     /// Returns about `limit` further records of a set, from `cursor` (`None`: from the start).

@@ -11,7 +11,7 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::{
     engine::{Cursor, EngineError, Index},
-    record::{Key, Page, Reason, Selection, TxState, Verdict},
+    record::{Key, Page, Reason, SelectedPage, Selection, TxState, Verdict},
     text::one_line,
     tx::Txid,
 };
@@ -113,13 +113,15 @@ pub struct ConflictingEntry {
     pub delete_at_height: Option<u32>,
 }
 
-/// Position in a list: the section, the part of its index, and the last transaction of the part that was returned.
+/// Position in a list: the section and the position in its index. An index without an order has the position of a part,
+/// and the last transaction of the part that was returned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TxListCursor {
     section: ListSection,
-    /// Position of the part in the index; `None`: the first part.
+    /// Position in the index; `None`: the first part.
     part: Option<Cursor>,
-    after: Txid,
+    /// Last transaction that was returned; `None`: the index has an order.
+    after: Option<Txid>,
 }
 
 /// Error of a text that is no cursor of the list.
@@ -131,7 +133,8 @@ impl fmt::Display for TxListCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let section: &'static str = self.section.into();
         let part = self.part.as_ref().map(|Cursor(bytes)| hex::encode(bytes)).unwrap_or_default();
-        write!(f, "{section}.{part}.{}", self.after)
+        let after = self.after.map(|txid| txid.to_string()).unwrap_or_default();
+        write!(f, "{section}.{part}.{after}")
     }
 }
 
@@ -146,7 +149,7 @@ impl FromStr for TxListCursor {
         Ok(TxListCursor {
             section: section.parse().map_err(|_| invalid())?,
             part: (!part.is_empty()).then_some(Cursor(part)),
-            after: after.parse().map_err(|_| invalid())?,
+            after: (!after.is_empty()).then(|| after.parse()).transpose().map_err(|_| invalid())?,
         })
     }
 }
@@ -157,8 +160,9 @@ pub struct TxList {
     query: ListQuery,
     later_queries: vec::IntoIter<ListQuery>,
     part: Option<Cursor>,
-    /// Masters of the part that are not read yet; `None`: the part is not queried yet.
-    unread: Option<vec::IntoIter<Txid>>,
+    /// Masters of the part that are not read yet, each with the position after itself where the index has an order;
+    /// `None`: the part is not queried yet.
+    unread: Option<vec::IntoIter<(Txid, Option<Cursor>)>>,
     /// Position of the next part.
     next_part: Option<Cursor>,
     after: Option<Txid>,
@@ -174,7 +178,7 @@ impl TxList {
         let mut later_queries = selection.queries().into_iter();
         let query = later_queries.find(|query| cursor.as_ref().is_none_or(|cursor| cursor.section == query.section));
         let query = query.ok_or_else(|| InvalidCursor(cursor.as_ref().map(ToString::to_string).unwrap_or_default()))?;
-        let (part, after) = cursor.map_or((None, None), |cursor| (cursor.part, Some(cursor.after)));
+        let (part, after) = cursor.map_or((None, None), |cursor| (cursor.part, cursor.after));
         Ok(TxList { store, query, later_queries, part, unread: None, next_part: None, after, has_ended: false })
     }
 
@@ -187,17 +191,22 @@ impl TxList {
             if self.unread.is_none() {
                 self.query_part().await?;
             }
-            let txids: Vec<Txid> = self.unread.iter_mut().flatten().take(AT_A_TIME).collect();
-            if txids.is_empty() {
+            let masters: Vec<_> = self.unread.iter_mut().flatten().take(AT_A_TIME).collect();
+            if masters.is_empty() {
                 self.enter_next_part();
                 continue;
             }
-            let pages = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
+            let pages = masters.iter().map(|(txid, _)| (Key::master(*txid), Selection::META)).collect();
             let selected: Result<Vec<_>, _> = self.store.read_selected(pages).await.into_iter().collect();
-            let selected = selected?.into_iter().flatten();
-            let cursor = |after| TxListCursor { section: self.query.section, part: self.part.clone(), after };
-            let find = |page: &Page| self.query.find(page).map(|listed| (listed, cursor(page.txid)));
-            let found: Vec<_> = selected.filter_map(|selected| find(&selected.page)).collect();
+            let section = self.query.section;
+            let cursor = |(txid, position)| match position {
+                Some(position) => TxListCursor { section, part: Some(position), after: None },
+                None => TxListCursor { section, part: self.part.clone(), after: Some(txid) },
+            };
+            let find = |(selected, master): (Option<SelectedPage>, _)| {
+                self.query.find(&selected?.page).map(|listed| (listed, cursor(master)))
+            };
+            let found: Vec<_> = selected?.into_iter().zip(masters).filter_map(find).collect();
             if !found.is_empty() {
                 return Ok(found);
             }
@@ -207,7 +216,9 @@ impl TxList {
 
     /// Returns the memory of the ids that were queried and are not read yet, bytes.
     pub fn unread_bytes(&self) -> u64 {
-        self.unread.as_ref().map_or(0, |unread| size_of_val(unread.as_slice()) as u64)
+        let size = |(_, position): &(Txid, Option<Cursor>)| position.as_ref().map_or(0, |Cursor(bytes)| bytes.len());
+        let bytes = |unread: &[(Txid, Option<Cursor>)]| size_of_val(unread) + unread.iter().map(size).sum::<usize>();
+        self.unread.as_ref().map_or(0, |unread| bytes(unread.as_slice()) as u64)
     }
 
     /// Continues with the next part of the index, or with the next query.
@@ -221,19 +232,25 @@ impl TxList {
         }
     }
 
-    /// Queries the next part of the index. The txids are sorted, so that a cursor finds its place again.
+    /// Queries the next part of the index. Without an order in the index the txids are sorted, so that a cursor finds
+    /// its place again.
     async fn query_part(&mut self) -> Result<(), EngineError> {
         let engine = &self.store.engine;
         let ListQuery { index, range, .. } = self.query;
         let query = || engine.query_part(index, range, self.part.clone());
         let part = self.store.new_backoff(None).retry(EngineError::may_be_retried, query).await?;
-        let mut txids: Vec<Txid> = part.keys.iter().filter_map(Key::txid).collect();
-        txids.sort_unstable();
-        txids.dedup();
-        if let Some(after) = self.after.take() {
-            txids.retain(|txid| *txid > after);
-        }
-        (self.unread, self.next_part) = (Some(txids.into_iter()), part.next);
+        let txids = part.keys.iter().filter_map(Key::txid);
+        let after = self.after.take();
+        let unread = if part.after.is_empty() {
+            let mut txids: Vec<Txid> = txids.collect();
+            txids.sort_unstable();
+            txids.dedup();
+            txids.into_iter().filter(|txid| after.is_none_or(|after| *txid > after)).map(|txid| (txid, None)).collect()
+        } else {
+            // Only masters are in these indexes: each key has a txid of its own.
+            txids.zip(part.after.into_iter().map(Some)).collect::<Vec<_>>()
+        };
+        (self.unread, self.next_part) = (Some(unread.into_iter()), part.next);
         Ok(())
     }
 }
@@ -271,8 +288,17 @@ fn find_conflicting(page: &Page) -> Option<ConflictingEntry> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
-    use crate::{record::Sequenced, store::testing::*};
+    use crate::{
+        engine::{
+            Row,
+            fjall::{FjallEngine, FjallOptions},
+        },
+        record::{Operation, Sequenced},
+        store::testing::*,
+    };
 
     const UNMINED: TxSelection = TxSelection::Unmined { until: u32::MAX };
 
@@ -363,5 +389,44 @@ mod tests {
         assert_eq!(rest.len(), 3, "a verdict that comes while the list is read is not missed: {rest:?}");
         store.sequenced(Key::master(txid(&lost)), Sequenced::Prune { height: 600, keep_until: Some(900) }).await;
         assert_eq!(list(&store, TxSelection::Conflicting, None).await.len(), 2, "a tombstone is not listed");
+    }
+    /// An index with an order is cut by count: keys that leave it move the bounds of its parts.
+    #[tokio::test]
+    async fn transactions_that_are_mined_meanwhile_hide_no_others() {
+        const COUNT: u32 = 6_000;
+        let directory = tempfile::tempdir().unwrap();
+        let options = FjallOptions { cache_bytes: 1 << 20 };
+        let engine = FjallEngine::open(directory.path(), store(100).settings.rules, options).unwrap();
+        let store = StateStore { engine: std::sync::Arc::new(engine), ..store(100) };
+        // The heights ascend, and the txids descend.
+        let id = |number: u32| {
+            let mut id = [0; 32];
+            id[..4].copy_from_slice(&(COUNT - number).to_be_bytes());
+            Txid(id)
+        };
+        let plain = page(&transaction(&[(outpoint(Txid([1; 32]), 0), 1_000)], &[900]));
+        let row = |number| {
+            let mut page = Page { txid: id(number), ..plain.clone() };
+            master(&mut page).unmined_since = Some(number);
+            Row { key: Key::master(page.txid), operation: Operation::Create(page.into()) }
+        };
+        let rows: Vec<Row> = (0..COUNT).map(row).collect();
+        store.apply(rows).await.unwrap();
+        let mut first = TxList::new(store.clone(), UNMINED, None).unwrap();
+        let mut listed = first.next().await.unwrap();
+        let cursor = listed.last().unwrap().1.to_string().parse().unwrap();
+        for number in 0..200 {
+            store.mine(id(number), 3).await;
+        }
+        listed.extend(list(&store, UNMINED, Some(cursor)).await);
+        let listed: BTreeSet<Txid> = listed
+            .into_iter()
+            .map(|(entry, _)| match entry {
+                TxListEntry::Unmined(unmined) => unmined.txid,
+                TxListEntry::Conflicting(entry) => panic!("{entry:?}"),
+            })
+            .collect();
+        let missed: Vec<u32> = (200..COUNT).filter(|number| !listed.contains(&id(*number))).collect();
+        assert!(missed.is_empty(), "{missed:?}");
     }
 }

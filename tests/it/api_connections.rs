@@ -106,6 +106,24 @@ async fn half_open_connections_are_closed() {
 }
 
 #[tokio::test]
+async fn the_head_of_a_request_has_a_limit() {
+    let world = World::new().await;
+    let api = Api::start(&world, &[]).await;
+    for (padding, status) in [(30_000, "200"), (100_000, "431")] {
+        let mut stream = TcpStream::connect(api.address).await.unwrap();
+        let head = format!(
+            "GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Pad: {}\r\n\r\n",
+            "x".repeat(padding)
+        );
+        // The server closes the connection while the rest of the head is sent.
+        stream.write_all(head.as_bytes()).await.ok();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert_eq!(std::str::from_utf8(&answer).unwrap(), format!("HTTP/1.1 {status}"));
+    }
+}
+
+#[tokio::test]
 async fn each_answer_has_a_request_id_and_a_busy_server_says_when_to_ask_again() {
     let (world, engine) = crate::health::failing_world().await;
     bind(&world).await;
@@ -192,6 +210,8 @@ async fn the_streams_of_a_revoked_token_end_and_others_go_on() {
     let api = Api::start(&world, &[("HTTP__TOKENS_FILE", path.to_str().unwrap())]).await;
     let revoked = open_stream(&api, "/v1/outcomes", TOKEN).await;
     let mut kept = open_stream(&api, "/v1/outcomes", OTHER).await;
+    let position = kept.chunk().await.unwrap().expect("the stream begins with its position");
+    assert!(position.starts_with(b"id: "), "{position:?}");
     write_tokens(&path, &[OTHER]);
     let rest = tokio::time::timeout(Duration::from_secs(30), revoked.bytes()).await;
     let rest = rest.expect("the stream ends").unwrap();

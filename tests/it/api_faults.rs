@@ -18,7 +18,7 @@ use utxo_store::{
 
 use crate::{
     api::{Api, split_records},
-    harness::{Made, World, WorldSettings, spend},
+    harness::{Made, World, WorldSettings, spend, spend_to},
 };
 
 const OCTET_STREAM: &str = "application/octet-stream";
@@ -243,6 +243,46 @@ async fn requests_beyond_the_bytes_in_flight_are_refused() {
     assert_eq!((status, found.len()), (200, 40));
     assert!(found.iter().all(|found| found["spendingData"].as_array().unwrap().len() == 1_000));
     until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;
+    running.kill().await;
+}
+
+/// Scripts and actions need many times the memory of their text.
+#[tokio::test]
+async fn scripts_and_actions_count_before_they_are_read() {
+    let world = World::with_settings(WorldSettings::calm()).await;
+    let running = world.start();
+    let parent = world.seed(1, 2).await;
+    let coins = [parent.coin(0), parent.coin(1)];
+    let each = (coins[0].satoshis + coins[1].satoshis) / 100;
+    // Longer scripts can never be spent.
+    let large = spend_to(&coins, vec![(each, vec![0x51; 9_000]); 100], 1);
+    world.validate(&large).await;
+    world.until_consumed().await;
+    let limits = [("HTTP__MAX_BODY_BYTES", "300000"), ("HTTP__MAX_BYTES_IN_FLIGHT", "1048576")];
+    let api = Api::start(&world, &limits).await;
+    let output = format!("/v1/outputs/{}/1", large.txid);
+    assert_eq!(api.get(&output).await.0, 200, "a small script of a large transaction");
+    let keys: Vec<String> = (0..30).map(|vout| format!("{}:{vout}", large.txid)).collect();
+    let (status, problem) = api.post_json("/v1/outputs:batch?output=true", json!({"outpoints": keys})).await;
+    assert!(status == 413 && problem["detail"].as_str().unwrap().contains("max_bytes_in_flight"), "{problem}");
+    until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;
+    // Another request holds the memory that the script would need.
+    let mut slow = TcpStream::connect(api.address).await.unwrap();
+    let head = format!(
+        "POST /v1/outputs:batch HTTP/1.1\r\nHost: x\r\nContent-Type: {OCTET_STREAM}\r\nContent-Length: 299988\r\n\r\n"
+    );
+    slow.write_all(head.as_bytes()).await.unwrap();
+    slow.write_all(&[7; 299_000]).await.unwrap();
+    until("the body arrives", async || bytes_in_flight(&api).await >= 890_000).await;
+    assert_eq!(api.get(&output).await.0, 429, "the script may be as long as the body");
+    assert_eq!(api.get(&format!("{output}?output=false")).await.0, 200);
+    drop(slow);
+    until("the bytes come back", async || bytes_in_flight(&api).await == 0).await;
+
+    let lists = format!(r#"{{"commands":[{{"action":[{}0]}}]}}"#, "[0],".repeat(4_000));
+    let commands = |body: String| api.send(Method::POST, "/v1/commands", Some(("application/json", body.into())));
+    assert_eq!(commands(lists).await.0, 413, "the lists take a hundred times the memory of their text");
+    assert_eq!(commands(r#"{"commands":[{"action":[[0],0]}]}"#.into()).await.0, 400);
     running.kill().await;
 }
 

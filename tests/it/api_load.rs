@@ -93,17 +93,18 @@ impl ApiLoad {
         }
     }
 
-    /// Waits until each published transaction has an outcome, then submits everything again, which changes nothing.
-    /// Fails unless
+    /// Waits until each published transaction has an outcome, and compares the store with the answers. Then submits
+    /// everything again, which changes nothing. Fails unless
     ///
     /// - each transaction has an outcome, and each answered outcome is kept: the outcome is the answered one, or, where
-    ///   the store `has_lost_writes`, a later verdict;
+    ///   the store `has_lost_writes`, a later verdict that the stream has;
     /// - each command has one result, whenever a server is asked;
     /// - the followed outcomes are those of a stream that is read at once, and have each outcome.
     pub async fn check(&mut self, address: &str, has_lost_writes: bool) {
         self.follower.address.send_replace(address.to_owned());
         self.finish().await;
         self.wait_for_outcomes().await;
+        self.compare_store(address, has_lost_writes).await;
         let outcomes = self.submit_transactions_again(address).await;
         let results = self.submit_commands_again(address).await;
         let followed = self.follower.read_all(&self.client).await;
@@ -119,13 +120,15 @@ impl ApiLoad {
             followed.len()
         );
         assert!(!known.is_empty() && !answers.commands.is_empty(), "nothing was answered");
-        for (txid, answer) in known {
-            assert!(has_lost_writes || outcomes[txid] == *answer, "{txid}: {answer}, then {}", outcomes[txid]);
-        }
         for (id, answer) in answers.commands.iter().filter(|(_, answer)| answer != "unanswered") {
             assert_eq!(results[id], *answer, "command {id}");
         }
         let by_key = OutcomesByKey::new(&followed);
+        for (txid, answer) in known {
+            let outcome = &outcomes[txid];
+            let is_kept = outcome == answer || (has_lost_writes && by_key.has_verdict(txid, outcome));
+            assert!(is_kept, "{txid}: {answer}, then {outcome}");
+        }
         for (txid, status) in &outcomes {
             let kinds = by_key.kinds.get(&txid.to_string()).cloned().unwrap_or_default();
             let has_outcome = kinds.iter().any(|kind| kind == status || (kind == "accepted" && status == "live"));
@@ -150,6 +153,38 @@ impl ApiLoad {
             }
             assert!(started.elapsed() < COMPLETE_WITHIN, "published and without an outcome: {open:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Compares the store with each answered outcome, before a repeated event could make up for a lost one.
+    async fn compare_store(&self, address: &str, has_lost_writes: bool) {
+        let answers = self.answers.lock().unwrap().transactions.clone();
+        for (txid, answer) in answers.iter().filter(|(_, status)| status != "pending") {
+            let started = Instant::now();
+            loop {
+                let stored = self.stored_outcome(address, txid).await;
+                let by_key = OutcomesByKey::new(&self.follower.followed.lock().unwrap());
+                let is_later = |stored: &String| has_lost_writes && by_key.has_verdict(txid, stored);
+                if stored.as_ref().is_some_and(|stored| stored == answer || is_later(stored)) {
+                    break;
+                }
+                // Lost writes are repeated after the restart of the nodes.
+                let may_come = has_lost_writes && started.elapsed() < COMPLETE_WITHIN;
+                assert!(may_come, "{txid} was answered as {answer}, and the store has {stored:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    /// Returns the outcome that the store shows; `None`: none.
+    async fn stored_outcome(&self, address: &str, txid: &Txid) -> Option<String> {
+        let url = format!("http://{address}/v1/transactions/{txid}?fields=state,reason");
+        let answer = self.client.get(url).send().await.ok()?;
+        let shown: Value = serde_json::from_slice(&answer.bytes().await.ok()?).unwrap();
+        match shown["state"].as_str()? {
+            _ if !shown["reason"].is_null() => Some("conflicting".to_owned()),
+            "live" | "pruned" => Some("live".to_owned()),
+            _ => None,
         }
     }
 
@@ -189,6 +224,12 @@ struct OutcomesByKey {
 }
 
 impl OutcomesByKey {
+    /// Returns whether a verdict has given a transaction this outcome.
+    fn has_verdict(&self, txid: &Txid, outcome: &str) -> bool {
+        let verdict = if outcome == "live" { "accepted" } else { outcome };
+        self.kinds.get(&txid.to_string()).is_some_and(|kinds| kinds.iter().any(|kind| kind == verdict))
+    }
+
     fn new(followed: &[(String, String)]) -> Self {
         let mut by_key = OutcomesByKey::default();
         for (kind, data) in followed {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use utxo_store::broker::{Broker, NewTopic, TopicPartition};
 
 use crate::{
     api::Api,
@@ -159,6 +160,17 @@ async fn commands_are_executed_in_their_order_and_their_results_are_read_again()
     running.kill().await;
 }
 
+/// Opens a stream, and returns the first id.
+async fn read_first_id(api: &Api, query: &str) -> String {
+    let mut answer = api.client.get(format!("http://{}/v1/outcomes{query}", api.address)).send().await.unwrap();
+    let mut text = String::new();
+    while !text.contains("\n\n") {
+        let piece = tokio::time::timeout(Duration::from_secs(60), answer.chunk()).await.expect("an id comes");
+        text.push_str(std::str::from_utf8(&piece.unwrap().expect("the stream goes on")).unwrap());
+    }
+    text.lines().find_map(|line| line.strip_prefix("id:")).expect("the first event has an id").trim().to_owned()
+}
+
 /// Reads events of a stream until `count` events with data have come.
 async fn read_events(api: &Api, query: &str, last_id: Option<&str>, count: usize) -> Vec<(String, Value, String)> {
     let mut request = api.client.get(format!("http://{}/v1/outcomes{query}", api.address));
@@ -204,9 +216,87 @@ async fn outcomes_are_followed_from_now_and_from_the_last_event() {
     assert_eq!(of_loser[0].1["txid"], loser.txid.to_string());
     world.mine(1, &[&winner]).await;
     let later = read_events(&api, "?kind=mined", Some(id), 1).await;
-    assert_eq!(later[0].1["txids"].as_array().unwrap().len(), later[0].1["txids"].as_array().unwrap().len());
+    let mined = later[0].1["txids"].as_array().unwrap();
+    assert!(mined.contains(&json!(winner.txid.to_string())), "{mined:?}");
     for query in ["?kind=alive", "?txid=xyz", "?from=0,x", "?since=1"] {
         assert_eq!(api.get(&format!("/v1/outcomes{query}")).await.0, 400, "{query}");
     }
     running.kill().await;
+}
+
+#[tokio::test]
+async fn a_quiet_stream_continues_where_its_connection_ended() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 2).await;
+    world.until_consumed().await;
+    let id = read_first_id(&api, "?kind=conflicting").await;
+    let [winner, loser] = [1, 2].map(|tag| spend(&[parent.coin(0)], 1, tag));
+    for made in [&winner, &loser] {
+        assert_eq!(submit(&api, &[made], "?wait=live").await.0, 200);
+    }
+    let missed = read_events(&api, "?kind=conflicting", Some(&id), 1).await;
+    assert_eq!(missed[0].1["txid"], loser.txid.to_string());
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn a_stream_tells_dropped_outcomes_and_another_topic() {
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 2).await;
+    world.until_consumed().await;
+    let id = read_first_id(&api, "").await;
+    assert_eq!(submit(&api, &[&spend(&[parent.coin(0)], 1, 1)], "?wait=live").await.0, 200);
+    // The reader of the server has read all outcomes before they are dropped.
+    read_events(&api, "", Some(&id), 1).await;
+    let mut dropped = 0;
+    for partition in 0.. {
+        let partition = TopicPartition { topic: "outcomes".into(), partition };
+        let Ok((_, end)) = world.broker.watermarks(&partition).await else { break };
+        world.broker.truncate(&partition, end).unwrap();
+        dropped += usize::from(end > 0);
+    }
+    assert!(dropped > 0);
+    let gaps = read_events(&api, "", Some(&id), 1).await;
+    assert_eq!((&gaps[0].0[..], &gaps[0].1["reason"]), ("gap", &json!("retention")), "{gaps:?}");
+    let other = format!("{}:0", "07".repeat(16));
+    let gap = read_events(&api, "", Some(&other), 1).await;
+    assert_eq!((&gap[0].0[..], &gap[0].1), ("gap", &json!({"reason": "other-topic"})));
+    assert_ne!(gap[0].2, other);
+    running.kill().await;
+}
+
+#[tokio::test]
+async fn published_commands_are_named_where_their_results_cannot_be_read() {
+    const COUNT: u64 = 150;
+    let (world, running, api) = start().await;
+    let parent = world.seed(1, 1).await;
+    world.until_consumed().await;
+    for tag in [1, 2] {
+        assert_eq!(submit(&api, &[&spend(&[parent.coin(0)], 1, tag)], "?wait=live").await.0, 200);
+    }
+    running.kill().await;
+    let published = world.count("chain").await;
+    let command = json!({"action": {"reconsider": {"txid": parent.txid.to_string()}}});
+    let commands = json!({"commands": vec![command; COUNT as usize]});
+    let waiting = api.post_json("/v1/commands?timeout_ms=60000", commands);
+    let failing = async {
+        while world.count("chain").await < published + COUNT {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // The topic no longer has the place of the reader.
+        let topic = NewTopic { name: "decisions".into(), partitions: 1, config: vec![] };
+        world.broker.recreate_topic(&topic).unwrap();
+    };
+    let ((status, problem), ()) = tokio::join!(waiting, failing);
+    assert!(status == 503 && problem["detail"].as_str().unwrap().contains("the results cannot be read"), "{problem}");
+    let offsets: Vec<Option<u64>> = problem["commands"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|shown| {
+            assert_eq!((shown["id"].as_str().unwrap().len(), &shown["result"]), (32, &json!("unanswered")));
+            shown["chainOffset"].as_u64()
+        })
+        .collect();
+    assert_eq!(offsets, (published..published + COUNT).map(Some).collect::<Vec<_>>());
 }

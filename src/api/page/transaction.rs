@@ -10,7 +10,7 @@ use crate::{
     api::{
         byte_budget::RequestBytes,
         problem::Problem,
-        v1::{OutputView, estimate_body, status_code},
+        v1::{OutputStatus, OutputView, estimate_body},
     },
     record::{Body, StoredOutput, TxState, Verdict},
     store::{
@@ -233,7 +233,7 @@ fn render_output(state: &OutputState) -> Markup {
     let spender = state.spender.filter(|spender| *spender != FROZEN_SPENDER);
     html! {
         td data-label="Status" {
-            span title=(view.detail) { (status_code(&state.status)) }
+            span title=(view.detail) { (<&str>::from(OutputStatus::from(&state.status))) }
             @if let Some(height) = view.height { " (height " (height) ")" }
         }
         td.number data-label="Satoshis" { @if let Some(satoshis) = view.satoshis { (layout::number_text(satoshis)) } }

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
@@ -29,10 +29,6 @@ use crate::{
     rng::random_bytes,
 };
 
-/// Ids of commands that a problem names, at most.
-const IDS_IN_PROBLEM: usize = 100;
-/// Time for the answer after the last wait.
-const ANSWER_MARGIN: Duration = Duration::from_secs(1);
 /// Longest accepted wait for the results.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
@@ -45,8 +41,10 @@ pub struct CommandParams {
     timeout_ms: Option<u64>,
 }
 
-/// Memory of the values of a body in JSON, for each byte of the body: `[]` is a value of its own.
-const VALUE_BYTES: u64 = 16;
+/// Memory of an action while it is read, for each byte of its text: `[0],` is a list and a number.
+const BYTES_PER_BYTE: u64 = 100;
+/// Memory of a command besides its text.
+const COMMAND_BYTES: u64 = 256;
 
 /// Commands to publish, in their order.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -66,7 +64,7 @@ pub struct CommandRequest {
     id: Option<String>,
     /// Action in the JSON form of events (`schemas/command.md`), such as `{"freeze":{"outpoint":"TXID:0"}}`.
     #[schema(value_type = Object)]
-    action: Value,
+    action: Box<RawValue>,
 }
 
 /// Results of commands, in the order of the request.
@@ -85,9 +83,9 @@ pub struct CommandResultView {
     /// Offset of the command in the chain log; absent: the log has not acknowledged the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     chain_offset: Option<u64>,
-    /// `applied`, `already-applied`, `refused`, `unchanged` (a `reconsider` without a change), `unanswered` or
-    /// `unacknowledged`.
-    result: &'static str,
+    /// Result of the command. `unchanged`: a `reconsider` without a change; `unanswered`: no result in time;
+    /// `unacknowledged`: the command may be in the log.
+    result: CommandResultName,
     /// Reason of a refusal as a code.
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
@@ -96,15 +94,33 @@ pub struct CommandResultView {
     message: Option<String>,
 }
 
+/// Name of the result of a command.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CommandResultName {
+    /// The command is applied.
+    Applied,
+    /// The store had the effect of the command before.
+    AlreadyApplied,
+    /// The command is refused, and has changed nothing.
+    Refused,
+    /// The verdict stays as it was.
+    Unchanged,
+    /// No result was read in time.
+    Unanswered,
+    /// The log has not acknowledged the command.
+    Unacknowledged,
+}
+
 impl CommandResultView {
     fn new(id: String, chain_offset: Option<u64>, outcome: CommandOutcome) -> Self {
         let (result, code, message) = match outcome {
-            CommandOutcome::Applied => ("applied", None, None),
-            CommandOutcome::AlreadyApplied => ("already-applied", None, None),
-            CommandOutcome::Refused { code, message } => ("refused", Some(code), Some(message)),
-            CommandOutcome::Unchanged => ("unchanged", None, None),
-            CommandOutcome::Unanswered => ("unanswered", None, None),
-            CommandOutcome::Unacknowledged { message } => ("unacknowledged", None, Some(message)),
+            CommandOutcome::Applied => (CommandResultName::Applied, None, None),
+            CommandOutcome::AlreadyApplied => (CommandResultName::AlreadyApplied, None, None),
+            CommandOutcome::Refused { code, message } => (CommandResultName::Refused, Some(code), Some(message)),
+            CommandOutcome::Unchanged => (CommandResultName::Unchanged, None, None),
+            CommandOutcome::Unanswered => (CommandResultName::Unanswered, None, None),
+            CommandOutcome::Unacknowledged { message } => (CommandResultName::Unacknowledged, None, Some(message)),
         };
         CommandResultView { id, chain_offset, result, code, message }
     }
@@ -126,7 +142,8 @@ impl CommandResultView {
         (status = 413, description = "Too many commands", body = Problem),
         (
             status = 503,
-            description = "The log has not acknowledged every command; the problem has these further members",
+            description = "The log has not acknowledged every command, or the results cannot be read; the problem has \
+                           these further members",
             body = CommandsAnswer,
             content_type = "application/problem+json"
         ),
@@ -141,7 +158,6 @@ pub async fn post_commands(
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
     require_media_type(&headers, JSON)?;
-    memory.reserve(body.len() as u64 * VALUE_BYTES)?;
     let wait = Duration::from_millis(params.timeout_ms.unwrap_or(60_000));
     if wait > LONGEST_WAIT {
         return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
@@ -151,25 +167,23 @@ pub async fn post_commands(
         return Err(Problem::bad_request("the request has no command"));
     }
     check_count(&context, commands.len())?;
+    memory.reserve(commands.len() as u64 * COMMAND_BYTES)?;
+    // The actions are texts, and are read one after the other.
+    let reading = memory.begin_part();
+    let longest = commands.iter().map(|command| command.action.get().len() as u64).max();
+    reading.reserve(longest.unwrap_or(0) * BYTES_PER_BYTE)?;
     let commands: Vec<PendingCommand> = commands.into_iter().zip(0..).map(to_pending).collect::<Result<_, _>>()?;
+    drop(reading);
     let broker = context.broker()?;
     let publisher = context.publisher().await?;
     let _permit = context.limits.open_stream()?;
-    let ids: Vec<String> = commands.iter().take(IDS_IN_PROBLEM).map(|command| hex::encode(command.id())).collect();
-    let unavailable = |why: String| {
-        let detail = format!("{why}; send the same commands again with their ids: {}", ids.join(", "));
-        Problem::unavailable(detail)
-    };
     let sharing = (publisher.producer(), context.outcomes()?);
     let client = CommandClient::following(broker.as_ref(), sharing, &context.topics, &commands);
-    let client = context.limits.bound("the log", client).await?.map_err(|error| unavailable(error.to_string()))?;
+    let client = context.limits.bound("the log", client).await?;
+    let client = client.map_err(|error| Problem::unavailable(error.to_string()))?;
     place.leave();
     let publish_within = context.limits.timeout;
-    let submitted = client.submit(&commands, publish_within, wait);
-    // The results are read from the log, which may not answer, either.
-    let answers = tokio::time::timeout(publish_within + wait + ANSWER_MARGIN, submitted).await;
-    let answers = answers.map_err(|_| unavailable("the log does not answer".to_owned()))?;
-    let answers = answers.map_err(|error| unavailable(error.to_string()))?;
+    let (answers, failure) = client.submit(&commands, publish_within, wait).await;
     if answers.iter().any(|answer| answer.is_client_unusable) {
         context.give_up_publisher(&publisher).await;
     }
@@ -177,13 +191,14 @@ pub async fn post_commands(
     let all = answers.len();
     let view = |answer: CommandAnswer| CommandResultView::new(answer.id, answer.chain_offset, answer.outcome);
     let members = CommandsAnswer { commands: answers.into_iter().map(view).collect() };
-    if published == all {
-        return Ok(Json(members).into_response());
-    }
-    let detail = format!(
-        "the log has acknowledged {published} of {all} commands within {publish_within:?} (http.timeout_ms); send the \
-         same commands again, with their ids: a repeat changes nothing"
-    );
+    let reason = match failure {
+        None if published == all => return Ok(Json(members).into_response()),
+        Some(error) if published == all => format!("the results cannot be read: {error}"),
+        _ => format!(
+            "the log has acknowledged {published} of {all} commands within {publish_within:?} (http.timeout_ms)"
+        ),
+    };
+    let detail = format!("{reason}; send the same commands again, with their ids: a repeat changes nothing");
     Ok(ExtendedProblem { problem: Problem::unavailable(detail), members }.into_response())
 }
 
@@ -193,7 +208,7 @@ fn to_pending((request, number): (CommandRequest, usize)) -> Result<PendingComma
         Some(id) => parse_id(&id).map_err(|problem| refuse(&problem.detail))?,
         None => random_bytes().map_err(|error| refuse(&error))?,
     };
-    let text = json!({"event": "command", "id": hex::encode(id), "action": request.action}).to_string();
+    let text = format!(r#"{{"event":"command","id":"{}","action":{}}}"#, hex::encode(id), request.action.get());
     let bytes = from_json(&text).map_err(|error| refuse(&error))?;
     match Event::decode(&bytes) {
         Ok(Event::Command(command)) => Ok(PendingCommand::new(id, command.action)),

@@ -199,12 +199,12 @@ pub async fn load_history(
     let created_at = stored.master.master.as_deref().map_or(0, |bins| bins.created_at);
     let _permit = context.limits.open_scan()?;
     memory.reserve(HISTORY_BYTES)?;
+    let deadline = Some(Instant::now() + context.limits.timeout);
     let read = async {
         let from = match cursor {
             Some(from) => from,
             None => find_history_start(broker.as_ref(), &context.topics, created_at).await?,
         };
-        let deadline = Some(Instant::now() + context.limits.timeout);
         read_history_part(broker.as_ref(), &context.topics, txid, from, deadline).await
     };
     let part = context.limits.bound_scan("the log", read).await?;

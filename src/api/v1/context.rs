@@ -9,7 +9,10 @@ use std::{
 };
 
 use axum::extract::FromRef;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    task::JoinError,
+};
 
 use crate::{
     api::{access::AccessControl, limits::HttpLimits, problem::Problem},
@@ -225,6 +228,23 @@ impl ApiContext {
     }
 }
 
+/// Memory of a computation, bytes, from which the computation leaves the threads of the runtime: an instance works on
+/// the same threads.
+const BLOCKING_FROM: u64 = 1 << 20;
+
+/// Computes an answer of `bytes` of memory.
+pub(super) async fn compute<T: Send + 'static>(bytes: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if bytes < BLOCKING_FROM {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and this request with it.
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
 /// Refuses a part of a batch of which no key could be read because the store does not answer: the client repeats the
 /// request.
 ///
@@ -242,5 +262,17 @@ pub(super) fn refuse_unavailable<T>(answers: &[Result<T, Problem>]) -> Result<()
 impl FromRef<ApiContext> for HttpLimits {
     fn from_ref(context: &ApiContext) -> Self {
         context.limits.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_large_computation_leaves_the_thread_of_the_runtime() {
+        let here = std::thread::current().id();
+        assert_eq!(compute(BLOCKING_FROM - 1, || std::thread::current().id()).await, here);
+        assert_ne!(compute(BLOCKING_FROM, || std::thread::current().id()).await, here);
     }
 }

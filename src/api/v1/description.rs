@@ -47,6 +47,7 @@ pub fn complete(document: &OpenApi) -> Value {
     if let Some(schema) = document["components"]["schemas"]["TransactionData"].as_object_mut() {
         schema.remove("required");
     }
+    widen_numbers(&mut document);
     let methods = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     for operation in methods.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
         let has_body = operation.get("requestBody").is_some();
@@ -83,6 +84,21 @@ fn problem_schema(response: &Value) -> Value {
     }
 }
 
+/// Describes unsigned numbers of 32 bits by their range: generated clients read `int32` as signed.
+fn widen_numbers(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            if members.get("format") == Some(&json!("int32")) && members.get("minimum") == Some(&json!(0)) {
+                members.insert("format".to_owned(), json!("int64"));
+                members.insert("maximum".to_owned(), json!(u32::MAX));
+            }
+            members.values_mut().for_each(widen_numbers);
+        }
+        Value::Array(values) => values.iter_mut().for_each(widen_numbers),
+        _ => {}
+    }
+}
+
 /// Describes bytes as bytes, and not as a list of numbers in JSON.
 fn describe_bytes(content: &mut Value) {
     if let Some(bytes) = content.get_mut(OCTET_STREAM) {
@@ -93,6 +109,38 @@ fn describe_bytes(content: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_and_states_are_described_by_their_values() {
+        let document: Value = serde_json::from_str(include_str!("../../../schemas/openapi.json")).unwrap();
+        let schemas = &document["components"]["schemas"];
+        let height = &schemas["BlockData"]["properties"]["height"];
+        assert_eq!((&height["format"], &height["maximum"]), (&json!("int64"), &json!(u32::MAX)));
+        assert_eq!(schemas["SubmittedTransaction"]["properties"]["partition"]["format"], "int32", "a signed number");
+        for (schema, field, named, value, count) in [
+            ("TransactionData", "state", "TransactionState", "pruned", 5),
+            ("OutputView", "status", "OutputStatus", "FROZEN_UNTIL", 10),
+            ("CommandResultView", "result", "CommandResultName", "already-applied", 6),
+        ] {
+            let described = schemas[schema]["properties"][field].to_string();
+            assert!(described.contains(&format!("#/components/schemas/{named}\"")), "{schema}.{field}: {described}");
+            let values = match schemas[named]["oneOf"].as_array() {
+                Some(each) => each.iter().map(|value| value["const"].clone()).collect(),
+                None => schemas[named]["enum"].as_array().unwrap().clone(),
+            };
+            assert!(values.contains(&json!(value)) && values.len() == count, "{named}: {values:?}");
+        }
+        let parameters = document["paths"]["/v1/outcomes"]["get"]["parameters"].as_array().unwrap();
+        let header = parameters.iter().find(|parameter| parameter["name"] == "Last-Event-ID").unwrap();
+        assert_eq!((&header["in"], &header["required"]), (&json!("header"), &json!(false)));
+        for status in ["400", "413", "500", "503"] {
+            let response = &document["paths"]["/v1/transactions"]["post"]["responses"][status];
+            assert!(
+                response["content"][PROBLEM_JSON]["schema"].to_string().contains("PublishedTransactions"),
+                "{status}"
+            );
+        }
+    }
 
     #[test]
     fn every_operation_has_a_role_and_the_statuses_of_every_route() {

@@ -48,7 +48,7 @@ use super::{
 pub use conflicts::load_history;
 pub use context::{ApiContext, StoreSource};
 pub use memory::estimate_body;
-pub use model::{OutputView, status_code};
+pub use model::{OutputStatus, OutputView};
 pub use params::{NoParams, Params, PathParts};
 pub use transactions::{ListPart, begin_list};
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+use strum::IntoStaticStr;
 use utoipa::ToSchema;
 
 use crate::{
     api::problem::Problem,
-    record::{Body, SpendingData, StoredOutput, Verdict},
+    record::{Body, SpendingData, StoredOutput, TxState, Verdict},
     store::{
         body::{BodyError, ParsedBody},
         outputs::OutputState,
@@ -22,8 +23,8 @@ use crate::{
 pub struct TransactionData {
     /// Id of the transaction, 64 hexadecimal digits as block explorers print them.
     pub txid: String,
-    /// `live`, `creating`, `conflicting`, `stub` (a verdict without a body) or `pruned`.
-    pub state: &'static str,
+    /// State of the transaction. `stub`: a verdict without a body.
+    pub state: TransactionState,
     /// Version of the transaction.
     pub version: u32,
     /// Lock time of the transaction.
@@ -77,6 +78,34 @@ pub struct TransactionData {
     /// Spender of each output as `txid:input`; `null`: unspent; `frozen`. Read from all pages, and only if selected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spending_data: Option<Vec<Option<String>>>,
+}
+
+/// State of a transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TransactionState {
+    /// The transaction is applied.
+    Live,
+    /// The transaction is half created.
+    Creating,
+    /// A verdict has refused the transaction, or there is no verdict yet.
+    Conflicting,
+    /// A verdict without a body.
+    Stub,
+    /// The transaction was pruned.
+    Pruned,
+}
+
+impl From<TxState> for TransactionState {
+    fn from(state: TxState) -> Self {
+        match state {
+            TxState::Live => TransactionState::Live,
+            TxState::Creating => TransactionState::Creating,
+            TxState::Conflicting(_) => TransactionState::Conflicting,
+            TxState::Stub(_) => TransactionState::Stub,
+            TxState::Pruned(_) => TransactionState::Pruned,
+        }
+    }
 }
 
 /// Outpoints that a transaction spends: the parents in the order of their first mention, and in parallel the list of
@@ -242,10 +271,8 @@ impl TransactionData {
 pub struct OutputView {
     /// Outpoint of the output, `txid:vout`.
     pub outpoint: String,
-    /// `OK`: a spend at the height is accepted. Otherwise the first obstacle: `SPENT`, `FROZEN`, `FROZEN_UNTIL`,
-    /// `LOCKED`, `IMMATURE`, `CREATING`, `CONFLICTING`, `PRUNED`, `NOT_FOUND`.
-    #[schema(example = "SPENT")]
-    pub status: &'static str,
+    /// `OK`: a spend at the height is accepted. Otherwise the first obstacle.
+    pub status: OutputStatus,
     /// Status in words, with the reason of a conflict.
     pub detail: String,
     /// Input that spends the output; `null`: unspent.
@@ -259,6 +286,33 @@ pub struct OutputView {
     pub satoshis: Option<u64>,
     /// Locking script, hexadecimal; `null`: not known or not asked for.
     pub script: Option<String>,
+}
+
+/// Status of an output: the reference document's words for readers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema, IntoStaticStr)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
+pub enum OutputStatus {
+    /// A spend is accepted.
+    Ok,
+    /// The output is spent.
+    Spent,
+    /// The output, or the whole transaction, is frozen.
+    Frozen,
+    /// The output is frozen until a height.
+    FrozenUntil,
+    /// The transaction is locked.
+    Locked,
+    /// The output is of a coinbase that is not mature.
+    Immature,
+    /// The transaction is half created.
+    Creating,
+    /// The transaction is conflicting, or has no verdict yet.
+    Conflicting,
+    /// The transaction was pruned.
+    Pruned,
+    /// The store has no such transaction, or the output has no slot.
+    NotFound,
 }
 
 /// Input that spends an output.
@@ -291,7 +345,7 @@ impl From<&OutputState> for OutputView {
         let output = state.output.as_ref().map(AmountAndScript::from);
         OutputView {
             outpoint: state.outpoint.to_string(),
-            status: status_code(&state.status),
+            status: OutputStatus::from(&state.status),
             detail: state.status.to_string(),
             spender: state.spender.filter(|spender| *spender != FROZEN_SPENDER).map(spender),
             height: status_height(&state.status),
@@ -302,19 +356,20 @@ impl From<&OutputState> for OutputView {
     }
 }
 
-/// Returns the status of the API: the reference document's words for readers.
-pub fn status_code(status: &SpendStatus) -> &'static str {
-    match status {
-        SpendStatus::Unspent => "OK",
-        SpendStatus::Spent(_) => "SPENT",
-        SpendStatus::Frozen => "FROZEN",
-        SpendStatus::NotYetSpendable(_) => "FROZEN_UNTIL",
-        SpendStatus::Locked => "LOCKED",
-        SpendStatus::Immature(_) => "IMMATURE",
-        SpendStatus::Creating => "CREATING",
-        SpendStatus::Conflicting(_) => "CONFLICTING",
-        SpendStatus::Pruned(_) => "PRUNED",
-        SpendStatus::NotFound | SpendStatus::NoSuchOutput | SpendStatus::HashMismatch(_) => "NOT_FOUND",
+impl From<&SpendStatus> for OutputStatus {
+    fn from(status: &SpendStatus) -> Self {
+        match status {
+            SpendStatus::Unspent => OutputStatus::Ok,
+            SpendStatus::Spent(_) => OutputStatus::Spent,
+            SpendStatus::Frozen => OutputStatus::Frozen,
+            SpendStatus::NotYetSpendable(_) => OutputStatus::FrozenUntil,
+            SpendStatus::Locked => OutputStatus::Locked,
+            SpendStatus::Immature(_) => OutputStatus::Immature,
+            SpendStatus::Creating => OutputStatus::Creating,
+            SpendStatus::Conflicting(_) => OutputStatus::Conflicting,
+            SpendStatus::Pruned(_) => OutputStatus::Pruned,
+            SpendStatus::NotFound | SpendStatus::NoSuchOutput | SpendStatus::HashMismatch(_) => OutputStatus::NotFound,
+        }
     }
 }
 

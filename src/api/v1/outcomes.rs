@@ -3,30 +3,30 @@
 use std::{borrow::Cow, convert::Infallible, fmt::Display, time::Duration};
 
 use axum::{
+    body::{Body, Bytes},
     extract::State,
-    http::HeaderMap,
-    response::{
-        IntoResponse, Response,
-        sse::{self, KeepAlive, Sse},
-    },
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
 };
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use utoipa::IntoParams;
 
 use super::{context::ApiContext, params::Params};
 use crate::{
     api::{
         access::{Role, StreamPermission},
+        byte_budget::RequestBytes,
+        limits::HttpLimits,
         problem::Problem,
     },
-    client::outcome_feed::{FeedPosition, FollowError, OutcomeContent, OutcomeMessage, OutcomeReader},
+    client::outcome_feed::{FeedPosition, OutcomeContent, OutcomeGap, OutcomeItem, OutcomeMessage, OutcomeReader},
     event::{Event, OutcomeBatch, TxidList, to_json},
     tx::Txid,
 };
 
-/// Pause between two comments on a quiet stream, which show both sides that the other side is there.
+/// Longest pause between two positions on a stream, which show both sides that the other side is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Messages that a filter skips before the stream sends its position.
 const POSITION_EVERY: u32 = 1_000;
@@ -48,14 +48,18 @@ pub struct OutcomesParams {
 /// Follow the outcomes of transactions and commands, as server-sent events.
 ///
 /// The name of an event is its kind, the data is the event in JSON (`schemas/outcome.md`, `schemas/outcome-batch.md`),
-/// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. An
-/// outcome can come more than once. A reader that is too slow, and one whose token was revoked, gets the event `end`
-/// with the reason, and then no more.
+/// and the id is the position after the event: a client that connects again with `Last-Event-ID` misses nothing. Ids
+/// without an event come first, and every 15 seconds. An outcome can come more than once. Outcomes that the topic no
+/// longer has are told by the event `gap`. A reader that is too slow, and one whose token was revoked, gets the event
+/// `end` with the reason, and then no more.
 #[utoipa::path(
     get,
     path = "/v1/outcomes",
     tag = "outcomes",
-    params(OutcomesParams),
+    params(
+        OutcomesParams,
+        ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event; has precedence over `from`"),
+    ),
     responses(
         (status = 200, description = "Server-sent events", content_type = "text/event-stream", body = String),
         (status = 400, description = "Malformed parameter", body = Problem),
@@ -67,6 +71,7 @@ pub async fn get_outcomes(
     State(context): State<ApiContext>,
     Params(params): Params<OutcomesParams>,
     headers: HeaderMap,
+    memory: RequestBytes,
 ) -> Result<Response, Problem> {
     let filter = OutcomeFilter::parse(&params)?;
     let last = headers.get("last-event-id").map(|id| id.to_str().map_err(|_| bad_position())).transpose()?;
@@ -80,21 +85,30 @@ pub async fn get_outcomes(
     let permit = context.limits.open_stream()?;
     let open = async {
         match start {
-            None => feed.follow().await.map_err(FollowError::Broker),
+            None => feed.follow().await,
             Some(from) => feed.follow_from(from).await,
         }
     };
-    let reader = context.limits.bound("the log", open).await?.map_err(|error| match error {
-        FollowError::Position(_) => bad_position(),
-        FollowError::Broker(error) => Problem::unavailable(error.to_string()),
-    })?;
+    let reader = context.limits.bound("the log", open).await?;
+    let reader = reader.map_err(|error| Problem::unavailable(error.to_string()))?;
     let scan = if reader.is_catching_up() { Some(context.limits.open_scan()?) } else { None };
     let permission = context.access.permit_stream(&headers, Role::Read)?;
-    let stream = OutcomeStream { reader, filter, permission, skipped: 0, has_ended: false, scan, _permit: permit };
-    let events = stream::unfold(stream, |mut stream| async move {
-        stream.next().await.map(|event| (Ok::<_, Infallible>(event), stream))
-    });
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+    // The position comes first: a client that gets no outcome knows its place, too. A gap has the position already.
+    let position_due = Instant::now() + if reader.has_gap() { KEEP_ALIVE } else { Duration::ZERO };
+    let stream = OutcomeStream {
+        last_id: reader.position().to_string(),
+        reader,
+        filter,
+        permission,
+        skipped: 0,
+        position_due,
+        has_ended: false,
+        memory,
+        limits: context.limits.clone(),
+        scan,
+        _permit: permit,
+    };
+    Ok(stream.into_response())
 }
 
 fn bad_position() -> Problem {
@@ -108,48 +122,115 @@ struct OutcomeStream {
     permission: StreamPermission,
     /// Messages that the filter has skipped since the last event.
     skipped: u32,
+    /// Time of the next position without an event.
+    position_due: Instant,
+    /// Id of the last event that was sent.
+    last_id: String,
     /// The client has got its last event.
     has_ended: bool,
+    memory: RequestBytes,
+    limits: HttpLimits,
     /// Right to read the log from an earlier offset, until the stream follows the present.
     scan: Option<OwnedSemaphorePermit>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl OutcomeStream {
+    fn into_response(self) -> Response {
+        let events = stream::unfold(self, |mut stream| async move {
+            stream.next_frame().await.map(|frame| (Ok::<_, Infallible>(frame), stream))
+        });
+        let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+        (headers, Body::from_stream(events)).into_response()
+    }
+
+    /// Returns the bytes of the next event, which count until the client has received them: events wait in the
+    /// connection of a slow client long after they have left the ring of outcomes.
+    async fn next_frame(&mut self) -> Option<Bytes> {
+        let event = self.next().await?;
+        let text = event.to_text();
+        let part = self.memory.begin_part();
+        if let Err(problem) = part.reserve_within(text.len() as u64, self.limits.timeout).await {
+            return Some(self.end(&problem.detail, self.last_id.clone()).to_text().into());
+        }
+        self.last_id = event.id;
+        Some(part.keep_until_part_sent(text.into()))
+    }
+
     /// Returns the next event; `None`: the client is disconnected, and continues after its last event.
-    async fn next(&mut self) -> Option<sse::Event> {
+    async fn next(&mut self) -> Option<StreamEvent> {
         while !self.has_ended {
             let message = tokio::select! {
                 biased;
-                () = self.permission.until_revoked() => return Some(self.end(&"the token was revoked")),
-                message = self.reader.next() => match message {
-                    Ok(message) => message,
-                    Err(error) => return Some(self.end(&error)),
+                () = self.permission.until_revoked() => return Some(self.end_here(&"the token was revoked")),
+                () = tokio::time::sleep_until(self.position_due) => return Some(self.tell_position()),
+                item = self.reader.next() => match item {
+                    Ok(OutcomeItem::Message(message)) => message,
+                    Ok(OutcomeItem::Gap(gap)) => return Some(self.tell_gap(&gap)),
+                    Err(error) => return Some(self.end_here(&error)),
                 },
             };
             if !self.reader.is_catching_up() {
                 self.scan = None;
             }
-            let id = || self.reader.position().to_string();
             if let Some((kind, json)) = self.filter.select(&message) {
-                self.skipped = 0;
-                return Some(sse::Event::default().event(kind).id(id()).data(json));
+                let json = json.into_owned();
+                return Some(self.event(kind, json));
             }
             self.skipped += 1;
             if self.skipped >= POSITION_EVERY {
-                self.skipped = 0;
-                return Some(sse::Event::default().id(id()).comment("position"));
+                return Some(self.tell_position());
             }
         }
         None
     }
 
+    fn event(&mut self, kind: &'static str, data: String) -> StreamEvent {
+        StreamEvent { content: Some((kind, data)), ..self.tell_position() }
+    }
+
+    /// Returns the position alone. A client keeps the id of such an event, and dispatches nothing.
+    fn tell_position(&mut self) -> StreamEvent {
+        self.skipped = 0;
+        self.position_due = Instant::now() + KEEP_ALIVE;
+        StreamEvent { id: self.reader.position().to_string(), content: None }
+    }
+
+    fn tell_gap(&mut self, gap: &OutcomeGap) -> StreamEvent {
+        tracing::warn!(?gap, "http: stream of outcomes has a gap");
+        let data = serde_json::to_string(gap).unwrap_or_else(|error| unreachable!("a gap is JSON: {error}"));
+        self.event("gap", data)
+    }
+
     /// Returns the last event of a stream that the server ends, with the position after the last outcome.
-    fn end(&mut self, why: &dyn Display) -> sse::Event {
+    fn end_here(&mut self, why: &dyn Display) -> StreamEvent {
+        self.end(why, self.reader.position().to_string())
+    }
+
+    fn end(&mut self, why: &dyn Display, id: String) -> StreamEvent {
         self.has_ended = true;
         tracing::warn!(%why, "http: stream of outcomes ended");
         let data = serde_json::json!({"reason": why.to_string()});
-        sse::Event::default().event("end").id(self.reader.position().to_string()).data(data.to_string())
+        StreamEvent { id, content: Some(("end", data.to_string())) }
+    }
+}
+
+/// Event of a stream.
+struct StreamEvent {
+    /// Position after the event.
+    id: String,
+    /// Name and data, one line; `None`: the position alone.
+    content: Option<(&'static str, String)>,
+}
+
+impl StreamEvent {
+    /// Returns the event as a server-sent event. axum's `Sse` makes the text in the connection, where no limit counts
+    /// the text.
+    fn to_text(&self) -> String {
+        match &self.content {
+            Some((name, data)) => format!("event: {name}\nid: {}\ndata: {data}\n\n", self.id),
+            None => format!("id: {}\n: position\n\n", self.id),
+        }
     }
 }
 
@@ -227,10 +308,19 @@ impl OutcomeFilter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use bytes::Bytes;
+    use futures_util::StreamExt;
 
     use super::*;
-    use crate::{broker::Message, event::OutcomeChange};
+    use crate::{
+        api::access::AccessControl,
+        broker::{Broker, Message, NewTopic, OutgoingMessage, memory::MemoryBroker},
+        client::outcome_feed::OutcomeFeed,
+        config::{Config, Http},
+        event::{OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource},
+    };
 
     #[test]
     fn a_prefix_selects_the_txids_whose_text_begins_with_it() {
@@ -264,5 +354,94 @@ mod tests {
         };
         assert_eq!((count(None, None), count(Some("aaa"), Some("mined,live"))), (Some(3), Some(2)));
         assert_eq!((count(Some("c"), None), count(None, Some("mined"))), (None, None));
+    }
+    fn follow(reader: OutcomeReader, params: OutcomesParams, limits: &HttpLimits) -> OutcomeStream {
+        OutcomeStream {
+            last_id: reader.position().to_string(),
+            position_due: Instant::now(),
+            reader,
+            filter: OutcomeFilter::parse(&params).unwrap(),
+            permission: AccessControl::open().permit_stream(&HeaderMap::new(), Role::Read).ok().unwrap(),
+            skipped: 0,
+            has_ended: false,
+            memory: limits.bytes.begin_request(),
+            limits: limits.clone(),
+            scan: None,
+            _permit: limits.open_stream().unwrap(),
+        }
+    }
+
+    async fn publish(broker: &dyn Broker, event: &Event<'_>) {
+        let payload = Bytes::from(event.encode());
+        let message = OutgoingMessage { topic: "outcomes".into(), payload, ..Default::default() };
+        broker.producer().await.unwrap().produce(message).await.unwrap();
+    }
+
+    /// A client that receives nothing: its events leave the ring of outcomes, and stay in memory all the same.
+    #[tokio::test(start_paused = true)]
+    async fn events_that_wait_in_a_connection_count() {
+        let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
+        broker.create_topics(&[NewTopic { name: "outcomes".into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+        let params = || OutcomesParams { from: None, txid: None, kind: None };
+        let http = Http { max_bytes_in_flight: 1_000_000, ..Config::default().http };
+        let limits = HttpLimits::new(&http);
+        let stream = follow(feed.follow().await.unwrap(), params(), &limits);
+        let txids = vec![7; 32 * 4_000];
+        let batch =
+            Event::OutcomeBatch(OutcomeBatch { change: OutcomeChange::Live, txids: TxidList::new(&txids).unwrap() });
+        for _ in 0..5 {
+            publish(broker.as_ref(), &batch).await;
+        }
+        let mut body = stream.into_response().into_body().into_data_stream();
+        let mut unsent = Vec::new();
+        for _ in 0..4 {
+            unsent.push(body.next().await.unwrap().unwrap());
+        }
+        let bytes: usize = unsent.iter().map(Bytes::len).sum();
+        assert_eq!(limits.bytes.held(), bytes as u64);
+        let last = std::str::from_utf8(unsent.last().unwrap()).unwrap();
+        let last_id = last.lines().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned();
+        let end = body.next().await.unwrap().unwrap();
+        let end = std::str::from_utf8(&end).unwrap();
+        assert!(end.starts_with("event: end\n") && end.contains("http.max_bytes_in_flight"), "{end}");
+        assert!(
+            end.contains(&format!("id: {last_id}\n")),
+            "the client continues with the event that had no room: {end}"
+        );
+        assert!(body.next().await.is_none());
+        drop(unsent);
+        assert_eq!(limits.bytes.held(), 0);
+    }
+
+    /// A stream whose filter skips all outcomes: the client learns the positions all the same.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_without_an_event_tells_its_position() {
+        let broker: Arc<dyn Broker> = Arc::new(MemoryBroker::default());
+        broker.create_topics(&[NewTopic { name: "outcomes".into(), partitions: 1, config: vec![] }]).await.unwrap();
+        let feed = OutcomeFeed::new(broker.clone(), "outcomes");
+        let params = OutcomesParams { from: None, txid: None, kind: Some("refused".into()) };
+        let limits = HttpLimits::new(&Config::default().http);
+        let reader = feed.follow().await.unwrap();
+        let stream = follow(reader, params, &limits);
+        tokio::spawn(async move {
+            for offset in 0.. {
+                let source = OutcomeSource::Chain { offset };
+                let outcome = OutcomeEvent { txid: Txid([7; 32]), source, kind: OutcomeKind::Accepted };
+                publish(broker.as_ref(), &Event::Outcome(outcome)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let (begun, mut body) = (Instant::now(), stream.into_response().into_body().into_data_stream());
+        let mut offsets = Vec::new();
+        for at in [0, 15, 30] {
+            let piece = body.next().await.unwrap().unwrap();
+            assert_eq!(begun.elapsed().as_secs(), at);
+            let text = std::str::from_utf8(&piece).unwrap();
+            assert!(!text.contains("data") && text.contains(": position\n"), "{text}");
+            let id = text.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+            offsets.push(id.parse::<FeedPosition>().unwrap().offsets[0]);
+        }
+        assert!(offsets[0] == 0 && offsets[1] >= 14 && offsets[2] >= offsets[1] + 14, "{offsets:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! `/v1/outputs`: whether an output can be spent, and by whom it is.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use axum::{
     Json,
     body::Bytes,
@@ -13,6 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::{
     binary,
     context::{ApiContext, refuse_unavailable},
+    memory::estimate_body,
     model::OutputView,
     params::{
         BoundedList, JSON, OCTET_STREAM, Params, PathParts, media_type, parse, parse_json, parse_number,
@@ -25,16 +28,22 @@ use crate::{
         limits::LimitedBody,
         problem::{Problem, ProblemKind},
     },
+    record::{Key, SelectedPage, Selection},
     store::{
         StateStore,
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
     },
-    tx::Outpoint,
+    tx::{Outpoint, Txid},
 };
 
 /// Outputs that are read at the same time with their scripts.
 const WITH_OUTPUT_AT_A_TIME: usize = 256;
 
+/// Part of the memory of all requests that the read of one script reserves at most. The length of a script is known
+/// only once the script is read: until then the length of its body bounds the script.
+const SCRIPT_SHARE: u64 = 4;
+/// Memory of the scripts that are read together, bytes. One script can need more.
+const PART_BYTES: u64 = 16 << 20;
 /// Memory of one output in an answer, without its script: the state, its texts and the answer.
 const ANSWER_BYTES: u64 = 1_024;
 /// Copies of a script in an answer: the bytes, and the text of twice their length, as a value and in the answer.
@@ -104,13 +113,14 @@ pub async fn get_output(
     State(context): State<ApiContext>,
     PathParts((txid, vout)): PathParts<(String, String)>,
     Params(params): Params<OutputParams>,
+    memory: RequestBytes,
 ) -> Result<Json<OutputView>, Problem> {
     let outpoint = Outpoint { txid: parse(&txid)?, vout: parse_number("vout", &vout)? };
     let store = context.store()?;
     let options = options(&context, &store, &params, true).await?;
-    let reader = OutputReader::of(&store);
-    let state = context.bound_store(reader.read_one(OutputQuery { outpoint, hash: None }, options)).await??;
-    Ok(Json(OutputView::from(&state)))
+    let mut states = read_batch(&context, &store, &[outpoint], options, &memory).await?;
+    let state = states.pop().unwrap_or_else(|| unreachable!("one state for one outpoint"));
+    Ok(Json(OutputView::from(&state?)))
 }
 
 /// Read the states of many outputs, with one batch of reads.
@@ -181,10 +191,20 @@ async fn read_batch(
 ) -> Result<Vec<Result<OutputState, Problem>>, Problem> {
     let query = |outpoint: &Outpoint| OutputQuery { outpoint: *outpoint, hash: None };
     let queries: Vec<OutputQuery> = outpoints.iter().map(query).collect();
-    let at_a_time = if options.output { WITH_OUTPUT_AT_A_TIME } else { queries.len().max(1) };
     memory.reserve(queries.len() as u64 * ANSWER_BYTES)?;
     let (mut states, mut bytes) = (Vec::with_capacity(queries.len()), 0);
-    for queries in queries.chunks(at_a_time) {
+    let mut unread = &queries[..];
+    while !unread.is_empty() {
+        let part = memory.begin_part();
+        let count = if options.output {
+            let (count, needed) = context.limits.bound_batch(plan_scripts(store, unread, memory.limit())).await?;
+            part.reserve(needed)?;
+            count
+        } else {
+            unread.len()
+        };
+        let queries;
+        (queries, unread) = unread.split_at(count);
         let read = context.limits.bound_batch(OutputReader::of(store).read(queries, options)).await?;
         let read: Vec<Result<OutputState, Problem>> = read.into_iter().map(|state| Ok(state?)).collect();
         refuse_unavailable(&read)?;
@@ -202,6 +222,31 @@ async fn read_batch(
         states.extend(read);
     }
     Ok(states)
+}
+
+/// Returns the number of the next outputs whose scripts are read together, and the bytes that the scripts need at most.
+/// The masters are read for that: a body is longer than its scripts.
+async fn plan_scripts(store: &StateStore, queries: &[OutputQuery], limit: u64) -> (usize, u64) {
+    let queries = &queries[..queries.len().min(WITH_OUTPUT_AT_A_TIME)];
+    let txids: BTreeSet<Txid> = queries.iter().map(|query| query.outpoint.txid).collect();
+    let masters = txids.iter().map(|txid| (Key::master(*txid), Selection::META)).collect();
+    let masters = store.read_selected(masters).await;
+    // A master that cannot be read fails its own outputs.
+    let estimate = |master: Result<Option<SelectedPage>, _>| match master {
+        Ok(Some(master)) => estimate_body(&master.page).min(limit / SCRIPT_SHARE),
+        Ok(None) | Err(_) => 0,
+    };
+    let mut estimates: BTreeMap<Txid, u64> = txids.into_iter().zip(masters.into_iter().map(estimate)).collect();
+    let (mut count, mut needed) = (0, 0);
+    for query in queries {
+        // The outputs of one transaction share its body.
+        let bytes = estimates.insert(query.outpoint.txid, 0).unwrap_or(0);
+        if count > 0 && needed + bytes > PART_BYTES {
+            break;
+        }
+        (count, needed) = (count + 1, needed + bytes);
+    }
+    (count, needed)
 }
 
 /// Refuses a batch of more keys than permitted.

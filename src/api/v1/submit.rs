@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    context::ApiContext,
+    context::{ApiContext, compute},
+    outputs::check_count,
     params::{BoundedList, JSON, OCTET_STREAM, Params, media_type, parse_json, require_media_type},
 };
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
     broker::BrokerErrorKind,
     client::{
         PublishError, PublishedEvent,
-        outcome_feed::{OutcomeContent, OutcomeMessage, OutcomeReader},
+        outcome_feed::{OutcomeContent, OutcomeItem, OutcomeMessage, OutcomeReader},
     },
     event::{Event, OutcomeChange, OutcomeKind, OutcomeSource, Validated},
     record::{Key, Page, Reason, Selection, TxState, Verdict, build::HEIGHT_LIMIT},
@@ -33,9 +34,6 @@ use crate::{
     tx::{Transaction, Txid},
 };
 
-/// Greatest distance of the height of a submitted transaction above the tip of the store: a week of blocks, by which a
-/// store may lag behind its submitters.
-const MOST_AHEAD: u32 = 1_000;
 /// Longest accepted wait for the outcomes.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at the store, where no outcome comes: outcomes can be switched off.
@@ -46,8 +44,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SubmitParams {
-    /// Height of the block that the transactions can first be in: at most 1,000 above the tip of the store. By default
-    /// the next block after the tip.
+    /// Height of the block that the transactions can first be in: at most `http.max_height_ahead` above the tip of the
+    /// store. By default the next block after the tip.
     height: Option<u32>,
     /// `true`: the outputs are not spendable until the transaction is unlocked or mined. Default: `false`.
     locked: Option<bool>,
@@ -157,9 +155,27 @@ pub enum SubmitOutcome {
     responses(
         (status = 200, description = "Each transaction has its outcome", body = SubmitAnswer),
         (status = 202, description = "The log has the events; not every outcome is known", body = SubmitAnswer),
-        (status = 400, description = "A transaction does not parse, or lacks its previous outputs", body = Problem),
-        (status = 413, description = "Too many transactions, or a body that is too large", body = Problem),
+        (
+            status = 400,
+            description = "A transaction does not parse, or lacks its previous outputs; or a transaction has no place \
+                           in the log, and the problem has these further members",
+            body = PublishedTransactions,
+            content_type = "application/problem+json"
+        ),
+        (
+            status = 413,
+            description = "Too many transactions, or a body that is too large; or the log takes no message of the size \
+                           of a transaction, and the problem has these further members",
+            body = PublishedTransactions,
+            content_type = "application/problem+json"
+        ),
         (status = 415, description = "Another media type", body = Problem),
+        (
+            status = 500,
+            description = "The log has refused a transaction for good; the problem has these further members",
+            body = PublishedTransactions,
+            content_type = "application/problem+json"
+        ),
         (
             status = 503,
             description = "The log has not acknowledged every transaction; the problem has these further members",
@@ -182,18 +198,27 @@ pub async fn post_transactions(
     if wait > LONGEST_WAIT {
         return Err(Problem::bad_request(format!("timeout_ms: at most {}", LONGEST_WAIT.as_millis())));
     }
-    let transactions = if media_type(&headers).as_deref() == Some(OCTET_STREAM) {
-        split_transactions(&body)?
-    } else {
+    let size = body.len() as u64;
+    let is_binary = media_type(&headers).as_deref() == Some(OCTET_STREAM);
+    if !is_binary {
         require_media_type(&headers, JSON)?;
-        let SubmitRequest { transactions: BoundedList(transactions) } = parse_json(&body)?;
-        transactions.iter().zip(0..).map(decode_hex).collect::<Result<_, _>>()?
+    }
+    let counting = context.clone();
+    let read = move || {
+        let transactions = if is_binary {
+            split_transactions(&body)?
+        } else {
+            let SubmitRequest { transactions: BoundedList(transactions) } = parse_json(&body)?;
+            transactions.iter().zip(0..).map(decode_hex).collect::<Result<_, _>>()?
+        };
+        check_count(&counting, transactions.len())?;
+        let txids = check_transactions(&transactions)?;
+        Ok::<_, Problem>((transactions, txids))
     };
-    super::outputs::check_count(&context, transactions.len())?;
-    let txids = check_transactions(&transactions)?;
+    let (transactions, txids) = compute(size, read).await?;
     let store = context.store()?;
     let height = match params.height {
-        Some(height) => check_height(height, &context.chain(&store).await?)?,
+        Some(height) => check_height(height, &context.chain(&store).await?, context.limits.max_height_ahead)?,
         None => context.next_height(&store).await?,
     };
     // Opened before the events are published, so that no outcome is missed.
@@ -218,14 +243,17 @@ pub async fn post_transactions(
 }
 
 /// Refuses a height that no block near the tip has: the height decides which coinbases are mature, and which frozen
-/// outputs are free again. A store without a block knows no tip.
-fn check_height(height: u32, chain: &ChainInfo) -> Result<u32, Problem> {
+/// outputs are free again. A store that lags behind its submitters may permit more than the next block. A store without
+/// a block knows no tip.
+fn check_height(height: u32, chain: &ChainInfo, most_ahead: u32) -> Result<u32, Problem> {
     if height >= HEIGHT_LIMIT {
         return Err(Problem::bad_request(format!("height: {height} is not below {HEIGHT_LIMIT}")));
     }
-    let is_far = chain.hash.is_some() && height.saturating_sub(chain.height) > MOST_AHEAD;
-    if is_far {
-        let detail = format!("height: {height} is more than {MOST_AHEAD} above the tip of the store, {}", chain.height);
+    if chain.hash.is_some() && height.saturating_sub(chain.height) > most_ahead {
+        let detail = format!(
+            "height: {height} is more than {most_ahead} above the tip of the store, {} (http.max_height_ahead)",
+            chain.height
+        );
         return Err(Problem::bad_request(detail));
     }
     Ok(height)
@@ -354,12 +382,13 @@ async fn wait_for_outcomes(
         }
         let next = async { if is_following { outcomes.next().await } else { std::future::pending().await } };
         match tokio::time::timeout_at(deadline.min(next_look), next).await {
-            Ok(Ok(message)) => awaited.take(&message),
+            Ok(Ok(OutcomeItem::Message(message))) => awaited.take(&message),
+            // A reader from now on has no gap.
+            Ok(Ok(OutcomeItem::Gap(_))) | Err(_) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "http: outcomes of submitted transactions are looked up in the store");
                 is_following = false;
             }
-            Err(_) => {}
         }
     }
     awaited.found
@@ -414,6 +443,8 @@ impl<'a> AwaitedTransactions<'a> {
         match &message.content {
             OutcomeContent::One(outcome) => match &outcome.kind {
                 OutcomeKind::Accepted => self.set(&outcome.txid, &SubmitOutcome::Live),
+                // The verdict may be one on an earlier event: the last look finds the verdict that stays.
+                OutcomeKind::Conflicting { reason } if is_reopened(*reason) => {}
                 OutcomeKind::Conflicting { reason } => {
                     let reason = reason.to_string();
                     self.set(&outcome.txid, &SubmitOutcome::Conflicting { reason });
@@ -447,15 +478,21 @@ fn stored_outcome(master: &Page, is_last: bool) -> Option<SubmitOutcome> {
         TxState::Creating => return None,
     };
     let Verdict::Conflicting(reason) = verdict else { return None };
-    // A child whose parent was conflicting gets a second chance by its own event.
-    let is_open = reason.is_reopened_by_own_event() || matches!(reason, Reason::ConflictingParent { .. });
-    let is_final = is_last || master.pruned.is_some() || !is_open;
+    let is_final = is_last || master.pruned.is_some() || !is_reopened(reason);
     is_final.then(|| SubmitOutcome::Conflicting { reason: reason.to_string() })
+}
+
+/// Returns whether the event of a transaction may open this verdict again. A child whose parent was conflicting gets a
+/// second chance by its own event.
+fn is_reopened(reason: Reason) -> bool {
+    reason.is_reopened_by_own_event() || matches!(reason, Reason::ConflictingParent { .. })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::broker::Message;
+    use crate::event::OutcomeEvent;
     use crate::store::testing::{coinbase, outpoint, page, transaction};
 
     #[test]
@@ -472,13 +509,15 @@ mod tests {
     fn a_height_far_above_the_tip_is_refused() {
         let chain = |height, hash| ChainInfo { height, hash, median_time: None, retention: 288, prune_horizon: 0 };
         let tip = chain(800_000, Some([7; 32]));
-        for height in [0, 800_000, 801_000] {
-            assert_eq!(check_height(height, &tip).unwrap(), height);
+        for (height, most_ahead) in [(0, 1), (800_001, 1), (801_000, 1_000)] {
+            assert_eq!(check_height(height, &tip, most_ahead).unwrap(), height);
         }
-        let problem = check_height(801_001, &tip).unwrap_err();
-        assert!(problem.status == 400 && problem.detail.contains("the tip of the store, 800000"), "{problem:?}");
-        assert_eq!(check_height(801_001, &chain(0, None)).unwrap(), 801_001, "no block yet");
-        assert_eq!(check_height(HEIGHT_LIMIT, &chain(0, None)).unwrap_err().status, 400);
+        for (height, most_ahead) in [(800_002, 1), (801_001, 1_000)] {
+            let problem = check_height(height, &tip, most_ahead).unwrap_err();
+            assert!(problem.status == 400 && problem.detail.contains("the tip of the store, 800000"), "{problem:?}");
+        }
+        assert_eq!(check_height(801_001, &chain(0, None), 1).unwrap(), 801_001, "no block yet");
+        assert_eq!(check_height(HEIGHT_LIMIT, &chain(0, None), 1).unwrap_err().status, 400);
     }
 
     #[test]
@@ -490,6 +529,29 @@ mod tests {
             assert_eq!(check_transactions(&[bytes]).unwrap_err().status, 400);
         }
         assert_eq!(check_transactions(&[]).unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn a_verdict_that_the_event_may_open_again_does_not_end_the_wait() {
+        let (txid, parent) = (Txid([1; 32]), Txid([2; 32]));
+        let conflicting = |reason| {
+            let kind = OutcomeKind::Conflicting { reason };
+            let outcome = OutcomeEvent { txid, source: OutcomeSource::Chain { offset: 3 }, kind };
+            let payload = Event::Outcome(outcome).encode().into();
+            let (key, headers) = Default::default();
+            OutcomeMessage::decode(0, &Message { offset: 0, timestamp_ms: 0, key, payload, headers })
+        };
+        let txids = [txid];
+        let (txid, topic) = (txid.to_string(), "txs".to_owned());
+        let submitted = SubmittedTransaction { txid, topic, partition: 0, offset: 9, outcome: None };
+        let mut awaited = AwaitedTransactions::new(&[submitted], &txids);
+        for reason in [Reason::MissingParent { parent }, Reason::ConflictingParent { parent }] {
+            awaited.take(&conflicting(reason));
+            assert!(!awaited.is_done(), "{reason}");
+        }
+        let reason = Reason::DoubleSpend { input: 0, winner: parent };
+        awaited.take(&conflicting(reason));
+        assert_eq!(awaited.found, [SubmitOutcome::Conflicting { reason: reason.to_string() }]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{
-    context::ApiContext,
+    context::{ApiContext, compute},
     memory::{PIECES_BYTES, estimate_answer, estimate_body, is_external, reserve_body},
     model::{AmountAndScript, SelectedFields, TransactionData},
     params::{NoParams, OCTET_STREAM, Params, PathParts, parse, unknown_transaction},
@@ -121,19 +121,21 @@ pub async fn get_transaction(
     PathParts(txid): PathParts<String>,
     Params(params): Params<FieldParams>,
     memory: RequestBytes,
-) -> Result<Json<serde_json::Value>, Problem> {
+) -> Result<Response, Problem> {
     let txid: Txid = parse(&txid)?;
     let fields = SelectedFields::parse(params.fields.as_deref())?;
     let store = context.store()?;
     let reader = TxReader::of(&store);
     let stored = context.bound_store(reader.get(txid, ReadFields::default())).await??;
     let mut stored = stored.ok_or_else(|| unknown_transaction(txid))?;
-    memory.reserve(estimate_answer(&stored.master, &fields))?;
+    let size = estimate_answer(&stored.master, &fields);
+    memory.reserve(size)?;
     if fields.parts() != ReadFields::default() {
         let whole = context.bound_store(reader.get(txid, fields.parts())).await??;
         stored = whole.ok_or_else(|| unknown_transaction(txid))?;
     }
-    Ok(Json(fields.view(&stored).map_err(ReadError::from)?))
+    let view = move || Ok::<_, Problem>(Json(fields.view(&stored).map_err(ReadError::from)?).into_response());
+    compute(size, view).await
 }
 
 /// Read a transaction as bytes, streamed.

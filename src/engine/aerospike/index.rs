@@ -73,7 +73,7 @@ impl ConnectedCluster {
         let mut keys = Vec::new();
         self.query_partitions(index, range, filter, |(_, key)| keys.push(key)).await?;
         let next = Some(first + width).filter(|next| *next < PARTITIONS);
-        Ok(KeyPage { keys, next: next.map(|next| Cursor(next.to_be_bytes().to_vec())) })
+        Ok(KeyPage { keys, after: Vec::new(), next: next.map(|next| Cursor(next.to_be_bytes().to_vec())) })
     }
 
     /// Passes the value and the key of each page to `take` whose value lies in the range.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{EngineBench, fixtures::*, states::Model};
 use crate::{
-    engine::{Index, Row, local::index_values},
+    engine::{Cursor, Index, Row, local::index_values},
     record::{Key, Operation, Page, Record, Sequenced},
 };
 
@@ -45,6 +45,14 @@ pub(super) async fn order_range_and_limit(bench: EngineBench) {
     let mut parts = bench.query_parts(Index::CreatingAt, FIRST + 3, FIRST + 5).await;
     parts.sort_unstable();
     assert_eq!(parts, set(6..12).into_iter().collect::<Vec<_>>(), "the parts are the whole");
+    let range = (FIRST + 3, FIRST + 5);
+    let from = async |cursor: Option<Cursor>| {
+        bench.retry("query", || bench.engine.query_part(Index::CreatingAt, range, cursor.clone())).await
+    };
+    let whole = from(None).await;
+    for (index, after) in whole.after.iter().enumerate() {
+        assert_eq!(from(Some(after.clone())).await.keys, whole.keys[index + 1..], "after the key of a part");
+    }
 }
 
 /// Compares the indexes after each operation of a page's life.

@@ -115,15 +115,15 @@ impl Tables {
         }
         let start = after.filter(|after| *after >= &first[..]).map_or(Bound::Included(&first[..]), Bound::Excluded);
         let end = after_last.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
-        let (mut keys, mut last) = (Vec::new(), None);
+        let (mut keys, mut after) = (Vec::new(), Vec::new());
         for entry in self.indexes[index as usize].range::<&[u8], _>((start, end)).take(limit) {
             let entry = entry.key().map_err(|error| disk_error("query", "index", &error))?;
             let key = entry.get(8..).and_then(key::decode);
             keys.push(key.ok_or_else(|| damaged_error("query", "index", "an entry is not a key"))?);
-            last = Some(entry);
+            after.push(Cursor(entry.to_vec()));
         }
-        let next = last.filter(|_| keys.len() == limit).map(|entry| Cursor(entry.to_vec()));
-        Ok(KeyPage { keys, next })
+        let next = after.last().filter(|_| keys.len() == limit).cloned();
+        Ok(KeyPage { keys, after, next })
     }
 
     pub fn scan(&self, set: Set, after: Option<Key>, limit: usize) -> Result<Vec<(Key, Record)>, EngineError> {

@@ -160,9 +160,10 @@ impl RecordEngine for SqlEngine {
         // A cursor of another query can lie before the range.
         let after = after.filter(|entry| matches!(entry[0], Value::Int(Some(value)) if value as u64 >= range.0));
         let found = self.select_index(index, range, after.as_ref(), QUERY_PART).await?;
-        let last = found.last().filter(|_| found.len() as u64 == QUERY_PART);
-        let next = last.map(|(value, key)| Cursor([&value.to_be_bytes(), KeyBytes::of(key).as_ref()].concat()));
-        Ok(KeyPage { keys: found.into_iter().map(|(_, key)| key).collect(), next })
+        let cursor = |(value, key): &(u64, Key)| Cursor([&value.to_be_bytes(), KeyBytes::of(key).as_ref()].concat());
+        let after: Vec<Cursor> = found.iter().map(cursor).collect();
+        let next = after.last().filter(|_| found.len() as u64 == QUERY_PART).cloned();
+        Ok(KeyPage { keys: found.into_iter().map(|(_, key)| key).collect(), after, next })
     }
 
     async fn scan(&self, set: Set, cursor: Option<Cursor>, limit: usize) -> Result<ScanPage, EngineError> {

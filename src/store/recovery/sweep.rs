@@ -116,7 +116,7 @@ impl SweepCursor {
     ) -> Result<bool, EngineError> {
         if let Some(MillisecondCursor { mut keys, mut next }) = self.within.take() {
             if keys.is_empty() {
-                KeyPage { keys, next } = store.query_part(Index::CreatingAt, self.from_ms, next).await?;
+                KeyPage { keys, next, .. } = store.query_part(Index::CreatingAt, self.from_ms, next).await?;
             }
             let rest = keys.split_off(keys.len().min(self.limit));
             read_pages(store, keys, found).await?;
