@@ -423,8 +423,8 @@ pub enum RespendChecks {
         /// Height of the block.
         height: u32,
     },
-    /// The same checks for a transaction that was live, whose spend a node has lost: neither the lock nor the freezing of
-    /// a whole parent refuses the transaction, since both came later.
+    /// The same checks for a transaction that was live, whose spend a node has lost: neither the lock nor the freezing
+    /// of a whole parent refuses the transaction, since both came later.
     Live {
         /// Height of a spend.
         height: u32,

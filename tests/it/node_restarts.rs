@@ -644,8 +644,8 @@ async fn repeat_a_lost_spend_behind(action: fn(Txid) -> CommandAction<'static>, 
     world.check_after_forgetting("a spend behind a flag").await;
 }
 
-/// A node loses the spend of a transaction that no block lists, and a later flag of the parent. The flag is applied again
-/// beside the events.
+/// A node loses the spend of a transaction that no block lists, and a later flag of the parent. The flag is applied
+/// again beside the events.
 /// Protects: the flag waits for the events of all partitions, so that a spend before the flag stays live.
 #[tokio::test(start_paused = true)]
 async fn a_flag_that_is_applied_again_waits_for_the_spends_before_it() {
