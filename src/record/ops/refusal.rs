@@ -256,6 +256,7 @@ mod tests {
                 }
                 Taker::Sequencer => self == Bar::Contested,
                 Taker::Block => matches!(self, Bar::Contested | Bar::Locked),
+                Taker::Live => matches!(self, Bar::Contested | Bar::Locked | Bar::FrozenTransaction),
             }
         }
     }
@@ -269,7 +270,7 @@ mod tests {
                 marks,
                 signals: true,
             }),
-            Taker::Sequencer | Taker::Block => {
+            Taker::Sequencer | Taker::Block | Taker::Live => {
                 let slots = vec![RespendSlot { slot, from: None }];
                 let checks = match taker {
                     Taker::Block => RespendChecks::Listed { height: HEIGHT },
