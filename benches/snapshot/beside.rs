@@ -16,8 +16,8 @@ use crate::{
 /// Time of each look at the ingest alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Lets an instance consume a filled topic, and creates snapshots meanwhile. The rate beside a creation is compared with
-/// the rates directly before and after the creation.
+/// Lets an instance consume a filled topic, and creates snapshots meanwhile. The rate beside a creation is compared
+/// with the rates directly before and after the creation.
 pub async fn measure(servers: &BenchServers) {
     let transactions = env_number("SNAPSHOT_TRANSACTIONS", 1_500_000);
     let rounds = env_number("SNAPSHOT_ROUNDS", 3).max(1);
