@@ -96,8 +96,9 @@ impl BlockBridge {
     /// Publishes the events of blocks until `shutdown`.
     ///
     /// # Errors
-    /// A block cannot become an event, the topic has several partitions or was created again, or the log refuses an
-    /// event. A subtree that does not exist yet, and the previous block of a block, are waited for.
+    /// A block cannot become an event, the topic lacks the block to begin after, the topic has several partitions or
+    /// was created again, or the log refuses an event. A subtree that does not exist yet, and the previous block of a
+    /// block, are waited for.
     pub async fn run(&self, shutdown: &CancellationToken) -> Result<(), BridgeError> {
         let (topic, partitions) = SourceTopic::open(self.broker.as_ref(), &self.topic).await?;
         self.check_partitions(partitions)?;
@@ -136,6 +137,10 @@ impl BlockBridge {
         let mut checked = Instant::now();
         loop {
             forwarder.announce_height(position >= end);
+            forwarder.report_missing();
+            if low < end && position >= end {
+                forwarder.check_begin(end)?;
+            }
             if position >= start.read {
                 let offset = forwarder.first_waiting().unwrap_or(position);
                 committer.commit_in_time(SourceProgress { offset, read: position }).await?;

@@ -100,6 +100,8 @@ pub struct BlockTree {
     lowest: Option<u32>,
     /// Hash of the block before the first event; `None`: the first message becomes the first event.
     begin_after: Option<[u8; 32]>,
+    /// A message of the block `begin_after` was read.
+    has_begin: bool,
 }
 
 /// Blocks below the tip from which on a message counts as a repeat. A reorg is assumed never to be that deep.
@@ -130,6 +132,17 @@ impl BlockTree {
         self.tip.map(|(_, height)| height)
     }
 
+    /// Returns the block after which the first event is still to come; `None`: an event was published, or the first
+    /// message becomes the first event.
+    pub fn awaited_begin(&self) -> Option<[u8; 32]> {
+        self.begin_after.filter(|_| self.tip.is_none())
+    }
+
+    /// Returns whether a message of the block `begin_after` was read: the block after it can come later.
+    pub fn has_begin(&self) -> bool {
+        self.has_begin
+    }
+
     /// Returns a published block.
     pub fn published(&self, hash: &[u8; 32]) -> Option<&PublishedBlock> {
         self.known.get(hash)?.published.as_ref()
@@ -139,7 +152,12 @@ impl BlockTree {
     /// published block.
     pub fn is_outdated(&self, height: u32) -> bool {
         let is_old = |(_, tip)| u64::from(height) + WINDOW < u64::from(tip);
-        self.tip.is_some_and(is_old) || self.lowest.is_some_and(|lowest| height < lowest)
+        self.tip.is_some_and(is_old) || self.is_below_first(height)
+    }
+
+    /// True where a block of this height is below the first published block.
+    pub fn is_below_first(&self, height: u32) -> bool {
+        self.lowest.is_some_and(|lowest| height < lowest)
     }
 
     /// Adds the block of a message, unless the block waits, and returns the event that the message becomes.
@@ -147,6 +165,7 @@ impl BlockTree {
     /// # Errors
     /// The heights do not follow each other, or the branch of the block begins before the known blocks.
     pub fn plan(&mut self, link: &BlockLink) -> Result<BlockStep, ChainError> {
+        self.has_begin |= self.begin_after == Some(link.hash);
         let known = self.known.get(&link.hash);
         if known.is_some_and(|known| known.work.is_some()) {
             return Ok(BlockStep::Repeat);
@@ -359,7 +378,10 @@ mod tests {
     fn the_first_event_can_be_the_block_after_a_given_one() {
         let mut tree = BlockTree::new(Some([2; 32]));
         let links = [link(1, 0, 9), link(2, 1, 10), link(33, 1, 10), link(3, 2, 11), link(2, 1, 10), link(4, 3, 12)];
-        assert_eq!(plan_all(&mut tree, &links), [WAIT, WAIT, WAIT, EXTEND, REPEAT, EXTEND]);
+        assert_eq!(plan_all(&mut tree, &links[..1]), [WAIT]);
+        assert!(tree.awaited_begin().is_some() && !tree.has_begin());
+        assert_eq!(plan_all(&mut tree, &links[1..]), [WAIT, WAIT, EXTEND, REPEAT, EXTEND]);
+        assert!(tree.awaited_begin().is_none() && tree.has_begin());
         assert!(tree.is_outdated(10) && !tree.is_outdated(11));
     }
 

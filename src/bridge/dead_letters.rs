@@ -49,7 +49,7 @@ impl<'a> BridgeDeadLetters<'a> {
     }
 
     /// Publishes the dead letter of a message that becomes no event. An earlier run has published the dead letters
-    /// below its committed offset.
+    /// below the offset `read=` of its commit.
     ///
     /// # Errors
     /// Too many of the messages become no events: the topic is another one than the bridge can read.
@@ -67,6 +67,21 @@ impl<'a> BridgeDeadLetters<'a> {
         if let Some(why) = self.gauge.count(&self.limits, true, now_ms) {
             return Err(BridgeError::DeadLetters { partition: partition.clone(), offset, why, problem });
         }
+        self.publish_dropped(source, class, problem).await
+    }
+
+    /// Publishes the dead letter of a message that has waited in vain. The message counts for no limit: the topic is
+    /// the right one.
+    ///
+    /// # Errors
+    /// The log refuses the dead letter.
+    pub(super) async fn publish_dropped(
+        &self,
+        source: Message,
+        class: DeadLetterClass,
+        problem: String,
+    ) -> Result<(), BridgeError> {
+        let (partition, offset) = (self.partition, source.offset);
         tracing::warn!(%partition, offset, problem, "bridge: message becomes a dead letter");
         let letter = DeadLetter {
             topic: partition.topic.to_string(),

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::{
     BridgeError,
@@ -25,6 +26,10 @@ use crate::{
 const SUBTREE_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Most blocks that wait for their previous blocks.
 const MAX_WAITING: usize = 4 * WINDOW as usize;
+/// Most bytes of the messages of blocks that wait: 256 MiB.
+const MAX_WAITING_BYTES: usize = 256 << 20;
+/// Time for which a block above the tip waits before the bridge is no longer ready.
+const MISSING_LIMIT: Duration = Duration::from_secs(300);
 
 /// Blocks of a published event.
 struct NotedEvent {
@@ -63,6 +68,10 @@ pub(super) struct Forwarder<'a> {
     sequence: u64,
     /// Blocks that wait for their previous blocks.
     waiting: WaitingBlocks,
+    /// Bytes of the messages of `waiting`.
+    waiting_bytes: usize,
+    /// Hash of the missing block for which the lowest block above the tip waits, with the time of the first look.
+    missing: Option<([u8; 32], Instant)>,
 }
 
 /// Block messages with what was read from them, by the offset of the message.
@@ -82,7 +91,17 @@ impl<'a> Forwarder<'a> {
         let places = (&bridge.topics, bridge.counts.as_ref());
         let letters = BridgeDeadLetters::new(publisher.producer(), partition, places, bridge.dead_letter_limits, read);
         let (tree, waiting) = (BlockTree::new(bridge.begin_after), BTreeMap::new());
-        let mut forwarder = Forwarder { bridge, partition, publisher, letters, tree, sequence: 0, waiting };
+        let mut forwarder = Forwarder {
+            bridge,
+            partition,
+            publisher,
+            letters,
+            tree,
+            sequence: 0,
+            waiting,
+            waiting_bytes: 0,
+            missing: None,
+        };
         let mut events: BTreeMap<u64, NotedEvent> = BTreeMap::new();
         for topic in [Topic::BlockMined, Topic::Reorgs] {
             let own = bridge.own_partition(topic);
@@ -130,6 +149,42 @@ impl<'a> Forwarder<'a> {
         }
     }
 
+    /// Reports the missing block for which blocks above the tip have waited long. Instances would wait for ever, in
+    /// silence, where retention has dropped its message.
+    pub(super) fn report_missing(&mut self) {
+        let tip = self.tree.tip_height();
+        let above =
+            self.waiting.values().map(|(_, read)| read.link).filter(|link| tip.is_some_and(|t| link.height > t));
+        let lowest = above.min_by_key(|link| link.height).map(|link| (link.previous, link.height));
+        self.missing = lowest.map(|(hash, _)| match self.missing {
+            Some((same, since)) if same == hash => (hash, since),
+            _ => (hash, Instant::now()),
+        });
+        let is_long = self.missing.is_some_and(|(_, since)| since.elapsed() >= MISSING_LIMIT);
+        let problem = lowest.filter(|_| is_long).map(|(hash, height)| {
+            let (partition, waiting) = (self.partition, self.waiting.len());
+            let below = height.saturating_sub(1);
+            format!(
+                "{waiting} blocks wait for block {} of height {below}, of which {partition} has no message",
+                Txid(hash)
+            )
+        });
+        self.bridge.counts.set_missing_block(problem);
+    }
+
+    /// Checks that the messages up to the end that the start has seen have the block to begin after, or a block after.
+    ///
+    /// # Errors
+    /// The messages have neither: the hash is wrong, or the topic ends below the block.
+    pub(super) fn check_begin(&self, end: u64) -> Result<(), BridgeError> {
+        match self.tree.awaited_begin() {
+            Some(after) if !self.tree.has_begin() => {
+                Err(BridgeError::NoBegin { partition: self.partition.clone(), end, after: Txid(after) })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the offset of the first message that waits.
     pub(super) fn first_waiting(&self) -> Option<u64> {
         self.waiting.first_key_value().map(|(offset, _)| *offset)
@@ -167,46 +222,66 @@ impl<'a> Forwarder<'a> {
             self.letters.count_event();
             ready.extend(self.take_waiting(|_, waiting| waiting.previous == link.hash));
         }
-        self.drop_outdated();
+        self.drop_outdated().await?;
         self.bridge.counts.waiting.store(self.waiting.len() as u64, Relaxed);
         Ok(())
     }
 
-    /// Keeps a block until its previous block comes.
+    /// Keeps a block until its previous block comes. Before the first event the oldest blocks beyond the limits are
+    /// dropped: the topic has them from before the block to begin after.
     fn wait(&mut self, offset: u64, message: Message, read: BlockMessage) -> Result<(), BridgeError> {
         let BlockLink { hash, previous, height, .. } = read.link;
         let (block, missing) = (Txid(hash), Txid(previous));
-        tracing::warn!(%block, height, %missing, offset, "bridge: block waits for a message of its previous block");
-        self.waiting.insert(offset, (message, read));
-        match self.waiting.first_key_value().filter(|_| self.waiting.len() > MAX_WAITING) {
-            None => Ok(()),
-            Some((first, (_, read))) => Err(self.refuse(
-                *first,
-                format!(
-                    "{MAX_WAITING} later blocks wait with this block for its previous block {}, of which the topic \
-                     has no message",
-                    Txid(read.link.previous)
-                ),
-            )),
+        let mut links = self.waiting.values().map(|(_, waiting)| waiting.link);
+        if !links.any(|waiting| waiting.hash == previous || waiting.previous == previous) {
+            tracing::warn!(%block, height, %missing, offset, "bridge: block waits for a message of its previous block");
         }
+        self.waiting_bytes += message.payload.len();
+        self.waiting.insert(offset, (message, read));
+        while self.waiting.len() > MAX_WAITING || self.waiting_bytes > MAX_WAITING_BYTES {
+            let Some((first, (message, read))) = self.waiting.pop_first() else { break };
+            self.waiting_bytes -= message.payload.len();
+            if self.tree.awaited_begin().is_none() {
+                let (later, missing) = (self.waiting.len(), Txid(read.link.previous));
+                return Err(self.refuse(
+                    first,
+                    format!(
+                        "{later} later blocks wait with this block for its previous block {missing}, of which the \
+                         topic has no message"
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Takes the blocks out that wait no longer.
     fn take_waiting(&mut self, is_taken: impl Fn(&BlockTree, &BlockLink) -> bool) -> WaitingBlocks {
         let waiting = std::mem::take(&mut self.waiting);
-        let (taken, left) = waiting.into_iter().partition(|(_, (_, read))| is_taken(&self.tree, &read.link));
+        let (taken, left): (WaitingBlocks, _) =
+            waiting.into_iter().partition(|(_, (_, read))| is_taken(&self.tree, &read.link));
         self.waiting = left;
+        self.waiting_bytes -= taken.values().map(|(message, _)| message.payload.len()).sum::<usize>();
         taken
     }
 
-    /// Drops blocks that can join no chain any more.
-    fn drop_outdated(&mut self) {
-        let outdated = self.take_waiting(|tree, waiting| tree.is_outdated(waiting.height));
-        for (offset, (_, BlockMessage { link, .. })) in outdated {
-            let block = Txid(link.hash);
-            tracing::warn!(%block, height = link.height, offset, "bridge: block is too old to wait any longer");
-            self.bridge.counts.repeats.fetch_add(1, Relaxed);
+    /// Drops blocks that can join no chain any more. A block far below the tip gets a dead letter; a block below the
+    /// first published block is a repeat of what the store has.
+    async fn drop_outdated(&mut self) -> Result<(), BridgeError> {
+        if !self.waiting.values().any(|(_, read)| self.tree.is_outdated(read.link.height)) {
+            return Ok(());
         }
+        for (_, (message, read)) in self.take_waiting(|tree, waiting| tree.is_outdated(waiting.height)) {
+            let BlockLink { previous, height, .. } = read.link;
+            if self.tree.is_below_first(height) {
+                self.bridge.counts.repeats.fetch_add(1, Relaxed);
+                continue;
+            }
+            let missing = Txid(previous);
+            let problem = format!("the tip is more than {WINDOW} blocks above, and block {missing} has no message");
+            self.letters.publish_dropped(message, DeadLetterClass::Invalid, problem).await?;
+        }
+        Ok(())
     }
 
     /// Publishes the event of a block.

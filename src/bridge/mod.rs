@@ -15,7 +15,10 @@ pub mod subtree;
 pub mod transactions;
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -23,6 +26,7 @@ use crate::{
     blob::BlobError,
     broker::{BrokerError, TopicPartition},
     client::PublishError,
+    tx::Txid,
 };
 
 /// Wait for the next messages of a partition.
@@ -43,12 +47,24 @@ pub struct BridgeCounts {
     pub repeats: AtomicU64,
     /// Blocks that wait for their previous block now.
     pub waiting: AtomicU64,
+    /// Block without a message for which blocks above the tip have waited long, as text.
+    missing: Mutex<Option<String>>,
 }
 
 impl BridgeCounts {
+    /// Returns the problem of a block without a message for which blocks above the tip have waited long: transactions
+    /// wait meanwhile, or get the height of a past block.
+    pub fn missing_block(&self) -> Option<String> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_missing_block(&self, problem: Option<String>) {
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
     /// Returns the counts as text for a log record.
     pub fn describe(&self) -> String {
-        let BridgeCounts { transactions, dead_letters, blocks, repeats, waiting } = self;
+        let BridgeCounts { transactions, dead_letters, blocks, repeats, waiting, .. } = self;
         let load = |count: &AtomicU64| count.load(Relaxed);
         format!(
             "{} transactions, {} block events, {} repeated blocks, {} waiting blocks, {} dead letters",
@@ -87,6 +103,11 @@ pub enum BridgeError {
          the bridge reads"
     )]
     DeadLetters { partition: TopicPartition, offset: u64, why: String, problem: String },
+    #[error(
+        "{partition}: up to offset {end} no message is of block {after} (--after), or of a block after it; correct \
+         --after, or start again once the topic has the block"
+    )]
+    NoBegin { partition: TopicPartition, end: u64, after: Txid },
     /// A block message cannot become an event. The blocks after it need it, so that the bridge ends.
     #[error("{partition} offset {offset}: the block message cannot become an event: {problem}")]
     Block { partition: TopicPartition, offset: u64, problem: String },

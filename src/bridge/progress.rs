@@ -1,4 +1,4 @@
-//! SourceProgress in the topics of the reference: committed offsets that belong to a topic with an id.
+//! Progress in the topics of the reference: committed offsets that belong to a topic with an id.
 
 use std::time::Duration;
 
@@ -138,10 +138,9 @@ impl<'a> Committer<'a> {
         }
     }
 
-    /// Commits, unless the topic was created again meanwhile: an offset of the old topic has no meaning in the new one.
+    /// Commits with the id of the topic, by which a start refuses the offsets of a topic that was created again.
     async fn commit(&mut self, progress: SourceProgress) -> Result<(), BridgeError> {
         self.last = Instant::now();
-        self.topic.check().await?;
         let SourceProgress { offset, read } = progress;
         let mut metadata = format!("read={read}");
         if let Some(id) = self.topic.id {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     blob::{self, BlobUrl},
     bridge::{BridgeCounts, BridgeError, blocks::BlockBridge, transactions::TransactionBridge},
-    status::health::Condition,
+    status::health::{Condition, Health},
     tx::Txid,
 };
 
@@ -121,7 +121,7 @@ impl BridgeArgs {
             let work = Box::pin(async {
                 let forwarded = tokio::select! {
                     forwarded = forward(&transactions, &blocks, &shutdown) => forwarded,
-                    never = report(&counts) => match never {},
+                    never = report(&counts, &monitoring.health) => match never {},
                 };
                 tracing::info!("bridge: ended after {}", counts.describe());
                 Ok(forwarded?)
@@ -140,10 +140,11 @@ async fn forward(
     tokio::try_join!(Box::pin(transactions.run(shutdown)), Box::pin(blocks.run(shutdown))).map(drop)
 }
 
-async fn report(counts: &BridgeCounts) -> std::convert::Infallible {
+async fn report(counts: &BridgeCounts, health: &Health) -> std::convert::Infallible {
     let mut last = String::new();
     loop {
         tokio::time::sleep(REPORT_INTERVAL).await;
+        health.set(Condition::ChainFed, counts.missing_block());
         let now = counts.describe();
         if now != last {
             tracing::info!("bridge: {now}");

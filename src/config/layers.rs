@@ -88,7 +88,8 @@ pub(super) struct Merged {
     pub figment: Figment,
     /// Names in the environment and in the file that look like settings and are not read.
     pub ignored: Vec<String>,
-    /// Names of the reference document that set a setting, each with the key of the setting.
+    /// Names of the reference document that stand for a setting: each sets the setting, or is ignored because another
+    /// source sets the setting.
     pub aliases: Vec<String>,
 }
 
@@ -145,15 +146,21 @@ pub(super) fn merge(
     let (tree, unreadable) = variables(environment);
     merge(Metadata::named("environment").interpolater(|_, path| variable_name(path)), tree, errors);
     errors.extend(unreadable.into_iter().filter(|error| sections.contains(&error.key)));
-    let is_used = |layer: &str, given: &Given| figment.find_metadata(given.key).is_some_and(|used| used.name == layer);
-    let mut used = Vec::new();
+    let mut named = Vec::new();
     for (layer, references) in aliases {
         ignored.extend(references.ignored);
-        let given = references.given.iter().filter(|given| is_used(layer, given));
-        used.extend(given.map(|Given { name, key, .. }| format!("{name} sets {key}")));
+        for Given { name, key, .. } in references.given.iter().filter(|given| sections.contains(given.key)) {
+            named.extend(figment.find_metadata(key).map(|used| match used.name == layer {
+                true => format!("{name} sets {key}"),
+                false => {
+                    let source = used.interpolate(&Profile::Default, &key.split('.').collect::<Vec<_>>());
+                    format!("{name} is ignored because {key} is set in {source}")
+                }
+            }));
+        }
     }
     ignored.sort();
-    Merged { figment, ignored, aliases: used }
+    Merged { figment, ignored, aliases: named }
 }
 
 /// Returns the values that a source gives under names of the reference document. A setting that the same source gives

@@ -55,7 +55,8 @@ pub struct Config {
     pub log: Log,
     /// Names of environment variables, and of settings of the reference document in the file, that are not read.
     pub ignored_names: Vec<String>,
-    /// Names of the reference document that set a setting, each with the key of the setting.
+    /// Names of the reference document that stand for a setting: each sets the setting, or is ignored because another
+    /// source sets the setting.
     pub used_aliases: Vec<String>,
 }
 

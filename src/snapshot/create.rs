@@ -335,7 +335,7 @@ async fn end(
     Ok(manifest)
 }
 
-/// CopyProgress that all parts share.
+/// Progress of a copy that all parts share.
 #[derive(Default)]
 struct SharedProgress {
     records: AtomicU64,

@@ -107,8 +107,9 @@ async fn run(
     on_progress: OnSetProgress<'_>,
 ) -> Result<ImportReport, UtxoSetError> {
     // The cheap refusal comes first: reading the file takes minutes. A store that no instance has used can be the
-    // result of this import.
-    if store.meta().await?.is_some_and(|meta| meta.restored.is_none()) {
+    // result of this import; a restored snapshot has offsets to catch up with, which an import has not.
+    let restored = store.meta().await?.map(|meta| meta.restored);
+    if restored.is_some_and(|restored| restored.is_none_or(|restored| restored.until != ConsumedOffsets::default())) {
         return Err(MetaError::RestoreNotEmpty.into());
     }
     let network = store.settings.network;

@@ -621,8 +621,12 @@ async fn the_bridge_begins_after_a_given_block() {
         tips.push(reference.finalize(tips[tips.len() - 1], height, &coinbase(height), &[]).await);
     }
     reference.begin_after = Some([8; 32]);
+    let error = timeout(Duration::from_secs(60), reference.until_refused()).await.expect("the hash is wrong");
+    assert!(error.to_string().contains(&format!("no message is of block {} (--after)", Txid([8; 32]))), "{error}");
+    // The block after the last one is still to come.
+    reference.begin_after = Some(tips[6]);
     reference.run_killed(Duration::from_secs(5)).await;
-    assert_eq!(reference.mined().await, [], "no message is of the block after the given one");
+    assert_eq!(reference.mined().await, []);
     reference.begin_after = Some(tips[3]);
     reference.run_to_the_end().await.unwrap();
     assert_eq!(reference.mined().await, [(1, 104, true), (2, 105, true), (3, 106, true)]);
@@ -632,6 +636,50 @@ async fn the_bridge_begins_after_a_given_block() {
     reference.finalize(tips[6], 107, &coinbase(107), &[]).await;
     reference.run_to_the_end().await.unwrap();
     assert_eq!(reference.mined().await.len(), 4);
+}
+
+/// Protects: a topic that begins far below the given block does not end the bridge.
+#[tokio::test(start_paused = true)]
+async fn the_bridge_begins_after_a_block_that_is_far_behind_in_the_topic() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let mut tip = [9; 32];
+    for height in 1..=8_100 {
+        tip = reference.finalize(tip, height, &coinbase(height), &[]).await;
+    }
+    reference.begin_after = Some(tip);
+    reference.finalize(tip, 8_101, &coinbase(8_101), &[]).await;
+    reference.run_to_the_end().await.unwrap();
+    assert_eq!(reference.mined().await, [(1, 8_101, true)]);
+    assert_eq!(reference.letters().await.len(), 0, "the blocks before are in the store");
+}
+
+/// Protects: a block whose previous block never comes does not vanish, and an operator sees the gap.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_waits_in_vain_is_reported_and_becomes_a_dead_letter() {
+    let mut reference = Reference::beside(World::new().await).await;
+    let mut tip = reference.finalize([9; 32], 101, &coinbase(1), &[]).await;
+    reference.finalize([7; 32], 103, &coinbase(3), &[]).await;
+    reference.run_killed(Duration::from_secs(290)).await;
+    assert_eq!(reference.counts.missing_block(), None);
+    reference.run_killed(Duration::from_secs(310)).await;
+    let missing = reference.counts.missing_block().expect("the bridge has waited long");
+    let named = format!("1 blocks wait for block {} of height 102", Txid([7; 32]));
+    assert!(missing.starts_with(&named), "{missing}");
+    for height in 102..=103 + 2_016 {
+        tip = reference.finalize(tip, height, &coinbase(10_000 + height), &[]).await;
+    }
+    reference.run_killed(Duration::from_secs(60)).await;
+    assert_eq!(reference.counts.missing_block(), None, "the chain has passed the block");
+    assert_eq!(reference.letters().await.len(), 0);
+    // The bridge was started again since the block was read first.
+    reference.finalize(tip, 104 + 2_016, &coinbase(2), &[]).await;
+    for _ in 0..2 {
+        reference.run_to_the_end().await.unwrap();
+        let letters = reference.letters().await;
+        assert!(letters.len() == 1 && letters[0].offset == 1, "{letters:?}");
+        assert!(letters[0].message.contains("has no message"), "{letters:?}");
+    }
+    assert!(reference.counts.describe().contains(" 0 waiting blocks, 1 dead letters"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -730,7 +778,7 @@ async fn a_topic_that_was_created_again_is_refused() {
     reference.world.broker.recreate_topic(&new).unwrap();
     reference.validate(0, &payments[1].extended, 9).await;
     reference.validate(0, &payments[2].extended, 9).await;
-    let error = timeout(Duration::from_secs(3), run).await.expect("the bridge ends").unwrap_err();
+    let error = timeout(Duration::from_secs(15), run).await.expect("the bridge ends").unwrap_err();
     assert!(matches!(error, BridgeError::Recreated { .. }), "{error}");
     // A broker that keeps the offsets of a deleted topic.
     let committed = committed[0].clone().unwrap();

@@ -21,7 +21,7 @@ use utxo_store::{
         digest::{StateDigest, survey},
         meta::{MetaError, PruningHold, StoreMeta},
     },
-    utxo_set::export,
+    utxo_set::{ImportOptions, UtxoSetError, export, import},
 };
 
 use crate::{
@@ -211,6 +211,10 @@ async fn a_half_restored_store_is_used_by_nothing_but_its_restore() {
     let restored = digest(&other.store).await;
     restore_into(&other, &shelf, &name).await.unwrap();
     assert_eq!(digest(&other.store).await, restored);
+    // The store is no import that could be repeated: no file is read.
+    let options = ImportOptions::new("no-such-file".into());
+    let error = import(&other.store, &options, [7; 16], &CancellationToken::new(), &|_| {}).await.unwrap_err();
+    assert!(matches!(error, UtxoSetError::Meta(MetaError::RestoreNotEmpty)), "{error}");
     other.run_until_consumed().await;
     assert_eq!(digest(&other.store).await, live);
     // The store has caught up, and is an ordinary one from its next start on.

@@ -296,7 +296,10 @@ async fn tables_of_the_version_before_are_migrated() {
         let older = "ALTER TABLE transactions DROP COLUMN output_rows; UPDATE store SET schema_version = 1";
         match (&database, url.starts_with("postgres")) {
             (Some(database), true) => drop(database.sql(older)),
-            _ => sqlite(&folder.path().join("store"), older),
+            _ => {
+                let older = format!("DROP TRIGGER transactions_have_output_rows; {older}");
+                sqlite(&folder.path().join("store"), &older);
+            }
         }
         let reader = engine::open_existing(&url, &options).await.err().unwrap().to_string();
         assert!(reader.contains("has version 1") && reader.contains("start `utxo-store run`"), "{reader}");
@@ -306,6 +309,13 @@ async fn tables_of_the_version_before_are_migrated() {
         assert_eq!(records(after), records(before));
         must_apply(&*engine, &[spend(1, 1, 9), create(4, 2)]).await;
         engine.close().await.unwrap();
+        if !url.starts_with("postgres") {
+            let of_version_1 = "CREATE TEMP TABLE t AS SELECT * FROM transactions WHERE slots > 0; \
+                                UPDATE t SET output_rows = NULL; INSERT INTO transactions SELECT * FROM t WHERE true \
+                                ON CONFLICT DO UPDATE SET slots = excluded.slots";
+            let error = run_sqlite(&folder.path().join("store"), of_version_1).unwrap_err();
+            assert!(error.contains("output_rows is missing"), "{error}");
+        }
         engine::open(&url, &options).await.unwrap().close().await.unwrap();
     }
     if let Some(database) = &database {
@@ -315,9 +325,14 @@ async fn tables_of_the_version_before_are_migrated() {
 
 /// Runs statements on a closed file, by Python's own SQLite.
 fn sqlite(file: &Path, statements: &str) {
+    run_sqlite(file, statements).unwrap();
+}
+
+/// As [`sqlite`]; returns the errors.
+fn run_sqlite(file: &Path, statements: &str) -> Result<(), String> {
     let script = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.executescript(sys.argv[2]); c.commit()";
-    let status = std::process::Command::new("python3").args(["-c", script]).arg(file).arg(statements).status().unwrap();
-    assert!(status.success(), "{statements}");
+    let output = std::process::Command::new("python3").args(["-c", script]).arg(file).arg(statements).output().unwrap();
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 #[tokio::test]
@@ -334,6 +349,19 @@ async fn a_file_or_database_of_another_program_is_refused_and_left_alone() {
     let error = open_error(&file_url(folder.path(), "shop"), &OpenOptions::new(RULES)).await;
     assert!(error.contains("tables of another program"), "{error}");
     assert_eq!(std::fs::read(&shop).unwrap(), before, "the file has no write-ahead log");
+    // A write-ahead log that a killed program has left.
+    let (bank, copy) = (folder.path().join("bank"), folder.path().join("copy"));
+    let script = "import shutil, sqlite3, sys; bank, copy = sys.argv[1:]; c = sqlite3.connect(bank); \
+                  c.execute('PRAGMA journal_mode = WAL'); c.execute('CREATE TABLE store (money INTEGER)'); c.commit(); \
+                  [shutil.copy(bank + end, copy + end) for end in ['', '-wal']]";
+    let status = std::process::Command::new("python3").args(["-c", script]).arg(bank).arg(&copy).status().unwrap();
+    assert!(status.success());
+    let files = || ["copy", "copy-wal"].map(|name| std::fs::read(folder.path().join(name)).unwrap());
+    let before = files();
+    assert!(!before[1].is_empty());
+    let error = open_error(&file_url(folder.path(), "copy"), &OpenOptions::new(RULES)).await;
+    assert!(error.contains("tables of another program"), "{error}");
+    assert!(files() == before, "the write-ahead log of another program is left as it is");
     if let Some(database) = postgres_server::shared_database() {
         database.sql("CREATE TABLE outputs (number int)");
         let error = open_error(&database.url(), &OpenOptions::new(RULES)).await;

@@ -83,15 +83,26 @@ impl SqliteDatabase {
             .pragma("wal_autocheckpoint", CHECKPOINT_PAGES);
         let options = shared_options(options, logging);
         let pool = |connections| SqlitePoolOptions::new().max_connections(connections).acquire_timeout(timeout);
+        let before = path.try_exists()?.then(|| FileIdentity::read(path)).transpose()?;
         let writer = pool(1).idle_timeout(None).max_lifetime(None).connect_with(options.clone()).await?;
-        let file = Some((path.into(), FileIdentity::read(path)?));
-        Ok(SqliteDatabase { writer, readers: pool(READERS).connect_lazy_with(options.create_if_missing(false)), file })
+        let identity = FileIdentity::read(path)?;
+        if before.is_some_and(|before| before != identity) {
+            writer.close().await;
+            let replaced = format!("{} was replaced while it was opened; start again", path.display());
+            return Err(std::io::Error::other(replaced).into());
+        }
+        // A connection that is opened again must not create the file that an operator has moved away.
+        let options = options.create_if_missing(false);
+        writer.set_connect_options(options.clone());
+        let file = Some((path.into(), identity));
+        Ok(SqliteDatabase { writer, readers: pool(READERS).connect_lazy_with(options), file })
     }
 
     /// Returns the names of the tables and views in an existing file, and changes nothing in the file: a file of
-    /// another program keeps its journal.
+    /// another program keeps its journal. The close of a connection that may write copies a write-ahead log into the
+    /// file.
     pub async fn read_tables(path: &Path, timeout: Duration) -> Result<Vec<String>, sqlx::Error> {
-        let options = SqliteConnectOptions::new().filename(path).busy_timeout(timeout);
+        let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(timeout);
         let mut connection = shared_options(options, false).connect().await?;
         let rows = connection.fetch_all(SELECT_TABLES).await;
         connection.close().await?;

@@ -34,6 +34,12 @@ CREATE TABLE transactions (
     PRIMARY KEY (txid, page)
 ) WITHOUT ROWID;
 
+CREATE TRIGGER transactions_have_output_rows BEFORE INSERT ON transactions
+WHEN NEW.slots IS NOT NULL AND NEW.output_rows IS NULL
+BEGIN
+    SELECT raise(ABORT, 'output_rows is missing: an earlier version of utxo-store is still running; stop it');
+END;
+
 CREATE INDEX transactions_delete_at_height ON transactions (delete_at_height, txid, page)
     WHERE delete_at_height IS NOT NULL;
 

@@ -8,4 +8,10 @@ UPDATE transactions SET output_rows = (
 )
 WHERE slots IS NOT NULL;
 
+CREATE TRIGGER transactions_have_output_rows BEFORE INSERT ON transactions
+WHEN NEW.slots IS NOT NULL AND NEW.output_rows IS NULL
+BEGIN
+    SELECT raise(ABORT, 'output_rows is missing: an earlier version of utxo-store is still running; stop it');
+END;
+
 UPDATE store SET schema_version = 2;
