@@ -203,8 +203,8 @@ async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
         let world = World::with_settings(WorldSettings::paged(2)).await;
         let seed = world.seed(1, 1).await;
         let parent = spend(&[seed.coin(0)], 6, 1);
-        let earlier = [spend(&[parent.coin(0)], 1, 2), spend(&[parent.coin(3)], 1, 3)];
-        for made in [&parent, &earlier[0], &earlier[1]] {
+        let earlier = [0, 3, 2].map(|vout| spend(&[parent.coin(vout)], 1, vout as u8 + 2));
+        for made in [&parent, &earlier[0], &earlier[1], &earlier[2]] {
             world.validate(made).await;
         }
         consume(&world, kill).await;
@@ -213,18 +213,21 @@ async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
         consume(&world, kill).await;
         assert_eq!([outcome_of(&world, 1).await, outcome_of(&world, 2).await], ["done", "nothing"], "{what}");
 
-        let later = [spend(&[parent.coin(1)], 1, 4), spend(&[parent.coin(4)], 1, 5)];
+        let later = [spend(&[parent.coin(1)], 1, 14), spend(&[parent.coin(4)], 1, 15)];
         let (rival, heir) = (spend(&[parent.coin(0)], 1, 6), spend(&[parent.coin(3)], 1, 7));
-        for made in [&later[0], &later[1], &rival, &earlier[0]] {
+        // The slot of this rival is freed while the parent is frozen.
+        let waiting = spend(&[parent.coin(2)], 1, 8);
+        for made in [&later[0], &later[1], &rival, &waiting, &earlier[0]] {
             world.validate(made).await;
         }
         consume(&world, kill).await;
         world.command(3, CommandAction::SetConflicting { txid: earlier[1].txid }).await;
+        world.command(5, CommandAction::SetConflicting { txid: earlier[2].txid }).await;
         consume(&world, kill).await;
         assert!(matches!(world.slot(&parent.coin(3)).await, Slot::Unspent(_)), "{what}: the fallen child has no slot");
         world.validate(&heir).await;
         consume(&world, kill).await;
-        for made in [&later[0], &later[1], &heir] {
+        for made in [&later[0], &later[1], &heir, &waiting] {
             assert_eq!(conflict_reason(&world, made).await, Some(Reason::Frozen { input: 0 }), "{what}");
         }
         assert_eq!(state(&world, &earlier[0]).await, TxState::Live, "{what}");
@@ -233,7 +236,7 @@ async fn a_frozen_transaction_bars_later_spends_of_all_its_outputs() {
 
         world.command(4, CommandAction::UnfreezeTransaction { txid: parent.txid }).await;
         consume(&world, kill).await;
-        for made in [&later[0], &later[1], &heir] {
+        for made in [&later[0], &later[1], &heir, &waiting] {
             assert_eq!(state(&world, made).await, TxState::Live, "{what}");
         }
         world.check(&what).await;

@@ -121,8 +121,11 @@ impl Replay<'_> {
         let won: BTreeSet<Outpoint> = accepted.iter().flat_map(|txid| self.history.inputs(txid)).collect();
         let live = newly_conflicting.iter().filter(|(_, live)| *live);
         let affected: BTreeSet<Txid> = newly_conflicting.iter().map(|(txid, _)| *txid).collect();
-        // Outputs of a conflicting transaction are spendable by none.
-        let free = |outpoint: &Outpoint| !won.contains(outpoint) && !affected.contains(&outpoint.txid);
+        // Outputs of a conflicting transaction are spendable by none, and outputs of a frozen one only once it is unfrozen.
+        let free = |outpoint: &Outpoint| {
+            let is_barred = affected.contains(&outpoint.txid) || self.history.is_transaction_frozen(&outpoint.txid);
+            !won.contains(outpoint) && !is_barred
+        };
         let freed: BTreeSet<Outpoint> = live.flat_map(|(txid, _)| self.history.inputs(txid)).filter(free).collect();
         let parents = freed.iter().map(|outpoint| outpoint.txid).chain(accepted).collect::<BTreeSet<_>>();
         for txid in
