@@ -12,7 +12,7 @@ use super::{
     chain::{BlockLink, WINDOW},
     forwarder::Forwarder,
     messages::BlocksFinal,
-    progress::{Committer, SourceProgress, SourceTopic},
+    progress::{Committer, SourceTopic},
 };
 use crate::{
     blob::{EventBodies, objects::Objects},
@@ -142,8 +142,7 @@ impl BlockBridge {
                 forwarder.check_begin(end)?;
             }
             if position >= start.read {
-                let offset = forwarder.first_waiting().unwrap_or(position);
-                committer.commit_in_time(SourceProgress { offset, read: position }).await?;
+                committer.commit_in_time(forwarder.progress(position)).await?;
             }
             if checked.elapsed() >= TOPIC_CHECK_INTERVAL {
                 topic.check().await?.map_or(Ok(()), |partitions| self.check_partitions(partitions))?;
@@ -154,16 +153,13 @@ impl BlockBridge {
                 forwarder.forward(message).await?;
                 forwarder.announce_height(position >= end);
                 if position >= start.read {
-                    let offset = forwarder.first_waiting().unwrap_or(position);
-                    committer.commit_in_time(SourceProgress { offset, read: position }).await?;
+                    committer.commit_in_time(forwarder.progress(position)).await?;
                 }
             }
             position = position.max(reader.position());
         }
     }
-}
 
-impl BlockBridge {
     /// Returns the partition of a topic of this store.
     pub(super) fn own_partition(&self, topic: Topic) -> TopicPartition {
         TopicPartition { topic: self.topics.name(topic).into(), partition: 0 }

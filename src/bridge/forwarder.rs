@@ -11,6 +11,7 @@ use super::{
     chain::{BlockLink, BlockStep, BlockTree, ChainError, EventPlace, PublishedBlock, WINDOW},
     dead_letters::BridgeDeadLetters,
     owned::{OwnedBlock, OwnedSubtree, OwnedTxids},
+    progress::SourceProgress,
     subtree::{SubtreeError, SubtreeParser},
 };
 use crate::{
@@ -68,8 +69,6 @@ pub(super) struct Forwarder<'a> {
     sequence: u64,
     /// Blocks that wait for their previous blocks.
     waiting: WaitingBlocks,
-    /// Bytes of the messages of `waiting`.
-    waiting_bytes: usize,
     /// Hash of the missing block for which the lowest block above the tip waits, with the time of the first look.
     missing: Option<([u8; 32], Instant)>,
 }
@@ -91,17 +90,8 @@ impl<'a> Forwarder<'a> {
         let places = (&bridge.topics, bridge.counts.as_ref());
         let letters = BridgeDeadLetters::new(publisher.producer(), partition, places, bridge.dead_letter_limits, read);
         let (tree, waiting) = (BlockTree::new(bridge.begin_after), BTreeMap::new());
-        let mut forwarder = Forwarder {
-            bridge,
-            partition,
-            publisher,
-            letters,
-            tree,
-            sequence: 0,
-            waiting,
-            waiting_bytes: 0,
-            missing: None,
-        };
+        let mut forwarder =
+            Forwarder { bridge, partition, publisher, letters, tree, sequence: 0, waiting, missing: None };
         let mut events: BTreeMap<u64, NotedEvent> = BTreeMap::new();
         for topic in [Topic::BlockMined, Topic::Reorgs] {
             let own = bridge.own_partition(topic);
@@ -185,9 +175,10 @@ impl<'a> Forwarder<'a> {
         }
     }
 
-    /// Returns the offset of the first message that waits.
-    pub(super) fn first_waiting(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|(offset, _)| *offset)
+    /// Returns the progress before the message `next`: a start reads the messages that wait again.
+    pub(super) fn progress(&self, next: u64) -> SourceProgress {
+        let first_waiting = self.waiting.first_key_value().map(|(offset, _)| *offset);
+        SourceProgress { offset: first_waiting.unwrap_or(next), read: next }
     }
 
     fn refuse(&self, offset: u64, problem: impl Into<String>) -> BridgeError {
@@ -236,11 +227,11 @@ impl<'a> Forwarder<'a> {
         if !links.any(|waiting| waiting.hash == previous || waiting.previous == previous) {
             tracing::warn!(%block, height, %missing, offset, "bridge: block waits for a message of its previous block");
         }
-        self.waiting_bytes += message.payload.len();
         self.waiting.insert(offset, (message, read));
-        while self.waiting.len() > MAX_WAITING || self.waiting_bytes > MAX_WAITING_BYTES {
-            let Some((first, (message, read))) = self.waiting.pop_first() else { break };
-            self.waiting_bytes -= message.payload.len();
+        let size =
+            |waiting: &WaitingBlocks| -> usize { waiting.values().map(|(message, _)| message.payload.len()).sum() };
+        while self.waiting.len() > MAX_WAITING || size(&self.waiting) > MAX_WAITING_BYTES {
+            let Some((first, (_, read))) = self.waiting.pop_first() else { break };
             if self.tree.awaited_begin().is_none() {
                 let (later, missing) = (self.waiting.len(), Txid(read.link.previous));
                 return Err(self.refuse(
@@ -261,7 +252,6 @@ impl<'a> Forwarder<'a> {
         let (taken, left): (WaitingBlocks, _) =
             waiting.into_iter().partition(|(_, (_, read))| is_taken(&self.tree, &read.link));
         self.waiting = left;
-        self.waiting_bytes -= taken.values().map(|(message, _)| message.payload.len()).sum::<usize>();
         taken
     }
 
