@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Messages per call of the producer.
-pub const CALL: usize = 20_000;
+const CALL: usize = 20_000;
 const TICK: Duration = Duration::from_millis(5);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -109,14 +109,7 @@ async fn consume_all(servers: &BenchServers, has_outcomes: bool) -> (f64, f64) {
     let deployment = servers.deploy();
     let outcomes = [("UTXO_STORE__OUTCOMES__LIVE", if has_outcomes { "true" } else { "false" })];
     drop(deployment.start_instance(&outcomes));
-    fill(&deployment, transactions).await;
-    let producer = producer(&deployment).await;
-    let mut messages = messages(&deployment, transactions);
-    while !messages.is_empty() {
-        let rest = messages.split_off(messages.len().saturating_sub(CALL));
-        producer.produce_all(rest).await.expect("the log takes the events");
-    }
-    drop(producer);
+    fill_log(&deployment, transactions).await;
     let instance = deployment.start_instance(&outcomes);
     let process = instance.child.id();
     wait_until_completed(&instance, transactions / 4).await;
@@ -125,6 +118,17 @@ async fn consume_all(servers: &BenchServers, has_outcomes: bool) -> (f64, f64) {
     let (time, cpu_used, last) = (begun.elapsed(), cpu(process) - cpu_before, completed(&instance));
     let counted = (last - first) as f64;
     (counted / time.as_secs_f64(), cpu_used.as_secs_f64() * 1e6 / counted)
+}
+
+/// Creates the parents of the transactions in the store, and writes the events of the transactions to the log.
+pub async fn fill_log(deployment: &Deployment, transactions: u64) {
+    fill(deployment, transactions).await;
+    let producer = producer(deployment).await;
+    let mut messages = messages(deployment, transactions);
+    while !messages.is_empty() {
+        let rest = messages.split_off(messages.len().saturating_sub(CALL));
+        producer.produce_all(rest).await.expect("the log takes the events");
+    }
 }
 
 /// Asks for the first outputs of known transactions, one after the other.
@@ -152,7 +156,7 @@ async fn ask(address: &str, known: &Arc<Vec<Txid>>, rate: f64, time: Duration) -
 }
 
 /// Creates the parents of the transactions in the store; returns their txids.
-pub async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
+async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
     let engine = deployment.open_engine().await;
     let mut known = Vec::new();
     for messages in Generator::new(Shape::Apart, transactions).parents_from_before() {
@@ -163,7 +167,7 @@ pub async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> 
 }
 
 /// Returns the events of the transactions, the last one first.
-pub fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessage> {
+fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessage> {
     let topic = deployment.program.topic("validated-txs");
     let generated = Generator::new(Shape::Apart, transactions).chunks(CALL).flatten();
     let mut messages: Vec<OutgoingMessage> = generated
@@ -178,7 +182,7 @@ pub fn messages(deployment: &Deployment, transactions: u64) -> Vec<OutgoingMessa
     messages
 }
 
-pub async fn producer(deployment: &Deployment) -> Arc<dyn Producer> {
+async fn producer(deployment: &Deployment) -> Arc<dyn Producer> {
     let settings = KafkaSettings {
         brokers: deployment.program.brokers().to_owned(),
         ..wiring::kafka_settings(&Config::default())

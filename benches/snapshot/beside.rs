@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
 use crate::{
-    ingest::{CALL, completed, fill, messages, producer, wait_until_completed},
+    ingest::{completed, fill_log, wait_until_completed},
     load::median,
     measure::env_number,
     measured,
@@ -23,14 +23,7 @@ pub async fn measure(servers: &BenchServers) {
     let rounds = env_number("SNAPSHOT_ROUNDS", 3).max(1);
     let deployment = servers.deploy();
     drop(deployment.start_instance(&[]));
-    fill(&deployment, transactions).await;
-    let producer = producer(&deployment).await;
-    let mut messages = messages(&deployment, transactions);
-    while !messages.is_empty() {
-        let rest = messages.split_off(messages.len().saturating_sub(CALL));
-        producer.produce_all(rest).await.expect("the log takes the events");
-    }
-    drop(producer);
+    fill_log(&deployment, transactions).await;
     let own = deployment.variables();
     let variables: Vec<(&str, &str)> = own.iter().map(|(name, value)| (*name, value.as_str())).collect();
     println!("\nIngest of {transactions} transactions on Aerospike: transactions/s alone, beside a creation, alone\n");
