@@ -68,8 +68,7 @@ pub(crate) enum OutcomeGap {
     /// present topic.
     OtherTopic,
     /// The retention of the topic has dropped offsets.
-    #[serde(rename = "retention")]
-    Dropped {
+    Retention {
         /// Number of the partition.
         partition: i32,
         /// First offset that the topic no longer has.

@@ -295,7 +295,7 @@ impl OutcomeReader {
                     self.missed.pop_front();
                 }
                 self.advance(partition, to - 1);
-                return Ok(Some(OutcomeItem::Gap(OutcomeGap::Dropped { partition, from, to })));
+                return Ok(Some(OutcomeItem::Gap(OutcomeGap::Retention { partition, from, to })));
             }
             let reader = part.broker.read(&part.partition, part.start).await?;
             let Some(part) = self.missed.pop_front() else { return Ok(None) };

@@ -387,7 +387,7 @@ pub(super) fn check(checker: &mut Checker<'_>) -> Option<Config> {
         http,
         log,
         ignored_names: Vec::new(),
-        used_aliases: Vec::new(),
+        aliases: Vec::new(),
     })
 }
 

@@ -57,7 +57,7 @@ pub struct Config {
     pub ignored_names: Vec<String>,
     /// Names of the reference document that stand for a setting: each sets the setting, or is ignored because another
     /// source sets the setting.
-    pub used_aliases: Vec<String>,
+    pub aliases: Vec<String>,
 }
 
 impl Config {
@@ -101,7 +101,7 @@ impl Config {
         let Merged { figment, ignored, aliases } = layers::merge(file, &environment, sections, &mut errors);
         let config = check::check(&mut check::Checker::new(&figment, &mut errors));
         match config {
-            Some(config) if errors.is_empty() => Ok(Config { ignored_names: ignored, used_aliases: aliases, ..config }),
+            Some(config) if errors.is_empty() => Ok(Config { ignored_names: ignored, aliases, ..config }),
             _ => Err(ConfigErrors(errors)),
         }
     }

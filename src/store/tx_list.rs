@@ -390,6 +390,7 @@ mod tests {
         store.sequenced(Key::master(txid(&lost)), Sequenced::Prune { height: 600, keep_until: Some(900) }).await;
         assert_eq!(list(&store, TxSelection::Conflicting, None).await.len(), 2, "a tombstone is not listed");
     }
+
     /// An index with an order is cut by count: keys that leave it move the bounds of its parts.
     #[tokio::test]
     async fn transactions_that_are_mined_meanwhile_hide_no_others() {

@@ -271,8 +271,8 @@ impl Config {
             _ => None,
         });
         warnings.extend(deprecated);
-        if !self.used_aliases.is_empty() {
-            let aliases = self.used_aliases.join(", ");
+        if !self.aliases.is_empty() {
+            let aliases = self.aliases.join(", ");
             warnings.push(format!("settings under names of the reference: {aliases}; a name of this store wins"));
         }
         if !self.ignored_names.is_empty() {
