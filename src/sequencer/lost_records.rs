@@ -11,7 +11,7 @@ use crate::{
         SequencerError,
         context::HandlerContext,
         holders::{HolderState, contest_holders},
-        pages::{complete, restore_page, update_masters},
+        pages::{apply_to_every_extra_page, complete, restore_page, update_masters},
         waiting::format_missing,
     },
     tx::Txid,
@@ -68,6 +68,18 @@ pub async fn wait_for_bodies(cx: &HandlerContext<'_>, txids: &[Txid]) -> Result<
         Ok(Err(listed))
     })
     .await
+}
+
+/// Applies an operation to every page of a transaction, the master last. A pruned transaction stays as it is.
+pub async fn apply_to_every_page(
+    cx: &HandlerContext<'_>,
+    txid: Txid,
+    operation: Sequenced,
+) -> Result<(), SequencerError> {
+    let master = wait_for_bodies(cx, &[txid]).await?.pop();
+    let Some(master) = master.filter(|master| master.pruned.is_none()) else { return Ok(()) };
+    apply_to_every_extra_page(cx, &master, &operation).await?;
+    cx.apply_to_master(txid, operation).await
 }
 
 /// Applies a decided operation on one slot. The transaction is waited for, and a page that a node lost is made again.

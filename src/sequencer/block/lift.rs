@@ -12,8 +12,7 @@ use crate::{
     sequencer::{
         SequencerError,
         context::{HandlerContext, distinct},
-        lost_records::{apply_to_stored_slot, wait_for_bodies},
-        pages::apply_to_every_extra_page,
+        lost_records::{apply_to_every_page, apply_to_stored_slot, wait_for_bodies},
         second_chances::publish_chances_after_lifting,
     },
     store::{into_page, read::TxReader},
@@ -62,11 +61,7 @@ async fn lift(cx: &HandlerContext<'_>, output: &LiftedOutput, block_height: u32)
 /// Ends the freezing of the whole transaction, since the flag has no exception for one output. Every page is written,
 /// even where the master is not frozen: a node may have lost the write of another page.
 async fn unfreeze_transaction(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
-    let master = wait_for_bodies(cx, &[txid]).await?.pop();
-    let Some(master) = master.filter(|master| master.pruned.is_none()) else { return Ok(()) };
-    let unfrozen = Sequenced::SetFrozen(false);
-    apply_to_every_extra_page(cx, &master, &unfrozen).await?;
-    cx.apply_to_master(txid, unfrozen).await?;
+    apply_to_every_page(cx, txid, Sequenced::SetFrozen(false)).await?;
     publish_chances_after_lifting(cx, &[txid], None).await
 }
 

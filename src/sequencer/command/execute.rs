@@ -14,7 +14,7 @@ use crate::{
         },
         context::HandlerContext,
         holders::{HolderState, contest_holder},
-        lost_records::{apply_to_stored_slot, wait_for_bodies},
+        lost_records::{apply_to_every_page, apply_to_stored_slot, wait_for_bodies},
         pages::{apply_to_every_extra_page, apply_to_slots, read_slots},
         second_chances::{publish_chances_after_lifting, publish_reconsider},
         settle::settle_transactions,
@@ -54,24 +54,12 @@ impl<'a> CommandExecutor<'a> {
             return Ok(());
         }
         match action {
-            CommandAction::Lock { txid } => {
-                wait_for_lost_spends(self.cx, *txid).await?;
-                self.apply_to_every_page(*txid, Sequenced::SetLocked(true)).await
-            }
-            CommandAction::Unlock { txid } => {
-                self.apply_to_every_page(*txid, Sequenced::SetLocked(false)).await?;
-                publish_chances_after_lifting(self.cx, &[*txid], None).await
-            }
-            CommandAction::FreezeTransaction { txid } => {
-                wait_for_lost_spends(self.cx, *txid).await?;
-                self.apply_to_every_page(*txid, Sequenced::SetFrozen(true)).await
-            }
-            CommandAction::UnfreezeTransaction { txid } => {
-                self.apply_to_every_page(*txid, Sequenced::SetFrozen(false)).await?;
-                publish_chances_after_lifting(self.cx, &[*txid], None).await
-            }
+            CommandAction::Lock { txid } => self.set_flag(*txid, Sequenced::SetLocked(true)).await,
+            CommandAction::Unlock { txid } => self.clear_flag(*txid, Sequenced::SetLocked(false)).await,
+            CommandAction::FreezeTransaction { txid } => self.set_flag(*txid, Sequenced::SetFrozen(true)).await,
+            CommandAction::UnfreezeTransaction { txid } => self.clear_flag(*txid, Sequenced::SetFrozen(false)).await,
             CommandAction::Preserve { txid, until } => {
-                self.apply_to_every_page(*txid, Sequenced::Preserve { until: *until }).await
+                apply_to_every_page(self.cx, *txid, Sequenced::Preserve { until: *until }).await
             }
             CommandAction::Delete { txid } => self.delete(*txid).await,
             CommandAction::Freeze { outpoint } => {
@@ -97,14 +85,16 @@ impl<'a> CommandExecutor<'a> {
         }
     }
 
-    /// Applies an operation to every page of a transaction, the master last.
-    async fn apply_to_every_page(&self, txid: Txid, operation: Sequenced) -> Result<(), SequencerError> {
-        let Some(master) = wait_for_bodies(self.cx, &[txid]).await?.pop() else { return Ok(()) };
-        if let TxState::Pruned(_) = master.state() {
-            return Ok(());
-        }
-        apply_to_every_extra_page(self.cx, &master, &operation).await?;
-        self.cx.apply_to_master(txid, operation).await
+    /// Sets a flag that bars all outputs of a transaction.
+    async fn set_flag(&self, txid: Txid, flag: Sequenced) -> Result<(), SequencerError> {
+        wait_for_lost_spends(self.cx, txid).await?;
+        apply_to_every_page(self.cx, txid, flag).await
+    }
+
+    /// Clears a flag that barred all outputs of a transaction.
+    async fn clear_flag(&self, txid: Txid, flag: Sequenced) -> Result<(), SequencerError> {
+        apply_to_every_page(self.cx, txid, flag).await?;
+        publish_chances_after_lifting(self.cx, &[txid], None).await
     }
 
     /// Frees a slot that a command was granted. The holder is not live, or the decision is applied again: then the

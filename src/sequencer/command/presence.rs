@@ -48,7 +48,7 @@ pub async fn wait_for_transaction(
 ) -> Result<Result<Arc<Page>, CommandResult>, SequencerError> {
     let mut waiting = cx.start_wait("the transaction of a command");
     let waits = || async { cx.command_waits.lock().await };
-    let can_be_lost = cx.parts.nodes.can_lose_writes() && !waits().await.is_past_restart;
+    let can_be_lost = may_lack_events(cx).await;
     let mut is_over = false;
     loop {
         if let Some(page) = cx.master(txid).await? {
@@ -77,7 +77,7 @@ pub async fn wait_for_transaction(
 /// no writes, or after an earlier wait.
 pub async fn wait_for_lost_spends(cx: &HandlerContext<'_>, txid: Txid) -> Result<(), SequencerError> {
     let waits = || async { cx.command_waits.lock().await };
-    if !cx.applied_again || !cx.parts.nodes.can_lose_writes() || waits().await.is_past_restart {
+    if !cx.applied_again || !may_lack_events(cx).await {
         return Ok(());
     }
     let mut waiting = cx.start_wait("spends that a node may have lost");
@@ -86,6 +86,11 @@ pub async fn wait_for_lost_spends(cx: &HandlerContext<'_>, txid: Txid) -> Result
         waiting.pause_for(&txid.to_string()).await;
     }
     Ok(())
+}
+
+/// Returns whether events whose writes a node lost may not have come again.
+async fn may_lack_events(cx: &HandlerContext<'_>) -> bool {
+    cx.parts.nodes.can_lose_writes() && !cx.command_waits.lock().await.is_past_restart
 }
 
 /// Looks at the partitions that the command waits for: all of them, or the one of its transaction. Returns whether

@@ -12,7 +12,7 @@ use utxo_store::{
 use super::{
     Logged,
     facts::{Coin, Origin},
-    history::{History, Tip, TxStatus},
+    history::{History, Tip, TxEntry, TxStatus},
     replay::Replay,
 };
 
@@ -337,22 +337,25 @@ impl Replay<'_> {
     }
 
     fn set_locked(&mut self, txid: &Txid, locked: bool) -> ExpectedResult {
-        if self.history.is_locked(txid) == locked {
-            return Nothing;
-        }
-        self.history.tx_entry(txid).locked = Some(locked);
-        if !locked {
-            self.reconsider_children(*txid, |_| true);
-        }
-        Done
+        self.set_flag(txid, locked, self.history.is_locked(txid), |tx_entry| &mut tx_entry.locked)
     }
 
     fn set_frozen(&mut self, txid: &Txid, frozen: bool) -> ExpectedResult {
-        if self.history.is_transaction_frozen(txid) == frozen {
+        self.set_flag(txid, frozen, self.history.is_transaction_frozen(txid), |tx_entry| &mut tx_entry.frozen)
+    }
+
+    fn set_flag(
+        &mut self,
+        txid: &Txid,
+        value: bool,
+        present: bool,
+        flag: fn(&mut TxEntry) -> &mut Option<bool>,
+    ) -> ExpectedResult {
+        if present == value {
             return Nothing;
         }
-        self.history.tx_entry(txid).frozen = Some(frozen);
-        if !frozen {
+        *flag(self.history.tx_entry(txid)) = Some(value);
+        if !value {
             self.reconsider_children(*txid, |_| true);
         }
         Done
