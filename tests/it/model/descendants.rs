@@ -121,7 +121,7 @@ impl Replay<'_> {
         let won: BTreeSet<Outpoint> = accepted.iter().flat_map(|txid| self.history.inputs(txid)).collect();
         let live = newly_conflicting.iter().filter(|(_, live)| *live);
         let affected: BTreeSet<Txid> = newly_conflicting.iter().map(|(txid, _)| *txid).collect();
-        // Outputs of a conflicting transaction are spendable by none, and outputs of a frozen one only once it is unfrozen.
+        // Outputs of a conflicting transaction are spendable by none, those of a frozen one after the freezing.
         let free = |outpoint: &Outpoint| {
             let is_barred = affected.contains(&outpoint.txid) || self.history.is_transaction_frozen(&outpoint.txid);
             !won.contains(outpoint) && !is_barred
