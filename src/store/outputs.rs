@@ -40,6 +40,13 @@ pub struct OutputState {
     pub output: Option<StoredOutput>,
 }
 
+impl OutputState {
+    /// Returns whether the output exists and was not in the records that were read.
+    pub fn is_in_body(&self) -> bool {
+        self.utxo_hash.is_some() && self.output.is_none()
+    }
+}
+
 /// Question about an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputQuery {
@@ -148,6 +155,20 @@ impl<'a> OutputReader<'a> {
     /// Reads the states of outputs, with one batch of reads for all records. `state[i]` belongs to `queries[i]`; an
     /// output whose records or body cannot be read has an error of its own.
     pub async fn read(&self, queries: &[OutputQuery], options: OutputOptions) -> Vec<Result<OutputState, ReadError>> {
+        let mut states = self.read_records(queries, options).await;
+        if options.output {
+            self.load_outputs(&mut states).await;
+        }
+        states
+    }
+
+    /// As [`read`](Self::read), from records alone: an output whose body is in the blob store has a state without
+    /// amount and script ([`OutputState::is_in_body`]).
+    pub async fn read_records(
+        &self,
+        queries: &[OutputQuery],
+        options: OutputOptions,
+    ) -> Vec<Result<OutputState, ReadError>> {
         let locate = |outpoint| self.store.locate_slot(outpoint);
         let ReadPlan { rows, places } = ReadPlan::of(queries, options.output, locate);
         let read = self.store.read_selected(rows).await;
@@ -161,11 +182,7 @@ impl<'a> OutputReader<'a> {
             };
             records.state(query, options.height)
         };
-        let mut states: Vec<_> = queries.iter().zip(places).map(state).collect();
-        if options.output {
-            self.load_outputs(&mut states).await;
-        }
-        states
+        queries.iter().zip(places).map(state).collect()
     }
 
     /// Loads the outputs that no record holds from the bodies of their transactions.
@@ -174,7 +191,7 @@ impl<'a> OutputReader<'a> {
         for (index, state) in states.iter().enumerate() {
             if let Ok(state) = state
                 && let Some(hash) = state.utxo_hash
-                && state.output.is_none()
+                && state.is_in_body()
             {
                 missing.entry(state.outpoint.txid).or_default().push((index, state.outpoint.vout, hash));
             }

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{
     binary,
-    context::{ApiContext, refuse_unavailable},
+    context::{ApiContext, compute, refuse_unavailable},
     memory::estimate_body,
     model::OutputView,
     params::{
@@ -28,7 +28,7 @@ use crate::{
         limits::LimitedBody,
         problem::{Problem, ProblemKind},
     },
-    record::{Key, SelectedPage, Selection},
+    record::{Key, SelectedPage, Selection, build::InlineBodies},
     store::{
         StateStore,
         outputs::{OutputOptions, OutputQuery, OutputReader, OutputState},
@@ -118,9 +118,14 @@ pub async fn get_output(
     let outpoint = Outpoint { txid: parse(&txid)?, vout: parse_number("vout", &vout)? };
     let store = context.store()?;
     let options = options(&context, &store, &params, true).await?;
-    let mut states = read_batch(&context, &store, &[outpoint], options, &memory).await?;
-    let state = states.pop().unwrap_or_else(|| unreachable!("one state for one outpoint"));
-    Ok(Json(OutputView::from(&state?)))
+    let state = match read_record(&context, &store, outpoint, options, &memory).await? {
+        Some(state) => state,
+        None => {
+            let mut states = read_batch(&context, &store, &[outpoint], options, &memory).await?;
+            states.pop().unwrap_or_else(|| unreachable!("one state for one outpoint"))?
+        }
+    };
+    Ok(Json(OutputView::from(&state)))
 }
 
 /// Read the states of many outputs, with one batch of reads.
@@ -167,7 +172,19 @@ pub async fn post_outputs_batch(
     check_count(&context, keys.len())?;
     let parsed: Vec<Result<Outpoint, Problem>> = keys.iter().map(|key| parse::<Outpoint>(key)).collect();
     let outpoints: Vec<Outpoint> = parsed.iter().flatten().copied().collect();
-    let mut states = read_batch(&context, &store, &outpoints, options, &memory).await?.into_iter();
+    let states = read_batch(&context, &store, &outpoints, options, &memory).await?;
+    let bytes = states.iter().map(answer_bytes).sum();
+    let answer = move || Json(OutputsAnswer { outputs: answer_keys(keys, parsed, states) }).into_response();
+    Ok(compute(bytes, answer).await)
+}
+
+/// Answers each key with the next state, or with the reason why the key is none.
+fn answer_keys(
+    keys: Vec<String>,
+    parsed: Vec<Result<Outpoint, Problem>>,
+    states: Vec<Result<OutputState, Problem>>,
+) -> Vec<OutputAnswer> {
+    let mut states = states.into_iter();
     let answer = |(outpoint, parsed): (String, Result<Outpoint, Problem>)| {
         let state = parsed.and_then(|_| {
             let state = states.next().unwrap_or_else(|| unreachable!("one state for one outpoint"));
@@ -178,8 +195,39 @@ pub async fn post_outputs_batch(
             Err(error) => OutputAnswer::Failed { outpoint, error },
         }
     };
-    let outputs = keys.into_iter().zip(parsed).map(answer).collect();
-    Ok(Json(OutputsAnswer { outputs }).into_response())
+    keys.into_iter().zip(parsed).map(answer).collect()
+}
+
+/// Returns the memory of one output in an answer.
+fn answer_bytes(state: &Result<OutputState, Problem>) -> u64 {
+    let output = state.as_ref().ok().and_then(|state| state.output.as_ref());
+    ANSWER_BYTES + output.map_or(0, |output| output.script.len() as u64) * SCRIPT_COPIES
+}
+
+/// Reads an output with its script by one read of its record, whose bodies have a limit. `None`: records have no limit
+/// that the memory of requests permits, or the output is in the blob store.
+async fn read_record(
+    context: &ApiContext,
+    store: &StateStore,
+    outpoint: Outpoint,
+    options: OutputOptions,
+    memory: &RequestBytes,
+) -> Result<Option<OutputState>, Problem> {
+    let script_limit = match store.inline() {
+        InlineBodies::UpTo(limit) if options.output && limit <= memory.limit() / SCRIPT_SHARE => limit,
+        InlineBodies::UpTo(_) | InlineBodies::All => return Ok(None),
+    };
+    let part = memory.begin_part();
+    part.reserve(script_limit)?;
+    let query = OutputQuery { outpoint, hash: None };
+    let mut states = context.bound_store(OutputReader::of(store).read_records(&[query], options)).await?;
+    let state = states.pop().unwrap_or_else(|| unreachable!("one state for one query"))?;
+    if state.is_in_body() {
+        return Ok(None);
+    }
+    let state = Ok(state);
+    memory.reserve(answer_bytes(&state))?;
+    Ok(state.ok())
 }
 
 async fn read_batch(
