@@ -1,6 +1,6 @@
 //! `/v1/transactions:batch`: many transactions in one request, read and sent a part at a time.
 
-use std::{collections::VecDeque, vec};
+use std::{collections::VecDeque, sync::Arc, vec};
 
 use axum::{
     body::{Body, Bytes},
@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::{
     binary,
-    context::{ApiContext, refuse_unavailable},
+    context::{ApiContext, compute, refuse_unavailable},
     memory::{estimate_answer, is_external},
     model::{SelectedFields, TransactionData},
     outputs::check_count,
@@ -147,8 +147,7 @@ type FoundKey = (String, Result<Option<StoredTransaction>, Problem>);
 struct BatchReader {
     context: ApiContext,
     store: StateStore,
-    fields: SelectedFields,
-    form: BatchForm,
+    encoder: Arc<PartEncoder>,
     /// Keys whose masters are not read yet.
     keys: vec::IntoIter<BatchKey>,
     /// Keys whose masters are read, without bodies and slots.
@@ -168,8 +167,8 @@ impl BatchReader {
         form: BatchForm,
         keys: Vec<BatchKey>,
     ) -> Self {
-        let keys = keys.into_iter();
-        BatchReader { context, store, fields, form, keys, masters: VecDeque::new(), reserved: 0 }
+        let (keys, encoder) = (keys.into_iter(), Arc::new(PartEncoder { fields, form }));
+        BatchReader { context, store, encoder, keys, masters: VecDeque::new(), reserved: 0 }
     }
 
     /// Reads the first part, so that a store that does not answer is answered with 503, and streams the others.
@@ -177,14 +176,14 @@ impl BatchReader {
         let missing = self.prepare_part().await?;
         memory.reserve(missing)?;
         let first = self.read_part().await?;
-        let content_type = match self.form {
+        let content_type = match self.encoder.form {
             BatchForm::Json => JSON,
             BatchForm::Binary => OCTET_STREAM,
         };
-        let mut head = self.open().to_vec();
-        head.extend(self.encode(first, true));
+        let mut head = self.encoder.open().to_vec();
+        head.extend(self.encode(first, true).await);
         if self.is_done() {
-            head.extend_from_slice(self.close());
+            head.extend_from_slice(self.encoder.close());
             return Ok(([(header::CONTENT_TYPE, content_type)], head).into_response());
         }
         // A slow reader of the answer keeps a part of it in memory.
@@ -214,9 +213,9 @@ impl BatchReader {
         let missing = self.prepare_part().await?;
         memory.reserve_within(missing, self.context.limits.timeout).await?;
         let part = self.read_part().await?;
-        let mut encoded = self.encode(part, false);
+        let mut encoded = self.encode(part, false).await;
         if self.is_done() {
-            encoded.extend_from_slice(self.close());
+            encoded.extend_from_slice(self.encoder.close());
         }
         Ok(encoded.into())
     }
@@ -241,7 +240,7 @@ impl BatchReader {
         let found = self.context.limits.bound_batch(reader.get_many(&txids, ReadFields::default())).await?;
         let found: Vec<Result<_, Problem>> = found.into_iter().map(|found| Ok(found?)).collect();
         refuse_unavailable(&found)?;
-        let (mut found, parts) = (found.into_iter(), self.fields.parts());
+        let (mut found, parts) = (found.into_iter(), self.encoder.fields.parts());
         let answer = |(key, txid): BatchKey| {
             let found = txid.and_then(|_| found.next().unwrap_or_else(|| unreachable!("one answer for one txid")));
             let excess = |stored: &StoredTransaction| find_excess(stored, parts);
@@ -268,14 +267,14 @@ impl BatchReader {
 
     fn estimate(&self, found: &Result<Option<StoredTransaction>, Problem>) -> u64 {
         let stored = found.as_ref().ok().and_then(Option::as_ref);
-        stored.map_or(ABSENT_BYTES, |stored| estimate_answer(&stored.master, &self.fields))
+        stored.map_or(ABSENT_BYTES, |stored| estimate_answer(&stored.master, &self.encoder.fields))
     }
 
     /// Reads what the fields need besides the masters. A transaction that cannot be read has an error of its own.
     async fn read_part(&mut self) -> Result<Vec<FoundKey>, Problem> {
         let len = self.part_len().min(self.masters.len());
         let mut part: Vec<FoundKey> = self.masters.drain(..len).collect();
-        let parts = self.fields.parts();
+        let parts = self.encoder.fields.parts();
         if parts == ReadFields::default() {
             return Ok(part);
         }
@@ -291,6 +290,21 @@ impl BatchReader {
         Ok(part)
     }
 
+    /// Encodes a part on a thread of its own, if the part is large.
+    async fn encode(&self, part: Vec<FoundKey>, is_first: bool) -> Vec<u8> {
+        let bytes = part.iter().map(|(_, found)| self.estimate(found)).sum();
+        let encoder = self.encoder.clone();
+        compute(bytes, move || encoder.encode(part, is_first)).await
+    }
+}
+
+/// Encoder of the parts of an answer.
+struct PartEncoder {
+    fields: SelectedFields,
+    form: BatchForm,
+}
+
+impl PartEncoder {
     fn open(&self) -> &'static [u8] {
         if self.form == BatchForm::Json { b"{\"transactions\":[" } else { b"" }
     }
