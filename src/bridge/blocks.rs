@@ -133,6 +133,7 @@ impl BlockBridge {
         let (low, end) = until_answered(|| broker.watermarks(partition)).await?;
         // The messages before the committed offset give the branches; their events are published.
         let mut position = low.max(start.offset.saturating_sub(WINDOW));
+        forwarder.read_works(position, end).await?;
         let mut reader = until_answered(|| broker.read(partition, position)).await?;
         let mut checked = Instant::now();
         loop {

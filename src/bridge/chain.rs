@@ -82,8 +82,10 @@ struct KnownBlock {
     /// `None`: only blocks after this one are known.
     previous: Option<[u8; 32]>,
     height: u32,
-    /// `None`: the message was not read since the start.
+    /// `None`: no message of the block was read.
     work: Option<u128>,
+    /// The message of the block was planned since the start.
+    is_planned: bool,
     published: Option<PublishedBlock>,
 }
 
@@ -120,6 +122,15 @@ impl BlockTree {
         self.last_id = self.last_id.max(Some(block.block_id));
         self.lowest = Some(self.lowest.map_or(block.height, |lowest| lowest.min(block.height)));
         self.add_link(block.hash, block.previous, block.height).published.get_or_insert(block);
+    }
+
+    /// Notes the work of a published block whose message is still to be planned. Returns whether the block is one.
+    pub fn note_work(&mut self, link: &BlockLink) -> bool {
+        let Some(known) = self.known.get_mut(&link.hash).filter(|known| known.published.is_some()) else {
+            return false;
+        };
+        known.work = Some(link.work);
+        true
     }
 
     /// Sets the tip of the chain.
@@ -167,7 +178,7 @@ impl BlockTree {
     pub fn plan(&mut self, link: &BlockLink) -> Result<BlockStep, ChainError> {
         self.has_begin |= self.begin_after == Some(link.hash);
         let known = self.known.get(&link.hash);
-        if known.is_some_and(|known| known.work.is_some()) {
+        if known.is_some_and(|known| known.is_planned) {
             return Ok(BlockStep::Repeat);
         }
         let is_published = known.is_some_and(|known| known.published.is_some());
@@ -184,7 +195,8 @@ impl BlockTree {
             }
             None => return Ok(BlockStep::Wait),
         };
-        self.add_link(link.hash, link.previous, link.height).work = Some(link.work);
+        let known = self.add_link(link.hash, link.previous, link.height);
+        (known.work, known.is_planned) = (Some(link.work), true);
         Ok(step)
     }
 
@@ -193,8 +205,8 @@ impl BlockTree {
         if link.previous == tip {
             return Ok(BlockStep::Extend);
         }
-        // A message can be read before the messages of published blocks, after a kill. Blocks near each other have
-        // about the same work.
+        // The messages of the oldest published blocks are not read again. Blocks near each other have about the same
+        // work.
         let work_of = |block: &KnownBlock| block.work.unwrap_or(link.work);
         let no_fork = ChainError::NoFork(self.known.len());
         let (mut disconnected, mut connected) = (Vec::new(), Vec::new());
@@ -350,6 +362,25 @@ mod tests {
         tree.set_tip([3; 32], 11);
         let links = [link(33, 2, 11), link(44, 33, 12)];
         assert_eq!(plan_all(&mut tree, &links), [SIDE, reorg(&[3], &[33])]);
+    }
+
+    /// Block 4 waits for block 3. Block 2 extends the tip, block 3 arrives on the side, and the bridge is killed before
+    /// the event of block 4, whose message comes before that of block 2.
+    /// Protects: the next start knows the work of block 2 before the message of block 4 is planned.
+    #[test]
+    fn a_bridge_that_was_killed_stays_on_the_branch_with_more_work() {
+        let heavy = BlockLink { work: 1_000, ..link(2, 1, 10) };
+        let (side, waiting) = (link(3, 1, 10), link(4, 3, 11));
+        let mut tree = BlockTree::default();
+        let messages = [link(1, 0, 9), waiting, heavy, side];
+        assert_eq!(plan_all(&mut tree, &messages), [EXTEND, WAIT, EXTEND, SIDE]);
+        let mut restarted = BlockTree::default();
+        [(messages[0], 1), (heavy, 2), (side, 3)].iter().for_each(|(link, id)| {
+            restarted.add_published(published(link, *id));
+        });
+        restarted.set_tip(heavy.hash, heavy.height);
+        assert_eq!(messages.map(|link| restarted.note_work(&link)), [true, false, true, true]);
+        assert_eq!(plan_all(&mut restarted, &messages), [REPEAT, SIDE, REPEAT, REPEAT]);
     }
 
     #[test]

@@ -118,6 +118,27 @@ impl<'a> Forwarder<'a> {
         Ok(forwarder)
     }
 
+    /// Reads the works of the published blocks from their messages, before the first message is planned: a message that
+    /// waits for another can come before those of blocks that are published already.
+    pub(super) async fn read_works(&mut self, from: u64, end: u64) -> Result<(), BridgeError> {
+        if self.tree.tip_height().is_none() {
+            return Ok(());
+        }
+        let mut range = LogRange::open(self.bridge.broker.as_ref(), self.partition, from, end).await?;
+        let mut unpublished = 0;
+        while unpublished <= MAX_WAITING
+            && let Some(messages) = range.next().await?
+        {
+            for message in messages {
+                // A message that is no block gets its dead letter in its turn.
+                let read = BlockMessage::decode(&message.payload);
+                let is_published = read.is_ok_and(|read| self.tree.note_work(&read.link));
+                unpublished = if is_published { 0 } else { unpublished + 1 };
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a published event.
     fn add(&mut self, sequence: u64, event: NotedEvent) {
         event.blocks.into_iter().for_each(|block| self.tree.add_published(block));
