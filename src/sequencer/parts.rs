@@ -121,9 +121,6 @@ pub struct SequencerParts {
     pub tx_notifier: TxNotifier,
     /// The last verdicts before a rebuild's frontier; empty without a rebuild.
     pub verdicts: Arc<LastVerdicts>,
-    /// Chain offset from which events publish second chances: below it a restored store has them in the log; 0 for any
-    /// other store.
-    pub chances_from: u64,
     /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.

@@ -45,6 +45,10 @@ pub struct ChainState {
     /// median time, and 64 more that a reorg can disconnect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub times: Vec<u32>,
+    /// Chain offset from which events publish second chances. Every event below was handled whole before a restore set
+    /// the committed offset back, and its second chances are in the log. 0: the group has had no restore.
+    #[serde(default, rename = "chances", skip_serializing_if = "is_zero")]
+    pub chances_from: u64,
 }
 
 /// Blocks whose median header time is the median time of the chain.
@@ -52,8 +56,8 @@ const MEDIAN_OF: usize = 11;
 /// Header times kept: some 800 bytes in a commit.
 const MAX_TIMES: usize = MEDIAN_OF + 64;
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 /// The last block of the longest chain.
@@ -190,6 +194,7 @@ mod tests {
             era: u32::MAX,
             nodes: "0123456789abcdef".into(),
             times: vec![u32::MAX; MAX_TIMES],
+            chances_from: u64::MAX,
         };
         let metadata = state.to_metadata();
         assert!(metadata.len() < 1_500, "{metadata}");

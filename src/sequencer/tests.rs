@@ -60,7 +60,6 @@ pub(super) async fn parts() -> SequencerParts {
         ownership: Arc::new(UnverifiedStore),
         tx_notifier: TxNotifier::default(),
         verdicts: Arc::default(),
-        chances_from: 0,
         monitor: None,
         speculation: None,
         record_cache: None,

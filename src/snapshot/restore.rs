@@ -122,11 +122,10 @@ impl<'a> Restore<'a> {
         if !refused.is_empty() {
             return Err(SnapshotError::Refused(refused));
         }
-        let chain_commit = chain_commit(&manifest);
+        let chain_commit = Some(chain_commit(&manifest, &state));
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
-        // An earlier restore can have set the committed offset back.
-        let decided = read_handled(settings, broker, state.decisions_from).await?;
-        let handled_chain = Frontier::read(settings, broker).await?.consumed.chain.max(decided);
+        let handled_chain = read_handled(settings, broker, state.decisions_from).await?;
+        let state = ChainState { chances_from: state.chances_from.max(handled_chain), ..state };
         let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
         Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
@@ -174,8 +173,7 @@ impl<'a> Restore<'a> {
         let commits: Vec<(TopicPartition, CommittedOffset)> =
             validated.map(|(number, offset)| (at(*number), reset_commit(*offset))).collect();
         broker.set_committed(group, &commits).await?;
-        let commit =
-            chain_commit(&self.manifest).unwrap_or_else(|| CommittedOffset { offset: 0, metadata: String::new() });
+        let commit = chain_commit(&self.manifest, &self.state);
         let chain = self.settings.partition(Topic::Chain, 0);
         Ok(broker.set_committed(&chain_group(group), &[(chain, commit)]).await?)
     }
@@ -210,9 +208,20 @@ impl ChunkSource for Chunks<'_> {
     }
 }
 
+/// Returns the chain offset below which the group has handled every event whole, by its committed offset, or by that
+/// before an earlier restore.
+async fn read_handled(settings: &InstanceSettings, broker: &dyn Broker, from: u64) -> Result<u64, SnapshotError> {
+    let Frontier { consumed, chain_commit, .. } = Frontier::read(settings, broker).await?;
+    let metadata = chain_commit.map(|committed| committed.metadata).unwrap_or_default();
+    let state = ChainState::from_metadata(&metadata).map_err(|error| SnapshotError::Group(error.to_string()))?;
+    // A group that was stopped for long has lost its commits.
+    let decided = read_decided(settings, broker, from).await?;
+    Ok(consumed.chain.max(state.chances_from).max(decided))
+}
+
 /// Returns the chain offset below which every event was handled whole, by the decisions from this offset of their topic
 /// on: a sequencer decides in the order of the chain. The events of the last message may not be applied yet.
-async fn read_handled(settings: &InstanceSettings, broker: &dyn Broker, from: u64) -> Result<u64, BrokerError> {
+async fn read_decided(settings: &InstanceSettings, broker: &dyn Broker, from: u64) -> Result<u64, BrokerError> {
     let decisions = settings.partition(Topic::Decisions, 0);
     let (low, high) = until_answered(|| broker.watermarks(&decisions)).await?;
     let (mut range, mut handled) = (LogRange::open(broker, &decisions, from.max(low), high).await?, 0);
@@ -225,11 +234,11 @@ async fn read_handled(settings: &InstanceSettings, broker: &dyn Broker, from: u6
     Ok(handled)
 }
 
-/// Returns the commit of the chain of a snapshot; `None`: the group had committed nothing. A chain that has begun a new
-/// era before its first event was handled has committed offset 0 with that era.
-fn chain_commit(manifest: &Manifest) -> Option<CommittedOffset> {
-    let (offset, metadata) = (manifest.plan.offsets.chain, manifest.plan.chain_state.clone());
-    (!metadata.is_empty()).then_some(CommittedOffset { offset, metadata })
+/// Returns the commit of the chain for a restored store.
+fn chain_commit(manifest: &Manifest, state: &ChainState) -> CommittedOffset {
+    // A group whose instances have committed nothing had no state.
+    let offset = if manifest.plan.chain_state.is_empty() { 0 } else { manifest.plan.offsets.chain };
+    CommittedOffset { offset, metadata: state.to_metadata() }
 }
 
 /// Returns the meta record of the restored store: what the offsets of the snapshot prove, and nothing later.

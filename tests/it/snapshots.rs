@@ -11,10 +11,11 @@ use utxo_store::{
         BlobOptions, BlobStore, SnapshotPlace,
         fault::{BlobFault, FaultStore},
     },
-    broker::{Broker, TopicPartition},
+    broker::{Broker, CommittedOffset, TopicPartition},
     engine::{OpenOptions, Row, StoreUrl, aerospike::AerospikeEngine, memory::MemoryEngine},
     instance::InstanceError,
     record::{Body, Key, MetaRecord, Operation, Record, StoredOutput, TxState},
+    sequencer::{chain_group, state::ChainState},
     snapshot::{CreateOptions, CreateReport, Shelf, SnapshotError, create, restore, verify},
     store::{
         StateStore,
@@ -142,16 +143,28 @@ async fn a_second_restore_knows_the_events_that_were_handled_before_the_first() 
     for vout in [0, 1] {
         world.validate(&spend(&[seed.coin(vout)], 1, 2)).await;
     }
+    // A block is handled without a decision.
+    world.mine(1, &[&payments[0]]).await;
     world.run_until_consumed().await;
     let end = world.end("chain", 0).await;
-    assert!(end >= created.offsets.chain + 2, "two contests");
+    assert!(end >= created.offsets.chain + 3, "two contests and a block");
+    let committed_chain = async || {
+        let at = TopicPartition { topic: world.settings.topics.chain.as_str().into(), partition: 0 };
+        let committed = world.broker.committed(&chain_group(&world.settings.pipeline.group), &[at]).await.unwrap();
+        let CommittedOffset { offset, metadata } = committed.into_iter().flatten().next().unwrap();
+        (offset, ChainState::from_metadata(&metadata).unwrap().chances_from)
+    };
+    assert_eq!(committed_chain().await, (end, 0));
     for restore in 0..3 {
         let other = empty_beside(&world);
         restore_into(&other, &shelf, &created.name).await.unwrap();
         let restored = other.store.meta().await.unwrap().unwrap().restored.unwrap();
-        let expected = if restore == 0 { end } else { restored.handled_chain };
-        assert_eq!(restored.handled_chain, expected, "restore {restore}");
-        assert!(restored.handled_chain > created.offsets.chain, "restore {restore}: {restored:?}");
+        assert_eq!(restored.handled_chain, end, "restore {restore}");
+        assert_eq!(committed_chain().await, (created.offsets.chain, end), "restore {restore}");
+        if restore == 1 {
+            other.run_until_consumed().await;
+            assert_eq!(committed_chain().await, (end, end), "each commit of the sequencer keeps the offset");
+        }
     }
 }
 
