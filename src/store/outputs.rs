@@ -162,7 +162,7 @@ impl<'a> OutputReader<'a> {
         states
     }
 
-    /// As [`read`](Self::read), from records alone: an output whose body is in the blob store has a state without
+    /// Reads as [`read`](Self::read) does, from records alone: an output whose body is in the blob store has a state without
     /// amount and script ([`OutputState::is_in_body`]).
     pub async fn read_records(
         &self,
