@@ -162,8 +162,8 @@ impl<'a> OutputReader<'a> {
         states
     }
 
-    /// Reads as [`read`](Self::read) does, from records alone: an output whose body is in the blob store has a state without
-    /// amount and script ([`OutputState::is_in_body`]).
+    /// Reads as [`read`](Self::read) does, from records alone: an output whose body is in the blob store has a state
+    /// without amount and script ([`OutputState::is_in_body`]).
     pub async fn read_records(
         &self,
         queries: &[OutputQuery],
