@@ -1,25 +1,14 @@
 //! Creation of a snapshot beside running instances (`docs/protocols/snapshot.md`).
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{num::NonZeroU32, time::Duration};
 
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ChunkEntry, CopyProgress, FORMAT, Manifest, OnProgress, Shelf, SnapshotError, SnapshotPlan, Totals,
-    chunk::ChunkWriter,
-    load::to_snapshot,
-    manifest::{BLOCKS, COMMANDS, Offsets},
-    restore::find_lost_offsets,
+    ChunkEntry, FORMAT, Manifest, OnProgress, Shelf, SnapshotError, SnapshotPlan, Totals, manifest::Offsets,
+    restore::find_lost_offsets, scan::scan_all,
 };
 use crate::{
-    engine::{Cursor, EngineError, ScanPage, ScanPart, Set},
     event::Topic,
     instance::{InstanceParts, InstanceSettings, frontier::Frontier},
     record::MetaRecord,
@@ -43,6 +32,8 @@ pub struct CreateOptions {
     pub chunk_bytes: usize,
     /// Records that are read at a time.
     pub batch: usize,
+    /// Records that all parts read together in a second; `None`: as many as the store gives.
+    pub records_per_second: Option<NonZeroU32>,
     /// Time for which pruning waits after the last sign of life of the command: a stopped creation continues within.
     pub hold: Duration,
     /// Time between two signs of life. Another process continues a creation that gives none for three times as long.
@@ -55,6 +46,7 @@ impl Default for CreateOptions {
             parts: 8,
             chunk_bytes: 16 << 20,
             batch: 1_000,
+            records_per_second: None,
             hold: Duration::from_secs(3_600),
             sign_of_life: Duration::from_secs(2),
         }
@@ -90,6 +82,20 @@ pub async fn create(
     shutdown: &CancellationToken,
     on_progress: OnProgress<'_>,
 ) -> Result<CreateReport, SnapshotError> {
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => Err(SnapshotError::Stopped),
+        created = Box::pin(begin_or_continue(settings, parts, shelf, options, on_progress)) => created,
+    }
+}
+
+async fn begin_or_continue(
+    settings: &InstanceSettings,
+    parts: &InstanceParts,
+    shelf: &Shelf,
+    options: CreateOptions,
+    on_progress: OnProgress<'_>,
+) -> Result<CreateReport, SnapshotError> {
     let store = &parts.store;
     let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
     check_not_rebuilding(&meta)?;
@@ -110,7 +116,6 @@ pub async fn create(
     };
     let scanned = tokio::select! {
         biased;
-        () = shutdown.cancelled() => return Err(SnapshotError::Stopped),
         lost = keep_hold(parts, &hold, options) => Err(lost),
         scanned = scan_all(store, shelf, &plan, options, on_progress) => scanned,
     };
@@ -333,159 +338,4 @@ async fn end(
         Manifest { format: FORMAT, plan: plan.clone(), ended_ms: parts.clock.now_ms(), until, chunks, totals };
     manifest.check().map_err(SnapshotError::Task)?;
     Ok(manifest)
-}
-
-/// Progress of a copy that all parts share.
-#[derive(Default)]
-struct SharedProgress {
-    records: AtomicU64,
-    bytes: AtomicU64,
-    chunks: AtomicU64,
-}
-
-impl SharedProgress {
-    fn add(&self, entry: &ChunkEntry) {
-        self.records.fetch_add(entry.records, Ordering::Relaxed);
-        self.bytes.fetch_add(entry.bytes, Ordering::Relaxed);
-        self.chunks.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn read(&self) -> CopyProgress {
-        let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        CopyProgress {
-            records: read(&self.records),
-            bytes: read(&self.bytes),
-            chunks: read(&self.chunks),
-            all_chunks: 0,
-        }
-    }
-}
-
-/// Time between two reports of the progress.
-const REPORT_INTERVAL: Duration = Duration::from_millis(500);
-
-/// Scans all parts, each in a task of its own. Returns the chunks by part and number.
-async fn scan_all(
-    store: &StateStore,
-    shelf: &Shelf,
-    plan: &SnapshotPlan,
-    options: CreateOptions,
-    on_progress: OnProgress<'_>,
-) -> Result<(Vec<ChunkEntry>, Totals), SnapshotError> {
-    let progress = Arc::new(SharedProgress::default());
-    // The tasks end with the set.
-    let mut tasks = JoinSet::new();
-    for part in plan.all_parts() {
-        let scan = PartScan { store: store.clone(), shelf: shelf.clone(), plan: plan.clone(), part, options };
-        tasks.spawn(scan.run(progress.clone()));
-    }
-    let (mut chunks, mut totals) = (Vec::new(), Totals::default());
-    loop {
-        match tokio::time::timeout(REPORT_INTERVAL, tasks.join_next()).await {
-            Err(_) => {}
-            Ok(None) => break,
-            Ok(Some(Err(error))) => return Err(SnapshotError::Task(error.to_string())),
-            Ok(Some(Ok(scanned))) => {
-                let (of_part, counted) = scanned?;
-                chunks.extend(of_part);
-                totals += counted;
-            }
-        }
-        on_progress(progress.read());
-    }
-    chunks.sort_by_key(|chunk: &ChunkEntry| (chunk.part, chunk.number));
-    Ok((chunks, totals))
-}
-
-/// Records of the first page of a part. Each page has up to twice the records of the page before.
-const FIRST_PAGE: usize = 16;
-
-/// The scan of one part.
-struct PartScan {
-    store: StateStore,
-    shelf: Shelf,
-    plan: SnapshotPlan,
-    part: u16,
-    options: CreateOptions,
-}
-
-impl PartScan {
-    /// Continues after the chunks that are complete, up to the end of the part.
-    async fn run(self, progress: Arc<SharedProgress>) -> Result<(Vec<ChunkEntry>, Totals), SnapshotError> {
-        let name = Shelf::name_of(&self.plan);
-        let (mut chunks, mut totals, mut next) = (Vec::new(), Totals::default(), Some(None));
-        // A chunk that is damaged is written again, and so is everything behind it.
-        while let Ok(Some((chunk, bytes))) = self.shelf.find_chunk(&self.plan, self.part, chunks.len() as u32).await {
-            let footer = chunk.footer.clone();
-            let Ok(after) = footer.next_cursor() else { break };
-            let entry = self.entry(chunks.len() as u32, footer.records, &bytes);
-            progress.add(&entry);
-            chunks.push(entry);
-            totals += footer.totals;
-            next = after.map(Some);
-            if next.is_none() {
-                break;
-            }
-        }
-        let mut page_records = FIRST_PAGE.min(self.options.batch);
-        while let Some(cursor) = next {
-            let number = chunks.len() as u32;
-            let (chunk, after) = self.fill_chunk(number, cursor, &mut page_records).await?;
-            let (bytes, footer) = chunk.finish(after.as_ref());
-            let entry = self.entry(number, footer.records, &bytes);
-            self.shelf.write_chunk(&name, self.part, number, bytes).await?;
-            progress.add(&entry);
-            chunks.push(entry);
-            totals += footer.totals;
-            next = after.map(Some);
-        }
-        Ok((chunks, totals))
-    }
-
-    fn entry(&self, number: u32, records: u64, bytes: &[u8]) -> ChunkEntry {
-        let blake3 = *blake3::hash(bytes).as_bytes();
-        ChunkEntry { part: self.part, number, records, bytes: bytes.len() as u64, blake3 }
-    }
-
-    /// Reads records from `cursor` until the chunk is full or the part ends. Returns the position behind the chunk.
-    /// `page_records`: records of the next page of the scan. The order of the scan is that of hashes, so that the
-    /// largest record of one page is about that of the next: a page of such records is no larger than a chunk.
-    async fn fill_chunk(
-        &self,
-        number: u32,
-        mut cursor: Option<Cursor>,
-        page_records: &mut usize,
-    ) -> Result<(ChunkWriter, Option<Cursor>), SnapshotError> {
-        let mut chunk = ChunkWriter::new(self.plan.place(self.part, number));
-        loop {
-            let page = self.fetch(cursor, *page_records).await?;
-            let mut largest = 1;
-            for (key, record) in page.records {
-                if let Some(record) = to_snapshot(&self.store, key, record).await? {
-                    let before = chunk.size();
-                    chunk.add(&key, &record);
-                    largest = largest.max(chunk.size() - before);
-                }
-            }
-            let fitting = (self.options.chunk_bytes / largest).min(2 * *page_records);
-            *page_records = fitting.clamp(1, self.options.batch.max(1));
-            cursor = page.next;
-            if cursor.is_none() || chunk.size() >= self.options.chunk_bytes {
-                return Ok((chunk, cursor));
-            }
-        }
-    }
-
-    async fn fetch(&self, cursor: Option<Cursor>, batch: usize) -> Result<ScanPage, EngineError> {
-        let engine = &self.store.engine;
-        let part = ScanPart { number: self.part, count: self.plan.parts };
-        let send = || async {
-            match self.part {
-                BLOCKS => engine.scan(Set::Blocks, cursor.clone(), batch).await,
-                COMMANDS => engine.scan(Set::Commands, cursor.clone(), batch).await,
-                _ => engine.scan_part(part, cursor.clone(), batch).await,
-            }
-        };
-        self.store.new_backoff(None).retry(EngineError::may_be_retried, send).await
-    }
 }

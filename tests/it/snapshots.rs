@@ -37,6 +37,7 @@ const OPTIONS: CreateOptions = CreateOptions {
     parts: 3,
     chunk_bytes: 300,
     batch: 2,
+    records_per_second: None,
     hold: Duration::from_secs(60),
     sign_of_life: Duration::from_secs(2),
 };
@@ -237,9 +238,9 @@ async fn a_half_restored_store_is_used_by_nothing_but_its_restore() {
 }
 
 /// Protects: after a kill at any moment the same command creates a snapshot. The hold of a dead creation is in its way
-/// for some seconds at most.
+/// for some seconds at most. A stop ends the creation at once, whatever it waits for.
 #[tokio::test(start_paused = true)]
-async fn a_creation_that_is_killed_at_any_request_is_repeated_with_success() {
+async fn a_creation_that_is_stopped_or_killed_at_any_request_is_repeated_with_success() {
     let world = World::new().await;
     produce_history(&world, 10, 1).await;
     world.run_until_consumed().await;
@@ -247,9 +248,23 @@ async fn a_creation_that_is_killed_at_any_request_is_repeated_with_success() {
     for kill_at in 1.. {
         let (objects, shelf) = fault_shelf();
         objects.fail_at(kill_at, BlobFault::Slow(Duration::from_secs(3_600)));
-        let killed = timeout(Duration::from_secs(5), create_snapshot(&world, &shelf)).await;
+        let (parts, stop) = (world.parts(&world.store), CancellationToken::new());
+        let creation = async {
+            let created = create(&world.settings, &parts, &shelf, OPTIONS, &stop, &|_| {}).await;
+            (!matches!(created, Err(SnapshotError::Stopped))).then_some(created)
+        };
+        let ended = if kill_at % 2 == 0 {
+            timeout(Duration::from_secs(5), creation).await.unwrap_or(None)
+        } else {
+            let stop_later = async {
+                sleep(Duration::from_secs(5)).await;
+                stop.cancel();
+            };
+            let stopped = timeout(Duration::from_secs(6), async { tokio::join!(creation, stop_later).0 });
+            stopped.await.expect("a creation that was stopped ends")
+        };
         objects.clear_script();
-        if let Ok(created) = killed {
+        if let Some(created) = ended {
             if objects.requests() >= kill_at {
                 // A listing is not delayed.
                 continue;

@@ -2,6 +2,7 @@
 
 use std::{
     io::Write,
+    num::NonZeroU32,
     time::{Duration, Instant},
 };
 
@@ -43,6 +44,10 @@ pub struct SnapshotCreateArgs {
     /// Parts of the store that are read at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     parts: u16,
+    /// Records that are read in a second at most, so that the instances keep their share of the machine and of the
+    /// database; no limit by default
+    #[arg(long, value_name = "N")]
+    records_per_second: Option<NonZeroU32>,
     /// Size at which a chunk ends, MiB
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     chunk_mib: u32,
@@ -65,6 +70,7 @@ impl SnapshotCreateArgs {
         let blobs = opening::open_blobs(&config, Intent::Read, &monitoring.metrics).await?;
         let options = CreateOptions {
             parts: self.parts,
+            records_per_second: self.records_per_second,
             chunk_bytes: (self.chunk_mib as usize) << 20,
             hold: Duration::from_secs(60 * u64::from(self.hold_minutes)),
             ..CreateOptions::default()

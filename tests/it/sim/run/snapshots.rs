@@ -73,6 +73,7 @@ async fn create_at_random(world: World, shelf: Shelf, mut rng: SplitMix64) -> Op
         parts: *rng.pick(&[1, 2, 7, 256]),
         chunk_bytes: *rng.pick(&[1, 500, 100_000]),
         batch: *rng.pick(&[1, 3, 100]),
+        records_per_second: None,
         hold: *rng.pick(&[Duration::from_millis(400), Duration::from_secs(20), Duration::from_secs(3_600)]),
         sign_of_life: Duration::from_millis(20),
     };
