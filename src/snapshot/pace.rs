@@ -1,4 +1,4 @@
-//! The pace of a scan: the records per second that all parts of the scan read together.
+//! The pace of a creation: the records per second that all parts of the scan read together.
 
 use std::{
     num::NonZeroU32,
@@ -9,16 +9,16 @@ use std::{
 use tokio::time::Instant;
 
 /// Pace of a scan in several parts. Time in which the scan stood still is not made up for.
-pub(super) struct ScanPace {
+pub(super) struct RecordPace {
     records_per_second: Option<NonZeroU32>,
     /// Time from which the next records may be read.
     next: Mutex<Instant>,
 }
 
-impl ScanPace {
+impl RecordPace {
     /// Makes a pace of so many records a second; `None`: as fast as the store.
     pub(super) fn new(records_per_second: Option<NonZeroU32>) -> Self {
-        ScanPace { records_per_second, next: Mutex::new(Instant::now()) }
+        RecordPace { records_per_second, next: Mutex::new(Instant::now()) }
     }
 
     /// Counts records that were read, and waits until the next ones may be read.
@@ -40,7 +40,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn all_parts_together_read_so_many_records_a_second() {
-        let (pace, begun) = (ScanPace::new(NonZeroU32::new(1_000)), Instant::now());
+        let (pace, begun) = (RecordPace::new(NonZeroU32::new(1_000)), Instant::now());
         let part = async || {
             for _ in 0..10 {
                 pace.wait_after(100).await;
@@ -57,7 +57,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_scan_without_a_pace_does_not_wait() {
         let begun = Instant::now();
-        ScanPace::new(None).wait_after(1_000_000).await;
+        RecordPace::new(None).wait_after(1_000_000).await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

@@ -15,7 +15,7 @@ use super::{
     chunk::ChunkWriter,
     load::to_snapshot,
     manifest::{BLOCKS, COMMANDS},
-    pace::ScanPace,
+    pace::RecordPace,
 };
 use crate::{
     engine::{Cursor, EngineError, ScanPage, ScanPart, Set},
@@ -60,7 +60,7 @@ pub(super) async fn scan_all(
     on_progress: OnProgress<'_>,
 ) -> Result<(Vec<ChunkEntry>, Totals), SnapshotError> {
     let progress = Arc::new(SharedProgress::default());
-    let pace = Arc::new(ScanPace::new(options.records_per_second));
+    let pace = Arc::new(RecordPace::new(options.records_per_second));
     // The tasks end with the set.
     let mut tasks = JoinSet::new();
     for part in plan.all_parts() {
@@ -102,7 +102,7 @@ struct PartScan {
     plan: SnapshotPlan,
     part: u16,
     options: CreateOptions,
-    pace: Arc<ScanPace>,
+    pace: Arc<RecordPace>,
 }
 
 impl PartScan {
