@@ -119,6 +119,7 @@ pub async fn run(
         restored = restored_parts(&settings, parts) => restored?,
         () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
     };
+    let restored_chances = restored.as_ref().map_or(0, |restored| restored.handled_chain);
     let starting = async {
         let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
         settings.pipeline.partitions = Some(counts.validated);
@@ -132,7 +133,7 @@ pub async fn run(
         // Binding comes after the checks: a store that is bound to a wrong topic would refuse the right one for good.
         let guard = start::bind_log(&parts, log).await?;
         parts.health.on_store_opened();
-        open_loops(&settings, &parts, (nodes, guard), counts.outcomes).await
+        open_loops(&settings, &parts, (nodes, guard), counts.outcomes, restored_chances).await
     };
     let started = tokio::select! {
         biased;
@@ -187,6 +188,7 @@ async fn open_loops(
     parts: &InstanceParts,
     (nodes, guard): (RestartDetector, TopicGuard),
     outcome_partitions: i32,
+    restored_chances: u64,
 ) -> Result<(Pipeline, Option<Sequencer>), InstanceError> {
     let group = &settings.pipeline.group;
     let output = LogOutput::open(settings, parts, outcome_partitions).await?;
@@ -203,7 +205,7 @@ async fn open_loops(
         let consumer =
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
-        Some(Sequencer::new(parts, ChainMode::Live, consumer))
+        Some(Sequencer::new(SequencerParts { restored_chances, ..parts }, ChainMode::Live, consumer))
     } else {
         None
     };
@@ -397,6 +399,7 @@ fn sequencer_parts(
         ownership: Arc::new(parts.store.clone()),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
+        restored_chances: 0,
         monitor: None,
         speculation: None,
         record_cache: None,

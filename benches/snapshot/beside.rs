@@ -19,11 +19,11 @@ use crate::{
 /// Time of each look at the ingest alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Lets an instance consume a filled topic, and creates snapshots meanwhile: in turn as fast as the store gives its
-/// records, and at a pace. The rate beside a creation is compared with the rates directly before and after. The
-/// namespace in memory has room for some 1,400,000 transactions.
+/// Lets an instance consume a filled topic, and creates snapshots meanwhile: in turn at a pace, and as fast as the store
+/// gives its records. The rate beside a creation is compared with the rates directly before and after. The namespace in
+/// memory has room for some 2,800,000 transactions.
 pub async fn measure(servers: &BenchServers) {
-    let transactions = env_number("SNAPSHOT_TRANSACTIONS", 1_300_000);
+    let transactions = env_number("SNAPSHOT_TRANSACTIONS", 2_500_000);
     let rounds = env_number("SNAPSHOT_ROUNDS", 1).max(1);
     let deployment = servers.deploy();
     drop(deployment.start_instance(&[]));
@@ -35,7 +35,7 @@ pub async fn measure(servers: &BenchServers) {
     let instance = deployment.start_instance(&[]);
     wait_until_completed(&instance, transactions / 20).await;
     let mut ratios = [Vec::new(), Vec::new()];
-    for (round, is_paced) in (0..rounds).flat_map(|round| [(2 * round, false), (2 * round + 1, true)]) {
+    for (round, is_paced) in (0..rounds).flat_map(|round| [(2 * round, true), (2 * round + 1, false)]) {
         let shelf = format!("file://{}", deployment.program.path(&format!("snapshots-{round}")).display());
         let before = rate_of(&instance, || std::thread::sleep(ALONE));
         let mut bytes = 0;

@@ -132,8 +132,12 @@ impl<'a> Forwarder<'a> {
             for message in messages {
                 // A message that is no block gets its dead letter in its turn.
                 let read = BlockMessage::decode(&message.payload);
-                let is_published = read.is_ok_and(|read| self.tree.note_work(&read.link));
-                unpublished = if is_published { 0 } else { unpublished + 1 };
+                let Ok(BlockMessage { link, .. }) = read else { continue };
+                if self.tree.note_work(&link) {
+                    unpublished = 0;
+                } else if !self.tree.is_outdated(link.height) {
+                    unpublished += 1;
+                }
             }
         }
         Ok(())

@@ -73,7 +73,7 @@ impl<'a> HandlerContext<'a> {
     /// Returns whether the second chances of the event are in the log already. An event that is handled again over a
     /// restored store would find outputs free whose spenders come later in the log, and would give further chances.
     pub fn has_chances_in_log(&self) -> bool {
-        self.is_replay() || self.offset < self.state.chances_from
+        self.is_replay() || self.offset < self.state.chances_from.max(self.parts.restored_chances)
     }
 
     /// Returns the stamp of a phase of this event, or of the latest phase of this context where that is earlier.

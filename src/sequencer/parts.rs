@@ -121,6 +121,9 @@ pub struct SequencerParts {
     pub tx_notifier: TxNotifier,
     /// The last verdicts before a rebuild's frontier; empty without a rebuild.
     pub verdicts: Arc<LastVerdicts>,
+    /// Chain offset below which a restored store has the second chances of every event in the log; 0 for any other
+    /// store. The state of the chain has the number, too, unless the commits of the group were lost since the restore.
+    pub restored_chances: u64,
     /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.

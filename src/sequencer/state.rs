@@ -46,7 +46,7 @@ pub struct ChainState {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub times: Vec<u32>,
     /// Chain offset from which events publish second chances. Every event below was handled whole before a restore set
-    /// the committed offset back, and its second chances are in the log. 0: the group has had no restore.
+    /// the committed offset back, and its second chances are in the log. 0: no event was handled before a restore.
     #[serde(default, rename = "chances", skip_serializing_if = "is_zero")]
     pub chances_from: u64,
 }

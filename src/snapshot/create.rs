@@ -73,7 +73,8 @@ pub struct CreateReport {
 /// Creates a snapshot of the store of a group, or continues the creation that was stopped last.
 ///
 /// # Errors
-/// See [`SnapshotError`]. [`SnapshotError::Stopped`] after `shutdown`; the same call then continues.
+/// See [`SnapshotError`]. [`SnapshotError::Stopped`] after `shutdown`; the same call then continues, or begins anew
+/// where no plan was written yet.
 pub async fn create(
     settings: &InstanceSettings,
     parts: &InstanceParts,
@@ -82,20 +83,29 @@ pub async fn create(
     shutdown: &CancellationToken,
     on_progress: OnProgress<'_>,
 ) -> Result<CreateReport, SnapshotError> {
-    tokio::select! {
+    let (report, hold) = tokio::select! {
         biased;
-        () = shutdown.cancelled() => Err(SnapshotError::Stopped),
-        created = Box::pin(begin_or_continue(settings, parts, shelf, options, on_progress)) => created,
+        () = shutdown.cancelled() => return Err(SnapshotError::Stopped),
+        created = Box::pin(begin_or_continue(settings, parts, shelf, options, on_progress)) => created?,
+    };
+    match tokio::time::timeout(RELEASE_LIMIT, hold.release()).await {
+        Ok(released) => released?,
+        Err(_) => tracing::warn!(name = report.name, "snapshot: the hold is not released; the next creation does it"),
     }
+    Ok(report)
 }
 
-async fn begin_or_continue(
+/// Time for which a complete creation tries to release its hold.
+const RELEASE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Creates the snapshot up to its manifest. Returns the hold, which is still to be released.
+async fn begin_or_continue<'a>(
     settings: &InstanceSettings,
-    parts: &InstanceParts,
+    parts: &'a InstanceParts,
     shelf: &Shelf,
     options: CreateOptions,
     on_progress: OnProgress<'_>,
-) -> Result<CreateReport, SnapshotError> {
+) -> Result<(CreateReport, PruningHold<'a>), SnapshotError> {
     let store = &parts.store;
     let meta = store.meta().await?.ok_or(MetaError::NoMetaRecord)?;
     check_not_rebuilding(&meta)?;
@@ -126,15 +136,15 @@ async fn begin_or_continue(
     match ended.await {
         Ok(manifest) => {
             shelf.write_manifest(&manifest).await?;
-            hold.release().await?;
-            Ok(CreateReport {
+            let report = CreateReport {
                 name: Shelf::name_of(&plan),
                 resumed,
                 offsets: plan.offsets,
                 chunks: manifest.chunks.len() as u64,
                 bytes: manifest.bytes(),
                 totals: manifest.totals,
-            })
+            };
+            Ok((report, hold))
         }
         Err(error) => {
             if let Some(why) = reason_to_discard(&error) {

@@ -125,7 +125,6 @@ impl<'a> Restore<'a> {
         let chain_commit = Some(chain_commit(&manifest, &state));
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
         let handled_chain = read_handled(settings, broker, state.decisions_from).await?;
-        let state = ChainState { chances_from: state.chances_from.max(handled_chain), ..state };
         let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
         Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
@@ -142,8 +141,11 @@ impl<'a> Restore<'a> {
         if !lost.is_empty() {
             return Err(SnapshotError::Refused(lost));
         }
+        // Until now the group may have gone on over its earlier store.
+        let handled = read_handled(self.settings, broker, self.state.decisions_from).await?;
+        let chances_from = self.state.chances_from.max(handled);
         // The offsets come before the end of the loading: a store that instances may use has its group set back.
-        self.reset_group().await?;
+        self.reset_group(&ChainState { chances_from, ..self.state.clone() }).await?;
         load.end().await?;
         Ok(RestoreReport::new(self.name, &self.manifest, loaded.resumed))
     }
@@ -166,14 +168,14 @@ impl<'a> Restore<'a> {
 
     /// Sets the committed offsets of both groups to those of the snapshot. The coordinator refuses a group with
     /// members.
-    async fn reset_group(&self) -> Result<(), SnapshotError> {
+    async fn reset_group(&self, state: &ChainState) -> Result<(), SnapshotError> {
         let (broker, group) = (self.parts.broker.as_ref(), &self.settings.pipeline.group);
         let validated = self.manifest.plan.offsets.validated.iter();
         let at = |number: u32| self.settings.partition(Topic::ValidatedTxs, i32::try_from(number).unwrap_or(i32::MAX));
         let commits: Vec<(TopicPartition, CommittedOffset)> =
             validated.map(|(number, offset)| (at(*number), reset_commit(*offset))).collect();
         broker.set_committed(group, &commits).await?;
-        let commit = chain_commit(&self.manifest, &self.state);
+        let commit = chain_commit(&self.manifest, state);
         let chain = self.settings.partition(Topic::Chain, 0);
         Ok(broker.set_committed(&chain_group(group), &[(chain, commit)]).await?)
     }

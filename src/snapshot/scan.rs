@@ -61,6 +61,9 @@ pub(super) async fn scan_all(
 ) -> Result<(Vec<ChunkEntry>, Totals), SnapshotError> {
     let progress = Arc::new(SharedProgress::default());
     let pace = Arc::new(RecordPace::new(options.records_per_second));
+    // Ten pages a second at least: a page is read as fast as the store gives it.
+    let paced_batch = options.records_per_second.map_or(usize::MAX, |records| records.get() as usize / 10);
+    let options = CreateOptions { batch: options.batch.min(paced_batch).max(1), ..options };
     // The tasks end with the set.
     let mut tasks = JoinSet::new();
     for part in plan.all_parts() {

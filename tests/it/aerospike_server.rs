@@ -249,7 +249,7 @@ fn filled(configuration: &str, folder: &str, [service, fabric, heartbeat]: [u16;
 
 pub fn configuration(setup: Setup<'_>) -> String {
     let storage = match setup.durable {
-        false => "storage-engine memory {\n    data-size 2G\n    flush-max-ms 100\n  }",
+        false => "storage-engine memory {\n    data-size 4G\n    flush-max-ms 100\n  }",
         true => "storage-engine device {\n    file {FOLDER}/test.dat\n    filesize 1G\n  }",
     };
     format!(

@@ -181,7 +181,7 @@ impl BatchReader {
             BatchForm::Binary => OCTET_STREAM,
         };
         let mut head = self.encoder.open().to_vec();
-        head.extend(self.encode(first, true).await);
+        head.extend(self.encode(first, true, &memory).await);
         if self.is_done() {
             head.extend_from_slice(self.encoder.close());
             return Ok(([(header::CONTENT_TYPE, content_type)], head).into_response());
@@ -213,7 +213,7 @@ impl BatchReader {
         let missing = self.prepare_part().await?;
         memory.reserve_within(missing, self.context.limits.timeout).await?;
         let part = self.read_part().await?;
-        let mut encoded = self.encode(part, false).await;
+        let mut encoded = self.encode(part, false, memory).await;
         if self.is_done() {
             encoded.extend_from_slice(self.encoder.close());
         }
@@ -291,10 +291,15 @@ impl BatchReader {
     }
 
     /// Encodes a part on a thread of its own, if the part is large.
-    async fn encode(&self, part: Vec<FoundKey>, is_first: bool) -> Vec<u8> {
+    async fn encode(&self, part: Vec<FoundKey>, is_first: bool, memory: &RequestBytes) -> Vec<u8> {
         let bytes = part.iter().map(|(_, found)| self.estimate(found)).sum();
-        let encoder = self.encoder.clone();
-        compute(bytes, move || encoder.encode(part, is_first)).await
+        // A client that goes away does not end the computation.
+        let (encoder, held) = (self.encoder.clone(), memory.clone());
+        let work = move || {
+            let _held = held;
+            encoder.encode(part, is_first)
+        };
+        compute(bytes, work).await
     }
 }
 

@@ -42,6 +42,9 @@ const WITH_OUTPUT_AT_A_TIME: usize = 256;
 /// Part of the memory of all requests that the read of one script reserves at most. The length of a script is known
 /// only once the script is read: until then the length of its body bounds the script.
 const SCRIPT_SHARE: u64 = 4;
+/// Least limit of a body in a record that counts, bytes: the default of `store.max_tx_size_in_store`. Records may be
+/// older than a smaller limit.
+const USUAL_INLINE_BYTES: u64 = 1 << 20;
 /// Memory of the scripts that are read together, bytes. One script can need more.
 const PART_BYTES: u64 = 16 << 20;
 /// Memory of one output in an answer, without its script: the state, its texts and the answer.
@@ -174,7 +177,12 @@ pub async fn post_outputs_batch(
     let outpoints: Vec<Outpoint> = parsed.iter().flatten().copied().collect();
     let states = read_batch(&context, &store, &outpoints, options, &memory).await?;
     let bytes = states.iter().map(answer_bytes).sum();
-    let answer = move || Json(OutputsAnswer { outputs: answer_keys(keys, parsed, states) }).into_response();
+    // A client that goes away does not end the computation.
+    let held = memory.clone();
+    let answer = move || {
+        let _held = held;
+        Json(OutputsAnswer { outputs: answer_keys(keys, parsed, states) }).into_response()
+    };
     Ok(compute(bytes, answer).await)
 }
 
@@ -214,19 +222,27 @@ async fn read_record(
     memory: &RequestBytes,
 ) -> Result<Option<OutputState>, Problem> {
     let script_limit = match store.inline() {
-        InlineBodies::UpTo(limit) if options.output && limit <= memory.limit() / SCRIPT_SHARE => limit,
+        InlineBodies::UpTo(limit) if options.output => limit.max(USUAL_INLINE_BYTES),
         InlineBodies::UpTo(_) | InlineBodies::All => return Ok(None),
     };
     let part = memory.begin_part();
-    part.reserve(script_limit)?;
+    if script_limit > memory.limit() / SCRIPT_SHARE || part.reserve(script_limit).is_err() {
+        return Ok(None);
+    }
     let query = OutputQuery { outpoint, hash: None };
     let mut states = context.bound_store(OutputReader::of(store).read_records(&[query], options)).await?;
     let state = states.pop().unwrap_or_else(|| unreachable!("one state for one query"))?;
     if state.is_in_body() {
         return Ok(None);
     }
+    drop(part);
     let state = Ok(state);
-    memory.reserve(answer_bytes(&state))?;
+    let bytes = answer_bytes(&state);
+    if bytes > context.limits.max_body as u64 {
+        // The batch of one has the limits and the refusals.
+        return Ok(None);
+    }
+    memory.reserve(bytes)?;
     Ok(state.ok())
 }
 
