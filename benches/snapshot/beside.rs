@@ -19,9 +19,9 @@ use crate::{
 /// Time of each look at the ingest alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Lets an instance consume a filled topic, and creates snapshots meanwhile: in turn at a pace, and as fast as the store
-/// gives its records. The rate beside a creation is compared with the rates directly before and after. The namespace in
-/// memory has room for some 2,800,000 transactions.
+/// Lets an instance consume a filled topic, and creates snapshots meanwhile: in turn at a pace, and as fast as the
+/// store gives its records. The rate beside a creation is compared with the rates directly before and after. The
+/// namespace in memory has room for some 2,800,000 transactions.
 pub async fn measure(servers: &BenchServers) {
     let transactions = env_number("SNAPSHOT_TRANSACTIONS", 2_500_000);
     let rounds = env_number("SNAPSHOT_ROUNDS", 1).max(1);
