@@ -293,13 +293,8 @@ impl BatchReader {
     /// Encodes a part on a thread of its own, if the part is large.
     async fn encode(&self, part: Vec<FoundKey>, is_first: bool, memory: &RequestBytes) -> Vec<u8> {
         let bytes = part.iter().map(|(_, found)| self.estimate(found)).sum();
-        // A client that goes away does not end the computation.
-        let (encoder, held) = (self.encoder.clone(), memory.clone());
-        let work = move || {
-            let _held = held;
-            encoder.encode(part, is_first)
-        };
-        compute(bytes, work).await
+        let encoder = self.encoder.clone();
+        compute(memory, bytes, move || encoder.encode(part, is_first)).await
     }
 }
 

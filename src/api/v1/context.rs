@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    api::{access::AccessControl, limits::HttpLimits, problem::Problem},
+    api::{access::AccessControl, byte_budget::RequestBytes, limits::HttpLimits, problem::Problem},
     broker::Broker,
     client::{EventPublisher, outcome_feed::OutcomeFeed},
     config::{Config, Topics},
@@ -232,11 +232,21 @@ impl ApiContext {
 /// the same threads.
 const BLOCKING_FROM: u64 = 1 << 20;
 
-/// Computes an answer of `bytes` of memory.
-pub(super) async fn compute<T: Send + 'static>(bytes: u64, work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Computes an answer of `bytes` of memory. A computation goes on after its client is gone, and keeps the reservation
+/// of the request until its end.
+pub(super) async fn compute<T: Send + 'static>(
+    reserved: &RequestBytes,
+    bytes: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
     if bytes < BLOCKING_FROM {
         return work();
     }
+    let reserved = reserved.clone();
+    let work = move || {
+        let _reserved = reserved;
+        work()
+    };
     match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
@@ -268,11 +278,13 @@ impl FromRef<ApiContext> for HttpLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::byte_budget::ByteBudget;
 
     #[tokio::test]
     async fn a_large_computation_leaves_the_thread_of_the_runtime() {
         let here = std::thread::current().id();
-        assert_eq!(compute(BLOCKING_FROM - 1, || std::thread::current().id()).await, here);
-        assert_ne!(compute(BLOCKING_FROM, || std::thread::current().id()).await, here);
+        let reserved = ByteBudget::new(0).begin_request();
+        assert_eq!(compute(&reserved, BLOCKING_FROM - 1, || std::thread::current().id()).await, here);
+        assert_ne!(compute(&reserved, BLOCKING_FROM, || std::thread::current().id()).await, here);
     }
 }

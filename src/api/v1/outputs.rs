@@ -176,14 +176,9 @@ pub async fn post_outputs_batch(
     let parsed: Vec<Result<Outpoint, Problem>> = keys.iter().map(|key| parse::<Outpoint>(key)).collect();
     let outpoints: Vec<Outpoint> = parsed.iter().flatten().copied().collect();
     let states = read_batch(&context, &store, &outpoints, options, &memory).await?;
-    let bytes = states.iter().map(answer_bytes).sum();
-    // A client that goes away does not end the computation.
-    let held = memory.clone();
-    let answer = move || {
-        let _held = held;
-        Json(OutputsAnswer { outputs: answer_keys(keys, parsed, states) }).into_response()
-    };
-    Ok(compute(bytes, answer).await)
+    let bytes = states.iter().map(|state| state.as_ref().map_or(ANSWER_BYTES, answer_bytes)).sum();
+    let answer = move || Json(OutputsAnswer { outputs: answer_keys(keys, parsed, states) }).into_response();
+    Ok(compute(&memory, bytes, answer).await)
 }
 
 /// Answers each key with the next state, or with the reason why the key is none.
@@ -207,9 +202,8 @@ fn answer_keys(
 }
 
 /// Returns the memory of one output in an answer.
-fn answer_bytes(state: &Result<OutputState, Problem>) -> u64 {
-    let output = state.as_ref().ok().and_then(|state| state.output.as_ref());
-    ANSWER_BYTES + output.map_or(0, |output| output.script.len() as u64) * SCRIPT_COPIES
+fn answer_bytes(state: &OutputState) -> u64 {
+    ANSWER_BYTES + state.output.as_ref().map_or(0, |output| output.script.len() as u64) * SCRIPT_COPIES
 }
 
 /// Reads an output with its script by one read of its record, whose bodies have a limit. `None`: records have no limit
@@ -236,14 +230,13 @@ async fn read_record(
         return Ok(None);
     }
     drop(part);
-    let state = Ok(state);
     let bytes = answer_bytes(&state);
     if bytes > context.limits.max_body as u64 {
         // The batch of one has the limits and the refusals.
         return Ok(None);
     }
     memory.reserve(bytes)?;
-    Ok(state.ok())
+    Ok(Some(state))
 }
 
 async fn read_batch(

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     api::{
+        byte_budget::RequestBytes,
         limits::{LimitedBody, RequestPlace},
         problem::{ExtendedProblem, Problem, ProblemKind},
     },
@@ -189,6 +190,7 @@ pub async fn post_transactions(
     Params(params): Params<SubmitParams>,
     place: RequestPlace,
     headers: HeaderMap,
+    memory: RequestBytes,
     LimitedBody(body): LimitedBody,
 ) -> Result<Response, Problem> {
     if params.timeout_ms.is_some() && params.wait.is_none() {
@@ -215,7 +217,7 @@ pub async fn post_transactions(
         let txids = check_transactions(&transactions)?;
         Ok::<_, Problem>((transactions, txids))
     };
-    let (transactions, txids) = compute(size, read).await?;
+    let (transactions, txids) = compute(&memory, size, read).await?;
     let store = context.store()?;
     let height = match params.height {
         Some(height) => check_height(height, &context.chain(&store).await?, context.limits.max_height_ahead)?,

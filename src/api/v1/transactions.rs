@@ -134,13 +134,8 @@ pub async fn get_transaction(
         let whole = context.bound_store(reader.get(txid, fields.parts())).await??;
         stored = whole.ok_or_else(|| unknown_transaction(txid))?;
     }
-    // A client that goes away does not end the computation.
-    let held = memory.clone();
-    let view = move || {
-        let _held = held;
-        Ok::<_, Problem>(Json(fields.view(&stored).map_err(ReadError::from)?).into_response())
-    };
-    compute(size, view).await
+    let view = move || Ok::<_, Problem>(Json(fields.view(&stored).map_err(ReadError::from)?).into_response());
+    compute(&memory, size, view).await
 }
 
 /// Read a transaction as bytes, streamed.
