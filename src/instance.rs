@@ -1,5 +1,6 @@
 //! An instance: a pipeline and a sequencer over one broker and one store. Also the rebuild of a store from the log.
 
+mod catch_up;
 mod error;
 pub(crate) mod frontier;
 pub(crate) mod log_probe;
@@ -11,6 +12,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
+use catch_up::CatchUp;
 pub use error::InstanceError;
 use frontier::Frontier;
 pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
@@ -18,7 +20,6 @@ pub use rebuild::{RebuildReport, rebuild, resume_rebuild};
 use crate::{
     broker::{Broker, BrokerError, Outage, Producer, TopicPartition, identity::TopicGuard},
     clock::Clock,
-    engine::RestoredEngine,
     event::Topic,
     group::{earlier_halts::EarlierHalts, outcomes::OutcomeTopic},
     ingest::{
@@ -26,7 +27,6 @@ use crate::{
         pipeline::{Pipeline, PipelineReport, PipelineServices, PipelineSettings},
         publish::Publisher,
     },
-    record::Restored,
     replay::Modes,
     sequencer::{
         ChainMode, Sequencer, SequencerParts, SequencerSettings, SequencerTopics, ValidatedSource, chain_group,
@@ -36,7 +36,6 @@ use crate::{
     store::{
         StateStore,
         create::{Creator, CreatorIdentity},
-        meta::{MetaError, StoreMeta},
         ownership::StoreOwnership,
         restart_detector::RestartDetector,
     },
@@ -114,12 +113,11 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<PipelineReport, InstanceError> {
     parts.health.status_registry().publish_store(parts.store.engine.name());
-    let (parts, restored) = tokio::select! {
+    let (parts, catch_up) = tokio::select! {
         biased;
-        restored = restored_parts(&settings, parts) => restored?,
+        begun = CatchUp::begin(&settings, parts) => begun?,
         () = wait_after(&shutdown, START_GRACE) => return Ok(PipelineReport::default()),
     };
-    let restored_chances = restored.as_ref().map_or(0, |restored| restored.handled_chain);
     let starting = async {
         let counts = start::check_topics(&settings, parts.broker.as_ref()).await?;
         settings.pipeline.partitions = Some(counts.validated);
@@ -133,7 +131,7 @@ pub async fn run(
         // Binding comes after the checks: a store that is bound to a wrong topic would refuse the right one for good.
         let guard = start::bind_log(&parts, log).await?;
         parts.health.on_store_opened();
-        open_loops(&settings, &parts, (nodes, guard), counts.outcomes, restored_chances).await
+        open_loops(&settings, &parts, (nodes, guard), counts.outcomes, &catch_up).await
     };
     let started = tokio::select! {
         biased;
@@ -146,40 +144,10 @@ pub async fn run(
     tokio::select! {
         biased;
         ended = Box::pin(run_loops(pipeline, sequencer, shutdown)) => ended,
-        error = wait_until_store_is_behind(&settings, &parts, restored) => Err(error),
+        error = wait_until_store_is_behind(&settings, &parts, catch_up) => Err(error),
         never = report_outages(parts.broker.as_ref(), &settings.pipeline.topic, &parts.health) => match never {},
         never = probe_store(&parts.store, &parts.health) => match never {},
     }
-}
-
-/// Returns the parts with an engine that counts as one that has lost writes, where the store was restored from a
-/// snapshot and the group has not read everything again; and the restore.
-async fn restored_parts(
-    settings: &InstanceSettings,
-    mut parts: InstanceParts,
-) -> Result<(InstanceParts, Option<Box<Restored>>), InstanceError> {
-    let Some(restored) = parts.store.meta().await?.and_then(|meta| meta.restored) else { return Ok((parts, None)) };
-    if restored.is_loading {
-        // The restore can end before the next look, and has to set the offsets back before.
-        return Err(MetaError::UnfinishedRestore.into());
-    }
-    let frontier = Frontier::read(settings, parts.broker.as_ref()).await?;
-    if end_restore(&parts.store, &restored, &frontier).await? {
-        return Ok((parts, None));
-    }
-    tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
-    parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
-    Ok((parts, Some(restored)))
-}
-
-/// Makes the restored store an ordinary one, where the group has read everything again. Returns whether it has.
-async fn end_restore(store: &StateStore, restored: &Restored, frontier: &Frontier) -> Result<bool, MetaError> {
-    if !restored.is_covered_by(&frontier.resume) {
-        return Ok(false);
-    }
-    StoreMeta::of(store).end_restore(restored).await?;
-    tracing::info!("instance: the restored store has caught up with the log");
-    Ok(true)
 }
 
 /// Opens the log for writing and reading, and creates the pipeline, and the sequencer where it is enabled.
@@ -188,7 +156,7 @@ async fn open_loops(
     parts: &InstanceParts,
     (nodes, guard): (RestartDetector, TopicGuard),
     outcome_partitions: i32,
-    restored_chances: u64,
+    catch_up: &CatchUp,
 ) -> Result<(Pipeline, Option<Sequencer>), InstanceError> {
     let group = &settings.pipeline.group;
     let output = LogOutput::open(settings, parts, outcome_partitions).await?;
@@ -197,7 +165,10 @@ async fn open_loops(
     let consumer = parts.broker.subscribe(group, &[settings.pipeline.topic.to_string()]).await?;
     let pipeline = Pipeline::new(
         settings.pipeline.clone(),
-        pipeline_services(settings, parts, output.clone(), Modes::Live, (&nodes, guard.clone())),
+        PipelineServices {
+            flag_grace_start: catch_up.flag_grace_start.clone(),
+            ..pipeline_services(settings, parts, output.clone(), Modes::Live, (&nodes, guard.clone()))
+        },
         consumer,
         Some(watch),
     );
@@ -205,7 +176,11 @@ async fn open_loops(
         let consumer =
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
-        Some(Sequencer::new(SequencerParts { restored_chances, ..parts }, ChainMode::Live, consumer))
+        Some(Sequencer::new(
+            SequencerParts { restored_chances: catch_up.handled_chain(), ..parts },
+            ChainMode::Live,
+            consumer,
+        ))
     } else {
         None
     };
@@ -253,12 +228,11 @@ pub(crate) async fn probe_store(store: &StateStore, health: &Health) -> Infallib
 }
 
 /// Returns once the store is behind the committed offsets of its group. The check covers every partition, whichever
-/// instance has it: one instance may have the validated transactions, and another, with another store, the chain. A
-/// restored store that has caught up becomes an ordinary one; this instance keeps its engine to its end.
+/// instance has it: one instance may have the validated transactions, and another, with another store, the chain.
 async fn wait_until_store_is_behind(
     settings: &InstanceSettings,
     parts: &InstanceParts,
-    mut restored: Option<Box<Restored>>,
+    mut catch_up: CatchUp,
 ) -> InstanceError {
     loop {
         tokio::time::sleep(COVERAGE_CHECK_INTERVAL).await;
@@ -268,13 +242,7 @@ async fn wait_until_store_is_behind(
             Err(error) if !error.may_be_retried() => return error.into(),
             _ => {}
         }
-        if let Some(restore) = &restored {
-            match end_restore(&parts.store, restore, &frontier).await {
-                Ok(true) => restored = None,
-                Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "instance: cannot end the restore, trying again"),
-            }
-        }
+        catch_up.observe(settings, parts, &frontier).await;
     }
 }
 
@@ -355,6 +323,7 @@ fn pipeline_services(
             chain_group(&settings.pipeline.group),
             settings.topics.clone(),
         )),
+        flag_grace_start: Arc::default(),
         modes,
         nodes: nodes.clone(),
         guard,

@@ -254,6 +254,7 @@ async fn parts(
         whole: Arc::new(UnverifiedStore),
         publisher,
         chain: Arc::new(ChainAtEnd),
+        flag_grace_start: Arc::default(),
         modes: Modes::Live,
         clock: clock.clone(),
         metrics,

@@ -54,7 +54,7 @@ use crate::{
         dispatch::{Dispatcher, MasterRead, TaskMessage},
         flight::SubmittedTx,
         outcome_watch::OutcomeWatch,
-        plan::{Action, EventRef, NamedTransaction, Planner},
+        plan::{Action, EventRef, NamedTransaction, Planner, StoreHistory},
         publish::mismatch_poison,
     },
     prepare::{Poison, PrepareSettings, PreparedEvent},
@@ -111,10 +111,12 @@ impl Pipeline {
             reads: PartitionReads::new(&settings, &services, consumer, now),
             chunks: ChunkQueue::new(PrepareSettings::of(store), settings.partitions, loads),
             topic_confirmation: TopicConfirmation::new(services.guard.clone(), topic, sender.clone(), now),
-            // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
-            planner: Planner::new(settings.plan)
-                .with_forgetful_store(services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live))
-                .with_verdicts(services.modes.verdicts()),
+            planner: Planner::new(settings.plan).with_history(StoreHistory {
+                // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
+                can_lose_writes: services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live),
+                verdicts: services.modes.verdicts(),
+                flag_grace_start: services.flag_grace_start.clone(),
+            }),
             outcome_watch,
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
             // A rebuild tells nothing: the live group has told, or will tell, everything.

@@ -13,6 +13,7 @@
 
 mod absent_parents;
 mod contest;
+mod flag_grace;
 mod flight_steps;
 mod flight_table;
 mod multi_page;
@@ -26,6 +27,7 @@ mod waiting;
 
 use std::sync::Arc;
 
+pub use flag_grace::FlagGraceStart;
 pub use flight_table::FlightTable;
 pub use named_transactions::NamedTransaction;
 
@@ -133,6 +135,18 @@ pub struct PlanSettings {
     pub rules: Rules,
 }
 
+/// What the store can have lost, and what it reads again.
+#[derive(Debug, Clone, Default)]
+pub struct StoreHistory {
+    /// The store can lose acknowledged writes. Over such a store a live transaction is not complete while a parent is
+    /// absent: a node may have lost the parent's record, and the spend with it.
+    pub can_lose_writes: bool,
+    /// The last verdicts, in a rebuild.
+    pub verdicts: Arc<LastVerdicts>,
+    /// Start of the grace of locked parents; later than now while a restored store reads the log again.
+    pub flag_grace_start: Arc<FlagGraceStart>,
+}
+
 /// Numbers of transactions in flight, for metrics and backpressure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlanCounts {
@@ -161,16 +175,10 @@ impl Planner {
         Planner { steps: FlightSteps::new(settings), pace: RetryPace::default() }
     }
 
-    /// Sets whether the store can lose acknowledged writes. Over such a store a live transaction is not complete while
-    /// a parent is absent: a node may have lost the parent's record, and the spend with it.
-    pub fn with_forgetful_store(mut self, can_lose_writes: bool) -> Self {
-        self.steps.can_lose_writes = can_lose_writes;
-        self
-    }
-
-    /// Sets the last verdicts of a rebuild.
-    pub fn with_verdicts(mut self, verdicts: Arc<LastVerdicts>) -> Self {
-        self.steps.verdicts = verdicts;
+    /// Sets what the planner has to know of the store.
+    pub fn with_history(mut self, history: StoreHistory) -> Self {
+        self.steps.parking.flag_grace_start = history.flag_grace_start.clone();
+        self.steps.history = history;
         self
     }
 
@@ -192,7 +200,7 @@ impl Planner {
 
     /// Handles the answer of the engine to a row, or the outcome of a create.
     pub fn outcome(&mut self, token: Token, outcome: Outcome, now_ms: u64) {
-        let can_lose_writes = self.steps.can_lose_writes;
+        let can_lose_writes = self.steps.history.can_lose_writes;
         match token {
             Token::Spend(id, group) => self.steps.on_spend_answer(id, group, outcome, now_ms),
             Token::Create(id) => self.steps.decide(id, now_ms, |flight| step_after_create(flight, &outcome)),
@@ -208,7 +216,7 @@ impl Planner {
     /// Handles the transaction's own master; `None`: absent.
     pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
         let Some(flight) = self.steps.flights.get_mut(id) else { return };
-        let step = step_after_own_record(flight, own, self.steps.can_lose_writes);
+        let step = step_after_own_record(flight, own, self.steps.history.can_lose_writes);
         flight.own_record_read |= step == Step::Park;
         if flight.is_waiting() && step != Step::Stay {
             self.steps.parking.cancel_wait(&mut self.steps.flights, id);

@@ -10,7 +10,11 @@ use crate::{
         dead_letters::DeadLetterLimits, earlier_halts::EarlierHalts, member::MemberError,
         missing_parent::ChainProgress, partition::PartitionLimits,
     },
-    ingest::{dispatch::DispatchSettings, plan::PlanSettings, publish::Publisher},
+    ingest::{
+        dispatch::DispatchSettings,
+        plan::{FlagGraceStart, PlanSettings},
+        publish::Publisher,
+    },
     replay::Modes,
     status::Health,
     store::{create::Creator, meta::MetaError, ownership::StoreOwnership, restart_detector::RestartDetector},
@@ -67,6 +71,8 @@ pub struct PipelineServices {
     pub publisher: Publisher,
     /// Progress of the chain, for the proof of a missing parent.
     pub chain: Arc<dyn ChainProgress>,
+    /// Start of the grace of locked parents, which a restored store moves.
+    pub flag_grace_start: Arc<FlagGraceStart>,
     /// Treatment of each event: live or in a rebuild.
     pub modes: Modes,
     /// Detects restarts of the database nodes.

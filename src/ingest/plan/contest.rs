@@ -113,7 +113,7 @@ impl FlightSteps {
     /// Stores the transaction as contested, without a verdict.
     pub(super) fn store_contested(&mut self, id: FlightId, reason: Reason) {
         let Some(flight) = self.flights.get_mut(id) else { return };
-        if must_not_write(flight, self.can_lose_writes) {
+        if must_not_write(flight, self.history.can_lose_writes) {
             return self.read_own(id, Stage::ReadingFirstRecord { contested: Some(reason) });
         }
         flight.stage = Stage::StoringContested { reason };

@@ -1,9 +1,9 @@
 //! The steps of flights: each takes one flight to its next stage and requests what the stage needs.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 use super::{
-    Action, PlanSettings, Token,
+    Action, PlanSettings, StoreHistory, Token,
     contest::must_not_write,
     flight_table::FlightTable,
     multi_page::paged_create,
@@ -16,7 +16,7 @@ use crate::{
     engine::Row,
     ingest::flight::{Flight, FlightId, Request, Stage, SubmittedTx},
     record::{Key, Operation, Outcome, Reason},
-    replay::{LastVerdicts, Mode},
+    replay::Mode,
     store::create::InitialState,
     telemetry::Completion,
 };
@@ -24,10 +24,7 @@ use crate::{
 /// All flights, and what their steps need.
 #[derive(Debug)]
 pub(super) struct FlightSteps {
-    /// The store can lose acknowledged writes.
-    pub(super) can_lose_writes: bool,
-    /// The last verdicts, in a rebuild.
-    pub(super) verdicts: Arc<LastVerdicts>,
+    pub(super) history: StoreHistory,
     pub(super) flights: FlightTable,
     pub(super) parking: Parking,
     /// Filled only over a store that can lose writes.
@@ -41,8 +38,7 @@ pub(super) struct FlightSteps {
 impl FlightSteps {
     pub(super) fn new(settings: PlanSettings) -> Self {
         FlightSteps {
-            can_lose_writes: false,
-            verdicts: Arc::default(),
+            history: StoreHistory::default(),
             flights: FlightTable::default(),
             parking: Parking::new(settings),
             non_durable: NonDurableTransactions::default(),
@@ -150,7 +146,7 @@ impl FlightSteps {
             return self.store_contested(id, Reason::Found);
         }
         let SubmittedTx::Validated(tx) = &flight.work else { return self.create(id) };
-        let (marks, verdicts) = (flight.marks(), &self.verdicts);
+        let (marks, verdicts) = (flight.marks(), &self.history.verdicts);
         let mut pending = 0;
         for (index, (group, prepared)) in flight.groups.iter_mut().zip(&tx.groups).enumerate() {
             if !group.has_slots {
@@ -201,7 +197,7 @@ impl FlightSteps {
     /// Creates the live transaction, with the spends of waiting children.
     fn create(&mut self, id: FlightId) {
         let Some(flight) = self.flights.get_mut(id) else { return };
-        if must_not_write(flight, self.can_lose_writes) {
+        if must_not_write(flight, self.history.can_lose_writes) {
             return self.read_own(id, Stage::ReadingFirstRecord { contested: None });
         }
         flight.stage = Stage::Creating;
@@ -218,7 +214,7 @@ impl FlightSteps {
     /// Completes the events of a flight and starts its children.
     pub(super) fn finish(&mut self, id: FlightId, how: Completion) {
         let Some(flight) = self.flights.remove(id) else { return };
-        if self.can_lose_writes {
+        if self.history.can_lose_writes {
             flight.events.iter().for_each(|event| self.non_durable.record(flight.txid, *event));
         }
         self.actions.extend(flight.events.iter().map(|event| Action::Complete(*event, flight.txid, how)));

@@ -362,6 +362,28 @@ fn a_child_of_a_locked_parent_is_contested_after_the_grace() {
     }
 }
 
+/// Protects: simulator, seed 990057 with a snapshot. A restored store reads the block that unlocks the parent long after
+/// the child.
+#[test]
+fn the_grace_of_a_locked_parent_begins_at_its_start() {
+    let history = StoreHistory::default();
+    let start = history.flag_grace_start.clone();
+    let mut planner = Planner::new(SETTINGS).with_history(history);
+    start.move_to(5_000);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
+    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
+    planner.own_record(id, None, 0);
+    for (now_ms, is_contested) in [(1_000, false), (5_000, false), (5_800, false), (6_000, true)] {
+        planner.retry_due(now_ms);
+        let (token, spend) = row(&mut planner);
+        assert!(matches!(spend.operation, Operation::Spend(_)));
+        planner.outcome(token, Outcome::Rejected(Rejection::Locked), now_ms);
+        assert_eq!(!actions(&mut planner).is_empty(), is_contested, "{now_ms} ms");
+    }
+}
+
 #[test]
 fn a_child_of_a_missing_parent_spends_once_more() {
     for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
@@ -599,7 +621,8 @@ fn a_later_event_writes_no_record_over_a_store_that_can_lose_writes() {
     for (answer, done) in
         [(applied(), Completion::Live), (Outcome::Rejected(Rejection::HashMismatch(0)), Completion::AlreadyLive)]
     {
-        let mut planner = Planner::new(SETTINGS).with_forgetful_store(true);
+        let mut planner =
+            Planner::new(SETTINGS).with_history(StoreHistory { can_lose_writes: true, ..StoreHistory::default() });
         let first = tx(&[outside(0)], 1);
         planner.submit(event(0), first.clone(), Mode::Normal, 0);
         planner.submit(event(1), claiming(&first, &[0x52]), Mode::Normal, 0);

@@ -120,11 +120,16 @@ impl StoreMeta<'_> {
 }
 
 impl Restored {
+    /// Returns the chain offset that the group has to commit before the store has caught up.
+    pub fn chain_until(&self) -> u64 {
+        self.until.chain.max(self.handled_chain)
+    }
+
     /// Returns whether a group that has committed these offsets has read everything again.
     pub fn is_covered_by(&self, committed: &ConsumedOffsets) -> bool {
         let has = |(partition, until): (&u32, &u64)| {
             *until == 0 || committed.validated.get(partition).is_some_and(|offset| offset >= until)
         };
-        committed.chain >= self.until.chain.max(self.handled_chain) && self.until.validated.iter().all(has)
+        committed.chain >= self.chain_until() && self.until.validated.iter().all(has)
     }
 }
