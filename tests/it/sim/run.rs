@@ -119,8 +119,12 @@ impl<'a> Simulation<'a> {
         if offset_reset::is_wanted(plan.rng_seed) {
             simulation.read_again().await?;
         }
+        // Before the end state is checked, which prunes by hand whatever the hold of a creation says.
+        let snapshot = simulation.wait_for_snapshot().await?;
         simulation.check_end_state().await?;
-        simulation.check_snapshot().await?;
+        if let Some(snapshot) = snapshot {
+            simulation.check_snapshot(snapshot).await?;
+        }
         simulation.count_coverage().await;
         Ok(())
     }

@@ -95,15 +95,25 @@ async fn create_at_random(world: World, shelf: Shelf, mut rng: SplitMix64) -> Op
     None
 }
 
+/// A complete snapshot of a history.
+pub struct CreatedSnapshot {
+    shelf: Shelf,
+    name: String,
+    rng: SplitMix64,
+}
+
 impl Simulation<'_> {
+    /// Waits until the creation of the snapshot of the history has ended. Returns the snapshot, if there is one.
+    pub(super) async fn wait_for_snapshot(&mut self) -> Result<Option<CreatedSnapshot>, String> {
+        let Some(Snapshots { shelf, creating, rng }) = self.snapshots.take() else { return Ok(None) };
+        let name = creating.await.map_err(|error| format!("the snapshot panicked: {error}"))?;
+        self.observer.count("snapshots", if name.is_some() { "created" } else { "none" });
+        Ok(name.map(|name| CreatedSnapshot { shelf, name, rng }))
+    }
+
     /// Restores the snapshot of the history, reads the log again, and compares.
-    pub(super) async fn check_snapshot(&mut self) -> Result<(), String> {
-        let Some(Snapshots { shelf, creating, mut rng }) = self.snapshots.take() else { return Ok(()) };
-        let Some(name) = creating.await.map_err(|error| format!("the snapshot panicked: {error}"))? else {
-            self.observer.count("snapshots", "none");
-            return Ok(());
-        };
-        self.observer.count("snapshots", "created");
+    pub(super) async fn check_snapshot(&self, snapshot: CreatedSnapshot) -> Result<(), String> {
+        let CreatedSnapshot { shelf, name, mut rng } = snapshot;
         verify(&shelf, &name, &|_| {}).await.map_err(|error| format!("the snapshot is damaged: {error}"))?;
         let blobs = self.world.store.blobs.as_ref().map(|_| BlobStore::memory());
         let mut other = self.world.beside(Arc::new(MemoryEngine::new(self.world.store.settings.rules)));
