@@ -2,6 +2,8 @@
 
 use std::{
     env,
+    fs::File,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -11,52 +13,72 @@ use crate::{
     ingest::{completed, fill_log, wait_until_completed},
     load::median,
     measure::env_number,
-    measured,
     program::Instance,
-    setup::BenchServers,
+    setup::{BenchServers, Deployment},
 };
 
 /// Time of each look at the ingest alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Lets an instance consume a filled topic, and creates snapshots meanwhile: in turn at a pace, and as fast as the
-/// store gives its records. The rate beside a creation is compared with the rates directly before and after. The
-/// namespace in memory has room for some 2,800,000 transactions.
+/// Time from the start of a creation to the look at the ingest beside it: the snapshot has a plan by then.
+const BEGINS: Duration = Duration::from_secs(1);
+/// Time of the look at the ingest beside a creation, which is stopped then.
+const BESIDE: Duration = Duration::from_secs(8);
+
+/// Lets an instance consume a filled topic, and creates snapshots meanwhile, each with another limit of records per
+/// second. The rate beside a creation is compared with the rates directly before and after. The namespace in memory
+/// has room for some 2,800,000 transactions.
 pub async fn measure(servers: &BenchServers) {
     let transactions = env_number("SNAPSHOT_TRANSACTIONS", 2_500_000);
     let rounds = env_number("SNAPSHOT_ROUNDS", 1).max(1);
     let deployment = servers.deploy();
     drop(deployment.start_instance(&[]));
     fill_log(&deployment, transactions).await;
-    let own = deployment.variables();
-    let variables: Vec<(&str, &str)> = own.iter().map(|(name, value)| (*name, value.as_str())).collect();
     println!("\nIngest of {transactions} transactions on Aerospike: transactions/s alone, beside a creation, alone\n");
-    let pace = env::var("SNAPSHOT_PACE").unwrap_or_else(|_| "60000".to_owned());
+    let limits = env::var("SNAPSHOT_PACE").unwrap_or_else(|_| "15000,30000,60000,all".to_owned());
+    let limits: Vec<&str> = limits.split(',').collect();
     let instance = deployment.start_instance(&[]);
     wait_until_completed(&instance, transactions / 20).await;
-    let mut ratios = [Vec::new(), Vec::new()];
-    for (round, is_paced) in (0..rounds).flat_map(|round| [(2 * round, true), (2 * round + 1, false)]) {
-        let shelf = format!("file://{}", deployment.program.path(&format!("snapshots-{round}")).display());
-        let before = rate_of(&instance, || std::thread::sleep(ALONE));
-        let mut bytes = 0;
-        let beside = rate_of(&instance, || {
-            let mut command = vec!["snapshot", "create", "--to", &shelf];
-            command.extend(is_paced.then_some(["--records-per-second", &pace]).into_iter().flatten());
-            let created = measured::run(&deployment.program, &command, &variables);
-            bytes = created.report["bytes"].as_u64().unwrap_or(0);
-        });
-        let after = rate_of(&instance, || std::thread::sleep(ALONE));
-        if completed(&instance) >= transactions {
-            println!("the topic was consumed before the end of creation {}: raise SNAPSHOT_TRANSACTIONS", round + 1);
-            break;
+    let mut ratios = vec![Vec::new(); limits.len()];
+    'rounds: for round in 0..rounds {
+        for (limit, ratios) in limits.iter().zip(&mut ratios) {
+            let before = rate_of(&instance, || std::thread::sleep(ALONE));
+            let beside = rate_beside(&deployment, &instance, &format!("{round}-{limit}"), limit);
+            let after = rate_of(&instance, || std::thread::sleep(ALONE));
+            if completed(&instance) >= transactions {
+                println!("the topic was consumed before the end of creation {round}-{limit}");
+                println!("raise SNAPSHOT_TRANSACTIONS");
+                break 'rounds;
+            }
+            println!("{before:>10.0} {beside:>10.0} {after:>10.0}   {limit} records/s");
+            ratios.push(2.0 * beside / (before + after));
         }
-        let records = if is_paced { pace.as_str() } else { "all" };
-        println!("{before:>10.0} {beside:>10.0} {after:>10.0}   {records} records/s, {:.0} MB", bytes as f64 / 1e6);
-        ratios[usize::from(is_paced)].push(2.0 * beside / (before + after));
     }
-    for (ratios, records) in ratios.into_iter().zip(["all", &pace]).filter(|(ratios, _)| !ratios.is_empty()) {
-        println!("\nbeside / alone, {records} records/s: {:.2}", median(ratios));
+    for (ratios, limit) in ratios.into_iter().zip(limits).filter(|(ratios, _)| !ratios.is_empty()) {
+        println!("\nbeside / alone, {limit} records/s: {:.2}", median(ratios));
     }
+}
+
+/// Returns the rate of an instance beside a creation, which is stopped afterwards.
+fn rate_beside(deployment: &Deployment, instance: &Instance, name: &str, limit: &str) -> f64 {
+    let shelf = format!("file://{}", deployment.program.path(&format!("snapshots-{name}")).display());
+    let own = deployment.variables();
+    let variables: Vec<(&str, &str)> = own.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut command = vec!["snapshot", "create", "--to", &shelf];
+    if limit != "all" {
+        command.extend(["--records-per-second", limit]);
+    }
+    let log = File::create(deployment.program.path("command.log")).expect("the folder belongs to the bench");
+    let mut command = deployment.program.command(&command, &variables);
+    let mut creation = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it was built");
+    std::thread::sleep(BEGINS);
+    let rate = rate_of(instance, || std::thread::sleep(BESIDE));
+    let still_runs = creation.try_wait().expect("the process belongs to the bench").is_none();
+    assert!(still_runs, "the creation with {limit} records/s ended within {BESIDE:?}");
+    let stopped = Command::new("kill").arg(creation.id().to_string()).status();
+    assert!(stopped.is_ok_and(|status| status.success()), "the creation gets SIGTERM");
+    creation.wait().expect("the process belongs to the bench");
+    rate
 }
 
 /// Returns the completed transactions per second of an instance while `work` runs.
