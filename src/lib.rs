@@ -167,10 +167,10 @@ pub use embed::{
 pub use engine::{EngineError, ErrorKind as EngineErrorKind, OpenError as OpenEngineError, StoreUrl};
 pub use event::{
     Block, BlockMined, BodyReference, Command, CommandAction, CommandResult, ContentHash, Contest, DeadLetter,
-    DeadLetterClass, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, DecodeError, DecodeProblem,
-    Descendant, Destination, DestinationError, Event, EventPosition, HeaderError, OutcomeBatch, OutcomeChange,
-    OutcomeEvent, OutcomeKind, OutcomeSource, PartialOutput, PartialTxEvent, PartialTxReference, Reorg, Subtree,
-    SubtreeTransactions, Topic, TxidList, Validated, ValidatedReference, from_json, to_json,
+    DeadLetterClass, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, DecisionRun, DecodeError,
+    DecodeProblem, Descendant, Destination, DestinationError, Event, EventPosition, HeaderError, OutcomeBatch,
+    OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, PartialOutput, PartialTxEvent, PartialTxReference, Reorg,
+    Subtree, SubtreeTransactions, Topic, TxidList, Validated, ValidatedReference, from_json, to_json,
 };
 pub use ingest::pipeline::PipelineReport;
 pub use instance::InstanceError;

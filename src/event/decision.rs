@@ -34,6 +34,22 @@ declare! {
 }
 
 declare! {
+    /// Verdicts on several transactions that one block lists, all of which were evaluated before the first of them was
+    /// applied. The run counts only if no other record stands between the records that its sequencer had read and the
+    /// run.
+    pub struct DecisionRun {
+        /// Offset in `utxo.decisions` up to which the sequencer had read the topic. A run at another offset is void.
+        pub position: u64,
+        /// Offset in `utxo.chain` of the event that is decided.
+        pub chain_offset: u64,
+        /// Step of the first decision.
+        pub step: u32,
+        /// Contents of the decisions, by step: `accepted`.
+        pub bodies: Vec<DecisionBody>,
+    }
+}
+
+declare! {
     /// All decisions on one event of the chain log.
     pub struct DecidedEvent {
         /// Offset in `utxo.chain` of the event that is decided.
@@ -182,6 +198,14 @@ declare! {
         txid: Txid,
         /// Index of the spending input.
         input: u32,
+    }
+}
+
+impl DecisionRun {
+    /// Returns the decisions of the run, by step.
+    pub(super) fn into_decisions(self) -> impl Iterator<Item = Decision> {
+        let DecisionRun { chain_offset, step, bodies, .. } = self;
+        bodies.into_iter().zip(step..).map(move |(body, step)| Decision { chain_offset, step, body })
     }
 }
 

@@ -43,6 +43,7 @@ impl Event<'_> {
             Event::Contest(_)
             | Event::Decision(_)
             | Event::DecisionGroup(_)
+            | Event::DecisionRun(_)
             | Event::Outcome(_)
             | Event::OutcomeBatch(_) => {
                 return Err(DestinationError::Internal(self.kind().name()));

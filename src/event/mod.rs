@@ -31,7 +31,9 @@ pub use block::{Block, BlockMined, Reorg, Subtree, SubtreeTransactions};
 pub use chain::{Command, CommandAction, Contest, EventPosition};
 pub use codec::{DecodeError, DecodeProblem};
 pub use dead_letter::{DeadLetter, DeadLetterClass, DeadLetterSettlement, HeaderError, SettlementKind};
-pub use decision::{DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Descendant, LiftedOutput};
+pub use decision::{
+    DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, DecisionRun, Descendant, LiftedOutput,
+};
 pub use destination::{Destination, DestinationError};
 pub use json::{from_json, to_json};
 pub use outcome::{OutcomeBatch, OutcomeChange, OutcomeEvent, OutcomeKind, OutcomeSource, TxidList};
@@ -171,16 +173,29 @@ events! {
     OutcomeBatch(OutcomeBatch<'a>) = 11, "outcome-batch";
     /// Steps of the sequencer on several events, see [`DecisionGroup`].
     DecisionGroup(DecisionGroup) = 12, "decision-group";
+    /// Verdicts of one block, see [`DecisionRun`].
+    DecisionRun(DecisionRun) = 13, "decision-run";
 }
 
 impl Event<'_> {
-    /// Returns the decisions of a message of `utxo.decisions` at this offset, by event and step. A void group has none;
-    /// `None`: the event is no decision.
+    /// Returns the offset of `utxo.decisions` at which the event counts; `None`: the event counts at any offset.
+    pub fn position(&self) -> Option<u64> {
+        match self {
+            Event::DecisionGroup(group) => Some(group.position),
+            Event::DecisionRun(run) => Some(run.position),
+            _ => None,
+        }
+    }
+
+    /// Returns the decisions of a message of `utxo.decisions` at this offset, by event and step. A void group and a
+    /// void run have none; `None`: the event is no decision.
     pub fn into_decisions(self, offset: u64) -> Option<Vec<Decision>> {
+        let is_void = self.position().is_some_and(|position| position != offset);
         match self {
             Event::Decision(decision) => Some(vec![decision]),
-            Event::DecisionGroup(group) if group.position != offset => Some(Vec::new()),
+            Event::DecisionGroup(_) | Event::DecisionRun(_) if is_void => Some(Vec::new()),
             Event::DecisionGroup(group) => Some(group.into_decisions().collect()),
+            Event::DecisionRun(run) => Some(run.into_decisions().collect()),
             _ => None,
         }
     }

@@ -268,9 +268,11 @@ pub fn events() -> Vec<Event<'static>> {
     let empty_cone = DecisionBody::Cone { members: vec![], height: 170 };
     let loser = decided(8, vec![conflicting(reasons()[0]), empty_cone, DecisionBody::Closed]);
     let passed_over = decided(9, vec![DecisionBody::PassedOver { txid: txid(COINBASE_9) }, DecisionBody::Closed]);
+    let accepted = bodies().into_iter().filter(|body| matches!(body, DecisionBody::Accepted { .. })).collect();
     events.extend([
         Event::DecisionGroup(DecisionGroup { position: 41, events: vec![loser, passed_over] }),
         Event::DecisionGroup(DecisionGroup { position: u64::MAX, events: vec![] }),
+        Event::DecisionRun(DecisionRun { position: 42, chain_offset: 7, step: 1, bodies: accepted }),
     ]);
     events.extend(
         outcomes().into_iter().map(|(source, kind)| Event::Outcome(OutcomeEvent { txid: txid(PAYMENT), source, kind })),

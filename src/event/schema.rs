@@ -242,6 +242,7 @@ fn tables() -> Vec<(&'static str, &'static str, String)> {
         ("decision", "Decision", structure::<Decision>()),
         ("decision-group", "DecisionGroup", structure::<DecisionGroup>()),
         ("decision-group", "DecidedEvent", structure::<DecidedEvent>()),
+        ("decision-run", "DecisionRun", structure::<DecisionRun>()),
         ("decision", "DecisionBody", choice::<DecisionBody>()),
         ("decision", "DecidedInput", structure::<DecidedInput>()),
         ("decision", "SpendingData", structure::<SpendingData>()),

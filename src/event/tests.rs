@@ -60,7 +60,7 @@ fn an_unknown_envelope_is_refused_by_name() {
     assert_eq!(refusal(b"{}\n"), "not an event: the first byte is 0x7b instead of 0xd7");
     assert_eq!(refusal(&[MAGIC, 2, 1]), "schema version 2 is unknown: this release reads version 1");
     assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 0]), "event kind 0 is unknown");
-    assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 13]), "event kind 13 is unknown");
+    assert_eq!(refusal(&[MAGIC, SCHEMA_VERSION, 14]), "event kind 14 is unknown");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn topics_admit_only_their_kinds() {
             Kind::BlockMined => &[Topic::BlockMined, Topic::Chain],
             Kind::Reorg => &[Topic::Reorgs, Topic::Chain],
             Kind::Contest | Kind::Command => &[Topic::Chain],
-            Kind::Decision | Kind::DecisionGroup => &[Topic::Decisions],
+            Kind::Decision | Kind::DecisionGroup | Kind::DecisionRun => &[Topic::Decisions],
             Kind::Outcome | Kind::OutcomeBatch => &[Topic::Outcomes],
         };
         assert_eq!(admitting.split_last(), Some((&Topic::DeadLetters, expected)));
@@ -354,7 +354,7 @@ fn json_that_is_no_event_is_refused_naming_the_field() {
     assert_eq!(
         refused_json("{\"event\":\"mined\"}"),
         "event: `mined` is none of: validated, seeded, block-mined, reorg, contest, command, decision, outcome, \
-         validated-reference, seeded-reference, outcome-batch, decision-group"
+         validated-reference, seeded-reference, outcome-batch, decision-group, decision-run"
     );
     let validated = |fields: &str| refused_json(&format!("{{\"event\":\"validated\",{fields}}}"));
     assert_eq!(validated("\"tx\":\"00\",\"height\":1"), "validated.locked: is missing");

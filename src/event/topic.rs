@@ -67,7 +67,7 @@ impl Topic {
             Topic::BlockMined => &[Kind::BlockMined],
             Topic::Reorgs => &[Kind::Reorg],
             Topic::Chain => &[Kind::BlockMined, Kind::Reorg, Kind::Contest, Kind::Command],
-            Topic::Decisions => &[Kind::Decision, Kind::DecisionGroup],
+            Topic::Decisions => &[Kind::Decision, Kind::DecisionGroup, Kind::DecisionRun],
             Topic::Outcomes => &[Kind::Outcome, Kind::OutcomeBatch],
             Topic::DeadLetters => &Kind::ALL,
         }

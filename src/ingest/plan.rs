@@ -135,7 +135,7 @@ pub struct PlanSettings {
     pub rules: Rules,
 }
 
-/// What the store can have lost, and what it reads again.
+/// History of a store, as far as the planner goes by it.
 #[derive(Debug, Clone, Default)]
 pub struct StoreHistory {
     /// The store can lose acknowledged writes. Over such a store a live transaction is not complete while a parent is

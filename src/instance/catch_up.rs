@@ -24,8 +24,8 @@ pub(super) struct CatchUp {
 }
 
 impl CatchUp {
-    /// Returns the parts of an instance, and the restore of their store. A store that reads the log again gets an engine
-    /// that counts as one that has lost writes.
+    /// Returns the parts of an instance, and the restore of their store. A store that reads the log again gets an
+    /// engine that counts as one that has lost writes.
     pub(super) async fn begin(
         settings: &InstanceSettings,
         mut parts: InstanceParts,

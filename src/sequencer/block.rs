@@ -2,6 +2,7 @@
 //! transaction mined, never skip one. A block of a side chain decides nothing and waits for nothing.
 
 mod accept;
+mod accept_together;
 mod coinbase;
 mod lift;
 mod losers;
@@ -167,7 +168,7 @@ impl<'a> BlockHandler<'a> {
 
     /// Publishes second chances for the children of the coinbase.
     async fn publish_chances_of_children(&self, coinbase: Txid) -> Result<(), SequencerError> {
-        publish_second_chances(self.cx, &BTreeSet::new(), Some(coinbase), &Descendants::default()).await
+        publish_second_chances(self.cx, &BTreeSet::new(), &[coinbase], &Descendants::default()).await
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
         retry::{read_or_reopen, until_answered},
     },
     engine::EngineError,
-    event::{DecidedEvent, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput},
+    event::{Decision, DecisionBody, Event, LiftedOutput},
     sequencer::{
         SequencerParts,
         decided_chunks::{KeptChunks, StepRecord},
@@ -124,7 +124,7 @@ impl DecisionTable {
     }
 
     /// Removes the decisions of an event that are not in the topic yet.
-    fn unstage(&mut self, chain_offset: u64) -> Vec<DecisionBody> {
+    pub(super) fn unstage(&mut self, chain_offset: u64) -> Vec<DecisionBody> {
         let staged = self.by_offset.remove(&chain_offset).map_or_else(Vec::new, |staged| staged.steps);
         staged.into_iter().filter_map(|record| record.body).map(|body| *body).collect()
     }
@@ -232,7 +232,7 @@ pub struct DecisionLog {
     /// May be behind `end` by records of this sequencer.
     reader: Box<dyn PartitionReader>,
     /// Offset below which the table has every record of the topic.
-    end: u64,
+    pub(super) end: u64,
     producer: Arc<dyn Producer>,
     pub(super) parts: Option<SequencerParts>,
     /// True while decisions are staged: they are published together later.
@@ -324,48 +324,14 @@ impl DecisionLog {
         self.table.unstage(chain_offset);
     }
 
-    /// Publishes the staged decisions on these events as one group, and reads the group back. Returns whether the group
-    /// counts. A group that is void, or too large for a message, leaves no decision on the events.
-    pub async fn publish_staged(&mut self, chain_offsets: &[u64]) -> Result<bool, DecisionError> {
-        let parts = self.parts.clone();
-        let staged = chain_offsets.iter().map(|chain_offset| DecidedEvent {
-            chain_offset: *chain_offset,
-            bodies: self.table.unstage(*chain_offset),
-        });
-        let events: Vec<DecidedEvent> = staged.collect();
-        report_wait(parts.as_ref(), DECISIONS, self.publish_group(events)).await
-    }
-
-    async fn publish_group(&mut self, events: Vec<DecidedEvent>) -> Result<bool, DecisionError> {
-        let position = self.end;
-        let Some(first) = events.first().map(|event| event.chain_offset) else { return Ok(false) };
-        let group = DecisionGroup { position, events };
-        let at = match self.produce_and_read_back(first, group.encode()).await {
-            Ok(at) => at,
-            Err(DecisionError::Broker(error)) if error.kind == BrokerErrorKind::TooLarge => {
-                tracing::debug!(events = group.events.len(), %error, "decisions: group too large for a message");
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        };
-        let is_same = |(record, body): (&StepRecord, &DecisionBody)| match &record.body {
-            Some(known) => **known == *body,
-            // A chunk of this very group, which is at the offset that the group expects.
-            None => (record.at, position) == (at, at),
-        };
-        let counts = |event: &DecidedEvent| {
-            let known = self.table.by_offset.get(&event.chain_offset);
-            known.is_some_and(|EventSteps { steps, .. }| {
-                steps.len() == event.bodies.len() && steps.iter().zip(&event.bodies).all(is_same)
-            })
-        };
-        Ok(group.events.iter().all(counts))
-    }
-
     /// Produces a record and reads the topic up to the record. Returns the offset of the record.
     ///
     /// A record that is acknowledged at the end of what was read follows no unread record, and need not be read.
-    async fn produce_and_read_back(&mut self, chain_offset: u64, payload: Vec<u8>) -> Result<u64, DecisionError> {
+    pub(super) async fn produce_and_read_back(
+        &mut self,
+        chain_offset: u64,
+        payload: Vec<u8>,
+    ) -> Result<u64, DecisionError> {
         let payload = Bytes::from(payload);
         let message = OutgoingMessage {
             topic: self.partition.topic.to_string(),

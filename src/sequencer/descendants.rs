@@ -38,8 +38,8 @@ pub struct LosingTx {
 #[derive(Debug, Default)]
 pub struct Descendants {
     losers: Vec<LosingTx>,
-    /// The transaction that wins against the losers; `None` where a verdict names no winner.
-    winner: Option<Txid>,
+    /// The transactions that win against the losers; empty where a verdict names no winner.
+    winners: Vec<Txid>,
     /// Steps of the decisions that name the descendants, one step a chunk. Void parts of another decision may lie
     /// between two steps.
     steps: Vec<u32>,
@@ -48,10 +48,10 @@ pub struct Descendants {
 }
 
 impl Descendants {
-    fn from_losers(losers: Vec<LosingTx>, winner: Option<Txid>) -> Self {
+    fn from_losers(losers: Vec<LosingTx>, winners: Vec<Txid>) -> Self {
         let mut txids = FingerprintSet::default();
         txids.extend(losers.iter().map(|loser| loser.txid));
-        Descendants { losers, winner, steps: Vec::new(), txids }
+        Descendants { losers, winners, steps: Vec::new(), txids }
     }
 
     /// Returns whether a transaction is a loser or a descendant.
@@ -59,10 +59,9 @@ impl Descendants {
         self.txids.contains(txid)
     }
 
-    /// Returns whether a transaction is a loser, a descendant or the winner. The winner may spend outputs of the
-    /// losers.
+    /// Returns whether a transaction is a loser, a descendant or a winner. A winner may spend outputs of the losers.
     pub fn is_member_or_winner(&self, txid: &Txid) -> bool {
-        self.contains(txid) || self.winner == Some(*txid)
+        self.contains(txid) || self.winners.contains(txid)
     }
 
     /// Returns the number of chunks: the losers are the first, and each decision adds one.
@@ -107,13 +106,13 @@ pub fn mark_descendants_conflicting<'a>(
     steps: &'a mut Steps<'_>,
     height: u32,
     losers: Vec<LosingTx>,
-    winner: Option<Txid>,
+    winners: Vec<Txid>,
 ) -> BoxFuture<'a, Result<Descendants, SequencerError>> {
     Box::pin(async move {
         let mut found: VecDeque<Descendant> = VecDeque::new();
         let mut search = SpenderSearch::default();
         mark_conflicting(cx, height, &losers).await?;
-        let mut descendants = Descendants::from_losers(losers, winner);
+        let mut descendants = Descendants::from_losers(losers, winners);
         loop {
             let body = match steps.take_next().await? {
                 Some(body) => body,

@@ -25,6 +25,7 @@ pub mod evaluate;
 mod findings;
 mod handler;
 mod holders;
+mod joint_decisions;
 mod listing;
 mod lost_records;
 mod member;

@@ -16,17 +16,17 @@ use crate::{
 };
 
 /// Publishes `Reconsider` for the conflicting transactions that name a settled slot without a holder, or an output
-/// of the accepted transaction. A `Reconsider` that fails triggers nothing, so that the chances end.
+/// of an accepted transaction. A `Reconsider` that fails triggers nothing, so that the chances end.
 pub async fn publish_second_chances(
     cx: &HandlerContext<'_>,
     settled: &BTreeSet<Outpoint>,
-    accepted: Option<Txid>,
+    accepted: &[Txid],
     descendants: &Descendants,
 ) -> Result<(), SequencerError> {
-    if cx.has_chances_in_log() || (settled.is_empty() && accepted.is_none()) {
+    if cx.has_chances_in_log() || (settled.is_empty() && accepted.is_empty()) {
         return Ok(());
     }
-    let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted));
+    let parents = distinct(settled.iter().map(|outpoint| outpoint.txid).chain(accepted.iter().copied()));
     let mut chances = BTreeSet::new();
     for parents in parents.chunks(BODIES_AT_ONCE) {
         let parents = cx.read_existing_masters(parents).await?;
@@ -38,7 +38,7 @@ pub async fn publish_second_chances(
                 own.filter(|(_, slot)| is_free(&parent, slot)).map(|(outpoint, _)| *outpoint).collect();
             // A loser against a live rival has freed no slot: a parent with many outputs may have as many
             // conflicting children.
-            if freed.is_empty() && accepted != Some(parent.txid) {
+            if freed.is_empty() && !accepted.contains(&parent.txid) {
                 continue;
             }
             let mut children = list_conflicting_children(&parent);
@@ -156,19 +156,19 @@ where
     Ok(found)
 }
 
-/// Returns whether a child that is not refused for good spends one of these outputs, or an output of the accepted
+/// Returns whether a child that is not refused for good spends one of these outputs, or an output of an accepted
 /// transaction.
 async fn deserves_second_chance(
     cx: &HandlerContext<'_>,
     child: &Page,
     freed: &BTreeSet<Outpoint>,
-    accepted: Option<Txid>,
+    accepted: &[Txid],
 ) -> Result<bool, SequencerError> {
     let refused_for_good = match child.state() {
         TxState::Conflicting(Verdict::Conflicting(reason)) => reason.is_permanent(),
         _ => true,
     };
-    let is_freed = |outpoint: &Outpoint| freed.contains(outpoint) || accepted == Some(outpoint.txid);
+    let is_freed = |outpoint: &Outpoint| freed.contains(outpoint) || accepted.contains(&outpoint.txid);
     Ok(!refused_for_good && read_inputs(cx, child).await?.iter().any(|(outpoint, _)| is_freed(outpoint)))
 }
 

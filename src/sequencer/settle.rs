@@ -45,7 +45,7 @@ pub async fn settle_descendants(
             settled.extend(outpoints.filter(|outpoint| !descendants.contains(&outpoint.txid)));
             if settled.len() >= cx.parts.settings.verdict_memory.settled_slots {
                 // A slot that a later member holds is settled later, and gives its chances then.
-                publish_second_chances(cx, &std::mem::take(&mut settled), None, descendants).await?;
+                publish_second_chances(cx, &std::mem::take(&mut settled), &[], descendants).await?;
             }
         }
     }

@@ -165,12 +165,40 @@ impl<'a> Steps<'a> {
         self.take_existing().await?.ok_or(SequencerError::Behind(self.chain_offset))
     }
 
+    /// Writes the next decisions ahead in one record. Returns whether they count; otherwise none of them does.
+    pub async fn write_run_ahead(&mut self, bodies: Vec<DecisionBody>) -> Result<bool, SequencerError> {
+        self.verify_nodes().await?;
+        Ok(Box::pin(self.log.publish_run(self.chain_offset, bodies)).await?)
+    }
+
+    /// Takes the run that begins with `first`, the decision that was taken last: verdicts by a block without a decision
+    /// on descendants between them. Their losers share the decisions on descendants behind the run.
+    pub fn take_run(&mut self, first: DecisionBody) -> Vec<DecisionBody> {
+        let mut run = vec![first];
+        while run.last().is_some_and(has_losers_by_block)
+            && let Some(next) = self.take_existing_matching(has_losers_by_block)
+        {
+            run.push(next);
+        }
+        run
+    }
+
     /// Writes a decision ahead and reads it back.
     async fn publish(&mut self, body: DecisionBody) -> Result<(), SequencerError> {
-        // The decision is valid only if no node lost writes while the store was read.
-        if self.log.have_nodes_restarted().await? {
-            return Err(SequencerError::NodeRestarted);
-        }
+        self.verify_nodes().await?;
         Ok(self.log.publish(self.chain_offset, body).await?)
     }
+
+    /// Verifies that no node lost writes while the store was read: a decision is valid only then.
+    async fn verify_nodes(&mut self) -> Result<(), SequencerError> {
+        match self.log.have_nodes_restarted().await? {
+            true => Err(SequencerError::NodeRestarted),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Returns whether a decision accepts a listed transaction that makes live ones conflicting.
+fn has_losers_by_block(body: &DecisionBody) -> bool {
+    matches!(body, DecisionBody::Accepted { by_block: true, losers, .. } if !losers.is_empty())
 }

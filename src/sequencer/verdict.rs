@@ -1,7 +1,7 @@
 //! Applies a verdict: marks the losers and their descendants conflicting, moves slots to the winner, settles the slots
 //! of the losers, and publishes second chances.
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, try_join_all};
 
 use crate::{
     event::{DecidedInput, DecisionBody, OutcomeKind},
@@ -22,19 +22,39 @@ use crate::{
 };
 
 /// A transaction that becomes live, with its inputs, their holders and the losers.
-struct AcceptedTx<'a> {
+struct AcceptedTx {
     txid: Txid,
     height: u32,
-    inputs: &'a [DecidedInput],
-    losers: &'a [Txid],
+    inputs: Vec<DecidedInput>,
+    losers: Vec<Txid>,
     by_block: bool,
+}
+
+impl AcceptedTx {
+    fn from_decision(body: DecisionBody) -> Option<Self> {
+        let DecisionBody::Accepted { txid, height, inputs, losers, by_block } = body else { return None };
+        Some(AcceptedTx { txid, height, inputs, losers, by_block })
+    }
+
+    /// Returns the losers with the reasons of their verdicts.
+    fn losing(&self) -> impl Iterator<Item = LosingTx> {
+        let input_of = |loser: &Txid| {
+            let mut holders = self.inputs.iter().filter_map(|input| input.holder);
+            holders.find(|holder| holder.txid == *loser).map_or(0, |held| held.input)
+        };
+        self.losers.iter().map(move |loser| LosingTx {
+            txid: *loser,
+            reason: Reason::DoubleSpend { input: input_of(loser), winner: self.txid },
+            was_live: true,
+        })
+    }
 }
 
 /// Outcomes that are published at once.
 const OUTCOME_BATCH: usize = 10_000;
 
-/// Applies a verdict, the decision that was taken last of `steps`. Each part is idempotent, so that a verdict can
-/// be applied again from its beginning.
+/// Applies a verdict, the decision that was taken last of `steps`, with the verdicts of its run. Each part is
+/// idempotent, so that a verdict can be applied again from its beginning.
 pub fn apply_verdict<'a>(
     cx: &'a HandlerContext<'_>,
     steps: &'a mut Steps<'_>,
@@ -44,15 +64,16 @@ pub fn apply_verdict<'a>(
         // Read before the decisions on its descendants: these may be new after a node lost writes.
         let cx = &cx.applying(steps);
         match body {
-            DecisionBody::Accepted { txid, height, inputs, losers, by_block } => {
-                let accepted = AcceptedTx { txid, height, inputs: &inputs, losers: &losers, by_block };
-                apply_accepted(cx, steps, accepted).await
+            body @ DecisionBody::Accepted { .. } => {
+                let run: Vec<AcceptedTx> =
+                    steps.take_run(body).into_iter().filter_map(AcceptedTx::from_decision).collect();
+                apply_accepted(cx, steps, &run).await
             }
             DecisionBody::Conflicting { txid, reason, height, live } => {
                 let loser = LosingTx { txid, reason, was_live: live };
-                let descendants = mark_descendants_conflicting(cx, steps, height, vec![loser], None).await?;
+                let descendants = mark_descendants_conflicting(cx, steps, height, vec![loser], Vec::new()).await?;
                 let settled = settle_descendants(cx, steps, &descendants).await?;
-                publish_second_chances(cx, &settled, None, &descendants).await?;
+                publish_second_chances(cx, &settled, &[], &descendants).await?;
                 if let Reason::MissingParent { parent } = reason {
                     reconsider_if_parent_is_live(cx, txid, parent).await?;
                 }
@@ -68,68 +89,64 @@ pub fn apply_verdict<'a>(
     })
 }
 
+/// Applies the verdicts of a run: all losers and their descendants become conflicting, then each accepted transaction
+/// takes its slots. No accepted transaction of a run depends on another one.
 fn apply_accepted<'a>(
     cx: &'a HandlerContext<'_>,
     steps: &'a mut Steps<'_>,
-    accepted: AcceptedTx<'a>,
+    run: &'a [AcceptedTx],
 ) -> BoxFuture<'a, Result<(), SequencerError>> {
     Box::pin(async move {
-        let AcceptedTx { txid, height, inputs, losers, by_block } = accepted;
-        let wins = !cx.is_replay() || cx.is_live_at_frontier(&txid);
-        let contested = contest_decided_holders(cx, txid, inputs, losers).await?;
-        let input_of = |loser: &Txid| {
-            inputs
-                .iter()
-                .filter_map(|input| input.holder)
-                .find(|holder| holder.txid == *loser)
-                .map_or(0, |held| held.input)
-        };
-        let reason_of = |loser: &Txid| Reason::DoubleSpend { input: input_of(loser), winner: txid };
-        let losing = losers
-            .iter()
-            .map(|loser| LosingTx { txid: *loser, reason: reason_of(loser), was_live: true })
-            .collect::<Vec<_>>();
-        let descendants = if losing.is_empty() {
-            Descendants::default()
-        } else {
-            mark_descendants_conflicting(cx, steps, height, losing, Some(txid)).await?
-        };
-        let mined_at = by_block.then_some(height);
-        if wins && let Some(page) = respend_inputs(cx, txid, inputs, mined_at).await? {
-            // The stored body may be of another event than the body that was decided on.
-            if by_block || cx.applied_again || cx.is_replay() {
-                store_proven_claims(cx, txid).await?;
-            }
-            accept(cx, &page).await?;
-            let parents = inputs.iter().map(|input| (input.outpoint.txid, txid));
-            update_conflicting_children(cx, parents, false).await?;
+        let mut contested = Vec::new();
+        for accepted in run {
+            contested.extend(contest_decided_holders(cx, accepted).await?);
         }
+        let txids: Vec<Txid> = run.iter().map(|accepted| accepted.txid).collect();
+        let losing: Vec<LosingTx> = run.iter().flat_map(AcceptedTx::losing).collect();
+        let height = run.first().map_or(0, |accepted| accepted.height);
+        let descendants = match losing.is_empty() {
+            true => Descendants::default(),
+            false => mark_descendants_conflicting(cx, steps, height, losing, txids.clone()).await?,
+        };
+        let wins = |accepted: &&AcceptedTx| !cx.is_replay() || cx.is_live_at_frontier(&accepted.txid);
+        try_join_all(run.iter().filter(wins).map(|accepted| make_live(cx, accepted))).await?;
         let settled = settle_descendants(cx, steps, &descendants).await?;
         publish_reconsider(cx, &contested).await?;
-        publish_second_chances(cx, &settled, Some(txid), &descendants).await?;
-        cx.publish_outcomes(vec![(txid, OutcomeKind::Accepted)]).await?;
+        publish_second_chances(cx, &settled, &txids, &descendants).await?;
+        cx.publish_outcomes(txids.into_iter().map(|txid| (txid, OutcomeKind::Accepted)).collect()).await?;
         publish_conflicting_outcomes(cx, steps, &descendants).await
+    })
+}
+
+/// Gives an accepted transaction its slots, and makes the transaction live.
+fn make_live<'a>(cx: &'a HandlerContext<'_>, accepted: &'a AcceptedTx) -> BoxFuture<'a, Result<(), SequencerError>> {
+    Box::pin(async move {
+        let AcceptedTx { txid, height, inputs, by_block, .. } = accepted;
+        let Some(page) = respend_inputs(cx, *txid, inputs, by_block.then_some(*height)).await? else { return Ok(()) };
+        // The stored body may be of another event than the body that was decided on.
+        if *by_block || cx.applied_again || cx.is_replay() {
+            store_proven_claims(cx, *txid).await?;
+        }
+        accept(cx, &page).await?;
+        let parents = inputs.iter().map(|input| (input.outpoint.txid, *txid));
+        update_conflicting_children(cx, parents, false).await
     })
 }
 
 /// Contests the holders from which an `Accepted` decision takes slots, before the decision is applied. They were
 /// contested when it was made, but this store may have lost that, and a rebuild applies events in another order.
 /// Returns the holders that are live by now: each gets a `Reconsider`.
-async fn contest_decided_holders(
-    cx: &HandlerContext<'_>,
-    winner: Txid,
-    inputs: &[DecidedInput],
-    losers: &[Txid],
-) -> Result<Vec<Txid>, SequencerError> {
+async fn contest_decided_holders(cx: &HandlerContext<'_>, accepted: &AcceptedTx) -> Result<Vec<Txid>, SequencerError> {
+    let AcceptedTx { txid: winner, inputs, losers, .. } = accepted;
     if cx.is_replay() {
         // The winner may wait for a slot that this very decision gives to it. A stub makes the pipeline store it.
-        contest_holder(cx, Phase::Apply, winner).await?;
+        contest_holder(cx, Phase::Apply, *winner).await?;
     }
     if !cx.applied_again {
         return Ok(Vec::new());
     }
     let holders = inputs.iter().filter_map(|input| input.holder).map(|holder| holder.txid);
-    let holders = holders.filter(|holder| *holder != winner && !losers.contains(holder)).collect();
+    let holders = holders.filter(|holder| holder != winner && !losers.contains(holder)).collect();
     let live = contest_holders(cx, Phase::Apply, holders).await?;
     Ok(filter_live(live))
 }

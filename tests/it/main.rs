@@ -20,6 +20,8 @@ mod api_tls;
 mod ask;
 mod bad_input;
 mod blobs;
+mod block_runs;
+
 mod bodies;
 mod bridge;
 mod by_reference;

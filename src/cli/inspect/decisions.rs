@@ -115,10 +115,7 @@ impl DecisionReader {
         let Ok(event) = Event::decode(&message.payload) else {
             return self.show(message, None, DecisionStatus::Unreadable);
         };
-        let void = match &event {
-            Event::DecisionGroup(group) if group.position != message.offset => Some(group.position),
-            _ => None,
-        };
+        let void = event.position().filter(|position| *position != message.offset);
         let Some(decisions) = event.into_decisions(void.unwrap_or(message.offset)) else {
             return self.show(message, None, DecisionStatus::Unreadable);
         };

@@ -362,8 +362,8 @@ fn a_child_of_a_locked_parent_is_contested_after_the_grace() {
     }
 }
 
-/// Protects: simulator, seed 990057 with a snapshot. A restored store reads the block that unlocks the parent long after
-/// the child.
+/// Protects: simulator, seed 990057 with a snapshot. A restored store reads the block that unlocks the parent long
+/// after the child.
 #[test]
 fn the_grace_of_a_locked_parent_begins_at_its_start() {
     let history = StoreHistory::default();

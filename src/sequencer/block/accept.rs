@@ -63,7 +63,7 @@ pub fn accept_listed<'a>(
     open: &'a [ListedTx],
 ) -> BoxFuture<'a, Result<bool, SequencerError>> {
     Box::pin(async move {
-        let Some(mut page) = cx.master(txid).await? else { return Ok(false) };
+        let Some(page) = cx.master(txid).await? else { return Ok(false) };
         if !are_parents_ready(cx, block.height, &page, open).await? {
             return Ok(false);
         }
@@ -76,27 +76,32 @@ pub fn accept_listed<'a>(
         steps.skip_closed();
         // Stamped with the phase of applying: the event has applied rows before, and a listed transaction is accepted
         // whichever sequencer takes the free slots.
-        let body = steps
-            .decide(Box::pin(async {
-                if let ClaimCheck::Differs(proven) = check_claims(cx, &page).await? {
-                    replace_claims(&mut page, proven);
-                }
-                let checks = RespendChecks::Listed { height: block.height };
-                let InputFindings::Inputs(inputs) = collect_findings(cx, Phase::Apply, &page, checks, true).await?
-                else {
-                    return Err(halt_listed(block, txid, "was spent completely and pruned"));
-                };
-                let body = evaluate_listed(txid, block.height, &inputs)
-                    .map_err(|reason| halt_barred(cx.offset, block, txid, reason))?;
-                check_rivals(cx, block, &body).await?;
-                Ok(body)
-            }))
-            .await?;
+        let body = steps.decide(Box::pin(evaluate(cx, block, page))).await?;
         if body != DecisionBody::Closed {
             apply_verdict(cx, steps, body).await?;
         }
         Ok(true)
     })
+}
+
+/// Decides on a listed transaction whose parents are ready.
+pub async fn evaluate(
+    cx: &HandlerContext<'_>,
+    block: &Block<'_>,
+    mut page: Arc<Page>,
+) -> Result<DecisionBody, SequencerError> {
+    let txid = page.txid;
+    if let ClaimCheck::Differs(proven) = check_claims(cx, &page).await? {
+        replace_claims(&mut page, proven);
+    }
+    let checks = RespendChecks::Listed { height: block.height };
+    let InputFindings::Inputs(inputs) = collect_findings(cx, Phase::Apply, &page, checks, true).await? else {
+        return Err(halt_listed(block, txid, "was spent completely and pruned"));
+    };
+    let body =
+        evaluate_listed(txid, block.height, &inputs).map_err(|reason| halt_barred(cx.offset, block, txid, reason))?;
+    check_rivals(cx, block, &body).await?;
+    Ok(body)
 }
 
 /// Revives the tombstone of a conflicting transaction that a block lists: the tombstone becomes a stub and gets the

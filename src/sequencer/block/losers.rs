@@ -40,8 +40,9 @@ impl<'a> ListedLosers<'a> {
         ListedLosers { cx: *cx, unread: losers.collect(), ahead: 0, cached: None }
     }
 
-    /// Returns the context in which the next transaction is handled. A rebuild waits for records, and reads none ahead.
-    pub async fn next_context(&mut self) -> Result<HandlerContext<'_>, SequencerError> {
+    /// Returns the context in which the next transactions, some or one, are handled. A rebuild waits for records, and
+    /// reads none ahead.
+    pub async fn next_context(&mut self, transactions: usize) -> Result<HandlerContext<'_>, SequencerError> {
         if self.cx.is_replay() {
             return Ok(self.cx);
         }
@@ -52,7 +53,7 @@ impl<'a> ListedLosers<'a> {
             cache.clear();
             read_ahead(parts, cache, txids).await?;
         }
-        self.ahead = self.ahead.saturating_sub(1);
+        self.ahead = self.ahead.saturating_sub(transactions);
         Ok(HandlerContext { parts, ..self.cx })
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         added_slots::{add_slots, read_and_add_slots},
         block::{
             accept::{accept_listed, are_parents_ready, restore_stub_slots, revive},
+            accept_together::{MAX_RUN, accept_together},
             losers::ListedLosers,
             record::put_block,
         },
@@ -128,14 +129,22 @@ impl<'a> MinedMarker<'a> {
             let mut statuses = self.set_mined(&open).await?;
             self.set_accepted_later_mined(&open, &mut statuses).await?;
             let has_lost = |(_, status): &(&ListedTx, &MinedStatus)| matches!(status, MinedStatus::Conflicting);
-            let losers = open.iter().zip(&statuses).filter(has_lost).map(|(listed, _)| listed.txid);
-            let mut losers = ListedLosers::new(cx, losers);
+            let lost: Vec<Txid> = open.iter().zip(&statuses).filter(has_lost).map(|(listed, _)| listed.txid).collect();
+            let mut losers = ListedLosers::new(cx, lost.iter().copied());
+            for run in lost.chunks(MAX_RUN) {
+                let cx = &losers.next_context(run.len()).await?;
+                changed |= accept_together(cx, steps, block, run, &open).await?;
+            }
+            // Transactions that could not be accepted together are accepted one after the other.
+            let mut losers = ListedLosers::new(cx, lost.into_iter());
+            let accepted_together = changed;
             for (listed, mined_status) in open.iter().zip(statuses) {
                 match mined_status {
                     MinedStatus::Mined => continue,
                     MinedStatus::Missing => {}
+                    MinedStatus::Conflicting if accepted_together => {}
                     MinedStatus::Conflicting => {
-                        let cx = &losers.next_context().await?;
+                        let cx = &losers.next_context(1).await?;
                         changed |= accept_listed(cx, steps, block, listed.txid, &open).await?;
                     }
                     MinedStatus::Pruned => {

@@ -13,6 +13,7 @@ use super::{
     facts::Facts,
     history::{Tip, TxEntry, TxStatus},
     replay::Replay,
+    verdicts::Accepted,
 };
 
 impl Replay<'_> {
@@ -82,8 +83,8 @@ impl Replay<'_> {
                     "{txid} becomes conflicting at {height} because of {reason:?}, which does not bar it"
                 ));
             }
-            let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, reason)], None);
-            self.after_verdict(None, &newly_conflicting);
+            let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, reason)], &BTreeSet::new());
+            self.after_verdict(&BTreeSet::new(), &newly_conflicting);
         }
     }
 
@@ -91,19 +92,37 @@ impl Replay<'_> {
     pub fn decide_on_block(&mut self, block: &Block<'_>, coinbase: Option<Txid>, listed: &[(Txid, u32)]) {
         let mut won = BTreeSet::new();
         let connected: BTreeSet<Txid> = listed.iter().map(|(txid, _)| *txid).chain(coinbase).collect();
-        while let Some(DecisionBody::Accepted { txid, inputs, losers, by_block: true, height: at }) =
-            self.peek_decision()
-            && connected.contains(&txid)
-        {
-            self.next_step += 1;
-            // Two sequencers may handle one block: the second repeats the decisions of the first.
-            let is_repeat = !won.insert(txid);
-            if self.history.is_live(&txid) && !is_repeat {
-                self.complain(format!("{txid} is accepted by a block, although it is live"));
+        while let Some(first) = self.take_accepted(&connected) {
+            // Verdicts with losers and without descendants between them share the descendants behind them.
+            let mut run = vec![first];
+            while run.iter().all(|accepted| !accepted.losers.is_empty())
+                && let Some(DecisionBody::Accepted { by_block: true, losers, .. }) = self.peek_decision()
+                && !losers.is_empty()
+                && let Some(next) = self.take_accepted(&connected)
+            {
+                run.push(next);
             }
-            self.mine_parents(&txid, block, listed);
-            self.accept(txid, at, &inputs, &losers, Some(block.height));
-            self.mark_inputs_touched(&txid);
+            for Accepted { txid, .. } in &run {
+                // Two sequencers may handle one block: the second repeats the decisions of the first.
+                let is_repeat = !won.insert(*txid);
+                if self.history.is_live(txid) && !is_repeat {
+                    self.complain(format!("{txid} is accepted by a block, although it is live"));
+                }
+                self.mine_parents(txid, block, listed);
+            }
+            self.accept_run(&run, Some(block.height));
+            run.iter().for_each(|accepted| self.mark_inputs_touched(&accepted.txid));
+        }
+    }
+
+    /// Takes the next decision, if it accepts one of these transactions.
+    fn take_accepted(&mut self, connected: &BTreeSet<Txid>) -> Option<Accepted> {
+        match self.peek_decision()? {
+            DecisionBody::Accepted { txid, height, inputs, losers, by_block: true } if connected.contains(&txid) => {
+                self.next_step += 1;
+                Some(Accepted { txid, height, inputs, losers })
+            }
+            _ => None,
         }
     }
 

@@ -143,8 +143,8 @@ impl Replay<'_> {
                     ));
                 }
                 let newly_conflicting =
-                    self.mark_descendants_conflicting(height, vec![(txid, Reason::Disconnected)], None);
-                self.after_verdict(None, &newly_conflicting);
+                    self.mark_descendants_conflicting(height, vec![(txid, Reason::Disconnected)], &BTreeSet::new());
+                self.after_verdict(&BTreeSet::new(), &newly_conflicting);
             }
             other => self.complain(format!(
                 "the coinbase of block {} must become conflicting, but the decision is {other:?}",
@@ -549,8 +549,9 @@ impl Replay<'_> {
                 if live != was_live {
                     self.complain(format!("{txid} is decided as live before: {live}; the history says: {was_live}"));
                 }
-                let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, Reason::Command)], None);
-                self.after_verdict(None, &newly_conflicting);
+                let newly_conflicting =
+                    self.mark_descendants_conflicting(height, vec![(txid, Reason::Command)], &BTreeSet::new());
+                self.after_verdict(&BTreeSet::new(), &newly_conflicting);
             }
             other => self.complain(format!("{txid} must become conflicting, but the decision is {other:?}")),
         }

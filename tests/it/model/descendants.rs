@@ -16,11 +16,11 @@ impl Replay<'_> {
         &mut self,
         height: u32,
         roots: Vec<(Txid, Reason)>,
-        winner: Option<Txid>,
+        winners: &BTreeSet<Txid>,
     ) -> Vec<(Txid, bool)> {
-        let mut affected: BTreeSet<Txid> = winner.into_iter().chain(roots.iter().map(|(txid, _)| *txid)).collect();
+        let mut affected: BTreeSet<Txid> = winners.iter().copied().chain(roots.iter().map(|(txid, _)| *txid)).collect();
         // All are checked against the state before the first became conflicting.
-        let members = self.members(height, &mut affected, winner);
+        let members = self.members(height, &mut affected, winners);
         let mut newly_conflicting = Vec::new();
         for (txid, _) in &roots {
             newly_conflicting.push((*txid, self.history.is_live(txid)));
@@ -39,7 +39,7 @@ impl Replay<'_> {
     }
 
     /// Returns the checked descendants that the decisions name, each once, and adds them to `affected`.
-    fn members(&mut self, height: u32, affected: &mut BTreeSet<Txid>, winner: Option<Txid>) -> Vec<Descendant> {
+    fn members(&mut self, height: u32, affected: &mut BTreeSet<Txid>, winners: &BTreeSet<Txid>) -> Vec<Descendant> {
         let mut all = Vec::new();
         while let Some(body) = self.next_decision() {
             let DecisionBody::Cone { members, height: at } = body else {
@@ -50,7 +50,7 @@ impl Replay<'_> {
                 self.complain(format!("a list of descendants is at height {at}, its verdict at {height}"));
             }
             if members.is_empty() {
-                self.check_descendants(affected, winner);
+                self.check_descendants(affected, winners);
                 return all;
             }
             for member in members {
@@ -79,8 +79,8 @@ impl Replay<'_> {
         }
     }
 
-    fn check_descendants(&mut self, affected: &BTreeSet<Txid>, winner: Option<Txid>) {
-        let parents = affected.iter().filter(|txid| Some(**txid) != winner);
+    fn check_descendants(&mut self, affected: &BTreeSet<Txid>, winners: &BTreeSet<Txid>) {
+        let parents = affected.iter().filter(|txid| !winners.contains(*txid));
         let children: BTreeSet<Txid> = parents.flat_map(|parent| self.history.facts.children(parent)).collect();
         for txid in children.difference(affected) {
             if self.history.status(txid) == Some(TxStatus::Live) {
@@ -117,7 +117,7 @@ impl Replay<'_> {
 
     /// Records second chances: conflicting transactions that spend a released output, or an output of the accepted
     /// transaction.
-    pub fn after_verdict(&mut self, accepted: Option<Txid>, newly_conflicting: &[(Txid, bool)]) {
+    pub fn after_verdict(&mut self, accepted: &BTreeSet<Txid>, newly_conflicting: &[(Txid, bool)]) {
         let won: BTreeSet<Outpoint> = accepted.iter().flat_map(|txid| self.history.inputs(txid)).collect();
         let live = newly_conflicting.iter().filter(|(_, live)| *live);
         let affected: BTreeSet<Txid> = newly_conflicting.iter().map(|(txid, _)| *txid).collect();
@@ -127,7 +127,8 @@ impl Replay<'_> {
             !won.contains(outpoint) && !is_barred
         };
         let freed: BTreeSet<Outpoint> = live.flat_map(|(txid, _)| self.history.inputs(txid)).filter(free).collect();
-        let parents = freed.iter().map(|outpoint| outpoint.txid).chain(accepted).collect::<BTreeSet<_>>();
+        let parents =
+            freed.iter().map(|outpoint| outpoint.txid).chain(accepted.iter().copied()).collect::<BTreeSet<_>>();
         for txid in
             parents.iter().filter_map(|parent| self.known_children.get(parent)).flatten().collect::<BTreeSet<_>>()
         {
@@ -136,7 +137,7 @@ impl Replay<'_> {
                 Some(TxStatus::Conflicting(reason)) => !matches!(reason, Reason::Immature { .. } | Reason::Command),
                 _ => false,
             };
-            let names = |input: &Outpoint| freed.contains(input) || Some(input.txid) == accepted;
+            let names = |input: &Outpoint| freed.contains(input) || accepted.contains(&input.txid);
             if open && !affected.contains(txid) && self.history.inputs(txid).iter().any(names) {
                 self.due_second_chances.push((*txid, self.offset));
             }

@@ -101,7 +101,11 @@ impl Replay<'_> {
                     if *named == txid =>
                 {
                     self.check_height(&txid, *height, None);
-                    self.forgetful_win(txid, *height, inputs, losers);
+                    let lost = self.forgetful_losers(txid, inputs, losers);
+                    if !losers.is_empty() {
+                        self.forgetful_fall(*height, lost);
+                    }
+                    self.forgetful_win(txid);
                 }
                 Some(DecisionBody::Conflicting { txid: loser, reason, height, live }) if *live || *loser == txid => {
                     if !self.is_true_of_events(*loser, *reason) {
@@ -167,6 +171,7 @@ impl Replay<'_> {
                 self.listed_transactions(block).into_iter().chain(coinbase.map(|txid| (txid, 0))).collect(),
             ));
         }
+        let (mut due, mut won) = (Vec::new(), Vec::new());
         while let Some(body) = self.peek_decision() {
             self.next_step += 1;
             let DecisionBody::Accepted { txid, height, by_block: true, inputs, losers } = body else {
@@ -179,7 +184,21 @@ impl Replay<'_> {
                 Some((block, _)) => self.check_height(&txid, height, Some(block.height)),
                 None => self.complain(format!("{txid} is accepted by a block that does not list it")),
             }
-            self.forgetful_win(txid, height, &inputs, &losers);
+            let lost = self.forgetful_losers(txid, &inputs, &losers);
+            due.extend(lost);
+            won.push(txid);
+            let is_run = |body: &DecisionBody| match body {
+                DecisionBody::Accepted { by_block, losers, .. } => *by_block && !losers.is_empty(),
+                _ => false,
+            };
+            // The losers of a run share the decisions on descendants behind it.
+            if !losers.is_empty() && self.peek_decision().as_ref().is_some_and(is_run) {
+                continue;
+            }
+            if !due.is_empty() {
+                self.forgetful_fall(height, std::mem::take(&mut due));
+            }
+            won.drain(..).for_each(|txid| self.forgetful_win(txid));
         }
         for (block, listed) in connected {
             self.expect_mined(block, listed.iter().map(|(txid, _)| *txid));
@@ -239,7 +258,8 @@ impl Replay<'_> {
         self.expect_closed();
     }
 
-    fn forgetful_win(&mut self, txid: Txid, height: u32, inputs: &[DecidedInput], losers: &[Txid]) {
+    /// Checks an accepted transaction, and returns its losers with their reasons.
+    fn forgetful_losers(&mut self, txid: Txid, inputs: &[DecidedInput], losers: &[Txid]) -> Vec<(Txid, Reason)> {
         let own = self.history.inputs(&txid);
         if inputs.iter().map(|input| input.outpoint).ne(own.iter().copied()) {
             self.complain(format!("{txid} is accepted with inputs that are not its own: {inputs:?}"));
@@ -261,9 +281,10 @@ impl Replay<'_> {
             };
             lost.push((*loser, Reason::DoubleSpend { input: held.input, winner: txid }));
         }
-        if !losers.is_empty() {
-            self.forgetful_fall(height, lost);
-        }
+        lost
+    }
+
+    fn forgetful_win(&mut self, txid: Txid) {
         let tx_entry = self.history.tx_entry(&txid);
         (tx_entry.status, tx_entry.accepted) = (TxStatus::Live, true);
         self.mark_inputs_touched(&txid);

@@ -8,8 +8,8 @@ use std::{
 use bytes::Bytes;
 use utxo_store::{
     event::{
-        CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, Event, LiftedOutput,
-        OutcomeChange, OutcomeKind,
+        CommandAction, DecidedEvent, DecidedInput, Decision, DecisionBody, DecisionGroup, DecisionRun, Event,
+        LiftedOutput, OutcomeChange, OutcomeKind,
     },
     record::{CommandResult, Reason},
     sequencer::is_second_chance,
@@ -163,6 +163,8 @@ impl<'l> Replay<'l> {
                 // Another record came first: the group was evaluated without that record.
                 Ok(Event::DecisionGroup(group)) if group.position != offset => continue,
                 Ok(Event::DecisionGroup(group)) => list_decisions(group),
+                Ok(Event::DecisionRun(run)) if run.position != offset => continue,
+                Ok(Event::DecisionRun(run)) => list_decisions_of_run(run),
                 _ => {
                     self.complain_of(format!("decision at {offset}"), "is not a decision");
                     continue;
@@ -350,6 +352,12 @@ fn list_decisions(group: DecisionGroup) -> Vec<Decision> {
         event.bodies.into_iter().zip(0..).map(move |(body, step)| Decision { chain_offset, step, body })
     };
     group.events.into_iter().flat_map(of_event).collect()
+}
+
+/// Returns the decisions of a run, by step.
+fn list_decisions_of_run(run: DecisionRun) -> Vec<Decision> {
+    let chain_offset = run.chain_offset;
+    run.bodies.into_iter().zip(run.step..).map(|(body, step)| Decision { chain_offset, step, body }).collect()
 }
 
 /// Joins the parts of one decision that follow each other from first to last; other parts are void.

@@ -15,6 +15,14 @@ use super::{
     replay::{Replay, VerdictTrigger},
 };
 
+/// A decision that accepts a transaction.
+pub struct Accepted {
+    pub txid: Txid,
+    pub height: u32,
+    pub inputs: Vec<DecidedInput>,
+    pub losers: Vec<Txid>,
+}
+
 impl Replay<'_> {
     pub fn apply_contest(&mut self, contest: &Contest) {
         self.check_contest(contest);
@@ -201,21 +209,37 @@ impl Replay<'_> {
 
     /// Accepts a transaction: it gets all its inputs from their holders.
     pub fn accept(&mut self, txid: Txid, height: u32, inputs: &[DecidedInput], losers: &[Txid], block: Option<u32>) {
-        self.mentioned.insert(txid);
-        self.check_height(&txid, height, block);
-        self.check_inputs(txid, inputs, losers, block.is_some());
-        if block.is_some() {
-            self.history.correct_claims(&txid);
+        let verdict = Accepted { txid, height, inputs: inputs.to_vec(), losers: losers.to_vec() };
+        self.accept_run(&[verdict], block);
+    }
+
+    /// Accepts the transactions of a run: each gets all its inputs from their holders. The descendants of all losers
+    /// are named together.
+    pub fn accept_run(&mut self, run: &[Accepted], block: Option<u32>) {
+        let mut lost = Vec::new();
+        for Accepted { txid, height, inputs, losers } in run {
+            self.mentioned.insert(*txid);
+            self.check_height(txid, *height, block);
+            self.check_inputs(*txid, inputs, losers, block.is_some());
+            if block.is_some() {
+                self.history.correct_claims(txid);
+            }
+            lost.extend(losers.iter().map(|loser| {
+                let held = inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser);
+                (*loser, Reason::DoubleSpend { input: held.map_or(0, |held| held.input), winner: *txid })
+            }));
         }
-        let lost = losers.iter().map(|loser| {
-            let held = inputs.iter().filter_map(|input| input.holder).find(|holder| holder.txid == *loser);
-            (*loser, Reason::DoubleSpend { input: held.map_or(0, |held| held.input), winner: txid })
-        });
-        let newly_conflicting = if losers.is_empty() {
-            Vec::new()
-        } else {
-            self.mark_descendants_conflicting(height, lost.collect(), Some(txid))
-        };
+        let winners: BTreeSet<Txid> = run.iter().map(|accepted| accepted.txid).collect();
+        let height = run.first().map_or(0, |accepted| accepted.height);
+        let newly_conflicting =
+            if lost.is_empty() { Vec::new() } else { self.mark_descendants_conflicting(height, lost, &winners) };
+        for accepted in run {
+            self.make_live(accepted.txid, accepted.height, block);
+        }
+        self.after_verdict(&winners, &newly_conflicting);
+    }
+
+    fn make_live(&mut self, txid: Txid, height: u32, block: Option<u32>) {
         let after = block.or(self.history.unmined_since(&txid)).unwrap_or(height);
         // No lock bars a listed transaction, since the unlock may come after the block, nor a transaction that had the
         // slot before a command locked or froze the parent.
@@ -243,7 +267,6 @@ impl Replay<'_> {
             self.known_children.get_mut(&input.txid).map(|children| children.remove(&txid));
         }
         self.expect_outcome(txid, OutcomeKind::Accepted);
-        self.after_verdict(Some(txid), &newly_conflicting);
     }
 
     /// Checks that each holder spends the input, and that a live holder loses to a block only.
@@ -308,8 +331,8 @@ impl Replay<'_> {
             self.history.require_live(&winner);
             self.stored.insert(winner);
         }
-        let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, reason)], None);
-        self.after_verdict(None, &newly_conflicting);
+        let newly_conflicting = self.mark_descendants_conflicting(height, vec![(txid, reason)], &BTreeSet::new());
+        self.after_verdict(&BTreeSet::new(), &newly_conflicting);
     }
 
     /// Whether the history knows this reason.

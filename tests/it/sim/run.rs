@@ -492,6 +492,10 @@ impl<'a> Simulation<'a> {
                         let void = if group.position == message.offset { "" } else { "void " };
                         format!("{void}group of {}", group.events.len().next_power_of_two())
                     }
+                    Ok(Event::DecisionRun(run)) => {
+                        let void = if run.position == message.offset { "" } else { "void " };
+                        format!("{void}run of {}", run.bodies.len().next_power_of_two())
+                    }
                     Ok(Event::Contest(contest)) => format!("contest: {}", reason_name(contest.reason)),
                     Ok(other) => other.kind().name().to_owned(),
                     Err(_) => "poison".to_owned(),

@@ -1,0 +1,148 @@
+//! Accepts listed transactions that have lost together. Their verdicts are one record, and their losers share one walk
+//! of descendants: two records for many transactions, where each alone takes two.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{BoxFuture, try_join_all};
+
+use crate::{
+    event::{Block, DecisionBody},
+    sequencer::{
+        SequencerError,
+        block::{
+            accept::{are_parents_ready, evaluate},
+            is_verdict_of_block,
+        },
+        context::HandlerContext,
+        listing::ListedTx,
+        steps::Steps,
+        verdict::apply_verdict,
+    },
+    tx::Txid,
+};
+
+/// Transactions that are evaluated together.
+pub const MAX_RUN: usize = 64;
+/// Inputs and losers of one record: some 300 KB.
+const MAX_ENTRIES: usize = 4_096;
+
+/// Accepts several of these listed transactions. Returns `false` where fewer than two can be accepted together, or
+/// where another sequencer has decided meanwhile: each is then accepted alone. A rebuild makes no decision.
+pub fn accept_together<'a>(
+    cx: &'a HandlerContext<'_>,
+    steps: &'a mut Steps<'_>,
+    block: &'a Block<'_>,
+    listed: &'a [Txid],
+    open: &'a [ListedTx],
+) -> BoxFuture<'a, Result<bool, SequencerError>> {
+    Box::pin(async move {
+        if listed.len() < 2 || cx.is_replay() {
+            return Ok(false);
+        }
+        steps.skip_closed();
+        if steps.has_existing() {
+            return Ok(false);
+        }
+        let evaluated = try_join_all(listed.iter().map(|txid| evaluate_ready(cx, block, *txid, open))).await?;
+        let run = select_independent(evaluated.into_iter().flatten());
+        if run.len() < 2 || !steps.write_run_ahead(run).await? {
+            return Ok(false);
+        }
+        while let Some(body) = steps.take_existing_matching(is_verdict_of_block) {
+            apply_verdict(cx, steps, body).await?;
+        }
+        Ok(true)
+    })
+}
+
+/// Decides on a listed transaction; `None` while its parents are not ready.
+fn evaluate_ready<'a>(
+    cx: &'a HandlerContext<'_>,
+    block: &'a Block<'_>,
+    txid: Txid,
+    open: &'a [ListedTx],
+) -> BoxFuture<'a, Result<Option<DecisionBody>, SequencerError>> {
+    Box::pin(async move {
+        let Some(page) = cx.master(txid).await? else { return Ok(None) };
+        if !are_parents_ready(cx, block.height, &page, open).await? {
+            return Ok(None);
+        }
+        evaluate(cx, block, page).await.map(Some)
+    })
+}
+
+/// Selects the verdicts of which none depends on another: no loser loses twice, and none is the parent of an accepted
+/// transaction. Verdicts without losers come first, since nothing follows them.
+fn select_independent(verdicts: impl Iterator<Item = DecisionBody>) -> Vec<DecisionBody> {
+    let (mut alone, mut run) = (Vec::new(), Vec::new());
+    let (mut all_losers, mut parents) = (BTreeSet::new(), BTreeSet::new());
+    let mut entries = 0;
+    for verdict in verdicts {
+        let DecisionBody::Accepted { inputs, losers, .. } = &verdict else { continue };
+        entries += inputs.len() + losers.len();
+        if entries > MAX_ENTRIES {
+            break;
+        }
+        let own_parents = || inputs.iter().map(|input| input.outpoint.txid);
+        let depends = own_parents().any(|parent| all_losers.contains(&parent))
+            || losers.iter().any(|loser| all_losers.contains(loser) || parents.contains(loser));
+        if depends {
+            continue;
+        }
+        parents.extend(own_parents());
+        all_losers.extend(losers.iter().copied());
+        if losers.is_empty() { &mut alone } else { &mut run }.push(verdict);
+    }
+    alone.append(&mut run);
+    alone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{event::DecidedInput, tx::Outpoint};
+
+    fn id(tag: u8) -> Txid {
+        Txid([tag; 32])
+    }
+
+    fn accepted(txid: u8, parents: &[u8], losers: &[u8]) -> DecisionBody {
+        let inputs = parents.iter().zip(0..).map(|(parent, input)| {
+            let outpoint = Outpoint { txid: id(*parent), vout: u32::from(txid) };
+            DecidedInput { input, outpoint, holder: None }
+        });
+        let losers = losers.iter().copied().map(id).collect();
+        DecisionBody::Accepted { txid: id(txid), height: 5, inputs: inputs.collect(), losers, by_block: true }
+    }
+
+    fn selected(verdicts: &[DecisionBody]) -> Vec<u8> {
+        let txid = |body: &DecisionBody| match body {
+            DecisionBody::Accepted { txid, .. } => txid.0[0],
+            other => panic!("{other:?}"),
+        };
+        select_independent(verdicts.iter().cloned()).iter().map(txid).collect()
+    }
+
+    #[test]
+    fn independent_verdicts_are_selected_those_without_losers_first() {
+        assert_eq!(
+            selected(&[accepted(1, &[9], &[11]), accepted(2, &[9], &[]), accepted(3, &[8], &[13, 14])]),
+            [2, 1, 3]
+        );
+    }
+
+    #[test]
+    fn a_verdict_on_a_loser_or_a_child_of_a_loser_waits() {
+        let first = accepted(1, &[9], &[11]);
+        assert_eq!(selected(&[first.clone(), accepted(2, &[9], &[11])]), [1], "the loser of both");
+        assert_eq!(selected(&[first.clone(), accepted(2, &[11], &[12])]), [1], "the child of a loser");
+        assert_eq!(selected(&[first.clone(), accepted(2, &[11], &[])]), [1], "the child of a loser, without losers");
+        assert_eq!(selected(&[first, accepted(2, &[8], &[9])]), [1], "the parent of an accepted transaction loses");
+    }
+
+    #[test]
+    fn a_run_is_bounded() {
+        let many = Vec::from_iter((0..MAX_ENTRIES).map(|_| 9));
+        assert_eq!(selected(&[accepted(1, &[9], &[]), accepted(2, &many, &[])]), [1]);
+    }
+}
