@@ -5,6 +5,7 @@
 //! refused, and changes nothing.
 
 use std::{
+    num::NonZero,
     pin::Pin,
     sync::{
         Arc,
@@ -21,7 +22,10 @@ use axum::{
     response::Response,
 };
 use hyper::body::{Frame, SizeHint};
-use tokio::time::Instant;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tracing::Span;
 
 use super::{
@@ -37,6 +41,8 @@ const ROOM_PAUSE: Duration = Duration::from_millis(20);
 pub struct ByteBudget {
     limit: u64,
     held: Arc<AtomicU64>,
+    /// Large computations that may run at a time: one for each core.
+    computations: Arc<Semaphore>,
 }
 
 /// Bytes that one request holds. Clones share the count; the last one to be dropped gives the bytes back.
@@ -51,7 +57,8 @@ struct RequestHold {
 impl ByteBudget {
     /// Makes a budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
-        ByteBudget { limit, held: Arc::default() }
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        ByteBudget { limit, held: Arc::default(), computations: Arc::new(Semaphore::new(cores)) }
     }
 
     /// Returns the bytes that all requests may hold.
@@ -71,12 +78,19 @@ impl ByteBudget {
 }
 
 impl RequestBytes {
+    /// Waits until a core is free for a large computation of the request. The computation ends when the permit is
+    /// dropped.
+    pub async fn begin_computation(&self) -> OwnedSemaphorePermit {
+        let computations = self.0.budget.computations.clone();
+        computations.acquire_owned().await.unwrap_or_else(|_| unreachable!("nothing closes the semaphore"))
+    }
+
     /// Reserves further bytes for the request.
     ///
     /// # Errors
     /// 413 where the request alone needs more than the limit, 429 where other requests hold the bytes.
     pub fn reserve(&self, bytes: u64) -> Result<(), Problem> {
-        let ByteBudget { limit, held } = &self.0.budget;
+        let ByteBudget { limit, held, .. } = &self.0.budget;
         let needed = self.held().saturating_add(bytes);
         if needed > *limit {
             let detail = format!(

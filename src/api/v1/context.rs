@@ -232,8 +232,8 @@ impl ApiContext {
 /// the same threads.
 const BLOCKING_FROM: u64 = 1 << 20;
 
-/// Computes an answer of `bytes` of memory. A computation goes on after its client is gone, and keeps the reservation
-/// of the request until its end.
+/// Computes an answer of `bytes` of memory; of the large ones as many at a time as the machine has cores. A computation
+/// goes on after its client is gone, and keeps the reservation of the request until its end.
 pub(super) async fn compute<T: Send + 'static>(
     reserved: &RequestBytes,
     bytes: u64,
@@ -242,9 +242,9 @@ pub(super) async fn compute<T: Send + 'static>(
     if bytes < BLOCKING_FROM {
         return work();
     }
-    let reserved = reserved.clone();
+    let held = (reserved.begin_computation().await, reserved.clone());
     let work = move || {
-        let _reserved = reserved;
+        let _held = held;
         work()
     };
     match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
@@ -277,6 +277,8 @@ impl FromRef<ApiContext> for HttpLimits {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::api::byte_budget::ByteBudget;
 
@@ -286,5 +288,26 @@ mod tests {
         let reserved = ByteBudget::new(0).begin_request();
         assert_eq!(compute(&reserved, BLOCKING_FROM - 1, || std::thread::current().id()).await, here);
         assert_ne!(compute(&reserved, BLOCKING_FROM, || std::thread::current().id()).await, here);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn large_computations_run_at_most_one_a_core() {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let budget = ByteBudget::new(0);
+        let running = Arc::new(AtomicUsize::new(0));
+        let computations = (0..3 * cores).map(|_| {
+            let (reserved, running) = (budget.begin_request(), running.clone());
+            async move {
+                let work = move || {
+                    let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+                    std::thread::sleep(Duration::from_millis(20));
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    now
+                };
+                compute(&reserved, BLOCKING_FROM, work).await
+            }
+        });
+        let seen = futures_util::future::join_all(computations).await;
+        assert!(seen.iter().all(|now| *now <= cores), "{seen:?} at a time on {cores} cores");
     }
 }
