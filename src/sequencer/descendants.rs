@@ -64,6 +64,12 @@ impl Descendants {
         self.contains(txid) || self.winners.contains(txid)
     }
 
+    /// Returns whether a transaction wins beside others. Each of them was evaluated before a loser of another one became
+    /// conflicting.
+    pub fn is_one_of_winners(&self, txid: &Txid) -> bool {
+        self.winners.len() > 1 && self.winners.contains(txid)
+    }
+
     /// Returns the number of chunks: the losers are the first, and each decision adds one.
     pub fn chunks(&self) -> usize {
         1 + self.steps.len()

@@ -27,13 +27,17 @@ impl DecisionLog {
         Ok(group.events.iter().all(|event| self.counts(event.chain_offset, 0, &event.bodies, (at, position))))
     }
 
-    /// Publishes decisions as the next steps of an event, and reads them back. Returns whether they count. Decisions
-    /// that do not, or that are together too large for a message, leave no step.
-    pub async fn publish_run(&mut self, chain_offset: u64, bodies: Vec<DecisionBody>) -> Result<bool, DecisionError> {
+    /// Publishes decisions as the next steps of an event, and reads them back. Returns whether they count; `None`: they
+    /// are together too large for a message. Decisions that do not count leave no step.
+    pub async fn publish_run(
+        &mut self,
+        chain_offset: u64,
+        bodies: Vec<DecisionBody>,
+    ) -> Result<Option<bool>, DecisionError> {
         let (position, step) = (self.end, self.table.next_step(chain_offset));
         let run = DecisionRun { position, chain_offset, step, bodies };
-        let Some(at) = self.publish_together(chain_offset, run.encode()).await? else { return Ok(false) };
-        Ok(self.counts(chain_offset, step, &run.bodies, (at, position)))
+        let Some(at) = self.publish_together(chain_offset, run.encode()).await? else { return Ok(None) };
+        Ok(Some(self.counts(chain_offset, step, &run.bodies, (at, position))))
     }
 
     /// Publishes a record and reads it back. Returns its offset; `None`: the record is too large for a message.

@@ -43,7 +43,8 @@ impl<'a> SpenderSearch<'a> {
         is_examined && self.next_chunk >= descendants.chunks()
     }
 
-    /// Examines at most `pages` pages. Returns the spenders that are not known yet, each with one parent.
+    /// Examines at most `pages` pages. Returns the spenders that are not known yet, each with one parent. A block that
+    /// lists a transaction and a rival of its ancestor is impossible, and halts the chain.
     pub async fn find_next(
         &mut self,
         cx: &'a HandlerContext<'_>,
@@ -55,6 +56,11 @@ impl<'a> SpenderSearch<'a> {
         for _ in 0..pages.max(1) {
             let Some(page) = self.next_page(cx, steps, descendants).await? else { break };
             for spender in page.utxos.iter().flatten().filter_map(Slot::spender) {
+                if descendants.is_one_of_winners(&spender.txid) {
+                    let (listed, loser) = (spender.txid, page.txid);
+                    let why = format_args!("the block lists {listed}, whose parent {loser} loses to another one");
+                    return Err(cx.halt(why));
+                }
                 if !descendants.is_member_or_winner(&spender.txid) {
                     spenders.entry(spender.txid).or_insert(page.txid);
                 }

@@ -165,10 +165,17 @@ impl<'a> Steps<'a> {
         self.take_existing().await?.ok_or(SequencerError::Behind(self.chain_offset))
     }
 
-    /// Writes the next decisions ahead in one record. Returns whether they count; otherwise none of them does.
+    /// Writes the next decisions ahead in one record. Returns `false` where they are together too large for a message.
+    ///
+    /// # Errors
+    /// `Behind` when another record came before: the event must be handled again from its beginning.
     pub async fn write_run_ahead(&mut self, bodies: Vec<DecisionBody>) -> Result<bool, SequencerError> {
         self.verify_nodes().await?;
-        Ok(Box::pin(self.log.publish_run(self.chain_offset, bodies)).await?)
+        self.all_from_log = false;
+        match Box::pin(self.log.publish_run(self.chain_offset, bodies)).await? {
+            Some(false) => Err(SequencerError::Behind(self.chain_offset)),
+            published => Ok(published.is_some()),
+        }
     }
 
     /// Takes the run that begins with `first`, the decision that was taken last: verdicts by a block without a decision

@@ -1,7 +1,7 @@
 //! Applies a verdict: marks the losers and their descendants conflicting, moves slots to the winner, settles the slots
 //! of the losers, and publishes second chances.
 
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 
 use crate::{
     event::{DecidedInput, DecisionBody, OutcomeKind},
@@ -36,6 +36,11 @@ impl AcceptedTx {
         Some(AcceptedTx { txid, height, inputs, losers, by_block })
     }
 
+    /// Returns the parents, each with the transaction as its child.
+    fn parents(&self) -> impl Iterator<Item = (Txid, Txid)> {
+        self.inputs.iter().map(|input| (input.outpoint.txid, self.txid))
+    }
+
     /// Returns the losers with the reasons of their verdicts.
     fn losing(&self) -> impl Iterator<Item = LosingTx> {
         let input_of = |loser: &Txid| {
@@ -50,6 +55,8 @@ impl AcceptedTx {
     }
 }
 
+/// Accepted transactions that take their slots at a time.
+const AT_ONCE: usize = 8;
 /// Outcomes that are published at once.
 const OUTCOME_BATCH: usize = 10_000;
 
@@ -109,7 +116,11 @@ fn apply_accepted<'a>(
             false => mark_descendants_conflicting(cx, steps, height, losing, txids.clone()).await?,
         };
         let wins = |accepted: &&AcceptedTx| !cx.is_replay() || cx.is_live_at_frontier(&accepted.txid);
-        try_join_all(run.iter().filter(wins).map(|accepted| make_live(cx, accepted))).await?;
+        let won: Vec<_> = run.iter().filter(wins).map(|accepted| make_live(cx, accepted)).collect();
+        let won: Vec<Option<&AcceptedTx>> = stream::iter(won).buffered(AT_ONCE).try_collect().await?;
+        // In one request: many of them can have one parent.
+        let children: Vec<(Txid, Txid)> = won.into_iter().flatten().flat_map(AcceptedTx::parents).collect();
+        update_conflicting_children(cx, children.into_iter(), false).await?;
         let settled = settle_descendants(cx, steps, &descendants).await?;
         publish_reconsider(cx, &contested).await?;
         publish_second_chances(cx, &settled, &txids, &descendants).await?;
@@ -118,18 +129,21 @@ fn apply_accepted<'a>(
     })
 }
 
-/// Gives an accepted transaction its slots, and makes the transaction live.
-fn make_live<'a>(cx: &'a HandlerContext<'_>, accepted: &'a AcceptedTx) -> BoxFuture<'a, Result<(), SequencerError>> {
+/// Gives an accepted transaction its slots, and makes the transaction live. `None`: a later event has deleted the
+/// transaction.
+fn make_live<'a>(
+    cx: &'a HandlerContext<'_>,
+    accepted: &'a AcceptedTx,
+) -> BoxFuture<'a, Result<Option<&'a AcceptedTx>, SequencerError>> {
     Box::pin(async move {
         let AcceptedTx { txid, height, inputs, by_block, .. } = accepted;
-        let Some(page) = respend_inputs(cx, *txid, inputs, by_block.then_some(*height)).await? else { return Ok(()) };
+        let Some(page) = respend_inputs(cx, *txid, inputs, by_block.then_some(*height)).await? else { return Ok(None) };
         // The stored body may be of another event than the body that was decided on.
         if *by_block || cx.applied_again || cx.is_replay() {
             store_proven_claims(cx, *txid).await?;
         }
         accept(cx, &page).await?;
-        let parents = inputs.iter().map(|input| (input.outpoint.txid, *txid));
-        update_conflicting_children(cx, parents, false).await
+        Ok(Some(accepted))
     })
 }
 

@@ -180,13 +180,13 @@ async fn a_run_behind_an_unread_record_is_void() {
     let open = || DecisionLog::open(broker.clone(), producer.clone(), "decisions", 0, 0);
     let (mut first, mut second) = (open().await.unwrap(), open().await.unwrap());
     second.publish(0, accepted(2)).await.unwrap();
-    assert!(!first.publish_run(0, vec![accepted(1), accepted(2), accepted(3)]).await.unwrap());
+    assert_eq!(first.publish_run(0, vec![accepted(1), accepted(2), accepted(3)]).await.unwrap(), Some(false));
     let third = open().await.unwrap();
     for log in [&first, &third] {
         assert_eq!((log.table().get(0, 0), log.table().next_step(0)), (Some(&accepted(2)), 1));
     }
     // The next run of the same sequencer counts: the sequencer has read the other record.
-    assert!(first.publish_run(0, vec![accepted(1), accepted(3)]).await.unwrap());
+    assert_eq!(first.publish_run(0, vec![accepted(1), accepted(3)]).await.unwrap(), Some(true));
     second.catch_up().await.unwrap();
     assert_eq!((second.table().get(0, 2), second.table().next_step(0)), (Some(&accepted(3)), 3));
 }

@@ -366,21 +366,23 @@ fn a_child_of_a_locked_parent_is_contested_after_the_grace() {
 /// after the child.
 #[test]
 fn the_grace_of_a_locked_parent_begins_at_its_start() {
-    let history = StoreHistory::default();
-    let start = history.flag_grace_start.clone();
-    let mut planner = Planner::new(SETTINGS).with_history(history);
-    start.move_to(5_000);
-    planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
-    let (token, _) = row(&mut planner);
-    planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
-    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
-    planner.own_record(id, None, 0);
-    for (now_ms, is_contested) in [(1_000, false), (5_000, false), (5_800, false), (6_000, true)] {
-        planner.retry_due(now_ms);
-        let (token, spend) = row(&mut planner);
-        assert!(matches!(spend.operation, Operation::Spend(_)));
-        planner.outcome(token, Outcome::Rejected(Rejection::Locked), now_ms);
-        assert_eq!(!actions(&mut planner).is_empty(), is_contested, "{now_ms} ms");
+    for (flag_grace_ms, ends_at) in [(1_000, 6_000), (0, 5_000)] {
+        let history = StoreHistory::default();
+        let start = history.flag_grace_start.clone();
+        let mut planner = Planner::new(PlanSettings { flag_grace_ms, ..SETTINGS }).with_history(history);
+        start.move_to(5_000);
+        planner.submit(event(0), tx(&[outside(0)], 1), Mode::Normal, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(Rejection::Locked), 0);
+        let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!() };
+        planner.own_record(id, None, 0);
+        for now_ms in [1_000, 4_800, 5_000, 5_800, 6_000].into_iter().take_while(|now_ms| *now_ms <= ends_at) {
+            planner.retry_due(now_ms);
+            let (token, spend) = row(&mut planner);
+            assert!(matches!(spend.operation, Operation::Spend(_)));
+            planner.outcome(token, Outcome::Rejected(Rejection::Locked), now_ms);
+            assert_eq!(!actions(&mut planner).is_empty(), now_ms == ends_at, "{now_ms} of {ends_at} ms");
+        }
     }
 }
 

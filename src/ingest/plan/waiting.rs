@@ -177,7 +177,7 @@ impl FlightSteps {
         let since_ms = self.parking.flag_grace_start.of_wait_since(waits_since_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal
-            && (over_limit || now_ms.saturating_sub(since_ms) >= grace_ms)
+            && (over_limit || now_ms >= since_ms.saturating_add(grace_ms))
         {
             return self.store_contested(id, Reason::Locked { parent });
         }

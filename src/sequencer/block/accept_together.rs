@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 
 use crate::{
     event::{Block, DecisionBody},
@@ -16,46 +16,53 @@ use crate::{
         context::HandlerContext,
         listing::ListedTx,
         steps::Steps,
-        verdict::apply_verdict,
+        verdict::{apply_verdict, decided_txid},
     },
     tx::Txid,
 };
 
-/// Transactions that are evaluated together.
+/// Transactions of one run.
 pub const MAX_RUN: usize = 64;
+/// Transactions that are evaluated at a time.
+const AT_ONCE: usize = 8;
+/// Bytes of the largest transaction that is accepted beside others.
+const MAX_BYTES: u64 = 1 << 20;
 /// Inputs and losers of one record: some 300 KB.
 const MAX_ENTRIES: usize = 4_096;
 
-/// Accepts several of these listed transactions. Returns `false` where fewer than two can be accepted together, or
-/// where another sequencer has decided meanwhile: each is then accepted alone. A rebuild makes no decision.
+/// Accepts several of these listed transactions, and returns them; none where fewer than two can be accepted together.
+/// Each of the others is accepted alone. A rebuild makes no decision.
 pub fn accept_together<'a>(
     cx: &'a HandlerContext<'_>,
     steps: &'a mut Steps<'_>,
     block: &'a Block<'_>,
     listed: &'a [Txid],
     open: &'a [ListedTx],
-) -> BoxFuture<'a, Result<bool, SequencerError>> {
+) -> BoxFuture<'a, Result<Vec<Txid>, SequencerError>> {
     Box::pin(async move {
         if listed.len() < 2 || cx.is_replay() {
-            return Ok(false);
+            return Ok(Vec::new());
         }
         steps.skip_closed();
         if steps.has_existing() {
-            return Ok(false);
+            return Ok(Vec::new());
         }
-        let evaluated = try_join_all(listed.iter().map(|txid| evaluate_ready(cx, block, *txid, open))).await?;
+        let evaluated: Vec<_> = listed.iter().map(|txid| evaluate_ready(cx, block, *txid, open)).collect();
+        let evaluated: Vec<Option<DecisionBody>> = stream::iter(evaluated).buffered(AT_ONCE).try_collect().await?;
         let run = select_independent(evaluated.into_iter().flatten());
+        let accepted = run.iter().filter_map(decided_txid).collect();
         if run.len() < 2 || !steps.write_run_ahead(run).await? {
-            return Ok(false);
+            return Ok(Vec::new());
         }
         while let Some(body) = steps.take_existing_matching(is_verdict_of_block) {
             apply_verdict(cx, steps, body).await?;
         }
-        Ok(true)
+        Ok(accepted)
     })
 }
 
-/// Decides on a listed transaction; `None` while its parents are not ready.
+/// Decides on a listed transaction; `None` while its parents are not ready, and for a large transaction, whose body
+/// stays in memory until the decision is applied.
 fn evaluate_ready<'a>(
     cx: &'a HandlerContext<'_>,
     block: &'a Block<'_>,
@@ -64,18 +71,18 @@ fn evaluate_ready<'a>(
 ) -> BoxFuture<'a, Result<Option<DecisionBody>, SequencerError>> {
     Box::pin(async move {
         let Some(page) = cx.master(txid).await? else { return Ok(None) };
-        if !are_parents_ready(cx, block.height, &page, open).await? {
+        if page.size_in_bytes > MAX_BYTES || !are_parents_ready(cx, block.height, &page, open).await? {
             return Ok(None);
         }
         evaluate(cx, block, page).await.map(Some)
     })
 }
 
-/// Selects the verdicts of which none depends on another: no loser loses twice, and none is the parent of an accepted
-/// transaction. Verdicts without losers come first, since nothing follows them.
+/// Selects the verdicts of which none depends on another: no output is spent twice, no loser loses twice, and none is
+/// the parent of an accepted transaction. Verdicts without losers come first, since nothing follows them.
 fn select_independent(verdicts: impl Iterator<Item = DecisionBody>) -> Vec<DecisionBody> {
     let (mut alone, mut run) = (Vec::new(), Vec::new());
-    let (mut all_losers, mut parents) = (BTreeSet::new(), BTreeSet::new());
+    let (mut all_losers, mut parents, mut outputs) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let mut entries = 0;
     for verdict in verdicts {
         let DecisionBody::Accepted { inputs, losers, .. } = &verdict else { continue };
@@ -83,13 +90,17 @@ fn select_independent(verdicts: impl Iterator<Item = DecisionBody>) -> Vec<Decis
         if entries > MAX_ENTRIES {
             break;
         }
-        let own_parents = || inputs.iter().map(|input| input.outpoint.txid);
-        let depends = own_parents().any(|parent| all_losers.contains(&parent))
-            || losers.iter().any(|loser| all_losers.contains(loser) || parents.contains(loser));
+        let own_parents: BTreeSet<Txid> = inputs.iter().map(|input| input.outpoint.txid).collect();
+        let loses_elsewhere =
+            |loser: &Txid| all_losers.contains(loser) || parents.contains(loser) || own_parents.contains(loser);
+        let depends = own_parents.iter().any(|parent| all_losers.contains(parent))
+            || inputs.iter().any(|input| outputs.contains(&input.outpoint))
+            || losers.iter().any(loses_elsewhere);
         if depends {
             continue;
         }
-        parents.extend(own_parents());
+        parents.extend(own_parents);
+        outputs.extend(inputs.iter().map(|input| input.outpoint));
         all_losers.extend(losers.iter().copied());
         if losers.is_empty() { &mut alone } else { &mut run }.push(verdict);
     }
@@ -137,7 +148,12 @@ mod tests {
         assert_eq!(selected(&[first.clone(), accepted(2, &[9], &[11])]), [1], "the loser of both");
         assert_eq!(selected(&[first.clone(), accepted(2, &[11], &[12])]), [1], "the child of a loser");
         assert_eq!(selected(&[first.clone(), accepted(2, &[11], &[])]), [1], "the child of a loser, without losers");
-        assert_eq!(selected(&[first, accepted(2, &[8], &[9])]), [1], "the parent of an accepted transaction loses");
+        assert_eq!(selected(&[first.clone(), accepted(2, &[8], &[9])]), [1], "the parent of an accepted one loses");
+        assert_eq!(selected(&[first.clone(), accepted(2, &[8], &[8])]), [1], "its own parent loses");
+        let mut rival = accepted(2, &[9], &[12]);
+        let DecisionBody::Accepted { inputs, .. } = &mut rival else { panic!() };
+        inputs[0].outpoint.vout = 1;
+        assert_eq!(selected(&[first, rival]), [1], "a listed rival");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sets the listed transactions of a block mined, and never skips one.
 
-use std::slice;
+use std::{collections::BTreeSet, slice};
 
 use crate::{
     engine::Row,
@@ -130,19 +130,15 @@ impl<'a> MinedMarker<'a> {
             self.set_accepted_later_mined(&open, &mut statuses).await?;
             let has_lost = |(_, status): &(&ListedTx, &MinedStatus)| matches!(status, MinedStatus::Conflicting);
             let lost: Vec<Txid> = open.iter().zip(&statuses).filter(has_lost).map(|(listed, _)| listed.txid).collect();
-            let mut losers = ListedLosers::new(cx, lost.iter().copied());
-            for run in lost.chunks(MAX_RUN) {
-                let cx = &losers.next_context(run.len()).await?;
-                changed |= accept_together(cx, steps, block, run, &open).await?;
-            }
-            // Transactions that could not be accepted together are accepted one after the other.
-            let mut losers = ListedLosers::new(cx, lost.into_iter());
-            let accepted_together = changed;
+            let accepted = self.accept_runs(steps, lost.clone(), &open).await?;
+            changed |= !accepted.is_empty();
+            let alone = lost.into_iter().filter(|txid| !accepted.contains(txid));
+            let mut losers = ListedLosers::new(cx, alone);
             for (listed, mined_status) in open.iter().zip(statuses) {
                 match mined_status {
                     MinedStatus::Mined => continue,
                     MinedStatus::Missing => {}
-                    MinedStatus::Conflicting if accepted_together => {}
+                    MinedStatus::Conflicting if accepted.contains(&listed.txid) => {}
                     MinedStatus::Conflicting => {
                         let cx = &losers.next_context(1).await?;
                         changed |= accept_listed(cx, steps, block, listed.txid, &open).await?;
@@ -160,6 +156,29 @@ impl<'a> MinedMarker<'a> {
                 return Ok(left);
             }
             open = left;
+        }
+    }
+
+    /// Accepts listed transactions that have lost, many together, while a pass accepts a good part of them: children
+    /// follow their parents in the next pass. Returns those that are accepted.
+    async fn accept_runs(
+        &self,
+        steps: &mut Steps<'_>,
+        mut lost: Vec<Txid>,
+        open: &[ListedTx],
+    ) -> Result<BTreeSet<Txid>, SequencerError> {
+        let mut accepted = BTreeSet::new();
+        loop {
+            let (before, wanted) = (accepted.len(), lost.len().div_ceil(4).max(2));
+            let mut losers = ListedLosers::new(self.cx, lost.iter().copied());
+            for run in lost.chunks(MAX_RUN) {
+                let cx = &losers.next_context(run.len()).await?;
+                accepted.extend(accept_together(cx, steps, self.block, run, open).await?);
+            }
+            lost.retain(|txid| !accepted.contains(txid));
+            if accepted.len() - before < wanted {
+                return Ok(accepted);
+            }
         }
     }
 
