@@ -64,7 +64,7 @@ impl Descendants {
         self.contains(txid) || self.winners.contains(txid)
     }
 
-    /// Returns whether a transaction wins beside others. Each of them was evaluated before a loser of another one became
+    /// Returns whether a transaction wins beside others. Each was evaluated before the losers of the others became
     /// conflicting.
     pub fn is_one_of_winners(&self, txid: &Txid) -> bool {
         self.winners.len() > 1 && self.winners.contains(txid)

@@ -1,6 +1,7 @@
 //! Records that are read ahead for the listed transactions of a block that have lost.
 //!
-//! They are decided on alone, or some at a time. A record that was read before is read from memory until this sequencer writes it.
+//! They are decided on alone, or some at a time. A record that was read before is read from memory until this sequencer
+//! writes it.
 
 use std::{
     collections::HashMap,
