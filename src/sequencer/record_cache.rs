@@ -1,7 +1,6 @@
 //! Records that are read ahead for the listed transactions of a block that have lost.
 //!
-//! They are decided on alone, or some at a time. A record that was read before is read from memory until this sequencer
-//! writes it.
+//! Each of them is decided on alone. A record that was read before is read from memory until this sequencer writes it.
 
 use std::{
     collections::HashMap,
@@ -38,8 +37,6 @@ struct CachedRecords {
     bytes: usize,
     /// Time of the oldest read.
     since: Instant,
-    /// Number of writes: a read that another task overlaps with a write may be older than the write.
-    writes: u64,
 }
 
 impl CachedRecords {
@@ -50,12 +47,7 @@ impl CachedRecords {
 
 impl Default for RecordCache {
     fn default() -> Self {
-        RecordCache(Mutex::new(CachedRecords {
-            records: HashMap::default(),
-            bytes: 0,
-            since: Instant::now(),
-            writes: 0,
-        }))
+        RecordCache(Mutex::new(CachedRecords { records: HashMap::default(), bytes: 0, since: Instant::now() }))
     }
 }
 
@@ -74,10 +66,6 @@ impl RecordCache {
         self.lock().bytes >= MAX_BYTES
     }
 
-    fn count_writes(&self) -> u64 {
-        self.lock().writes
-    }
-
     fn find(&self, keys: &[Key]) -> Vec<Option<Option<Record>>> {
         let mut cached = self.lock();
         if cached.since.elapsed() > MAX_AGE {
@@ -86,13 +74,8 @@ impl RecordCache {
         keys.iter().map(|key| cached.records.get(key).cloned()).collect()
     }
 
-    /// Adds records that were read since the time and the number of writes `since`.
-    fn add(&self, since: (Instant, u64), records: impl Iterator<Item = (Key, Option<Record>)>) {
+    fn add(&self, since: Instant, records: impl Iterator<Item = (Key, Option<Record>)>) {
         let mut cached = self.lock();
-        let (since, writes) = since;
-        if cached.writes != writes {
-            return;
-        }
         if cached.bytes >= MAX_BYTES {
             cached.clear();
         }
@@ -107,7 +90,6 @@ impl RecordCache {
 
     fn remove(&self, rows: &[Row]) {
         let mut cached = self.lock();
-        cached.writes += 1;
         for row in rows {
             cached.records.remove(&row.key);
         }
@@ -132,7 +114,7 @@ impl EngineDecorator for CachedEngine {
         if missing.is_empty() {
             return found.into_iter().flatten().map(Ok).collect();
         }
-        let since = (Instant::now(), self.cache.count_writes());
+        let since = Instant::now();
         let read = self.inner.read(&missing).await;
         let good = missing.iter().zip(&read).filter_map(|(key, read)| Some((*key, read.as_ref().ok()?.clone())));
         self.cache.add(since, good);
@@ -214,17 +196,5 @@ mod tests {
         own.read(vec![key(1), key(3)]).await.unwrap();
         let read = own.read(vec![key(2), key(1), key(3), key(4)]).await.unwrap();
         assert_eq!(read.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true, false, false]);
-    }
-
-    /// Protects: a record that one task reads while another writes it is not kept as it was before the write.
-    #[test]
-    fn a_read_that_overlaps_with_a_write_is_not_kept() {
-        let (cache, key) = (RecordCache::default(), Key::master(TXID));
-        let since = (Instant::now(), cache.count_writes());
-        cache.remove(&[Row { key: Key::master(Txid([2; 32])), operation: Operation::ClearCreating }]);
-        cache.add(since, [(key, None)].into_iter());
-        assert_eq!(cache.find(&[key]), [None], "another row was written meanwhile");
-        cache.add((since.0, cache.count_writes()), [(key, None)].into_iter());
-        assert_eq!(cache.find(&[key]), [Some(None)]);
     }
 }

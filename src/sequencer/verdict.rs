@@ -1,7 +1,7 @@
 //! Applies a verdict: marks the losers and their descendants conflicting, moves slots to the winner, settles the slots
 //! of the losers, and publishes second chances.
 
-use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use futures_util::future::BoxFuture;
 
 use crate::{
     event::{DecidedInput, DecisionBody, OutcomeKind},
@@ -55,8 +55,6 @@ impl AcceptedTx {
     }
 }
 
-/// Accepted transactions that take their slots at a time.
-const AT_ONCE: usize = 8;
 /// Outcomes that are published at once.
 const OUTCOME_BATCH: usize = 10_000;
 
@@ -116,10 +114,12 @@ fn apply_accepted<'a>(
             false => mark_descendants_conflicting(cx, steps, height, losing, txids.clone()).await?,
         };
         let wins = |accepted: &&AcceptedTx| !cx.is_replay() || cx.is_live_at_frontier(&accepted.txid);
-        let won: Vec<_> = run.iter().filter(wins).map(|accepted| make_live(cx, accepted)).collect();
-        let won: Vec<Option<&AcceptedTx>> = stream::iter(won).buffered(AT_ONCE).try_collect().await?;
+        let mut won = Vec::with_capacity(run.len());
+        for accepted in run.iter().filter(wins) {
+            won.extend(make_live(cx, accepted).await?.then_some(accepted));
+        }
         // In one request: many of them can have one parent.
-        let children: Vec<(Txid, Txid)> = won.into_iter().flatten().flat_map(AcceptedTx::parents).collect();
+        let children: Vec<(Txid, Txid)> = won.into_iter().flat_map(AcceptedTx::parents).collect();
         update_conflicting_children(cx, children.into_iter(), false).await?;
         let settled = settle_descendants(cx, steps, &descendants).await?;
         publish_reconsider(cx, &contested).await?;
@@ -129,21 +129,20 @@ fn apply_accepted<'a>(
     })
 }
 
-/// Gives an accepted transaction its slots, and makes the transaction live. `None`: a later event has deleted the
-/// transaction.
-fn make_live<'a>(
-    cx: &'a HandlerContext<'_>,
-    accepted: &'a AcceptedTx,
-) -> BoxFuture<'a, Result<Option<&'a AcceptedTx>, SequencerError>> {
+/// Gives an accepted transaction its slots, and makes the transaction live. Returns `false` where a later event has
+/// deleted the transaction.
+fn make_live<'a>(cx: &'a HandlerContext<'_>, accepted: &'a AcceptedTx) -> BoxFuture<'a, Result<bool, SequencerError>> {
     Box::pin(async move {
         let AcceptedTx { txid, height, inputs, by_block, .. } = accepted;
-        let Some(page) = respend_inputs(cx, *txid, inputs, by_block.then_some(*height)).await? else { return Ok(None) };
+        let Some(page) = respend_inputs(cx, *txid, inputs, by_block.then_some(*height)).await? else {
+            return Ok(false);
+        };
         // The stored body may be of another event than the body that was decided on.
         if *by_block || cx.applied_again || cx.is_replay() {
             store_proven_claims(cx, *txid).await?;
         }
         accept(cx, &page).await?;
-        Ok(Some(accepted))
+        Ok(true)
     })
 }
 

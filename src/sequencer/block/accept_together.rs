@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use futures_util::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use futures_util::future::BoxFuture;
 
 use crate::{
     event::{Block, DecisionBody},
@@ -23,8 +23,6 @@ use crate::{
 
 /// Transactions of one run.
 pub const MAX_RUN: usize = 64;
-/// Transactions that are evaluated at a time.
-const AT_ONCE: usize = 8;
 /// Bytes of the largest transaction that is accepted beside others.
 const MAX_BYTES: u64 = 1 << 20;
 /// Inputs and losers of one record: some 300 KB.
@@ -47,9 +45,11 @@ pub fn accept_together<'a>(
         if steps.has_existing() {
             return Ok(Vec::new());
         }
-        let evaluated: Vec<_> = listed.iter().map(|txid| evaluate_ready(cx, block, *txid, open)).collect();
-        let evaluated: Vec<Option<DecisionBody>> = stream::iter(evaluated).buffered(AT_ONCE).try_collect().await?;
-        let run = select_independent(evaluated.into_iter().flatten());
+        let mut verdicts = Vec::with_capacity(listed.len());
+        for txid in listed {
+            verdicts.extend(evaluate_ready(cx, block, *txid, open).await?);
+        }
+        let run = select_independent(verdicts);
         let accepted = run.iter().filter_map(decided_txid).collect();
         if run.len() < 2 || !steps.write_run_ahead(run).await? {
             return Ok(Vec::new());
@@ -80,7 +80,7 @@ fn evaluate_ready<'a>(
 
 /// Selects the verdicts of which none depends on another: no output is spent twice, no loser loses twice, and none is
 /// the parent of an accepted transaction. Verdicts without losers come first, since nothing follows them.
-fn select_independent(verdicts: impl Iterator<Item = DecisionBody>) -> Vec<DecisionBody> {
+fn select_independent(verdicts: Vec<DecisionBody>) -> Vec<DecisionBody> {
     let (mut alone, mut run) = (Vec::new(), Vec::new());
     let (mut all_losers, mut parents, mut outputs) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let mut entries = 0;
@@ -131,7 +131,7 @@ mod tests {
             DecisionBody::Accepted { txid, .. } => txid.0[0],
             other => panic!("{other:?}"),
         };
-        select_independent(verdicts.iter().cloned()).iter().map(txid).collect()
+        select_independent(verdicts.to_vec()).iter().map(txid).collect()
     }
 
     #[test]
