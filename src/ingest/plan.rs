@@ -177,7 +177,6 @@ impl Planner {
 
     /// Sets what the planner has to know of the store.
     pub fn with_history(mut self, history: StoreHistory) -> Self {
-        self.steps.parking.flag_grace_start = history.flag_grace_start.clone();
         self.steps.history = history;
         self
     }

@@ -1,9 +1,9 @@
 //! Waiting transactions: for a parent in flight in this instance, or parked until their next try.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use super::{
-    EventRef, FlagGraceStart, PlanSettings,
+    EventRef, PlanSettings,
     absent_parents::missing_after_final_attempt,
     flight_steps::FlightSteps,
     flight_table::FlightTable,
@@ -49,7 +49,6 @@ pub(super) struct Parking {
     pub(super) named: NamedTransactions,
     /// Partitions that are paused at their limit.
     pub(super) over_limit: BTreeSet<i32>,
-    pub(super) flag_grace_start: Arc<FlagGraceStart>,
 }
 
 impl Parking {
@@ -59,7 +58,6 @@ impl Parking {
             retry_queues: RetryQueues::default(),
             named: NamedTransactions::default(),
             over_limit: BTreeSet::new(),
-            flag_grace_start: Arc::default(),
         }
     }
 
@@ -174,7 +172,7 @@ impl FlightSteps {
         let Some(flight) = self.flights.get_mut(id) else { return };
         let (over_limit, grace_ms) = (self.parking.is_over_limit(flight), self.parking.settings.flag_grace_ms);
         let waits_since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
-        let since_ms = self.parking.flag_grace_start.of_wait_since(waits_since_ms);
+        let since_ms = self.history.flag_grace_start.of_wait_since(waits_since_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal
             && (over_limit || now_ms >= since_ms.saturating_add(grace_ms))

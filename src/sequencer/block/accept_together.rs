@@ -29,7 +29,7 @@ const MAX_BYTES: u64 = 1 << 20;
 const MAX_ENTRIES: usize = 4_096;
 
 /// Accepts several of these listed transactions, and returns them; none where fewer than two can be accepted together.
-/// Each of the others is accepted alone. A rebuild makes no decision.
+/// Each of the others is accepted alone.
 pub fn accept_together<'a>(
     cx: &'a HandlerContext<'_>,
     steps: &'a mut Steps<'_>,
@@ -38,11 +38,7 @@ pub fn accept_together<'a>(
     open: &'a [ListedTx],
 ) -> BoxFuture<'a, Result<Vec<Txid>, SequencerError>> {
     Box::pin(async move {
-        if listed.len() < 2 || cx.is_replay() {
-            return Ok(Vec::new());
-        }
-        steps.skip_closed();
-        if steps.has_existing() {
+        if listed.len() < 2 {
             return Ok(Vec::new());
         }
         let mut verdicts = Vec::with_capacity(listed.len());
@@ -50,8 +46,13 @@ pub fn accept_together<'a>(
             verdicts.extend(evaluate_ready(cx, block, *txid, open).await?);
         }
         let run = select_independent(verdicts);
+        if run.len() < 2 {
+            return Ok(Vec::new());
+        }
+        // As for one verdict: a closed event is opened again only where a verdict follows.
+        steps.skip_closed();
         let accepted = run.iter().filter_map(decided_txid).collect();
-        if run.len() < 2 || !steps.write_run_ahead(run).await? {
+        if steps.has_existing() || !steps.write_run_ahead(run).await? {
             return Ok(Vec::new());
         }
         while let Some(body) = steps.take_existing_matching(is_verdict_of_block) {

@@ -160,7 +160,7 @@ impl<'a> MinedMarker<'a> {
     }
 
     /// Accepts listed transactions that have lost, many together, while a pass accepts a good part of them: children
-    /// follow their parents in the next pass. Returns those that are accepted.
+    /// follow their parents in the next pass. Returns those that are accepted. A rebuild makes no decision.
     async fn accept_runs(
         &self,
         steps: &mut Steps<'_>,
@@ -168,7 +168,8 @@ impl<'a> MinedMarker<'a> {
         open: &[ListedTx],
     ) -> Result<BTreeSet<Txid>, SequencerError> {
         let mut accepted = BTreeSet::new();
-        loop {
+        // The records of one loser alone would be read ahead twice.
+        while lost.len() > 1 && !self.cx.is_replay() {
             let (before, wanted) = (accepted.len(), lost.len().div_ceil(4).max(2));
             let mut losers = ListedLosers::new(self.cx, lost.iter().copied());
             for run in lost.chunks(MAX_RUN) {
@@ -177,9 +178,10 @@ impl<'a> MinedMarker<'a> {
             }
             lost.retain(|txid| !accepted.contains(txid));
             if accepted.len() - before < wanted {
-                return Ok(accepted);
+                break;
             }
         }
+        Ok(accepted)
     }
 
     /// Sets mined, in a rebuild, the listed transactions that are conflicting at the frontier, without waiting until
