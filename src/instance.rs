@@ -167,7 +167,8 @@ async fn open_loops(
         settings.pipeline.clone(),
         PipelineServices {
             flag_grace_start: catch_up.flag_grace_start.clone(),
-            ..pipeline_services(settings, parts, output.clone(), Modes::Live, (&nodes, guard.clone()))
+            live_grace_start: catch_up.live_grace_start.clone(),
+            ..pipeline_services(settings, parts, output.clone(), catch_up.modes.clone(), (&nodes, guard.clone()))
         },
         consumer,
         Some(watch),
@@ -177,7 +178,7 @@ async fn open_loops(
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
         Some(Sequencer::new(
-            SequencerParts { restored_chances: catch_up.handled_chain(), ..parts },
+            SequencerParts { handled_before_restore: catch_up.handled(), ..parts },
             ChainMode::Live,
             consumer,
         ))
@@ -324,6 +325,7 @@ fn pipeline_services(
             settings.topics.clone(),
         )),
         flag_grace_start: Arc::default(),
+        live_grace_start: Arc::default(),
         modes,
         nodes: nodes.clone(),
         guard,
@@ -368,7 +370,7 @@ fn sequencer_parts(
         ownership: Arc::new(parts.store.clone()),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
-        restored_chances: 0,
+        handled_before_restore: Arc::default(),
         monitor: None,
         speculation: None,
         record_cache: None,

@@ -1,4 +1,5 @@
-//! The treatment of each event in a rebuild (`docs/protocols/rebuild.md`). Pure.
+//! The treatment of each event in a rebuild, and of a restored store that reads the log again
+//! (`docs/protocols/rebuild.md`, `docs/protocols/snapshot.md`). Pure.
 //!
 //! Below the frontier (the committed offsets of the live group) the log is already decided, and a rebuild publishes and
 //! decides nothing there. The mode of a transaction therefore follows from its *last verdict* in the decisions: only
@@ -20,19 +21,28 @@ pub enum Mode {
     Normal,
     /// The event is below the frontier, and its transaction ends conflicting: it is stored contested at once, takes no
     /// slot, and publishes no contest.
-    RebuildContested,
+    EndsConflicting,
+    /// The event was handled before a restore, and its transaction ends conflicting: it is stored contested at once and
+    /// takes no slot. Where the record is new, the event publishes a contest: the chain may have handled the earlier
+    /// contest without the inputs, and the snapshot may have slots of the transaction.
+    SettlesByContest,
     /// The event is below the frontier, and its transaction ends live: it ignores marks, and waits instead of
     /// contesting.
-    RebuildWon,
+    EndsLive,
     /// The transaction ends live by a verdict. If it is barred for good, it is stored contested, and the verdict
     /// accepts it.
-    RebuildAccepted,
+    EndsAccepted,
 }
 
 impl Mode {
+    /// Returns whether the transaction is known to end conflicting: the event takes no slot.
+    pub fn ends_conflicting(self) -> bool {
+        matches!(self, Mode::EndsConflicting | Mode::SettlesByContest)
+    }
+
     /// Returns whether the transaction is known to end live.
     pub fn ends_live(self) -> bool {
-        matches!(self, Mode::RebuildWon | Mode::RebuildAccepted)
+        matches!(self, Mode::EndsLive | Mode::EndsAccepted)
     }
 }
 
@@ -43,18 +53,18 @@ pub enum Modes {
     #[default]
     Live,
     /// Events below the frontier follow the plan of the rebuild.
-    Rebuild(Arc<RebuildPlan>),
+    Rebuild(Arc<ReplayPlan>),
+    /// A restored store reads the log again. Events that the earlier store has handled follow the plan.
+    ReadAgain(Arc<ReplayPlan>),
 }
 
-/// Knowledge of a rebuild before it reads the first event.
+/// Knowledge of the log, before a rebuild or a restored store reads the first event.
 #[derive(Debug, Default)]
-pub struct RebuildPlan {
+pub struct ReplayPlan {
     /// Frontier by partition: the first offset that is treated normally.
     pub frontier: BTreeMap<i32, u64>,
     /// Last verdict of each transaction in the decisions.
     pub verdicts: Arc<LastVerdicts>,
-    /// Set where the run ends at the frontier.
-    pub stop_at_frontier: bool,
     /// Set where the frontier is above the committed offsets of the live group.
     pub raised: Option<RaisedFrontier>,
 }
@@ -69,10 +79,27 @@ pub struct RaisedFrontier {
 }
 
 impl Modes {
+    /// Returns whether the run rebuilds a store, publishes nothing and decides nothing.
+    pub fn is_rebuild(&self) -> bool {
+        matches!(self, Modes::Rebuild(_))
+    }
+
+    /// Returns whether a restored store reads the log again.
+    pub fn reads_again(&self) -> bool {
+        matches!(self, Modes::ReadAgain(_))
+    }
+
     /// Returns the mode of the event of `txid` at an offset.
     pub fn of(&self, partition: i32, offset: u64, txid: &Txid) -> Mode {
         match self {
-            Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset) => rebuild.mode_of(txid),
+            Modes::Rebuild(plan) if plan.is_below(partition, offset) => plan.mode_of(txid),
+            // The contest with a reopenable verdict is applied again with the inputs; another contest would reopen it.
+            Modes::ReadAgain(plan) if plan.is_below(partition, offset) => match plan.mode_of(txid) {
+                Mode::EndsConflicting if plan.verdicts.get(txid) != Some(FinalState::Reopenable) => {
+                    Mode::SettlesByContest
+                }
+                mode => mode,
+            },
             _ => Mode::Normal,
         }
     }
@@ -93,26 +120,26 @@ impl Modes {
     pub fn verdicts(&self) -> Arc<LastVerdicts> {
         match self {
             Modes::Live => Arc::default(),
-            Modes::Rebuild(rebuild) => rebuild.verdicts.clone(),
+            Modes::Rebuild(plan) | Modes::ReadAgain(plan) => plan.verdicts.clone(),
         }
     }
 
     /// Returns the offset at which each partition ends; `None` for a run that does not end.
     pub fn end_offsets(&self) -> Option<&BTreeMap<i32, u64>> {
         match self {
-            Modes::Rebuild(rebuild) if rebuild.stop_at_frontier => Some(&rebuild.frontier),
+            Modes::Rebuild(rebuild) => Some(&rebuild.frontier),
             _ => None,
         }
     }
 }
 
-impl RebuildPlan {
+impl ReplayPlan {
     /// Returns the mode of a transaction below the frontier.
     pub fn mode_of(&self, txid: &Txid) -> Mode {
         match self.verdicts.get(txid) {
-            Some(FinalState::Conflicting | FinalState::Contested) => Mode::RebuildContested,
-            Some(FinalState::Accepted) => Mode::RebuildAccepted,
-            Some(FinalState::Live) | None => Mode::RebuildWon,
+            Some(FinalState::Conflicting | FinalState::Reopenable | FinalState::Contested) => Mode::EndsConflicting,
+            Some(FinalState::Accepted) => Mode::EndsAccepted,
+            Some(FinalState::Live) | None => Mode::EndsLive,
         }
     }
 
@@ -134,6 +161,8 @@ impl RebuildPlan {
 pub enum FinalState {
     /// Conflicting by a verdict.
     Conflicting,
+    /// Conflicting by a verdict on its own contest that a later event of the transaction opens again.
+    Reopenable,
     /// Contested or a stub, without a verdict.
     Contested,
     /// Live without a verdict.
@@ -179,7 +208,7 @@ impl LastVerdicts {
 
     /// Returns whether a transaction ends conflicting, or contested without a verdict.
     pub fn ends_conflicting(&self, txid: &Txid) -> bool {
-        matches!(self.get(txid), Some(FinalState::Conflicting | FinalState::Contested))
+        matches!(self.get(txid), Some(FinalState::Conflicting | FinalState::Reopenable | FinalState::Contested))
     }
 
     /// Records the state of a transaction on which no decision was seen before.
@@ -208,7 +237,9 @@ impl LastVerdicts {
                 if let Reason::DoubleSpend { winner, .. } = reason {
                     self.mark_live(*winner);
                 }
-                self.states.insert(*txid, FinalState::Conflicting);
+                let is_reopenable = reason.is_reopened_by_own_event();
+                let state = if is_reopenable { FinalState::Reopenable } else { FinalState::Conflicting };
+                self.states.insert(*txid, state);
             }
             DecisionBody::Cone { members, .. } => {
                 self.states.extend(members.iter().map(|member| (member.txid, FinalState::Conflicting)));
@@ -325,5 +356,27 @@ mod tests {
         let states = [t, loser, member].map(|txid| last.get(&txid));
         assert_eq!(states, [Some(FinalState::Contested), Some(FinalState::Live), Some(FinalState::Contested)]);
         assert!(last.ends_live(&loser) && !last.ends_live(&t) && !last.ends_live(&id(4)));
+    }
+
+    #[test]
+    fn events_that_are_read_again_follow_their_verdicts() {
+        let (lost, missing, won, live) = (id(1), id(2), id(3), id(4));
+        let missing_parent = DecisionBody::Conflicting {
+            txid: missing,
+            reason: Reason::MissingParent { parent: id(9) },
+            height: 0,
+            live: false,
+        };
+        let verdicts = verdicts(vec![conflicting(lost, live, false), missing_parent, accepted(won, &[], &[])], &[], 9);
+        let plan =
+            ReplayPlan { frontier: BTreeMap::from([(0, 5)]), verdicts: Arc::new(verdicts), ..ReplayPlan::default() };
+        let modes = Modes::ReadAgain(Arc::new(plan));
+        let below = [lost, missing, won, live, id(5)].map(|txid| modes.of(0, 4, &txid));
+        assert_eq!(
+            below,
+            [Mode::SettlesByContest, Mode::EndsConflicting, Mode::EndsAccepted, Mode::EndsLive, Mode::EndsLive]
+        );
+        assert_eq!((modes.of(0, 5, &lost), modes.of(1, 0, &lost)), (Mode::Normal, Mode::Normal));
+        assert!(!modes.is_below_frontier(0, 4) && modes.end_offsets().is_none(), "outcomes are published");
     }
 }

@@ -255,6 +255,7 @@ async fn parts(
         publisher,
         chain: Arc::new(ChainAtEnd),
         flag_grace_start: Arc::default(),
+        live_grace_start: Arc::default(),
         modes: Modes::Live,
         clock: clock.clone(),
         metrics,

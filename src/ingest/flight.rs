@@ -339,7 +339,7 @@ impl Flight {
     /// and a later event claims otherwise.
     pub fn defers_to_later_event(&self) -> bool {
         let wrong = |refusal: &Rejection| matches!(refusal, Rejection::HashMismatch(_) | Rejection::OutputMismatch(_));
-        self.mode == Mode::RebuildWon
+        self.mode == Mode::EndsLive
             && !self.later_requests.is_empty()
             && self.refusals().any(|(_, refusal)| wrong(refusal))
     }

@@ -59,7 +59,6 @@ use crate::{
     },
     prepare::{Poison, PrepareSettings, PreparedEvent},
     record::Reason,
-    replay::Modes,
     status::{
         Condition,
         control::{ControlRequest, PartitionCommand},
@@ -113,9 +112,10 @@ impl Pipeline {
             topic_confirmation: TopicConfirmation::new(services.guard.clone(), topic, sender.clone(), now),
             planner: Planner::new(settings.plan).with_history(StoreHistory {
                 // A rebuild whose nodes restart fails and has to begin again, so that its planner needs no such rule.
-                can_lose_writes: services.nodes.can_lose_writes() && matches!(services.modes, Modes::Live),
+                can_lose_writes: services.nodes.can_lose_writes() && !services.modes.is_rebuild(),
                 verdicts: services.modes.verdicts(),
                 flag_grace_start: services.flag_grace_start.clone(),
+                live_grace_start: services.modes.reads_again().then(|| services.live_grace_start.clone()),
             }),
             outcome_watch,
             dispatcher: Dispatcher::new(store.clone(), settings.dispatch, sender.clone()),
@@ -123,7 +123,7 @@ impl Pipeline {
             publications: Publications::new(
                 services.publisher.clone(),
                 sender.clone(),
-                settings.live_outcomes.filter(|_| matches!(services.modes, Modes::Live)),
+                settings.live_outcomes.filter(|_| !services.modes.is_rebuild()),
             ),
             proofs: ParentProofs::new(&settings, sender.clone(), now),
             scans: ScanPace::new(now),
@@ -397,7 +397,7 @@ impl Pipeline {
             self.proofs.query(&self.services, &self.reads.member.partitions, &mut self.planner, now_ms);
             self.scans.delay_after(now);
             self.proofs.schedule_next(now, self.scans);
-            if let Modes::Rebuild(_) = self.services.modes {
+            if self.services.modes.is_rebuild() {
                 // The progress of the live group's chain says nothing about the chain of the rebuild.
                 self.planner.reread_own_records(LONG_WAIT_MS, self.services.clock.steady_ms());
             }

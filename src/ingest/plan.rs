@@ -13,22 +13,23 @@
 
 mod absent_parents;
 mod contest;
-mod flag_grace;
 mod flight_steps;
 mod flight_table;
+mod grace_start;
 mod multi_page;
 mod named_transactions;
 mod non_durable;
 pub mod obstacle;
 mod piggyback;
+mod read_again;
 mod retry_pace;
 mod step;
 mod waiting;
 
 use std::sync::Arc;
 
-pub use flag_grace::FlagGraceStart;
 pub use flight_table::FlightTable;
+pub use grace_start::GraceStart;
 pub use named_transactions::NamedTransaction;
 
 use contest::step_after_contested_create;
@@ -144,7 +145,10 @@ pub struct StoreHistory {
     /// The last verdicts, in a rebuild.
     pub verdicts: Arc<LastVerdicts>,
     /// Start of the grace of locked parents; later than now while a restored store reads the log again.
-    pub flag_grace_start: Arc<FlagGraceStart>,
+    pub flag_grace_start: Arc<GraceStart>,
+    /// While a restored store reads the log again: start of the grace of transactions that end live by the log. Such a
+    /// transaction is treated normally after the grace. `None`: in a rebuild, which has no grace.
+    pub live_grace_start: Option<Arc<GraceStart>>,
 }
 
 /// Numbers of transactions in flight, for metrics and backpressure.
@@ -202,7 +206,10 @@ impl Planner {
         let can_lose_writes = self.steps.history.can_lose_writes;
         match token {
             Token::Spend(id, group) => self.steps.on_spend_answer(id, group, outcome, now_ms),
-            Token::Create(id) => self.steps.decide(id, now_ms, |flight| step_after_create(flight, &outcome)),
+            Token::Create(id) => {
+                self.steps.adopt_mode_after_create(id, &outcome);
+                self.steps.decide(id, now_ms, |flight| step_after_create(flight, &outcome));
+            }
             Token::StoreContested(id) => {
                 let decide = |flight: &Flight| step_after_contested_create(flight, &outcome, can_lose_writes);
                 self.steps.decide(id, now_ms, decide);
@@ -214,6 +221,7 @@ impl Planner {
 
     /// Handles the transaction's own master; `None`: absent.
     pub fn own_record(&mut self, id: FlightId, own: Option<&Page>, now_ms: u64) {
+        self.steps.adopt_mode_of_own_record(id, own);
         let Some(flight) = self.steps.flights.get_mut(id) else { return };
         let step = step_after_own_record(flight, own, self.steps.history.can_lose_writes);
         flight.own_record_read |= step == Step::Park;

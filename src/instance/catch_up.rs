@@ -2,11 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{InstanceError, InstanceParts, InstanceSettings, frontier::Frontier};
+use super::{
+    InstanceError, InstanceParts, InstanceSettings,
+    frontier::{Frontier, plan_reading_again},
+};
 use crate::{
     engine::RestoredEngine,
-    ingest::plan::FlagGraceStart,
-    record::Restored,
+    ingest::plan::GraceStart,
+    record::{ConsumedOffsets, Restored},
+    replay::Modes,
     store::{
         StateStore,
         meta::{MetaError, StoreMeta},
@@ -18,9 +22,13 @@ use crate::{
 pub(super) struct CatchUp {
     /// The restore; `None`: the store is an ordinary one.
     restored: Option<Box<Restored>>,
-    chain: Option<ChainCatchUp>,
-    /// Start of the grace of locked parents in the pipeline.
-    pub(super) flag_grace_start: Arc<FlagGraceStart>,
+    movement: Option<(Movement, Movement)>,
+    /// Start of the grace of locked parents in the pipeline: follows the chain.
+    pub(super) flag_grace_start: Arc<GraceStart>,
+    /// Start of the grace of transactions that end live by the log: follows the chain and every partition.
+    pub(super) live_grace_start: Arc<GraceStart>,
+    /// Treatment of the events of the pipeline.
+    pub(super) modes: Modes,
 }
 
 impl CatchUp {
@@ -43,21 +51,26 @@ impl CatchUp {
         }
         tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
         parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
-        let chain = ChainCatchUp { until: restored.chain_until(), committed: None };
-        let mut catch_up = CatchUp { restored: Some(restored), chain: Some(chain), ..CatchUp::default() };
-        catch_up.observe_chain(settings, &parts, &frontier);
+        let log = frontier.log_ends(settings, parts.broker.as_ref()).await?;
+        let plan = plan_reading_again(&restored, &log, settings, parts.broker.as_ref()).await?;
+        let modes = Modes::ReadAgain(Arc::new(plan));
+        let ends = restored.ends();
+        let movement = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
+        let mut catch_up = CatchUp { restored: Some(restored), movement: Some(movement), modes, ..CatchUp::default() };
+        catch_up.observe_movement(settings, &parts, &frontier);
         Ok((parts, catch_up))
     }
 
-    /// Returns the chain offset below which all second chances are in the log; 0 for an ordinary store.
-    pub(super) fn handled_chain(&self) -> u64 {
-        self.restored.as_ref().map_or(0, |restored| restored.handled_chain)
+    /// Returns the offsets below which the group had handled every event before the restore; zeros for an ordinary
+    /// store.
+    pub(super) fn handled(&self) -> Arc<ConsumedOffsets> {
+        Arc::new(self.restored.as_ref().map(|restored| restored.handled.clone()).unwrap_or_default())
     }
 
     /// Compares the restore with the committed offsets of its group. A store that has caught up becomes an ordinary
     /// one; a running instance keeps its engine to its end.
     pub(super) async fn observe(&mut self, settings: &InstanceSettings, parts: &InstanceParts, frontier: &Frontier) {
-        self.observe_chain(settings, parts, frontier);
+        self.observe_movement(settings, parts, frontier);
         if let Some(restore) = &self.restored {
             match end_restore(&parts.store, restore, frontier).await {
                 Ok(true) => self.restored = None,
@@ -67,38 +80,50 @@ impl CatchUp {
         }
     }
 
-    fn observe_chain(&mut self, settings: &InstanceSettings, parts: &InstanceParts, frontier: &Frontier) {
-        let Some(chain) = &mut self.chain else { return };
-        let now_ms = parts.clock.steady_ms();
-        if let Some(start) = chain.observe(frontier.resume.chain, now_ms, settings.sequencer.block_wait) {
-            self.flag_grace_start.move_to(start);
-        }
-        if chain.has_ended() {
-            self.chain = None;
+    fn observe_movement(&mut self, settings: &InstanceSettings, parts: &InstanceParts, frontier: &Frontier) {
+        let (Some((chain, all)), Some(restored)) = (&mut self.movement, &self.restored) else { return };
+        let (now_ms, wait) = (parts.clock.steady_ms(), settings.sequencer.block_wait);
+        let looks = [
+            (chain, frontier.resume.chain, &self.flag_grace_start),
+            (all, sum_below(&frontier.resume, &restored.ends()), &self.live_grace_start),
+        ];
+        for (movement, position, start) in looks {
+            if let Some(time) = movement.observe(position, now_ms, wait) {
+                start.move_to(time);
+            }
         }
     }
 }
 
-/// The chain of a restored store, which reads the log again.
-struct ChainCatchUp {
-    /// Chain offset that the earlier store had reached.
-    until: u64,
-    /// Committed chain offset at the last look; `None` before the first look.
-    committed: Option<u64>,
+/// Returns the sum of the committed offsets, each of them as far as its end.
+fn sum_below(committed: &ConsumedOffsets, ends: &ConsumedOffsets) -> u64 {
+    let reached = |(partition, end): (&u32, &u64)| committed.validated.get(partition).copied().unwrap_or(0).min(*end);
+    committed.chain.min(ends.chain) + ends.validated.iter().map(reached).sum::<u64>()
 }
 
-impl ChainCatchUp {
-    /// Records the committed chain offset. Returns the new start of the grace of locked parents, steady ms: the last
-    /// movement of the chain, and `wait` after it while the chain is not at its end. A command or a block may hold the
-    /// chain for that long, and the event that unlocks the parent comes behind.
-    fn observe(&mut self, committed: u64, now_ms: u64, wait: Duration) -> Option<u64> {
-        let has_moved = self.committed.replace(committed) != Some(committed);
-        let wait_ms = if self.has_ended() { 0 } else { u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) };
+/// The committed offsets of a restored store, which reads the log again.
+struct Movement {
+    /// Position that the earlier store had reached.
+    end: u64,
+    /// Position at the last look; `None` before the first look.
+    position: Option<u64>,
+}
+
+impl Movement {
+    fn to(end: u64) -> Self {
+        Movement { end, position: None }
+    }
+
+    /// Records the position. Returns the new start of a grace, steady ms: the last movement, and `wait` after it before
+    /// the end. A command or a block may hold the chain for that long, and the awaited event comes behind.
+    fn observe(&mut self, position: u64, now_ms: u64, wait: Duration) -> Option<u64> {
+        let has_ended = |position: u64| position >= self.end;
+        if self.position.is_some_and(has_ended) {
+            return None;
+        }
+        let wait_ms = if has_ended(position) { 0 } else { u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) };
+        let has_moved = self.position.replace(position) != Some(position);
         has_moved.then(|| now_ms.saturating_add(wait_ms))
-    }
-
-    fn has_ended(&self) -> bool {
-        self.committed.is_some_and(|committed| committed >= self.until)
     }
 }
 
@@ -117,16 +142,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grace_of_locked_parents_begins_after_the_last_movement_of_the_chain() {
+    fn a_grace_begins_after_the_last_movement() {
         let wait = Duration::from_millis(600);
-        let mut chain = ChainCatchUp { until: 9, committed: None };
+        let mut chain = Movement::to(9);
         assert_eq!(chain.observe(0, 100, wait), Some(700), "no block was read yet");
         assert_eq!(chain.observe(0, 300, wait), None, "the chain stands");
         assert_eq!(chain.observe(8, 400, wait), Some(1_000));
-        assert!(!chain.has_ended());
         assert_eq!(chain.observe(9, 500, wait), Some(500), "everything is read again");
-        assert!(chain.has_ended());
-        let mut chain = ChainCatchUp { until: 0, committed: None };
-        assert_eq!((chain.observe(0, 100, wait), chain.has_ended()), (Some(100), true));
+        assert_eq!(chain.observe(11, 600, wait), None, "what follows is no reading again");
+        let mut chain = Movement::to(0);
+        assert_eq!((chain.observe(0, 100, wait), chain.observe(1, 200, wait)), (Some(100), None));
+    }
+
+    #[test]
+    fn offsets_count_as_far_as_their_ends() {
+        let at = |chain, validated: [u64; 2]| ConsumedOffsets {
+            chain,
+            validated: (0..).zip(validated).collect(),
+            height: 0,
+        };
+        let ends = at(5, [10, 20]);
+        assert_eq!(sum_below(&ends, &ends), 35);
+        assert_eq!(sum_below(&at(9, [3, 90]), &ends), 28);
+        assert_eq!(sum_below(&ConsumedOffsets::default(), &ends), 0);
     }
 }

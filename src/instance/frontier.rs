@@ -27,8 +27,8 @@ use crate::{
     group::{commit_metadata::committed_by_instance, earlier_halts::EarlierHalts},
     ingest::pipeline::PipelineError,
     prepare::{BodyLoadError, PrepareSettings, PreparedEvent, load_body, prepare_loaded},
-    record::{ConsumedOffsets, LogEnds, Reason},
-    replay::{LastVerdicts, RaisedFrontier, RebuildPlan},
+    record::{ConsumedOffsets, LogEnds, Reason, Restored},
+    replay::{LastVerdicts, RaisedFrontier, ReplayPlan},
     sequencer::{
         chain_group,
         decided_chunks::DecisionWalk,
@@ -110,7 +110,7 @@ pub(super) async fn plan_rebuild(
     log: &LogEnds,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<(RebuildPlan, u64, Vec<Txid>), InstanceError> {
+) -> Result<(ReplayPlan, u64, Vec<Txid>), InstanceError> {
     let broker = parts.broker.as_ref();
     let topics = [settings.partition(Topic::Decisions, 0), settings.partition(Topic::Chain, 0)];
     let decided = DecidedChain::read(log, &topics, broker, settings.sequencer.verdict_memory.chunk_bytes).await?;
@@ -118,7 +118,7 @@ pub(super) async fn plan_rebuild(
     let undecided = decided.undecided.clone();
     let verdicts = Arc::new(decided.last_verdicts((broker, &topics[0]), chain).await?);
     let (frontier, ends) = (offsets_by_number(&log.committed), offsets_by_number(&log.ends));
-    let mut rebuild = RebuildPlan { frontier, verdicts, stop_at_frontier: true, raised: None };
+    let mut rebuild = ReplayPlan { frontier, verdicts, raised: None };
     if rebuild.frontier != ends {
         let above = read_events_above(&rebuild, &ends, settings, parts).await?;
         let mut roots = RequiredAbove { above: &above, found: BTreeSet::new() };
@@ -132,6 +132,23 @@ pub(super) async fn plan_rebuild(
         rebuild = raise_frontier(rebuild, roots, above, settings, parts).await?;
     }
     Ok((rebuild, chain, undecided))
+}
+
+/// Returns the plan of a restored store that reads the log again: the events that the group had handled before, and the
+/// last verdicts.
+pub(super) async fn plan_reading_again(
+    restored: &Restored,
+    log: &LogEnds,
+    settings: &InstanceSettings,
+    broker: &dyn Broker,
+) -> Result<ReplayPlan, InstanceError> {
+    let [decisions, chain] = [settings.partition(Topic::Decisions, 0), settings.partition(Topic::Chain, 0)];
+    let chunk_bytes = settings.sequencer.verdict_memory.chunk_bytes;
+    let table = DecisionTable::from_offset(restored.chain_from).with_kept_bytes(chunk_bytes);
+    let from = (table, restored.decisions_from, restored.chain_from);
+    let decided = DecidedChain::read_from(from, log, [&decisions, &chain], broker).await?;
+    let verdicts = Arc::new(decided.last_verdicts((broker, &decisions), u64::MAX).await?);
+    Ok(ReplayPlan { frontier: offsets_by_number(&restored.handled), verdicts, ..ReplayPlan::default() })
 }
 
 /// Converts offsets of validated partitions to a map by the number that the broker uses.
@@ -161,16 +178,26 @@ impl DecidedChain {
         broker: &dyn Broker,
         chunk_bytes: usize,
     ) -> Result<Self, InstanceError> {
-        let mut table = DecisionTable::default().with_kept_bytes(chunk_bytes);
+        let table = DecisionTable::default().with_kept_bytes(chunk_bytes);
+        Self::read_from((table, 0, 0), log, [decisions, chain], broker).await
+    }
+
+    /// Reads the decisions from an offset on into `table`, which ignores decisions below its floor.
+    async fn read_from(
+        (mut table, from, chain_from): (DecisionTable, u64, u64),
+        log: &LogEnds,
+        [decisions, chain]: [&TopicPartition; 2],
+        broker: &dyn Broker,
+    ) -> Result<Self, InstanceError> {
         let mut absorbed = Ok(());
-        read_range(broker, decisions, 0, log.decisions, |message| {
+        read_range(broker, decisions, from, log.decisions, |message| {
             if absorbed.is_ok() {
                 absorbed = table.absorb(&message);
             }
         })
         .await?;
         absorbed.map_err(DecisionError::from)?;
-        let handled = table.handled_below();
+        let handled = table.handled_below().max(chain_from);
         let mut contests: Vec<(u64, Txid, Option<Txid>)> = Vec::new();
         read_range(broker, chain, handled.min(log.ends.chain), log.ends.chain, |message| {
             // An undecodable message is a dead letter of the sequencer, and names no transaction.
@@ -245,7 +272,7 @@ impl Extend<Txid> for RequiredAbove<'_> {
 
 /// Reads the events between the committed offsets and `ends`. Parents are kept of transactions that end live.
 async fn read_events_above(
-    rebuild: &RebuildPlan,
+    rebuild: &ReplayPlan,
     ends: &BTreeMap<i32, u64>,
     settings: &InstanceSettings,
     parts: &InstanceParts,
@@ -270,12 +297,12 @@ async fn read_events_above(
 /// Raises the end offsets of the validated partitions to cover `roots` and the parents of every transaction that
 /// counts.
 async fn raise_frontier(
-    rebuild: RebuildPlan,
+    rebuild: ReplayPlan,
     roots: BTreeSet<Txid>,
     above: TxidMap<EventsAbove>,
     settings: &InstanceSettings,
     parts: &InstanceParts,
-) -> Result<RebuildPlan, InstanceError> {
+) -> Result<ReplayPlan, InstanceError> {
     let mut open = Vec::from_iter(roots);
     for (&number, &end) in &rebuild.frontier {
         let partition = settings.partition(Topic::ValidatedTxs, number);
@@ -305,7 +332,7 @@ async fn raise_frontier(
         let count = raised.counted_txids.len();
         tracing::info!(count, "rebuild: frontier raised to transactions that committed events name");
     }
-    Ok(RebuildPlan { frontier, raised: Some(raised), ..rebuild })
+    Ok(ReplayPlan { frontier, raised: Some(raised), ..rebuild })
 }
 
 /// Returns the transaction of an event and its parents; `None` for a dead letter, which cannot be prepared. Waits for

@@ -78,11 +78,15 @@ pub struct Restored {
     /// Number of chunks, in the order of the manifest or of the file, that are loaded and durable.
     pub chunks: u64,
     /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
-    /// these offsets; the store has caught up once it has committed `handled_chain`, too.
+    /// these offsets; the store has caught up once it has committed `handled`, too.
     pub until: ConsumedOffsets,
-    /// Chain offset of the group when the restore began. Every event below was handled whole by the store that the
-    /// group had before: the second chances of these events are in the log.
-    pub handled_chain: u64,
+    /// Offsets of the group when the restore began. Every event below was handled whole by the store that the group
+    /// had before: contests, decisions and second chances of these events are in the log.
+    pub handled: ConsumedOffsets,
+    /// Chain offset of the snapshot.
+    pub chain_from: u64,
+    /// Offset in `utxo.decisions` from which the decisions on `chain_from` and on later events are read.
+    pub decisions_from: u64,
 }
 
 /// Tip of the longest chain at one offset of the chain log. The tip follows from the log alone, so that a record with

@@ -59,7 +59,9 @@ impl<'a> ContestHandler<'a> {
             Box::pin(settle_slots_of_partial(self.cx, contest)).await?;
         }
         if let DecisionBody::PassedOver { .. } = body {
-            reconsider_unless_barred(self.cx, contest.txid).await?;
+            if !self.cx.was_handled_before_restore(&contest.position) {
+                reconsider_unless_barred(self.cx, contest.txid).await?;
+            }
             self.publish_live_contestant(contest.txid).await?;
         }
         steps.close().await

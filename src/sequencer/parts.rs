@@ -7,6 +7,7 @@ use crate::{
     clock::Clock,
     group::{notify::TxNotifier, outcomes::OutcomeTopic},
     liveness::LoopMonitor,
+    record::ConsumedOffsets,
     replay::LastVerdicts,
     sequencer::{
         command::ValidatedSource,
@@ -121,9 +122,10 @@ pub struct SequencerParts {
     pub tx_notifier: TxNotifier,
     /// The last verdicts before a rebuild's frontier; empty without a rebuild.
     pub verdicts: Arc<LastVerdicts>,
-    /// Chain offset below which a restored store has the second chances of every event in the log; 0 for any other
-    /// store. The state of the chain has the number, too, unless the commits of the group were lost since the restore.
-    pub restored_chances: u64,
+    /// Offsets below which the group had handled every event before a restore: the second chances of these events are
+    /// in the log. Zeros for a store that is not restored. The state of the chain has the chain's offset, too, unless
+    /// the commits of the group were lost since the restore.
+    pub handled_before_restore: Arc<ConsumedOffsets>,
     /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.

@@ -18,7 +18,7 @@ use crate::{
     record::{ConsumedOffsets, Key, MetaRecord, Restored},
     sequencer::{chain_group, state::ChainState},
     store::{
-        meta::{LAYOUT_VERSION, MetaError},
+        meta::{LAYOUT_VERSION, MetaError, RestoreRecord},
         topics::LogIdentity,
     },
 };
@@ -124,8 +124,8 @@ impl<'a> Restore<'a> {
         }
         let chain_commit = Some(chain_commit(&manifest, &state));
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
-        let handled_chain = read_handled(settings, broker, state.decisions_from).await?;
-        let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled_chain));
+        let handled = read_handled(settings, broker, state.decisions_from).await?;
+        let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled));
         Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
 
@@ -143,7 +143,8 @@ impl<'a> Restore<'a> {
         }
         // Until now the group may have gone on over its earlier store.
         let handled = read_handled(self.settings, broker, self.state.decisions_from).await?;
-        let chances_from = self.state.chances_from.max(handled);
+        let handled = RestoreRecord::of(&self.parts.store, self.manifest.plan.id).raise_handled(&handled).await?;
+        let chances_from = self.state.chances_from.max(handled.chain);
         // The offsets come before the end of the loading: a store that instances may use has its group set back.
         self.reset_group(&ChainState { chances_from, ..self.state.clone() }).await?;
         load.end().await?;
@@ -210,15 +211,20 @@ impl ChunkSource for Chunks<'_> {
     }
 }
 
-/// Returns the chain offset below which the group has handled every event whole, by its committed offset, or by that
-/// before an earlier restore.
-async fn read_handled(settings: &InstanceSettings, broker: &dyn Broker, from: u64) -> Result<u64, SnapshotError> {
+/// Returns the offsets below which the group has handled every event whole, by its committed offsets; on the chain also
+/// by the committed offset before an earlier restore.
+async fn read_handled(
+    settings: &InstanceSettings,
+    broker: &dyn Broker,
+    from: u64,
+) -> Result<ConsumedOffsets, SnapshotError> {
     let Frontier { consumed, chain_commit, .. } = Frontier::read(settings, broker).await?;
     let metadata = chain_commit.map(|committed| committed.metadata).unwrap_or_default();
     let state = ChainState::from_metadata(&metadata).map_err(|error| SnapshotError::Group(error.to_string()))?;
     // A group that was stopped for long has lost its commits.
     let decided = read_decided(settings, broker, from).await?;
-    Ok(consumed.chain.max(state.chances_from).max(decided))
+    let chain = consumed.chain.max(state.chances_from).max(decided);
+    Ok(ConsumedOffsets { chain, ..consumed })
 }
 
 /// Returns the chain offset below which every event was handled whole, by the decisions from this offset of their topic
@@ -248,7 +254,7 @@ fn restored_meta(
     manifest: &Manifest,
     source: MetaRecord,
     state: &ChainState,
-    (store_id, handled_chain): ([u8; 16], u64),
+    (store_id, handled): ([u8; 16], ConsumedOffsets),
 ) -> MetaRecord {
     let offsets = manifest.plan.offsets.to_consumed();
     MetaRecord {
@@ -267,7 +273,9 @@ fn restored_meta(
             snapshot: manifest.plan.id,
             is_loading: true,
             until: manifest.until.to_consumed(),
-            handled_chain,
+            handled,
+            chain_from: offsets.chain,
+            decisions_from: state.decisions_from,
             ..Restored::default()
         })),
         ..source

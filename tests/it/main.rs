@@ -71,6 +71,7 @@ mod pruning;
 mod published_outcomes;
 #[path = "../blobs/python.rs"]
 mod python;
+mod read_again;
 mod real_blocks;
 mod real_kafka;
 mod reapplied_decisions;

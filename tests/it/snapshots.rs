@@ -68,7 +68,7 @@ async fn digest(store: &StateStore) -> StateDigest {
     survey(store, |_| {}).await.unwrap().digest
 }
 
-fn empty_beside(world: &World) -> World {
+pub fn empty_beside(world: &World) -> World {
     let mut other = world.beside(Arc::new(MemoryEngine::new(world.store.settings.rules)));
     other.store = other.store.with_blobs(world.store.blobs.as_ref().map(|_| BlobStore::memory()));
     other
@@ -160,7 +160,7 @@ async fn a_second_restore_knows_the_events_that_were_handled_before_the_first() 
         let other = empty_beside(&world);
         restore_into(&other, &shelf, &created.name).await.unwrap();
         let restored = other.store.meta().await.unwrap().unwrap().restored.unwrap();
-        assert_eq!(restored.handled_chain, end, "restore {restore}");
+        assert_eq!(restored.handled.chain, end, "restore {restore}");
         assert_eq!(committed_chain().await, (created.offsets.chain, end), "restore {restore}");
         if restore == 1 {
             other.run_until_consumed().await;

@@ -8,7 +8,6 @@ use crate::{
     group::member::{CommitContent, CommitProgress, CommitStep, DurableConsumed, PartitionTable},
     ingest::plan::Planner,
     record::ConsumedOffsets,
-    replay::Modes,
 };
 
 /// Commits of the pipeline: durable offsets that have grown, with the progress that other instances need for their
@@ -85,7 +84,7 @@ impl Pipeline {
     /// nothing.
     pub(super) async fn rewind(&mut self) -> Result<(), PipelineError> {
         self.services.metrics.node_restarts.inc();
-        if let Modes::Rebuild(_) = self.services.modes {
+        if self.services.modes.is_rebuild() {
             let why = "a node restarted while the store was rebuilt: begin again, with an empty set";
             return Err(PipelineError::Store(why.to_owned()));
         }

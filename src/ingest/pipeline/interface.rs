@@ -12,7 +12,7 @@ use crate::{
     },
     ingest::{
         dispatch::DispatchSettings,
-        plan::{FlagGraceStart, PlanSettings},
+        plan::{GraceStart, PlanSettings},
         publish::Publisher,
     },
     replay::Modes,
@@ -72,8 +72,10 @@ pub struct PipelineServices {
     /// Progress of the chain, for the proof of a missing parent.
     pub chain: Arc<dyn ChainProgress>,
     /// Start of the grace of locked parents, which a restored store moves.
-    pub flag_grace_start: Arc<FlagGraceStart>,
-    /// Treatment of each event: live or in a rebuild.
+    pub flag_grace_start: Arc<GraceStart>,
+    /// Start of the grace of transactions that end live by the log, which a restored store moves.
+    pub live_grace_start: Arc<GraceStart>,
+    /// Treatment of each event: live, in a rebuild, or while a restored store reads the log again.
     pub modes: Modes,
     /// Detects restarts of the database nodes.
     pub nodes: RestartDetector,

@@ -29,7 +29,6 @@ use crate::{
         plan::Planner,
     },
     record::ConsumedOffsets,
-    replay::Modes,
     tx::Txid,
 };
 
@@ -74,7 +73,7 @@ async fn take_proof_snapshot(
     };
     // The progress of another instance proves nothing about this store unless both use the same store. A rebuild writes
     // into a store of its own.
-    if matches!(services.modes, Modes::Live) {
+    if !services.modes.is_rebuild() {
         compare_until_answered(services.whole.as_ref(), &consumed).await?;
     }
     for (partition, committed) in foreign.iter().zip(committed) {

@@ -20,7 +20,6 @@ use crate::{
         dispatch::{TaskMessage, spawn},
         plan::Planner,
     },
-    replay::Modes,
     status::{Condition, control::ControlAnswer},
 };
 
@@ -59,7 +58,7 @@ impl PartitionReads {
                 None => "too many transactions are in flight, or completed events not durable",
             },
             can_lose_writes: services.nodes.can_lose_writes(),
-            is_rebuild: matches!(services.modes, Modes::Rebuild(_)),
+            is_rebuild: services.modes.is_rebuild(),
         };
         let member_services = MemberServices {
             broker: services.broker.clone(),

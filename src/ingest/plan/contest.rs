@@ -31,6 +31,9 @@ pub(super) fn step_after_contested_create(flight: &Flight, outcome: &Outcome, ca
         Outcome::AlreadyApplied(Reply::State(state)) | Outcome::Rejected(Rejection::Exists(state)) => {
             step_as_stored(flight, reason, *state, can_lose_writes)
         }
+        Outcome::Applied(_) if flight.mode == Mode::SettlesByContest => {
+            Step::PublishContest { reason, contradicts: false }
+        }
         Outcome::Applied(_) | Outcome::AlreadyApplied(_) => contest_or_finish(flight, reason, Completion::PassedOver),
         Outcome::Rejected(Rejection::Held(_)) => Step::Pause,
         Outcome::Rejected(Rejection::OtherContent) => step_for_other_kind(flight, true),

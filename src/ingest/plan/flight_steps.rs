@@ -77,9 +77,9 @@ impl FlightSteps {
         match mode {
             _ if is_partial => self.create(id),
             Mode::Normal => self.launch(id),
-            Mode::RebuildContested => self.store_contested(id, Reason::Found),
+            Mode::EndsConflicting | Mode::SettlesByContest => self.store_contested(id, Reason::Found),
             // A slot that it takes could not be settled if a partial transaction came first.
-            Mode::RebuildWon | Mode::RebuildAccepted => self.read_own(id, Stage::CheckingOwn),
+            Mode::EndsLive | Mode::EndsAccepted => self.read_own(id, Stage::CheckingOwn),
         }
     }
 
@@ -142,7 +142,7 @@ impl FlightSteps {
     fn take_slots(&mut self, id: FlightId, now_ms: u64) {
         let Some(flight) = self.flights.get_mut(id) else { return };
         flight.try_began = self.parking.named.count();
-        if flight.mode == Mode::RebuildContested {
+        if flight.mode.ends_conflicting() {
             return self.store_contested(id, Reason::Found);
         }
         let SubmittedTx::Validated(tx) = &flight.work else { return self.create(id) };

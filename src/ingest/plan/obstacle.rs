@@ -26,7 +26,7 @@ pub fn obstacle_of(rejection: &Rejection, parent: Txid, slots: &[SpendSlot], mod
     if let Rejection::SpenderPruned(_) = rejection {
         return Obstacle::SpenderPruned;
     }
-    if mode == Mode::RebuildWon || (mode == Mode::RebuildAccepted && !is_final(rejection)) {
+    if mode == Mode::EndsLive || (mode == Mode::EndsAccepted && !is_final(rejection)) {
         return Obstacle::Temporary;
     }
     match *rejection {
@@ -64,8 +64,8 @@ fn is_final(rejection: &Rejection) -> bool {
 /// Returns whether spends respect marks: transactions that are known to have won ignore marks.
 pub fn marks_for(mode: Mode) -> Marks {
     match mode {
-        Mode::RebuildWon | Mode::RebuildAccepted => Marks::Ignore,
-        Mode::Normal | Mode::RebuildContested => Marks::Respect,
+        Mode::EndsLive | Mode::EndsAccepted => Marks::Ignore,
+        Mode::Normal | Mode::EndsConflicting | Mode::SettlesByContest => Marks::Respect,
     }
 }
 

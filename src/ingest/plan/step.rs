@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     ingest::flight::{Flight, Stage},
-    record::{Outcome, Page, Reason, Rejection, Reply, TxState},
+    record::{Outcome, Page, Reason, Rejection, Reply, TxState, Verdict},
+    replay::Mode,
     telemetry::Completion,
 };
 
@@ -61,6 +62,21 @@ pub(super) fn step_after_spends(flight: &Flight) -> Step {
     }
 }
 
+/// Returns the mode of a transaction of a restored store by its own record; `None`: the plan's mode stands. Before the
+/// event takes a slot the record can have a verdict that is older than the decisions of the plan. A stub was written by
+/// the chain before the event was read again, and only a contest makes the transaction of a stub live.
+pub(super) fn mode_by_own_record(stage: Stage, own: &Page) -> Option<Mode> {
+    let is_conflicting = match own.state() {
+        TxState::Conflicting(verdict) | TxState::Stub(verdict) => matches!(verdict, Verdict::Conflicting(_)),
+        _ => own.is_conflicting_tombstone(),
+    };
+    match own.state() {
+        _ if is_conflicting && stage == Stage::CheckingOwn => Some(Mode::SettlesByContest),
+        TxState::Stub(_) => Some(Mode::Normal),
+        _ => None,
+    }
+}
+
 /// Returns the step after a read of the transaction's own master; `None`: absent.
 pub(super) fn step_after_own_record(flight: &Flight, own: Option<&Page>, can_lose_writes: bool) -> Step {
     let (stage, is_waiting) = (flight.stage, flight.is_waiting());
@@ -75,6 +91,7 @@ pub(super) fn step_after_own_record(flight: &Flight, own: Option<&Page>, can_los
         return step_after_first_record(flight, contested, own, can_lose_writes);
     }
     match own.map(Page::state) {
+        _ if stage == Stage::CheckingOwn && flight.mode.ends_conflicting() => Step::StoreContested(Reason::Found),
         _ if stage == Stage::CheckingOwn => Step::Launch,
         _ if own.is_some_and(Page::is_conflicting_tombstone) => Step::StoreContested(Reason::Found),
         Some(TxState::Stub(_)) if is_waiting && (can_lose_writes || flight.mode.ends_live()) => {

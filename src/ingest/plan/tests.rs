@@ -386,6 +386,97 @@ fn the_grace_of_a_locked_parent_begins_at_its_start() {
     }
 }
 
+/// A restored store reads the log again, without a time limit for its waits yet.
+fn read_again() -> Planner {
+    let history = StoreHistory { live_grace_start: Some(Arc::default()), ..StoreHistory::default() };
+    Planner::new(SETTINGS).with_history(history)
+}
+
+/// Takes the request for the own record, and answers it.
+fn own_record(planner: &mut Planner, own: Option<&Page>, now_ms: u64) {
+    let Some(Action::ReadOwn(id, _)) = planner.next_action() else { panic!("the own record is read") };
+    planner.own_record(id, own, now_ms);
+}
+
+/// Protects: simulator, seeds 990055 and 990211 with a snapshot. The chain may have handled the contest without the
+/// inputs of the loser.
+#[test]
+fn a_loser_that_is_read_again_is_contested_where_its_record_is_new() {
+    for (answer, is_contested) in
+        [(applied(), true), (Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Pending))), false)]
+    {
+        let mut planner = read_again();
+        planner.submit(event(0), tx(&[outside(0)], 1), Mode::SettlesByContest, 0);
+        let (token, store) = row(&mut planner);
+        assert!(matches!(store.operation, Operation::CreateContested(_)), "the loser takes no slot");
+        planner.outcome(token, answer, 0);
+        match planner.next_action() {
+            Some(Action::PublishContest { .. }) => assert!(is_contested),
+            Some(Action::Complete(..)) => assert!(!is_contested),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Protects: simulator, seed 990204 with a snapshot. The decision of a snapshot's verdict is below its offsets.
+#[test]
+fn a_transaction_whose_record_has_lost_takes_no_slot() {
+    let lost = tx(&[outside(0)], 1);
+    let mut record = Page::clone(SubmittedTx::from(lost.clone()).page()).contested();
+    record.master.as_mut().unwrap().verdict = Some(Verdict::Conflicting(Reason::Disconnected));
+    for (mut planner, takes_slots) in [(read_again(), false), (Planner::new(SETTINGS), true)] {
+        planner.submit(event(0), lost.clone(), Mode::EndsLive, 0);
+        own_record(&mut planner, Some(&record), 0);
+        assert_eq!(matches!(row(&mut planner).1.operation, Operation::Spend(_)), takes_slots);
+    }
+}
+
+/// Protects: simulator, seeds 990099 and 990134 with a snapshot.
+#[test]
+fn a_transaction_of_a_stub_is_contested_when_it_is_read_again() {
+    let stub = Outcome::Rejected(Rejection::Exists(TxState::Stub(Verdict::Pending)));
+    for (mut planner, is_contested) in [(read_again(), true), (Planner::new(SETTINGS), false)] {
+        planner.submit(event(0), tx(&[outside(0)], 1), Mode::EndsLive, 0);
+        own_record(&mut planner, None, 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, applied(), 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, stub.clone(), 0);
+        let (token, store) = row(&mut planner);
+        assert!(matches!(store.operation, Operation::CreateContested(_)));
+        planner.outcome(token, applied(), 0);
+        assert_eq!(matches!(planner.next_action(), Some(Action::PublishContest { .. })), is_contested);
+    }
+}
+
+/// Protects: a rival above the earlier store's offsets can hold the coin for good.
+#[test]
+fn a_transaction_that_ends_live_by_the_log_is_treated_normally_after_the_grace() {
+    let mut planner = read_again();
+    let start = planner.steps.history.live_grace_start.clone().unwrap();
+    start.move_to(5_000);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::EndsLive, 0);
+    own_record(&mut planner, None, 0);
+    let refusal = || Outcome::Rejected(Rejection::SpentBy(0, SpendingData { txid: Txid([3; 32]), input: 0 }));
+    let (token, spend) = row(&mut planner);
+    assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Ignore));
+    planner.outcome(token, refusal(), 0);
+    own_record(&mut planner, None, 0);
+    let grace_ms = SETTINGS.flag_grace_ms;
+    for (now_ms, is_over) in [(1_000, false), (4_900 + grace_ms, false), (5_000 + grace_ms, true)] {
+        planner.retry_due(now_ms);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, refusal(), now_ms);
+        own_record(&mut planner, None, now_ms);
+        if is_over {
+            let (token, spend) = row(&mut planner);
+            assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Respect));
+            planner.outcome(token, refusal(), now_ms);
+            assert!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)));
+        }
+    }
+}
+
 #[test]
 fn a_child_of_a_missing_parent_spends_once_more() {
     for (answer, contested) in [(Outcome::Rejected(Rejection::NotFound), true), (applied(), false)] {
@@ -534,7 +625,7 @@ fn a_revoked_flight_ends_unless_it_may_hold_slots() {
 #[test]
 fn below_the_frontier_no_contest_is_published() {
     let mut planner = Planner::new(SETTINGS);
-    planner.submit(event(0), tx(&[outside(0)], 1), Mode::RebuildContested, 0);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::EndsConflicting, 0);
     let (token, _) = row(&mut planner);
     // Another instance creates the transaction. One more attempt follows after the pause.
     planner.outcome(token, Outcome::Rejected(Rejection::Exists(TxState::Creating)), 0);
@@ -544,7 +635,7 @@ fn below_the_frontier_no_contest_is_published() {
     planner.outcome(token, applied(), 0);
     assert_eq!(completed(&mut planner).len(), 1);
 
-    planner.submit(event(1), tx(&[outside(1)], 2), Mode::RebuildWon, 0);
+    planner.submit(event(1), tx(&[outside(1)], 2), Mode::EndsLive, 0);
     let Some(Action::ReadOwn(id, _)) = planner.next_action() else {
         panic!("it reads its own record before it spends")
     };
@@ -559,7 +650,7 @@ fn below_the_frontier_no_contest_is_published() {
 /// The first event claims wrong previous outputs, the second the true ones (simulator, seeds 354 and 838).
 #[test]
 fn in_a_rebuild_true_claims_win_unless_a_verdict_accepted_the_others() {
-    for mode in [Mode::RebuildWon, Mode::RebuildAccepted] {
+    for mode in [Mode::EndsLive, Mode::EndsAccepted] {
         let mut planner = Planner::new(SETTINGS);
         let honest = tx(&[outside(0)], 1);
         planner.submit(event(0), claiming(&honest, &[0x52]), mode, 0);
@@ -568,7 +659,7 @@ fn in_a_rebuild_true_claims_win_unless_a_verdict_accepted_the_others() {
         planner.own_record(id, None, 0);
         let (token, _) = row(&mut planner);
         planner.outcome(token, Outcome::Rejected(Rejection::HashMismatch(0)), 0);
-        if mode == Mode::RebuildAccepted {
+        if mode == Mode::EndsAccepted {
             let (_, store) = row(&mut planner);
             assert!(matches!(store.operation, Operation::CreateContested(_)), "with the claims of the verdict");
             continue;

@@ -172,6 +172,13 @@ impl FlightSteps {
         let Some(flight) = self.flights.get_mut(id) else { return };
         let (over_limit, grace_ms) = (self.parking.is_over_limit(flight), self.parking.settings.flag_grace_ms);
         let waits_since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
+        if let Some(start) = &self.history.live_grace_start
+            && flight.mode.ends_live()
+            && now_ms >= start.of_wait_since(waits_since_ms).saturating_add(grace_ms)
+        {
+            flight.mode = Mode::Normal;
+            return self.ready.push_back(id);
+        }
         let since_ms = self.history.flag_grace_start.of_wait_since(waits_since_ms);
         if let Some(parent) = flight.locked_parent()
             && flight.mode == Mode::Normal

@@ -72,6 +72,20 @@ impl<'a> RestoreRecord<'a> {
         self.meta.change(raise).await.map(drop)
     }
 
+    /// Raises the offsets that the group had handled before the restore to these, and returns the raised ones. A group
+    /// that was set back since has lower offsets.
+    ///
+    /// # Errors
+    /// [`MetaError::RestoreTakenOver`], or an error of [`StoreMeta::change`].
+    pub async fn raise_handled(&self, handled: &ConsumedOffsets) -> Result<ConsumedOffsets, MetaError> {
+        let raise = |mut meta: MetaRecord| {
+            self.loading(&mut meta)?.handled.raise(handled);
+            Ok(meta)
+        };
+        let raised = self.meta.change(raise).await?.restored;
+        Ok(raised.map(|restored| restored.handled).unwrap_or_default())
+    }
+
     /// Records that every record is loaded and durable: instances may use the store from now on.
     ///
     /// # Errors
@@ -120,16 +134,19 @@ impl StoreMeta<'_> {
 }
 
 impl Restored {
-    /// Returns the chain offset that the group has to commit before the store has caught up.
-    pub fn chain_until(&self) -> u64 {
-        self.until.chain.max(self.handled_chain)
+    /// Returns the offsets that the group has to commit before the store has caught up.
+    pub fn ends(&self) -> ConsumedOffsets {
+        let mut ends = self.until.clone();
+        ends.raise(&self.handled);
+        ends
     }
 
     /// Returns whether a group that has committed these offsets has read everything again.
     pub fn is_covered_by(&self, committed: &ConsumedOffsets) -> bool {
-        let has = |(partition, until): (&u32, &u64)| {
-            *until == 0 || committed.validated.get(partition).is_some_and(|offset| offset >= until)
+        let ends = self.ends();
+        let has = |(partition, end): (&u32, &u64)| {
+            *end == 0 || committed.validated.get(partition).is_some_and(|offset| offset >= end)
         };
-        committed.chain >= self.chain_until() && self.until.validated.iter().all(has)
+        committed.chain >= ends.chain && ends.validated.iter().all(has)
     }
 }

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 use utxo_store::{
     blob::{BlobStore, SnapshotPlace},
     engine::{Cursor, EngineDecorator, EngineError, RecordEngine, ScanPage, ScanPart, memory::MemoryEngine},
-    record::{Reason, TxState, Verdict},
     rng::SplitMix64,
     snapshot::{CreateOptions, Shelf, SnapshotError, create, restore, verify},
     store::{StateStore, digest::survey},
@@ -162,28 +161,10 @@ impl Simulation<'_> {
             self.observer.count("snapshots", "restored");
             return Ok(());
         }
-        // A transaction that lost for wrong claims is judged again by its own event (decision 0245); what follows is in
-        // the log, and a rebuild says the same.
-        if self.has_loser_by_claims().await? {
-            other.check_without_model("the restored store").await;
-            self.observer.count("snapshots", "restored, judged again");
-            return Ok(());
-        }
         let (live, restored) = (dump(&self.world.store).await, dump(&other.store).await);
         let gone: Vec<_> = live.iter().filter(|line| !restored.contains(line)).collect();
         let new: Vec<_> = restored.iter().filter(|line| !live.contains(line)).collect();
         let story = other.story(&self.world.store).await;
         Err(format!("the restored store differs: live {gone:#?}\nrestored {new:#?}\n{story}"))
-    }
-
-    async fn has_loser_by_claims(&self) -> Result<bool, String> {
-        for made in self.made.values() {
-            let page = self.world.store.master(made.txid).await.map_err(|error| error.to_string())?;
-            let state = page.map(|page| page.state());
-            if let Some(TxState::Conflicting(Verdict::Conflicting(Reason::Mismatch { .. }))) = state {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }

@@ -1,22 +1,22 @@
-//! Start of the grace of locked parents.
+//! Start of a grace.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Time from which the waits for locked parents count, steady ms. A restored store sets the time into the future while
-/// the chain reads the log again: the chain event that unlocks a parent can come much later than the child.
+/// Time from which the waits of a kind count, steady ms. A restored store sets the time into the future while the group
+/// reads the log again: the event that ends a wait can come much later than the event that waits.
 ///
 /// ```
-/// use utxo_store::ingest::plan::FlagGraceStart;
+/// use utxo_store::ingest::plan::GraceStart;
 ///
-/// let start = FlagGraceStart::default();
+/// let start = GraceStart::default();
 /// assert_eq!(start.of_wait_since(5), 5);
 /// start.move_to(9);
 /// assert_eq!(start.of_wait_since(5), 9);
 /// ```
 #[derive(Debug, Default)]
-pub struct FlagGraceStart(AtomicU64);
+pub struct GraceStart(AtomicU64);
 
-impl FlagGraceStart {
+impl GraceStart {
     /// Lets no wait count before this time, steady ms.
     pub fn move_to(&self, steady_ms: u64) {
         self.0.store(steady_ms, Ordering::Relaxed);
