@@ -65,11 +65,11 @@ last_output() {
     [ "$lint_failed" = 0 ] || tail -n 40 "$lints"
     grep -E "$failures" "$output" | sort -u | head -60
     awk '/^Hanging tests/ { left = 80 } left-- > 0' "$output"
-    # The panics of failed tests, without their backtraces.
+    # The panics of failed tests, without their backtraces and without log records: a CI log shows its end only.
     awk '/^failures:$/ { inside = 1 } /^test result: / { inside = 0; lines = 0 }
         inside && /^---- .* stdout ----$/ { print; lines = 0 }
         inside && / panicked at / { lines = 12 }
-        lines > 0 && !/^ +([0-9]+:|at )/ { print; lines-- }' "$output" | head -120
+        lines > 0 && !/^ +([0-9]+:|at )/ && !/^\{"timestamp"/ { print; lines-- }' "$output" | head -120
     # The last words of a binary that died stand above the frames of a backtrace.
     grep -vE '^ +([0-9]+:|at )' "$output" | grep -B 40 "process didn't exit successfully"
 }

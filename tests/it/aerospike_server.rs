@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    io::{Read, Write},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -53,7 +54,9 @@ impl AerospikeServer {
         }
         let setup = Setup { durable: false, namespace: FIT };
         if let Some(command) = in_path("asd") {
-            return Some(Self::start_at(command, &configuration(setup), server_ports(), "127.0.0.1"));
+            return Some(
+                Self::start_at(command, &configuration(setup), server_ports(), "127.0.0.1").once_initialized(),
+            );
         }
         if engine_runs() {
             return Some(Self::container(setup));
@@ -70,7 +73,18 @@ impl AerospikeServer {
     /// Starts a server of this test's own with that configuration, whose namespace is `test`. `{FOLDER}`, `{SERVICE}`,
     /// `{FABRIC}` and `{HEARTBEAT}` stand for a folder and ports.
     pub fn start_configured(configuration: &str) -> Option<Self> {
-        Self::start_on(configuration, server_ports())
+        Some(Self::start_on(configuration, server_ports())?.once_initialized())
+    }
+
+    /// Waits until the server knows its partitions: before, it refuses clients. A node of a cluster may wait for the
+    /// other nodes.
+    fn once_initialized(self) -> Self {
+        let start = Instant::now();
+        while partition_generation(&self.hosts).is_none_or(|generation| generation < 0) {
+            assert!(start.elapsed() < START_BOUND, "Aerospike at {} does not know its partitions", self.hosts);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self
     }
 
     /// As [`start_configured`](Self::start_configured), with these ports for `{SERVICE}`, `{FABRIC}` and `{HEARTBEAT}`.
@@ -232,6 +246,21 @@ fn wait_until_it_answers(hosts: &str, mut ended: impl FnMut() -> bool, folder: &
         assert!(!ended(), "Aerospike ended: {}", log());
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Asks a server for the number of changes of its partitions; -1: the server does not know its partitions yet.
+fn partition_generation(hosts: &str) -> Option<i64> {
+    const REQUEST: &[u8] = b"partition-generation\n";
+    // Version 2 and type 1 (information) of the protocol, and the length of the request in 6 bytes.
+    let header = (2_u64 << 56) | (1 << 48) | REQUEST.len() as u64;
+    let mut server = TcpStream::connect(hosts).ok()?;
+    server.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    server.write_all(&[&header.to_be_bytes(), REQUEST].concat()).ok()?;
+    let mut header = [0; 8];
+    server.read_exact(&mut header).ok()?;
+    let mut answer = vec![0; (u64::from_be_bytes(header) & 0xffff_ffff_ffff) as usize];
+    server.read_exact(&mut answer).ok()?;
+    String::from_utf8(answer).ok()?.trim().rsplit('\t').next()?.parse().ok()
 }
 
 /// Returns the ports of a server: for clients, for the other nodes, and for heartbeats.
