@@ -131,7 +131,8 @@ pub async fn run(
         // Binding comes after the checks: a store that is bound to a wrong topic would refuse the right one for good.
         let guard = start::bind_log(&parts, log).await?;
         parts.health.on_store_opened();
-        open_loops(&settings, &parts, (nodes, guard), counts.outcomes, &catch_up).await
+        let modes = catch_up.modes(&settings, &parts, &frontier).await?;
+        open_loops(&settings, &parts, (nodes, guard), (counts.outcomes, modes), &catch_up).await
     };
     let started = tokio::select! {
         biased;
@@ -155,7 +156,7 @@ async fn open_loops(
     settings: &InstanceSettings,
     parts: &InstanceParts,
     (nodes, guard): (RestartDetector, TopicGuard),
-    outcome_partitions: i32,
+    (outcome_partitions, modes): (i32, Modes),
     catch_up: &CatchUp,
 ) -> Result<(Pipeline, Option<Sequencer>), InstanceError> {
     let group = &settings.pipeline.group;
@@ -168,7 +169,7 @@ async fn open_loops(
         PipelineServices {
             flag_grace_start: catch_up.flag_grace_start.clone(),
             live_grace_start: catch_up.live_grace_start.clone(),
-            ..pipeline_services(settings, parts, output.clone(), catch_up.modes.clone(), (&nodes, guard.clone()))
+            ..pipeline_services(settings, parts, output.clone(), modes, (&nodes, guard.clone()))
         },
         consumer,
         Some(watch),
@@ -177,11 +178,7 @@ async fn open_loops(
         let consumer =
             parts.broker.subscribe(&chain_group(group), std::slice::from_ref(&settings.topics.chain)).await?;
         let parts = sequencer_parts(settings, parts, output, (nodes, guard), &pipeline);
-        Some(Sequencer::new(
-            SequencerParts { handled_before_restore: catch_up.handled(), ..parts },
-            ChainMode::Live,
-            consumer,
-        ))
+        Some(Sequencer::new(SequencerParts { restored: catch_up.restored(), ..parts }, ChainMode::Live, consumer))
     } else {
         None
     };
@@ -370,7 +367,7 @@ fn sequencer_parts(
         ownership: Arc::new(parts.store.clone()),
         tx_notifier: pipeline.tx_notifier(),
         verdicts: Arc::default(),
-        handled_before_restore: Arc::default(),
+        restored: Arc::default(),
         monitor: None,
         speculation: None,
         record_cache: None,

@@ -23,7 +23,7 @@ pub enum Mode {
     /// slot, and publishes no contest.
     EndsConflicting,
     /// The event was handled before a restore, and its transaction ends conflicting: it is stored contested at once and
-    /// takes no slot. Where the record is new, the event publishes a contest: the chain may have handled the earlier
+    /// takes no slot. The event publishes a contest, which settles slots: the chain may have handled the earlier
     /// contest without the inputs, and the snapshot may have slots of the transaction.
     SettlesByContest,
     /// The event is below the frontier, and its transaction ends live: it ignores marks, and waits instead of
@@ -111,12 +111,12 @@ impl Modes {
         raised.committed.get(&partition).is_none_or(|end| offset >= *end) && !raised.counted_txids.contains_key(txid)
     }
 
-    /// Returns whether an offset is below the frontier: no message is published for its event.
-    pub fn is_below_frontier(&self, partition: i32, offset: u64) -> bool {
+    /// Returns whether no message is published for the event at an offset, below the frontier of a rebuild.
+    pub fn publishes_nothing_at(&self, partition: i32, offset: u64) -> bool {
         matches!(self, Modes::Rebuild(rebuild) if rebuild.is_below(partition, offset))
     }
 
-    /// Returns the last verdicts of a rebuild; none in a live run.
+    /// Returns the last verdicts of the plan; none in a live run.
     pub fn verdicts(&self) -> Arc<LastVerdicts> {
         match self {
             Modes::Live => Arc::default(),
@@ -377,6 +377,6 @@ mod tests {
             [Mode::SettlesByContest, Mode::EndsConflicting, Mode::EndsAccepted, Mode::EndsLive, Mode::EndsLive]
         );
         assert_eq!((modes.of(0, 5, &lost), modes.of(1, 0, &lost)), (Mode::Normal, Mode::Normal));
-        assert!(!modes.is_below_frontier(0, 4) && modes.end_offsets().is_none(), "outcomes are published");
+        assert!(!modes.publishes_nothing_at(0, 4) && modes.end_offsets().is_none(), "outcomes are published");
     }
 }

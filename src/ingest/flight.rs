@@ -118,7 +118,7 @@ pub struct Request {
     pub event: EventRef,
     /// Content that is to be stored.
     pub work: SubmittedTx,
-    /// Treatment of the event: live, or by the last verdict in a rebuild.
+    /// Treatment of the event: normal, or by the last verdict of the log.
     pub mode: Mode,
     /// An earlier event of the transaction has completed: an event with other content, or, over a store that can lose
     /// writes, any event.
@@ -170,7 +170,7 @@ pub enum Stage {
         /// Number of groups without an answer.
         pending: u32,
     },
-    /// The own record is being read before the first spend. Only a rebuild can afford this read.
+    /// The own record is being read before the first spend: in a rebuild, or while a restored store reads again.
     CheckingOwn,
     /// The own record is being read before the flight is parked.
     ReadingOwn,
@@ -207,7 +207,7 @@ pub struct Flight {
     pub txid: Txid,
     /// Content that is to be stored.
     pub work: SubmittedTx,
-    /// Treatment of the event: live, or by the last verdict in a rebuild.
+    /// Treatment of the event: normal, or by the last verdict of the log.
     pub mode: Mode,
     /// The first event of the flight, which its contest names.
     pub origin: EventRef,
@@ -335,7 +335,7 @@ impl Flight {
             .any(|(prepared, group)| group.has_slots || group.master_not_updated || prepared.slots.len() > 1)
     }
 
-    /// Returns whether, in a rebuild, a later event must be the event that won: the claims of this event do not hold,
+    /// Returns whether a later event must be the event that won: the claims of this event do not hold,
     /// and a later event claims otherwise.
     pub fn defers_to_later_event(&self) -> bool {
         let wrong = |refusal: &Rejection| matches!(refusal, Rejection::HashMismatch(_) | Rejection::OutputMismatch(_));
@@ -379,6 +379,29 @@ impl Flight {
             }
         }
         if parents.is_empty() { BTreeMap::from([(self.txid, AwaitedChange::Creation)]) } else { parents }
+    }
+
+    /// Returns whether every refusal of the last answers lasts, or asks for the proof that a parent is missing.
+    pub fn has_lasting_refusals(&self) -> bool {
+        let lasts = |refusal: &Rejection| {
+            matches!(
+                refusal,
+                Rejection::Pruned(_)
+                    | Rejection::NotFound
+                    | Rejection::HashMismatch(_)
+                    | Rejection::OutputMismatch(_)
+                    | Rejection::NoSuchOutput(_)
+            )
+        };
+        self.refusals().all(|(_, refusal)| lasts(refusal))
+    }
+
+    /// Returns whether every refusal is the verdict on a parent, or the lock of one: only the chain changes these.
+    pub fn waits_for_chain(&self) -> bool {
+        let is_of_chain = |refusal: &Rejection| {
+            matches!(refusal, Rejection::Locked | Rejection::Conflicting(Verdict::Conflicting(_)))
+        };
+        self.refusals().all(|(_, refusal)| is_of_chain(refusal))
     }
 
     /// Returns the parents that have no record.

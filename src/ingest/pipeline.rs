@@ -296,7 +296,7 @@ impl Pipeline {
                 epoch: chunk.epoch,
             };
             // An event that the live group has passed does not stop a rebuild.
-            let replayed = self.services.modes.is_below_frontier(event.partition, event.offset);
+            let replayed = self.services.modes.publishes_nothing_at(event.partition, event.offset);
             let limits = &self.settings.dead_letter_limits;
             let is_dead_letter = matches!(result, Err(PreparationFailure::Poison(_)));
             let halt_reason = state.dead_letters.count(limits, is_dead_letter, now_ms).filter(|_| !replayed);
@@ -328,7 +328,7 @@ impl Pipeline {
 
     /// Publishes a dead letter; the offset completes with its acknowledgement.
     fn publish_dead_letter(&mut self, event: EventRef, message: &Message, poison: Poison) {
-        if self.services.modes.is_below_frontier(event.partition, event.offset) {
+        if self.services.modes.publishes_nothing_at(event.partition, event.offset) {
             return self.complete(event, Completion::PassedOver);
         }
         self.publications.publish_dead_letter(event, message.clone(), poison);

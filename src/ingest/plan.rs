@@ -142,7 +142,7 @@ pub struct StoreHistory {
     /// The store can lose acknowledged writes. Over such a store a live transaction is not complete while a parent is
     /// absent: a node may have lost the parent's record, and the spend with it.
     pub can_lose_writes: bool,
-    /// The last verdicts, in a rebuild.
+    /// The last verdicts of the log, in a rebuild and while a restored store reads the log again.
     pub verdicts: Arc<LastVerdicts>,
     /// Start of the grace of locked parents; later than now while a restored store reads the log again.
     pub flag_grace_start: Arc<GraceStart>,

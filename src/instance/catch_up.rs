@@ -27,8 +27,6 @@ pub(super) struct CatchUp {
     pub(super) flag_grace_start: Arc<GraceStart>,
     /// Start of the grace of transactions that end live by the log: follows the chain and every partition.
     pub(super) live_grace_start: Arc<GraceStart>,
-    /// Treatment of the events of the pipeline.
-    pub(super) modes: Modes,
 }
 
 impl CatchUp {
@@ -51,20 +49,28 @@ impl CatchUp {
         }
         tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
         parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
-        let log = frontier.log_ends(settings, parts.broker.as_ref()).await?;
-        let plan = plan_reading_again(&restored, &log, settings, parts.broker.as_ref()).await?;
-        let modes = Modes::ReadAgain(Arc::new(plan));
         let ends = restored.ends();
         let movement = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
-        let mut catch_up = CatchUp { restored: Some(restored), movement: Some(movement), modes, ..CatchUp::default() };
+        let mut catch_up = CatchUp { restored: Some(restored), movement: Some(movement), ..CatchUp::default() };
         catch_up.observe_movement(settings, &parts, &frontier);
         Ok((parts, catch_up))
     }
 
-    /// Returns the offsets below which the group had handled every event before the restore; zeros for an ordinary
-    /// store.
-    pub(super) fn handled(&self) -> Arc<ConsumedOffsets> {
-        Arc::new(self.restored.as_ref().map(|restored| restored.handled.clone()).unwrap_or_default())
+    /// Returns the restore; zeros for an ordinary store.
+    pub(super) fn restored(&self) -> Arc<Restored> {
+        Arc::new(self.restored.as_deref().cloned().unwrap_or_default())
+    }
+
+    /// Returns the treatment of the events of the pipeline: a restored store reads the decisions of the log.
+    pub(super) async fn modes(
+        &self,
+        settings: &InstanceSettings,
+        parts: &InstanceParts,
+        frontier: &Frontier,
+    ) -> Result<Modes, InstanceError> {
+        let Some(restored) = &self.restored else { return Ok(Modes::Live) };
+        let plan = plan_reading_again(restored, frontier, settings, parts.broker.as_ref()).await?;
+        Ok(Modes::ReadAgain(Arc::new(plan)))
     }
 
     /// Compares the restore with the committed offsets of its group. A store that has caught up becomes an ordinary

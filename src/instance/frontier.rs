@@ -33,6 +33,7 @@ use crate::{
         chain_group,
         decided_chunks::DecisionWalk,
         decisions::{DecisionError, DecisionTable},
+        state::ChainState,
     },
     store::StateStore,
     tx::{Txid, TxidMap},
@@ -138,15 +139,36 @@ pub(super) async fn plan_rebuild(
 /// last verdicts.
 pub(super) async fn plan_reading_again(
     restored: &Restored,
-    log: &LogEnds,
+    frontier: &Frontier,
     settings: &InstanceSettings,
     broker: &dyn Broker,
 ) -> Result<ReplayPlan, InstanceError> {
     let [decisions, chain] = [settings.partition(Topic::Decisions, 0), settings.partition(Topic::Chain, 0)];
+    // The chain ends last in this order: a contest is in its log before its decision.
+    let (first_decision, decisions_end) = until_answered(|| broker.watermarks(&decisions)).await?;
+    let (first_event, chain_end) = until_answered(|| broker.watermarks(&chain)).await?;
+    let log = LogEnds {
+        ends: ConsumedOffsets { chain: chain_end, ..ConsumedOffsets::default() },
+        decisions: decisions_end,
+        ..LogEnds::default()
+    };
+    let of_commit = |committed: &CommittedOffset| {
+        Some((ChainState::from_metadata(&committed.metadata).ok()?.decisions_from, committed.offset))
+    };
+    // Where retention has dropped decisions, the group has handled their events again: their verdicts are in the store.
+    let is_dropped = restored.decisions_from < first_decision;
+    let committed = frontier.chain_commit.as_ref().filter(|_| is_dropped).and_then(of_commit);
+    let (decisions_from, chain_from) = committed.unwrap_or((restored.decisions_from, restored.chain_from));
+    tracing::info!(from = decisions_from, to = decisions_end, "instance: reading the decisions of the log");
     let chunk_bytes = settings.sequencer.verdict_memory.chunk_bytes;
-    let table = DecisionTable::from_offset(restored.chain_from).with_kept_bytes(chunk_bytes);
-    let from = (table, restored.decisions_from, restored.chain_from);
-    let decided = DecidedChain::read_from(from, log, [&decisions, &chain], broker).await?;
+    let table = DecisionTable::from_offset(chain_from).with_kept_bytes(chunk_bytes);
+    let decided = DecidedChain::read_from(
+        (table, decisions_from, chain_from.max(first_event)),
+        &log,
+        [&decisions, &chain],
+        broker,
+    )
+    .await?;
     let verdicts = Arc::new(decided.last_verdicts((broker, &decisions), u64::MAX).await?);
     Ok(ReplayPlan { frontier: offsets_by_number(&restored.handled), verdicts, ..ReplayPlan::default() })
 }

@@ -252,13 +252,15 @@ fn read_hold(r: &mut RecordReader) -> Result<SnapshotHold, CodecError> {
 }
 
 fn write_restored(restored: &Restored, w: &mut RecordWriter) {
-    let Restored { snapshot, is_loading, nodes, chunks, until, handled, chain_from, decisions_from } = restored;
+    let Restored { snapshot, is_loading, nodes, chunks, until, handled, chain_end, chain_from, decisions_from } =
+        restored;
     w.raw(snapshot);
     w.byte(u8::from(*is_loading));
     w.bytes(nodes.as_bytes());
     w.number(*chunks);
     write_consumed(until, w);
     write_consumed(handled, w);
+    w.number(*chain_end);
     w.number(*chain_from);
     w.number(*decisions_from);
 }
@@ -271,6 +273,7 @@ fn read_restored(r: &mut RecordReader) -> Result<Restored, CodecError> {
         chunks: r.u64()?,
         until: read_consumed(r)?,
         handled: read_consumed(r)?,
+        chain_end: r.u64()?,
         chain_from: r.u64()?,
         decisions_from: r.u64()?,
     })

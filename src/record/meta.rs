@@ -80,9 +80,11 @@ pub struct Restored {
     /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
     /// these offsets; the store has caught up once it has committed `handled`, too.
     pub until: ConsumedOffsets,
-    /// Offsets of the group when the restore began. Every event below was handled whole by the store that the group
-    /// had before: contests, decisions and second chances of these events are in the log.
+    /// Committed offsets of the group before the restore set them back. Every event below was handled whole by the
+    /// store that the group had before: contests, decisions and second chances of these events are in the log.
     pub handled: ConsumedOffsets,
+    /// End of the chain log when the restore began. Chain events from this offset on were published later.
+    pub chain_end: u64,
     /// Chain offset of the snapshot.
     pub chain_from: u64,
     /// Offset in `utxo.decisions` from which the decisions on `chain_from` and on later events are read.

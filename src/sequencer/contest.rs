@@ -59,7 +59,7 @@ impl<'a> ContestHandler<'a> {
             Box::pin(settle_slots_of_partial(self.cx, contest)).await?;
         }
         if let DecisionBody::PassedOver { .. } = body {
-            if !self.cx.was_handled_before_restore(&contest.position) {
+            if !self.cx.is_repeated_contest(&contest.position) {
                 reconsider_unless_barred(self.cx, contest.txid).await?;
             }
             self.publish_live_contestant(contest.txid).await?;

@@ -10,7 +10,7 @@ use crate::{
     broker::{OutgoingMessage, produce_until_acknowledged},
     engine::Row,
     event::{Event, EventPosition, OutcomeEvent, OutcomeKind, OutcomeSource},
-    record::{Key, Operation, Outcome, Page, Phase, Record, Rejection, Sequenced, Stamp, TxState},
+    record::{Key, Operation, Outcome, Page, Phase, Record, Rejection, Restored, Sequenced, Stamp, TxState},
     sequencer::{
         SequencerError, SequencerParts,
         bodies::BodyCache,
@@ -73,14 +73,16 @@ impl<'a> HandlerContext<'a> {
     /// Returns whether the second chances of the event are in the log already. An event that is handled again over a
     /// restored store would find outputs free whose spenders come later in the log, and would give further chances.
     pub fn has_chances_in_log(&self) -> bool {
-        self.is_replay() || self.offset < self.state.chances_from.max(self.parts.handled_before_restore.chain)
+        self.is_replay() || self.offset < self.state.chances_from.max(self.parts.restored.handled.chain)
     }
 
-    /// Returns whether the group had handled this validated event before a restore. A contest that the restored store
-    /// publishes for the event settles slots, and gives no chance: spenders that come later in the log are missing yet.
-    pub fn was_handled_before_restore(&self, event: &EventPosition) -> bool {
-        let handled = &self.parts.handled_before_restore.validated;
-        handled.get(&event.partition.unsigned_abs()).is_some_and(|end| event.offset < *end)
+    /// Returns whether the restored store has published this contest for an event that the group had handled before.
+    /// Such a contest settles slots: the second chances of the event are in the log, and a further chance would find
+    /// outputs free whose spenders are not read again yet.
+    pub fn is_repeated_contest(&self, event: &EventPosition) -> bool {
+        let Restored { handled, chain_end, .. } = self.parts.restored.as_ref();
+        let is_handled = |end: &u64| event.offset < *end;
+        self.offset >= *chain_end && handled.validated.get(&event.partition.unsigned_abs()).is_some_and(is_handled)
     }
 
     /// Returns the stamp of a phase of this event, or of the latest phase of this context where that is earlier.

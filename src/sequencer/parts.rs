@@ -7,7 +7,7 @@ use crate::{
     clock::Clock,
     group::{notify::TxNotifier, outcomes::OutcomeTopic},
     liveness::LoopMonitor,
-    record::ConsumedOffsets,
+    record::Restored,
     replay::LastVerdicts,
     sequencer::{
         command::ValidatedSource,
@@ -122,10 +122,8 @@ pub struct SequencerParts {
     pub tx_notifier: TxNotifier,
     /// The last verdicts before a rebuild's frontier; empty without a rebuild.
     pub verdicts: Arc<LastVerdicts>,
-    /// Offsets below which the group had handled every event before a restore: the second chances of these events are
-    /// in the log. Zeros for a store that is not restored. The state of the chain has the chain's offset, too, unless
-    /// the commits of the group were lost since the restore.
-    pub handled_before_restore: Arc<ConsumedOffsets>,
+    /// The restore of a store that reads the log again; zeros for any other store.
+    pub restored: Arc<Restored>,
     /// The loop monitor of the worker that waits with these parts; `None`: the waits are not the worker's.
     pub monitor: Option<LoopMonitor>,
     /// The window whose events are evaluated with these parts; `None`: the parts write to the store and to the log.

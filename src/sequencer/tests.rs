@@ -60,7 +60,7 @@ pub(super) async fn parts() -> SequencerParts {
         ownership: Arc::new(UnverifiedStore),
         tx_notifier: TxNotifier::default(),
         verdicts: Arc::default(),
-        handled_before_restore: Arc::default(),
+        restored: Arc::default(),
         monitor: None,
         speculation: None,
         record_cache: None,

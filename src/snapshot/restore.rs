@@ -125,7 +125,15 @@ impl<'a> Restore<'a> {
         let chain_commit = Some(chain_commit(&manifest, &state));
         check_decisions(settings, broker, &Frontier { chain_commit, ..Frontier::default() }).await?;
         let handled = read_handled(settings, broker, state.decisions_from).await?;
-        let meta = restored_meta(&manifest, source, &state, (parts.store_id, handled));
+        if handled.validated.is_empty() {
+            tracing::warn!(
+                "restore: the group has no commits: the restored store judges the transactions above the snapshot anew"
+            );
+        }
+        let chain = settings.partition(Topic::Chain, 0);
+        let (_, chain_end) = until_answered(|| broker.watermarks(&chain)).await?;
+        let earlier = Restored { handled, chain_end, ..Restored::default() };
+        let meta = restored_meta(&manifest, source, &state, (parts.store_id, earlier));
         Ok(Restore { settings, parts, shelf, name, manifest, state, meta })
     }
 
@@ -254,7 +262,7 @@ fn restored_meta(
     manifest: &Manifest,
     source: MetaRecord,
     state: &ChainState,
-    (store_id, handled): ([u8; 16], ConsumedOffsets),
+    (store_id, earlier): ([u8; 16], Restored),
 ) -> MetaRecord {
     let offsets = manifest.plan.offsets.to_consumed();
     MetaRecord {
@@ -273,10 +281,9 @@ fn restored_meta(
             snapshot: manifest.plan.id,
             is_loading: true,
             until: manifest.until.to_consumed(),
-            handled,
             chain_from: offsets.chain,
             decisions_from: state.decisions_from,
-            ..Restored::default()
+            ..earlier
         })),
         ..source
     }

@@ -16,7 +16,7 @@ impl PartitionReads {
     /// Counts an event that turned out to be a dead letter after it had been read.
     pub(super) fn count_root(&mut self, limits: &DeadLetterLimits, modes: &Modes, event: EventRef, root: Txid) {
         let now_ms = self.member.services.clock.steady_ms();
-        let replayed = modes.is_below_frontier(event.partition, event.offset);
+        let replayed = modes.publishes_nothing_at(event.partition, event.offset);
         let state = self.member.partitions.current(event.partition, event.epoch);
         let Some(state) = state.filter(|state| !state.reads.is_halted() && !replayed) else { return };
         if let Some(why) = state.dead_letters.count_root(limits, root, now_ms) {

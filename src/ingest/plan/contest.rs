@@ -31,9 +31,6 @@ pub(super) fn step_after_contested_create(flight: &Flight, outcome: &Outcome, ca
         Outcome::AlreadyApplied(Reply::State(state)) | Outcome::Rejected(Rejection::Exists(state)) => {
             step_as_stored(flight, reason, *state, can_lose_writes)
         }
-        Outcome::Applied(_) if flight.mode == Mode::SettlesByContest => {
-            Step::PublishContest { reason, contradicts: false }
-        }
         Outcome::Applied(_) | Outcome::AlreadyApplied(_) => contest_or_finish(flight, reason, Completion::PassedOver),
         Outcome::Rejected(Rejection::Held(_)) => Step::Pause,
         Outcome::Rejected(Rejection::OtherContent) => step_for_other_kind(flight, true),
@@ -66,9 +63,14 @@ fn step_as_stored(flight: &Flight, reason: Reason, state: TxState, can_lose_writ
         TxState::Conflicting(Verdict::Conflicting(verdict))
             if !verdict.is_reopened_by_own_event()
                 && !matches!(verdict, Reason::ConflictingParent { .. })
+                && flight.mode != Mode::SettlesByContest
                 && !flight.may_hold_slots() =>
         {
             false
+        }
+        // The decision on the contest with this verdict is applied again, with the inputs.
+        TxState::Conflicting(Verdict::Conflicting(verdict)) if flight.mode == Mode::SettlesByContest => {
+            !verdict.is_reopened_by_own_event()
         }
         TxState::Conflicting(_) | TxState::Stub(_) => true,
         // Live, although a slot does not name the transaction: a node lost a spend, and the sequencer repairs the slot.
@@ -90,10 +92,11 @@ fn step_as_stored(flight: &Flight, reason: Reason, state: TxState, can_lose_writ
 }
 
 /// Returns the contest of a flight, also of one whose partitions were revoked: it may hold slots that only a contest
-/// settles. A rebuild contests nothing.
+/// settles. Of the events
+/// that the log decides, only a loser of a restored store is contested.
 pub(super) fn contest_or_finish(flight: &Flight, reason: Reason, otherwise: Completion) -> Step {
     match flight.mode {
-        Mode::Normal => Step::PublishContest { reason, contradicts: false },
+        Mode::Normal | Mode::SettlesByContest => Step::PublishContest { reason, contradicts: false },
         _ => Step::Finish(otherwise),
     }
 }

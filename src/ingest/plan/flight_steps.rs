@@ -47,17 +47,19 @@ impl FlightSteps {
         }
     }
 
-    /// Starts an event, or joins it to the flight of its transaction. A second event with the same content joins. A
-    /// second event with other content (it claims other previous outputs, or one of the two is a partial transaction)
-    /// starts after the first has ended, as if it had been read later. Both keep their content in memory of their own:
-    /// a waiting flight must not keep the batches of its repeats in memory.
+    /// Starts an event, or joins it to the flight of its transaction. A second event with the same content joins,
+    /// unless the log decides the first event alone. A second event with other content (it claims other previous
+    /// outputs, or one of the two is a partial transaction) starts after the first has ended, as if it had been read
+    /// later. Both keep their content in memory of their own: a waiting flight must not keep the batches of its repeats
+    /// in memory.
     pub(super) fn begin(&mut self, request: Request) {
         let txid = request.work.txid();
         let Some(flight) = self.flights.id_of(&txid).and_then(|id| self.flights.get_mut(id)) else {
             let is_later_event = request.is_later_event || self.non_durable.contains(&txid);
             return self.start(Request { is_later_event, ..request });
         };
-        if flight.work.has_same_content(&request.work) {
+        let is_same_mode = flight.mode == request.mode || flight.mode == Mode::Normal;
+        if is_same_mode && flight.work.has_same_content(&request.work) {
             flight.events.push(request.event);
             flight.joined.push((request.event, request.work.detach_from_batch()));
         } else {

@@ -69,7 +69,7 @@ pub fn marks_for(mode: Mode) -> Marks {
     }
 }
 
-/// Returns the marks of a spend in a rebuild whose parent has this state at the frontier. A child that ends live takes
+/// Returns the marks of a spend whose parent ends in this state by the log. A child that ends live takes
 /// the slot of a parent that a later verdict accepts: the verdict may wait for a descendant of the child.
 pub fn marks_on_parent(marks: Marks, parent: Option<FinalState>) -> Marks {
     match (marks, parent) {

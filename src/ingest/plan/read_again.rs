@@ -3,7 +3,7 @@
 use super::{flight_steps::FlightSteps, step::mode_by_own_record};
 use crate::{
     ingest::flight::{Flight, FlightId},
-    record::{Outcome, Page, Rejection, Reply, TxState},
+    record::{Outcome, Page, Rejection, Reply, TxState, Verdict},
     replay::Mode,
 };
 
@@ -11,7 +11,7 @@ impl FlightSteps {
     /// Takes the mode that the own record asks for.
     pub(super) fn adopt_mode_of_own_record(&mut self, id: FlightId, own: Option<&Page>) {
         if let Some(flight) = flight_read_again(self, id)
-            && let Some(mode) = own.and_then(|own| mode_by_own_record(flight.stage, own))
+            && let Some(mode) = own.and_then(|own| mode_by_own_record(flight, own))
             && flight.mode.ends_live()
         {
             flight.mode = mode;
@@ -22,7 +22,7 @@ impl FlightSteps {
     pub(super) fn adopt_mode_after_create(&mut self, id: FlightId, outcome: &Outcome) {
         let awaits_contest = matches!(
             outcome,
-            Outcome::Rejected(Rejection::Exists(TxState::Stub(_)))
+            Outcome::Rejected(Rejection::Exists(TxState::Stub(_) | TxState::Conflicting(Verdict::Pending)))
                 | Outcome::Applied(Reply::ContestDue)
                 | Outcome::AlreadyApplied(Reply::ContestDue)
         );

@@ -62,17 +62,22 @@ pub(super) fn step_after_spends(flight: &Flight) -> Step {
     }
 }
 
-/// Returns the mode of a transaction of a restored store by its own record; `None`: the plan's mode stands. Before the
-/// event takes a slot the record can have a verdict that is older than the decisions of the plan. A stub was written by
-/// the chain before the event was read again, and only a contest makes the transaction of a stub live.
-pub(super) fn mode_by_own_record(stage: Stage, own: &Page) -> Option<Mode> {
-    let is_conflicting = match own.state() {
+/// Returns the mode of a transaction of a restored store by its own record; `None`: the plan's mode stands.
+///
+/// Before the event takes a slot the record can have a verdict that is older than the decisions of the plan. A stub was
+/// written by the chain before the event was read again, and a contested record without a verdict by a flight that did
+/// not publish its contest: only a contest makes these live. The parents of a live transaction can be pruned by now, or
+/// this event has wrong claims: no event of the log changes such a refusal.
+pub(super) fn mode_by_own_record(flight: &Flight, own: &Page) -> Option<Mode> {
+    let state = own.state();
+    let has_lost = match state {
         TxState::Conflicting(verdict) | TxState::Stub(verdict) => matches!(verdict, Verdict::Conflicting(_)),
         _ => own.is_conflicting_tombstone(),
     };
-    match own.state() {
-        _ if is_conflicting && stage == Stage::CheckingOwn => Some(Mode::SettlesByContest),
-        TxState::Stub(_) => Some(Mode::Normal),
+    match state {
+        _ if has_lost && flight.stage == Stage::CheckingOwn => Some(Mode::SettlesByContest),
+        TxState::Stub(_) | TxState::Conflicting(Verdict::Pending) => Some(Mode::Normal),
+        TxState::Live if flight.stage == Stage::ReadingOwn && flight.has_lasting_refusals() => Some(Mode::Normal),
         _ => None,
     }
 }

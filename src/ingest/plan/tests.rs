@@ -399,12 +399,18 @@ fn own_record(planner: &mut Planner, own: Option<&Page>, now_ms: u64) {
 }
 
 /// Protects: simulator, seeds 990055 and 990211 with a snapshot. The chain may have handled the contest without the
-/// inputs of the loser.
+/// inputs of the loser. A kill between the record and the contest leaves the record alone.
 #[test]
-fn a_loser_that_is_read_again_is_contested_where_its_record_is_new() {
-    for (answer, is_contested) in
-        [(applied(), true), (Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(Verdict::Pending))), false)]
-    {
+fn a_loser_that_is_read_again_is_contested_unless_an_event_would_open_its_verdict() {
+    let stored = |verdict| Outcome::AlreadyApplied(Reply::State(TxState::Conflicting(verdict)));
+    let missing_parent = Verdict::Conflicting(Reason::MissingParent { parent: OUTSIDE });
+    let answers = [
+        (applied(), true),
+        (stored(Verdict::Pending), true),
+        (stored(Verdict::Conflicting(Reason::Command)), true),
+        (stored(missing_parent), false),
+    ];
+    for (answer, is_contested) in answers {
         let mut planner = read_again();
         planner.submit(event(0), tx(&[outside(0)], 1), Mode::SettlesByContest, 0);
         let (token, store) = row(&mut planner);
@@ -416,6 +422,81 @@ fn a_loser_that_is_read_again_is_contested_where_its_record_is_new() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// An instance died between the contested record and the contest.
+#[test]
+fn a_contested_record_without_a_verdict_is_contested_when_it_is_read_again() {
+    let made = tx(&[outside(0)], 1);
+    let record = Page::clone(SubmittedTx::from(made.clone()).page()).contested();
+    let mut planner = read_again();
+    planner.submit(event(0), made, Mode::EndsLive, 0);
+    own_record(&mut planner, Some(&record), 0);
+    let (token, spend) = row(&mut planner);
+    assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Respect));
+    planner.outcome(token, applied(), 0);
+    let (token, _) = row(&mut planner);
+    let contested = TxState::Conflicting(Verdict::Pending);
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(contested)), 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(contested)), 0);
+    assert!(matches!(planner.next_action(), Some(Action::PublishContest { .. })));
+}
+
+/// Protects: a producer sends a mined transaction again, whose parent is pruned, or claims its outputs wrongly.
+#[test]
+fn a_repeat_of_a_live_transaction_ends_without_the_grace() {
+    for refusal in [Rejection::Pruned(7), Rejection::HashMismatch(0)] {
+        let made = tx(&[outside(0)], 1);
+        let record = Page::clone(SubmittedTx::from(made.clone()).page());
+        let mut planner = read_again();
+        planner.steps.history.can_lose_writes = true;
+        planner.submit(event(0), made, Mode::EndsLive, 0);
+        own_record(&mut planner, Some(&record), 0);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(refusal.clone()), 0);
+        own_record(&mut planner, Some(&record), 0);
+        planner.retry_due(100);
+        let (token, _) = row(&mut planner);
+        planner.outcome(token, Outcome::Rejected(refusal), 100);
+        let (_, store) = row(&mut planner);
+        assert!(matches!(store.operation, Operation::CreateContested(_)), "the record answers that it is live");
+    }
+}
+
+/// Protects: a chain of payments whose first one has lost to a rival above the earlier store's offsets.
+#[test]
+fn children_of_a_loser_wait_for_the_chain_only() {
+    let mut planner = read_again();
+    planner.steps.history.live_grace_start.clone().unwrap().move_to(1_000_000);
+    planner.submit(event(0), tx(&[outside(0)], 1), Mode::EndsLive, 0);
+    own_record(&mut planner, None, 0);
+    let lost = Rejection::Conflicting(Verdict::Conflicting(Reason::Command));
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(lost.clone()), 0);
+    own_record(&mut planner, None, 0);
+    let now_ms = SETTINGS.flag_grace_ms;
+    planner.retry_due(now_ms);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(lost.clone()), now_ms);
+    own_record(&mut planner, None, now_ms);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, Outcome::Rejected(lost), now_ms);
+    assert!(matches!(row(&mut planner).1.operation, Operation::CreateContested(_)));
+}
+
+/// Protects: a client sends a transaction again that lost for a missing parent, and the first event is read again at
+/// the same time.
+#[test]
+fn a_later_event_does_not_join_one_that_the_log_decides() {
+    let mut planner = read_again();
+    let made = tx(&[outside(0)], 1);
+    planner.submit(event(0), made.clone(), Mode::EndsConflicting, 0);
+    planner.submit(event(1), made, Mode::Normal, 0);
+    let (token, _) = row(&mut planner);
+    planner.outcome(token, applied(), 0);
+    let (_, spend) = row(&mut planner);
+    assert!(matches!(spend.operation, Operation::Spend(_)), "the later event is judged by itself");
 }
 
 /// Protects: simulator, seed 990204 with a snapshot. The decision of a snapshot's verdict is below its offsets.

@@ -172,7 +172,11 @@ impl FlightSteps {
         let Some(flight) = self.flights.get_mut(id) else { return };
         let (over_limit, grace_ms) = (self.parking.is_over_limit(flight), self.parking.settings.flag_grace_ms);
         let waits_since_ms = *flight.parked_since_ms.get_or_insert(now_ms);
-        if let Some(start) = &self.history.live_grace_start
+        let start = match &self.history.live_grace_start {
+            Some(_) if flight.waits_for_chain() => Some(&self.history.flag_grace_start),
+            start => start.as_ref(),
+        };
+        if let Some(start) = start
             && flight.mode.ends_live()
             && now_ms >= start.of_wait_since(waits_since_ms).saturating_add(grace_ms)
         {

@@ -171,9 +171,9 @@ fn hold() -> impl Strategy<Value = SnapshotHold> {
 }
 
 fn restored() -> impl Strategy<Value = Restored> {
-    (any::<([u8; 16], bool, String, [u64; 3])>(), [consumed(), consumed()]).prop_map(|(fields, [until, handled])| {
-        let (snapshot, is_loading, nodes, [chunks, chain_from, decisions_from]) = fields;
-        Restored { snapshot, is_loading, nodes, chunks, until, handled, chain_from, decisions_from }
+    (any::<([u8; 16], bool, String, [u64; 4])>(), [consumed(), consumed()]).prop_map(|(fields, [until, handled])| {
+        let (snapshot, is_loading, nodes, [chunks, chain_end, chain_from, decisions_from]) = fields;
+        Restored { snapshot, is_loading, nodes, chunks, until, handled, chain_end, chain_from, decisions_from }
     })
 }
 
