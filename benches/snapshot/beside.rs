@@ -20,8 +20,8 @@ use crate::{
 /// Time of each look at the ingest alone.
 const ALONE: Duration = Duration::from_secs(5);
 
-/// Time from the start of a creation to the look at the ingest beside it. A creation continues the one before, and waits
-/// six seconds for a sign of life of that one first.
+/// Time from the start of a creation to the look at the ingest beside it. A creation continues the one before, and
+/// waits six seconds for a sign of life of that one first.
 const BEGINS: Duration = Duration::from_secs(8);
 /// Time of the look at the ingest beside a creation, which is stopped then.
 const BESIDE: Duration = Duration::from_secs(8);
