@@ -146,3 +146,15 @@ fn variables_of_the_reference_are_named_in_a_warning() {
     );
     assert!(!printed.contains("secret"), "{printed}");
 }
+
+/// Protects: transactions and commands of anybody who reaches the port.
+#[test]
+fn the_api_beyond_loopback_needs_tokens() {
+    let variables = [("UTXO_STORE__HTTP__API", "true"), ("UTXO_STORE__HTTP__LISTEN", "0.0.0.0:0")];
+    for args in [&["config", "check"][..], &["run"], &["serve"]] {
+        let refused = utxo_store(args, &variables);
+        let words = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {words}");
+        assert!(words.contains("http.tokens_file") && words.contains("0.0.0.0:0"), "{args:?}: {words}");
+    }
+}

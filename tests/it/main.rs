@@ -15,6 +15,7 @@ mod api_kafka;
 mod api_kills;
 mod api_load;
 mod api_log;
+mod api_routes;
 mod api_statuses;
 mod api_tls;
 mod ask;

@@ -18,7 +18,7 @@ const FOLDER: &str = ".openapi/0.9.0-0.29.1";
 /// Program that asks with the generated client.
 const QUESTIONS: &str = include_str!("ten_questions.py");
 
-static DESCRIPTION: LazyLock<Value> =
+pub static DESCRIPTION: LazyLock<Value> =
     LazyLock::new(|| serde_json::from_str(include_str!("../../schemas/openapi.json")).unwrap());
 
 /// Asserts that the description has the status for the operation. A path or a method without an operation passes.

@@ -55,6 +55,7 @@ async fn the_page_shows_transactions_outputs_and_blocks_as_links() {
         (mined.txid.to_string(), "Inputs"),
         (format!("{}:0", parent.txid), "Outputs"),
         (format!("%20{}%20", chain["height"]), "Longest chain"),
+        (chain["hash"].as_str().unwrap().to_owned(), "Longest chain"),
     ] {
         let (_, found) = page(&format!("/search?q={q}")).await;
         assert!(found.contains(words), "{q}: {found}");
