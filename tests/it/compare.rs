@@ -84,3 +84,19 @@ fn a_rebuild_on_aerospike_is_compared_with_a_store_on_fjall() {
     std::fs::create_dir(directory.path().join("blobs")).unwrap();
     compare_rebuild(&[&url, "--blobs", &blobs], &[&url, "--against-blobs", &blobs]);
 }
+
+#[cfg(feature = "sql")]
+#[test]
+fn a_rebuild_on_sqlite_is_compared_with_a_store_on_fjall() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", directory.path().join("rebuilt").display());
+    compare_rebuild(&[&url], &[&url]);
+}
+
+#[cfg(feature = "sql")]
+#[test]
+fn a_rebuild_on_postgres_is_compared_with_a_store_on_fjall() {
+    let Some(database) = crate::postgres_server::shared_database() else { return };
+    let url = database.url();
+    compare_rebuild(&[&url], &[&url]);
+}

@@ -9,7 +9,10 @@ use utxo_store::{
         conformance::{self, RULES},
         sql::SqlAccess,
     },
-    record::{Body, Key, Marks, Operation, Outcome, Page, Record, Slot, Spend, SpendSlot, StoredOutput, Verdict},
+    record::{
+        BlockRecord, Body, Key, Marks, MinedIn, Operation, Outcome, Page, Record, Slot, Spend, SpendSlot, StoredOutput,
+        Verdict,
+    },
     tx::{Network, Txid, UtxoHash},
 };
 
@@ -320,6 +323,70 @@ async fn tables_of_the_version_before_are_migrated() {
     }
     if let Some(database) = &database {
         assert_eq!(database.sql("SELECT sum(output_rows), max(schema_version) FROM transactions, store"), "12|2");
+    }
+}
+
+/// Asks a closed file of SQLite, by Python's own SQLite: rows as `psql` writes them.
+fn ask_sqlite(file: &Path, question: &str) -> String {
+    let script = "import sqlite3, sys\nfor row in sqlite3.connect(sys.argv[1]).execute(sys.argv[2]):\n    \
+                  print('|'.join('' if column is None else str(column) for column in row))";
+    let output = std::process::Command::new("python3").args(["-c", script]).arg(file).arg(question).output().unwrap();
+    assert!(output.status.success(), "{question}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+/// The statements are those of `docs/operating/sql.md`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_questions_of_the_document_have_answers_on_both_databases() {
+    let document = include_str!("../../docs/operating/sql.md");
+    let questions: Vec<&str> =
+        document.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(questions.len(), 3);
+    let folder = tempfile::tempdir().unwrap();
+    let mut urls = vec![file_url(folder.path(), "store")];
+    let database = postgres_server::shared_database();
+    urls.extend(database.as_ref().map(|database| database.url()));
+    for url in urls {
+        let engine = open(&url).await;
+        let mut mined = page(1, 2);
+        let master = mined.master.as_mut().unwrap();
+        master.unmined_since = None;
+        master.mined = vec![MinedIn { block_id: 7, height: 170, subtree: 0 }];
+        let block = |block_id, height| BlockRecord {
+            block_id,
+            hash: [block_id as u8; 32],
+            previous: [0; 32],
+            height,
+            time: 1,
+            longest_chain: true,
+            progress: 1,
+            chain_pos: None,
+        };
+        let restore = |key, record| Row { key, operation: Operation::Restore(Box::new(record)) };
+        let rows = [
+            restore(Key::master(txid(1)), Record::Page(mined.into())),
+            restore(Key::Block(7), Record::Block(block(7, 170))),
+            restore(Key::Block(8), Record::Block(block(8, 175))),
+            create(2, 3),
+        ];
+        must_apply(&*engine, &rows).await;
+        must_apply(&*engine, &[spend(1, 1, 2)]).await;
+        engine.close().await.unwrap();
+        let ask = |question: &str| match (&database, url.starts_with("postgres")) {
+            (Some(database), true) => {
+                // The document names the difference.
+                let pieces: Vec<&str> = question.split("hex(").collect();
+                let encoded = pieces[1..].iter().map(|piece| piece.replacen(')', ", 'hex')", 1));
+                database.sql(&std::iter::once(pieces[0].to_owned()).chain(encoded).collect::<Vec<_>>().join("encode("))
+            }
+            _ => ask_sqlite(&folder.path().join("store"), question),
+        };
+        let digits = |txid: Txid| txid.0.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
+        let answers: Vec<String> = questions.iter().map(|question| ask(question).to_uppercase()).collect();
+        assert_eq!(answers[0], "5102|1|3\n5100|2|2\n5101|1|2", "{url}");
+        let of_block = format!("{0}|0|1|\n{0}|1|2|{1}", digits(txid(1)), digits(txid(2)));
+        assert_eq!(answers[1], of_block, "{url}");
+        assert_eq!(answers[2], "100|75|1", "{url}");
     }
 }
 
