@@ -335,8 +335,8 @@ impl Flight {
             .any(|(prepared, group)| group.has_slots || group.master_not_updated || prepared.slots.len() > 1)
     }
 
-    /// Returns whether a later event must be the event that won: the claims of this event do not hold,
-    /// and a later event claims otherwise.
+    /// Returns whether a later event must be the event that won: the claims of this event do not hold, and a later
+    /// event claims otherwise.
     pub fn defers_to_later_event(&self) -> bool {
         let wrong = |refusal: &Rejection| matches!(refusal, Rejection::HashMismatch(_) | Rejection::OutputMismatch(_));
         self.mode == Mode::EndsLive

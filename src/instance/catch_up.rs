@@ -22,7 +22,10 @@ use crate::{
 pub(super) struct CatchUp {
     /// The restore; `None`: the store is an ordinary one.
     restored: Option<Box<Restored>>,
-    movement: Option<(Movement, Movement)>,
+    /// Movement of the chain.
+    chain: Movement,
+    /// Movement of the chain and of every partition together.
+    all: Movement,
     /// Start of the grace of locked parents in the pipeline: follows the chain.
     pub(super) flag_grace_start: Arc<GraceStart>,
     /// Start of the grace of transactions that end live by the log: follows the chain and every partition.
@@ -50,8 +53,8 @@ impl CatchUp {
         tracing::info!(until = ?restored.until, "instance: the store was restored and reads the log again");
         parts.store.engine = Arc::new(RestoredEngine::new(parts.store.engine.clone(), restored.snapshot));
         let ends = restored.ends();
-        let movement = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
-        let mut catch_up = CatchUp { restored: Some(restored), movement: Some(movement), ..CatchUp::default() };
+        let (chain, all) = (Movement::to(ends.chain), Movement::to(sum_below(&ends, &ends)));
+        let mut catch_up = CatchUp { restored: Some(restored), chain, all, ..CatchUp::default() };
         catch_up.observe_movement(settings, &parts, &frontier);
         Ok((parts, catch_up))
     }
@@ -87,11 +90,11 @@ impl CatchUp {
     }
 
     fn observe_movement(&mut self, settings: &InstanceSettings, parts: &InstanceParts, frontier: &Frontier) {
-        let (Some((chain, all)), Some(restored)) = (&mut self.movement, &self.restored) else { return };
+        let Some(restored) = &self.restored else { return };
         let (now_ms, wait) = (parts.clock.steady_ms(), settings.sequencer.block_wait);
         let looks = [
-            (chain, frontier.resume.chain, &self.flag_grace_start),
-            (all, sum_below(&frontier.resume, &restored.ends()), &self.live_grace_start),
+            (&mut self.chain, frontier.resume.chain, &self.flag_grace_start),
+            (&mut self.all, sum_below(&frontier.resume, &restored.ends()), &self.live_grace_start),
         ];
         for (movement, position, start) in looks {
             if let Some(time) = movement.observe(position, now_ms, wait) {
@@ -108,6 +111,7 @@ fn sum_below(committed: &ConsumedOffsets, ends: &ConsumedOffsets) -> u64 {
 }
 
 /// The committed offsets of a restored store, which reads the log again.
+#[derive(Default)]
 struct Movement {
     /// Position that the earlier store had reached.
     end: u64,

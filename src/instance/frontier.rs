@@ -204,7 +204,8 @@ impl DecidedChain {
         Self::read_from((table, 0, 0), log, [decisions, chain], broker).await
     }
 
-    /// Reads the decisions from an offset on into `table`, which ignores decisions below its floor.
+    /// Reads the decisions from an offset on into `table`, which ignores decisions below its floor, and the contests
+    /// from the chain offset on that may lack a decision.
     async fn read_from(
         (mut table, from, chain_from): (DecisionTable, u64, u64),
         log: &LogEnds,

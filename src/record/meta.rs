@@ -78,7 +78,7 @@ pub struct Restored {
     /// Number of chunks, in the order of the manifest or of the file, that are loaded and durable.
     pub chunks: u64,
     /// Offsets from which every write in the snapshot came. The records belong together once the group has committed
-    /// these offsets; the store has caught up once it has committed `handled`, too.
+    /// these offsets; the store has caught up once the group has committed `handled`, too.
     pub until: ConsumedOffsets,
     /// Committed offsets of the group before the restore set them back. Every event below was handled whole by the
     /// store that the group had before: contests, decisions and second chances of these events are in the log.

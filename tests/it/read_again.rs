@@ -18,7 +18,7 @@ use crate::{
     model::Logs,
     node_restarts::until,
     regressions::holding_engine::{HoldingEngine, is_create_of, is_spend_by},
-    snapshots::{create_snapshot, empty_beside, restore_into, shelf},
+    snapshots::{create_snapshot, empty_beside, restore_into, seeded_snapshot, shelf},
 };
 
 /// Restores the snapshot beside the world, reads the log again while a row is held for five seconds and until `is_due`,
@@ -60,11 +60,7 @@ async fn contests_of(world: &World, made: &Made) -> usize {
 /// that was live at once was contested anew.
 #[tokio::test(start_paused = true)]
 async fn a_loser_takes_no_coin_of_a_payment_that_is_read_again_later() {
-    let world = World::new().await;
-    let seed = world.seed(10, 1).await;
-    world.run_until_consumed().await;
-    let (_, shelf) = shelf();
-    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    let (world, seed, shelf, name) = seeded_snapshot().await;
     let [payment, rival] = [1, 2].map(|tag| spend(&[seed.coin(0)], 1, tag));
     for made in [&payment, &rival] {
         world.validate(made).await;
@@ -80,11 +76,7 @@ async fn a_loser_takes_no_coin_of_a_payment_that_is_read_again_later() {
 /// again yet. Only a contest makes the transaction of a stub live.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_becomes_live_over_the_stub_of_a_command() {
-    let world = World::new().await;
-    let seed = world.seed(10, 1).await;
-    world.run_until_consumed().await;
-    let (_, shelf) = shelf();
-    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    let (world, seed, shelf, name) = seeded_snapshot().await;
     let payment = spend(&[seed.coin(0)], 1, 1);
     world.validate(&payment).await;
     world.run_until_consumed().await;

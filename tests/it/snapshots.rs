@@ -28,7 +28,7 @@ use utxo_store::{
 use crate::{
     aerospike::world_over,
     aerospike_server::AerospikeServer,
-    harness::{PARTITIONS, World, WorldSettings, coinbase, spend},
+    harness::{Made, PARTITIONS, World, WorldSettings, coinbase, spend},
     node_restarts::until,
     regressions::holding_engine::{HoldingEngine, is_spend},
 };
@@ -57,6 +57,16 @@ fn fault_shelf() -> (FaultStore, Shelf) {
 pub async fn create_snapshot(world: &World, shelf: &Shelf) -> Result<CreateReport, SnapshotError> {
     let parts = world.parts(&world.store);
     create(&world.settings, &parts, shelf, OPTIONS, &CancellationToken::new(), &|_| {}).await
+}
+
+/// Returns a world with a partial transaction of one output, and its snapshot.
+pub async fn seeded_snapshot() -> (World, Made, Shelf, String) {
+    let world = World::new().await;
+    let seed = world.seed(10, 1).await;
+    world.run_until_consumed().await;
+    let (_, shelf) = shelf();
+    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    (world, seed, shelf, name)
 }
 
 pub async fn restore_into(world: &World, shelf: &Shelf, name: &str) -> Result<(), SnapshotError> {
@@ -356,11 +366,7 @@ async fn a_creation_whose_events_are_dropped_meanwhile_is_discarded() {
 /// Protects: the contest of the second loser gives the first no second chance, by which the winner would lose.
 #[tokio::test(start_paused = true)]
 async fn a_loser_that_is_read_again_before_the_winner_gets_no_second_chance() {
-    let world = World::new().await;
-    let seed = world.seed(10, 1).await;
-    world.run_until_consumed().await;
-    let (_, shelf) = shelf();
-    let name = create_snapshot(&world, &shelf).await.unwrap().name;
+    let (world, seed, shelf, name) = seeded_snapshot().await;
     let payments: Vec<_> = (1..=3).map(|tag| spend(&[seed.coin(0)], 1, tag)).collect();
     for payment in &payments {
         world.validate(payment).await;

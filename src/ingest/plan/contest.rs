@@ -57,20 +57,19 @@ pub(super) fn step_after_first_record(
 /// Returns the step for a transaction that is stored in this state: a contest, unless the contest could change nothing.
 fn step_as_stored(flight: &Flight, reason: Reason, state: TxState, can_lose_writes: bool) -> Step {
     let publish = match state {
+        // The decision on the contest with a verdict that this contest would open is applied again, with the inputs.
+        TxState::Conflicting(Verdict::Conflicting(verdict)) if flight.mode == Mode::SettlesByContest => {
+            !verdict.is_reopened_by_own_event()
+        }
         // The verdict stands and there is nothing to settle: the sequencer would pass over the contest, and every
         // redelivery of a loser would add one to the log. The verdict of a descendant may be older than its body. Only
         // its contest makes its parents list the descendant, and this contest may not have been published.
         TxState::Conflicting(Verdict::Conflicting(verdict))
             if !verdict.is_reopened_by_own_event()
                 && !matches!(verdict, Reason::ConflictingParent { .. })
-                && flight.mode != Mode::SettlesByContest
                 && !flight.may_hold_slots() =>
         {
             false
-        }
-        // The decision on the contest with this verdict is applied again, with the inputs.
-        TxState::Conflicting(Verdict::Conflicting(verdict)) if flight.mode == Mode::SettlesByContest => {
-            !verdict.is_reopened_by_own_event()
         }
         TxState::Conflicting(_) | TxState::Stub(_) => true,
         // Live, although a slot does not name the transaction: a node lost a spend, and the sequencer repairs the slot.
@@ -91,9 +90,8 @@ fn step_as_stored(flight: &Flight, reason: Reason, state: TxState, can_lose_writ
     }
 }
 
-/// Returns the contest of a flight, also of one whose partitions were revoked: it may hold slots that only a contest
-/// settles. Of the events
-/// that the log decides, only a loser of a restored store is contested.
+/// Returns the contest of a flight, also of one whose partitions were revoked: the flight may hold slots that only a
+/// contest settles. Of the events that the log decides, only a loser of a restored store is contested.
 pub(super) fn contest_or_finish(flight: &Flight, reason: Reason, otherwise: Completion) -> Step {
     match flight.mode {
         Mode::Normal | Mode::SettlesByContest => Step::PublishContest { reason, contradicts: false },

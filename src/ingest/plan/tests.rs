@@ -80,6 +80,16 @@ fn row(planner: &mut Planner) -> (Token, Row) {
     }
 }
 
+/// Lets the spend apply; both creates then find the own record contested.
+fn find_own_record_contested(planner: &mut Planner, spend: Token) {
+    planner.outcome(spend, applied(), 0);
+    let (token, _) = row(planner);
+    let contested = TxState::Conflicting(Verdict::Pending);
+    planner.outcome(token, Outcome::Rejected(Rejection::Exists(contested)), 0);
+    let (token, _) = row(planner);
+    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(contested)), 0);
+}
+
 fn applied() -> Outcome {
     Outcome::Applied(Reply::None)
 }
@@ -434,12 +444,7 @@ fn a_contested_record_without_a_verdict_is_contested_when_it_is_read_again() {
     own_record(&mut planner, Some(&record), 0);
     let (token, spend) = row(&mut planner);
     assert!(matches!(&spend.operation, Operation::Spend(spend) if spend.marks == Marks::Respect));
-    planner.outcome(token, applied(), 0);
-    let (token, _) = row(&mut planner);
-    let contested = TxState::Conflicting(Verdict::Pending);
-    planner.outcome(token, Outcome::Rejected(Rejection::Exists(contested)), 0);
-    let (token, _) = row(&mut planner);
-    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(contested)), 0);
+    find_own_record_contested(&mut planner, token);
     assert!(matches!(planner.next_action(), Some(Action::PublishContest { .. })));
 }
 
@@ -694,12 +699,7 @@ fn a_revoked_flight_ends_unless_it_may_hold_slots() {
     planner.submit(event(0), tx(&[outside(0)], 3), Mode::Normal, 0);
     let (token, _) = row(&mut planner);
     planner.revoke(0, 0);
-    planner.outcome(token, applied(), 0);
-    let (token, _) = row(&mut planner);
-    let contested = TxState::Conflicting(Verdict::Pending);
-    planner.outcome(token, Outcome::Rejected(Rejection::Exists(contested)), 0);
-    let (token, _) = row(&mut planner);
-    planner.outcome(token, Outcome::AlreadyApplied(Reply::State(contested)), 0);
+    find_own_record_contested(&mut planner, token);
     assert!(matches!(planner.next_action(), Some(Action::PublishContest { .. })), "it took a slot");
 }
 
