@@ -1,7 +1,7 @@
-//! The API over a store and a log that fail in parts.
+//! The API over a store and a log that fail in parts, and the requests of batches to the store.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 use utxo_store::{
     broker::{Broker, Message, TopicPartition, memory::MemoryFaults},
-    engine::{ErrorKind, fault::FaultEngine},
+    engine::{EngineDecorator, EngineError, ErrorKind, RecordEngine, fault::FaultEngine},
     event::Event,
+    record::{Key, Record},
     store::StateStore,
     tx::Txid,
 };
@@ -74,6 +75,52 @@ async fn a_key_of_a_batch_that_cannot_be_read_has_an_error_of_its_own() {
     }
     let all_away = json!({"txids": [away.to_string(), away.to_string()]});
     assert_eq!(api.post_json("/v1/transactions:batch", all_away).await.0, 503, "no key was read");
+    running.kill().await;
+}
+
+/// An engine that notes how many records each read asks for.
+struct CountingEngine {
+    inner: Arc<dyn RecordEngine>,
+    reads: Mutex<Vec<usize>>,
+}
+
+impl EngineDecorator for CountingEngine {
+    fn inner(&self) -> &dyn RecordEngine {
+        &*self.inner
+    }
+
+    async fn read(&self, keys: &[Key]) -> Vec<Result<Option<Record>, EngineError>> {
+        self.reads.lock().unwrap().push(keys.len());
+        self.inner.read(keys).await
+    }
+}
+
+/// Protects: a batch reads its masters in requests of many records, and no record alone.
+#[tokio::test]
+async fn ten_thousand_keys_are_ten_reads_of_the_store() {
+    let world = World::new().await;
+    let running = world.start();
+    let mut txids = Vec::new();
+    for tag in 1..=50 {
+        txids.push(world.seed(tag, 2).await.txid);
+    }
+    world.until_consumed().await;
+    let engine = Arc::new(CountingEngine { inner: world.store.engine.clone(), reads: Mutex::default() });
+    let mut store = StateStore { engine: engine.clone(), ..world.store.clone() };
+    store.settings.batch_size = 1_024;
+    let api = Api::over(store, None, &[]).await;
+    let many: Vec<Txid> = txids.iter().cycle().take(10_000).copied().collect();
+    let transactions: Vec<u8> = many.iter().flat_map(|txid| txid.0).collect();
+    let outputs: Vec<u8> = many.iter().flat_map(|txid| [&txid.0[..], &[1, 0, 0, 0]].concat()).collect();
+    for (path, body) in [("/v1/transactions:batch", transactions), ("/v1/outputs:batch", outputs)] {
+        engine.reads.lock().unwrap().clear();
+        let (status, answer) = api.send(Method::POST, path, Some((OCTET_STREAM, body))).await;
+        assert_eq!((status.as_u16(), split_records(&answer).len()), (200, 10_000));
+        let reads = engine.reads.lock().unwrap().clone();
+        // One read more is of the meta record.
+        let (alone, batched): (Vec<usize>, Vec<usize>) = reads.iter().partition(|count| **count == 1);
+        assert!(alone.len() <= 1 && batched.len() <= 10, "{path}: {reads:?}");
+    }
     running.kill().await;
 }
 

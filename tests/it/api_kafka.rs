@@ -1,15 +1,25 @@
-//! The outcomes over HTTP, from a real Apache Kafka.
+//! The API over the log of a real Apache Kafka.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use reqwest::Response;
+use reqwest::{Method, Response};
+use serde_json::json;
 use utxo_store::{
     broker::{Broker, OutgoingMessage},
     event::{Event, OutcomeEvent, OutcomeKind, OutcomeSource},
     tx::Txid,
 };
 
-use crate::{api::Api, harness::World, kafka_server::KafkaServer, recreated_kafka_topics::recreate, run::Bench};
+use crate::{
+    api::Api,
+    harness::{World, spend},
+    kafka_server::KafkaServer,
+    recreated_kafka_topics::recreate,
+    run::{Bench, until},
+};
 
 async fn publish(bench: &Bench, partition: i32, tag: u8) {
     let kind = OutcomeKind::Accepted;
@@ -63,5 +73,73 @@ fn a_recreated_topic_of_outcomes_ends_its_streams_and_is_followed_anew() {
         let mut again = follow(&api).await;
         publish(&bench, 2, 9).await;
         read_until(&mut again, &Txid([9; 32]).to_string()).await;
+    });
+}
+
+/// A route that needs the log, with its body and the status of its answer while the log can be reached.
+type Route = (Method, String, Option<(&'static str, Vec<u8>)>, u16);
+
+/// Protects: without a broker each route that needs the log answers 503 in time, and the store still answers. A stream
+/// of outcomes that is opened meanwhile goes on once the broker is back, and the same server answers as before.
+#[test]
+fn a_killed_broker_is_answered_503_and_used_again() {
+    let Some(mut server) = KafkaServer::own() else { return };
+    let bench = Bench::on(server.bootstrap_servers());
+    bench.create_topics();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let topics = ["validated-txs", "block-mined", "reorgs", "chain", "decisions", "outcomes", "dead-letters"];
+    let settings = topics
+        .map(|name| (format!("KAFKA__TOPICS__{}", name.to_ascii_uppercase().replace('-', "_")), bench.topic(name)));
+    let mut http: Vec<(&str, &str)> = settings.iter().map(|(key, topic)| (&key[..], &topic[..])).collect();
+    http.push(("HTTP__TIMEOUT_MS", "2000"));
+    let (api, parent) = runtime.block_on(async {
+        let world = World::new().await;
+        let running = world.start();
+        let parent = world.seed(1, 2).await;
+        world.until_consumed().await;
+        running.kill().await;
+        let broker: Arc<dyn Broker> = Arc::new(bench.broker());
+        (Api::over(world.store.clone(), Some(broker), &http).await, parent)
+    });
+    let made = spend(&[parent.coin(0)], 1, 1);
+    let command = json!({"commands": [{"action": {"lock": {"txid": parent.txid.to_string()}}}]}).to_string();
+    let routes: [Route; 4] = [
+        (Method::POST, "/v1/transactions".to_owned(), Some(("application/octet-stream", made.extended.to_vec())), 202),
+        (Method::POST, "/v1/commands?timeout_ms=0".to_owned(), Some(("application/json", command.into())), 200),
+        (Method::GET, format!("/v1/transactions/{}/history", parent.txid), None, 200),
+        (Method::GET, format!("/v1/transactions/{}", parent.txid), None, 200),
+    ];
+    let send = |(method, path, content, _): &Route| runtime.block_on(api.send(method.clone(), path, content.clone()));
+    for route in &routes {
+        let (status, body) = send(route);
+        assert_eq!(status, route.3, "{}: {body:?}", route.1);
+    }
+    drop(runtime.block_on(follow(&api)));
+
+    server.kill();
+    let (of_log, of_store) = routes.split_at(3);
+    for (method, path, content, _) in of_log {
+        let begun = Instant::now();
+        let mut request = api.client.request(method.clone(), format!("http://{}{path}", api.address));
+        if let Some((media_type, body)) = content {
+            request = request.header("Content-Type", *media_type).body(body.clone());
+        }
+        let answer = runtime.block_on(request.send()).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(30), "{path}: {:?}", begun.elapsed());
+        assert_eq!((answer.status().as_u16(), answer.headers().contains_key("retry-after")), (503, true), "{path}");
+    }
+    assert_eq!(send(&of_store[0]).0, 200, "the store is there");
+    let mut stream = runtime.block_on(follow(&api));
+
+    server.restart();
+    for route in &routes {
+        until("the broker is used again", || send(route).0 == route.3);
+    }
+    runtime.block_on(async {
+        publish(&bench, 0, 7).await;
+        read_until(&mut stream, &Txid([7; 32]).to_string()).await;
+        let mut another = follow(&api).await;
+        publish(&bench, 1, 8).await;
+        read_until(&mut another, &Txid([8; 32]).to_string()).await;
     });
 }

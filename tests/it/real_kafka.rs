@@ -97,6 +97,33 @@ pub fn reset_offsets(brokers: &str, group: &str, at: &TopicPartition, offset: u6
     consumer.commit(&from, CommitMode::Sync).unwrap();
 }
 
+/// Protects: `generate` puts large bodies into objects, and the store is the one of bodies in messages.
+#[test]
+fn a_generated_block_comes_in_by_reference() {
+    let Some(server) = KafkaServer::shared() else { return };
+    let (block, prevouts) = (demo::data("mainnet-277647.block"), demo::data("mainnet-277647.prevouts.csv"));
+    let generate = ["generate", "--partitions", "2", "--json", "--blocks", &block, "--prevouts", &prevouts];
+    let stats_of = |variables: &[(&str, &str)], has_objects: bool| {
+        let bench = Bench::on(server.bootstrap_servers());
+        let produced = json(bench.command(&generate, variables));
+        assert_eq!(produced["transactions"], 213, "{produced}");
+        let by_reference = produced["by_reference"].as_u64().unwrap();
+        assert_eq!(by_reference > 10 && by_reference < 213, has_objects, "{produced}");
+        let mut instance = bench.start_with(variables);
+        until("the block is handled", || chain_offset(&bench) == 1);
+        until("everything is committed", || positions(&bench).iter().all(|(next, (_, end))| next == end));
+        instance.signal("TERM");
+        assert_eq!(instance.wait().code(), Some(0));
+        json(plain(&["stats", "--store", &bench.store_url(), "--json"]))
+    };
+    let objects = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", objects.path().display());
+    let settings = [("UTXO_STORE__OBJECTS__URL", &url[..]), ("UTXO_STORE__OBJECTS__INLINE_EVENT_BYTES", "1024")];
+    let by_reference = stats_of(&settings, true);
+    demo::assert_counts(&by_reference, &[("transactions", 213), ("outputs", 769), ("unspent", 707)]);
+    assert_eq!(by_reference["digest"], stats_of(&[], false)["digest"]);
+}
+
 #[test]
 fn a_generated_block_is_verified_and_a_truncated_partition_halts() {
     let Some(server) = KafkaServer::shared() else { return };

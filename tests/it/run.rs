@@ -138,13 +138,21 @@ impl Bench {
 
     /// Starts `run` with environment variables, ready or not.
     pub fn start_unready_with(&self, variables: &[(&str, &str)]) -> Instance {
-        let file = self.path("http-address");
+        self.start_process(&["run", "--exit-with-stdin"], variables)
+    }
+
+    /// Starts `run` or `serve` with arguments and environment variables. Returns once the process listens.
+    pub fn start_process(&self, args: &[&str], variables: &[(&str, &str)]) -> Instance {
+        let [file, log] = ["http-address", "log"].map(|end| self.path(&format!("{}.{end}", args[0])));
         fs::remove_file(&file).ok();
-        let mut command =
-            self.command(&["run", "--exit-with-stdin", "--http-address-file", file.to_str().unwrap()], variables);
-        let child = command.stdin(Stdio::piped()).stderr(File::create(self.path("run.log")).unwrap()).spawn().unwrap();
+        let mut command = self.command(&[args, &["--http-address-file", file.to_str().unwrap()]].concat(), variables);
+        let child = command.stdin(Stdio::piped()).stderr(File::create(&log).unwrap()).spawn().unwrap();
         let mut instance = Instance { child, address: String::new() };
-        until("the address is known", || file.exists());
+        until("the address is known", || {
+            let has_ended = instance.child.try_wait().unwrap().is_some();
+            assert!(!has_ended, "{args:?} ended: {}", fs::read_to_string(&log).unwrap());
+            file.exists()
+        });
         instance.address = fs::read_to_string(&file).unwrap().trim().to_owned();
         instance
     }
