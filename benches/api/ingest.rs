@@ -156,7 +156,7 @@ async fn ask(address: &str, known: &Arc<Vec<Txid>>, rate: f64, time: Duration) -
 }
 
 /// Creates the parents of the transactions in the store; returns their txids.
-async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
+pub async fn fill(deployment: &Deployment, transactions: u64) -> Arc<Vec<Txid>> {
     let engine = deployment.open_engine().await;
     let mut known = Vec::new();
     for messages in Generator::new(Shape::Apart, transactions).parents_from_before() {

@@ -71,6 +71,9 @@ fn main() -> ExitCode {
     if is_chosen(&words, "raw") {
         runtime.block_on(memory::measure_raw(&servers));
     }
+    if is_chosen(&words, "list") {
+        runtime.block_on(memory::measure_list(&servers));
+    }
     if is_chosen(&words, "streams") {
         runtime.block_on(memory::measure_streams(&servers));
     }

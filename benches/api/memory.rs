@@ -12,6 +12,7 @@ use utxo_store::{
 };
 
 use crate::{
+    ingest::fill,
     measure::env_number,
     process::{mib, peak, reset_peak, resident},
     setup::{BenchServers, Deployment},
@@ -77,6 +78,35 @@ pub async fn measure_raw(servers: &BenchServers) {
             mib(peak(process).saturating_sub(before))
         );
     }
+}
+
+/// The list of all unmined transactions as NDJSON, read by one client.
+pub async fn measure_list(servers: &BenchServers) {
+    let transactions = env_number("API_LISTED", 1_000_000);
+    let deployment = servers.deploy();
+    drop(deployment.start_instance(&[]));
+    fill(&deployment, transactions).await;
+    let server = deployment.start_server(&[]);
+    let (process, client) = (server.child.id(), Client::new());
+    let url = format!("http://{}/v1/transactions?unmined=true", server.address);
+    reset_peak(process);
+    let (before, begun) = (resident(process), Instant::now());
+    let answer = client.get(url).header("Accept", "application/x-ndjson").send().await.expect("the server answers");
+    assert_eq!(answer.status(), 200);
+    let (mut pieces, mut lines, mut bytes) = (answer.bytes_stream(), 0, 0);
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.expect("the whole answer");
+        bytes += piece.len();
+        lines += piece.iter().filter(|byte| **byte == b'\n').count() as u64;
+    }
+    assert!(lines >= transactions, "{lines} lines");
+    let seconds = begun.elapsed().as_secs_f64();
+    println!(
+        "\nA list of {lines} unmined transactions, {:.0} MB, in {seconds:.1} s; memory {:.1} MiB, peak {:+.1} MiB",
+        bytes as f64 / 1e6,
+        mib(before),
+        mib(peak(process).saturating_sub(before))
+    );
 }
 
 /// Streams of outcomes whose clients read nothing new.
